@@ -1,0 +1,56 @@
+"""The error tree and the exit codes.
+
+::
+
+    exit 0    done
+    exit 1    a gate failed
+    exit 2    UsageError            bad usage, profile or file
+                ├── ProfileError    the profile: file, line, key path
+                └── OutputError     a result that could not be written
+    exit 3    anything else         kvplan itself failed
+    exit 130  interrupted
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process returns; other programs branch on these."""
+
+    DONE = 0
+    GATE_FAILED = 1
+    USAGE = 2
+    INTERNAL = 3
+    INTERRUPTED = 130
+
+
+class UsageError(Exception):
+    """Something the user gave is not usable; the message says what and what is allowed."""
+
+
+class OutputError(UsageError):
+    """A result could not be written where it was asked for."""
+
+
+class ProfileError(UsageError):
+    """A profile that cannot be used.
+
+    Parameters
+    ----------
+    source : str
+        File name, ``<stdin>``, or the name of a shipped profile.
+    message : str
+        What was seen and what is allowed.
+    key : str, optional
+        Path of the offending key, such as ``classes[0].decode``.
+    line : int, optional
+        Line of that key in the text, counted from 1.
+    """
+
+    def __init__(self, source: str, message: str, *, key: str | None = None, line: int | None = None) -> None:
+        self.source = source
+        self.key = key
+        self.line = line
+        self.message = message
+        place = source if line is None else f"{source}:{line}"
+        super().__init__(f"{place}: {key}: {message}" if key else f"{place}: {message}")
