@@ -1,0 +1,9 @@
+"""The formulas: pure functions from a serving model to frozen results.
+
+``equilibrium``  load, sustainable rate, equilibrium, saturation      theory §2
+``fluid_map``    the saturated fluid map and the cycles it settles on theory §3
+``worst_cycle``  closed-form cycles, and which one greedy can be stuck in
+``stability``    survival polynomial: spectral radius, minimum input, advice
+``roots``        certified root counts of polynomials with positive coefficients
+``admission``    rate cap, integer budgets, exact mean waits          theory §4
+"""

@@ -1,0 +1,321 @@
+"""The fluid map: saturated greedy admission with continuous amounts of requests (SIC 2-3, theory §3).
+
+One iteration: *execute* (everything in flight grows by a token; the last stage leaves), *evict* while memory
+exceeds the capacity, least progressed first, *admit* what fits if nothing was evicted.
+
+A cohort, all requests admitted in one iteration, is one number: its mass as admitted, trims applied. Memory grows
+by the amount in flight and falls by whole groups of finishers, so an iteration costs O(distinct decode lengths),
+whatever the lengths are. `iterate` is written in the subset of Python that numba compiles; short runs call it as it
+is, on lists.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from kvplan.model import FloatArray, IntArray, survival, survival_weights
+
+_COMPILE_ABOVE = 3_000_000  # inner steps; compiling pays off beyond about a second of plain Python
+_PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput
+MAX_ITERATIONS = 1_000_000
+MAX_STEPS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class FluidMap:
+    """A saturated replica as the map sees it.
+
+    Attributes
+    ----------
+    capacity : float, tokens
+    weight : ndarray, shape (L,), tokens
+        KV held by one unit of aggregate admissions k iterations after it came in, W_k.
+    present : ndarray, shape (L,)
+        Share of it still there, q_k.
+    leave_after : ndarray of int64, shape (n_lengths,)
+        Distinct iteration counts, ascending.
+    leave_share : ndarray, shape (n_lengths,)
+        Share of the admissions that stays for each count.
+    leave_weight : ndarray, shape (n_lengths,), tokens
+        KV that share holds in its last stage.
+    """
+
+    capacity: float
+    weight: FloatArray
+    present: FloatArray
+    leave_after: IntArray
+    leave_share: FloatArray
+    leave_weight: FloatArray
+
+    @property
+    def eviction_free_throughput(self) -> float:
+        """n* = M/ΣW_k, requests per iteration."""
+        return self.capacity / float(self.weight.sum())
+
+
+def fluid_map(stages: IntArray, first_weight: FloatArray, share: FloatArray, capacity: float) -> FluidMap:
+    """Set up the map for a mix.
+
+    Parameters
+    ----------
+    stages, first_weight, share : ndarray, shape (n_rows,)
+        Iterations n_i, KV tokens a_i at stage 0, share p_i of the admissions.
+    capacity : float
+        KV tokens.
+
+    Examples
+    --------
+    >>> lone = fluid_map(np.array([3]), np.array([3.0]), np.array([1.0]), 12.0)
+    >>> lone.weight.tolist(), lone.eviction_free_throughput
+    ([3.0, 4.0, 5.0], 1.0)
+    """
+    leave_after, row = np.unique(stages, return_inverse=True)
+    return FluidMap(
+        capacity=float(capacity),
+        weight=survival_weights(stages, first_weight, share),
+        present=survival(stages, share),
+        leave_after=leave_after,
+        leave_share=np.bincount(row, weights=share),
+        leave_weight=np.bincount(row, weights=share * (first_weight + stages - 1)),
+    )
+
+
+@dataclass(frozen=True)
+class State:
+    """Cohorts in flight between two iterations.
+
+    Attributes
+    ----------
+    mass : ndarray, shape (L,)
+        Mass of the cohort admitted in iteration t, at index t mod L; 0 where none is left.
+    clock : int
+        Iterations done.
+    """
+
+    mass: FloatArray
+    clock: int
+
+
+def state_by_stage(masses: FloatArray) -> State:
+    """The state with the given cohort mass at each stage, stage 0 first; shape (L,)."""
+    size = masses.size
+    return State(mass=np.ascontiguousarray(masses[::-1], dtype=np.float64), clock=size)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happened in a run, iteration by iteration; arrays of shape (iterations,), in requests."""
+
+    state: State
+    completed: FloatArray
+    evicted: FloatArray
+    in_flight: FloatArray
+
+
+def iterate(
+    clock: Any,
+    capacity: Any,
+    weight: Any,
+    present: Any,
+    leave_after: Any,
+    leave_share: Any,
+    leave_weight: Any,
+    mass: Any,
+    born: Any,
+    older: Any,
+    completed: Any,
+    evicted: Any,
+    in_flight_after: Any,
+) -> None:
+    """Advance `mass` by one iteration for each entry of the last three arrays, which it fills.
+
+    `born` and `older` are work space of the length of `mass`: the iteration each cohort came in, and the index of
+    the next older cohort that is not empty, so that evictions reach the youngest at once.
+    """
+    size = len(weight)
+    n_lengths = len(leave_after)
+    kv = 0.0
+    in_flight = 0.0
+    youngest = -1
+    for age in range(size - 1, -1, -1):
+        index = (clock - 1 - age) % size
+        if mass[index] > 0.0:
+            kv += mass[index] * weight[age]
+            in_flight += mass[index] * present[age]
+            born[index] = clock - 1 - age
+            older[index] = youngest
+            youngest = index
+    index = clock % size
+    for step in range(len(completed)):
+        now = clock + step
+        left = 0.0
+        freed = 0.0
+        for j in range(n_lengths):
+            source = index - leave_after[j]
+            if source < 0:
+                source += size
+            left += mass[source] * leave_share[j]
+            freed += mass[source] * leave_weight[j]
+        mass[index] = 0.0
+        in_flight -= left
+        kv += in_flight - freed
+        gone = 0.0
+        while kv > capacity and youngest >= 0:
+            age = now - born[youngest]
+            if age >= size:
+                youngest = -1
+                break
+            held = mass[youngest] * weight[age]
+            if held > kv - capacity:
+                cut = (kv - capacity) / weight[age]
+                mass[youngest] -= cut
+                gone += cut * present[age]
+                kv = capacity
+            else:
+                gone += mass[youngest] * present[age]
+                kv -= held
+                mass[youngest] = 0.0
+                following = older[youngest]
+                # an index behind the list's end may have been taken over by a younger cohort
+                if following >= 0 and born[following] >= born[youngest]:
+                    following = -1
+                youngest = following
+        in_flight -= gone
+        if gone == 0.0 and kv < capacity:
+            admitted = (capacity - kv) / weight[0]
+            mass[index] = admitted
+            born[index] = now
+            older[index] = youngest
+            youngest = index
+            in_flight += admitted
+            kv = capacity
+        completed[step] = left
+        evicted[step] = gone
+        in_flight_after[step] = in_flight
+        index += 1
+        if index == size:
+            index = 0
+
+
+@cache
+def compiled() -> Callable[..., None]:
+    """`iterate`, compiled by numba (a second once, then kept on disk where that is possible)."""
+    import numba
+
+    try:
+        return numba.njit(iterate, cache=True, nogil=True)  # type: ignore[no-any-return]
+    except RuntimeError:  # no folder to keep it in
+        return numba.njit(iterate, nogil=True)  # type: ignore[no-any-return]
+
+
+def run(system: FluidMap, state: State, iterations: int) -> Run:
+    """Run the map for a number of iterations from a state, which is left as it was.
+
+    Examples
+    --------
+    From empty, everything comes in at once, grows, and is trimmed to the worst cycle, M/(d(s+d)) an iteration:
+
+    >>> lone = fluid_map(np.array([3]), np.array([3.0]), np.array([1.0]), 12.0)
+    >>> history = run(lone, state_by_stage(np.zeros(3)), 7)
+    >>> history.completed.round(3).tolist()
+    [0.0, 0.0, 0.0, 2.4, 0.0, 0.0, 2.4]
+    """
+    size = system.weight.size
+    parameters: Sequence[FloatArray | IntArray] = (
+        system.weight,
+        system.present,
+        system.leave_after,
+        system.leave_share,
+        system.leave_weight,
+    )
+    work = (
+        state.mass.copy(),
+        np.zeros(size, dtype=np.int64),
+        np.zeros(size, dtype=np.int64),
+        *np.zeros((3, iterations)),
+    )
+    if iterations * (system.leave_after.size + 4) > _COMPILE_ABOVE:
+        compiled()(state.clock, system.capacity, *parameters, *work)
+        mass, _, _, completed, evicted, in_flight = work
+    else:
+        lists = [a.tolist() for a in work]
+        iterate(state.clock, system.capacity, *(a.tolist() for a in parameters), *lists)
+        mass, _, _, completed, evicted, in_flight = (np.array(values) for values in lists)
+    return Run(State(mass, state.clock + iterations), completed, evicted, in_flight)
+
+
+def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
+    """The fixed point, n* at every stage, or one near it that still fills memory exactly.
+
+    `disturbance` is the relative amplitude of an irregular but fixed pattern over the stages; no random numbers.
+    """
+    stage = np.arange(system.weight.size)
+    pattern = 2 * ((stage + 1) * 0.6180339887498949 % 1.0) - 1
+    masses = 1 + disturbance * pattern
+    return state_by_stage(masses * system.capacity / float(masses @ system.weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Attractor:
+    """Where the map settles: means an iteration, over a period where there is one.
+
+    `period` is None when none was found; `settled` says whether the run ended on a repeating pattern within
+    `iterations`.
+    """
+
+    throughput: float
+    evictions: float
+    in_flight: float
+    period: int | None
+    iterations: int
+    settled: bool
+
+
+def settle(system: FluidMap, state: State, max_iterations: int | None = None) -> Attractor:
+    """Iterate until the completions repeat, or the budget is spent.
+
+    The budget is a million iterations, fewer where an iteration has many decode lengths to look at.
+    """
+    size = system.weight.size
+    if max_iterations is None:
+        max_iterations = min(MAX_ITERATIONS, MAX_STEPS // (system.leave_after.size + 4))
+    block = min(max(4 * size, 256), max_iterations)
+    done = 0
+    while True:
+        history = run(system, state, block)
+        state, done = history.state, done + block
+        period = find_period(history.completed, _PERIOD_TOLERANCE * system.eviction_free_throughput)
+        if period is not None or done >= max_iterations:
+            break
+        block = min(2 * block, max_iterations - done)
+    window = slice(-period, None) if period else slice(block // 2, None)
+    return Attractor(
+        throughput=float(history.completed[window].mean()),
+        evictions=float(history.evicted[window].mean()),
+        in_flight=float(history.in_flight[window].mean()),
+        period=period,
+        iterations=done,
+        settled=period is not None,
+    )
+
+
+def find_period(series: FloatArray, tolerance: float) -> int | None:
+    """Smallest shift under which the last half of a series repeats what came before, or None.
+
+    Examples
+    --------
+    >>> find_period(np.tile([0.0, 0.0, 2.4], 20), 1e-9)
+    3
+    >>> find_period(np.arange(20.0), 1e-9) is None
+    True
+    """
+    half = series.size // 2
+    tail = series[half:]
+    alike = np.flatnonzero(np.abs(series[half - 1 : -1][::-1] - series[-1]) <= tolerance) + 1
+    for shift in alike:
+        if np.abs(tail - series[half - shift : series.size - shift]).max() <= tolerance:
+            return int(shift)
+    return None

@@ -1,0 +1,261 @@
+r"""Largest root and certified root counts of long polynomials with positive coefficients.
+
+A polynomial is given by its coefficients ``w``, highest power first: P(z) = Σ_k w_k z^(L-1-k), all w_k > 0.
+Companion-matrix eigenvalues cost O(L³) and carry no proof. Here everything is read off a circle |z| = r,
+where F(θ) = Σ_k w_k r^-k e^(-ikθ) winds once clockwise for every root *outside*:
+
+* `count_outside` counts those windings rigorously. A few FFTs give Taylor polynomials of F on small arcs; their
+  tail and the rounding of the FFT are bounded, so on every arc F provably stays in a half plane, once the arcs
+  that pass near a root have been halved often enough. Where the bounds do not suffice the answer is None, never
+  a guess.
+* `largest_root` brackets the spectral radius between radii with and without roots outside, finds the roots
+  near a circle by Newton steps on the same Taylor polynomials, and proves that none lies further out.
+
+References: new, theory §3 ("Numerics"); the winding count is the argument principle.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.model import FloatArray
+
+ComplexArray = NDArray[np.complex128]
+
+_MIN_TOLERANCE = 1e-10  # relative half width of the bracket that certifies a modulus ...
+_TOLERANCE_PER_COEFFICIENT = 1e-11  # ... wider for long polynomials, whose roots crowd together
+_ORDER = 14  # Taylor coefficients an arc; the tail (π/8)^14/14! is 2e-17 of Σw
+_SAMPLES_PER_COEFFICIENT = 4
+_NEWTON_REACH = 2.0  # half widths of an arc within which its Taylor polynomial is trusted
+_MAX_HALVINGS = 48
+_MAX_ARCS = 1 << 21
+_MAX_NEWTON = 30
+_MAX_SEARCH = 60
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, slots=True)
+class LargestRoot:
+    """A spectral radius, and whether it is proved: a root of that modulus to 1e-10, none further out."""
+
+    modulus: float
+    certified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arcs:
+    """Taylor polynomials of e^(i·middle·θ) Σ_k c_k e^(-ikθ) on equal arcs, which together cover θ in [0, π].
+
+    At θ = center + t·half_width, for real t in [-1, 1], the value is Σ_m taylor[m] t^m to within `tail`, and
+    hardly worse up to |t| = 2. The factor e^(i·middle·θ) halves the bandwidth, so the derivatives stay small.
+    `center` has shape (n_arcs,), `taylor` (order, n_arcs).
+    """
+
+    center: FloatArray
+    half_width: float
+    taylor: ComplexArray
+    tail: float
+
+
+def expand_on_circle(coefficients: FloatArray) -> Arcs:
+    """Expand Σ_k c_k e^(-ikθ) in Taylor polynomials, one FFT for each order.
+
+    Parameters
+    ----------
+    coefficients : ndarray, shape (L,)
+    """
+    size = coefficients.size
+    n = 1 << max(6, math.ceil(math.log2(_SAMPLES_PER_COEFFICIENT * size)))
+    half_width = math.pi / n
+    middle = _middle(size)
+    step = (np.arange(size) - middle) * half_width
+    taylor = np.empty((_ORDER, n // 2 + 1), dtype=np.complex128)
+    padded = np.zeros(n)
+    term = coefficients
+    for m in range(_ORDER):
+        padded[: size - middle] = term[middle:]
+        padded[n - middle :] = term[:middle]
+        taylor[m] = np.fft.rfft(padded)
+        taylor[m] *= (1, -1j, -1, 1j)[m % 4]
+        term = term * step / (m + 1)
+    return Arcs(np.arange(n // 2 + 1) * (2 * half_width), half_width, taylor, 1.1 * float(np.abs(term).sum()))
+
+
+def _on_radius(w: FloatArray, radius: float, relative_error: float) -> tuple[Arcs, float]:
+    """Expand w_k r^-k, scaled to a largest coefficient of 1, with a bound on the error of its values."""
+    decay = -np.arange(w.size) * math.log(radius)
+    shift = float((np.log(w) + decay).max())
+    scaled = w * np.exp(decay - shift)
+    arcs = expand_on_circle(scaled)
+    digits = 8 * math.log2(arcs.center.size) + abs(shift) + w.size * abs(math.log(radius)) + 16
+    return arcs, arcs.tail + 2 * (digits * _EPS + relative_error) * float(scaled.sum())
+
+
+def _middle(size: int) -> int:
+    return (size - 1) // 2
+
+
+def _halving_matrices(order: int) -> tuple[FloatArray, FloatArray]:
+    """Maps from the Taylor coefficients of an arc to those of its left and right halves."""
+    left, right = np.zeros((order, order)), np.zeros((order, order))
+    for m in range(order):
+        for j in range(m, order):
+            right[m, j] = math.comb(j, m) * 0.5**j
+            left[m, j] = right[m, j] * (-1) ** (j - m)
+    return left, right
+
+
+def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float = 0.0) -> int | None:
+    """Number of roots of modulus greater than `radius`, proved, or None where rounding forbids a proof.
+
+    Parameters
+    ----------
+    w : ndarray, shape (L,)
+        Positive coefficients, highest power first.
+    radius : float
+        Positive.
+    relative_error : float
+        Bound on the relative error of each coefficient; the count holds for every polynomial within it.
+
+    Returns
+    -------
+    int or None
+        None also when a root lies on the circle.
+
+    Examples
+    --------
+    Roots -2 and -1/2 of 2z² + 5z + 2:
+
+    >>> count_outside(np.array([2.0, 5.0, 2.0]))
+    1
+    >>> count_outside(np.array([1.0, 1.0])) is None  # the root -1 is on the circle
+    True
+    """
+    if w.size == 1:
+        return 0
+    return _count_outside(*_on_radius(w, radius, relative_error), _middle(w.size))
+
+
+def _count_outside(arcs: Arcs, error: float, middle: int) -> int | None:
+    """Halve arcs until F keeps to a half plane on each, then add up its turns."""
+    left, right = _halving_matrices(_ORDER)
+    center, half_width, taylor = arcs.center, arcs.half_width, arcs.taylor
+    ends = np.array([0.0, math.pi])
+    centers, values = [ends], [taylor[0, [0, -1]]]
+    for _ in range(_MAX_HALVINGS):
+        clear = np.abs(taylor[1:]).sum(axis=0) + error < np.abs(taylor[0])
+        centers.append(center[clear])
+        values.append(taylor[0, clear])
+        if clear.all():
+            theta, value = np.concatenate(centers), np.concatenate(values)
+            value = value[np.argsort(theta, kind="stable")]
+            half_turns = float(np.angle(value[1:] * np.conj(value[:-1])).sum()) / math.pi
+            return middle - round(half_turns)
+        half_width /= 2
+        center, taylor = center[~clear], taylor[:, ~clear]
+        if center.size > _MAX_ARCS:
+            return None
+        center = np.concatenate([center - half_width, center + half_width])
+        taylor = np.concatenate([left @ taylor, right @ taylor], axis=1)
+        inside = (center >= 0) & (center <= math.pi)
+        center, taylor = center[inside], taylor[:, inside]
+    return None
+
+
+def _moduli_near(arcs: Arcs, radius: float) -> FloatArray:
+    """Moduli of the roots within reach of the circle, by Newton steps on the Taylor polynomials."""
+    near = np.abs(arcs.taylor[0]) <= _NEWTON_REACH * np.abs(arcs.taylor[1])
+    taylor = arcs.taylor[:, near]
+    t = np.zeros(taylor.shape[1], dtype=np.complex128)
+    for _ in range(_MAX_NEWTON):
+        value, slope = taylor[-1], np.zeros_like(t)
+        for coefficient in taylor[-2::-1]:
+            slope = slope * t + value
+            value = value * t + coefficient
+        step = np.divide(value, slope, out=np.full_like(t, np.inf), where=slope != 0)
+        moved = t - step
+        keep = np.abs(moved) <= _NEWTON_REACH
+        t, taylor, step = moved[keep], taylor[:, keep], step[keep]
+        if t.size == 0 or np.abs(step).max() < 1e-13:
+            break
+    converged = np.abs(step) < 1e-9 if t.size else np.zeros(0, dtype=bool)
+    modulus: FloatArray = radius * np.exp(-arcs.half_width * t.imag[converged])
+    return modulus
+
+
+def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
+    """Spectral radius: the largest modulus of a root.
+
+    Parameters
+    ----------
+    w : ndarray, shape (L,)
+        Positive coefficients, highest power first.
+    relative_error : float
+        Bound on the relative error of each coefficient; the certificate holds within it.
+
+    Returns
+    -------
+    LargestRoot
+        Modulus 0, certified, for L = 1, which has no roots.
+
+    Examples
+    --------
+    >>> root = largest_root(np.array([2.0, 5.0, 2.0]))
+    >>> round(root.modulus, 12), root.certified
+    (2.0, True)
+    """
+    if w.size == 1:
+        return LargestRoot(0.0, certified=True)
+    # The geometric mean of the moduli and the Eneström-Kakeya bound enclose the answer.
+    low = math.exp((math.log(w[-1]) - math.log(w[0])) / (w.size - 1))
+    high = float((w[1:] / w[:-1]).max())
+    tolerance = max(_MIN_TOLERANCE, _TOLERANCE_PER_COEFFICIENT * w.size)
+    radius = min(max(1.0, low), high)
+    found = low
+    for _ in range(_MAX_SEARCH):
+        arcs, error = _on_radius(w, radius, relative_error)
+        outside = _count_outside(arcs, error, _middle(w.size))
+        moduli = _moduli_near(arcs, radius)
+        found = float(moduli.max(initial=found))
+        if moduli.size and (outside is None or (found > radius) == (outside > 0)):
+            beyond = count_outside(w, found * (1 + tolerance), relative_error=relative_error)
+            if beyond == 0:
+                within = count_outside(w, found * (1 - tolerance), relative_error=relative_error)
+                return LargestRoot(found, certified=within is not None and within > 0)
+            low = max(low, found)
+        elif outside:
+            low = max(low, radius)
+        if outside == 0:
+            high = min(high, radius)
+        radius = math.sqrt(low * high)
+    return LargestRoot(found, certified=False)
+
+
+def all_inside_exact(coefficients: list[int]) -> bool:
+    """Whether every root lies strictly inside the unit circle, decided in integers.
+
+    Parameters
+    ----------
+    coefficients : list of int
+        Highest power first, leading coefficient positive. The cost grows like L³ and more: keep L in the hundreds.
+
+    References
+    ----------
+    Schur-Cohn: all roots of P are inside iff |p_n| > |p_0| and all roots of (p_n P - p_0 P*)/z are.
+
+    Examples
+    --------
+    >>> all_inside_exact([4, 1, 1]), all_inside_exact([2, 3, 2])  # the latter has both roots on the circle
+    (True, False)
+    """
+    c = list(coefficients)
+    while len(c) > 1:
+        lead, last = c[0], c[-1]
+        if abs(lead) <= abs(last):
+            return False
+        c = [lead * x - last * y for x, y in zip(c[:-1], c[:0:-1], strict=True)]
+        content = math.gcd(*c)
+        c = [x // content for x in c]
+    return True

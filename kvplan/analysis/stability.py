@@ -1,0 +1,325 @@
+"""Is the eviction-free equilibrium stable under greedy admission? (theory §3)
+
+Eviction-free perturbations of the saturated fluid map obey Σ_k W_k δ_(t-k) = 0, so they die out iff every root of
+the survival polynomial P(z) = Σ_k W_k z^(L-1-k) has modulus below one (SIC eq. 9, 10). A common divisor of the
+iteration counts leaves synchronised modes undamped (SIC Theorem 3), but a gcd of one is not enough at finite
+input length: the spectral radius decides.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.analysis.roots import all_inside_exact, count_outside, expand_on_circle, largest_root
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival, survival_weights
+from kvplan.units import format_number, format_tokens
+
+_EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
+_NEAR_CIRCLE = 1e-9  # where the circle itself cannot be decided in floats, roots are counted this far out
+_ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search of stability
+_ADVICE_MAX_CLASSES = 16
+_ADVICE_MAX_STAGES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class MinStableInput:
+    """Smallest input length from which the equilibrium is stable; None where there is none or it is unproved.
+
+    `exact` is computed on the survival polynomial, `asymptotic` is SIC eq. 13 (two decode lengths, one input).
+    """
+
+    exact: int | None
+    asymptotic: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stability:
+    """Local stability of the eviction-free equilibrium; the keys of the report's `stability` block.
+
+    `unstable_modes` counts roots outside the unit circle (by more than 1e-9 where a root is on it; None where the
+    count is unproved). `certified` says that `stable` is proved, floating-point rounding included.
+    """
+
+    gcd: int
+    spectral_radius: float
+    radius_certified: bool
+    unstable_modes: int | None
+    stable: bool
+    certified: bool
+    recovery_iterations: float | None
+    min_stable_input_tokens: MinStableInput
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spectrum:
+    """Roots of a survival polynomial against the unit circle."""
+
+    radius: float
+    radius_certified: bool
+    unstable_modes: int | None
+    stable: bool
+    certified: bool
+
+
+def spectrum(
+    w: FloatArray, exact: Callable[[], list[int]] | None = None, *, relative_error: float = 0.0
+) -> Spectrum:
+    """Spectral radius and stability of Σ_k w_k z^(L-1-k).
+
+    Parameters
+    ----------
+    w : ndarray, shape (L,)
+        Survival weights W_k > 0, tokens.
+    exact : callable returning a list of int, optional
+        Integers proportional to the same weights, asked for where a root is too close to the circle for floats.
+    relative_error : float
+        Bound on the relative error of each w_k.
+
+    References
+    ----------
+    SIC eq. 9, 10; float traps: theory §3.
+
+    Examples
+    --------
+    Lengths 2 and 3, half each, input 1: both roots are exactly on the circle.
+
+    >>> spectrum(np.array([2.0, 3.0, 2.0])).certified
+    False
+    >>> result = spectrum(np.array([2.0, 3.0, 2.0]), lambda: [2, 3, 2])
+    >>> result.radius, result.stable, result.certified, result.unstable_modes
+    (1.0, False, True, 0)
+    """
+    root = largest_root(w, relative_error=relative_error)
+    outside = count_outside(w, relative_error=relative_error)
+    if outside is None:  # a root on the circle, or too close to it: look a little further out
+        outside = count_outside(w, 1 + _NEAR_CIRCLE, relative_error=relative_error)
+        if not outside:
+            if exact is None or w.size > _EXACT_MAX_STAGES:
+                return Spectrum(root.modulus, root.certified, None, stable=False, certified=False)
+            stable = all_inside_exact(exact())
+            radius = min(root.modulus, math.nextafter(1, 0)) if stable else max(root.modulus, 1.0)
+            return Spectrum(radius, root.certified, outside, stable=stable, certified=True)
+    return Spectrum(root.modulus, root.certified, outside, stable=outside == 0, certified=True)
+
+
+def rounding_error(stages: IntArray) -> float:
+    """Bound on the relative error of `survival_weights`, whose sums run over the rows and then over the stages."""
+    return (stages.size + int(stages.max()) + 4) * float(np.finfo(np.float64).eps)
+
+
+def exact_survival_weights(model: ServingModel) -> list[int]:
+    """Integers proportional to the survival weights, from the decimals written in the profile.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> classes = (RequestClass("a", 2, (2,), (1.0,), 0.8), RequestClass("b", 2, (3,), (1.0,), 0.2))
+    >>> exact_survival_weights(ServingModel(classes, Timing(1.0), Replica(100)))
+    [3, 4, 1]
+    """
+    shares = model.exact_shares()
+    denominator = math.lcm(*(p.denominator for p in shares))
+    present = [0] * int(model.mix.stages.max())
+    held = present.copy()
+    # twice the weights, since half-filled blocks make them half integers
+    for n, a, p in zip(model.mix.stages, model.held_first_weight, shares, strict=True):
+        count = int(p * denominator)
+        present[n - 1] += 2 * count
+        held[n - 1] += count * round(2 * a)
+    for k in range(len(present) - 2, -1, -1):
+        present[k] += present[k + 1]
+        held[k] += held[k + 1]
+    weights = [h + k * c for k, (h, c) in enumerate(zip(held, present, strict=True))]
+    content = math.gcd(*weights)
+    return [w // content for w in weights]
+
+
+def min_stable_input(model: ServingModel) -> MinStableInput:
+    """Smallest input length from which on greedy admission is stable, the inputs scaled in common.
+
+    With inputs c_i·m of mean m, the survival polynomial is m·A(z) + B(z). A root can cross the unit circle only
+    where Im(B·conj(A)) = 0, at m = -Re(B·conj(A))/|A|²: beyond the largest such m nothing crosses any more, and for
+    large inputs all roots are inside when the gcd is 1 (SIC Theorem 3). The result is proved by a root count at
+    that input, and by the absence of one just below.
+
+    Returns
+    -------
+    MinStableInput
+        Tokens, as the share-weighted mean input. Both None when the gcd of the iteration counts exceeds 1.
+
+    References
+    ----------
+    `exact`: new. `asymptotic`: SIC eq. 13, for two decode lengths and a common input.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> classes = (RequestClass("a", 9, (4,), (1.0,), 1.0), RequestClass("b", 9, (5,), (1.0,), 1.0))
+    >>> found = min_stable_input(ServingModel(classes, Timing(1.0), Replica(100)))
+    >>> found.exact, round(found.asymptotic, 2)
+    (15, 18.47)
+    """
+    mix = model.mix
+    if int(np.gcd.reduce(mix.stages)) > 1:
+        return MinStableInput(None, None)
+    mean_input = float(mix.share @ mix.input_tokens)
+    scale = mix.input_tokens / mean_input if mean_input > 0 else np.ones(mix.share.size)
+    offset = model.held_first_weight - mix.input_tokens
+    smallest = 1 if model.replica.prefill is Prefill.INLINE else 0
+    return MinStableInput(
+        exact=_exact_min_input(mix.stages, scale, offset, mix.share, smallest),
+        asymptotic=_asymptotic_min_input(mix.stages, scale, mix.share, smallest),
+    )
+
+
+def _asymptotic_min_input(
+    stages: IntArray, scale: FloatArray, share: FloatArray, smallest: int
+) -> float | None:
+    """SIC eq. 13 for two lengths and one input; `inline` is the (s-1, d+1) system, hence one token more."""
+    if np.unique(stages).size != 2 or np.ptp(scale) > 0:
+        return None
+    p = float(share[stages == stages.min()].sum())
+    mean = float(share @ stages)
+    return smallest + mean**3 / (2 * math.pi**2 * p * (1 - p))
+
+
+def _exact_min_input(
+    stages: IntArray, scale: FloatArray, offset: FloatArray, share: FloatArray, smallest: int
+) -> int | None:
+    """Smallest whole mean input that is proved stable, at or above the last crossing of the unit circle."""
+    slope = survival(stages, share * scale)
+    constant = survival_weights(stages, offset, share)
+    start = max(smallest, math.floor(_last_crossing(slope, constant)))
+    relative_error = rounding_error(stages)
+    for mean_input in range(start, start + 3):
+        w = mean_input * slope + constant
+        if w.min() > 0 and count_outside(w, relative_error=relative_error) == 0:
+            return mean_input
+    return None
+
+
+def _last_crossing(slope: FloatArray, constant: FloatArray) -> float:
+    """Largest m at which m·A(z) + B(z) has a root on the unit circle; 0 if there is none."""
+    a, b = expand_on_circle(slope).taylor, expand_on_circle(constant).taylor
+    real_axis = -b[0, -1].real / a[0, -1].real if a[0, -1].real != 0 else 0.0  # z = -1
+    side = (b[0] * np.conj(a[0])).imag
+    crosses = np.flatnonzero(side[1:-1] * side[:-2] <= 0)
+    a, b = a[:, crosses], b[:, crosses]
+    low, high = (
+        np.zeros(crosses.size),
+        np.full(crosses.size, 2.0),
+    )  # neighbouring centres are two half widths apart
+    side_low = side[crosses]
+    for _ in range(52):
+        middle = (low + high) / 2
+        side_middle = (_horner(b, middle) * np.conj(_horner(a, middle))).imag
+        below = side_middle * side_low > 0
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    at_a, at_b = _horner(a, low), _horner(b, low)
+    size = np.abs(at_a) ** 2
+    crossings = np.divide(-(at_b * np.conj(at_a)).real, size, out=np.zeros(size.size), where=size > 0)
+    return float(crossings.max(initial=max(0.0, real_axis)))
+
+
+def _horner(coefficients: NDArray[np.complex128], t: FloatArray) -> NDArray[np.complex128]:
+    value = coefficients[-1]
+    for c in coefficients[-2::-1]:
+        value = value * t + c
+    return value
+
+
+def model_spectrum(model: ServingModel) -> Spectrum:
+    """`spectrum` of the survival polynomial of a model's mix; a single stage has no roots and is stable."""
+    mix = model.mix
+    weights = survival_weights(mix.stages, model.held_first_weight, mix.share)
+    return spectrum(weights, lambda: exact_survival_weights(model), relative_error=rounding_error(mix.stages))
+
+
+def stability(model: ServingModel) -> Stability:
+    """Local stability of the eviction-free equilibrium under greedy admission.
+
+    Raises
+    ------
+    Nothing: what cannot be proved is reported as uncertified.
+
+    References
+    ----------
+    SIC eq. 9-13, Theorem 3; recovery time, certificate and advice new, theory §3.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> classes = (RequestClass("a", 1848, (20,), (1.0,), 1.0), RequestClass("b", 1848, (21,), (1.0,), 1.0))
+    >>> result = stability(ServingModel(classes, Timing(1.0), Replica(10**6)))
+    >>> round(result.spectral_radius, 6), result.stable, round(result.recovery_iterations, -2)
+    (0.999963, True, 27000.0)
+    """
+    found, inputs = model_spectrum(model), min_stable_input(model)
+    return Stability(
+        gcd=int(np.gcd.reduce(model.mix.stages)),
+        spectral_radius=found.radius,
+        radius_certified=found.radius_certified,
+        unstable_modes=found.unstable_modes,
+        stable=found.stable,
+        certified=found.certified,
+        recovery_iterations=1 / (1 - found.radius) if found.stable else None,
+        min_stable_input_tokens=inputs,
+        advice=_advice(model, found, inputs),
+    )
+
+
+def _advice(model: ServingModel, found: Spectrum, inputs: MinStableInput) -> str:
+    if found.stable:
+        return "None needed: the mix of decode lengths damps disturbances by itself."
+    if not found.certified:
+        return "Too close to the boundary to decide; cap admissions, which is safe either way."
+    change = _stabilising_change(model)
+    if change is not None:
+        return f"{change} makes the equilibrium stable."
+    if inputs.exact is not None:
+        return f"Stable only from a mean input of {format_tokens(inputs.exact)} tokens; cap admissions."
+    return "No small change of a decode limit makes the equilibrium stable; cap admissions."
+
+
+def _stabilising_change(model: ServingModel) -> str | None:
+    """The smallest change of one fixed decode limit that is proved to stabilise the mix, in words."""
+    fixed = [i for i, c in enumerate(model.classes) if len(c.decode_tokens) == 1]
+    if (
+        len(model.classes) == 1
+        or len(fixed) > _ADVICE_MAX_CLASSES
+        or model.mix.stages.max() > _ADVICE_MAX_STAGES
+    ):
+        return None
+    for size in range(1, _ADVICE_MAX_CHANGE + 1):
+        stable: list[tuple[float, str]] = []
+        for i in fixed:
+            for decode in (
+                model.classes[i].decode_tokens[0] - size,
+                model.classes[i].decode_tokens[0] + size,
+            ):
+                radius = _radius_if_stable(model, i, decode)
+                if radius is not None:
+                    verb = "Shortening" if decode < model.classes[i].decode_tokens[0] else "Lengthening"
+                    name, old = model.classes[i].name, model.classes[i].decode_tokens[0]
+                    words = f"{verb} the decode limit of {name!r} from {format_tokens(old)} to {format_tokens(decode)}"
+                    stable.append((radius, f"{words} (spectral radius {format_number(radius, 8)})"))
+        if stable:
+            return min(stable)[1]
+    return None
+
+
+def _radius_if_stable(model: ServingModel, index: int, decode: int) -> float | None:
+    changed = replace(model.classes[index], decode_tokens=(decode,))
+    if decode < 1 or changed.max_tokens > model.replica.memory_tokens:
+        return None
+    classes = (*model.classes[:index], changed, *model.classes[index + 1 :])
+    mix = replace(model, classes=classes)
+    weights = survival_weights(mix.mix.stages, mix.held_first_weight, mix.mix.share)
+    error = rounding_error(mix.mix.stages)
+    if count_outside(weights, relative_error=error) != 0:
+        return None
+    return largest_root(weights, relative_error=error).modulus

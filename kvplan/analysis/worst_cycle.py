@@ -1,0 +1,296 @@
+"""What greedy admission loses once it has collapsed (theory §3).
+
+Closed forms where they exist: a gap-vector cycle of one class, its worst case of a single cohort, and the pulse
+cycle of classes whose iteration counts share a divisor. Otherwise the fluid map is iterated and the result is
+labelled as simulated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
+from kvplan.analysis.fluid_map import Attractor, eviction_free_state, fluid_map, settle, state_by_stage
+from kvplan.analysis.roots import largest_root
+from kvplan.analysis.stability import Stability, rounding_error
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival, survival_weights
+
+_DISTURBANCE = 0.1
+
+
+class CycleKind(StrEnum):
+    """How a worst cycle is known."""
+
+    HOMOGENEOUS = "homogeneous"
+    PULSE = "pulse"
+    SIMULATED = "simulated"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """A limit cycle of the saturated fluid map: means an iteration over one period, in requests."""
+
+    throughput: float
+    evictions: float
+    in_flight: float
+    period: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCycle:
+    """The worst cycle of one class on a replica of its own; kind and numbers None where no closed form exists."""
+
+    name: str
+    kind: CycleKind | None
+    throughput_per_iteration: float | None
+    throughput_rps: float | None
+    loss: float | None
+    evictions_per_iteration: float | None
+    period: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCycle:
+    """The worst cycle of the mix; the keys of the report's `worst_cycle` block.
+
+    `iterations` is how long the fluid map ran and `settled` whether it ended on a repeating pattern, both None
+    where a closed form was used.
+    """
+
+    kind: CycleKind
+    throughput_per_iteration: float
+    throughput_rps: float
+    loss: float
+    evictions_per_iteration: float
+    period: int | None
+    danger_zone_rps: tuple[float, float] | None
+    classes: tuple[ClassCycle, ...]
+    iterations: int | None
+    settled: bool | None
+
+
+def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps: Sequence[int]) -> float:
+    """Completions per iteration of one class whose cohorts follow each other at the given gaps.
+
+    Parameters
+    ----------
+    stages : int
+        Iterations n of a request.
+    first_weight : float
+        KV tokens a at stage 0 (s + 1, or s for `inline`).
+    capacity : float
+        KV tokens.
+    gaps : sequence of int
+        Iterations between successive cohorts around one period; they sum to `stages`.
+
+    Raises
+    ------
+    ValueError
+        If the gaps do not sum to `stages`.
+
+    References
+    ----------
+    SIC eq. 25: x = M/(s·d + (d² + Σg²)/2). One gap d is the worst cycle, all gaps 1 the equilibrium.
+
+    Examples
+    --------
+    >>> [round(360 / gap_cycle_throughput(4, 3.0, 360.0, g)) for g in ((1, 1, 1, 1), (2, 1, 1), (2, 2), (3, 1), (4,))]
+    [18, 19, 20, 21, 24]
+    """
+    if sum(gaps) != stages:
+        raise ValueError(f"gaps sum to {sum(gaps)}, not to the {stages} stages")
+    return capacity / ((first_weight - 1) * stages + (stages**2 + sum(g * g for g in gaps)) / 2)
+
+
+def pulse_cycle(stages: IntArray, first_weight: FloatArray, share: FloatArray, capacity: float) -> Cycle:
+    """The cycle in which everything is admitted once every g iterations, g the gcd of the iteration counts.
+
+    x = M/Σp_i((a_i - 1)n_i + n_i(n_i + g)/2); evicted x(g - 1)Σp_i n_i/(g Σp_i a_i). With g = 1 it is the
+    eviction-free equilibrium, with one class SIC's worst cycle M/(d(s + d)).
+
+    References
+    ----------
+    SIC 3 (one class); several classes new, theory §3 ("Pulse cycle"). The amount in flight is new: memory is full
+    after every iteration, which gives the youngest cohort's mass as it is trimmed.
+
+    Examples
+    --------
+    Decode lengths 2 and 4, input 4 (`disaggregated`):
+
+    >>> cycle = pulse_cycle(np.array([2, 4]), np.array([5.0, 5.0]), np.array([0.5, 0.5]), 10_000.0)
+    >>> round(cycle.throughput, 9), round(cycle.evictions, 9), cycle.period
+    (500.0, 150.0, 2)
+    """
+    g = int(np.gcd.reduce(stages))
+    x = capacity / float(share @ ((first_weight - 1) * stages + stages * (stages + g) / 2))
+    weight = survival_weights(stages, first_weight, share).reshape(-1, g)
+    present = survival(stages, share).reshape(-1, g)
+    older_kv, older_count = x * g * weight[1:].sum(axis=0), x * g * present[1:].sum(axis=0)
+    youngest = (capacity - older_kv) / weight[0]  # one pulse, iteration by iteration
+    return Cycle(
+        throughput=x,
+        evictions=x * (g - 1) * float(share @ stages) / (g * float(share @ first_weight)),
+        in_flight=float((older_count + youngest * present[0]).mean()),
+        period=g,
+    )
+
+
+def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> bool:
+    """Whether the pulse cycle attracts its neighbourhood: all roots of Σ_j W_(g-1+jg) z^(L/g-1-j) inside, proved.
+
+    Parameters
+    ----------
+    weight : ndarray, shape (L,), tokens
+        Survival weights W_k.
+    g : int
+        Divides L.
+
+    References
+    ----------
+    New, theory §3.
+
+    Examples
+    --------
+    Lengths 2 and 4, half each, are stable iff the input exceeds 0:
+
+    >>> [pulse_is_stable(np.array([s + 1, s + 2, (s + 3) / 2, (s + 4) / 2]), 2) for s in (0.0, 1.0)]
+    [False, True]
+    """
+    root = largest_root(weight[g - 1 :: g], relative_error=relative_error)
+    return root.certified and root.modulus < 1 - 1e-9
+
+
+def eviction_is_impossible(model: ServingModel) -> bool:
+    """Whether as many of the longest requests as the engine runs at once fit in memory (new, theory §2)."""
+    replica = model.replica
+    longest = max(c.max_tokens for c in model.classes)
+    blocks = -(-longest // replica.block_tokens)
+    return (
+        replica.max_num_seqs is not None
+        and replica.max_num_seqs * blocks <= replica.memory_tokens // replica.block_tokens
+    )
+
+
+def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
+    """Requests per second of a saturated cycle: completions over its mean iteration time.
+
+    Memory is full in every iteration, and whatever completes or is evicted is admitted, and prefilled, again.
+
+    References
+    ----------
+    New, theory §3 ("Wall clock").
+    """
+    timing, mix = model.timing, model.mix
+    half_empty = (model.replica.block_tokens - 1) / 2 * cycle.in_flight
+    if model.replica.prefill is Prefill.DISAGGREGATED:
+        prefilled = cycle.evictions
+    else:
+        prefilled = cycle.throughput + cycle.evictions
+    tau = (
+        timing.d0
+        + timing.d1 * (model.replica.memory_tokens - half_empty)
+        + timing.d2 * prefilled * float(mix.share @ mix.input_tokens)
+        + timing.d3 * cycle.in_flight
+    )
+    return cycle.throughput / tau
+
+
+def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
+    """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map."""
+    full = saturation(model)
+    kind, cycle, attractor = _mixed_cycle(model, stability)
+    per_iteration, rps = full.admissions_per_iteration, full.throughput_rps
+    if cycle is not None:
+        per_iteration, rps = cycle.throughput, cycle_throughput_rps(model, cycle)
+    _, sustainable = sustainable_rate(model)
+    return WorstCycle(
+        kind=kind,
+        throughput_per_iteration=per_iteration,
+        throughput_rps=rps,
+        loss=_loss(per_iteration, full),
+        evictions_per_iteration=cycle.evictions if cycle else 0.0,
+        period=cycle.period if cycle else None,
+        danger_zone_rps=(rps, sustainable) if rps < sustainable else None,
+        classes=tuple(class_cycle(model, i) for i in range(len(model.classes))),
+        iterations=attractor.iterations if attractor else None,
+        settled=attractor.settled if attractor else None,
+    )
+
+
+def _loss(per_iteration: float, full: Saturation) -> float:
+    return max(0.0, 1 - per_iteration / full.admissions_per_iteration)
+
+
+def _closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
+    """The cycle of a mix where a formula gives it; None where only the map or the spectrum can tell."""
+    mix, first_weight = model.mix, model.held_first_weight
+    stages = mix.stages
+    longest = int(stages.max())
+    if longest == 1 or eviction_is_impossible(model):
+        return CycleKind.NONE, None
+    g = int(np.gcd.reduce(stages))
+    if g == 1:
+        return None
+    homogeneous = int(stages.min()) == longest
+    if not homogeneous:
+        weight = survival_weights(stages, first_weight, mix.share)
+        if not pulse_is_stable(weight, g, rounding_error(stages)):
+            return None
+    cycle = pulse_cycle(stages, first_weight, mix.share, float(model.replica.memory_tokens))
+    return CycleKind.HOMOGENEOUS if homogeneous else CycleKind.PULSE, cycle
+
+
+def _mixed_cycle(
+    model: ServingModel, stability: Stability
+) -> tuple[CycleKind, Cycle | None, Attractor | None]:
+    known = _closed_form(model)
+    if known is not None:
+        return (*known, None)
+    if stability.stable and stability.certified:
+        return CycleKind.NONE, None, None
+    worst = simulate_worst(model)
+    cycle = Cycle(worst.throughput, worst.evictions, worst.in_flight, worst.period)
+    return CycleKind.SIMULATED, cycle, worst
+
+
+def simulate_worst(model: ServingModel) -> Attractor:
+    """Where the fluid map settles, from a disturbed equilibrium and from empty; the lower throughput of the two.
+
+    Without evictions memory is full of admissions that are n* on average, whatever their pattern; a run that has
+    not settled is then given that mean, not the one of its window.
+    """
+    mix = model.mix
+    system = fluid_map(mix.stages, model.held_first_weight, mix.share, model.replica.memory_tokens)
+    starts = (
+        eviction_free_state(system, disturbance=_DISTURBANCE),
+        state_by_stage(np.zeros(system.weight.size)),
+    )
+    worst = min((settle(system, start) for start in starts), key=lambda attractor: attractor.throughput)
+    if worst.evictions == 0:
+        return replace(worst, throughput=system.eviction_free_throughput)
+    return worst
+
+
+def class_cycle(model: ServingModel, index: int) -> ClassCycle:
+    """The closed form for one class alone: what a replica that serves nothing else would lose."""
+    alone = replace(model, classes=(model.classes[index],))
+    name = model.classes[index].name
+    known = _closed_form(alone)
+    if known is None:
+        return ClassCycle(name, None, None, None, None, None, None)
+    kind, cycle = known
+    full = saturation(alone)
+    if cycle is None:
+        return ClassCycle(name, kind, full.admissions_per_iteration, full.throughput_rps, 0.0, 0.0, None)
+    return ClassCycle(
+        name=name,
+        kind=kind,
+        throughput_per_iteration=cycle.throughput,
+        throughput_rps=cycle_throughput_rps(alone, cycle),
+        loss=_loss(cycle.throughput, full),
+        evictions_per_iteration=cycle.evictions,
+        period=cycle.period,
+    )

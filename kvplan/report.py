@@ -1,0 +1,336 @@
+"""The report: results of every analysis → the schema_version 1 document that other programs read.
+
+`analyze` collects the frozen results, `to_document` turns them into the JSON contract, key for key. Some results
+carry more than the contract names; `BESIDE_CONTRACT` lists it, for the text and Markdown reports only.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from kvplan import __version__
+from kvplan.analysis.admission import RateCap, rate_cap
+from kvplan.analysis.equilibrium import (
+    Equilibrium,
+    Load,
+    Saturation,
+    equilibrium,
+    load,
+    per_request,
+    saturation,
+    sustainable_rate,
+)
+from kvplan.analysis.stability import Stability, stability
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible, worst_cycle
+from kvplan.model import Prefill, ServingModel
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
+
+SCHEMA_VERSION = 1
+FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
+
+BESIDE_CONTRACT = frozenset(
+    {
+        "actions",
+        "stability.radius_certified",
+        "worst_cycle.iterations",
+        "worst_cycle.settled",
+        "rate_cap.budgets_are_optimal",
+        "rate_cap.classes.mean_wait_s",
+    }
+)
+
+
+class Status(StrEnum):
+    """The verdict on a profile."""
+
+    STABLE = "stable"
+    NEEDS_CAP = "needs_cap"
+    OVERLOADED = "overloaded"
+
+
+class Basis(StrEnum):
+    """How a number is known."""
+
+    THEOREM = "theorem"
+    COMPUTED = "computed"
+    SIMULATED = "simulated"
+    ASSUMPTION = "assumption"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileIdentity:
+    """Which profile the report is about."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer in a word, the limit that binds, and a sentence with the numbers."""
+
+    status: Status
+    binding: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the numbers of a block come from."""
+
+    source: str
+    kind: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything `kvplan analyze` says about a profile; fields in the order of the contract.
+
+    `wait`, `nested_wait`, `safety_buffer` and `simulation` are None: not computed.
+    """
+
+    schema_version: int
+    kvplan_version: str
+    profile: ProfileIdentity
+    verdict: Verdict
+    load: Load
+    equilibrium: Equilibrium
+    saturation: Saturation
+    worst_cycle: WorstCycle
+    stability: Stability
+    rate_cap: RateCap
+    wait: None
+    nested_wait: None
+    safety_buffer: None
+    simulation: None
+    sources: dict[str, Source]
+    notes: tuple[str, ...]
+    actions: tuple[str, ...]
+
+
+def analyze(model: ServingModel, *, name: str, sha256: str) -> Report:
+    """Run every analysis on a model.
+
+    Parameters
+    ----------
+    model : ServingModel
+    name, sha256 : str
+        Identity of the profile the model was read from.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> one = RequestClass("tools", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> report = analyze(model, name="three tokens", sha256="")
+    >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
+    (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
+    """
+    binding, _ = sustainable_rate(model)
+    offered = load(model)
+    local = stability(model)
+    cycle = worst_cycle(model, local)
+    cap = rate_cap(model)
+    status = _status(offered, local, cycle)
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        kvplan_version=__version__,
+        profile=ProfileIdentity(name, sha256),
+        verdict=Verdict(status, binding, _summary(status, binding, offered, cycle)),
+        load=offered,
+        equilibrium=equilibrium(model),
+        saturation=saturation(model),
+        worst_cycle=cycle,
+        stability=local,
+        rate_cap=cap,
+        wait=None,
+        nested_wait=None,
+        safety_buffer=None,
+        simulation=None,
+        sources=_sources(model, cycle),
+        notes=_notes(model, local, cycle, cap),
+        actions=_actions(status, model, offered, local, cycle, cap),
+    )
+
+
+def _status(offered: Load, local: Stability, cycle: WorstCycle) -> Status:
+    if offered.offered_rps > offered.sustainable_rps:
+        return Status.OVERLOADED
+    if (local.stable and local.certified) or offered.offered_rps <= cycle.throughput_rps:
+        return Status.STABLE
+    return Status.NEEDS_CAP
+
+
+def _summary(status: Status, binding: str, offered: Load, cycle: WorstCycle) -> str:
+    rates = f"{format_number(offered.offered_rps)} requests/s offered, {format_number(offered.sustainable_rps)} sustainable"
+    if status is Status.OVERLOADED:
+        excess = offered.offered_rps / offered.sustainable_rps - 1
+        return f"{rates}: {format_percent(excess)} more than {binding} allows under any policy."
+    fits = f"{rates}, limited by {binding}"
+    if status is Status.NEEDS_CAP:
+        stuck = format_number(cycle.throughput_rps)
+        return f"{fits}; but greedy admission, once collapsed, can stay at {stuck} requests/s."
+    return f"{fits}; greedy admission recovers from a collapse by itself."
+
+
+def requests_in_memory(model: ServingModel) -> float:
+    """Mean number of requests in flight when memory is full, n*·n."""
+    return saturation(model).admissions_per_iteration * per_request(model).iterations
+
+
+def _actions(
+    status: Status, model: ServingModel, offered: Load, local: Stability, cycle: WorstCycle, cap: RateCap
+) -> tuple[str, ...]:
+    """What to do, most important first; each fits a line or two of the first screen."""
+    actions: list[str] = []
+    limit = f"{format_number(cap.per_second)} requests/s ({format_number(cap.per_iteration)} an iteration)"
+    if status is Status.OVERLOADED:
+        replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
+        actions.append(
+            f"Bring the load below {format_number(offered.sustainable_rps)} requests/s, or serve it with at least "
+            f"{replicas} replicas."
+        )
+        if cycle.loss > 0:
+            actions.append(f"Until then cap admissions at {limit}: the excess waits, nothing is evicted.")
+    elif status is Status.NEEDS_CAP:
+        actions.append(
+            f"Cap admissions at {limit}: evictions then stop and all of the sustainable rate is served."
+        )
+        if not local.stable and local.certified:
+            actions.append(local.advice)
+        elif not local.certified:
+            actions.append("Stability is too close to call in floating point; the cap is safe either way.")
+    elif local.stable and local.recovery_iterations is not None and cycle.kind is not CycleKind.NONE:
+        actions.append("Nothing.")
+    elif local.stable and local.recovery_iterations is not None:
+        time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
+        iterations = format_number(local.recovery_iterations)
+        actions.append(
+            f"Nothing: at full load disturbances shrink e-fold in {iterations} iterations ({time})."
+        )
+    else:
+        actions.append(
+            f"Nothing at this load. Above {format_number(cycle.throughput_rps)} requests/s cap admissions at {limit}."
+        )
+    if offered.headroom is not None and 0 <= offered.headroom < 0.1:
+        actions.append(f"Headroom is only {format_percent(offered.headroom)}: a burst fills memory for long.")
+    held = requests_in_memory(model)
+    if held < FEW_REQUESTS:
+        actions.append(
+            f"Memory holds about {format_number(held, 2)} requests: with so few, whole-request effects add to these losses."
+        )
+    return tuple(actions)
+
+
+def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
+    replica, timing = model.replica, model.timing
+    beyond_papers = timing.d2 > 0 or timing.d3 > 0 or replica.block_tokens > 1
+    extension = "; d2, d3, pages and engine limits: new, theory §2" if beyond_papers else ""
+    equilibrium_source = Source(
+        f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", Basis.COMPUTED if beyond_papers else Basis.THEOREM
+    )
+    cycle_source = {
+        CycleKind.HOMOGENEOUS: Source("SIC eq. 25, worst cycle of one decode length", Basis.THEOREM),
+        CycleKind.PULSE: Source("new, theory §3: pulse cycle, its local stability proved", Basis.COMPUTED),
+        CycleKind.SIMULATED: Source("fluid map iterated (SIC 2.2, saturated)", Basis.SIMULATED),
+        CycleKind.NONE: (
+            Source("no eviction possible: a single stage, or max_num_seqs requests always fit", Basis.THEOREM)
+            if model.mix.stages.max() == 1 or eviction_is_impossible(model)
+            else Source(
+                "SIC eq. 10 (locally stable); that nothing else attracts is observed", Basis.ASSUMPTION
+            )
+        ),
+    }[cycle.kind]
+    return {
+        "verdict": Source("load, worst_cycle and stability taken together", Basis.COMPUTED),
+        "load": equilibrium_source,
+        "equilibrium": equilibrium_source,
+        "saturation": equilibrium_source,
+        "worst_cycle": cycle_source,
+        "stability": Source(
+            "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
+        ),
+        "rate_cap": Source("SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets", Basis.THEOREM),
+    }
+
+
+def _notes(model: ServingModel, local: Stability, cycle: WorstCycle, cap: RateCap) -> tuple[str, ...]:
+    replica = model.replica
+    notes = [
+        "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
+        "fluid limits of greedy admission on one replica.",
+        "Not modelled: prefix sharing, speculative decoding, swapping, pipeline bubbles, routing between replicas.",
+        "Not computed by this version: wait, nested_wait, safety_buffer, simulation.",
+    ]
+    held = requests_in_memory(model)
+    if held < FEW_REQUESTS:
+        notes.append(
+            f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, evicting and "
+            "recomputing whole requests costs more than the fluid figures say."
+        )
+    if replica.block_tokens > 1:
+        notes.append(
+            f"Pages of {replica.block_tokens} tokens: each request holds {format_number((replica.block_tokens - 1) / 2)} "
+            "tokens more than it uses on average; memory counts them, time does not."
+        )
+    if replica.prefill is Prefill.DISAGGREGATED and model.timing.d2 > 0:
+        notes.append(
+            "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after an eviction."
+        )
+    if cycle.iterations is not None:
+        ended = (
+            "settled" if cycle.settled else "not settled when the budget was spent: means of the last half"
+        )
+        notes.append(f"The worst cycle is simulated: {format_tokens(cycle.iterations)} iterations, {ended}.")
+    if any(c.kind is None for c in cycle.classes):
+        notes.append("worst_cycle.classes: null where a class has several decode lengths and no closed form.")
+    if not local.certified:
+        notes.append("Stability is uncertified: a root is too close to the unit circle for floating point.")
+    elif not local.radius_certified:
+        notes.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
+    waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
+    if waits:
+        longest = max(waits, key=lambda wait: wait[1])
+        notes.append(
+            f"Integer budgets: the mean wait for admission is at most {format_seconds(longest[1])} (class {longest[0]}), "
+            "exact for Poisson arrivals and a constant iteration time"
+            + ("." if cap.budgets_are_optimal else "; the budgets are near-optimal, too many to search.")
+        )
+    return tuple(notes)
+
+
+def to_document(report: Report) -> dict[str, Any]:
+    """The report as the contract has it: plain dicts, lists, strings, and finite numbers or None.
+
+    Examples
+    --------
+    >>> import json
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
+    >>> document = to_document(analyze(ServingModel((one,), Timing(1.0), Replica(60)), name="n", sha256=""))
+    >>> document["stability"]["spectral_radius"], document["wait"]
+    (0.0, None)
+    """
+    document = _plain(report, "")
+    assert isinstance(document, dict)
+    return document
+
+
+def _plain(value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        names = (f.name for f in dataclasses.fields(value))
+        paths = ((name, f"{path}.{name}" if path else name) for name in names)
+        return {name: _plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}
+    if isinstance(value, dict):
+        return {key: _plain(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item, path) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, StrEnum):
+        return str(value)
+    return value
