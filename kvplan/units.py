@@ -1,0 +1,168 @@
+"""Quantities with units: read from profiles and options, written for people.
+
+Nothing else in the package formats numbers.
+"""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+from kvplan.errors import UsageError
+
+ABSENT = "–"
+
+TIME_UNITS: Mapping[str, Fraction] = {
+    "us": Fraction(1, 1_000_000),
+    "ms": Fraction(1, 1_000),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
+BYTE_UNITS: Mapping[str, Fraction] = {
+    "B": Fraction(1),
+    "kB": Fraction(10**3),
+    "MB": Fraction(10**6),
+    "GB": Fraction(10**9),
+    "TB": Fraction(10**12),
+    "KiB": Fraction(2**10),
+    "MiB": Fraction(2**20),
+    "GiB": Fraction(2**30),
+    "TiB": Fraction(2**40),
+}
+
+# The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.
+_QUANTITY = re.compile(r"([+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?) *([A-Za-zµ]+)")
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds in a time such as ``14.5 ms``, rounded once from the decimals written.
+
+    Raises
+    ------
+    UsageError
+        Not a number and one of us, ms, s, min, h; or too large for a float.
+
+    Examples
+    --------
+    >>> parse_seconds("14.5 ms"), parse_seconds("1 h")
+    (0.0145, 3600.0)
+    """
+    try:
+        return float(_parse(text, TIME_UNITS, "a time", "14.5 ms"))
+    except OverflowError:
+        raise UsageError(f"{_quoted(text)} is too large for a time") from None
+
+
+def parse_bytes(text: str) -> int:
+    """Whole bytes in an amount of memory such as ``5.05 GiB``, rounded down.
+
+    Raises
+    ------
+    UsageError
+        Not a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB.
+
+    Examples
+    --------
+    >>> parse_bytes("5.05 GiB")
+    5422396211
+    """
+    return _parse(text, BYTE_UNITS, "an amount of memory", "5.05 GiB").__floor__()
+
+
+def _parse(text: str, units: Mapping[str, Fraction], noun: str, example: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text.strip(" "))
+    if match and match[2] in units:
+        return Fraction(match[1]) * units[match[2]]
+    raise UsageError(
+        f'{_quoted(text)} is not {noun}; write a number and one of {", ".join(units)}, such as "{example}"'
+    )
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def format_number(value: float | None, digits: int = 4) -> str:
+    """A plain number to so many significant digits, with thousands separators.
+
+    Whole digits before the point are never replaced by zeros.
+
+    Examples
+    --------
+    >>> format_number(1234567.8), format_number(0.0123456), format_number(2.50), format_number(1.2e-7)
+    ('1,234,568', '0.01235', '2.5', '1.2e-07')
+    >>> format_number(None)
+    '–'
+    """
+    if value is None:
+        return ABSENT
+    rounded = float(f"{value:.{digits}g}")
+    size = abs(rounded)
+    if size >= 1e15 or 0 < size < 1e-4:
+        return f"{rounded:g}" if digits <= 6 else f"{rounded:.{digits}g}"
+    if size >= 10**digits:
+        return f"{value:,.0f}"
+    return _trimmed(f"{rounded:,.{digits + 4}f}")
+
+
+def format_tokens(value: float | None) -> str:
+    """A number of tokens, whole, with thousands separators.
+
+    Examples
+    --------
+    >>> format_tokens(41_408), format_tokens(36_881.4)
+    ('41,408', '36,881')
+    """
+    return ABSENT if value is None else f"{value:,.0f}"
+
+
+def format_seconds(value: float | None, digits: int = 3) -> str:
+    """A time in the largest of us, ms, s, min, h that leaves at least one whole unit.
+
+    Examples
+    --------
+    >>> format_seconds(0.0145), format_seconds(0.25e-6), format_seconds(90), format_seconds(3600)
+    ('14.5 ms', '0.25 us', '1.5 min', '1 h')
+    """
+    if value is None:
+        return ABSENT
+    if value == 0:
+        return "0 s"
+    # Rounded first, so that 59.99 s reads as 1 min and not as 60 s.
+    rounded = abs(float(f"{value:.{digits}g}"))
+    unit, factor = next(
+        ((u, float(f)) for u, f in reversed(TIME_UNITS.items()) if rounded >= float(f)),
+        ("us", 1e-6),
+    )
+    return f"{format_number(value / factor, digits)} {unit}"
+
+
+def format_rate(value: float | None, what: str = "", digits: int = 4) -> str:
+    """A rate per second, of `what` if that is named.
+
+    Examples
+    --------
+    >>> format_rate(1.5), format_rate(3414.16, "tokens")
+    ('1.5/s', '3,414 tokens/s')
+    """
+    if value is None:
+        return ABSENT
+    return f"{format_number(value, digits)} {what}/s" if what else f"{format_number(value, digits)}/s"
+
+
+def format_percent(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
+    """A fraction as a percentage; `signed` writes the plus of a change.
+
+    Examples
+    --------
+    >>> format_percent(0.2567), format_percent(0.034, signed=True), format_percent(1)
+    ('25.7%', '+3.4%', '100%')
+    """
+    if value is None:
+        return ABSENT
+    sign = "+" if signed and value > 0 else ""
+    return f"{sign}{format_number(100 * value, digits)}%"
+
+
+def _trimmed(decimal: str) -> str:
+    return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
