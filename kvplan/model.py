@@ -204,6 +204,11 @@ def as_written(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
+def sum_by(group: IntArray, amounts: FloatArray) -> FloatArray:
+    """Sum of `amounts` in each group, numbered from 0; both of shape (n_rows,)."""
+    return np.bincount(group, weights=amounts).astype(np.float64, copy=False)
+
+
 def survival(stages: IntArray, amounts: FloatArray) -> FloatArray:
     """Sum of `amounts` over the rows still present at each stage: out[k] = Σ_{n_i > k} amount_i.
 
@@ -222,7 +227,7 @@ def survival(stages: IntArray, amounts: FloatArray) -> FloatArray:
     >>> survival(np.array([2, 3]), np.array([0.25, 0.75])).tolist()
     [1.0, 1.0, 0.75]
     """
-    leaving = np.bincount(stages - 1, weights=amounts)
+    leaving = sum_by(stages - 1, amounts)
     return np.cumsum(leaving[::-1])[::-1]
 
 

@@ -27,7 +27,7 @@ from kvplan.analysis.equilibrium import (
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible, worst_cycle
 from kvplan.model import Prefill, ServingModel
-from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 SCHEMA_VERSION = 1
 FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
@@ -166,7 +166,8 @@ def _status(offered: Load, local: Stability, cycle: WorstCycle) -> Status:
 
 
 def _summary(status: Status, binding: str, offered: Load, cycle: WorstCycle) -> str:
-    rates = f"{format_number(offered.offered_rps)} requests/s offered, {format_number(offered.sustainable_rps)} sustainable"
+    sustainable = format_number(offered.sustainable_rps)
+    rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
     if status is Status.OVERLOADED:
         excess = offered.offered_rps / offered.sustainable_rps - 1
         return f"{rates}: {format_percent(excess)} more than {binding} allows under any policy."
@@ -204,9 +205,11 @@ def _actions(
             actions.append(local.advice)
         elif not local.certified:
             actions.append("Stability is too close to call in floating point; the cap is safe either way.")
-    elif local.stable and local.recovery_iterations is not None and cycle.kind is not CycleKind.NONE:
-        actions.append("Nothing.")
-    elif local.stable and local.recovery_iterations is not None:
+    elif eviction_is_impossible(model):
+        actions.append(
+            "Nothing: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
+        )
+    elif local.recovery_iterations is not None:
         time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
         iterations = format_number(local.recovery_iterations)
         actions.append(
@@ -221,7 +224,7 @@ def _actions(
     held = requests_in_memory(model)
     if held < FEW_REQUESTS:
         actions.append(
-            f"Memory holds about {format_number(held, 2)} requests: with so few, whole-request effects add to these losses."
+            f"Memory holds about {format_number(held, 2)} requests: with so few, whole-request effects add to the loss."
         )
     return tuple(actions)
 
@@ -273,9 +276,10 @@ def _notes(model: ServingModel, local: Stability, cycle: WorstCycle, cap: RateCa
             "recomputing whole requests costs more than the fluid figures say."
         )
     if replica.block_tokens > 1:
+        unused = format_number((replica.block_tokens - 1) / 2)
         notes.append(
-            f"Pages of {replica.block_tokens} tokens: each request holds {format_number((replica.block_tokens - 1) / 2)} "
-            "tokens more than it uses on average; memory counts them, time does not."
+            f"Pages of {replica.block_tokens} tokens: a request holds {unused} tokens more than it uses on average; "
+            "memory counts them, time does not."
         )
     if replica.prefill is Prefill.DISAGGREGATED and model.timing.d2 > 0:
         notes.append(
@@ -294,11 +298,13 @@ def _notes(model: ServingModel, local: Stability, cycle: WorstCycle, cap: RateCa
         notes.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
     waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
     if waits:
-        longest = max(waits, key=lambda wait: wait[1])
+        name, longest = max(waits, key=lambda wait: wait[1])
+        near = (
+            "" if cap.budgets_are_optimal else "; too many budgets to search them all, these are near-optimal"
+        )
         notes.append(
-            f"Integer budgets: the mean wait for admission is at most {format_seconds(longest[1])} (class {longest[0]}), "
-            "exact for Poisson arrivals and a constant iteration time"
-            + ("." if cap.budgets_are_optimal else "; the budgets are near-optimal, too many to search.")
+            f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
+            f"for Poisson arrivals and a constant iteration time{near}."
         )
     return tuple(notes)
 

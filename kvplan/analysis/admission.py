@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan.analysis.equilibrium import held_footprint, iteration_time, saturation
-from kvplan.model import FloatArray, ServingModel
+from kvplan.model import FloatArray, ServingModel, sum_by
 
 _NEGLIGIBLE_QUEUE = 1e-9  # requests; a larger budget would gain nothing anybody can see
 _SPITZER_BELOW = 1e-4  # requests; the root formula has lost too many digits there
@@ -240,7 +240,7 @@ def rate_cap(model: ServingModel) -> RateCap:
     full, tau, mix = saturation(model), iteration_time(model), model.mix
     rates = np.array([c.rate_rps for c in model.classes])
     shares = rates / rates.sum()
-    footprint = np.bincount(mix.class_index, weights=mix.share * held_footprint(model)) / shares
+    footprint = sum_by(mix.class_index, mix.share * held_footprint(model)) / shares
     budgets = None if tau is None else integer_budgets(rates * tau, footprint, model.replica.memory_tokens)
     return RateCap(
         per_iteration=full.admissions_per_iteration,

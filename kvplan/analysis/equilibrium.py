@@ -6,9 +6,7 @@ seconds of work, and an iteration of fixed cost d0 serves everything in flight.
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from kvplan.model import FloatArray, Prefill, ServingModel
+from kvplan.model import FloatArray, Prefill, ServingModel, sum_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +201,7 @@ def equilibrium(model: ServingModel) -> Equilibrium:
         nothing = tuple(ClassOccupancy(c.name, None, None) for c in model.classes)
         return Equilibrium(None, None, None, None, None, None, nothing)
     mix, cost, offered = model.mix, per_request(model), model.total_rate_rps
-    in_flight = np.bincount(mix.class_index, weights=mix.rate_rps * mix.stages) * tau
+    in_flight = sum_by(mix.class_index, mix.rate_rps * mix.stages) * tau
     kv_tokens = offered * cost.held * tau
     return Equilibrium(
         kv_tokens=kv_tokens,

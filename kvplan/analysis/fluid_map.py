@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.model import FloatArray, IntArray, survival, survival_weights
+from kvplan.model import FloatArray, IntArray, sum_by, survival, survival_weights
 
 _COMPILE_ABOVE = 3_000_000  # inner steps; compiling pays off beyond about a second of plain Python
 _PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput
@@ -78,8 +78,8 @@ def fluid_map(stages: IntArray, first_weight: FloatArray, share: FloatArray, cap
         weight=survival_weights(stages, first_weight, share),
         present=survival(stages, share),
         leave_after=leave_after,
-        leave_share=np.bincount(row, weights=share),
-        leave_weight=np.bincount(row, weights=share * (first_weight + stages - 1)),
+        leave_share=sum_by(row, share),
+        leave_weight=sum_by(row, share * (first_weight + stages - 1)),
     )
 
 
@@ -252,10 +252,10 @@ def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
 
     `disturbance` is the relative amplitude of an irregular but fixed pattern over the stages; no random numbers.
     """
-    stage = np.arange(system.weight.size)
+    stage = np.arange(system.weight.size, dtype=np.float64)
     pattern = 2 * ((stage + 1) * 0.6180339887498949 % 1.0) - 1
     masses = 1 + disturbance * pattern
-    return state_by_stage(masses * system.capacity / float(masses @ system.weight))
+    return state_by_stage(masses * (system.capacity / float(masses @ system.weight)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ def expand_on_circle(coefficients: FloatArray) -> Arcs:
         taylor[m] = np.fft.rfft(padded)
         taylor[m] *= (1, -1j, -1, 1j)[m % 4]
         term = term * step / (m + 1)
-    return Arcs(np.arange(n // 2 + 1) * (2 * half_width), half_width, taylor, 1.1 * float(np.abs(term).sum()))
+    center = np.arange(n // 2 + 1, dtype=np.float64) * (2 * half_width)
+    return Arcs(center, half_width, taylor, 1.1 * float(np.abs(term).sum()))
 
 
 def _on_radius(w: FloatArray, radius: float, relative_error: float) -> tuple[Arcs, float]:
@@ -213,23 +214,30 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     high = float((w[1:] / w[:-1]).max())
     tolerance = max(_MIN_TOLERANCE, _TOLERANCE_PER_COEFFICIENT * w.size)
     radius = min(max(1.0, low), high)
+    stride = (
+        2 / w.size
+    )  # roots crowd within a few 1/L of the largest: gallop from the start rather than bisect
     found = low
     for _ in range(_MAX_SEARCH):
         arcs, error = _on_radius(w, radius, relative_error)
         outside = _count_outside(arcs, error, _middle(w.size))
         moduli = _moduli_near(arcs, radius)
         found = float(moduli.max(initial=found))
-        if moduli.size and (outside is None or (found > radius) == (outside > 0)):
+        # Each root found stands for itself and its conjugate: if fewer than are outside, some lie further out.
+        if moduli.size and (outside is None or 2 * np.count_nonzero(moduli > radius) >= outside):
             beyond = count_outside(w, found * (1 + tolerance), relative_error=relative_error)
             if beyond == 0:
                 within = count_outside(w, found * (1 - tolerance), relative_error=relative_error)
                 return LargestRoot(found, certified=within is not None and within > 0)
             low = max(low, found)
-        elif outside:
-            low = max(low, radius)
         if outside == 0:
             high = min(high, radius)
-        radius = math.sqrt(low * high)
+            radius = max(high * math.exp(-stride), math.sqrt(low * high))
+        else:
+            if outside:
+                low = max(low, radius)
+            radius = min(low * math.exp(stride), math.sqrt(low * high))
+        stride *= 2
     return LargestRoot(found, certified=False)
 
 

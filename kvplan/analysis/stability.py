@@ -11,9 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvplan.analysis.roots import all_inside_exact, count_outside, expand_on_circle, largest_root
+from kvplan.analysis.roots import (
+    ComplexArray,
+    all_inside_exact,
+    count_outside,
+    expand_on_circle,
+    largest_root,
+)
 from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival, survival_weights
 from kvplan.units import format_number, format_tokens
 
@@ -225,8 +230,8 @@ def _last_crossing(slope: FloatArray, constant: FloatArray) -> float:
     return float(crossings.max(initial=max(0.0, real_axis)))
 
 
-def _horner(coefficients: NDArray[np.complex128], t: FloatArray) -> NDArray[np.complex128]:
-    value = coefficients[-1]
+def _horner(coefficients: ComplexArray, t: FloatArray) -> ComplexArray:
+    value: ComplexArray = coefficients[-1]
     for c in coefficients[-2::-1]:
         value = value * t + c
     return value

@@ -1,0 +1,111 @@
+"""How long kvplan takes, as ratios measured side by side in one run. Run with `pytest tests/benchmarks -s`.
+
+Not part of the test command: a busy machine can fail it. Each ratio is the median over interleaved pairs.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvplan.analysis.fluid_map import compiled, eviction_free_state, fluid_map, run
+from kvplan.analysis.roots import count_outside, largest_root
+from kvplan.model import survival_weights
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def ratio(ours: Callable[[], object], theirs: Callable[[], object], pairs: int, label: str) -> float:
+    """Median of ours/theirs over interleaved pairs, printed with both medians."""
+    timed = [(seconds(ours), seconds(theirs)) for _ in range(pairs)]
+    mine, other = (statistics.median(column) for column in zip(*timed, strict=True))
+    middle = statistics.median(a / b for a, b in timed)
+    print(
+        f"\n{label}: {mine * 1e3:.3g} ms against {other * 1e3:.3g} ms, ratio {middle:.3g} (1/{1 / middle:.3g})"
+    )
+    return middle
+
+
+def weights(stages: tuple[int, ...], input_tokens: float) -> np.ndarray:
+    share = np.full(len(stages), 1 / len(stages))
+    return survival_weights(np.array(stages), np.full(len(stages), input_tokens + 1), share)
+
+
+MIXES = {
+    "one length": lambda size: weights((size,), 1000.0),
+    "two neighbours": lambda size: weights((size - 1, size), 1000.0),
+    "half and whole": lambda size: weights((size // 2, size), 100.0),
+    "uniform": lambda size: weights(tuple(range(size // 2, size + 1)), 500.0),
+}
+FEW_ROOTS = np.roots  # the O(L³) yardstick
+
+
+def test_analyze_takes_little_more_than_its_imports() -> None:
+    analyze = [sys.executable, "-m", "kvplan", "analyze"]
+    imports = [sys.executable, "-c", "import numpy, typer, rich, pydantic"]
+
+    def launch(command: list[str]) -> Callable[[], object]:
+        return lambda: subprocess.run(command, check=True, capture_output=True)
+
+    launch(analyze)()
+    assert ratio(launch(analyze), launch(imports), 15, "kvplan analyze against its imports") <= 2.5
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_spectral_radius_at_2000_is_a_hundred_times_faster_than_numpy_roots(mix: str) -> None:
+    w = MIXES[mix](2000)
+    assert ratio(lambda: largest_root(w), lambda: FEW_ROOTS(w), 1, f"L = 2,000, {mix}") <= 1 / 100
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize(("size", "yardstick"), [(10_000, 700), (100_000, 1200)])
+def test_long_polynomials_are_certified_in_the_time_numpy_needs_for_short_ones(
+    mix: str, size: int, yardstick: int
+) -> None:
+    long, short = MIXES[mix](size), MIXES[mix](yardstick)
+    assert largest_root(long).certified
+    assert count_outside(long) is not None
+    label = f"L = {size:,} against numpy.roots at L = {yardstick:,}, {mix}"
+    assert ratio(lambda: largest_root(long), lambda: FEW_ROOTS(short), 3, label) <= 1
+
+
+def test_the_fluid_map_is_300_times_faster_than_a_numpy_shift() -> None:
+    decode, capacity = 100, 1e6
+    system = fluid_map(np.array([decode]), np.array([31.0]), np.array([1.0]), capacity)
+    start = eviction_free_state(system, disturbance=0.1)
+    many, few = 2_000_000, 2_000
+
+    def shift() -> float:
+        """The obvious array: one entry a stage."""
+        mass = start.mass[::-1].copy()
+        completed = 0.0
+        for _ in range(few):
+            completed += mass[-1]
+            mass[1:] = mass[:-1].copy()
+            mass[0] = 0.0
+            kv = float(mass @ system.weight)
+            if kv > capacity:
+                held = np.cumsum(mass * system.weight)
+                cut = int(np.searchsorted(held, kv - capacity))
+                before = held[cut - 1] if cut else 0.0
+                mass[:cut] = 0.0
+                mass[cut] -= (kv - capacity - before) / system.weight[cut]
+            else:
+                mass[0] = (capacity - kv) / system.weight[0]
+        return completed
+
+    assert shift() == pytest.approx(run(system, start, few).completed.sum(), rel=1e-9)
+    compiled()
+    run(system, start, many)
+    label = f"{many:,} iterations of the fluid map against {few:,} of a numpy shift, d = {decode}"
+    per_iteration = ratio(lambda: run(system, start, many), shift, 5, label) * few / many
+    print(f"per iteration: {1 / per_iteration:.0f} times faster")
+    assert per_iteration <= 1 / 300
