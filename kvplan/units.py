@@ -96,13 +96,9 @@ def format_number(value: float | None, digits: int = 4) -> str:
     """
     if value is None:
         return ABSENT
-    rounded = float(f"{value:.{digits}g}")
-    size = abs(rounded)
-    if size >= 1e15 or 0 < size < 1e-4:
-        return f"{rounded:g}" if digits <= 6 else f"{rounded:.{digits}g}"
-    if size >= 10**digits:
+    if 10**digits <= abs(float(f"{value:.{digits}g}")) < 1e15:
         return f"{value:,.0f}"
-    return _trimmed(f"{rounded:,.{digits + 4}f}")
+    return f"{value + 0.0:,.{digits}g}"  # + 0.0 takes the sign from a negative zero
 
 
 def format_tokens(value: float | None) -> str:
@@ -130,11 +126,8 @@ def format_seconds(value: float | None, digits: int = 3) -> str:
         return "0 s"
     # Rounded first, so that 59.99 s reads as 1 min and not as 60 s.
     rounded = abs(float(f"{value:.{digits}g}"))
-    unit, factor = next(
-        ((u, float(f)) for u, f in reversed(TIME_UNITS.items()) if rounded >= float(f)),
-        ("us", 1e-6),
-    )
-    return f"{format_number(value / factor, digits)} {unit}"
+    unit = max((u for u in TIME_UNITS if rounded >= TIME_UNITS[u]), key=TIME_UNITS.__getitem__, default="us")
+    return f"{format_number(value / float(TIME_UNITS[unit]), digits)} {unit}"
 
 
 def format_rate(value: float | None, what: str = "", digits: int = 4) -> str:
@@ -162,7 +155,3 @@ def format_percent(value: float | None, digits: int = 3, *, signed: bool = False
         return ABSENT
     sign = "+" if signed and value > 0 else ""
     return f"{sign}{format_number(100 * value, digits)}%"
-
-
-def _trimmed(decimal: str) -> str:
-    return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal

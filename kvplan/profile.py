@@ -1,0 +1,258 @@
+"""Profiles: find and read the TOML file that describes a replica and its traffic; turn it into a model.
+
+Every refusal is one `ProfileError` with the line and the key path of the first thing that is wrong.
+"""
+
+import os
+from bisect import bisect_left
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import tomli
+
+from kvplan import schema
+from kvplan.errors import ProfileError
+from kvplan.model import Replica, RequestClass, ServingModel, Timing, as_written
+from kvplan.positions import line_at, offsets, written
+
+DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
+MAX_BYTES = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What the plan should guarantee.
+
+    Attributes
+    ----------
+    delta : float
+        Accepted probability of one overflow within the horizon.
+    horizon_s : float
+        Seconds.
+    segments : int or None
+        Nested WAIT segments; None lets the planner choose.
+    """
+
+    delta: float
+    horizon_s: float
+    segments: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A checked profile.
+
+    Attributes
+    ----------
+    name : str
+        As the profile calls itself.
+    source : str
+        Where it came from: file name, ``<stdin>``, or the name of a shipped profile.
+    sha256 : str
+        Of the bytes read.
+    text : str
+        The TOML text, line ends as ``\\n``.
+    plan : PlanSettings
+    requirements : tuple of str
+        ``[gate] require``, as written.
+    model : ServingModel
+    """
+
+    name: str
+    source: str
+    sha256: str
+    text: str
+    plan: PlanSettings
+    requirements: tuple[str, ...]
+    model: ServingModel
+
+    def error(self, message: str, *path: str | int) -> ProfileError:
+        """A refusal of one key of this profile, with its line; for what only later stages can judge.
+
+        Parameters
+        ----------
+        message : str
+            What was seen and what is allowed.
+        *path : str or int
+            Keys and list indices, such as ``"gate", "require", 0``.
+        """
+        (offset,) = offsets(self.text, [path])
+        return ProfileError(self.source, message, key=written(path), line=line_at(self.text, offset))
+
+
+def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
+    """Read and check a profile.
+
+    Parameters
+    ----------
+    reference : str or None
+        A path, ``-`` for standard input, or the name of a shipped profile; a path that exists wins over a
+        shipped name. None is the shipped `DEFAULT_PROFILE`.
+    stdin : binary file
+        Read only where `reference` is ``-``.
+
+    Raises
+    ------
+    ProfileError
+        The profile cannot be found, read or used.
+    """
+    if reference == "-":
+        return parse_profile(_read(stdin, "<stdin>"), "<stdin>")
+    if reference is not None and os.path.lexists(reference):
+        path, source = Path(reference), reference if reference.isprintable() else repr(reference)
+    else:
+        source = reference or DEFAULT_PROFILE
+        path = _shipped(source)
+    try:
+        with path.open("rb") as file:
+            data = _read(file, source)
+    except OSError as error:
+        raise ProfileError(source, f"cannot be read: {error.strerror}") from None
+    return parse_profile(data, source)
+
+
+def shipped_profiles() -> dict[str, Path]:
+    """Shipped profiles by name: beside the package in a checkout, inside it once installed."""
+    package = Path(__file__).parent
+    folders = (package / "profiles", package.parent / "profiles")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def _shipped(name: str) -> Path:
+    shipped = shipped_profiles()
+    if name not in shipped:
+        nearest = schema.did_you_mean(name, shipped, "shipped profiles")
+        raise ProfileError(
+            schema.shown(name), f"no such file, and no shipped profile of that name; {nearest}"
+        )
+    return shipped[name]
+
+
+def _read(file: BinaryIO, source: str) -> bytes:
+    # Never more than the limit: a device or a pipe may have no end.
+    try:
+        data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ProfileError(source, f"cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ProfileError(source, f"larger than {MAX_BYTES // 10**6} MB, the limit for a profile")
+    return data
+
+
+def parse_profile(data: bytes, source: str) -> Profile:
+    """Check the bytes of a profile and turn them into a model.
+
+    Parameters
+    ----------
+    data : bytes
+        TOML in UTF-8.
+    source : str
+        What messages call the file.
+
+    Raises
+    ------
+    ProfileError
+        With line and key path of the first value that is wrong; what is missing comes after what is wrong.
+
+    Examples
+    --------
+    >>> profile = parse_profile(
+    ...     b'''
+    ... schema = 1
+    ... name = "slot model"
+    ... gpu = { memory_tokens = 100, prefill = "disaggregated" }
+    ... timing = { d0 = 1 }
+    ... classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]
+    ... ''',
+    ...     "example.toml",
+    ... )
+    >>> profile.model.replica.memory_tokens, profile.model.classes[0].decode_tokens
+    (100, (4,))
+    """
+    text = _decoded(data, source)
+    document = _parsed(text, source)
+    try:
+        checked = schema.check(document)
+    except schema.SchemaError as error:
+        raise _first_in_file(error.problems, text, source) from None
+    return Profile(
+        name=checked.name,
+        source=source,
+        sha256=sha256(data).hexdigest(),
+        text=text,
+        plan=PlanSettings(checked.plan.delta, checked.plan.horizon, checked.plan.segments),
+        requirements=tuple(checked.gate.require),
+        model=_model(checked),
+    )
+
+
+def _decoded(data: bytes, source: str) -> str:
+    if not data.strip():
+        raise ProfileError(source, "empty; a profile starts with schema = 1", line=1)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        seen = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise ProfileError(source, f"must be UTF-8, not {seen}", line=line) from None
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        # An error at the end of the text stands behind its last line end.
+        line = min(error.lineno, line_at(text, len(text.rstrip("\n"))))
+        message = f"not valid TOML: {error.msg} (column {error.colno})"
+    except RecursionError:
+        line, message = _first_line_raising(RecursionError, text), "nested too deeply"
+    except ValueError:
+        line, message = _first_line_raising(ValueError, text), "a whole number with too many digits"
+    raise ProfileError(source, message, line=line)
+
+
+def _first_line_raising(kind: type[Exception], text: str) -> int:
+    """Line where the TOML parser gives up for a reason that it does not give a position for."""
+    ends = [i for i, c in enumerate(text) if c == "\n"] + [len(text)]
+
+    def raises(end: int) -> bool:
+        try:
+            tomli.loads(text[:end])
+        except tomli.TOMLDecodeError:
+            return False  # a statement cut in two
+        except kind:
+            return True
+        return False
+
+    return bisect_left(ends, True, key=raises) + 1
+
+
+def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> ProfileError:
+    """The first thing that is wrong; a missing key only where nothing is, since a typo is often its cause."""
+    candidates = [p for p in problems if not p.missing] or problems
+    found = offsets(text, [p.path for p in candidates])
+    first = min(range(len(found)), key=found.__getitem__)
+    path, message, _ = candidates[first]
+    return ProfileError(source, message, key=written(path), line=line_at(text, found[first]))
+
+
+def _model(document: schema.Document) -> ServingModel:
+    gpu, timing = document.gpu, document.timing
+    return ServingModel(
+        classes=tuple(_request_class(c, document.workload) for c in document.classes),
+        timing=Timing(timing.d0, timing.d1, timing.d2, timing.d3),
+        replica=Replica(
+            gpu.capacity_tokens, gpu.block_tokens, gpu.prefill, gpu.max_num_seqs, gpu.max_num_batched_tokens
+        ),
+    )
+
+
+def _request_class(table: schema.Class, workload: schema.Workload | None) -> RequestClass:
+    rate = table.rate or 0.0
+    if workload is not None and table.share is not None:
+        # In decimals and rounded once, so that as_written() gives back the product of what was written.
+        rate = float(as_written(table.share) * as_written(workload.rate))
+    return RequestClass(table.name, table.input, tuple(table.decode), tuple(table.decode.values()), rate)
