@@ -2,4 +2,4 @@
 
 from kvplan.cli import main
 
-main()
+raise SystemExit(main())

@@ -1,0 +1,100 @@
+"""Where a result goes: standard output, or a file that is replaced whole or not at all."""
+
+import os
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+from kvplan.errors import OutputError
+
+# Names of open descriptors: what they lead to may look like a file, but belongs to whoever opened it.
+_DESCRIPTORS = ("/dev/std", "/dev/fd/", "/proc/")
+
+
+class ClosedPipeError(Exception):
+    """Whoever read the result has stopped reading; nothing to tell anybody."""
+
+
+def write_result(text: str, path: Path | None = None) -> None:
+    """Write a result to standard output, or to a file in its place.
+
+    A file gets its new content in one step and keeps the old one if anything fails. Links are followed; devices and
+    pipes are written straight. Everything is UTF-8, except on a terminal that uses something else.
+
+    Parameters
+    ----------
+    text : str
+    path : Path, optional
+        None is standard output.
+
+    Raises
+    ------
+    OutputError
+        The result cannot be written there.
+    ClosedPipeError
+        The reader of a pipe has gone.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_result("42\\n", Path(folder, "result.txt"))
+    ...     Path(folder, "result.txt").read_text()
+    '42\\n'
+    """
+    try:
+        if path is None:
+            _to_standard_output(text)
+        else:
+            _to_path(text.encode(), path)
+    except BrokenPipeError:
+        raise ClosedPipeError from None
+    except OSError as error:
+        place = "standard output" if path is None else str(path)
+        shown = place if place.isprintable() else repr(place)
+        raise OutputError(f"{shown}: cannot be written: {error.strerror or error}") from None
+
+
+def _to_standard_output(text: str) -> None:
+    if sys.stdout is None:
+        raise OSError("it is closed")
+    encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
+    try:
+        sys.stdout.buffer.write(text.encode(encoding, errors="replace"))
+        sys.stdout.flush()
+    except OSError:
+        # What is left in the buffer would fail once more when Python exits, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def _to_path(data: bytes, path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        _replace(data, path, None)
+        return
+    if str(path).startswith(_DESCRIPTORS) or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        with path.open("ab") as file:
+            file.write(data)
+        return
+    with path.open("ab"):  # fails for a folder, or a file that must not be written
+        pass
+    _replace(data, path, stat.S_IMODE(mode))
+
+
+def _replace(data: bytes, path: Path, permissions: int | None) -> None:
+    target = os.path.realpath(path)
+    temporary = os.path.join(os.path.dirname(target), f".kvplan-{secrets.token_hex(8)}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if permissions is not None:
+            os.chmod(temporary, permissions)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

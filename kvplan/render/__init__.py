@@ -1,0 +1,7 @@
+"""Results as bytes: `document` says what is shown, each format only how it is written.
+
+::
+
+    Report ──► Document ──► terminal.render, markdown.render
+       └─────► json.render      (the contract, see kvplan.report)
+"""

@@ -1,0 +1,352 @@
+"""What a report shows to people, before any format: headline, key figures, actions, sections.
+
+Built once from a `Report` by pure functions. All strings are plain text, names from the profile included: a format
+quotes them and interprets nothing. Every figure carries its basis: theorem, computed, simulated or assumption.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle
+from kvplan.report import Basis, Report, Status
+from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
+
+MAX_ROWS = 20  # of a table of classes; programs read the JSON, people do not read a thousand rows
+_MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are its rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table column: numbers compared down the column stand right; names and sentences wrap where space is short."""
+
+    name: str
+    right: bool = False
+    wraps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of formatted strings; `cut` says what was left out."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    cut: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A few sentences."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """Sentences that stand each for itself."""
+
+    items: tuple[str, ...]
+
+
+Block = Table | Paragraph | Bullets
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One block of the report; `key` is its name in the JSON contract."""
+
+    key: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report for people: the first screen (up to `actions`), then the details."""
+
+    title: str
+    status: Status
+    headline: str
+    summary: Table
+    actions: tuple[str, ...]
+    sections: tuple[Section, ...]
+    origin: str
+
+
+_CLASS = Column("Class", wraps=True)
+_BASIS = Column("Basis")
+
+
+def build(report: Report) -> Document:
+    """Lay a report out for people.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+    >>> from kvplan.report import analyze
+    >>> one = RequestClass("tools", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> document = build(analyze(model, name="small", sha256="5e6f"))
+    >>> document.title, str(document.status), [section.key for section in document.sections][:3]
+    ('small', 'needs_cap', ['load', 'equilibrium', 'saturation'])
+    >>> document.summary.rows[0]
+    ('Offered load', '0.9 requests/s', 'assumption')
+    """
+    return Document(
+        title=report.profile.name,
+        status=report.verdict.status,
+        headline=report.verdict.summary,
+        summary=_summary(report),
+        actions=report.actions,
+        sections=tuple(section(report) for section in _SECTIONS),
+        origin=f"kvplan {report.kvplan_version}, profile {report.profile.sha256[:12]} (sha256)",
+    )
+
+
+def _summary(report: Report) -> Table:
+    offered, cycle = report.load, report.worst_cycle
+    loss = format_percent(cycle.loss)
+    if cycle.loss > 0:
+        loss += f", down to {_rps(cycle.throughput_rps)}"
+    return _figures(
+        ("Offered load", _rps(offered.offered_rps), Basis.ASSUMPTION),
+        ("Sustainable rate", _rps(offered.sustainable_rps), _basis(report, "load")),
+        ("Headroom", format_percent(offered.headroom, signed=True), _basis(report, "load")),
+        ("Binding constraint", report.verdict.binding, _basis(report, "load")),
+        ("Worst-cycle loss", loss, _basis(report, "worst_cycle")),
+        ("Spectral radius", _radius(report.stability.spectral_radius), _basis(report, "stability")),
+        ("Rate cap", _rps(report.rate_cap.per_second), _basis(report, "rate_cap")),
+    )
+
+
+def _load(report: Report) -> Section:
+    offered, basis = report.load, _basis(report, "load")
+    change = offered.sensitivity
+    return Section(
+        "load",
+        "Load",
+        (
+            _figures(
+                ("Offered load", _rps(offered.offered_rps), Basis.ASSUMPTION),
+                ("Sustainable rate", _rps(offered.sustainable_rps), basis),
+                ("Sustainable decode", _tokens_rate(offered.sustainable_decode_tokens_per_s), basis),
+                ("Largest load factor", format_number(offered.load_factor_max), basis),
+                ("Headroom", format_percent(offered.headroom, signed=True), basis),
+                ("Work rate", format_number(offered.work_rate), basis),
+                ("Rate for +10% memory", format_percent(change.memory_tokens, signed=True), basis),
+                ("Rate for +10% d0", format_percent(change.d0, signed=True), basis),
+                ("Rate for +10% d1", format_percent(change.d1, signed=True), basis),
+            ),
+        ),
+    )
+
+
+def _equilibrium(report: Report) -> Section:
+    state, basis = report.equilibrium, _basis(report, "equilibrium")
+    figures = _figures(
+        ("KV tokens", format_tokens(state.kv_tokens), basis),
+        ("KV utilization", format_percent(state.kv_utilization), basis),
+        ("Iteration time", format_seconds(state.iteration_time_s), basis),
+        ("Requests in flight", format_number(state.requests_in_flight), basis),
+        ("Decode throughput", _tokens_rate(state.decode_tokens_per_s), basis),
+        ("Prompt iterations", format_rate(state.prompt_iterations_per_s), basis),
+    )
+    classes = _table(
+        (_CLASS, _number("Per stage"), _number("In flight"), _BASIS),
+        (
+            (c.name, format_number(c.per_stage), format_number(c.in_flight), basis.value)
+            for c in state.classes
+        ),
+    )
+    if state.kv_utilization is None:
+        why = "None exists: the work alone takes longer than the time between arrivals."
+        return Section("equilibrium", "Equilibrium", (Paragraph(why), figures))
+    if state.kv_utilization > 1:
+        why = "It does not fit: what the offered load would hold in memory without evictions."
+        return Section("equilibrium", "Equilibrium", (Paragraph(why), figures, classes))
+    return Section("equilibrium", "Equilibrium", (figures, classes))
+
+
+def _saturation(report: Report) -> Section:
+    full, basis = report.saturation, _basis(report, "saturation")
+    return Section(
+        "saturation",
+        "Saturation",
+        (
+            _figures(
+                ("Admissions per iteration", format_number(full.admissions_per_iteration), basis),
+                ("Iteration time", format_seconds(full.iteration_time_s), basis),
+                ("Throughput", _rps(full.throughput_rps), basis),
+            ),
+        ),
+    )
+
+
+def _worst_cycle(report: Report) -> Section:
+    cycle, basis = report.worst_cycle, _basis(report, "worst_cycle")
+    zone = cycle.danger_zone_rps
+    blocks: list[Block] = [
+        _figures(
+            ("Kind", cycle.kind.value, basis),
+            ("Throughput per iteration", format_number(cycle.throughput_per_iteration), basis),
+            ("Throughput", _rps(cycle.throughput_rps), basis),
+            ("Loss", format_percent(cycle.loss), basis),
+            ("Evictions per iteration", format_number(cycle.evictions_per_iteration), basis),
+            ("Period", _unit(cycle.period, "iterations"), basis),
+            (
+                "Danger zone",
+                ABSENT if zone is None else f"{format_number(zone[0])} to {_rps(zone[1])}",
+                basis,
+            ),
+        ),
+    ]
+    if any(c.kind for c in cycle.classes):
+        blocks.append(Paragraph("Each class on a replica of its own:"))
+        blocks.append(_class_cycles(cycle))
+    return Section("worst_cycle", "Worst cycle", tuple(blocks))
+
+
+def _class_cycles(cycle: WorstCycle) -> Table:
+    return _table(
+        (_CLASS, Column("Cycle"), _number("Loss"), _number("Requests/s"), _BASIS),
+        (
+            (
+                c.name,
+                c.kind.value if c.kind else ABSENT,
+                format_percent(c.loss),
+                format_number(c.throughput_rps),
+                _class_cycle_basis(c),
+            )
+            for c in cycle.classes
+        ),
+    )
+
+
+def _class_cycle_basis(cycle: ClassCycle) -> str:
+    if cycle.kind is None:
+        return ABSENT
+    return (Basis.COMPUTED if cycle.kind is CycleKind.PULSE else Basis.THEOREM).value
+
+
+def _stability(report: Report) -> Section:
+    local, basis = report.stability, _basis(report, "stability")
+    margin = 1 - local.spectral_radius
+    verdict = ("stable" if local.stable else "unstable") if local.certified else "too close to call"
+    recovery = local.recovery_iterations
+    smallest = local.min_stable_input_tokens
+    return Section(
+        "stability",
+        "Stability",
+        (
+            _figures(
+                ("Equilibrium", f"{verdict}, proved" if local.certified else verdict, basis),
+                ("Spectral radius", _radius(local.spectral_radius), basis),
+                ("Margin below 1" if margin >= 0 else "Excess over 1", format_number(abs(margin), 3), basis),
+                ("Unstable modes", format_number(local.unstable_modes), basis),
+                ("Common divisor of lengths", format_number(local.gcd), basis),
+                ("Recovery", _unit(recovery, "iterations"), basis),
+                ("Smallest stable input", _unit(smallest.exact, "tokens"), basis),
+                ("Smallest stable input, asymptotic", _unit(smallest.asymptotic, "tokens"), basis),
+            ),
+            Paragraph(local.advice),
+        ),
+    )
+
+
+def _rate_cap(report: Report) -> Section:
+    cap, basis = report.rate_cap, _basis(report, "rate_cap")
+    figures = _figures(
+        ("Admissions", _rps(cap.per_second), basis),
+        ("Admissions per iteration", format_number(cap.per_iteration), basis),
+        ("Engine max_num_seqs", format_number(cap.engine_max_num_seqs), basis),
+    )
+    columns = (_CLASS, _number("Cap"), _number("Budget"), _number("Mean wait"), _BASIS)
+    rows = (
+        (
+            c.name,
+            format_number(c.per_iteration),
+            format_number(c.integer_budget),
+            format_seconds(c.mean_wait_s),
+            basis.value,
+        )
+        for c in cap.classes
+    )
+    caption = (
+        "Admissions per iteration by class: the fluid cap, whole requests, and the mean wait these cause."
+    )
+    if cap.budgets_are_optimal is None:
+        caption = "Admissions per iteration by class; no budgets of whole requests fit."
+    return Section("rate_cap", "Rate cap", (figures, Paragraph(caption), _table(columns, rows)))
+
+
+def _sources(report: Report) -> Section:
+    rows = ((key, source.kind.value, source.source) for key, source in report.sources.items())
+    return Section(
+        "sources", "Sources", (_table((Column("Block"), _BASIS, Column("Source", wraps=True)), rows),)
+    )
+
+
+def _notes(report: Report) -> Section:
+    return Section("notes", "Notes", (Bullets(report.notes),))
+
+
+_SECTIONS: tuple[Callable[[Report], Section], ...] = (
+    _load,
+    _equilibrium,
+    _saturation,
+    _worst_cycle,
+    _stability,
+    _rate_cap,
+    _sources,
+    _notes,
+)
+
+
+def _figures(*rows: tuple[str, str, Basis]) -> Table:
+    """A table of single figures; what does not exist has no basis either."""
+    return _table(
+        (Column("Figure", wraps=True), Column("Value", wraps=True), _BASIS),
+        ((name, value, ABSENT if value == ABSENT else basis.value) for name, value, basis in rows),
+    )
+
+
+def _table(columns: tuple[Column, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+    """A table of at most `MAX_ROWS` rows."""
+    all_rows = tuple(rows)
+    left_out = len(all_rows) - MAX_ROWS
+    cut = f"… {format_number(left_out)} more; see --format json" if left_out > 0 else None
+    return Table(columns, all_rows[:MAX_ROWS], cut)
+
+
+def _number(name: str) -> Column:
+    return Column(name, right=True)
+
+
+def _basis(report: Report, block: str) -> Basis:
+    return report.sources[block].kind
+
+
+def _rps(value: float) -> str:
+    return f"{format_number(value)} requests/s"
+
+
+def _tokens_rate(value: float | None) -> str:
+    return _unit(value, "tokens/s")
+
+
+def _unit(value: float | None, unit: str) -> str:
+    return ABSENT if value is None else f"{format_number(value)} {unit}"
+
+
+def _radius(radius: float) -> str:
+    """A spectral radius with the digits that tell it from 1: two of the difference, and at least four.
+
+    >>> _radius(0.9999634), _radius(1.0), _radius(0.43218), _radius(1.0005834)
+    ('0.999963', '1', '0.4322', '1.00058')
+    """
+    distance = abs(1 - radius)
+    if not 0 < distance < 1:
+        return format_number(radius)
+    # above 1 the leading digit takes one more
+    digits = 1 - math.floor(math.log10(distance)) + (radius > 1)
+    return format_number(radius, min(max(4, digits), _MAX_DIGITS))

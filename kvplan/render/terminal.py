@@ -1,0 +1,123 @@
+"""The report for a terminal: verdict, what to do and key figures within the first screen, details below.
+
+Everything reaches Rich as `Text`, which it never interprets as markup.
+"""
+
+from io import StringIO
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from kvplan.render.document import Block, Bullets, Document, Paragraph, Section, Table
+from kvplan.report import Status
+
+MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
+
+_COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "yellow", Status.OVERLOADED: "red"}
+
+
+def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
+    """The text to print.
+
+    Parameters
+    ----------
+    document : Document
+    width : int
+        Columns of the terminal; more than 100 are not filled.
+    colour : bool
+        Write ANSI escape sequences.
+
+    Examples
+    --------
+    >>> from kvplan.render.document import Column, Document, Table
+    >>> figures = Table((Column("Figure"), Column("Value")), (("Headroom", "+25%"),))
+    >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
+    chat
+    STABLE  It fits.
+    <BLANKLINE>
+    What to do
+      1  Nothing.
+    <BLANKLINE>
+      Figure    Value
+      Headroom  +25%
+    <BLANKLINE>
+    kvplan 0
+    """
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=max(MIN_WIDTH, min(width, MAX_WIDTH)),
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        legacy_windows=False,
+        _environ={},  # the caller has decided
+    )
+    console.print(
+        Group(
+            Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
+            _verdict(document),
+            Text(),
+            Text("What to do", "bold"),
+            _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),
+            Text(),
+            _table(document.summary),
+            *(part for section in document.sections for part in _section(section)),
+            Text(),
+            Text(document.origin, "dim", overflow="fold"),
+        )
+    )
+    # Rich fills table cells up to their width
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def _verdict(document: Document) -> RenderableType:
+    word = document.status.replace("_", " ").upper()
+    return Text.assemble((word, f"bold {_COLOURS[document.status]}"), "  ", document.headline)
+
+
+def _section(section: Section) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text(), Text(section.title, "bold")]
+    for number, block in enumerate(section.blocks):
+        if number:
+            parts.append(Text())
+        parts.append(_block(block))
+    return parts
+
+
+def _block(block: Block) -> RenderableType:
+    match block:
+        case Table():
+            return _table(block)
+        case Paragraph():
+            return _indented(Text(block.text))
+        case Bullets():
+            return _items(block.items, ["-"] * len(block.items))
+
+
+def _table(table: Table) -> RenderableType:
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for column in table.columns:
+        grid.add_column(
+            Text(column.name),
+            justify="right" if column.right else "left",
+            no_wrap=not column.wraps,
+            overflow="fold",
+        )
+    for row in table.rows:
+        grid.add_row(*map(Text, row))
+    return _indented(Group(grid, Text(table.cut, "dim")) if table.cut else grid)
+
+
+def _items(items: tuple[str, ...], marks: list[str]) -> RenderableType:
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for mark, item in zip(marks, items, strict=True):
+        grid.add_row(Text(mark), Text(item))
+    return _indented(grid)
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2))
