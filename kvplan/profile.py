@@ -100,11 +100,15 @@ def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
     """
     if reference == "-":
         return parse_profile(_read(stdin, "<stdin>"), "<stdin>")
-    if reference is not None and os.path.lexists(reference):
-        path, source = Path(reference), reference if reference.isprintable() else repr(reference)
-    else:
-        source = reference or DEFAULT_PROFILE
-        path = _shipped(source)
+    name = DEFAULT_PROFILE if reference is None else reference
+    source = name if name.isprintable() and 0 < len(name) <= 1000 else schema.shown(name)
+    path = Path(name)
+    if reference is None or not os.path.lexists(name):
+        shipped = shipped_profiles()
+        if name not in shipped:
+            nearest = schema.did_you_mean(name, shipped, "shipped profiles")
+            raise ProfileError(source, f"neither a file nor a shipped profile; {nearest}")
+        path = shipped[name]
     try:
         with path.open("rb") as file:
             data = _read(file, source)
@@ -118,16 +122,6 @@ def shipped_profiles() -> dict[str, Path]:
     package = Path(__file__).parent
     folders = (package / "profiles", package.parent / "profiles")
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
-
-
-def _shipped(name: str) -> Path:
-    shipped = shipped_profiles()
-    if name not in shipped:
-        nearest = schema.did_you_mean(name, shipped, "shipped profiles")
-        raise ProfileError(
-            schema.shown(name), f"no such file, and no shipped profile of that name; {nearest}"
-        )
-    return shipped[name]
 
 
 def _read(file: BinaryIO, source: str) -> bytes:
