@@ -19,6 +19,7 @@ import numpy as np
 from kvplan.model import FloatArray, IntArray, sum_by, survival, survival_weights
 
 _COMPILE_ABOVE = 3_000_000  # inner steps; compiling pays off beyond about a second of plain Python
+_PROBES = 32
 _PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput
 MAX_ITERATIONS = 1_000_000
 MAX_STEPS = 2_000_000_000
@@ -314,8 +315,12 @@ def find_period(series: FloatArray, tolerance: float) -> int | None:
     """
     half = series.size // 2
     tail = series[half:]
-    alike = np.flatnonzero(np.abs(series[half - 1 : -1][::-1] - series[-1]) <= tolerance) + 1
-    for shift in alike:
+    shifts = np.arange(1, half + 1)
+    # Weed out shifts at a few points first: the highest, for series of rare pulses, and some in between.
+    probes = np.concatenate([np.argsort(tail)[-_PROBES:], np.arange(tail.size - 1, -1, -max(1, half // _PROBES))])
+    for probe in half + probes:
+        shifts = shifts[np.abs(series[probe - shifts] - series[probe]) <= tolerance]
+    for shift in shifts:
         if np.abs(tail - series[half - shift : series.size - shift]).max() <= tolerance:
             return int(shift)
     return None

@@ -30,7 +30,7 @@ _ORDER = 14  # Taylor coefficients an arc; the tail (π/8)^14/14! is 2e-17 of Σ
 _SAMPLES_PER_COEFFICIENT = 4
 _NEWTON_REACH = 2.0  # half widths of an arc within which its Taylor polynomial is trusted
 _MAX_HALVINGS = 48
-_MAX_ARCS = 1 << 21
+_SEARCH_HALVINGS = 6  # the search only needs to know on which side of a circle the roots are
 _MAX_NEWTON = 30
 _MAX_SEARCH = 60
 _EPS = float(np.finfo(np.float64).eps)
@@ -139,13 +139,15 @@ def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float =
     return _count_outside(*_on_radius(w, radius, relative_error), _middle(w.size))
 
 
-def _count_outside(arcs: Arcs, error: float, middle: int) -> int | None:
+def _count_outside(
+    arcs: Arcs, error: float, middle: int, max_halvings: int = _MAX_HALVINGS
+) -> int | None:
     """Halve arcs until F keeps to a half plane on each, then add up its turns."""
     left, right = _halving_matrices(_ORDER)
     center, half_width, taylor = arcs.center, arcs.half_width, arcs.taylor
     ends = np.array([0.0, math.pi])
     centers, values = [ends], [taylor[0, [0, -1]]]
-    for _ in range(_MAX_HALVINGS):
+    for _ in range(max_halvings):
         clear = np.abs(taylor[1:]).sum(axis=0) + error < np.abs(taylor[0])
         centers.append(center[clear])
         values.append(taylor[0, clear])
@@ -156,7 +158,7 @@ def _count_outside(arcs: Arcs, error: float, middle: int) -> int | None:
             return middle - round(half_turns)
         half_width /= 2
         center, taylor = center[~clear], taylor[:, ~clear]
-        if center.size > _MAX_ARCS:
+        if center.size > arcs.center.size // 2:  # more near-roots than a proof is worth
             return None
         center = np.concatenate([center - half_width, center + half_width])
         taylor = np.concatenate([left @ taylor, right @ taylor], axis=1)
@@ -220,7 +222,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     found = low
     for _ in range(_MAX_SEARCH):
         arcs, error = _on_radius(w, radius, relative_error)
-        outside = _count_outside(arcs, error, _middle(w.size))
+        outside = _count_outside(arcs, error, _middle(w.size), _SEARCH_HALVINGS)
         moduli = _moduli_near(arcs, radius)
         found = float(moduli.max(initial=found))
         # Each root found stands for itself and its conjugate: if fewer than are outside, some lie further out.
