@@ -36,6 +36,7 @@ BESIDE_CONTRACT = frozenset(
     {
         "actions",
         "stability.radius_certified",
+        "stability.stabilising_change",
         "worst_cycle.iterations",
         "worst_cycle.settled",
         "rate_cap.budgets_are_optimal",
@@ -170,7 +171,7 @@ def _summary(status: Status, binding: str, offered: Load, cycle: WorstCycle) -> 
     rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
     if status is Status.OVERLOADED:
         excess = offered.offered_rps / offered.sustainable_rps - 1
-        return f"{rates}: {format_percent(excess)} more than {binding} allows under any policy."
+        return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."
     fits = f"{rates}, limited by {binding}"
     if status is Status.NEEDS_CAP:
         stuck = format_number(cycle.throughput_rps)
@@ -201,8 +202,8 @@ def _actions(
         actions.append(
             f"Cap admissions at {limit}: evictions then stop and all of the sustainable rate is served."
         )
-        if not local.stable and local.certified:
-            actions.append(local.advice)
+        if local.stabilising_change is not None:
+            actions.append(f"Or remove the cause. {local.stabilising_change}.")
         elif not local.certified:
             actions.append("Stability is too close to call in floating point; the cap is safe either way.")
     elif eviction_is_impossible(model):
@@ -213,7 +214,7 @@ def _actions(
         time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
         iterations = format_number(local.recovery_iterations)
         actions.append(
-            f"Nothing: at full load disturbances shrink e-fold in {iterations} iterations ({time})."
+            f"Nothing. Even at full load disturbances decay e-fold in {iterations} iterations ({time})."
         )
     else:
         actions.append(

@@ -107,6 +107,7 @@ def _segments(value: object) -> int | None:
 _Name = Annotated[str, AfterValidator(_printable)]
 _Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
 _Amount = Annotated[float, Field(ge=_TINY, le=_HUGE)]
+_Rate = Annotated[float, Field(ge=1e-300, le=_HUGE)]  # however rare, the formulas hold
 _Seconds = BeforeValidator(_seconds, json_schema_input_type=float | str)
 _Bytes = Annotated[int, Field(ge=1, le=10**18), BeforeValidator(_bytes, json_schema_input_type=str)]
 _Decode = Annotated[dict[int, float], BeforeValidator(_decode, json_schema_input_type=int | dict[str, float])]
@@ -145,12 +146,12 @@ class Class(_Table):
     name: _Name
     input: Annotated[int, Field(ge=0, le=10**9)]
     decode: _Decode
-    rate: _Amount | None = None
+    rate: _Rate | None = None
     share: Annotated[float, Field(ge=_TINY, le=1)] | None = None
 
 
 class Workload(_Table):
-    rate: _Amount
+    rate: _Rate
 
 
 class _Plan(_Table):

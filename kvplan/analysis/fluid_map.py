@@ -317,7 +317,9 @@ def find_period(series: FloatArray, tolerance: float) -> int | None:
     tail = series[half:]
     shifts = np.arange(1, half + 1)
     # Weed out shifts at a few points first: the highest, for series of rare pulses, and some in between.
-    probes = np.concatenate([np.argsort(tail)[-_PROBES:], np.arange(tail.size - 1, -1, -max(1, half // _PROBES))])
+    probes = np.concatenate(
+        [np.argsort(tail)[-_PROBES:], np.arange(tail.size - 1, -1, -max(1, half // _PROBES))]
+    )
     for probe in half + probes:
         shifts = shifts[np.abs(series[probe - shifts] - series[probe]) <= tolerance]
     for shift in shifts:

@@ -139,9 +139,7 @@ def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float =
     return _count_outside(*_on_radius(w, radius, relative_error), _middle(w.size))
 
 
-def _count_outside(
-    arcs: Arcs, error: float, middle: int, max_halvings: int = _MAX_HALVINGS
-) -> int | None:
+def _count_outside(arcs: Arcs, error: float, middle: int, max_halvings: int = _MAX_HALVINGS) -> int | None:
     """Halve arcs until F keeps to a half plane on each, then add up its turns."""
     left, right = _halving_matrices(_ORDER)
     center, half_width, taylor = arcs.center, arcs.half_width, arcs.taylor

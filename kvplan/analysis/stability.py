@@ -46,6 +46,7 @@ class Stability:
 
     `unstable_modes` counts roots outside the unit circle (by more than 1e-9 where a root is on it; None where the
     count is unproved). `certified` says that `stable` is proved, floating-point rounding included.
+    `stabilising_change` is the smallest change of one decode limit that is proved to make it stable, in words.
     """
 
     gcd: int
@@ -57,6 +58,7 @@ class Stability:
     recovery_iterations: float | None
     min_stable_input_tokens: MinStableInput
     advice: str
+    stabilising_change: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +187,10 @@ def _asymptotic_min_input(
     stages: IntArray, scale: FloatArray, share: FloatArray, smallest: int
 ) -> float | None:
     """SIC eq. 13 for two lengths and one input; `inline` is the (s-1, d+1) system, hence one token more."""
-    if np.unique(stages).size != 2 or np.ptp(scale) > 0:
+    shorter, longer = stages == stages.min(), stages == stages.max()
+    if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(scale) > 0:
         return None
-    p = float(share[stages == stages.min()].sum())
+    p = float(share[shorter].sum())
     mean = float(share @ stages)
     return smallest + mean**3 / (2 * math.pi**2 * p * (1 - p))
 
@@ -264,6 +267,7 @@ def stability(model: ServingModel) -> Stability:
     (0.999963, True, 27000.0)
     """
     found, inputs = model_spectrum(model), min_stable_input(model)
+    change = _stabilising_change(model) if found.certified and not found.stable else None
     return Stability(
         gcd=int(np.gcd.reduce(model.mix.stages)),
         spectral_radius=found.radius,
@@ -273,58 +277,52 @@ def stability(model: ServingModel) -> Stability:
         certified=found.certified,
         recovery_iterations=1 / (1 - found.radius) if found.stable else None,
         min_stable_input_tokens=inputs,
-        advice=_advice(model, found, inputs),
+        advice=_advice(found, inputs, change),
+        stabilising_change=change,
     )
 
 
-def _advice(model: ServingModel, found: Spectrum, inputs: MinStableInput) -> str:
+def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
     if found.stable:
-        return "None needed: the mix of decode lengths damps disturbances by itself."
+        return "None needed: the mix of lengths damps disturbances by itself."
     if not found.certified:
-        return "Too close to the boundary to decide; cap admissions, which is safe either way."
-    change = _stabilising_change(model)
+        return "Cap admissions: stability is too close to call in floating point, and the cap is safe either way."
     if change is not None:
-        return f"{change} makes the equilibrium stable."
+        return f"{change}, or cap admissions."
     if inputs.exact is not None:
-        return f"Stable only from a mean input of {format_tokens(inputs.exact)} tokens; cap admissions."
-    return "No small change of a decode limit makes the equilibrium stable; cap admissions."
+        return f"Cap admissions: this mix is stable only from a mean input of {format_tokens(inputs.exact)} tokens."
+    return "Cap admissions: no small change of one decode limit makes this mix stable."
 
 
 def _stabilising_change(model: ServingModel) -> str | None:
     """The smallest change of one fixed decode limit that is proved to stabilise the mix, in words."""
-    fixed = [i for i, c in enumerate(model.classes) if len(c.decode_tokens) == 1]
-    if (
-        len(model.classes) == 1
-        or len(fixed) > _ADVICE_MAX_CLASSES
-        or model.mix.stages.max() > _ADVICE_MAX_STAGES
-    ):
+    classes = model.classes
+    fixed = [(i, c.decode_tokens[0]) for i, c in enumerate(classes) if len(c.decode_tokens) == 1]
+    too_many = len(fixed) > _ADVICE_MAX_CLASSES or model.mix.stages.max() > _ADVICE_MAX_STAGES
+    if len(classes) == 1 or too_many:
         return None
     for size in range(1, _ADVICE_MAX_CHANGE + 1):
-        stable: list[tuple[float, str]] = []
-        for i in fixed:
-            for decode in (
-                model.classes[i].decode_tokens[0] - size,
-                model.classes[i].decode_tokens[0] + size,
-            ):
-                radius = _radius_if_stable(model, i, decode)
-                if radius is not None:
-                    verb = "Shortening" if decode < model.classes[i].decode_tokens[0] else "Lengthening"
-                    name, old = model.classes[i].name, model.classes[i].decode_tokens[0]
-                    words = f"{verb} the decode limit of {name!r} from {format_tokens(old)} to {format_tokens(decode)}"
-                    stable.append((radius, f"{words} (spectral radius {format_number(radius, 8)})"))
+        stable = [
+            (radius, i, old, new)
+            for i, old in fixed
+            for new in (old - size, old + size)
+            if (radius := _radius_if_stable(model, i, new)) is not None
+        ]
         if stable:
-            return min(stable)[1]
+            radius, i, old, new = min(stable)
+            verb = "Shorten" if new < old else "Lengthen"
+            return (
+                f"{verb} the decode limit of {classes[i].name!r} from {format_tokens(old)} to {format_tokens(new)} "
+                f"(spectral radius {format_number(radius, 8)})"
+            )
     return None
 
 
 def _radius_if_stable(model: ServingModel, index: int, decode: int) -> float | None:
-    changed = replace(model.classes[index], decode_tokens=(decode,))
-    if decode < 1 or changed.max_tokens > model.replica.memory_tokens:
+    """Spectral radius with another decode limit for one class; None unless it is possible and proved stable."""
+    limited = replace(model.classes[index], decode_tokens=(decode,))
+    if decode < 1 or limited.max_tokens > model.replica.memory_tokens:
         return None
-    classes = (*model.classes[:index], changed, *model.classes[index + 1 :])
-    mix = replace(model, classes=classes)
-    weights = survival_weights(mix.mix.stages, mix.held_first_weight, mix.mix.share)
-    error = rounding_error(mix.mix.stages)
-    if count_outside(weights, relative_error=error) != 0:
-        return None
-    return largest_root(weights, relative_error=error).modulus
+    changed = replace(model, classes=(*model.classes[:index], limited, *model.classes[index + 1 :]))
+    found = model_spectrum(changed)
+    return found.radius if found.stable else None
