@@ -16,7 +16,7 @@ import typer
 
 from kvplan import __version__
 from kvplan.errors import ExitCode, UsageError
-from kvplan.output import ClosedPipeError, write_result
+from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
 
 if TYPE_CHECKING:
     from kvplan.report import Report
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"])
+    ...     print(main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"]))
     0
     """
     try:
@@ -145,8 +145,12 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as stop:  # Typer's own output: completion, or help into a pipe that closed
         closed = isinstance(stop.__context__, BrokenPipeError)
         return _CLOSED_PIPE if closed else int(stop.code or 0)
-    except (UsageError, OSError) as error:  # the latter only from Typer: help onto a full disk
+    except UsageError as error:
         _say(f"error: {error}")
+        return ExitCode.USAGE
+    except OSError as error:  # only Typer writes without `write_result`: help onto a full disk
+        abandon_standard_output()
+        _say(f"error: standard output: cannot be written: {error.strerror}")
         return ExitCode.USAGE
     except Exception as error:
         return _explain(error)

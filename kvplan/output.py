@@ -64,9 +64,16 @@ def _to_standard_output(text: str) -> None:
         sys.stdout.buffer.write(text.encode(encoding, errors="replace"))
         sys.stdout.flush()
     except OSError:
-        # What is left in the buffer would fail once more when Python exits, and change the exit code.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_standard_output()
         raise
+
+
+def abandon_standard_output() -> None:
+    """Lead standard output nowhere, once writing to it has failed.
+
+    What is left in its buffer would fail again when Python exits, and change the exit code.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _to_path(data: bytes, path: Path) -> None:

@@ -114,7 +114,7 @@ def _summary(report: Report) -> Table:
         ("Headroom", format_percent(offered.headroom, signed=True), _basis(report, "load")),
         ("Binding constraint", report.verdict.binding, _basis(report, "load")),
         ("Worst-cycle loss", loss, _basis(report, "worst_cycle")),
-        ("Spectral radius", _radius(report.stability.spectral_radius), _basis(report, "stability")),
+        ("Spectral radius", format_radius(report.stability.spectral_radius), _basis(report, "stability")),
         ("Rate cap", _rps(report.rate_cap.per_second), _basis(report, "rate_cap")),
     )
 
@@ -240,7 +240,7 @@ def _stability(report: Report) -> Section:
         (
             _figures(
                 ("Equilibrium", f"{verdict}, proved" if local.certified else verdict, basis),
-                ("Spectral radius", _radius(local.spectral_radius), basis),
+                ("Spectral radius", format_radius(local.spectral_radius), basis),
                 ("Margin below 1" if margin >= 0 else "Excess over 1", format_number(abs(margin), 3), basis),
                 ("Unstable modes", format_number(local.unstable_modes), basis),
                 ("Common divisor of lengths", format_number(local.gcd), basis),
@@ -275,7 +275,7 @@ def _rate_cap(report: Report) -> Section:
         "Admissions per iteration by class: the fluid cap, whole requests, and the mean wait these cause."
     )
     if cap.budgets_are_optimal is None:
-        caption = "Admissions per iteration by class; no budgets of whole requests fit."
+        caption = "Admissions per iteration by class; no budgets of whole requests fit this load."
     return Section("rate_cap", "Rate cap", (figures, Paragraph(caption), _table(columns, rows)))
 
 
@@ -338,10 +338,10 @@ def _unit(value: float | None, unit: str) -> str:
     return ABSENT if value is None else f"{format_number(value)} {unit}"
 
 
-def _radius(radius: float) -> str:
+def format_radius(radius: float) -> str:
     """A spectral radius with the digits that tell it from 1: two of the difference, and at least four.
 
-    >>> _radius(0.9999634), _radius(1.0), _radius(0.43218), _radius(1.0005834)
+    >>> format_radius(0.9999634), format_radius(1.0), format_radius(0.43218), format_radius(1.0005834)
     ('0.999963', '1', '0.4322', '1.00058')
     """
     distance = abs(1 - radius)

@@ -1,0 +1,1 @@
+complete --command kvplan --no-files --arguments "(env _KVPLAN_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) kvplan)" --condition "env _KVPLAN_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) kvplan"

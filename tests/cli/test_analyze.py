@@ -1,0 +1,314 @@
+"""The installed command as a process: exit codes, streams, signals, terminals."""
+
+import json
+import os
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvplan
+from kvplan import cli, report
+from kvplan.profile import DEFAULT_PROFILE, shipped_profiles
+
+ROOT = Path(__file__).parents[2]
+SHELLS = ("bash", "zsh", "fish")
+
+# The package under test wins, wherever the tests run from; the caller's terminal must not matter.
+ENVIRONMENT = {
+    **{key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ},
+    "PYTHONPATH": str(Path(kvplan.__file__).parents[1]),
+}
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    extra = options.pop("env", {})
+    assert isinstance(extra, dict)
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-m", "kvplan", *arguments],
+        **{"capture_output": True, "encoding": "utf-8", "timeout": 60, **options},
+        env=ENVIRONMENT | extra,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line on standard error of a refusal."""
+    assert result.returncode == 2
+    assert result.stdout == ""
+    line, rest = result.stderr.split("\n", 1)
+    assert line.startswith("error: ")
+    assert rest == ""
+    return line
+
+
+def test_without_a_profile_the_default_is_used_and_named() -> None:
+    result = run("analyze")
+    assert result.returncode == 0
+    assert result.stderr == f"note: no profile given; using the shipped {DEFAULT_PROFILE}\n"
+    named = run("analyze", DEFAULT_PROFILE)
+    assert (named.stdout, named.stderr) == (result.stdout, "")
+
+
+def test_a_profile_is_read_from_a_path_and_from_standard_input() -> None:
+    path = shipped_profiles()[DEFAULT_PROFILE]
+    shipped = run("analyze", DEFAULT_PROFILE, "--format", "json").stdout
+    assert run("analyze", str(path), "--format", "json").stdout == shipped
+    assert run("analyze", "-", "--format", "json", input=path.read_text("utf-8")).stdout == shipped
+
+
+@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
+    first, second, again = (
+        run("analyze", name, "--format", "json", env={"PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2", "2")
+    )
+    assert first == second == again
+    assert json.loads(first)["schema_version"] == 1
+
+
+def test_output_to_a_file_is_what_standard_output_shows(tmp_path: Path) -> None:
+    for form in ("text", "markdown", "json"):
+        result = run("analyze", DEFAULT_PROFILE, "--format", form, "-o", str(tmp_path / form))
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+        assert (tmp_path / form).read_text("utf-8") == run(
+            "analyze", DEFAULT_PROFILE, "--format", form
+        ).stdout
+
+
+def test_the_width_follows_the_terminal() -> None:
+    assert run("analyze", env={"COLUMNS": "60"}).stdout != run("analyze", env={"COLUMNS": "100"}).stdout
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "Missing command"),
+        (("analyse",), "analyse"),
+        (("analyze", "--fromat", "json"), "--fromat"),
+        (("analyze", "--format", "yaml"), "'text', 'markdown', 'json'"),
+        (("analyze", "-o"), "'-o'"),
+        (("analyze", "one", "two"), "two"),
+        (("analyze", "no-such-profile"), "no-such-profile"),
+        (("analyze", "/"), "/"),
+        (("analyze", ""), ""),
+    ],
+)
+def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(run(*arguments))
+
+
+@pytest.mark.parametrize("place", ["missing/report.txt", "."])
+def test_an_impossible_output_is_named(place: str, tmp_path: Path) -> None:
+    target = str(tmp_path / place)
+    assert target in refused(run("analyze", DEFAULT_PROFILE, "-o", target))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_is_full_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    target.write_text("old")
+    result = run(
+        *("analyze", DEFAULT_PROFILE, "--format", "json", "-o", str(target)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert str(target) in refused(result)
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("analyze", DEFAULT_PROFILE), ("--version",), ("--help",)])
+def test_a_full_disk_behind_standard_output_is_an_error(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        result = run(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 2
+    assert re.fullmatch(r"error: .*No space left on device\n", result.stderr)
+
+
+def test_closed_streams_are_no_defect() -> None:
+    command = f"{sys.executable} -m kvplan analyze"
+    for streams, code in (("<&-", 0), ("2>&-", 0), (">&-", 2), ("- <&-", 2)):
+        result = subprocess.run(["sh", "-c", f"{command} {streams}"], env=ENVIRONMENT, capture_output=True)
+        assert (streams, result.returncode) == (streams, code)
+        assert b"Traceback" not in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize("arguments", [("analyze", DEFAULT_PROFILE), ("--version",), ("--help",)])
+def test_a_reader_that_has_gone_ends_the_command_quietly(arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = run(*arguments, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_an_interrupt_while_reading_ends_the_command_quietly(tmp_path: Path) -> None:
+    fifo = tmp_path / "profile.toml"
+    os.mkfifo(fifo)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvplan", "analyze", str(fifo)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process, fifo.open("w"):  # opens once the command has opened the other end
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130
+
+
+def test_the_output_of_a_descriptor_is_appended_not_replaced(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("before\n")
+    with log.open("a") as out:
+        result = run(
+            *("analyze", DEFAULT_PROFILE, "-o", "/dev/stdout"),
+            **{"capture_output": False, "stdout": out},
+        )
+    assert result.returncode == 0
+    assert log.read_text("utf-8") == "before\n" + run("analyze", DEFAULT_PROFILE).stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_the_locale_changes_no_byte_outside_a_terminal(encoding: str) -> None:
+    plain = run("analyze", DEFAULT_PROFILE)
+    assert run("analyze", DEFAULT_PROFILE, env={"PYTHONIOENCODING": encoding}).stdout == plain.stdout
+
+
+def on_terminal(*arguments: str, **environment: str) -> str:
+    """What the command writes to a terminal."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvplan", *arguments],
+        stdout=follower,
+        env=ENVIRONMENT | {"TERM": "xterm"} | environment,
+    )
+    os.close(follower)
+    received = b""
+    while True:
+        try:
+            data = os.read(leader, 65536)
+        except OSError:  # how Linux says that nobody holds the other end
+            break
+        if not data:
+            break
+        received += data
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
+    return received.decode()
+
+
+def test_colour_is_for_terminals_that_want_it(tmp_path: Path) -> None:
+    arguments = ("analyze", DEFAULT_PROFILE)
+    assert "\x1b[1;32mSTABLE\x1b[0m" in on_terminal(*arguments)
+    assert "\x1b" not in on_terminal(*arguments, NO_COLOR="1")
+    assert "\x1b" not in on_terminal(*arguments, TERM="dumb")
+    assert "\x1b" not in run(*arguments).stdout
+    on_terminal(*arguments, "-o", str(tmp_path / "report.txt"))
+    assert "\x1b" not in (tmp_path / "report.txt").read_text("utf-8")
+
+
+def test_an_ascii_terminal_gets_a_replacement_instead_of_a_crash() -> None:
+    text = on_terminal("analyze", "tool-calls-h100", PYTHONIOENCODING="ascii")
+    assert text.isascii()
+    assert "Smallest stable input" in text
+
+
+# ------------------------------------------------------------------------------------------------ defects
+
+
+def test_a_defect_of_kvplan_is_one_line_and_exit_code_three(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def defect(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr(report, "analyze", defect)
+    monkeypatch.delenv("KVPLAN_DEBUG", raising=False)
+    assert cli.main(["analyze", DEFAULT_PROFILE]) == 3
+    out, error = capfd.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    assert "report it (ZeroDivisionError: division by zero)" in error
+
+    monkeypatch.setenv("KVPLAN_DEBUG", "1")
+    assert cli.main(["analyze", DEFAULT_PROFILE]) == 3
+    assert "Traceback" in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ start-up
+
+
+def test_the_version_is_one_line() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"kvplan {kvplan.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("analyze", "--help")])
+def test_help_is_plain_and_has_an_example(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.isascii()
+    assert "Example: kvplan analyze" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (["--version"], {"numpy", "pydantic", "rich", "scipy", "numba"}),
+        (["--help"], {"numpy", "pydantic", "rich", "scipy", "numba"}),
+        (["analyze", DEFAULT_PROFILE, "-o", os.devnull], {"scipy", "numba", "hypothesis"}),
+        (["analyze", DEFAULT_PROFILE, "--format", "json", "-o", os.devnull], {"rich", "scipy", "numba"}),
+    ],
+)
+def test_only_what_a_command_needs_is_imported(arguments: list[str], unneeded: set[str]) -> None:
+    program = (
+        f"import sys; from kvplan.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert "kvplan.cli" in result.stderr.split()
+    assert unneeded & set(result.stderr.split()) == set()
+
+
+# ---------------------------------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_completion_scripts_are_those_of_the_command(shell: str) -> None:
+    """With ``KVPLAN_REGENERATE=1`` the scripts are written instead."""
+    script = run(env={"_KVPLAN_COMPLETE": f"source_{shell}"}).stdout.strip() + "\n"
+    path = ROOT / "completions" / f"kvplan.{shell}"
+    if os.environ.get("KVPLAN_REGENERATE"):
+        path.write_text(script, encoding="utf-8")
+        pytest.skip("written")
+    assert path.read_text("utf-8") == script
+
+
+@pytest.mark.parametrize(
+    ("typed", "completions"),
+    [
+        ("kvplan an", ["analyze"]),
+        ("kvplan analyze tool", ["tool-calls-h100"]),
+        ("kvplan analyze --o", ["--output"]),
+    ],
+)
+def test_commands_options_and_shipped_profiles_are_completed(typed: str, completions: list[str]) -> None:
+    environment = {"_KVPLAN_COMPLETE": "complete_bash", "COMP_WORDS": typed}
+    result = run(env=environment | {"COMP_CWORD": str(typed.count(" "))})
+    assert result.stdout.split() == completions

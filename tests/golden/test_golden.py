@@ -1,0 +1,65 @@
+"""What every shipped profile prints, in every format.
+
+After an intended change write the files anew and read the difference::
+
+    KVPLAN_REGENERATE=1 pytest tests/golden tests/cli
+"""
+
+import json
+import os
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.profile import load_profile, shipped_profiles
+from kvplan.render import document, markdown, terminal
+from kvplan.render import json as json_format
+from kvplan.report import Report, analyze, to_document
+
+FOLDER = Path(__file__).parent
+RENDERERS = {
+    "txt": lambda report: terminal.render(document.build(report)),
+    "md": lambda report: markdown.render(document.build(report)),
+    "json": lambda report: json_format.render(to_document(report)),
+}
+NAMES = sorted(shipped_profiles())
+
+
+def _report(name: str) -> Report:
+    profile = load_profile(name, stdin=BytesIO())
+    return analyze(profile.model, name=profile.name, sha256=profile.sha256)
+
+
+def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [leaf for key, item in items for leaf in _leaves(item, f"{path}.{key}")]
+    return [(path, value)]
+
+
+@pytest.mark.parametrize("kind", RENDERERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rendered_report_is_the_known_one(name: str, kind: str) -> None:
+    text = RENDERERS[kind](_report(name))
+    path = FOLDER / f"{name}.{kind}"
+    if os.environ.get("KVPLAN_REGENERATE"):
+        path.write_text(text, encoding="utf-8")
+        pytest.skip("written")
+    known = path.read_text("utf-8")
+    if kind != "json":
+        assert text == known
+        return
+    # the last digits of a float may differ between processors; keys, their order and everything else may not
+    for (key, value), (known_key, known_value) in zip(
+        _leaves(json.loads(text)), _leaves(json.loads(known)), strict=True
+    ):
+        assert key == known_key
+        close = isinstance(known_value, float) and known_value != 0
+        assert value == (pytest.approx(known_value, rel=1e-9) if close else known_value), key
+
+
+def test_nothing_else_is_kept() -> None:
+    expected = {f"{name}.{kind}" for name in NAMES for kind in RENDERERS}
+    assert {p.name for p in FOLDER.iterdir() if p.suffix[1:] in RENDERERS} == expected

@@ -1,0 +1,126 @@
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvplan.errors import OutputError
+from kvplan.output import write_result
+
+
+def test_a_new_file_has_the_text_and_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_result("ρ – 日本\n", tmp_path / "report.txt")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "report.txt").read_bytes() == "ρ – 日本\n".encode()
+    assert stat.S_IMODE((tmp_path / "report.txt").stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["report.txt"]
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    target = tmp_path / "report.txt"
+    target.write_text("a longer text than the new one")
+    target.chmod(0o604)
+    write_result("new\n", target)
+    assert target.read_text() == "new\n"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o604
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("existing", ["old", None])
+def test_a_failure_leaves_the_folder_as_it_was(
+    step: str, existing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "report.txt"
+    if existing is not None:
+        target.write_text(existing)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, step, no_space)
+    with pytest.raises(OutputError, match=r"report\.txt: cannot be written: No space left on device"):
+        write_result("new\n", target)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_an_interruption_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: int) -> None:
+        assert len(os.listdir(tmp_path)) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_result("new\n", tmp_path / "report.txt")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("name", "reason"), [("", "Is a directory"), ("missing/report.txt", "No such file")])
+def test_an_impossible_place_is_named(name: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=reason) as refusal:
+        write_result("new\n", tmp_path / name)
+    assert str(refusal.value).startswith(f"{tmp_path / name}: ")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_name_that_is_not_printable_stays_on_one_line(tmp_path: Path) -> None:
+    with pytest.raises(OutputError) as refusal:
+        write_result("new\n", tmp_path / "missing\n\x1b[31m" / "report.txt")
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
+@pytest.mark.parametrize("read_only", ["file", "folder"])
+def test_what_is_read_only_is_not_written(read_only: str, tmp_path: Path) -> None:
+    target = tmp_path / "report.txt"
+    target.write_text("old")
+    place = target if read_only == "file" else tmp_path
+    place.chmod(0o500)
+    try:
+        with pytest.raises(OutputError, match="Permission denied"):
+            write_result("new\n", target)
+    finally:
+        tmp_path.chmod(0o700)
+    assert target.read_text() == "old"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_followed(exists: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    if exists:
+        (folder / "target.txt").write_text("old")
+    link = tmp_path / "link.txt"
+    link.symlink_to(folder / "target.txt")
+    write_result("new\n", link)
+    assert link.is_symlink()
+    assert (folder / "target.txt").read_text() == "new\n"
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(fifo.read_text()))
+    reader.start()
+    write_result("new\n", fifo)
+    reader.join(timeout=10)
+    assert received == ["new\n"]
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+def test_a_device_stays_a_device() -> None:
+    write_result("new\n", Path(os.devnull))
+    assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
+
+
+def test_standard_output_is_utf8_where_no_terminal_says_otherwise(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    write_result("ρ – 日本\n")
+    assert capfdbinary.readouterr().out == "ρ – 日本\n".encode()

@@ -1,0 +1,341 @@
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from io import BytesIO
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.cells import cell_len
+
+from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.profile import load_profile, shipped_profiles
+from kvplan.render import document, markdown, terminal
+from kvplan.render import json as json_format
+from kvplan.report import Report, analyze, to_document
+
+# Key by key from the contract; "[]" stands for every element of a list, "*" for any key.
+_CONTRACT = """
+schema_version kvplan_version
+profile.name profile.sha256
+verdict.status verdict.binding verdict.summary
+load.offered_rps load.work_rate load.load_factor_max load.headroom load.sustainable_rps
+load.sustainable_decode_tokens_per_s
+load.sensitivity.memory_tokens load.sensitivity.d0 load.sensitivity.d1
+equilibrium.kv_tokens equilibrium.kv_utilization equilibrium.iteration_time_s equilibrium.requests_in_flight
+equilibrium.decode_tokens_per_s equilibrium.prompt_iterations_per_s
+equilibrium.classes[].name equilibrium.classes[].per_stage equilibrium.classes[].in_flight
+saturation.admissions_per_iteration saturation.iteration_time_s saturation.throughput_rps
+worst_cycle.kind worst_cycle.throughput_per_iteration worst_cycle.throughput_rps worst_cycle.loss
+worst_cycle.evictions_per_iteration worst_cycle.period worst_cycle.danger_zone_rps
+worst_cycle.classes[].name worst_cycle.classes[].kind worst_cycle.classes[].throughput_per_iteration
+worst_cycle.classes[].throughput_rps worst_cycle.classes[].loss worst_cycle.classes[].evictions_per_iteration
+worst_cycle.classes[].period
+stability.gcd stability.spectral_radius stability.unstable_modes stability.stable stability.certified
+stability.recovery_iterations stability.min_stable_input_tokens.exact
+stability.min_stable_input_tokens.asymptotic stability.advice
+rate_cap.per_iteration rate_cap.per_second rate_cap.classes[].name rate_cap.classes[].per_iteration
+rate_cap.classes[].integer_budget rate_cap.engine_max_num_seqs
+wait nested_wait safety_buffer simulation
+sources.*.source sources.*.kind
+notes
+"""
+CONTRACT = _CONTRACT.split()
+
+PULSE = ServingModel(  # SIC's decode lengths 2 and 4: fits, but a collapse stays
+    (RequestClass("short", 4, (2,), (1.0,), 520.0), RequestClass("long", 4, (4,), (1.0,), 520.0)),
+    Timing(1.0),
+    Replica(20_000, prefill=Prefill.DISAGGREGATED),
+)
+TOO_MUCH_WORK = ServingModel(
+    (RequestClass("chat", 100, (20,), (1.0,), 50.0), RequestClass("batch", 100, (40,), (1.0,), 50.0)),
+    Timing(0.01, d1=1e-5),
+    Replica(400_000),
+)
+NEARLY_CRITICAL = ServingModel(  # theory §3: spectral radius 0.999963
+    (RequestClass("a", 1848, (20,), (1.0,), 1.0), RequestClass("b", 1848, (21,), (1.0,), 1.0)),
+    Timing(1.0),
+    Replica(10**6),
+)
+ONE_STAGE = ServingModel((RequestClass("score", 9, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))
+HOSTILE = (
+    "[bold red]x[/] [link=https://example.org]y[/link]",
+    "a|b`c`d\\|e\\",
+    "<script>alert(1)</script> &amp; <!-- -->",
+    "**x** _y_ ~~z~~ ![i](j) $k$",
+    "@team #12 :tada: https://example.org",
+    "1. one",
+    "# two #",
+    "日本語の名前",
+    "x" * 200,
+)
+
+
+def _named(*names: str, title: str = "many") -> Report:
+    classes = tuple(RequestClass(n, 30 + i, (2, 4), (1.0, 1.0), 1.0) for i, n in enumerate(names))
+    model = ServingModel(classes, Timing(0.01), Replica(40_000))
+    return analyze(model, name=title, sha256="5e6f" * 16)
+
+
+def _report(model: ServingModel) -> Report:
+    return analyze(model, name="a model", sha256="5e6f" * 16)
+
+
+@cache
+def _shipped(name: str) -> Report:
+    profile = load_profile(name, stdin=BytesIO())
+    return analyze(profile.model, name=profile.name, sha256=profile.sha256)
+
+
+SHIPPED = sorted(shipped_profiles())
+HOSTILE_REPORT = _named(*HOSTILE, title=HOSTILE[0])
+
+
+def _paths(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            key = "*" if path == "sources" else key
+            yield from _paths(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for item in value:
+            yield from _paths(item, f"{path}[]")
+    else:
+        yield path
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def _text(text: str) -> str:
+    """Words with single blanks: what a reader sees whatever the line breaks."""
+    return " ".join(text.split())
+
+
+# ---------------------------------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize("model", [PULSE, TOO_MUCH_WORK, NEARLY_CRITICAL, ONE_STAGE])
+def test_json_has_the_keys_of_the_contract_and_no_others(model: ServingModel) -> None:
+    parsed = json.loads(json_format.render(to_document(_report(model))))
+    assert set(_paths(parsed)) == set(CONTRACT)
+    assert list(parsed) == list(dict.fromkeys(path.partition(".")[0] for path in CONTRACT))
+    assert all(math.isfinite(number) for number in _numbers(parsed))
+
+
+def test_json_keeps_what_the_report_found() -> None:
+    parsed = json.loads(json_format.render(to_document(_report(PULSE))))
+    cycle = parsed["worst_cycle"]
+    # theory §3: x = M/Σp((a-1)n + n(n+g)/2) = 20,000/20 per iteration of 1 s
+    assert (cycle["kind"], cycle["throughput_rps"], cycle["period"]) == ("pulse", pytest.approx(1000), 2)
+    assert cycle["danger_zone_rps"] == pytest.approx([1000, 20_000 / 18.5])
+    assert [c["name"] for c in cycle["classes"]] == ["short", "long"]
+    assert parsed["schema_version"] == 1
+    assert [parsed[key] for key in ("wait", "nested_wait", "safety_buffer", "simulation")] == [None] * 4
+
+
+def test_what_does_not_exist_is_null_in_json() -> None:
+    overworked, pulse, one_stage = (to_document(_report(m)) for m in (TOO_MUCH_WORK, PULSE, ONE_STAGE))
+    state = overworked["equilibrium"]
+    assert [c["name"] for c in state.pop("classes")] == ["chat", "batch"]
+    assert set(state.values()) == {None}
+    assert {c["integer_budget"] for c in overworked["rate_cap"]["classes"]} == {None}
+    assert pulse["stability"]["recovery_iterations"] is None
+    assert pulse["stability"]["min_stable_input_tokens"] == {"exact": None, "asymptotic": None}
+    assert one_stage["worst_cycle"]["kind"] == "none"
+    assert one_stage["worst_cycle"]["period"] is one_stage["worst_cycle"]["danger_zone_rps"] is None
+    assert (one_stage["worst_cycle"]["loss"], one_stage["worst_cycle"]["evictions_per_iteration"]) == (0, 0)
+    assert one_stage["stability"]["spectral_radius"] == 0
+
+
+def test_json_refuses_what_is_not_finite() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_format.render({"loss": math.inf})
+
+
+# ----------------------------------------------------------------------------------------------- terminal
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_first_screen_says_what_matters(name: str) -> None:
+    report = _shipped(name)
+    screen = terminal.render(document.build(report), width=80).splitlines()[:24]
+    assert max(map(cell_len, screen)) <= 80
+    text = _text("\n".join(screen))
+    word = {"stable": "STABLE", "needs_cap": "NEEDS CAP", "overloaded": "OVERLOADED"}[report.verdict.status]
+    assert f"{word} {report.verdict.summary}" in text
+    assert "What to do" in text
+    for number, action in enumerate(report.actions, 1):
+        assert f"{number} {action}" in text
+    for figure in ("Headroom", "Binding constraint", "Worst-cycle loss", "Rate cap"):
+        assert re.search(
+            rf"  {figure} .* (theorem|computed|simulated|assumption)\n", "\n".join(screen) + "\n"
+        )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize(
+    "report", [*map(_shipped, SHIPPED), *map(_report, (PULSE, TOO_MUCH_WORK)), HOSTILE_REPORT]
+)
+def test_no_line_is_wider_than_the_terminal(report: Report, width: int) -> None:
+    lines = terminal.render(document.build(report), width=width).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_a_wide_terminal_is_not_filled() -> None:
+    built = document.build(_shipped(SHIPPED[0]))
+    assert terminal.render(built, width=500) == terminal.render(built, width=100)
+
+
+def test_names_are_shown_as_they_are_on_a_terminal() -> None:
+    text = terminal.render(document.build(HOSTILE_REPORT), width=100)
+    assert text.splitlines()[0] == HOSTILE[0]
+    joined = "".join(text.split())
+    for name in HOSTILE[:-1]:  # the last fills more than a line of its column
+        assert "".join(name.split()) in joined
+
+
+def test_colour_adds_nothing_but_escape_sequences() -> None:
+    built = document.build(HOSTILE_REPORT)
+    coloured = terminal.render(built, colour=True)
+    stripped = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert "\x1b" not in terminal.render(built)
+    assert [line.rstrip() for line in stripped.splitlines()] == terminal.render(built).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("model", "colour"), [(ONE_STAGE, 32), (PULSE, 33), (TOO_MUCH_WORK, 31)], ids=["green", "yellow", "red"]
+)
+def test_the_verdict_has_the_colour_of_a_traffic_light(model: ServingModel, colour: int) -> None:
+    assert f"\x1b[1;{colour}m" in terminal.render(document.build(_report(model)), colour=True)
+
+
+# ----------------------------------------------------------------------------------------------- document
+
+
+def _figure(report: Report, section: str, figure: str) -> tuple[str, ...]:
+    (found,) = (s for s in document.build(report).sections if s.key == section)
+    tables = [block for block in found.blocks if isinstance(block, document.Table)]
+    (row,) = (row for table in tables for row in table.rows if row[0] == figure)
+    return row[1:]
+
+
+def test_a_spectral_radius_near_one_is_not_rounded_to_one() -> None:
+    assert _figure(_report(NEARLY_CRITICAL), "stability", "Spectral radius") == ("0.999963", "computed")
+    value, _ = _figure(_report(NEARLY_CRITICAL), "stability", "Margin below 1")
+    assert 3.6e-5 < float(value) < 3.8e-5
+
+
+@pytest.mark.parametrize("exponent", range(1, 11))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_every_spectral_radius_keeps_its_side_of_one(sign: int, exponent: int) -> None:
+    radius = 1 + sign * 3.7 * 10.0**-exponent
+    shown = float(document.format_radius(radius))
+    assert abs(shown - radius) < 0.06 * abs(radius - 1)
+
+
+def test_numbers_that_do_not_exist_have_neither_value_nor_basis() -> None:
+    assert _figure(_report(TOO_MUCH_WORK), "equilibrium", "KV tokens") == ("–", "–")
+
+
+def test_every_figure_has_a_basis() -> None:
+    built = document.build(HOSTILE_REPORT)
+    blocks = [built.summary, *(block for section in built.sections for block in section.blocks)]
+    tables = [block for block in blocks if isinstance(block, document.Table)]
+    for table in tables:
+        position = [column.name for column in table.columns].index("Basis")
+        assert {row[position] for row in table.rows} <= {
+            "theorem",
+            "computed",
+            "simulated",
+            "assumption",
+            "–",
+        }
+
+
+def test_the_basis_is_the_one_the_report_gives() -> None:
+    report = _report(PULSE)
+    assert _figure(report, "load", "Offered load")[1] == "assumption"
+    for section, figure in (("worst_cycle", "Loss"), ("load", "Headroom"), ("rate_cap", "Admissions")):
+        assert _figure(report, section, figure)[1] == report.sources[section].kind
+
+
+def test_a_thousand_classes_are_cut_to_twenty() -> None:
+    report = _named(*(f"class {i}" for i in range(1000)))
+    for text in (terminal.render(document.build(report)), markdown.render(document.build(report))):
+        assert "… 980 more; see --format json" in text
+        assert "class 19 " in text
+        assert "class 20 " not in text
+    assert len(to_document(report)["equilibrium"]["classes"]) == 1000
+
+
+# ----------------------------------------------------------------------------------------------- Markdown
+
+_READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+_HARMLESS_HTML = {"<!-- -->", "<span>", "</span>"}
+
+
+def _shown(inline: Any) -> str:
+    """Text of an inline token; fails if anything but text is in it."""
+    parts = []
+    for child in inline.children:
+        assert child.type in {"text", "text_special", "html_inline"}, child
+        if child.type == "html_inline":
+            assert child.content in _HARMLESS_HTML
+        else:
+            parts.append(child.content)
+    return "".join(parts)
+
+
+@given(
+    st.text(
+        st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), min_size=1
+    ).map(_text)
+)
+def test_quoted_text_reads_back_as_it_was(text: str) -> None:
+    tokens = _READER.parse(f"## {markdown.quote(text)}")
+    assert "".join(_shown(token) for token in tokens if token.type == "inline") == text
+
+
+def test_names_survive_tables_of_markdown() -> None:
+    tokens = _READER.parse(markdown.render(document.build(HOSTILE_REPORT)))
+    cells = [
+        _shown(after)
+        for before, after in pairwise(tokens)
+        if before.type == "td_open" and after.type == "inline"
+    ]
+    assert set(HOSTILE) <= set(cells)
+
+
+@pytest.mark.parametrize("name", ["@team", "#12", ":tada:"])
+def test_names_mention_nobody_on_github(name: str) -> None:
+    assert name not in markdown.render(document.build(_named(name, title=name)))
+
+
+@pytest.mark.parametrize("report", [*map(_shipped, SHIPPED), HOSTILE_REPORT])
+def test_markdown_folds_the_sections_and_nothing_else(report: Report) -> None:
+    built = document.build(report)
+    tokens = _READER.parse(markdown.render(built))
+    html = [token.content.strip() for token in tokens if token.type == "html_block"]
+    opened = [f"<details><summary>{section.title}</summary>" for section in built.sections]
+    assert html == [line for line in opened for line in (line, "</details>")]
+    tables = [
+        number
+        for number, token in enumerate(tokens)
+        if token.type == "table_open" or token.content.startswith("<details>")
+    ]
+    assert tokens[tables[0]].type == "table_open"  # the summary, before anything folded
+    blocks = [block for section in built.sections for block in section.blocks]
+    assert sum(t.type == "table_open" for t in tokens) == 1 + sum(
+        isinstance(b, document.Table) for b in blocks
+    )
