@@ -1,7 +1,6 @@
 """Where a result goes: standard output, or a file that is replaced whole or not at all."""
 
 import os
-import secrets
 import stat
 import sys
 from pathlib import Path
@@ -93,7 +92,7 @@ def _to_path(data: bytes, path: Path) -> None:
 
 def _replace(data: bytes, path: Path, permissions: int | None) -> None:
     target = os.path.realpath(path)
-    temporary = os.path.join(os.path.dirname(target), f".kvplan-{secrets.token_hex(8)}")
+    temporary = os.path.join(os.path.dirname(target), f".kvplan-{os.urandom(8).hex()}")
     try:
         with open(temporary, "xb") as file:
             file.write(data)
