@@ -233,13 +233,12 @@ def _actions(
 def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     replica, timing = model.replica, model.timing
     beyond_papers = timing.d2 > 0 or timing.d3 > 0 or replica.block_tokens > 1
-    extension = "; d2, d3, pages and engine limits: new, theory §2" if beyond_papers else ""
-    equilibrium_source = Source(
-        f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", Basis.COMPUTED if beyond_papers else Basis.THEOREM
-    )
+    basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
+    extension = "; d2, d3, pages and engine limits: new" if beyond_papers else ""
+    equilibrium_source = Source(f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", basis)
     cycle_source = {
-        CycleKind.HOMOGENEOUS: Source("SIC eq. 25, worst cycle of one decode length", Basis.THEOREM),
-        CycleKind.PULSE: Source("new, theory §3: pulse cycle, its local stability proved", Basis.COMPUTED),
+        CycleKind.HOMOGENEOUS: Source(f"SIC eq. 25, worst cycle of one decode length{extension}", basis),
+        CycleKind.PULSE: Source("new: pulse cycle, its local stability proved", Basis.COMPUTED),
         CycleKind.SIMULATED: Source("fluid map iterated (SIC 2.2, saturated)", Basis.SIMULATED),
         CycleKind.NONE: (
             Source("no eviction possible: a single stage, or max_num_seqs requests always fit", Basis.THEOREM)
@@ -258,7 +257,7 @@ def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         "stability": Source(
             "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
         ),
-        "rate_cap": Source("SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets", Basis.THEOREM),
+        "rate_cap": Source(f"SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets{extension}", basis),
     }
 
 

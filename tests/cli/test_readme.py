@@ -1,0 +1,75 @@
+"""Every block of the README is executed: shell blocks run, profiles parse, reports are what the command prints."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvplan.profile import parse_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+NOT_IN_A_CHECKOUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
+
+
+def blocks(language: str) -> list[str]:
+    return [text for name, text in BLOCKS if name == language]
+
+
+def test_every_block_is_of_a_kind_that_is_executed_here() -> None:
+    assert {name for name, _ in BLOCKS} == {"sh", "text", "toml"}
+    assert len(blocks("sh")) == 4
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, as a newcomer has it."""
+    copy = tmp_path_factory.mktemp("readme") / "kvplan"
+    shutil.copytree(ROOT, copy, ignore=NOT_IN_A_CHECKOUT)
+    return copy
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    # collecting is enough to see that the test commands work; running them here would run this test again
+    env = os.environ | {
+        "PYTEST_ADDOPTS": "--collect-only -q",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "80",
+    }
+    return subprocess.run(
+        ["bash", "-e", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=280
+    )
+
+
+def test_shell_blocks_run_in_order_in_a_fresh_checkout(checkout: Path) -> None:
+    install, tests, to_file, benchmarks = (shell(command, checkout) for command in blocks("sh"))
+    assert install.returncode == 0, install.stderr
+    assert install.stdout.startswith("Llama-3.1-8B on one RTX 4090")
+    assert tests.returncode == 0, tests.stdout + tests.stderr
+    assert "tests/cli/test_readme.py" in tests.stdout
+    assert "benchmarks" not in tests.stdout
+    assert to_file.returncode == 0, to_file.stderr
+    assert (checkout / "report.json").read_text().startswith('{\n  "schema_version": 1,')
+    assert benchmarks.returncode == 0, benchmarks.stdout + benchmarks.stderr
+    assert "tests/benchmarks/test_ratios.py" in benchmarks.stdout
+
+
+def test_report_is_how_the_command_begins(tmp_path: Path) -> None:
+    (report,) = blocks("text")
+    printed = shell("kvplan analyze tool-calls-h100", tmp_path).stdout
+    assert len(report.splitlines()) > 15
+    assert printed.startswith(report)
+
+
+@pytest.mark.parametrize("profile", blocks("toml"))
+def test_profiles_are_good(profile: str) -> None:
+    assert parse_profile(profile.encode(), "README.md").model.classes
+
+
+def test_names_of_shipped_profiles_are_all_there() -> None:
+    assert all(f"`{path.stem}`" in README for path in (ROOT / "profiles").glob("*.toml"))
