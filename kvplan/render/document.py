@@ -202,11 +202,11 @@ def _worst_cycle(report: Report) -> Section:
     ]
     if any(c.kind for c in cycle.classes):
         blocks.append(Paragraph("Each class on a replica of its own:"))
-        blocks.append(_class_cycles(cycle))
+        blocks.append(_class_cycles(cycle, _basis(report, "saturation")))
     return Section("worst_cycle", "Worst cycle", tuple(blocks))
 
 
-def _class_cycles(cycle: WorstCycle) -> Table:
+def _class_cycles(cycle: WorstCycle, full: Basis) -> Table:
     return _table(
         (_CLASS, Column("Cycle"), _number("Loss"), _number("Requests/s"), _BASIS),
         (
@@ -215,17 +215,18 @@ def _class_cycles(cycle: WorstCycle) -> Table:
                 c.kind.value if c.kind else ABSENT,
                 format_percent(c.loss),
                 format_number(c.throughput_rps),
-                _class_cycle_basis(c),
+                _class_cycle_basis(c, full),
             )
             for c in cycle.classes
         ),
     )
 
 
-def _class_cycle_basis(cycle: ClassCycle) -> str:
+def _class_cycle_basis(cycle: ClassCycle, full: Basis) -> str:
+    # The report gives no basis per class: outside pulses the closed form is as good as the law of full memory.
     if cycle.kind is None:
         return ABSENT
-    return (Basis.COMPUTED if cycle.kind is CycleKind.PULSE else Basis.THEOREM).value
+    return (Basis.COMPUTED if cycle.kind is CycleKind.PULSE else full).value
 
 
 def _stability(report: Report) -> Section:
