@@ -212,9 +212,9 @@ def _actions(
         )
     elif local.recovery_iterations is not None:
         time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
-        iterations = format_number(local.recovery_iterations)
+        iterations = format_number(local.recovery_iterations, 3)
         actions.append(
-            f"Nothing. Even at full load disturbances decay e-fold in {iterations} iterations ({time})."
+            f"Nothing. Even at full load a disturbance decays e-fold in {time}: {iterations} iterations."
         )
     else:
         actions.append(

@@ -20,7 +20,9 @@ from kvplan.model import FloatArray, IntArray, sum_by, survival, survival_weight
 
 _COMPILE_ABOVE = 3_000_000  # inner steps; compiling pays off beyond about a second of plain Python
 _PROBES = 32
-_PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput
+_PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput, between one period and the next
+_MEAN_TOLERANCE = 3e-5  # of the same, between a run and one twice as long
+_SETTLING = 200  # lengths of the longest request before a mean may be taken as at rest
 MAX_ITERATIONS = 1_000_000
 MAX_STEPS = 2_000_000_000
 
@@ -263,8 +265,8 @@ def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
 class Attractor:
     """Where the map settles: means an iteration, over a period where there is one.
 
-    `period` is None when none was found; `settled` says whether the run ended on a repeating pattern within
-    `iterations`.
+    `period` is None when none was found. `settled` says whether, within `iterations`, the run came to repeat itself
+    or, on orbits that never do, its mean throughput came to rest while evictions went on.
     """
 
     throughput: float
@@ -276,22 +278,27 @@ class Attractor:
 
 
 def settle(system: FluidMap, state: State, max_iterations: int | None = None) -> Attractor:
-    """Iterate until the completions repeat, or the budget is spent.
+    """Iterate until the completions repeat, their mean comes to rest, or the budget is spent.
 
     The budget is a million iterations, fewer where an iteration has many decode lengths to look at.
     """
     size = system.weight.size
     if max_iterations is None:
         max_iterations = min(MAX_ITERATIONS, MAX_STEPS // (system.leave_after.size + 4))
+    scale = system.eviction_free_throughput
     block = min(max(4 * size, 256), max_iterations)
-    done = 0
+    done, previous = 0, float("inf")
     while True:
         history = run(system, state, block)
         state, done = history.state, done + block
-        period = find_period(history.completed, _PERIOD_TOLERANCE * system.eviction_free_throughput)
-        if period is not None or done >= max_iterations:
+        period = find_period(history.completed, _PERIOD_TOLERANCE * scale)
+        mean = float(history.completed[block // 2 :].mean())
+        # without evictions nothing is at rest: a disturbance may still be growing
+        evicting = float(history.evicted[block // 2 :].mean()) > _MEAN_TOLERANCE * scale
+        rests = evicting and done > _SETTLING * size and abs(mean - previous) <= _MEAN_TOLERANCE * scale
+        if period is not None or rests or done >= max_iterations:
             break
-        block = min(2 * block, max_iterations - done)
+        block, previous = min(2 * block, max_iterations - done), mean
     window = slice(-period, None) if period else slice(block // 2, None)
     return Attractor(
         throughput=float(history.completed[window].mean()),
@@ -299,7 +306,7 @@ def settle(system: FluidMap, state: State, max_iterations: int | None = None) ->
         in_flight=float(history.in_flight[window].mean()),
         period=period,
         iterations=done,
-        settled=period is not None,
+        settled=period is not None or rests,
     )
 
 

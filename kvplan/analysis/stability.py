@@ -312,7 +312,7 @@ def _stabilising_change(model: ServingModel) -> str | None:
             radius, i, old, new = min(stable)
             verb = "Shorten" if new < old else "Lengthen"
             return (
-                f"{verb} the decode limit of {classes[i].name!r} from {format_tokens(old)} to {format_tokens(new)} "
+                f"{verb} the decode limit of class {classes[i].name} from {format_tokens(old)} to {format_tokens(new)} "
                 f"(spectral radius {format_number(radius, 8)})"
             )
     return None
