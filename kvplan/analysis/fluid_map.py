@@ -23,7 +23,7 @@ _PROBES = 32
 _PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput, between one period and the next
 _MEAN_TOLERANCE = 3e-5  # of the same, between a run and one twice as long
 _SETTLING = 200  # lengths of the longest request before a mean may be taken as at rest
-MAX_ITERATIONS = 1_000_000
+MAX_ITERATIONS = 400_000
 MAX_STEPS = 2_000_000_000
 
 
@@ -280,7 +280,7 @@ class Attractor:
 def settle(system: FluidMap, state: State, max_iterations: int | None = None) -> Attractor:
     """Iterate until the completions repeat, their mean comes to rest, or the budget is spent.
 
-    The budget is a million iterations, fewer where an iteration has many decode lengths to look at.
+    The budget is 400,000 iterations, fewer where an iteration has many decode lengths to look at.
     """
     size = system.weight.size
     if max_iterations is None:
