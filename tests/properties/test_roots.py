@@ -1,0 +1,183 @@
+"""Certified root counts and spectral radii against exact counts in integers, and against eigenvalues (theory §3)."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import count_roots
+
+from kvplan.analysis.roots import all_inside_exact, count_outside, expand_on_circle, largest_root
+from kvplan.model import FloatArray
+
+PROPERTY = settings(deadline=None, max_examples=200)
+
+coefficients = st.lists(st.integers(1, 60), min_size=1, max_size=14)
+
+
+@st.composite
+def with_roots_on_the_circle(draw: st.DrawFn) -> list[int]:
+    """A polynomial times a palindrome whose roots are on the circle, or come in mirrored pairs."""
+    base = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    factor = draw(st.sampled_from([[1, 1], [1, 2, 1], [1, 1, 1], [2, 3, 2], [1, 3, 1], [1, 1, 2, 1, 1]]))
+    return [int(c) for c in np.polymul(base, factor)]
+
+
+def eigenvalue_moduli(w: list[int] | FloatArray) -> FloatArray:
+    return np.abs(np.roots(w))
+
+
+@PROPERTY
+@given(coefficients | with_roots_on_the_circle())
+def test_the_exact_oracle_agrees_with_eigenvalues_away_from_the_circle(w: list[int]) -> None:
+    """The oracle of these tests is itself checked: every root eigenvalues are sure of is where it says."""
+    exact, moduli = count_roots(w), eigenvalue_moduli(w)
+    assert exact.inside + exact.on + exact.outside == len(w) - 1
+    assert exact.inside >= np.count_nonzero(moduli < 0.95)
+    assert exact.outside >= np.count_nonzero(moduli > 1.05)
+
+
+@pytest.mark.parametrize(
+    ("w", "inside", "on", "outside"),
+    [
+        ([1], 0, 0, 0),
+        ([1, 1], 0, 1, 0),
+        ([1, 2, 1], 0, 2, 0),
+        ([2, 5, 2], 1, 0, 1),  # -2 and -1/2
+        ([2, 7, 7, 2], 1, 1, 1),  # the same and -1
+        ([1, 1, 1, 1, 1], 0, 4, 0),  # fifth roots of unity
+        ([4, 20, 33, 20, 4], 2, 0, 2),  # -2 and -1/2, twice each
+        ([1, 2, 3, 4], 0, 0, 3),
+        ([4, 3, 2, 1], 3, 0, 0),
+    ],
+)
+def test_the_exact_oracle_counts_known_roots(w: list[int], inside: int, on: int, outside: int) -> None:
+    found = count_roots(w)
+    assert (found.inside, found.on, found.outside) == (inside, on, outside)
+
+
+@PROPERTY
+@given(coefficients | with_roots_on_the_circle())
+def test_schur_cohn_in_integers_agrees_with_sturm_chains(w: list[int]) -> None:
+    exact = count_roots(w)
+    assert all_inside_exact(w) == (exact.inside == len(w) - 1)
+
+
+@PROPERTY
+@given(coefficients)
+def test_the_root_count_is_exact_or_refused(w: list[int]) -> None:
+    """Never a guess: None with a root on the circle, else the exact number outside."""
+    exact, found = count_roots(w), count_outside(np.array(w, dtype=float))
+    assert found in ((None,) if exact.on else (exact.outside, None))
+    if exact.on == 0 and np.abs(eigenvalue_moduli(w) - 1).min(initial=1) > 1e-6:
+        assert found == exact.outside
+
+
+@PROPERTY
+@given(with_roots_on_the_circle())
+def test_a_root_on_the_circle_is_never_counted(w: list[int]) -> None:
+    """The count is refused on the circle, exact a little further out, and nothing is called stable."""
+    exact, floats = count_roots(w), np.array(w, dtype=float)
+    if exact.on:
+        assert count_outside(floats) is None
+        assert not all_inside_exact(w)
+    moduli = eigenvalue_moduli(w)
+    if np.abs(moduli - 1.02).min() > 5e-3:
+        assert count_outside(floats, 1.02) == np.count_nonzero(moduli > 1.02)
+
+
+@PROPERTY
+@given(coefficients, st.fractions(Fraction(1, 3), Fraction(3), max_denominator=40))
+def test_roots_are_counted_on_any_radius(w: list[int], radius: Fraction) -> None:
+    """P(r·z) in exact fractions has the same count on the unit circle."""
+    degree = len(w) - 1
+    scaled = [c * radius ** (degree - k) for k, c in enumerate(w)]
+    denominator = math.lcm(*(c.denominator for c in scaled))
+    exact = count_roots([int(c * denominator) for c in scaled])
+    found = count_outside(np.array(w, dtype=float), float(radius))
+    assert found in (exact.outside, None)
+    if np.abs(eigenvalue_moduli(w) / float(radius) - 1).min(initial=1) > 1e-6:
+        assert found == exact.outside
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 150), st.floats(0.5, 1.6), st.integers(0, 2**32 - 1))
+def test_counts_of_long_polynomials_agree_with_eigenvalues(size: int, radius: float, seed: int) -> None:
+    """At any radius, from far inside all roots to far outside."""
+    w = np.random.default_rng(seed).uniform(0.2, 1.0, size)
+    moduli = eigenvalue_moduli(w)
+    found = count_outside(w, radius)
+    if np.abs(moduli - radius).min() > 1e-4 * radius:
+        assert found == np.count_nonzero(moduli > radius)
+    else:
+        assert found in (None, *range(size))
+
+
+@PROPERTY
+@given(coefficients)
+def test_the_largest_root_is_where_exact_counts_enclose_it(w: list[int]) -> None:
+    """No root beyond ρ(1 + 1e-9), one beyond ρ(1 - 1e-9): checked by exact counts at these rational radii."""
+    root = largest_root(np.array(w, dtype=float))
+    if len(w) == 1:
+        assert (root.modulus, root.certified) == (0.0, True)
+        return
+    if not root.certified:
+        assert root.modulus == pytest.approx(float(eigenvalue_moduli(w).max()), rel=1e-3)
+        return
+    degree = len(w) - 1
+    counts = []
+    for factor in (Fraction(10**9 + 1, 10**9), Fraction(10**9 - 1, 10**9)):
+        radius = Fraction(root.modulus) * factor
+        scaled = [c * radius ** (degree - k) for k, c in enumerate(w)]
+        denominator = math.lcm(*(c.denominator for c in scaled))
+        counts.append(count_roots([int(c * denominator) for c in scaled]).outside)
+    assert counts[0] == 0
+    assert counts[1] > 0
+
+
+@pytest.mark.parametrize("size", [2, 3, 50, 400])
+@pytest.mark.parametrize("shape", ["growing", "falling", "noisy", "tiny last", "steep"])
+def test_the_spectral_radius_agrees_with_eigenvalues(size: int, shape: str) -> None:
+    k = np.arange(size, dtype=float)
+    w = {
+        "growing": 100 + k,
+        "falling": (100 + k) * (1 - k / size),
+        "noisy": np.random.default_rng(5).uniform(0.5, 1.5, size),
+        "tiny last": np.append(np.ones(size - 1), 1e-9),
+        "steep": np.exp(-20 * k / size),
+    }[shape]
+    root = largest_root(w)
+    assert root.certified
+    assert root.modulus == pytest.approx(float(eigenvalue_moduli(w).max()), rel=1e-8)
+
+
+@PROPERTY
+@given(coefficients, st.floats(0.0, math.pi))
+def test_the_expansion_on_the_circle_gives_the_polynomial_back(w: list[int], theta: float) -> None:
+    """Between the samples too: Taylor polynomial against direct evaluation, e^(i·middle·θ) included."""
+    floats = np.array(w, dtype=float)
+    arcs = expand_on_circle(floats)
+    arc = int(np.abs(arcs.center - theta).argmin())
+    t = (theta - arcs.center[arc]) / arcs.half_width
+    assert abs(t) <= 1 + 1e-9
+    value = sum(complex(c) * t**m for m, c in enumerate(arcs.taylor[:, arc]))
+    middle = (len(w) - 1) // 2
+    direct = sum(c * np.exp(1j * (middle - k) * theta) for k, c in enumerate(w))
+    assert abs(value - direct) <= 1e-12 * sum(w)
+
+
+@PROPERTY
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=10), st.integers(0, 9), st.booleans())
+def test_a_count_holds_for_every_polynomial_within_the_stated_error(
+    w: list[int], position: int, up: bool
+) -> None:
+    """With relative error 5 % granted, a count that is given is the exact one of a perturbed polynomial too."""
+    found = count_outside(np.array(w, dtype=float), relative_error=0.05)
+    if found is None:
+        return
+    perturbed = [20 * c for c in w]
+    k = position % len(w)
+    perturbed[k] = perturbed[k] + (w[k] if up else -w[k])
+    assert count_roots(perturbed).outside == count_roots(w).outside == found
