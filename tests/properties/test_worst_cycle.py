@@ -1,0 +1,396 @@
+"""Worst cycles: closed forms against exact runs of the slow map, and which of them is reported when (theory §3)."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles import SlowMap, count_roots, stage_weights, survival_polynomial
+from strategies import mix_model, models, request_rows
+
+from kvplan.analysis.equilibrium import saturation, sustainable_rate
+from kvplan.analysis.fluid_map import eviction_free_state, fluid_map, run, state_by_stage
+from kvplan.analysis.stability import stability
+from kvplan.analysis.worst_cycle import (
+    Cycle,
+    CycleKind,
+    cycle_throughput_rps,
+    eviction_is_impossible,
+    gap_cycle_throughput,
+    pulse_cycle,
+    pulse_is_stable,
+    simulate_worst,
+    worst_cycle,
+)
+from kvplan.model import ServingModel, Timing
+
+PROPERTY = settings(deadline=None, max_examples=100)
+
+
+class Pulses(NamedTuple):
+    """Classes (a, n, parts) whose iteration counts share the divisor g > 1."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    memory: Fraction = Fraction(1000)
+
+    @property
+    def g(self) -> int:
+        return math.gcd(*(n for _, n, _ in self.rows))
+
+    @property
+    def shares(self) -> list[Fraction]:
+        total = sum(parts for _, _, parts in self.rows)
+        return [Fraction(parts, total) for _, _, parts in self.rows]
+
+    @property
+    def weights(self) -> list[list[Fraction]]:
+        return [[Fraction(a + k) for k in range(n)] for a, n, _ in self.rows]
+
+    @property
+    def longest(self) -> int:
+        return max(n for _, n, _ in self.rows)
+
+    def survival(self) -> list[Fraction]:
+        """W_k = Σ p_i w_i(k)."""
+        return [
+            sum((p * w[k] for w, p in zip(self.weights, self.shares, strict=True) if k < len(w)), Fraction(0))
+            for k in range(self.longest)
+        ]
+
+    def sampled(self) -> list[Fraction]:
+        """W_(g-1), W_(2g-1), …: what the pulses weigh when they have just been trimmed."""
+        return self.survival()[self.g - 1 :: self.g]
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return (
+            np.array([n for _, n, _ in self.rows]),
+            np.array([float(a) for a, _, _ in self.rows]),
+            np.array([float(p) for p in self.shares]),
+        )
+
+    def state(self, x: Fraction) -> list[Fraction]:
+        """Cohorts of x·g requests at stages g-1, 2g-1, …, none between."""
+        return [x * self.g if k % self.g == self.g - 1 else Fraction(0) for k in range(self.longest)]
+
+
+@st.composite
+def pulses(draw: st.DrawFn) -> Pulses:
+    g = draw(st.integers(2, 4))
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(1, 40), st.integers(1, 4).map(lambda n: g * n), st.integers(1, 9)),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    return Pulses(tuple(rows))
+
+
+@PROPERTY
+@given(pulses())
+def test_the_pulse_cycle_is_exactly_a_cycle_of_the_map(case: Pulses) -> None:
+    """In exact fractions: period g, throughput, evictions and mean number in flight (any classes and inputs)."""
+    g = case.g
+    x = case.memory / sum(
+        p * ((a - 1) * n + Fraction(n * (n + g), 2))
+        for (a, n, _), p in zip(case.rows, case.shares, strict=True)
+    )
+    slow = SlowMap.of_cohorts(case.weights, case.shares, case.memory, case.state(x))
+    start = [list(row) for row in slow.amount]
+    assert slow.memory() == case.memory
+    completed = evicted = in_flight = Fraction(0)
+    for _ in range(g):
+        done, gone, _ = slow.step()
+        completed += sum(done)
+        evicted += sum(gone)
+        in_flight += slow.in_flight()
+    assert slow.amount == start
+    found = pulse_cycle(*case.arrays(), float(case.memory))
+    assert found.period == g
+    assert found.throughput == pytest.approx(float(completed / g), rel=1e-12)
+    assert found.evictions == pytest.approx(float(evicted / g), rel=1e-12)
+    assert found.in_flight == pytest.approx(float(in_flight / g), rel=1e-12)
+    history = run(
+        fluid_map(*case.arrays(), float(case.memory)),
+        state_by_stage(np.array([float(m) for m in case.state(x)])),
+        2 * g,
+    )
+    assert history.completed.mean() == pytest.approx(float(x), rel=1e-9)
+    assert history.evicted.mean() == pytest.approx(found.evictions, rel=1e-7)
+
+
+@PROPERTY
+@given(pulses())
+def test_the_pulse_is_called_stable_iff_an_exact_count_says_so(case: Pulses) -> None:
+    sampled = case.sampled()
+    denominator = math.lcm(*(w.denominator for w in sampled))
+    exact = count_roots([int(w * denominator) for w in sampled])
+    w = np.array([float(x) for x in case.survival()])
+    moduli = np.abs(np.roots([float(x) for x in sampled]))
+    if np.abs(moduli - 1).min(initial=1) > 1e-7 or exact.on:
+        assert pulse_is_stable(w, case.g) == (exact.on == exact.outside == 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(pulses(), st.integers(0, 2**32 - 1))
+def test_a_stable_pulse_attracts_its_neighbourhood_and_another_does_not(case: Pulses, seed: int) -> None:
+    """Start near the pulse, small cohorts in between: back within twenty recovery times, or away."""
+    moduli = np.abs(np.roots([float(x) for x in case.sampled()]))
+    radius = float(moduli.max(initial=0.0))
+    assume(abs(radius - 1) > 0.02)
+    cycle = pulse_cycle(*case.arrays(), float(case.memory))
+    random = np.random.default_rng(seed)
+    masses = np.array([float(m) for m in case.state(Fraction(cycle.throughput))])
+    near = masses * random.uniform(0.998, 1.002, masses.size)
+    near += 1e-3 * cycle.throughput * random.uniform(0, 1, masses.size)
+    system = fluid_map(*case.arrays(), float(case.memory))
+    near *= system.capacity / float(near @ system.weight)
+    pulses_done = math.ceil(20 / abs(radius - 1)) + 40 * case.longest
+    history = run(system, state_by_stage(near), case.g * pulses_done)
+    per_pulse = history.completed.reshape(-1, case.g).sum(axis=1)
+    away = np.abs(per_pulse[-2 * case.longest :] / (cycle.throughput * case.g) - 1).max()
+    assert (away < 1e-6) == (radius < 1)
+    if radius < 1:
+        last = slice(-case.g * 2 * case.longest, None)
+        assert history.evicted[last].mean() == pytest.approx(cycle.evictions, rel=1e-5)
+        assert history.in_flight[last].mean() == pytest.approx(cycle.in_flight, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "p", [Fraction(1, 10), Fraction(1, 4), Fraction(2, 5), Fraction(1, 2), Fraction(4, 5)]
+)
+@pytest.mark.parametrize("input_tokens", range(0, 20, 2))
+def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
+    input_tokens: int, p: Fraction
+) -> None:
+    """Theory §3, `disaggregated`; where it is stable it is the cycle reported, else the map is run."""
+    model = mix_model(
+        (input_tokens, 2, float(p.numerator)),
+        (input_tokens, 4, float(p.denominator - p.numerator)),
+        memory=10_000,
+    )
+    cycle = worst_cycle(model, stability(model))
+    stable = p * (input_tokens + 4) > 2
+    assert cycle.kind is (CycleKind.PULSE if stable else CycleKind.SIMULATED)
+    if stable:
+        s = input_tokens
+        x = 10_000 / (p * (2 * s + 4) + (1 - p) * (4 * s + 12))
+        assert cycle.throughput_per_iteration == pytest.approx(float(x), rel=1e-12)
+        assert cycle.evictions_per_iteration == pytest.approx(
+            float(x * (4 - 2 * p) / (2 * (s + 1))), rel=1e-12
+        )
+
+
+@pytest.mark.parametrize(("input_tokens", "decode"), [(0, 2), (2, 3), (2, 4), (1155, 211), (50, 1000)])
+@pytest.mark.parametrize("prefill", ["disaggregated", "fused", "inline"])
+def test_one_length_loses_d_minus_1_over_twice_s_plus_d(input_tokens: int, decode: int, prefill: str) -> None:
+    """x_w = M/(n·w(n-1)); loss (d-1)/(2(s+d)); `inline` as (s-1, d+1)."""
+    s, d = (input_tokens - 1, decode + 1) if prefill == "inline" else (input_tokens, decode)
+    assume_input = input_tokens >= 1 or prefill != "inline"
+    if not assume_input:
+        return
+    model = mix_model((input_tokens, decode, 1.0), memory=10**6, prefill=prefill)
+    found = worst_cycle(model, stability(model))
+    assert found.kind is CycleKind.HOMOGENEOUS
+    assert found.period == d
+    assert found.throughput_per_iteration == pytest.approx(10**6 / (d * (s + d)), rel=1e-12)
+    assert found.loss == pytest.approx((d - 1) / (2 * (s + d)), rel=1e-9)
+    assert found.loss < 0.5
+    x = found.throughput_per_iteration
+    assert found.evictions_per_iteration == pytest.approx(x * (d - 1) / (s + 1), rel=1e-12)
+
+
+@given(st.integers(1, 8), st.integers(0, 50), st.data())
+@PROPERTY
+def test_gap_vectors_lie_between_the_block_and_the_even_cycle(
+    decode: int, s: int, data: st.DataObject
+) -> None:
+    """SIC's envelopes: a contiguous block is the least, gaps as even as possible the most, for as many cohorts."""
+    cuts = data.draw(st.sets(st.integers(1, decode - 1)) if decode > 1 else st.just(set()))
+    edges = [0, *sorted(cuts), decode]
+    gaps = [b - a for a, b in pairwise(edges)]
+    cohorts = len(gaps)
+    block = [decode - cohorts + 1] + [1] * (cohorts - 1)
+    even = [decode // cohorts + (j < decode % cohorts) for j in range(cohorts)]
+    x, least, most = (gap_cycle_throughput(decode, s + 1.0, 1000.0, g) for g in (gaps, block, even))
+    assert least <= x * (1 + 1e-12)
+    assert x <= most * (1 + 1e-12)
+    with pytest.raises(ValueError, match="gaps sum to"):
+        gap_cycle_throughput(decode, s + 1.0, 1000.0, [*gaps, 1])
+
+
+def slow_means(model: ServingModel, masses: list[float], iterations: int) -> tuple[float, float]:
+    """Completions and evictions an iteration over the second half of a slow run."""
+    rows = request_rows(model)
+    half_page = (model.replica.block_tokens - 1) / 2
+    weights = [[w + half_page for w in ws] for _, _, ws, _ in rows]
+    slow = SlowMap.of_cohorts(
+        weights, [float(p) for _, _, _, p in rows], float(model.replica.memory_tokens), masses
+    )
+    steps = [slow.step() for _ in range(iterations)][iterations // 2 :]
+    return (
+        sum(sum(completed) for completed, _, _ in steps) / len(steps),
+        sum(sum(evicted) for _, evicted, _ in steps) / len(steps),
+    )
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ((3, 4, 1.0), (3, 5, 1.0)),
+        ((1, 4, 1.0), (1, 6, 1.0)),
+        ((1, 9, 1.0), (1, 13, 1.0)),
+        ((0, 2, 1.0), (5, 11, 2.0), (2, 16, 1.0)),
+        ((10, (15, 17), 1.0), (0, 16, 1.0)),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 16])
+def test_a_simulated_worst_cycle_is_where_the_slow_map_goes(
+    rows: tuple[tuple[int, int, float], ...], block: int
+) -> None:
+    """The lower of two runs, from (nearly) empty and from a disturbed equilibrium, made again stage by stage.
+
+    Exactly empty is avoided here: exact ties can hold the slow map on an orbit that repels.
+    """
+    model = mix_model(*rows, memory=9600, block_tokens=block)
+    found, local = simulate_worst(model), stability(model)
+    assert not local.stable
+    mix = model.mix
+    system = fluid_map(mix.stages, mix.first_weight + (block - 1) / 2, mix.share, 9600)
+    disturbed = eviction_free_state(system, disturbance=0.1).mass[::-1].tolist()
+    nearly_empty = [1e-3 * m for m in disturbed]
+    runs = [slow_means(model, masses, 6000) for masses in (nearly_empty, disturbed)]
+    n_star = saturation(model).admissions_per_iteration
+    throughput, evictions = min(runs)
+    assert found.throughput == pytest.approx(throughput, abs=2e-3 * n_star)
+    assert found.evictions == pytest.approx(evictions, abs=2e-2 * n_star)
+    cycle = worst_cycle(model, local)
+    if cycle.kind is CycleKind.SIMULATED:
+        assert cycle.throughput_per_iteration == found.throughput
+        assert cycle.loss == pytest.approx(max(0, 1 - found.throughput / n_star), abs=1e-12)
+        assert cycle.iterations == found.iterations
+
+
+@PROPERTY
+@given(pulses(), st.sampled_from(["disaggregated", "inline", "fused"]), st.sampled_from([1, 16]))
+def test_wall_clock_is_completions_over_the_times_of_the_iterations(
+    case: Pulses, prefill: str, block: int
+) -> None:
+    """Each iteration of an exact pulse timed by its definition: KV, prefill and sequences as the slow map has them."""
+    timing = Timing(0.5, 2e-4, 3e-3, 4e-3)
+    inline = prefill == "inline"
+    rows = tuple((a if inline else a - 1, n - inline, float(parts)) for a, n, parts in case.rows)
+    model = mix_model(*rows, memory=1000, prefill=prefill, timing=timing, block_tokens=block)
+    half_page = Fraction(block - 1, 2)
+    weights = [[w + half_page for w in ws] for ws in case.weights]
+    g, shares = case.g, case.shares
+    x = case.memory / sum(
+        p * sum(w[k] * g for k in range(g - 1, len(w), g)) for w, p in zip(weights, shares, strict=True)
+    )
+    slow = SlowMap.of_cohorts(weights, shares, case.memory, case.state(x))
+    seconds = completed = 0.0
+    for _ in range(g):
+        done, gone, admitted = slow.step()
+        prefilled = gone if prefill == "disaggregated" else admitted
+        tokens = sum(float(n) * s for n, (s, _, _) in zip(prefilled, rows, strict=True))
+        sequences = float(slow.in_flight())
+        kv = float(slow.memory()) - float(half_page) * sequences
+        seconds += timing.d0 + timing.d1 * kv + timing.d2 * tokens + timing.d3 * sequences
+        completed += float(sum(done))
+    mix = model.mix
+    cycle: Cycle = pulse_cycle(mix.stages, model.held_first_weight, mix.share, 1000.0)
+    assert cycle_throughput_rps(model, cycle) == pytest.approx(completed / seconds, rel=1e-9)
+
+
+def test_kinds_follow_the_rules_of_the_report() -> None:
+    """none, homogeneous, pulse, simulated: product.md, "Rules"."""
+
+    def kind(*rows: tuple[int, int, float], **limits: int) -> CycleKind:
+        model = mix_model(*rows, memory=10_000, **limits)
+        return worst_cycle(model, stability(model)).kind
+
+    assert kind((5, 1, 1.0)) is CycleKind.NONE  # a single stage
+    assert kind((5, 1, 1.0), (50, 1, 2.0)) is CycleKind.NONE
+    assert kind((5, 7, 1.0)) is CycleKind.HOMOGENEOUS
+    assert kind((5, 7, 1.0), (90, 7, 2.0)) is CycleKind.HOMOGENEOUS  # all lengths equal, inputs not
+    assert kind((10, 2, 1.0), (10, 4, 1.0)) is CycleKind.PULSE
+    assert kind((1, 4, 1.0), (1, 6, 1.0)) is CycleKind.SIMULATED  # its pulse is unstable
+    assert kind((1, 4, 1.0), (1, 5, 1.0)) is CycleKind.SIMULATED  # below the smallest stable input
+    assert kind((20, 4, 1.0), (20, 5, 1.0)) is CycleKind.NONE  # stable
+    # the longest request holds 12 tokens: 833 of them fit, 834 do not
+    assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=833) is CycleKind.NONE
+    assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=834) is not CycleKind.NONE
+
+
+@PROPERTY
+@given(
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.integers(1, 20_000),
+    st.sampled_from([1, 16]),
+    st.integers(1, 200),
+)
+def test_eviction_is_impossible_iff_the_longest_requests_fit_together(
+    input_tokens: int, decode: int, memory: int, block: int, seqs: int
+) -> None:
+    """max_num_seqs · max(s + d) <= M, in whole pages."""
+    assume(input_tokens + decode <= memory)
+    model = mix_model(
+        (input_tokens, decode, 1.0), (1, 1, 1.0), memory=memory, block_tokens=block, max_num_seqs=seqs
+    )
+    pages = memory // block
+    for _ in range(seqs):
+        pages -= math.ceil(Fraction(input_tokens + decode, block))
+    assert eviction_is_impossible(model) == (pages >= 0)
+    assert not eviction_is_impossible(replace(model, replica=replace(model.replica, max_num_seqs=None)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(models(max_decode=6, max_input=60, max_classes=3, limits=True))
+def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
+    """Loss, danger zone, and nulls, for any model."""
+    local = stability(model)
+    found, full = worst_cycle(model, local), saturation(model)
+    _, sustainable = sustainable_rate(model)
+    assert 0 <= found.loss < 1
+    ratio = found.throughput_per_iteration / full.admissions_per_iteration
+    assert found.loss == pytest.approx(max(0, 1 - ratio), abs=1e-12)
+    if found.danger_zone_rps is None:
+        assert found.throughput_rps >= sustainable * (1 - 1e-12)
+    else:
+        assert found.danger_zone_rps == (found.throughput_rps, sustainable)
+        assert found.throughput_rps < sustainable
+        assert found.kind is not CycleKind.NONE
+    if found.kind is CycleKind.NONE:
+        assert (found.loss, found.evictions_per_iteration, found.period) == (0, 0, None)
+        assert found.throughput_per_iteration == full.admissions_per_iteration
+        assert found.throughput_rps == full.throughput_rps
+    else:
+        assert not (local.stable and local.certified)
+    assert (found.iterations is None) == (found.kind is not CycleKind.SIMULATED)
+    for i, (c, alone) in enumerate(zip(model.classes, found.classes, strict=True)):
+        single = replace(model, classes=(c,))
+        assert alone.name == model.classes[i].name
+        stages = {len(stage_weights(model.replica.prefill, c.input_tokens, d)) for d in c.decode_tokens}
+        if alone.kind is None:
+            assert len(stages) > 1
+            assert (alone.throughput_rps, alone.loss, alone.period) == (None, None, None)
+            continue
+        same = worst_cycle(single, stability(single))
+        assert (alone.kind, alone.loss, alone.period) == (same.kind, same.loss, same.period)
+        assert alone.throughput_per_iteration == same.throughput_per_iteration
+        assert alone.throughput_rps == same.throughput_rps
+        assert alone.evictions_per_iteration == same.evictions_per_iteration
+
+
+def test_one_token_to_spare_and_survival_polynomials_of_distributions() -> None:
+    """A request that fills memory but for a token still has a worst cycle."""
+    model = mix_model((60, 39, 1.0), memory=100)
+    found = worst_cycle(model, stability(model))
+    assert found.throughput_per_iteration == pytest.approx(100 / (39 * 99), rel=1e-12)
+    assert survival_polynomial([(stage_weights("disaggregated", 2, 2), Fraction(1))]) == [3, 4]
