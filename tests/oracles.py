@@ -270,12 +270,12 @@ class SlowMap:
 def stationary_mean_queue(arrivals: float, budget: int, size: int) -> float:
     """E[Q] of Q' = (Q + Poisson(arrivals) - budget)⁺ from its stationary distribution, cut off at `size`."""
     n = np.arange(size + budget + 1)
-    pmf = np.exp(n * math.log(arrivals) - arrivals - np.array([math.lgamma(k + 1) for k in n]))
-    transition = np.zeros((size, size))
-    for q in range(size):
-        for k in range(size + budget - q):
-            transition[q, min(max(q + k - budget, 0), size - 1)] += pmf[k]
-        transition[q, -1] += max(0.0, 1 - transition[q].sum())
+    log_factorial = np.array([math.lgamma(k + 1) for k in n])
+    pmf = np.exp(n * math.log(arrivals) - arrivals - log_factorial)
+    arriving = np.arange(size)[None, :] - np.arange(size)[:, None] + budget  # to go from a row to a column
+    transition = np.where(arriving >= 0, pmf[np.maximum(arriving, 0)], 0.0)
+    transition[:, 0] = [pmf[: max(0, budget - q + 1)].sum() for q in range(size)]
+    transition[:, -1] += np.maximum(0.0, 1 - transition.sum(axis=1))
     # π(P - I) = 0 with Σπ = 1 in place of one equation
     system = (transition - np.eye(size)).T
     system[0] = 1.0

@@ -275,7 +275,8 @@ def test_a_run_settles_on_the_mean_of_a_whole_period(mixture: Mixture, seed: int
     masses[g - 1 :: g] = np.random.default_rng(seed).uniform(0.99, 1.01, sampled.size)
     masses *= system.capacity / float(masses @ system.weight)
     found = settle(system, state_by_stage(masses))
-    assert (found.period, found.settled) == (g, True)
+    assert found.settled
+    assert found.period % g == 0  # a mode that has nearly died out can make it a multiple
     history = run(system, state_by_stage(masses), 10 * found.iterations)
     tail = slice(-60 * g, None)
     scale = system.eviction_free_throughput

@@ -1,0 +1,224 @@
+"""Rate cap, integer budgets and mean waits against stationary queues, brute force and capped runs (theory §4)."""
+
+import math
+from fractions import Fraction
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles import SlowMap, stage_weights, stationary_mean_queue
+from strategies import mix_model, models
+
+from kvplan.analysis.admission import engine_max_num_seqs, integer_budgets, mean_queue, rate_cap
+from kvplan.analysis.equilibrium import equilibrium, saturation
+
+PROPERTY = settings(deadline=None, max_examples=100)
+
+
+@pytest.mark.parametrize("arrivals", [Fraction(n, 1000) for n in (1, 250, 500, 900, 999)])
+def test_one_admission_at_a_time_has_the_textbook_queue(arrivals: Fraction) -> None:
+    """b = 1: E[Q] = λ²/(2(1 - λ)), exactly."""
+    exact = arrivals**2 / (2 * (1 - arrivals))
+    assert mean_queue(float(arrivals), 1) == pytest.approx(float(exact), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.floats(0.05, 0.93))
+def test_the_mean_queue_is_that_of_the_stationary_distribution(budget: int, load: float) -> None:
+    """Q' = (Q + Poisson - b)⁺, solved as a Markov chain."""
+    expected = stationary_mean_queue(load * budget, budget, size=260)
+    assert mean_queue(load * budget, budget) == pytest.approx(expected, rel=1e-6, abs=1e-10)
+
+
+@PROPERTY
+@given(st.integers(1, 400), st.floats(0.01, 0.999999))
+def test_the_mean_queue_lies_within_known_bounds(budget: int, load: float) -> None:
+    """Kingman above: λ/(2(b - λ)); one iteration's excess E[(Poi(λ) - b)⁺] below."""
+    arrivals = load * budget
+    queue = mean_queue(arrivals, budget)
+    excess, probability = 0.0, math.exp(-arrivals + budget * math.log(arrivals) - math.lgamma(budget + 1))
+    for k in range(budget + 1, budget + 400):
+        probability *= arrivals / k
+        excess += (k - budget) * probability
+    assert excess * (1 - 1e-6) <= queue <= arrivals / (2 * (budget - arrivals)) * (1 + 1e-9)
+
+
+@PROPERTY
+@given(st.floats(0.01, 60.0), st.integers(1, 40))
+def test_a_larger_budget_never_waits_longer_and_more_arrivals_never_less(arrivals: float, more: int) -> None:
+    budget = math.floor(arrivals) + more
+    queue = mean_queue(arrivals, budget)
+    assert mean_queue(arrivals, budget + 1) <= queue * (1 + 1e-9)
+    assert mean_queue(arrivals * 0.99, budget) <= queue * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("arrivals", "budget"), [(1.0, 1), (3.5, 3), (math.inf, 3), (math.nan, 3)])
+def test_an_overwhelmed_budget_is_refused(arrivals: float, budget: int) -> None:
+    with pytest.raises(ValueError, match="overwhelm"):
+        mean_queue(arrivals, budget)
+
+
+@cache
+def reference_queue(arrivals: float, budget: int) -> float:
+    return stationary_mean_queue(arrivals, budget, size=160)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.2, 0.7, 1.3, 1.8, 2.5]), st.integers(1, 30)), min_size=1, max_size=3
+    ),
+    st.integers(10, 260),
+)
+def test_the_budgets_chosen_are_the_best_of_all_feasible_ones(
+    rows: list[tuple[float, int]], memory: int
+) -> None:
+    """Every b with b_i > λ_i and Σ b_i S_i < M, waits from the stationary distribution."""
+    arrivals, footprint = (np.array(x, dtype=float) for x in zip(*rows, strict=True))
+    most = [min(int(memory / s), math.floor(a) + 12) for a, s in rows]
+    feasible = [
+        b
+        for b in product(*(range(math.floor(a) + 1, m + 1) for (a, _), m in zip(rows, most, strict=True)))
+        if sum(n * s for n, (_, s) in zip(b, rows, strict=True)) < memory
+    ]
+    found = integer_budgets(arrivals, footprint, float(memory))
+    if not feasible:
+        assert found is None
+        return
+
+    def total(b: tuple[int, ...]) -> float:
+        return sum(reference_queue(a, n) for (a, _), n in zip(rows, b, strict=True))
+
+    assert found.optimal
+    assert all(n > a for (a, _), n in zip(rows, found.admissions, strict=True))
+    assert sum(n * s for n, (_, s) in zip(found.admissions, rows, strict=True)) < memory
+    assert sum(found.mean_queue) == pytest.approx(min(map(total, feasible)), abs=1e-6)
+    assert sum(found.mean_queue) == pytest.approx(total(found.admissions), abs=1e-6)
+
+
+@pytest.mark.parametrize("memory", [60, 61])
+def test_budgets_need_strictly_more_memory_than_the_smallest_take(memory: int) -> None:
+    """Σ(⌊λ_i⌋ + 1)S_i < M, not ≤ (FC Theorem 3.3): (2, 1) of 10 and 40 take 60."""
+    found = integer_budgets(np.array([1.5, 0.5]), np.array([10.0, 40.0]), float(memory))
+    assert (None if found is None else found.admissions) == (None if memory == 60 else (2, 1))
+
+
+def test_a_whole_number_of_arrivals_needs_one_more() -> None:
+    """b > λ strictly: two arrivals an iteration need a budget of three."""
+    assert integer_budgets(np.array([2.0]), np.array([10.0]), 31.0).admissions == (3,)
+    assert integer_budgets(np.array([2.0]), np.array([10.0]), 30.0) is None
+
+
+def test_budgets_too_many_to_search_are_near_the_continuous_optimum() -> None:
+    """A hundred classes: marked as not proved, feasible, and no single exchange of one request improves them."""
+    size = 100
+    arrivals = 0.5 + np.arange(size) % 7
+    footprint = 50.0 + np.arange(size) % 13
+    memory = 1.25 * float((np.floor(arrivals) + 1) @ footprint)
+    found = integer_budgets(arrivals, footprint, memory)
+    b = np.array(found.admissions)
+    assert (b > arrivals).all()
+    assert float(b @ footprint) < memory
+    if not found.optimal:
+        spare = memory - float(b @ footprint)
+        gains = [
+            (mean_queue(a, n) - mean_queue(a, n + 1), s)
+            for a, n, s in zip(arrivals.tolist(), b.tolist(), footprint.tolist(), strict=True)
+        ]
+        assert all(gain < 1e-8 or s >= spare for gain, s in gains)
+
+
+@PROPERTY
+@given(models(limits=True, max_classes=3))
+def test_the_cap_is_n_star_at_any_load_and_divided_by_share(model: object) -> None:
+    cap, full = rate_cap(model), saturation(model)
+    assert cap.per_iteration == full.admissions_per_iteration
+    assert cap.per_second == full.throughput_rps
+    rates = [c.rate_rps for c in model.classes]
+    assert [c.name for c in cap.classes] == [c.name for c in model.classes]
+    for c, rate in zip(cap.classes, rates, strict=True):
+        assert c.per_iteration == pytest.approx(full.admissions_per_iteration * rate / sum(rates), rel=1e-12)
+    tau = equilibrium(model).iteration_time_s
+    if tau is None:
+        assert all(c.integer_budget is None for c in cap.classes)
+    for c, rate in zip(cap.classes, rates, strict=True):
+        if c.integer_budget is not None:
+            assert c.integer_budget > rate * tau
+            assert c.mean_wait_s == pytest.approx(mean_queue(rate * tau, c.integer_budget) / rate, rel=1e-9)
+
+
+@PROPERTY
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 9000), st.sampled_from([1, 7, 16]))
+def test_the_engine_cap_is_the_most_requests_that_fit_at_their_longest(
+    input_tokens: int, decode: int, memory: int, block: int
+) -> None:
+    """⌊M/max(s + d)⌋, in whole pages: counted by filling memory page by page."""
+    assume(input_tokens + decode <= memory)
+    model = mix_model((input_tokens, decode, 1.0), memory=memory, block_tokens=block)
+    each, free, fit = math.ceil(Fraction(input_tokens + decode, block)), memory // block, 0
+    while free >= each:
+        free, fit = free - each, fit + 1
+    assert engine_max_num_seqs(model) == fit
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8), st.integers(1, 5)), min_size=1, max_size=3),
+    st.lists(st.integers(0, 5), min_size=8, max_size=8),
+)
+def test_capped_at_n_star_evictions_end_after_the_longest_request(
+    rows: list[tuple[int, int, int]], start: list[int]
+) -> None:
+    """SIC 5.1 in exact fractions, from any state: none after L - 1 iterations, and n* is completed in the end."""
+    model = mix_model(*((s, d, float(parts)) for s, d, parts in rows), memory=1000)
+    weights = [[Fraction(w) for w in stage_weights("disaggregated", s, d)] for s, d, _ in rows]
+    shares = [Fraction(parts, sum(parts for *_, parts in rows)) for *_, parts in rows]
+    cap = Fraction(1000) / sum(p * sum(w) for p, w in zip(shares, weights, strict=True))
+    assert rate_cap(model).per_iteration == pytest.approx(float(cap), rel=1e-12)
+    longest = max(d for _, d, _ in rows)
+    slow = SlowMap.of_cohorts(weights, shares, Fraction(1000), [Fraction(40 * n) for n in start[:longest]])
+    slow.cap = cap
+    for t in range(3 * longest):
+        _, evicted, admitted = slow.step()
+        assert t < longest or not any(evicted)
+        assert sum(admitted) <= cap
+    completed, evicted, _ = slow.step()
+    assert (sum(completed), sum(evicted)) == (cap, 0)
+
+
+@PROPERTY
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30),
+            st.integers(1, 12),
+            st.fractions(Fraction(1, 9), 5, max_denominator=12),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_whole_admissions_realise_a_fractional_cap_within_one_request_of_each_class(
+    rows: list[tuple[int, int, Fraction]],
+) -> None:
+    """b_t = ⌊(t+1)β⌋ - ⌊tβ⌋: peak memory below Σβ_i S_i + Σ(s_i + d_i) over a whole period of the pattern."""
+    period = math.lcm(*(beta.denominator for *_, beta in rows))
+    longest = max(d for _, d, _ in rows)
+    weights = [stage_weights("disaggregated", s, d) for s, d, _ in rows]
+
+    def admitted(beta: Fraction, t: int) -> int:
+        return math.floor((t + 1) * beta) - math.floor(t * beta)
+
+    peak = max(
+        sum(
+            w * admitted(beta, t - k)
+            for (*_, beta), ws in zip(rows, weights, strict=True)
+            for k, w in enumerate(ws)
+        )
+        for t in range(longest, longest + period)
+    )
+    mean = sum(beta * sum(ws) for (*_, beta), ws in zip(rows, weights, strict=True))
+    assert peak < mean + sum(s + d for s, d, _ in rows)
