@@ -1,0 +1,118 @@
+"""Extremes give numbers, not errors, and give them in seconds."""
+
+import json
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from strategies import mix_model
+
+from kvplan.model import ServingModel, Timing
+from kvplan.report import analyze, to_document
+
+TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
+PATIENCE_S = 10.0  # generous: machines differ; what hangs takes minutes
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Interrupt what takes too long, so that a hang fails one test and not the run."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"no report within {PATIENCE_S} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def report(model: ServingModel) -> dict[str, Any]:
+    with patience():
+        found = to_document(analyze(model, name="extreme", sha256=""))
+    json.dumps(found, allow_nan=False)
+    assert found["verdict"]["status"] in {"stable", "needs_cap", "overloaded"}
+    assert found["saturation"]["admissions_per_iteration"] > 0
+    assert math.isfinite(found["load"]["sustainable_rps"])
+    return found
+
+
+def many_classes(longest: int, step: int) -> ServingModel:
+    """A thousand classes with irregular inputs, lengths and rates."""
+    i = np.arange(1000)
+    inputs, lengths = 1 + (i * 7919) % 3000, step * (1 + (i * 104729) % (longest // step))
+    return mix_model(
+        *((int(s), int(d), 1e-3 * (1 + k % 9)) for k, (s, d) in enumerate(zip(inputs, lengths, strict=True))),
+        timing=TIMING,
+    )
+
+
+CASES: dict[str, Callable[[], ServingModel]] = {
+    "one token to decode": lambda: mix_model((5, 1, 1.0), memory=100),
+    "nothing to read, one token to decode": lambda: mix_model((0, 1, 1.0), memory=10, prefill="fused"),
+    "and nothing to compute": lambda: mix_model(
+        (0, 1, 1.0), memory=10, prefill="fused", max_num_batched_tokens=9
+    ),
+    "memory for one request exactly": lambda: mix_model((50, 50, 1.0), memory=100),
+    "a token of memory to spare": lambda: mix_model((50, 49, 1.0), (1, 2, 1.0), memory=100),
+    "the same inline": lambda: mix_model((50, 49, 1.0), (1, 2, 1.0), memory=100, prefill="inline"),
+    "a token of memory in all": lambda: mix_model((0, 1, 1.0), memory=1),
+    "pages as large as memory": lambda: mix_model(
+        (10, 20, 1.0), (7, 5, 1.0), memory=10**6, block_tokens=10**6
+    ),
+    "100,000 tokens to decode": lambda: mix_model((50, 100_000, 0.1), timing=TIMING),
+    "100,000 and half of it": lambda: mix_model((50, 100_000, 0.1), (50, 50_000, 0.1), timing=TIMING),
+    "20,000 and one less": lambda: mix_model((50, 20_000, 0.1), (50, 19_999, 0.1), timing=TIMING),
+    "a thousand classes": lambda: many_classes(2000, 1),
+    "a thousand classes of even lengths": lambda: many_classes(2000, 2),
+    "a thousand classes of one length": lambda: many_classes(500, 500),
+    "four thousand lengths": lambda: mix_model((10, tuple(range(1, 4001)), 1.0), timing=TIMING),
+    "two thousand even lengths": lambda: mix_model((10, tuple(range(2, 4002, 2)), 1.0), timing=TIMING),
+    "rates of 1e-300": lambda: mix_model((50, 20, 1e-300), (50, 21, 1e-300), timing=TIMING),
+    "rates of 1e-12": lambda: mix_model((50, 20, 1e-12), (50, 21, 1e-12), timing=TIMING),
+    "rates of 1e12": lambda: mix_model((50, 20, 1e12), (50, 21, 1e12), timing=TIMING),
+    "a share of 1e-12": lambda: mix_model((50, 20, 1e-12), (50, 21, 1.0), timing=TIMING),
+    "the other share of 1e-12": lambda: mix_model((50, 20, 1.0), (50, 21, 1e-12), timing=TIMING),
+    "no input": lambda: mix_model((0, 20, 1.0), (0, 7, 1.0), memory=1000),
+    "an input of 1e9": lambda: mix_model((10**9, 20, 1e-9), (0, 21, 1e-9), memory=10**10, timing=TIMING),
+    "an iteration of 1e12 s at 1e12 requests/s": lambda: mix_model((10, 20, 1e12), timing=Timing(1e12)),
+    "an iteration of 1e-12 s": lambda: mix_model((10, 20, 1e-12), (7, 5, 1.0), timing=Timing(1e-12)),
+    "work rate just below one": lambda: mix_model((0, 1, 1.0), timing=Timing(1.0, 1 - 1e-15)),
+    "work rate near one, many an iteration": lambda: mix_model(
+        (0, 1, 1.0), memory=10**7, timing=Timing(1.0, 1 - 1e-5)
+    ),
+    "half a million an iteration": lambda: mix_model((0, 1, 5e5), timing=Timing(1.0)),
+    "work rate one": lambda: mix_model((10, 20, 1.0), timing=Timing(1.0, 1 / 410)),
+    "work rate beyond one": lambda: mix_model((10, 20, 1.0), (5, 7, 1.0), timing=Timing(1.0, 1.0)),
+    "twice minus one on the circle": lambda: mix_model((0, 2, 2.0), (0, 3, 1.0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_report_all_the_same(case: str) -> None:
+    report(CASES[case]())
+
+
+@pytest.mark.parametrize("exponent", [-300, -100, -12, 0, 12])
+def test_what_does_not_depend_on_the_rate_is_the_same_at_any_rate(exponent: int) -> None:
+    """Sustainable rate, cycle and stability of a mix are those of its shares."""
+    one, scaled = (
+        report(mix_model((9, 4, 3 * rate), (9, 6, rate), memory=1000))
+        for rate in (1.0, float(f"1e{exponent}"))
+    )
+    for block, key in (
+        ("load", "sustainable_rps"),
+        ("worst_cycle", "throughput_per_iteration"),
+        ("stability", "spectral_radius"),
+        ("rate_cap", "per_iteration"),
+    ):
+        assert scaled[block][key] == pytest.approx(one[block][key], rel=1e-9), key
+    assert scaled["stability"]["stable"] == one["stability"]["stable"]
+    assert scaled["load"]["offered_rps"] == pytest.approx(4 * float(f"1e{exponent}"), rel=1e-12)

@@ -1,0 +1,234 @@
+"""The report: its contract key by key, and the rules for verdict, kinds and nulls (product.md)."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from strategies import mix_model, models
+
+from kvplan import __version__
+from kvplan.model import ServingModel, Timing
+from kvplan.report import analyze, to_document
+
+CONTRACT = {
+    "schema_version": None,
+    "kvplan_version": None,
+    "profile": {"name", "sha256"},
+    "verdict": {"status", "binding", "summary"},
+    "load": {
+        "offered_rps",
+        "work_rate",
+        "load_factor_max",
+        "headroom",
+        "sustainable_rps",
+        "sustainable_decode_tokens_per_s",
+        "sensitivity",
+    },
+    "equilibrium": {
+        "kv_tokens",
+        "kv_utilization",
+        "iteration_time_s",
+        "requests_in_flight",
+        "decode_tokens_per_s",
+        "prompt_iterations_per_s",
+        "classes",
+    },
+    "saturation": {"admissions_per_iteration", "iteration_time_s", "throughput_rps"},
+    "worst_cycle": {
+        "kind",
+        "throughput_per_iteration",
+        "throughput_rps",
+        "loss",
+        "evictions_per_iteration",
+        "period",
+        "danger_zone_rps",
+        "classes",
+    },
+    "stability": {
+        "gcd",
+        "spectral_radius",
+        "unstable_modes",
+        "stable",
+        "certified",
+        "recovery_iterations",
+        "min_stable_input_tokens",
+        "advice",
+    },
+    "rate_cap": {"per_iteration", "per_second", "classes", "engine_max_num_seqs"},
+    "wait": None,
+    "nested_wait": None,
+    "safety_buffer": None,
+    "simulation": None,
+    "sources": {"verdict", "load", "equilibrium", "saturation", "worst_cycle", "stability", "rate_cap"},
+    "notes": None,
+}
+
+
+def document(model: ServingModel) -> dict[str, Any]:
+    return to_document(analyze(model, name="a test", sha256="0" * 64))
+
+
+def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a document with its path."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from scalars(item, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from scalars(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def test_the_keys_are_those_of_the_contract() -> None:
+    """Key for key, in its order at the top, nothing beside it."""
+    found = document(mix_model((5, 3, 1.0), (7, 4, 1.0)))
+    assert list(found) == list(CONTRACT)
+    assert found["schema_version"] == 1
+    assert found["kvplan_version"] == __version__
+    assert found["profile"] == {"name": "a test", "sha256": "0" * 64}
+    for block, keys in CONTRACT.items():
+        if keys is not None:
+            assert set(found[block]) == keys, block
+    assert set(found["load"]["sensitivity"]) == {"memory_tokens", "d0", "d1"}
+    assert set(found["equilibrium"]["classes"][0]) == {"name", "per_stage", "in_flight"}
+    assert set(found["rate_cap"]["classes"][0]) == {"name", "per_iteration", "integer_budget"}
+    assert set(found["stability"]["min_stable_input_tokens"]) == {"exact", "asymptotic"}
+    assert set(found["worst_cycle"]["classes"][0]) == {
+        "name",
+        "kind",
+        "throughput_per_iteration",
+        "throughput_rps",
+        "loss",
+        "evictions_per_iteration",
+        "period",
+    }
+    for source in found["sources"].values():
+        assert set(source) == {"source", "kind"}
+        assert source["kind"] in {"theorem", "computed", "simulated", "assumption"}
+    assert found["notes"]
+    for block in ("equilibrium", "worst_cycle", "rate_cap"):
+        assert [c["name"] for c in found[block]["classes"]] == ["class 0", "class 1"]
+
+
+def check_rules(model: ServingModel) -> None:
+    found = document(model)
+    load, cycle, local, full = (found[k] for k in ("load", "worst_cycle", "stability", "saturation"))
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    for path, value in scalars(found):
+        assert value is None or type(value) in (str, bool, int, float), path
+        assert not isinstance(value, float) or math.isfinite(value), path
+
+    # the verdict
+    overloaded = load["offered_rps"] > load["sustainable_rps"]
+    recovers = (local["stable"] and local["certified"]) or load["offered_rps"] <= cycle["throughput_rps"]
+    expected = "overloaded" if overloaded else "stable" if recovers else "needs_cap"
+    assert found["verdict"]["status"] == expected
+    assert found["verdict"]["binding"] in {"kv_memory", "compute", "max_num_seqs", "max_num_batched_tokens"}
+    assert overloaded == (load["headroom"] is not None and load["headroom"] < 0)
+
+    # the equilibrium exists where Λ < 1
+    numbers = [v for path, v in scalars(found["equilibrium"]) if not path.endswith("name")]
+    assert all(v is None for v in numbers) if load["work_rate"] >= 1 else None not in numbers
+
+    # the cycle
+    zone = cycle["danger_zone_rps"]
+    if cycle["throughput_rps"] >= load["sustainable_rps"]:
+        assert zone is None
+    if zone is not None:
+        assert zone == [cycle["throughput_rps"], load["sustainable_rps"]]
+        assert zone[0] < zone[1]
+    if cycle["kind"] == "none":
+        assert (cycle["loss"], cycle["evictions_per_iteration"], cycle["period"], zone) == (0, 0, None, None)
+        assert cycle["throughput_per_iteration"] == full["admissions_per_iteration"]
+    inline = model.replica.prefill == "inline"
+    lengths = {d + inline for c in model.classes for d in c.decode_tokens}
+    no_eviction = (
+        model.replica.max_num_seqs is not None
+        and model.replica.block_tokens == 1
+        and model.replica.max_num_seqs * max(c.max_tokens for c in model.classes)
+        <= model.replica.memory_tokens
+    )
+    if lengths == {1} or no_eviction:
+        assert cycle["kind"] == "none"
+    elif len(lengths) == 1 and model.replica.max_num_seqs is None:
+        assert cycle["kind"] == "homogeneous"
+
+    # stability
+    assert local["gcd"] == math.gcd(*lengths)
+    if local["gcd"] > 1:
+        assert local["min_stable_input_tokens"] == {"exact": None, "asymptotic": None}
+    if lengths == {1}:
+        assert (local["spectral_radius"], local["stable"], local["unstable_modes"]) == (0, True, 0)
+    if local["stable"]:
+        assert local["recovery_iterations"] == pytest.approx(1 / (1 - local["spectral_radius"]))
+    else:
+        assert local["recovery_iterations"] is None
+
+    # the cap
+    assert found["rate_cap"]["per_iteration"] == full["admissions_per_iteration"]
+    if load["work_rate"] >= 1:
+        assert all(c["integer_budget"] is None for c in found["rate_cap"]["classes"])
+    assert all(found[block] is None for block in ("wait", "nested_wait", "safety_buffer", "simulation"))
+
+
+@settings(deadline=None, max_examples=50)
+@given(models(max_decode=7, max_input=50, max_classes=3, limits=True))
+def test_any_model_gives_a_report_that_keeps_the_rules(model: ServingModel) -> None:
+    check_rules(model)
+
+
+@settings(deadline=None, max_examples=25)
+@given(models(max_decode=1, max_input=50, max_classes=3, limits=True))
+def test_requests_of_a_single_token_keep_the_rules(model: ServingModel) -> None:
+    check_rules(model)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.79, 0.81, 0.99, 1.01, 3.0])
+def test_the_verdict_on_one_length_follows_the_danger_zone(share: float) -> None:
+    """Input 2, decode 3: below 0.8 of the sustainable rate stable, then needs_cap, beyond it overloaded."""
+    model = mix_model((2, 3, share), memory=12)
+    expected = "overloaded" if share > 1 else "needs_cap" if share > 0.8 else "stable"
+    assert document(model)["verdict"]["status"] == expected
+    check_rules(model)
+
+
+def test_exactly_the_sustainable_rate_is_not_overloaded() -> None:
+    found = document(mix_model((20, 4, 6.0), (20, 5, 6.0), memory=1230))
+    assert found["load"]["headroom"] == pytest.approx(0, abs=1e-12)
+    model = mix_model((2, 3, 1.0), memory=12)
+    assert document(model)["load"]["sustainable_rps"] == 1.0
+    assert document(model)["verdict"]["status"] == "needs_cap"
+
+
+def test_a_mix_that_damps_disturbances_is_stable_up_to_the_sustainable_rate() -> None:
+    for rate, status in ((5.9, "stable"), (6.1, "overloaded")):
+        found = document(mix_model((20, 4, rate), (20, 5, rate), memory=1230))
+        assert (found["verdict"]["status"], found["worst_cycle"]["kind"]) == (status, "none")
+
+
+@pytest.mark.parametrize(("seqs", "kind"), [(100, "none"), (101, "homogeneous")])
+def test_a_concurrency_limit_that_fits_memory_rules_out_evictions(seqs: int, kind: str) -> None:
+    """100 requests of at most 12 tokens in 1200: nothing can be evicted, greedy admission is safe."""
+    model = mix_model((5, 7, 0.1), memory=1200, max_num_seqs=seqs)
+    assert document(model)["worst_cycle"]["kind"] == kind
+    check_rules(model)
+
+
+@pytest.mark.parametrize("work_rate", [0.999999, 1.0, 1.5, 1e6])
+def test_full_work_rates_leave_nulls_and_a_report_all_the_same(work_rate: float) -> None:
+    """One class of 1 and one of 3 token-iterations a request: 4·1 + 1·3 = 7 a second."""
+    model = mix_model((0, 1, 4.0), (2, 1, 1.0), memory=1000, timing=Timing(1.0, d1=work_rate / 7))
+    found = document(model)
+    assert found["load"]["work_rate"] == pytest.approx(work_rate)
+    assert found["verdict"]["status"] == "overloaded" or work_rate < 1
+    check_rules(model)
+
+
+def test_two_calls_give_the_same_document() -> None:
+    model = mix_model((1, 4, 1.0), (1, 5, 1.0), memory=900)
+    assert json.dumps(document(model)) == json.dumps(document(replace(model)))
