@@ -27,11 +27,14 @@ def demand(model: ServingModel) -> dict[str, Fraction]:
     total = {"held": Fraction(0), "work": Fraction(0), "iterations": Fraction(0), "computed": Fraction(0)}
     rate = sum(Fraction(c.rate_rps) for c in model.classes)
     for c, d, weights, share in request_rows(model):
-        # the prompt is computed once, unless it arrives ready-made; `fused` emits its first token on the way
+        # the prompt is computed once, unless it arrives ready-made; `fused` emits its first token on the way, though
+        # an empty prompt takes a token all the same
         prompt = {"disaggregated": 0, "inline": c.input_tokens, "fused": c.input_tokens}[
             model.replica.prefill
         ]
-        decoded = {"disaggregated": d, "inline": d, "fused": d - 1}[model.replica.prefill]
+        decoded = {"disaggregated": d, "inline": d, "fused": max(d - 1, d - c.input_tokens)}[
+            model.replica.prefill
+        ]
         half_page = Fraction(model.replica.block_tokens - 1, 2)
         each = {
             "held": sum(weights) + half_page * len(weights),

@@ -115,7 +115,7 @@ def test_counts_of_long_polynomials_agree_with_eigenvalues(size: int, radius: fl
         assert found in (None, *range(size))
 
 
-@PROPERTY
+@settings(deadline=None, max_examples=100)
 @given(coefficients)
 def test_the_largest_root_is_where_exact_counts_enclose_it(w: list[int]) -> None:
     """No root beyond ρ(1 + 1e-9), one beyond ρ(1 - 1e-9): checked by exact counts at these rational radii."""
@@ -137,7 +137,7 @@ def test_the_largest_root_is_where_exact_counts_enclose_it(w: list[int]) -> None
     assert counts[1] > 0
 
 
-@pytest.mark.parametrize("size", [2, 3, 50, 400])
+@pytest.mark.parametrize("size", [2, 3, 50, 180])
 @pytest.mark.parametrize("shape", ["growing", "falling", "noisy", "tiny last", "steep"])
 def test_the_spectral_radius_agrees_with_eigenvalues(size: int, shape: str) -> None:
     k = np.arange(size, dtype=float)

@@ -22,7 +22,7 @@ from kvplan.analysis.stability import (
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import FloatArray, Prefill, ServingModel, survival_weights
 
-PROPERTY = settings(deadline=None, max_examples=120)
+PROPERTY = settings(deadline=None, max_examples=80)
 
 
 def polynomial(model: ServingModel) -> list[int]:
@@ -154,7 +154,7 @@ def test_without_exact_weights_a_root_on_the_circle_is_left_uncertified() -> Non
     assert (found.stable, found.certified, found.unstable_modes) == (False, False, None)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(small_mixes(max_input=40, max_decode=9), st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 0.05]))
 def test_the_verdict_is_where_the_map_goes_from_a_disturbed_equilibrium(
     model: ServingModel, seed: int, size: float
@@ -197,7 +197,7 @@ def brute_force_min_input(
     return (unstable[-1] + 1 if unstable else 0), verdicts
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     st.integers(1, 7),
     st.integers(1, 4),
@@ -255,8 +255,8 @@ def test_the_asymptote_of_sic_13_is_within_the_longer_length(short: int, long: i
         assert abs(found.exact - found.asymptotic) < 2 * long / float(4 * p * (1 - p))
 
 
-@settings(deadline=None, max_examples=40)
-@given(small_mixes(max_decode=7))
+@settings(deadline=None, max_examples=25)
+@given(small_mixes(max_decode=5))
 def test_inline_is_disaggregated_with_a_token_less_and_a_stage_more(model: ServingModel) -> None:
     """`inline` (s, d) and `disaggregated` (s-1, d+1): spectrum, cycle and map alike, least input one token more."""
     inline = replace(model, replica=replace(model.replica, prefill=Prefill.INLINE))
