@@ -17,7 +17,7 @@ _NEGLIGIBLE_QUEUE = 1e-9  # requests; a larger budget would gain nothing anybody
 _SPITZER_BELOW = 1e-4  # requests; the root formula has lost too many digits there
 _MAX_FRONTIER = 20_000  # undominated combinations kept by the exact search ...
 _MAX_SEARCHED = 2_000_000  # ... and combinations looked at in one step
-_MAX_BUDGET = 1_000_000
+_MAX_BUDGET = 2_000  # admissions of one class an iteration up to which queues are worth computing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class RateCap:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Integer admissions per iteration and class, and the mean queue of each."""
+    """Integer admissions per iteration and class, and the mean queue of each; None where budgets are too large."""
 
     admissions: tuple[int, ...]
-    mean_queue: tuple[float, ...]
+    mean_queue: tuple[float | None, ...]
     optimal: bool
 
 
@@ -155,10 +155,13 @@ def integer_budgets(arrivals: FloatArray, footprint: FloatArray, memory_tokens: 
     >>> integer_budgets(np.array([0.5, 0.2]), np.array([10.0, 20.0]), 45.0).admissions
     (2, 1)
     """
-    smallest = np.floor(arrivals).astype(np.int64) + 1
-    slack = memory_tokens - float(smallest @ footprint)
-    if slack <= 0 or smallest.max() > _MAX_BUDGET:
+    least = np.floor(arrivals) + 1
+    slack = memory_tokens - float(least @ footprint)
+    if slack <= 0:
         return None
+    smallest = least.astype(np.int64)
+    if smallest.max() > _MAX_BUDGET:
+        return Budgets(tuple(smallest.tolist()), (None,) * smallest.size, optimal=False)
     queues = [
         _queues(a, int(b), slack / s)
         for a, b, s in zip(arrivals.tolist(), smallest, footprint.tolist(), strict=True)
@@ -235,6 +238,11 @@ def engine_max_num_seqs(model: ServingModel) -> int:
     return (model.replica.memory_tokens // block) // -(-longest // block)
 
 
+def _per_rate(queue: float | None, rate_rps: float) -> float | None:
+    """Mean wait from the mean queue (Little's law)."""
+    return None if queue is None else queue / rate_rps
+
+
 def rate_cap(model: ServingModel) -> RateCap:
     """Admission limits for the mix: the fluid cap n* and its integer form (SIC 5.1, FC Theorem 3.3)."""
     full, tau, mix = saturation(model), iteration_time(model), model.mix
@@ -250,7 +258,7 @@ def rate_cap(model: ServingModel) -> RateCap:
                 name=c.name,
                 per_iteration=full.admissions_per_iteration * float(share),
                 integer_budget=budgets.admissions[i] if budgets else None,
-                mean_wait_s=budgets.mean_queue[i] / c.rate_rps if budgets else None,
+                mean_wait_s=_per_rate(budgets.mean_queue[i] if budgets else None, c.rate_rps),
             )
             for i, (c, share) in enumerate(zip(model.classes, shares, strict=True))
         ),

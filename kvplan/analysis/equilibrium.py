@@ -6,6 +6,8 @@ seconds of work, and an iteration of fixed cost d0 serves everything in flight.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from kvplan.model import FloatArray, Prefill, ServingModel, sum_by
 
 
@@ -106,8 +108,8 @@ def per_request(model: ServingModel) -> PerRequest:
     """
     mix, timing = model.mix, model.timing
     work = timing.d1 * mix.footprint + timing.d2 * model.prefill_tokens + timing.d3 * mix.stages
-    # the iteration that ends a fused prefill emits a token without computing one more
-    prompt = 0 if model.replica.prefill is Prefill.DISAGGREGATED else mix.input_tokens - 1
+    # s + n - 1: the iteration that ends a prefill computes no token beyond the prompt, but never none at all
+    prompt = 0 if model.replica.prefill is Prefill.DISAGGREGATED else np.maximum(mix.input_tokens - 1, 0)
     return PerRequest(
         held=float(mix.share @ held_footprint(model)),
         work_s=float(mix.share @ work),

@@ -230,6 +230,8 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
                 within = count_outside(w, found * (1 - tolerance), relative_error=relative_error)
                 return LargestRoot(found, certified=within is not None and within > 0)
             low = max(low, found)
+        if outside is None:  # roots on the circle that Newton did not find, double ones say: look closer
+            outside = _count_outside(arcs, error, _middle(w.size))
         if outside == 0:
             high = min(high, radius)
             radius = max(high * math.exp(-stride), math.sqrt(low * high))
@@ -237,8 +239,10 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
             if outside:
                 low = max(low, radius)
             radius = min(low * math.exp(stride), math.sqrt(low * high))
-        stride *= 2
-    return LargestRoot(found, certified=False)
+        stride = min(2 * stride, 1.0)
+        if high <= low * (1 + _MIN_TOLERANCE):
+            break
+    return LargestRoot(max(found, math.sqrt(low * high)), certified=False)
 
 
 def all_inside_exact(coefficients: list[int]) -> bool:

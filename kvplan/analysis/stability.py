@@ -26,7 +26,7 @@ _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
 _NEAR_CIRCLE = 1e-9  # where the circle itself cannot be decided in floats, roots are counted this far out
 _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search of stability
 _ADVICE_MAX_CLASSES = 16
-_ADVICE_MAX_STAGES = 10_000
+_ADVICE_MAX_STAGES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,5 +324,8 @@ def _radius_if_stable(model: ServingModel, index: int, decode: int) -> float | N
     if decode < 1 or limited.max_tokens > model.replica.memory_tokens:
         return None
     changed = replace(model, classes=(*model.classes[:index], limited, *model.classes[index + 1 :]))
-    found = model_spectrum(changed)
-    return found.radius if found.stable else None
+    weights = survival_weights(changed.mix.stages, changed.held_first_weight, changed.mix.share)
+    error = rounding_error(changed.mix.stages)
+    if count_outside(weights, relative_error=error) != 0:
+        return None
+    return largest_root(weights, relative_error=error).modulus

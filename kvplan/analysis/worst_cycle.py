@@ -213,7 +213,7 @@ def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
         loss=_loss(per_iteration, full),
         evictions_per_iteration=cycle.evictions if cycle else 0.0,
         period=cycle.period if cycle else None,
-        danger_zone_rps=(rps, sustainable) if rps < sustainable else None,
+        danger_zone_rps=(rps, sustainable) if cycle is not None and rps < sustainable else None,
         classes=tuple(class_cycle(model, i) for i in range(len(model.classes))),
         iterations=attractor.iterations if attractor else None,
         settled=attractor.settled if attractor else None,
