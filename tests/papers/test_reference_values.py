@@ -144,6 +144,12 @@ def test_flow_control_budgets() -> None:
     )
     cap = rate_cap(model)
     assert tuple(c.integer_budget for c in cap.classes) == budgets
+    # half a second an iteration, twice the arrivals a second: the same budgets, and waits in seconds (Little's law)
+    rates = [(s, d, 2 * BUDGETS["rates_meant"]) for s, d in BUDGETS["classes"]]
+    halved = rate_cap(mix_model(*rates, memory=BUDGETS["memory"], timing=Timing(0.5)))
+    assert tuple(c.integer_budget for c in halved.classes) == budgets
+    for c in halved.classes:
+        assert c.mean_wait_s == pytest.approx(queue[4] / (2 * BUDGETS["rates_meant"]), rel=1e-6)
     assert cap.engine_max_num_seqs == BUDGETS["memory"] // 70
 
 

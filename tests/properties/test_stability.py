@@ -140,6 +140,27 @@ def test_a_root_exactly_on_the_circle_is_not_stable_and_no_mode(
     assert (above.stable, above.certified, above.unstable_modes) == (True, True, 0)
 
 
+@pytest.mark.parametrize(
+    ("shorter", "longer", "stable"),
+    [
+        (0.8, 0.2000000000000001, True),
+        (0.8, 0.2, False),
+        (0.8000000000000002, 0.2, False),
+        (8e14, 2e14 + 1, True),
+    ],
+)
+def test_a_root_nearer_to_the_circle_than_floats_can_tell_is_decided_exactly(
+    shorter: float, longer: float, stable: bool
+) -> None:
+    """3z² + 4z + 1 with its last digit changed: the decimals written in the profile decide, not their rounding."""
+    model = mix_model((2, 2, shorter), (2, 3, longer))
+    exact = exact_count(model)
+    assert (exact.on == exact.outside == 0) == stable
+    found = stability(model)
+    assert (found.stable, found.certified) == (stable, True)
+    assert (found.spectral_radius < 1) == stable
+
+
 @pytest.mark.parametrize("rows", [((0, 2, 2.0), (0, 3, 1.0)), ((0, 1, 1.0), (0, 2, 1.0))])
 def test_roots_of_minus_one_are_on_the_circle_however_many(rows: tuple[tuple[int, int, float], ...]) -> None:
     """z² + 2z + 1 and z + 1: a double root is no reason to fail, nor to call the mix stable."""
@@ -251,6 +272,8 @@ def test_the_asymptote_of_sic_13_is_within_the_longer_length(short: int, long: i
     found = min_stable_input(two_lengths(short, long, 100, p))
     mean = float(p * short + (1 - p) * long)
     assert found.asymptotic == pytest.approx(mean**3 / (2 * math.pi**2 * float(p * (1 - p))), rel=1e-12)
+    inline = min_stable_input(two_lengths(short - 1, long - 1, 100, p, "inline"))
+    assert inline.asymptotic == pytest.approx(found.asymptotic + 1, rel=1e-12)
     if long - short == 1:
         assert abs(found.exact - found.asymptotic) < 2 * long / float(4 * p * (1 - p))
 
