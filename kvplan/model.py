@@ -14,6 +14,7 @@ convention         a      n      prefill
 Everything downstream uses only (a, n, rate), so `inline` (s, d) and `disaggregated` (s-1, d+1) are one system.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -178,7 +179,7 @@ class ServingModel:
     @property
     def total_rate_rps(self) -> float:
         """Σλ, requests per second."""
-        return float(self.mix.rate_rps.sum())
+        return math.fsum(c.rate_rps for c in self.classes)
 
     def exact_shares(self) -> list[Fraction]:
         """Shares of the rows of `mix` as exact fractions of the decimals written in the profile.

@@ -189,7 +189,11 @@ def _actions(
 ) -> tuple[str, ...]:
     """What to do, most important first; each fits a line or two of the first screen."""
     actions: list[str] = []
-    limit = f"{format_number(cap.per_second)} requests/s ({format_number(cap.per_iteration)} an iteration)"
+    limit = f"{format_number(min(cap.per_second, offered.sustainable_rps))} requests/s"
+    if cap.per_second <= offered.sustainable_rps * (
+        1 + 1e-9
+    ):  # else an engine limit binds before memory does
+        limit += f" ({format_number(cap.per_iteration)} an iteration)"
     if status is Status.OVERLOADED:
         replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
         actions.append(
@@ -232,7 +236,8 @@ def _actions(
 
 def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     replica, timing = model.replica, model.timing
-    beyond_papers = timing.d2 > 0 or timing.d3 > 0 or replica.block_tokens > 1
+    limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
+    beyond_papers = timing.d2 > 0 or timing.d3 > 0 or replica.block_tokens > 1 or limited
     basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
     extension = "; d2, d3, pages and engine limits: new" if beyond_papers else ""
     equilibrium_source = Source(f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", basis)

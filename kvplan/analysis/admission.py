@@ -17,7 +17,7 @@ _NEGLIGIBLE_QUEUE = 1e-9  # requests; a larger budget would gain nothing anybody
 _SPITZER_BELOW = 1e-4  # requests; the root formula has lost too many digits there
 _MAX_FRONTIER = 20_000  # undominated combinations kept by the exact search ...
 _MAX_SEARCHED = 2_000_000  # ... and combinations looked at in one step
-_MAX_BUDGET = 2_000  # admissions of one class an iteration up to which queues are worth computing
+_MAX_BUDGET = 500  # admissions of one class an iteration up to which queues are worth computing
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ _COMPILE_ABOVE = 3_000_000  # inner steps; compiling pays off beyond about a sec
 _PROBES = 32
 _PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput, between one period and the next
 _MEAN_TOLERANCE = 3e-5  # of the same, between a run and one twice as long
+_INCOMMENSURABLE = 0.6180339887498949
 _SETTLING = 200  # lengths of the longest request before a mean may be taken as at rest
 MAX_ITERATIONS = 400_000
 MAX_STEPS = 2_000_000_000
@@ -110,9 +111,13 @@ def state_by_stage(masses: FloatArray) -> State:
 
 @dataclass(frozen=True)
 class Run:
-    """What happened in a run, iteration by iteration; arrays of shape (iterations,), in requests."""
+    """What happened in a run, iteration by iteration; arrays of shape (iterations,), in requests.
+
+    `completed_by_length` sums the run, for each of the map's distinct iteration counts.
+    """
 
     state: State
+    completed_by_length: FloatArray
     completed: FloatArray
     evicted: FloatArray
     in_flight: FloatArray
@@ -129,6 +134,7 @@ def iterate(
     mass: Any,
     born: Any,
     older: Any,
+    completed_by_length: Any,
     completed: Any,
     evicted: Any,
     in_flight_after: Any,
@@ -136,7 +142,8 @@ def iterate(
     """Advance `mass` by one iteration for each entry of the last three arrays, which it fills.
 
     `born` and `older` are work space of the length of `mass`: the iteration each cohort came in, and the index of
-    the next older cohort that is not empty, so that evictions reach the youngest at once.
+    the next older cohort that is not empty, so that evictions reach the youngest at once. Completions are added to
+    `completed_by_length` too.
     """
     size = len(weight)
     n_lengths = len(leave_after)
@@ -160,7 +167,9 @@ def iterate(
             source = index - leave_after[j]
             if source < 0:
                 source += size
-            left += mass[source] * leave_share[j]
+            leaving = mass[source] * leave_share[j]
+            left += leaving
+            completed_by_length[j] += leaving
             freed += mass[source] * leave_weight[j]
         mass[index] = 0.0
         in_flight -= left
@@ -238,16 +247,17 @@ def run(system: FluidMap, state: State, iterations: int) -> Run:
         state.mass.copy(),
         np.zeros(size, dtype=np.int64),
         np.zeros(size, dtype=np.int64),
+        np.zeros(system.leave_after.size),
         *np.zeros((3, iterations)),
     )
     if iterations * (system.leave_after.size + 4) > _COMPILE_ABOVE:
         compiled()(state.clock, system.capacity, *parameters, *work)
-        mass, _, _, completed, evicted, in_flight = work
+        mass, _, _, by_length, completed, evicted, in_flight = work
     else:
         lists = [a.tolist() for a in work]
         iterate(state.clock, system.capacity, *(a.tolist() for a in parameters), *lists)
-        mass, _, _, completed, evicted, in_flight = (np.array(values) for values in lists)
-    return Run(State(mass, state.clock + iterations), completed, evicted, in_flight)
+        mass, _, _, by_length, completed, evicted, in_flight = (np.array(values) for values in lists)
+    return Run(State(mass, state.clock + iterations), by_length, completed, evicted, in_flight)
 
 
 def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
@@ -256,7 +266,7 @@ def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
     `disturbance` is the relative amplitude of an irregular but fixed pattern over the stages; no random numbers.
     """
     stage = np.arange(system.weight.size, dtype=np.float64)
-    pattern = 2 * ((stage + 1) * 0.6180339887498949 % 1.0) - 1
+    pattern = 2 * ((stage + 1) * _INCOMMENSURABLE % 1.0) - 1
     masses = 1 + disturbance * pattern
     return state_by_stage(masses * (system.capacity / float(masses @ system.weight)))
 
@@ -265,11 +275,15 @@ def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
 class Attractor:
     """Where the map settles: means an iteration, over a period where there is one.
 
+    `throughput` counts all completions, `mix_throughput` those of the mix as offered: the least, over the lengths, of
+    completions over share. Evictions that reach beyond the shortest length hit only the longer ones, which then
+    complete less than their share while the total can even exceed n*.
     `period` is None when none was found. `settled` says whether, within `iterations`, the run came to repeat itself
     or, on orbits that never do, its mean throughput came to rest while evictions went on.
     """
 
     throughput: float
+    mix_throughput: float
     evictions: float
     in_flight: float
     period: int | None
@@ -291,7 +305,9 @@ def settle(system: FluidMap, state: State, max_iterations: int | None = None) ->
     while True:
         history = run(system, state, block)
         state, done = history.state, done + block
-        period = find_period(history.completed, _PERIOD_TOLERANCE * scale)
+        # evictions can take longer to repeat than completions: one series carries both
+        both = history.completed + _INCOMMENSURABLE * history.evicted
+        period = find_period(both, _PERIOD_TOLERANCE * scale)
         mean = float(history.completed[block // 2 :].mean())
         # without evictions nothing is at rest: a disturbance may still be growing
         evicting = float(history.evicted[block // 2 :].mean()) > _MEAN_TOLERANCE * scale
@@ -299,11 +315,13 @@ def settle(system: FluidMap, state: State, max_iterations: int | None = None) ->
         if period is not None or rests or done >= max_iterations:
             break
         block, previous = min(2 * block, max_iterations - done), mean
-    window = slice(-period, None) if period else slice(block // 2, None)
+    measured = run(system, state, period or block)
+    by_length = measured.completed_by_length / (system.leave_share * measured.completed.size)
     return Attractor(
-        throughput=float(history.completed[window].mean()),
-        evictions=float(history.evicted[window].mean()),
-        in_flight=float(history.in_flight[window].mean()),
+        throughput=float(measured.completed.mean()),
+        mix_throughput=float(by_length.min()),
+        evictions=float(measured.evicted.mean()),
+        in_flight=float(measured.in_flight.mean()),
         period=period,
         iterations=done,
         settled=period is not None or rests,

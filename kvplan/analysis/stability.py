@@ -150,8 +150,7 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
 
     With inputs c_i·m of mean m, the survival polynomial is m·A(z) + B(z). A root can cross the unit circle only
     where Im(B·conj(A)) = 0, at m = -Re(B·conj(A))/|A|²: beyond the largest such m nothing crosses any more, and for
-    large inputs all roots are inside when the gcd is 1 (SIC Theorem 3). The result is proved by a root count at
-    that input, and by the absence of one just below.
+    large inputs all roots are inside when the gcd is 1 (SIC Theorem 3). A root count proves the result stable.
 
     Returns
     -------
@@ -291,7 +290,7 @@ def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
         return f"{change}, or cap admissions."
     if inputs.exact is not None:
         return f"Cap admissions: this mix is stable only from a mean input of {format_tokens(inputs.exact)} tokens."
-    return "Cap admissions: no small change of one decode limit makes this mix stable."
+    return "Cap admissions: no change of a decode limit was found that makes this mix stable."
 
 
 def _stabilising_change(model: ServingModel) -> str | None:

@@ -31,9 +31,14 @@ class CycleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """A limit cycle of the saturated fluid map: means an iteration over one period, in requests."""
+    """A limit cycle of the saturated fluid map: means an iteration over one period, in requests.
+
+    `throughput` is that of the mix as offered; `completions` counts everything, which is more where evictions have
+    changed the mix.
+    """
 
     throughput: float
+    completions: float
     evictions: float
     in_flight: float
     period: int | None
@@ -132,6 +137,7 @@ def pulse_cycle(stages: IntArray, first_weight: FloatArray, share: FloatArray, c
     youngest = (capacity - older_kv) / weight[0]  # one pulse, iteration by iteration
     return Cycle(
         throughput=x,
+        completions=x,
         evictions=x * (g - 1) * float(share @ stages) / (g * float(share @ first_weight)),
         in_flight=float((older_count + youngest * present[0]).mean()),
         period=g,
@@ -188,7 +194,7 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     if model.replica.prefill is Prefill.DISAGGREGATED:
         prefilled = cycle.evictions
     else:
-        prefilled = cycle.throughput + cycle.evictions
+        prefilled = cycle.completions + cycle.evictions
     tau = (
         timing.d0
         + timing.d1 * (model.replica.memory_tokens - half_empty)
@@ -252,7 +258,7 @@ def _mixed_cycle(
     if stability.stable and stability.certified:
         return CycleKind.NONE, None, None
     worst = simulate_worst(model)
-    cycle = Cycle(worst.throughput, worst.evictions, worst.in_flight, worst.period)
+    cycle = Cycle(worst.mix_throughput, worst.throughput, worst.evictions, worst.in_flight, worst.period)
     return CycleKind.SIMULATED, cycle, worst
 
 
@@ -268,9 +274,10 @@ def simulate_worst(model: ServingModel) -> Attractor:
         eviction_free_state(system, disturbance=_DISTURBANCE),
         state_by_stage(np.zeros(system.weight.size)),
     )
-    worst = min((settle(system, start) for start in starts), key=lambda attractor: attractor.throughput)
+    worst = min((settle(system, start) for start in starts), key=lambda attractor: attractor.mix_throughput)
     if worst.evictions == 0:
-        return replace(worst, throughput=system.eviction_free_throughput)
+        full = system.eviction_free_throughput
+        return replace(worst, throughput=full, mix_throughput=full)
     return worst
 
 

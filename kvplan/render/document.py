@@ -107,7 +107,7 @@ def _summary(report: Report) -> Table:
     offered, cycle = report.load, report.worst_cycle
     loss = format_percent(cycle.loss)
     if cycle.loss > 0:
-        loss += f", down to {_rps(cycle.throughput_rps)}"
+        loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
     return _figures(
         ("Offered load", _rps(offered.offered_rps), Basis.ASSUMPTION),
         ("Sustainable rate", _rps(offered.sustainable_rps), _basis(report, "load")),

@@ -218,7 +218,8 @@ def test_compiled_and_plain_kernel_agree_to_the_last_bit(mixture: Mixture, distu
 
     def work() -> list[FloatArray | IntArray]:
         ages = [np.zeros(size, dtype=np.int64) for _ in range(2)]
-        return [state.mass.copy(), *ages, *(np.zeros(iterations) for _ in range(3))]
+        by_length = np.zeros(system.leave_after.size)
+        return [state.mass.copy(), *ages, by_length, *(np.zeros(iterations) for _ in range(3))]
 
     fast, plain = work(), [a.tolist() for a in work()]
     compiled()(state.clock, system.capacity, *fixed, *fast)

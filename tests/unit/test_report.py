@@ -232,3 +232,15 @@ def test_full_work_rates_leave_nulls_and_a_report_all_the_same(work_rate: float)
 def test_two_calls_give_the_same_document() -> None:
     model = mix_model((1, 4, 1.0), (1, 5, 1.0), memory=900)
     assert json.dumps(document(model)) == json.dumps(document(replace(model)))
+
+
+def test_completing_more_short_requests_does_not_make_up_for_starved_long_ones() -> None:
+    """Lengths 1 and 10: in all more than n* complete, but of the long class a third of what the equilibrium serves."""
+    found = document(
+        mix_model((0, 1, 1500.0), (0, 10, 1500.0), memory=1000, prefill="fused", timing=Timing(0.01))
+    )
+    n_star = 1000 / 28
+    assert found["saturation"]["admissions_per_iteration"] == pytest.approx(n_star)
+    assert found["worst_cycle"]["throughput_per_iteration"] == pytest.approx(20, rel=1e-6)
+    assert found["worst_cycle"]["loss"] == pytest.approx(1 - 20 / n_star, rel=1e-6)
+    assert found["verdict"]["status"] == "needs_cap"
