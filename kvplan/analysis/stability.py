@@ -114,8 +114,8 @@ def spectrum(
 
 
 def rounding_error(stages: IntArray) -> float:
-    """Bound on the relative error of `survival_weights`, whose sums run over the rows and then over the stages."""
-    return (stages.size + int(stages.max()) + 4) * float(np.finfo(np.float64).eps)
+    """Bound on the relative error of `survival_weights`: its sums have at most one positive term for each row, twice."""
+    return (2 * stages.size + 8) * float(np.finfo(np.float64).eps)
 
 
 def exact_survival_weights(model: ServingModel) -> list[int]:
