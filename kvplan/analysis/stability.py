@@ -114,7 +114,7 @@ def spectrum(
 
 
 def rounding_error(stages: IntArray) -> float:
-    """Bound on the relative error of `survival_weights`: its sums have at most one positive term for each row, twice."""
+    """Bound on the relative error of `survival_weights`: its sums add each row at most twice."""
     return (2 * stages.size + 8) * float(np.finfo(np.float64).eps)
 
 
