@@ -19,6 +19,7 @@ from kvplan.errors import ExitCode, UsageError
 from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
 
 if TYPE_CHECKING:
+    from kvplan import profile as profile_file
     from kvplan.report import Report
 
 _CLOSED_PIPE = 141  # as if the signal had ended the process, which is what shells expect
@@ -37,6 +38,13 @@ class Format(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
+
+
+class PageFormat(StrEnum):
+    """How an explanation is written."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,6 +69,13 @@ def _complete_profile(incomplete: str) -> list[str]:
     return sorted(name for name in shipped_profiles() if name.startswith(incomplete))
 
 
+def _complete_key(incomplete: str) -> list[str]:
+    from kvplan.explanations import BLOCKS, EXPLANATIONS
+
+    keys = {*BLOCKS, *(explanation.key for explanation in EXPLANATIONS)}
+    return sorted(key for key in keys if key.startswith(incomplete))
+
+
 Profile = Annotated[
     str | None,
     typer.Argument(
@@ -68,6 +83,17 @@ Profile = Annotated[
         help="A TOML file, '-' for standard input, or the name of a shipped profile.",
         show_default=False,
         autocompletion=_complete_profile,
+    ),
+]
+
+
+Key = Annotated[
+    str,
+    typer.Argument(
+        metavar="KEY",
+        help="A key of the JSON report such as load.headroom or wait.classes[].threshold, or a block such as load.",
+        show_default=False,
+        autocompletion=_complete_key,
     ),
 ]
 Output = Annotated[
@@ -81,23 +107,108 @@ def analyze(
     profile: Profile = None,
     format: Annotated[Format, typer.Option("--format", help="How to write the report.")] = Format.TEXT,
     output: Output = None,
+    section: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--section",
+            metavar="KEY",
+            help="Show only this block of the details, such as load or wait; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Load, headroom, worst cycle, stability and rate cap of a replica."""
     from kvplan import report
+
+    loaded = _read(profile)
+    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256)
+    write_result(_rendered(result, format, output, section), output)
+
+
+@app.command(epilog="Example: kvplan explain worst_cycle.loss tool-calls-h100")
+def explain(
+    key: Key,
+    profile: Profile = None,
+    format: Annotated[PageFormat, typer.Option("--format", help="How to write it.")] = PageFormat.TEXT,
+    output: Output = None,
+) -> None:
+    """What a number of the report means: formula, source, and the profile's figures put into it."""
+    from kvplan import explain as explaining
+    from kvplan import report
+    from kvplan.render import explanation
+
+    found = explaining.find(key)
+    loaded = _read(profile)
+    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256)
+    page = explaining.page(found, result, loaded.model, loaded.plan)
+    width = shutil.get_terminal_size().columns if output is None else 80
+    as_text = format is PageFormat.TEXT
+    write_result(explanation.text(page, width=width) if as_text else explanation.markdown(page), output)
+
+
+@app.command(epilog="Example: kvplan init my-service.toml")
+def init(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="Where to write it; standard output if left out.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
+) -> None:
+    """Write a commented profile to start from."""
+    from kvplan import catalogue
+
+    if file is not None and not force:
+        catalogue.refuse_existing(file)
+    write_result(catalogue.starter(), file)
+
+
+@app.command(epilog="Example: kvplan profiles tool-calls-h100 > mine.toml")
+def profiles(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Print this one, to be copied.",
+            show_default=False,
+            autocompletion=_complete_profile,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """List the shipped profiles, or print one."""
+    from kvplan import catalogue
+
+    write_result(catalogue.listing() if name is None else catalogue.shipped_text(name), output)
+
+
+@app.command(epilog="Example: kvplan schema -o kvplan.schema.json")
+def schema(output: Output = None) -> None:
+    """Print the JSON Schema of a profile, for editors."""
+    from kvplan.render import json
+    from kvplan.schema import json_schema
+
+    write_result(json.render(json_schema()), output)
+
+
+def _read(profile: str | None) -> "profile_file.Profile":
+    """The profile that was asked for; says which where none was."""
     from kvplan.profile import load_profile
 
     loaded = load_profile(profile, stdin=sys.stdin.buffer if sys.stdin else io.BytesIO())
     if profile is None:
         _say(f"note: no profile given; using the shipped {loaded.source}")
-    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256)
-    write_result(_rendered(result, format, output), output)
+    return loaded
 
 
-def _rendered(result: "Report", format: Format, output: Path | None) -> str:
+def _rendered(result: "Report", format: Format, output: Path | None, sections: list[str] | None) -> str:
     """The report as text; colour and width only where a terminal reads it."""
     from kvplan.render import document
 
     if format is Format.JSON:
+        if sections:
+            raise UsageError("--section chooses what text and Markdown show; JSON is always whole")
         from kvplan.render import json
         from kvplan.report import to_document
 
@@ -105,13 +216,13 @@ def _rendered(result: "Report", format: Format, output: Path | None) -> str:
     if format is Format.MARKDOWN:
         from kvplan.render import markdown
 
-        return markdown.render(document.build(result))
+        return markdown.render(document.build(result, sections))
     from kvplan.render import terminal
 
     on_terminal = output is None and sys.stdout is not None and sys.stdout.isatty()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     width = shutil.get_terminal_size().columns if output is None else 80
-    return terminal.render(document.build(result), width=width, colour=on_terminal and not plain)
+    return terminal.render(document.build(result, sections), width=width, colour=on_terminal and not plain)
 
 
 def _say(message: str) -> None:

@@ -85,6 +85,25 @@ class Replica:
     max_num_batched_tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the plan should guarantee.
+
+    Attributes
+    ----------
+    delta : float
+        Accepted probability of one overflow within the horizon.
+    horizon_s : float
+        Seconds.
+    segments : int or None
+        Nested WAIT segments; None lets the planner choose.
+    """
+
+    delta: float = 0.01
+    horizon_s: float = 3600.0
+    segments: int | None = None
+
+
 @dataclass(frozen=True)
 class Mix:
     """Every (class, decode length) pair of the traffic, one row each.

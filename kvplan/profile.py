@@ -14,30 +14,11 @@ import tomli
 
 from kvplan import schema
 from kvplan.errors import ProfileError
-from kvplan.model import Replica, RequestClass, ServingModel, Timing, as_written
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing, as_written
 from kvplan.positions import line_at, offsets, written
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSettings:
-    """What the plan should guarantee.
-
-    Attributes
-    ----------
-    delta : float
-        Accepted probability of one overflow within the horizon.
-    horizon_s : float
-        Seconds.
-    segments : int or None
-        Nested WAIT segments; None lets the planner choose.
-    """
-
-    delta: float
-    horizon_s: float
-    segments: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +35,7 @@ class Profile:
         Of the bytes read.
     text : str
         The TOML text, line ends as ``\\n``.
-    plan : PlanSettings
+    plan : Plan
     requirements : tuple of str
         ``[gate] require``, as written.
     model : ServingModel
@@ -64,7 +45,7 @@ class Profile:
     source: str
     sha256: str
     text: str
-    plan: PlanSettings
+    plan: Plan
     requirements: tuple[str, ...]
     model: ServingModel
 
@@ -176,7 +157,7 @@ def parse_profile(data: bytes, source: str) -> Profile:
         source=source,
         sha256=sha256(data).hexdigest(),
         text=text,
-        plan=PlanSettings(checked.plan.delta, checked.plan.horizon, checked.plan.segments),
+        plan=Plan(checked.plan.delta, checked.plan.horizon, checked.plan.segments),
         requirements=tuple(checked.gate.require),
         model=_model(checked),
     )

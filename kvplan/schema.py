@@ -11,13 +11,31 @@ from functools import reduce
 from operator import getitem
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvplan.errors import UsageError
 from kvplan.model import Prefill, as_written
 from kvplan.positions import KeyPath
-from kvplan.units import format_number, format_tokens, parse_bytes, parse_seconds
+from kvplan.units import (
+    BYTE_UNITS,
+    TIME_UNITS,
+    format_number,
+    format_tokens,
+    parse_bytes,
+    parse_seconds,
+    quantity_pattern,
+)
 
 MAX_DECODE_TOKENS = 1_000_000
 MAX_MEMORY_TOKENS = 10**12
@@ -104,29 +122,87 @@ def _segments(value: object) -> int | None:
     return value
 
 
-_Name = Annotated[str, AfterValidator(_printable)]
+def _seconds_schema(least: float) -> WithJsonSchema:
+    text = {"type": "string", "pattern": quantity_pattern(TIME_UNITS)}
+    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least, "maximum": _HUGE}, text]})
+
+
+_LENGTH_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MAX_DECODE_TOKENS}
+_WEIGHTS_SCHEMA = {
+    "type": "object",
+    "patternProperties": {
+        "^([1-9][0-9]{0,5}|1000000)$": {"type": "number", "minimum": _TINY, "maximum": _HUGE}
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r"\S"}
+
+_Name = Annotated[str, AfterValidator(_printable), WithJsonSchema(_NAME_SCHEMA)]
 _Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
-_Amount = Annotated[float, Field(ge=_TINY, le=_HUGE)]
 _Rate = Annotated[float, Field(ge=1e-300, le=_HUGE)]  # however rare, the formulas hold
-_Seconds = BeforeValidator(_seconds, json_schema_input_type=float | str)
-_Bytes = Annotated[int, Field(ge=1, le=10**18), BeforeValidator(_bytes, json_schema_input_type=str)]
-_Decode = Annotated[dict[int, float], BeforeValidator(_decode, json_schema_input_type=int | dict[str, float])]
-_SegmentsInput = Literal["auto"] | Annotated[int, Field(ge=1)]
-_Segments = Annotated[int | None, BeforeValidator(_segments, json_schema_input_type=_SegmentsInput)]
+_Duration = Annotated[float, Field(ge=_TINY, le=_HUGE), BeforeValidator(_seconds), _seconds_schema(_TINY)]
+_Cost = Annotated[float, Field(ge=0, le=_HUGE), BeforeValidator(_seconds), _seconds_schema(0)]
+_Bytes = Annotated[
+    int,
+    Field(ge=1, le=10**18),
+    BeforeValidator(_bytes),
+    WithJsonSchema({"type": "string", "pattern": quantity_pattern(BYTE_UNITS)}),
+]
+_Decode = Annotated[
+    dict[int, float],
+    BeforeValidator(_decode),
+    WithJsonSchema({"anyOf": [_LENGTH_SCHEMA, _WEIGHTS_SCHEMA]}),
+]
+_Segments = Annotated[
+    int | None,
+    BeforeValidator(_segments),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}], "default": "auto"}),
+]
+
+# What relates keys, as JSON Schema says it; `_conflicts` says it to people.
+_MEMORY_ONE_WAY: JsonDict = {
+    "oneOf": [
+        {"required": ["memory_tokens"], "properties": {"memory": False, "kv_bytes_per_token": False}},
+        {"required": ["memory", "kv_bytes_per_token"], "properties": {"memory_tokens": False}},
+    ]
+}
+_RATES_ONE_WAY: JsonDict = {
+    "if": {"required": ["workload"]},
+    "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
+    "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
+}
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
+def _about(text: str, default: Any = ..., **options: Any) -> Any:
+    """A key with the description that editors show."""
+    return Field(default, description=text, **options)
+
+
 class Gpu(_Table):
-    memory_tokens: _Tokens | None = None
-    memory: _Bytes | None = None
-    kv_bytes_per_token: _Tokens | None = None
-    block_tokens: _Tokens = 1
-    prefill: Annotated[Prefill, Field(strict=False)] = Prefill.FUSED
-    max_num_seqs: _Tokens | None = None
-    max_num_batched_tokens: _Tokens | None = None
+    """One replica: its KV memory and what the engine limits."""
+
+    model_config = ConfigDict(title="Replica", json_schema_extra=_MEMORY_ONE_WAY)
+
+    memory_tokens: _Tokens | None = _about(
+        "KV capacity of one replica, tokens. Or give memory with kv_bytes_per_token.", None
+    )
+    memory: _Bytes | None = _about(
+        'KV memory of one replica, such as "5.05 GiB"; needs kv_bytes_per_token.', None
+    )
+    kv_bytes_per_token: _Tokens | None = _about("Bytes of KV cache per token, all layers.", None)
+    block_tokens: _Tokens = _about("Page size of the KV cache, tokens; 16 in vLLM.", 1)
+    prefill: Annotated[Prefill, Field(strict=False)] = _about(
+        "Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an "
+        "iteration of its own (inline), or ready-made (disaggregated).",
+        Prefill.FUSED,
+    )
+    max_num_seqs: _Tokens | None = _about("Most requests the engine runs at once.", None)
+    max_num_batched_tokens: _Tokens | None = _about("Most tokens the engine computes in an iteration.", None)
 
     @property
     def capacity_tokens(self) -> int:
@@ -136,41 +212,75 @@ class Gpu(_Table):
 
 
 class _Timing(_Table):
-    d0: Annotated[_Amount, _Seconds]
-    d1: Annotated[float, Field(ge=0, le=_HUGE), _Seconds] = 0.0
-    d2: Annotated[float, Field(ge=0, le=_HUGE), _Seconds] = 0.0
-    d3: Annotated[float, Field(ge=0, le=_HUGE), _Seconds] = 0.0
+    """An iteration takes d0 + d1·KV tokens + d2·prefill tokens + d3·sequences."""
+
+    model_config = ConfigDict(title="Iteration time")
+
+    d0: _Duration = _about('Fixed time of an iteration: seconds, or a string such as "14.5 ms".')
+    d1: _Cost = _about("Time per KV token in the batch.", 0.0)
+    d2: _Cost = _about("Time per prefill token.", 0.0)
+    d3: _Cost = _about("Time per sequence.", 0.0)
 
 
 class Class(_Table):
-    name: _Name
-    input: Annotated[int, Field(ge=0, le=10**9)]
-    decode: _Decode
-    rate: _Rate | None = None
-    share: Annotated[float, Field(ge=_TINY, le=1)] | None = None
+    """Requests with one input length and one or several decode lengths."""
+
+    model_config = ConfigDict(title="Class of requests")
+
+    name: _Name = _about("What the report calls the class; unique.")
+    input: Annotated[int, Field(ge=0, le=10**9)] = _about("Prompt length, tokens.")
+    decode: _Decode = _about("Generated tokens: one length, or a table of length = weight.")
+    rate: _Rate | None = _about("Arrivals, requests/s; where no [workload] gives the total.", None)
+    share: Annotated[float, Field(ge=_TINY, le=1)] | None = _about(
+        "Share of [workload] rate; the shares of all classes sum to 1.", None
+    )
 
 
 class Workload(_Table):
-    rate: _Rate
+    """The total rate, where classes give shares of it."""
+
+    model_config = ConfigDict(title="Workload")
+
+    rate: _Rate = _about("Arrivals of all classes together, requests/s.")
 
 
 class _Plan(_Table):
-    delta: Annotated[float, Field(gt=0, le=1)] = 0.01
-    horizon: Annotated[_Amount, _Seconds] = 3600.0
-    segments: _Segments = None
+    """What the plan should guarantee."""
+
+    model_config = ConfigDict(title="Plan")
+
+    delta: Annotated[float, Field(gt=0, le=1)] = _about(
+        "Accepted probability of one overflow within the horizon.", 0.01
+    )
+    horizon: _Duration = _about('Time that delta is about: seconds, or a string such as "1 h".', 3600.0)
+    segments: _Segments = _about(
+        'Segments of Nested WAIT: "auto", or a number up to that of the distinct decode lengths.', None
+    )
 
 
 class _Gate(_Table):
-    require: Annotated[list[str], FailFast()] = []
+    """What a check of this profile demands."""
+
+    model_config = ConfigDict(title="Gate")
+
+    require: Annotated[list[str], FailFast()] = _about(
+        'Conditions on keys of the report, such as "load.headroom >= 0.20".', []
+    )
 
 
 class Document(_Table):
-    version: Annotated[Literal[1], BeforeValidator(_version), Field(alias="schema")]
-    name: _Name
+    """A replica and its traffic, as `kvplan analyze` reads them."""
+
+    model_config = ConfigDict(title="kvplan profile", json_schema_extra=_RATES_ONE_WAY)
+
+    version: Annotated[Literal[1], BeforeValidator(_version)] = _about(
+        "Version of this schema.", alias="schema"
+    )
+    name: _Name = _about("What the report is headed.")
     gpu: Gpu
     timing: _Timing
     workload: Workload | None = None
-    classes: Annotated[list[Class], Field(min_length=1), FailFast()]
+    classes: Annotated[list[Class], Field(min_length=1), FailFast()] = _about("The traffic, class by class.")
     plan: _Plan = _Plan()
     gate: _Gate = _Gate()
 
@@ -198,6 +308,44 @@ def check(document: dict[str, Any]) -> Document:
     if conflicts := list(_conflicts(checked)):
         raise SchemaError(conflicts)
     return checked
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a profile, for editors and other programs.
+
+    It accepts every profile that `check` accepts, and refuses what can be refused without arithmetic: that shares
+    sum to 1, or that a class fits in memory, only `check` can tell.
+
+    Examples
+    --------
+    >>> described = json_schema()
+    >>> described["title"], described["required"], described["additionalProperties"]
+    ('kvplan profile', ['schema', 'name', 'gpu', 'timing', 'classes'], False)
+    """
+    from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+    class Generator(GenerateJsonSchema):
+        """Without titles that repeat the key, and without null, which TOML does not have."""
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+        def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+            return self.generate_inner(schema["schema"])
+
+        def default_schema(self, schema: Any) -> JsonSchemaValue:
+            described = super().default_schema(schema)
+            if schema.get("default") is None or isinstance(schema["default"], BaseModel):
+                described.pop("default", None)
+            return described
+
+    generated = Document.model_json_schema(schema_generator=Generator)
+    head = {"$schema": Generator.schema_dialect, "title": generated.pop("title")}
+    tables = generated.pop("$defs")
+    tables["Prefill"] = {
+        "enum": tables["Prefill"]["enum"]
+    }  # its key is described, for those who write profiles
+    return {**head, **generated, "$defs": tables}
 
 
 # ------------------------------------------------------------------------------- relations between values

@@ -31,7 +31,8 @@ BYTE_UNITS: Mapping[str, Fraction] = {
 }
 
 # The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.
-_QUANTITY = re.compile(r"([+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?) *([A-Za-zµ]+)")
+_UNSIGNED = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
+_QUANTITY = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]+)")
 
 
 def parse_seconds(text: str) -> float:
@@ -76,6 +77,17 @@ def _parse(text: str, units: Mapping[str, Fraction], noun: str, example: str) ->
     raise UsageError(
         f'{_quoted(text)} is not {noun}; write a number and one of {", ".join(units)}, such as "{example}"'
     )
+
+
+def quantity_pattern(units: Mapping[str, Fraction]) -> str:
+    """Regular expression of what `parse_seconds` or `parse_bytes` reads, negative amounts left out.
+
+    Examples
+    --------
+    >>> bool(re.search(quantity_pattern(TIME_UNITS), "14.5 ms"))
+    True
+    """
+    return f"^ *[+]?{_UNSIGNED} *({'|'.join(units)}) *$"
 
 
 def _quoted(text: str) -> str:

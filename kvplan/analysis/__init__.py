@@ -6,4 +6,7 @@
 ``stability``    survival polynomial: spectral radius, minimum input, advice
 ``roots``        certified root counts of polynomials with positive coefficients
 ``admission``    rate cap, integer budgets, exact mean waits          theory §4
+``wait``         WAIT thresholds, known decode lengths                theory §5
+``nested``       Nested WAIT thresholds, segments, required memory    theory §6
+``overflow``     probability of overflow, safety buffer               theory §7
 """

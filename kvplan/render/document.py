@@ -5,10 +5,11 @@ quotes them and interprets nothing. Every figure carries its basis: theorem, com
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle
+from kvplan.errors import UsageError
 from kvplan.report import Basis, Report, Status
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
@@ -77,8 +78,19 @@ _CLASS = Column("Class", wraps=True)
 _BASIS = Column("Basis")
 
 
-def build(report: Report) -> Document:
+def build(report: Report, sections: Collection[str] | None = None) -> Document:
     """Lay a report out for people.
+
+    Parameters
+    ----------
+    report : Report
+    sections : collection of str, optional
+        Keys of the sections to keep below the first screen; all if None or empty.
+
+    Raises
+    ------
+    UsageError
+        A key that no section has.
 
     Examples
     --------
@@ -98,9 +110,17 @@ def build(report: Report) -> Document:
         headline=report.verdict.summary,
         summary=_summary(report),
         actions=report.actions,
-        sections=tuple(section(report) for section in _SECTIONS),
+        sections=_chosen(tuple(section(report) for section in _SECTIONS), sections or ()),
         origin=f"kvplan {report.kvplan_version}, profile {report.profile.sha256[:12]} (sha256)",
     )
+
+
+def _chosen(sections: tuple[Section, ...], keys: Collection[str]) -> tuple[Section, ...]:
+    known = [section.key for section in sections]
+    for key in keys:
+        if key not in known:
+            raise UsageError(f"--section {key!r} does not exist; the sections are {', '.join(known)}")
+    return tuple(section for section in sections if not keys or section.key in keys)
 
 
 def _summary(report: Report) -> Table:

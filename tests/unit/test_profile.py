@@ -11,7 +11,7 @@ from kvplan.errors import ProfileError
 from kvplan.model import Prefill, Replica, RequestClass, Timing, as_written
 from kvplan.profile import (
     DEFAULT_PROFILE,
-    PlanSettings,
+    Plan,
     Profile,
     load_profile,
     parse_profile,
@@ -86,7 +86,7 @@ def test_every_feature_reaches_the_model() -> None:
     assert profile.source == "profile.toml"
     assert profile.text == FULL
     assert profile.sha256 == hashlib.sha256(FULL.encode()).hexdigest()
-    assert profile.plan == PlanSettings(delta=0.001, horizon_s=600.0, segments=3)
+    assert profile.plan == Plan(delta=0.001, horizon_s=600.0, segments=3)
     assert profile.requirements == ("load.headroom >= 0.20", "verdict.status != overloaded")
     assert profile.model.replica == Replica(
         memory_tokens=41_369,
@@ -104,7 +104,7 @@ def test_every_feature_reaches_the_model() -> None:
 
 def test_what_is_not_given_takes_its_default() -> None:
     profile = parsed(SMALL)
-    assert profile.plan == PlanSettings(delta=0.01, horizon_s=3600.0, segments=None)
+    assert profile.plan == Plan(delta=0.01, horizon_s=3600.0, segments=None)
     assert profile.requirements == ()
     assert profile.model.replica == Replica(memory_tokens=100, block_tokens=1, prefill=Prefill.FUSED)
     assert profile.model.timing == Timing(d0=1.0)

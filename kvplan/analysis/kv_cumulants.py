@@ -1,0 +1,332 @@
+"""Cumulants of KV usage before any eviction: a Poisson cluster process with feedback (theory §7).
+
+Requests in memory lengthen iterations, and longer iterations let more requests in: whoever is at stage k begets
+Poisson(λ_j v(k)) requests of each class j for the next iteration, v(k) = d1·w(k) + d3 + d2·s·1{k=0}. With g(t) the
+log-transform of what one second of arrivals holds t iterations later, in all generations,
+
+    g(t) = Σ_i λ_i (exp(θ h_i(t) + Σ_k v_i(k) g(t-1-k)) - 1),        K(θ) = log E e^{θ·KV} = d0·Σ_t g(t),
+
+h_i the memory held (half-filled blocks included; 0 after the last stage). g at t needs only earlier values, so it
+is computed once, from t = 0 on, for many θ side by side, together with its two derivatives in θ.
+
+Three things keep the cost independent of lengths, of the number of classes and of how near Λ is to 1:
+
+- Time runs in cells: single iterations at first, then cells whose width grows with t. A cell keeps its mean of g
+  and a slope; where cells are single iterations the recursion is exact.
+- v is linear in k but for its first value, so Σ_k v g takes four running sums, at now and at n iterations ago.
+- Requests of like first weight, and those of like length that have left, are replaced cell by cell by a mean
+  request. Rates and work are kept exactly.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvplan.model import FloatArray, IntArray, ServingModel
+
+_FINENESS = 32  # cells grow by 1/32 of the time passed: cumulants to 1e-4
+_PRESENT_GROUPS = 24
+_LEFT_GROUPS = 48  # those of requests that left: first weights times lengths
+_LEFT_WEIGHT_GROUPS = 4
+_RELAXATIONS = 60  # length of the grid over L/(1 - Λ); the recursion stops before, once g has died out
+_NEGLIGIBLE = 1e-7  # of the sum so far, per e-fold of time
+_CHECK_EVERY = 16
+_ROUNDING = 1e-11  # of the rate of a group; what is left of it when all have left
+
+
+@dataclass(frozen=True)
+class ClusterGrid:
+    """The recursion for g, laid out on cells of time.
+
+    Rows are groups of requests still present, by first weight, followed by groups of requests that have left.
+    Sums over the past are linear in four entries of a cell's history: Σg and Σu·g over the cells before it, its
+    mean, and its slope.
+
+    Attributes
+    ----------
+    fixed_time_s : float
+        d0, seconds.
+    longest : float
+        L, iterations.
+    edge : ndarray, shape (n_cells + 1,), iterations
+    rate : ndarray, shape (n_cells, n_rows), requests/s
+        Rate of the requests that are present, or have left, averaged over the cell.
+    held : ndarray, shape (n_cells, n_present), KV tokens
+        Memory of those present, on average.
+    now : ndarray, shape (n_cells, n_rows, 4)
+        Weights of the cell's own history in Σ_k v(k) g(t-1-k), summed back to t = 0.
+    then : ndarray, shape (n_cells, n_left, 4)
+        Weights that take away what came before a request began, in the cell `then_cell`.
+    then_cell : ndarray of int64, shape (n_cells, n_left)
+    implicit : ndarray, shape (n_cells, n_rows)
+        Weight of the cell's own mean, not known yet, in that sum.
+    slope : ndarray, shape (n_cells, 3)
+        Weights of the mean of this cell and of the two before in the slope.
+    """
+
+    fixed_time_s: float
+    longest: float
+    edge: FloatArray
+    rate: FloatArray
+    held: FloatArray
+    now: FloatArray
+    then: FloatArray
+    then_cell: IntArray
+    implicit: FloatArray
+    slope: FloatArray
+
+
+def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
+    """Lay out the recursion for a model with Λ < 1.
+
+    Parameters
+    ----------
+    model : ServingModel
+    fineness : int
+        Iterations that are resolved one by one; later cells span 1/fineness of the time passed.
+
+    References
+    ----------
+    New, theory §7; the cells and the groups are an approximation of second order in 1/fineness and in the width
+    of the groups.
+    """
+    mix, timing = model.mix, model.timing
+    rate, stages = mix.rate_rps, mix.stages.astype(np.float64)
+    prefill_s = timing.d2 * model.prefill_tokens
+    work_s = timing.d1 * mix.footprint + timing.d3 * stages
+    slack = 1 - float(rate @ (work_s + prefill_s))
+    longest = float(stages.max())
+    edge = cell_edges(longest * (1 + _RELAXATIONS / slack), fineness)
+    width = np.diff(edge)
+    middle = edge[:-1] + (width - 1) / 2
+
+    mass = rate / rate.max() * stages
+    alike = _alike(mix.first_weight, mass, _PRESENT_GROUPS)
+    amounts = rate * np.stack([np.ones_like(rate), mix.first_weight, prefill_s])
+    everyone = np.stack([np.bincount(alike, x) for x in amounts])
+    staying = everyone[:, :, None] - _left(alike, stages, amounts, edge)
+    staying *= staying[0] > _ROUNDING * everyone[0][:, None]
+    present, (first_weight, present_prefill) = _means(staying)
+    held = first_weight + (model.replica.block_tokens - 1) / 2 + middle
+    n_present = present.shape[0]
+
+    amounts = rate * np.stack([np.ones_like(rate), stages, work_s, prefill_s])
+    left, (left_stages, left_work, left_prefill) = _means(
+        _left(_alike_in_both(mix.first_weight, stages, mass), stages, amounts, edge)
+    )
+    # the work of a stage such that n of them, with slope d1, cost what the members cost on average: this keeps Λ
+    left_stage_work = left_work / np.maximum(left_stages, 1.0) - timing.d1 * (left_stages - 1) / 2
+
+    stage_work = np.vstack([timing.d1 * first_weight + timing.d3, left_stage_work])
+    reach = stage_work + timing.d1 * (middle - 1)
+    prefill = np.vstack([present_prefill, left_prefill])
+    now = np.stack(
+        np.broadcast_arrays(*_window_weights(reach, timing.d1, edge[:-1], width, (width - 1) / 2)), -1
+    )
+    # a prompt computed one iteration ago: g(t-1) is the mean less one slope
+    now[..., 2] += prefill
+    now[..., 3] -= prefill
+
+    begin = middle - left_stages
+    then_cell = np.maximum(np.searchsorted(edge, begin, "right") - 1, 0)
+    before = np.maximum(begin, 0) - edge[then_cell]
+    then = -np.stack(
+        _window_weights(reach[n_present:], timing.d1, edge[then_cell], width[then_cell], before), axis=-1
+    )
+    then[begin <= 0] = 0.0
+
+    slope = _slope_weights(width, middle)
+    own = now[..., 2:].copy()
+    own[n_present:] += np.where((then_cell == np.arange(width.size))[..., None], then[..., 2:], 0.0)
+    implicit = np.where(width > 1, own[..., 0] + slope[:, 0] * own[..., 1], 0.0)
+    return ClusterGrid(
+        fixed_time_s=timing.d0,
+        longest=longest,
+        edge=edge,
+        rate=np.ascontiguousarray(np.vstack([present, left]).T),
+        held=np.ascontiguousarray(held.T),
+        now=np.ascontiguousarray(now.transpose(1, 0, 2)),
+        then=np.ascontiguousarray(then.transpose(1, 0, 2)),
+        then_cell=np.ascontiguousarray(then_cell.T),
+        implicit=np.ascontiguousarray(implicit.T),
+        slope=slope,
+    )
+
+
+def cell_edges(end: float, fineness: int) -> FloatArray:
+    """Edges of cells from 0 to at least `end`: single iterations, then cells a `fineness`-th of the time passed.
+
+    Examples
+    --------
+    >>> cell_edges(12, 4).tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0]
+    """
+    edges = [0]
+    while edges[-1] < end:
+        edges.append(edges[-1] + max(1, edges[-1] // fineness))
+    return np.array(edges, dtype=np.float64)
+
+
+def _alike(values: FloatArray, mass: FloatArray, limit: int) -> IntArray:
+    """Group rows by value: one group for each, or at most `limit` ranges of little variance.
+
+    Quantisation loses least, mass times squared error, where the density of ranges follows the cube root of the
+    density of mass (Panter and Dite 1951).
+    """
+    distinct, group = np.unique(values, return_inverse=True)
+    if distinct.size > limit:
+        gap = np.diff(distinct, prepend=distinct[0])
+        share = np.cbrt(np.bincount(group, mass) * gap**2)
+        range_of = np.floor((np.cumsum(share) - share / 2) / share.sum() * limit)
+        group = np.unique(np.minimum(range_of, limit - 1), return_inverse=True)[1][group]
+    return group.astype(np.int64)
+
+
+def _alike_in_both(first_weight: FloatArray, stages: FloatArray, mass: FloatArray) -> IntArray:
+    """Group rows by first weight and length, lengths more finely: when work was done shows in g at first order.
+
+    Groups are numbered in the order in which their first members leave.
+    """
+    group = np.unique(np.stack([first_weight, stages]), axis=1, return_inverse=True)[1].ravel()
+    if group.max() >= _LEFT_GROUPS:
+        weight = _alike(first_weight, mass, _LEFT_WEIGHT_GROUPS)
+        weights = int(weight.max()) + 1
+        for w in range(weights):
+            rows = weight == w
+            group[rows] = w * _LEFT_GROUPS + _alike(stages[rows], mass[rows], _LEFT_GROUPS // weights)
+        group = np.unique(group, return_inverse=True)[1]
+    soonest = np.full(int(group.max()) + 1, np.inf)
+    np.minimum.at(soonest, group, stages)
+    place: IntArray = np.argsort(np.argsort(soonest, kind="stable"))
+    return place[group]
+
+
+def _left(group: IntArray, stages: FloatArray, amounts: FloatArray, edge: FloatArray) -> FloatArray:
+    """Amounts of the rows with n_i <= t, averaged over each cell's iterations t.
+
+    `amounts` of shape (n_amounts, n_rows); returns shape (n_amounts, n_groups, n_cells).
+    """
+    groups = int(group.max()) + 1
+    position = group * edge.size + np.searchsorted(edge, stages, "right")
+    # Σ_i amount_i (edge - n_i)⁺ at every edge, from the rows that left before it
+    sums = [np.bincount(position, x, groups * edge.size) for a in amounts for x in (a, a * stages)]
+    table = np.cumsum(np.reshape(sums, (len(amounts), 2, groups, edge.size)), axis=-1)
+    return np.asarray(np.diff(table[:, 0] * edge - table[:, 1], axis=-1) / np.diff(edge))
+
+
+def _means(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Weights and weighted means, from sums of the weights and of weighted amounts; means are 0 without weight."""
+    weight = sums[0]
+    return weight, sums[1:] / np.where(weight > 0, weight, np.inf)
+
+
+def _window_weights(
+    reach: FloatArray, d1: float, start: FloatArray, width: FloatArray, part: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Weights of (Σg, Σu·g, mean, slope) of a cell in Σ_u (reach - d1·u) g(u) up to `part` iterations into it.
+
+    The cell has g = mean + slope·(y - (width-1)/2) at its y-th iteration; `reach` is what the sum weighs u = 0 with.
+    """
+    y_sum = part * (part - 1) / 2
+    y_square_sum = y_sum * (2 * part - 1) / 3
+    tilt = y_sum - part * (width - 1) / 2
+    tilt_moment = start * tilt + y_square_sum - y_sum * (width - 1) / 2
+    mean = reach * part - d1 * (start * part + y_sum)
+    return reach, np.full_like(reach, -d1), mean, reach * tilt - d1 * tilt_moment
+
+
+def _slope_weights(width: FloatArray, middle: FloatArray) -> FloatArray:
+    """Backward differences: of first order between single iterations, where they are exact, else of second."""
+    step = np.diff(middle, prepend=middle[0] - 1)
+    ratio = np.ones_like(step)
+    ratio[2:] = step[2:] / step[1:-1]
+    second = np.stack([(1 + 2 * ratio) / (1 + ratio), -(1 + ratio), ratio**2 / (1 + ratio)], axis=1)
+    return np.where(width[:, None] > 1, second, [1.0, -1.0, 0.0]) / step[:, None]
+
+
+def cumulants(grid: ClusterGrid, theta: FloatArray) -> FloatArray:
+    """The cumulant function K(θ) = log E e^{θ·KV} and its first two derivatives.
+
+    Parameters
+    ----------
+    grid : ClusterGrid
+    theta : ndarray, shape (n_theta,), 1/tokens
+
+    Returns
+    -------
+    ndarray, shape (3, n_theta)
+        K, K' (tokens) and K'' (tokens²); NaN past the singularity, where E e^{θ·KV} is infinite.
+
+    Examples
+    --------
+    Arrivals of one request an iteration that hold one token for one iteration, without feedback, are Poisson(1):
+
+    >>> from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+    >>> lone = RequestClass("a", 0, (1,), (1.0,), 1.0)
+    >>> grid = cluster_grid(ServingModel((lone,), Timing(1.0), Replica(9, prefill=Prefill.DISAGGREGATED)))
+    >>> cumulants(grid, np.log([1.0, 2.0])).round(12).tolist()
+    [[0.0, 1.0], [1.0, 2.0], [1.0, 2.0]]
+    """
+    size, cells = theta.size, grid.edge.size - 1
+    present, width = grid.held.shape[1], np.diff(grid.edge)
+    first_row = np.where(grid.edge[:-1] < grid.longest, 0, present).tolist()
+    last_row = (present + (grid.rate[:, present:] > 0).sum(axis=1)).tolist()
+    _, _, moment, tilt_moment = _window_weights(np.zeros(cells), -1.0, grid.edge[:-1], width, width)
+    direct = np.stack([theta, np.ones(size), np.zeros(size)])  # θ and its derivatives
+    history = np.zeros((cells + 1, 4, 3 * size))
+    total = np.zeros(3 * size)
+    mean = before = np.zeros(3 * size)
+    with np.errstate(all="ignore"):  # past the singularity
+        for j in range(cells):
+            low, high = first_row[j], last_row[j]
+            entry, slope = history[j], grid.slope[j]
+            entry[3] = slope[1] * mean + slope[2] * before
+            exponent = grid.now[j, low:high] @ entry
+            if high > present:
+                left = slice(0, high - present)
+                past = history[grid.then_cell[j, left]]
+                exponent[present - low :] += np.einsum("rk,rkc->rc", grid.then[j, left], past)
+            exponent = exponent.reshape(high - low, 3, size)
+            if low < present:
+                exponent[:present] += grid.held[j][:, None, None] * direct
+            implicit = grid.implicit[j, low:high] if width[j] > 1 else None
+            before, mean = mean, _mean(grid.rate[j, low:high], implicit, exponent, mean[:size])
+            total += width[j] * mean
+            entry[2] = mean
+            entry[3] += slope[0] * mean
+            history[j + 1, 0] = entry[0] + width[j] * mean
+            history[j + 1, 1] = entry[1] + moment[j] * mean + tilt_moment[j] * entry[3]
+            if low and j % _CHECK_EVERY == 0:
+                dead = np.abs(mean) * grid.edge[j] <= _NEGLIGIBLE * np.abs(total)
+                if (dead | np.isnan(total)).all():
+                    break
+    return grid.fixed_time_s * total.reshape(3, size)
+
+
+def _mean(
+    rate: FloatArray, implicit: FloatArray | None, exponent: FloatArray, guess: FloatArray
+) -> FloatArray:
+    """Mean of g in a cell and its two derivatives in θ: solves g = Σ rate·(exp(exponent + implicit·g) - 1).
+
+    `exponent` has shape (n_rows, 3, n_theta), a value and two derivatives; `implicit` is None for cells that are
+    single iterations. Returns shape (3·n_theta,).
+    """
+    value, first, second = exponent[:, 0], exponent[:, 1], exponent[:, 2]
+    total = rate.sum()
+    if implicit is None:
+        factor = np.exp(value)
+        mean = rate @ factor - total
+        mean_first = rate @ (factor * first)
+        mean_second = rate @ (factor * (second + first * first))
+        return np.concatenate([mean, mean_first, mean_second])
+    both, own, mean = np.stack([rate, rate * implicit]), implicit[:, None], guess
+    for _ in range(2):  # Newton
+        factor = np.exp(value + own * mean)
+        reached, gain = both @ factor
+        free = 1 - gain
+        free[free <= 0] = np.nan
+        mean = mean + (reached - total - mean) / free
+    mean_first = rate @ (factor * first) / free
+    change = first + own * mean_first
+    mean_second = rate @ (factor * (second + change * change)) / free
+    return np.concatenate([mean, mean_first, mean_second])

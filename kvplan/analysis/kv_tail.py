@@ -1,0 +1,429 @@
+"""Tail of KV usage before any eviction: saddlepoint with feedback, exact pmf without (theory §7).
+
+The saddlepoint needs only the cumulant function, which knows about the feedback of memory on iteration times, and
+gives probabilities however small. It smooths: with a handful of requests in memory the distribution is lumpy. The
+pmf of the compound Poisson law at constant iteration time shows the lumps. Where the two differ, the larger counts.
+
+Tails are taken half a token above a whole level, P(KV > M) = P(KV > M + ½), in both.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from kvplan.analysis.kv_cumulants import ClusterGrid, cumulants
+from kvplan.model import FloatArray, IntArray
+
+_FARTHEST = 38.6  # standard deviations: the normal tail there is 1e-325
+_LEAST_LOG = -745.0  # of the smallest float
+_FIRST_POINTS = 10
+_POINTS_BETWEEN = 10  # in all, for what is still wanted
+_MAX_PASSES = 12
+_SMOOTH = 3.0  # K'' may grow so much between neighbours in the table
+_NEAR_MEAN = 0.02  # standard deviations within which 1/u - 1/r is taken at its limit
+_LEFT_SIDE = math.log(0.2)  # probabilities above may lie at negative θ
+_LEAST_SHARE = 0.1
+_LEAST_STD = 1e-140  # tokens; squares of less underflow
+_BISECTIONS = 60
+_PMF_POINTS = 1 << 16
+_PMF_STANDARD_DEVIATIONS = 40
+_PMF_LARGEST_JUMPS = 8
+_MAX_JUMP = 1 << 22  # tokens; for longer requests the saddlepoint alone is used
+_PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
+
+
+@dataclass(frozen=True)
+class CumulantTable:
+    """K(θ) and two derivatives at ascending θ.
+
+    Attributes
+    ----------
+    grid : ClusterGrid
+    shift : float
+        What the grid's mean lacks to the exact one, tokens; added to K'.
+    theta : ndarray, shape (n_points,), 1/tokens
+        One of them is 0.
+    value : ndarray, shape (3, n_points)
+        K, K' (tokens), K'' (tokens²).
+    singular : float
+        A θ at which E e^{θ·KV} is infinite; inf where none is known.
+    """
+
+    grid: ClusterGrid
+    shift: float
+    theta: FloatArray
+    value: FloatArray
+    singular: float
+
+    @property
+    def origin(self) -> int:
+        """Position of θ = 0."""
+        return int(np.searchsorted(self.theta, 0.0))
+
+    @cached_property
+    def skewness(self) -> float:
+        """Third cumulant over the cube of the standard deviation."""
+        at = self.origin
+        step = float(self.theta[at + 1])
+        (slope, next_slope), (curvature, next_curvature) = self.value[1:, at : at + 2].tolist()
+        # both are the third derivative of K at first order; together at second
+        by_curvature = (next_curvature - curvature) / step
+        by_slope = 2 * (next_slope - slope - curvature * step) / step**2
+        return float(3 * by_slope - 2 * by_curvature) / math.sqrt(curvature) ** 3
+
+    @cached_property
+    def log_tails(self) -> FloatArray:
+        """log P(KV > K'(θ)) at every point."""
+        points = np.vstack([self.theta, self.value]).T.tolist()
+        return np.array([log_upper_tail(t, k, slope, bend, self.skewness) for t, k, slope, bend in points])
+
+    def extended(self, points: FloatArray) -> "CumulantTable":
+        """The table with more points; those past the singularity only bound it."""
+        value = cumulants(self.grid, points)
+        value[0] += self.shift * points
+        value[1] += self.shift
+        infinite = ~np.isfinite(value).all(axis=0)
+        # far past the singularity the recursion can come back to finite nonsense
+        singular = min(self.singular, float(points[infinite].min(initial=math.inf)))
+        infinite |= points >= singular
+        order = np.argsort(theta := np.concatenate([self.theta, points[~infinite]]))
+        return CumulantTable(
+            self.grid,
+            self.shift,
+            theta[order],
+            np.concatenate([self.value, value[:, ~infinite]], axis=1)[:, order],
+            singular,
+        )
+
+
+def cumulant_table(grid: ClusterGrid, mean: float, theta: FloatArray) -> CumulantTable:
+    """Tabulate K at 0 and at the points of `theta`, shifted to the exact mean."""
+    empty = CumulantTable(grid, 0.0, np.empty(0), np.empty((3, 0)), math.inf)
+    table = empty.extended(np.append(theta, 0.0))
+    shift = mean - float(table.value[1, table.origin])
+    change = np.stack([shift * table.theta, np.full_like(table.theta, shift), np.zeros_like(table.theta)])
+    return replace(table, shift=shift, value=table.value + change)
+
+
+def interpolated(table: CumulantTable, index: int) -> Callable[[float], tuple[float, float, float]]:
+    """K, K', K'' as functions of θ between points `index` and `index` + 1: of fifth degree, exact at both ends."""
+    start, width = float(table.theta[index]), float(table.theta[index + 1] - table.theta[index])
+    scale = np.array([1.0, width, width * width])
+    c0, c1, c2 = (table.value[:, index] * scale / [1, 1, 2]).tolist()
+    e0, e1, e2 = (table.value[:, index + 1] * scale).tolist()
+    e0, e1, e2 = e0 - c0 - c1 - c2, e1 - c1 - 2 * c2, e2 - 2 * c2
+    c3, c4, c5 = 10 * e0 - 4 * e1 + e2 / 2, -15 * e0 + 7 * e1 - e2, 6 * e0 - 3 * e1 + e2 / 2
+
+    def at(theta: float) -> tuple[float, float, float]:
+        t = (theta - start) / width
+        return (
+            c0 + t * (c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))),
+            (c1 + t * (2 * c2 + t * (3 * c3 + t * (4 * c4 + t * 5 * c5)))) / width,
+            (2 * c2 + t * (6 * c3 + t * (12 * c4 + t * 20 * c5))) / width**2,
+        )
+
+    return at
+
+
+def log_upper_tail(theta: float, k: float, slope: float, curvature: float, skewness: float) -> float:
+    """log P(KV > K'(θ)) by the Lugannani-Rice formula in its lattice form.
+
+    Parameters
+    ----------
+    theta : float, 1/tokens
+    k, slope, curvature : float
+        K(θ), K'(θ) (tokens) and K''(θ) (tokens²).
+    skewness : float
+        At θ = 0, where the formula is 0/0.
+
+    Returns
+    -------
+    float
+        Levels below a single request, of which there is seldom any, make the formula negative: it is kept above a
+        tenth of the tail that a normal law tilted to the level would have.
+
+    References
+    ----------
+    New, theory §7: Q(r) + φ(r)(1/u - 1/r), r = sign(θ)√(2(θK' - K)), u = 2 sinh(θ/2)√K''. Lattice form after
+    Daniels (1987, "Tail probability approximations"): K' is half a token above the whole level that is exceeded.
+
+    Examples
+    --------
+    More than 4 arrivals of a Poisson law with mean 1 have probability 0.0037:
+
+    >>> theta = math.log(4.5)
+    >>> round(math.exp(log_upper_tail(theta, 3.5, 4.5, 4.5, 1.0)), 4)
+    0.0037
+    """
+    deviation = math.sqrt(curvature)
+    if abs(theta) * deviation < _NEAR_MEAN:
+        return math.log(max(0.5 - skewness / (6 * math.sqrt(2 * math.pi)), 0.0) or math.ulp(0.0))
+    r = math.sqrt(2 * max(theta * slope - k, 0.0))
+    u = 2 * math.sinh(min(abs(theta) / 2, 700.0)) * deviation
+    if r == 0:
+        return -math.inf
+    factor = max(_mills_ratio(r) + 1 / u - 1 / r, _LEAST_SHARE * _mills_ratio(u))
+    log_tail = math.log(factor / math.sqrt(2 * math.pi)) - r * r / 2
+    if theta > 0:
+        return min(log_tail, 0.0)
+    return math.log1p(-math.exp(log_tail)) if log_tail < 0 else -math.inf
+
+
+def _mills_ratio(r: float) -> float:
+    """Q(r)/φ(r) of the normal law, r >= 0."""
+    if r < 5:
+        return math.sqrt(math.pi / 2) * math.exp(r * r / 2) * math.erfc(r / math.sqrt(2))
+    fraction = r
+    for k in range(30, 0, -1):
+        fraction = r + k / fraction
+    return 1 / fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What is known about the tail of KV usage.
+
+    Attributes
+    ----------
+    log_probability : float
+        log P(KV > M) at the memory asked for; -inf below the smallest float.
+    level : float
+        KV usage that is exceeded with the probability asked for, tokens; -inf where every usage is exceeded with
+        less.
+    """
+
+    log_probability: float
+    level: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsageScale:
+    """Moments of KV usage that have closed forms, tokens.
+
+    Attributes
+    ----------
+    mean : float
+        M*.
+    std_without_feedback : float
+        At constant iteration time; the true standard deviation is larger.
+    largest : float
+        Most that one request holds.
+    """
+
+    mean: float
+    std_without_feedback: float
+    largest: float
+
+
+def saddlepoint_tail(
+    grid: ClusterGrid, scale: UsageScale, level: float, log_probability: float
+) -> tuple[float, Tail]:
+    """Standard deviation and tail of KV usage, with feedback.
+
+    Parameters
+    ----------
+    grid : ClusterGrid
+    scale : UsageScale
+    level : float, tokens
+    log_probability : float
+        Natural logarithm of a probability, at most 0.
+
+    Returns
+    -------
+    float
+        Standard deviation, tokens.
+    Tail
+        At `level`, and at the probability.
+
+    References
+    ----------
+    New, theory §7. K'' rises with θ, so a level whose tail is that of r normal standard deviations has θ <= r/σ: no θ
+    beyond 38.6/σ is ever needed.
+    """
+    if scale.std_without_feedback < _LEAST_STD:
+        return scale.std_without_feedback, Tail(-math.inf, -math.inf)
+    top = min(_FARTHEST / scale.std_without_feedback, -_LEAST_LOG / scale.largest)
+    points = top * np.ldexp(1.0, -np.arange(_FIRST_POINTS))
+    if level < scale.mean or log_probability > _LEFT_SIDE:
+        points = np.concatenate([points, -points])
+    table = cumulant_table(grid, scale.mean, points)
+    for _ in range(_MAX_PASSES):
+        if table.theta[-1] == 0:  # all were past the singularity
+            table = table.extended(table.singular * np.ldexp(1.0, -np.arange(1, _FIRST_POINTS + 1)))
+            continue
+        spots = {_level_index(table, level), _tail_index(table, log_probability)}
+        gaps = [gap for index in spots if (gap := _gap(table, index)) is not None]
+        if not gaps:
+            break
+        each = _POINTS_BETWEEN // len(gaps)
+        table = table.extended(np.concatenate([np.linspace(*gap, each + 2)[1:-1] for gap in gaps]))
+    std = math.sqrt(table.value[2, table.origin])
+    return std, Tail(_log_probability_at(table, level), _level_at(table, log_probability))
+
+
+def _level_index(table: CumulantTable, level: float) -> int | None:
+    """Last point with K' <= level; None where there is none, or the tail is nothing (Chernoff's bound)."""
+    if (table.value[0] - table.theta * level).min() < _LEAST_LOG:
+        return None
+    index = int(np.searchsorted(table.value[1], level, "right")) - 1
+    return index if index >= 0 else None
+
+
+def _tail_index(table: CumulantTable, log_probability: float) -> int | None:
+    """Last point whose tail is at least the probability."""
+    above = np.flatnonzero(table.log_tails >= log_probability)
+    return int(above[-1]) if above.size else None
+
+
+def _gap(table: CumulantTable, index: int | None) -> tuple[float, float] | None:
+    """From point `index` to the next one, or to the singularity, unless these are close enough."""
+    if index is None:
+        return None
+    low, last = float(table.theta[index]), index + 1 == table.theta.size
+    high = table.singular if last else float(table.theta[index + 1])
+    smooth = not last and table.value[2, index + 1] <= _SMOOTH * table.value[2, index]
+    if smooth or math.isinf(high) or high - low <= 1e-9 * abs(high):
+        return None
+    return low, high
+
+
+def _log_probability_at(table: CumulantTable, level: float) -> float:
+    index = _level_index(table, level)
+    if index is None:
+        return float(table.log_tails[0]) if level < table.value[1, 0] else -math.inf
+    if index + 1 == table.theta.size:
+        return float(table.log_tails[index])
+    at = interpolated(table, index)
+    theta = _crossing(lambda x: at(x)[1] - level, table, index)
+    return log_upper_tail(theta, *at(theta), table.skewness)
+
+
+def _level_at(table: CumulantTable, log_probability: float) -> float:
+    index = _tail_index(table, log_probability)
+    if index is None:
+        return -math.inf
+    if index + 1 == table.theta.size:
+        return float(table.value[1, index])
+    at = interpolated(table, index)
+    theta = _crossing(lambda x: log_probability - log_upper_tail(x, *at(x), table.skewness), table, index)
+    return at(theta)[1]
+
+
+def _crossing(rising: Callable[[float], float], table: CumulantTable, index: int) -> float:
+    """Where a rising function changes sign between two neighbours in the table."""
+    low, high = float(table.theta[index]), float(table.theta[index + 1])
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class UsagePmf:
+    """Distribution of KV usage on a lattice.
+
+    Attributes
+    ----------
+    step : float
+        Tokens between two points.
+    probability : ndarray, shape (n_points,)
+        Of usage 0, step, 2·step, …
+    """
+
+    step: float
+    probability: FloatArray
+
+    @cached_property
+    def exceeded(self) -> FloatArray:
+        """P(KV > k·step), shape (n_points,); 0 once it is rounding noise."""
+        tail = np.append(np.cumsum(self.probability[:0:-1])[::-1], 0.0)
+        return np.where(tail > _PMF_NOISE, np.minimum(tail, 1.0), 0.0)
+
+
+def usage_pmf(
+    first: FloatArray, stages: IntArray, per_stage: FloatArray, *, max_points: int = _PMF_POINTS
+) -> UsagePmf | None:
+    """Distribution of KV usage at constant iteration time: a compound Poisson law, by one FFT.
+
+    Parameters
+    ----------
+    first : ndarray, shape (n_rows,), tokens
+        Memory held at stage 0; one more at each later stage.
+    stages : ndarray of int64, shape (n_rows,)
+    per_stage : ndarray, shape (n_rows,)
+        Mean number of requests at each stage, λ τ*.
+    max_points : int
+        Above, the lattice is coarsened: a jump between two of its points goes to both in shares that keep its mean.
+
+    Returns
+    -------
+    UsagePmf or None
+        None where a request holds more than four million tokens.
+
+    References
+    ----------
+    New, theory §7: pmf = irfft(exp(rfft(jumps) - Σ jumps)).
+
+    Examples
+    --------
+    >>> usage_pmf(np.array([1.0]), np.array([1]), np.array([2.0])).probability[:3].round(6).tolist()
+    [0.135335, 0.270671, 0.270671]
+    """
+    last = first + stages - 1
+    largest = float(last.max())
+    if largest > _MAX_JUMP:
+        return None
+    mean = float(per_stage @ (stages * (first + last) / 2))
+    variance = float(per_stage @ (stages * (first * last + (stages - 1) * (2 * stages - 1) / 6)))
+    span = mean + _PMF_STANDARD_DEVIATIONS * math.sqrt(variance) + _PMF_LARGEST_JUMPS * largest + 2
+    step = float(max(1, math.ceil(span / max_points)))
+    size = 1 << math.ceil(math.log2(span / step + 1))
+
+    whole = np.floor(first).astype(np.int64)
+    fraction = float(first[0] - whole[0])
+    change = np.bincount(whole, per_stage, int(largest) + 2)
+    change -= np.bincount(whole + stages, per_stage, change.size)
+    place = (np.arange(change.size) + fraction) / step
+    below = place.astype(np.int64)
+    intensity = np.maximum(np.cumsum(change), 0.0)
+    upper_share = intensity * (place - below)
+    jumps = np.bincount(below, intensity - upper_share, size)[:size]
+    jumps += np.bincount(below + 1, upper_share, size)[:size]
+    spectrum = np.fft.rfft(jumps)
+    return UsagePmf(step, np.maximum(np.fft.irfft(np.exp(spectrum - jumps.sum()), size), 0.0))
+
+
+def pmf_tail(pmf: UsagePmf, level: float, probability: float) -> Tail:
+    """Tail of a lattice distribution; usage is spread evenly over half a step to either side of its point.
+
+    Parameters
+    ----------
+    pmf : UsagePmf
+    level : float, tokens
+    probability : float
+
+    Returns
+    -------
+    Tail
+        Nothing is known about tails below 1e-12, which count as 0.
+
+    Examples
+    --------
+    >>> pmf_tail(UsagePmf(1.0, np.array([0.5, 0.3, 0.2])), 1.5, 0.2)
+    Tail(log_probability=-1.6094379124341003, level=1.5)
+    """
+    edges = np.append(-0.5, np.arange(pmf.probability.size) + 0.5) * pmf.step
+    tails = np.append(1.0, pmf.exceeded)
+    at = float(np.interp(level, edges, tails))
+    above = int(np.count_nonzero(tails > probability))  # tails fall, so these come first
+    if above == 0:
+        reached = -math.inf
+    elif tails[above] <= 0:
+        reached = float(edges[above])
+    else:
+        part = (tails[above - 1] - probability) / (tails[above - 1] - tails[above])
+        reached = float(edges[above - 1] + part * pmf.step)
+    return Tail(math.log(at) if at > 0 else -math.inf, reached)

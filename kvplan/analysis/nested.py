@@ -1,0 +1,740 @@
+"""Nested WAIT: thresholds and a safety buffer for requests of unknown decode length (theory §6).
+
+Stages are cut into segments at some of the decode lengths. Segment k keeps n_k requests at every stage; whoever
+outlives it waits at the boundary, KV held, until n_(k+1) are there. The requirement has three parts: the segments
+filled, n_k at the boundaries, and what the boundary queues exceed that by with probability δ over a horizon.
+
+Segments that merge several lengths are filled by their longest: n_k requests enter, any of them may stay to the end,
+and memory is certified for the case that all do. Iteration times need no such caution, only their mean has to stay
+below n_1/Λ_1, so they count every request for as long as it lasts. With one segment per length the two agree.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from kvplan.analysis.wait import GUARD
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, sum_by
+
+_SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
+_MOST_SEGMENTS = 128  # ... up to this
+_SEARCHED_TOGETHER = (0, 16, 64, math.inf)  # segmentations with numbers of segments between these, in turn
+# Exponents ln(events/δ) that raised thresholds are made for. None of them depends on δ or the horizon: the least
+# requirement over a fixed set of thresholds then falls with δ and grows with the horizon, as each of them does.
+_EXPONENTS = (
+    (4.0, 8.0, 12.0, 16.0, 20.0, 25.0),
+    (1.0, 2.0, 6.0, 10.0, 14.0, 18.0, 22.0, 28.0, 32.0, 40.0, 60.0, 100.0, 400.0),
+)
+_LEAST_STEPS = 40  # towards the least first threshold, before settling for one that is only locally so
+_NARROWING_STEPS = 120
+_MOST_ITERATIONS = 1e300
+_NEWTON_STEPS = 60
+_SMALLEST_SHARE = 1e-300  # a larger share only shortens θ, which is safe; its inverse must not overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment of Nested WAIT.
+
+    Attributes
+    ----------
+    upto_decode : int
+        Decode length at which it ends, l'_k, tokens.
+    rate_rps : float
+        Requests that reach it, Λ_k, requests/s.
+    continue_probability : float or None
+        Share of the segment before that goes on to it, p_k; None for the first.
+    threshold : int
+        Requests kept at every stage, n_k.
+    theta : float or None
+        Decay rate of the queue at its start, per request; None for the first, and where the queue cannot outgrow n_k.
+    queue_bound : float or None
+        Requests waiting at its start, c_k, exceeded with probability at most δ in all; None for the first, whose
+        queue holds no KV.
+    input_tokens : float
+        Mean input of the requests that reach it, tokens.
+    kv_tokens : float
+        Tokens its stages hold when filled.
+    """
+
+    upto_decode: int
+    rate_rps: float
+    continue_probability: float | None
+    threshold: int
+    theta: float | None
+    queue_bound: float | None
+    input_tokens: float
+    kv_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedMemory:
+    """Base memory by the formulas the papers print, for the same thresholds, tokens; neither is used."""
+
+    eq_13: float
+    segment_design: float
+
+
+@dataclass(frozen=True, slots=True)
+class NestedWait:
+    """Nested WAIT thresholds and memory; the keys of the report's `nested_wait` block, and more.
+
+    Attributes
+    ----------
+    feasible : bool
+        Whether Λ < 1, to 1e-12; otherwise there are no segments and every number is None.
+    segments : tuple of Segment
+    base_kv_tokens, boundary_kv_tokens, high_probability_kv_tokens, required_kv_tokens : float or None
+        Filled segments, n_k at every boundary, what queues exceed that by with probability δ; and their sum.
+    fits : bool
+    iteration_time_s : float or None
+        Mean iteration time with every segment filled, ΔT, seconds.
+    iterations : int or None
+        Iterations within the horizon, ⌈horizon/ΔT⌉.
+    smallest_thresholds_kv_tokens : float or None
+        What the same segments require with the smallest thresholds.
+    mixed_inputs : bool
+        Whether inputs differ: segments then count with their mean input, and memory holds in the mean over them.
+    printed : PrintedMemory or None
+    """
+
+    feasible: bool
+    segments: tuple[Segment, ...]
+    base_kv_tokens: float | None
+    boundary_kv_tokens: float | None
+    high_probability_kv_tokens: float | None
+    required_kv_tokens: float | None
+    fits: bool
+    iteration_time_s: float | None
+    iterations: int | None
+    smallest_thresholds_kv_tokens: float | None
+    mixed_inputs: bool
+    printed: PrintedMemory | None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The traffic by decode length, over all classes; arrays of shape (n_lengths,) unless noted.
+
+    Attributes
+    ----------
+    decode : ndarray of float64, tokens
+        Distinct decode lengths, ascending.
+    rate_from : ndarray, requests/s
+        Requests at least as long, Λ at a segment that starts with this length.
+    input_from : ndarray, tokens
+        Their mean input.
+    work_to : ndarray, shape (n_lengths + 1,)
+        Work rate (fraction of each second) of all stages before each length ends; the last entry is Λ.
+    prompt_stages : int
+        Stages before the first decode stage: 1 when `inline`.
+    half_block : float, tokens
+        What a request holds beyond its tokens, (block - 1)/2 on average.
+    """
+
+    decode: FloatArray
+    rate_from: FloatArray
+    input_from: FloatArray
+    work_to: FloatArray
+    prompt_stages: int
+    half_block: float
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Candidate segmentations, one a column; arrays of shape (most segments, n_candidates).
+
+    Columns with fewer segments are padded with empty ones, which cost nothing.
+
+    Attributes
+    ----------
+    end : ndarray of int64
+        Position in `Lengths.decode` at which each segment ends.
+    rate : ndarray, requests/s
+        Λ_k.
+    continuing : ndarray
+        p_k = Λ_k/Λ_(k-1); 1 in the first row and where padded.
+    input_tokens : ndarray, tokens
+        Mean input s̄_k.
+    held : ndarray, tokens
+        Held by the stages of the segment for one unit of its threshold.
+    waiting : ndarray, tokens
+        Held by one request at the start of the segment; 0 in the first row (no KV yet) and where padded.
+    work : ndarray, seconds
+        Added to an iteration by one unit of the threshold.
+    count : ndarray of int64, shape (n_candidates,)
+        Number of segments.
+    """
+
+    end: IntArray
+    rate: FloatArray
+    continuing: FloatArray
+    input_tokens: FloatArray
+    held: FloatArray
+    waiting: FloatArray
+    work: FloatArray
+    count: IntArray
+
+    def take(self, columns: IntArray) -> "Segments":
+        """Those columns, without rows that are empty in all of them."""
+        rows = int(self.count[columns].max())
+        return Segments(
+            end=self.end[:rows, columns],
+            rate=self.rate[:rows, columns],
+            continuing=self.continuing[:rows, columns],
+            input_tokens=self.input_tokens[:rows, columns],
+            held=self.held[:rows, columns],
+            waiting=self.waiting[:rows, columns],
+            work=self.work[:rows, columns],
+            count=self.count[columns],
+        )
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """The memory requirement of candidates, tokens; arrays of shape (n_candidates,), theta as the thresholds."""
+
+    base: FloatArray
+    boundary: FloatArray
+    high_probability: FloatArray
+    iteration_time_s: FloatArray
+    iterations: FloatArray
+    exponent: FloatArray
+    theta: FloatArray
+
+    @property
+    def total(self) -> FloatArray:
+        """Required memory, tokens."""
+        return self.base + self.boundary + self.high_probability
+
+
+def lengths_of(model: ServingModel) -> Lengths:
+    """Merge classes by decode length and add up what the stages between lengths cost.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> classes = (RequestClass("a", 1, (1,), (1.0,), 1.0), RequestClass("b", 3, (1, 2), (1.0, 1.0), 2.0))
+    >>> merged = lengths_of(ServingModel(classes, Timing(0.5, d1=0.1), Replica(99, prefill=Prefill.INLINE)))
+    >>> merged.decode.tolist(), merged.rate_from.tolist(), merged.work_to.round(9).tolist()
+    ([1.0, 2.0], [3.0, 1.0], [0.0, 1.7, 2.2])
+    """
+    mix, timing, convention = model.mix, model.timing, model.replica.prefill
+    distinct, position = np.unique(mix.decode_tokens, return_inverse=True)
+    decode = distinct.astype(np.float64)
+    rate = np.cumsum(sum_by(position, mix.rate_rps)[::-1])[::-1]
+    shortest = float(mix.input_tokens.min())  # summing what exceeds it keeps equal inputs exact
+    excess = np.cumsum(sum_by(position, mix.rate_rps * (mix.input_tokens - shortest))[::-1])[::-1]
+    inputs = rate * shortest + excess
+    before = np.append(0.0, decode[:-1])
+    span = decode - before
+    tokens = span * (inputs + rate * (before + decode + 1) / 2)
+    stages = span * rate
+    prompt_stages = 1 if convention is Prefill.INLINE else 0
+    tokens[0] += prompt_stages * inputs[0]
+    stages[0] += prompt_stages * rate[0]
+    work = timing.d1 * tokens + timing.d3 * stages
+    if convention is not Prefill.DISAGGREGATED:
+        work[0] += timing.d2 * inputs[0]
+    return Lengths(
+        decode=decode,
+        rate_from=rate,
+        input_from=shortest + excess / rate,
+        work_to=np.append(0.0, np.cumsum(work)),
+        prompt_stages=prompt_stages,
+        half_block=(model.replica.block_tokens - 1) / 2,
+    )
+
+
+def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
+    """What candidate segmentations hold and cost.
+
+    One unit of the threshold of segment k holds (l'_k - l'_(k-1))(s̄_k + (l'_(k-1) + l'_k + 1)/2) tokens, plus s̄_1
+    for the prompt-only stage of `inline`; the papers' own forms are wrong (see `printed_memory`).
+
+    Parameters
+    ----------
+    lengths : Lengths
+    ends : list of ndarray of int64
+        For each candidate the positions in `lengths.decode` at which its segments end, ascending to the last.
+
+    References
+    ----------
+    WAIT-s Theorem 5.1, D; segment memory corrected, theory §6. That the mean input of those who *reach* a segment
+    keeps it sound where lengths are merged is new: whoever leaves early holds no more than if it had stayed.
+    """
+    rows = max(e.size for e in ends)
+    count = np.array([e.size for e in ends])
+    end = np.full((rows, len(ends)), lengths.decode.size - 1)
+    for column, e in enumerate(ends):
+        end[: e.size, column] = e
+    used = np.arange(rows)[:, None] < count
+    start = np.vstack([np.zeros((1, len(ends)), dtype=np.int64), end[:-1] + 1])
+    low = np.append(0.0, lengths.decode)[start]
+    high = lengths.decode[end]
+    first = np.minimum(start, end)  # padded segments start past the last length
+    rate, inputs = lengths.rate_from[first], lengths.input_from[first]
+    continuing = np.ones(end.shape)
+    continuing[1:] = np.where(used[1:], rate[1:] / rate[:-1], 1.0)
+    shifted = inputs + lengths.half_block
+    held = (high - low) * (shifted + (low + high + 1) / 2)
+    held[0] += lengths.prompt_stages * shifted[0]
+    waiting = np.where(used, shifted + low, 0.0)
+    waiting[0] = 0.0
+    work = (lengths.work_to[end + 1] - lengths.work_to[start]) / rate
+    return Segments(end, rate, continuing, inputs, held, waiting, work, count)
+
+
+def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) -> FloatArray:
+    """Decay rate θ of a boundary queue, the root of n_(k-1)·ln(1 - p + p·e^θ) = θ·n_k.
+
+    Parameters
+    ----------
+    before, here : ndarray, requests
+        Thresholds n_(k-1) and n_k > p·n_(k-1).
+    continuing : ndarray
+        p, in (0, 1).
+
+    Returns
+    -------
+    ndarray, per request
+        Infinite where n_k >= n_(k-1): no batch can bring more than the next one takes.
+
+    References
+    ----------
+    WAIT-s eq. 13, Lemma D.2; θ >= 8(n_k - p·n_(k-1))/n_(k-1), where Theorem B.2 prints the wrong denominator.
+
+    Examples
+    --------
+    >>> decay_rates(np.array([100.0, 20.0]), np.array([51.0, 13.0]), np.array([0.5, 0.6])).round(10).tolist()
+    [0.0800213413, 0.4318056617]
+    """
+    theta = np.full(np.broadcast(before, here, continuing).shape, np.inf)
+    finite = (here < before) & (continuing < 1)
+    if not finite.any():
+        return theta
+    n, m = before[finite], here[finite]
+    p = np.maximum(continuing[finite], _SMALLEST_SHARE)
+    ratio = m / n
+    # The logarithm's slope passes n_k/n_(k-1) at `lowest`; the root lies to the right of it, below `highest`, and
+    # near 2·lowest. The function is convex: after one Newton step the iterates fall towards the root.
+    lowest = np.log1p((m - p * n) / (p * (n - m)))
+    highest = -np.log(p) * n / (n - m)
+    root = np.minimum(2 * lowest, highest)
+    odds = (1 - p) / p
+    for _ in range(_NEWTON_STEPS):
+        decayed = odds * np.exp(-root)
+        small = np.minimum(root, 1.0)
+        log_mean = np.where(root < 1, np.log1p(p * np.expm1(small)), root + np.log(p) + np.log1p(decayed))
+        step = (log_mean - ratio * root) / (1 / (1 + decayed) - ratio)
+        previous, root = root, np.clip(root - step, lowest, highest)
+        if (np.abs(root - previous) <= 1e-14 * root).all():
+            break
+    theta[finite] = root
+    return theta
+
+
+def fill(first: FloatArray, continuing: FloatArray, slack: FloatArray) -> FloatArray:
+    """Thresholds from that of the first segment on: n_k = ⌊p_k n_(k-1) + slack_k √n_(k-1)⌋ + 1, at most n_(k-1).
+
+    Parameters
+    ----------
+    first : ndarray, shape (n_candidates,)
+    continuing, slack : ndarray, shape (n_segments, n_candidates)
+        Slack 0 gives the smallest thresholds.
+
+    Returns
+    -------
+    ndarray, shape (n_segments, n_candidates)
+
+    References
+    ----------
+    WAIT-s Theorem 5.1; whole thresholds and slack new, theory §6.
+    """
+    thresholds = np.empty(continuing.shape)
+    thresholds[0] = first
+    safe = continuing * GUARD
+    for k in range(1, len(thresholds)):
+        before = thresholds[k - 1]
+        wanted = np.floor(safe[k] * before + slack[k] * np.sqrt(before)) + 1
+        thresholds[k] = np.minimum(wanted, before)
+    return thresholds
+
+
+def thresholds_of(segments: Segments, slack: FloatArray, d0: float, start: FloatArray) -> FloatArray:
+    """Thresholds with the smallest first one, from `start` on, that keeps up: Λ_1·ΔT(n) < n_1. Λ < 1 is assumed.
+
+    n_1 ← ⌊Λ_1 ΔT(n)⌋ + 1 from below ends on the least, here in larger steps that leave none out. Where even they are
+    too many (Λ very near 1) a search finds a first threshold that keeps up while the one below it does not.
+
+    Parameters
+    ----------
+    segments : Segments
+    slack : ndarray, shape (n_segments, n_candidates)
+        For `fill`.
+    d0 : float, seconds
+    start : ndarray, shape (n_candidates,)
+        Whole numbers from 1; `first_threshold_floor` leaves nothing out.
+
+    Returns
+    -------
+    ndarray, shape (n_segments, n_candidates)
+
+    References
+    ----------
+    WAIT-s eq. 10, Theorem 5.1; least whole thresholds new, theory §6.
+    """
+    least = start.copy()
+    low = np.arange(least.size)  # columns whose first threshold is still too low
+    for _ in range(_LEAST_STEPS):
+        raised = _raised(segments, slack, d0, low, least[low])
+        lacking = raised > least[low]
+        low, raised = low[lacking], raised[lacking]
+        if not low.size:
+            break
+        least[low] = raised
+    else:
+        least[low] = _crossing(segments, slack, d0, low, least[low])
+    return fill(least, segments.continuing, slack)
+
+
+def _raised(
+    segments: Segments, slack: FloatArray, d0: float, columns: IntArray, first: FloatArray
+) -> FloatArray:
+    """A first threshold that no feasible one from `first` on is below; `first` itself where it keeps up.
+
+    With x = `first`, every feasible y >= x satisfies y > Λ_1(d0 + Σ c_k max(n_k(x), y·Λ_k/Λ_1)), and so, for every set
+    A of segments, y > Λ_1(d0 + Σ_rest c_k n_k(x))/(1 - Σ_A c_k Λ_k). The best A is a prefix in order of n_k(x)/Λ_k.
+    """
+    filled = fill(first, segments.continuing[:, columns], slack[:, columns])
+    rate, work = segments.rate[:, columns], segments.work[:, columns]
+    time = filled * work
+    keeps_up = np.floor(rate[0] * GUARD * (d0 + time.sum(axis=0))) + 1 <= first
+    with np.errstate(over="ignore"):
+        order = np.argsort(filled / rate, axis=0)
+    load = np.cumsum(np.take_along_axis(rate * work, order, axis=0), axis=0) * GUARD
+    passed = np.cumsum(np.take_along_axis(time, order, axis=0), axis=0)
+    idle = 1 - load
+    bound = (d0 + passed[-1] - passed) / idle * (1 - 1e-14 / idle)
+    least_time = np.maximum(bound.max(axis=0), d0 + passed[-1])
+    return np.where(keeps_up, first, np.floor(rate[0] * GUARD * least_time) + 1)
+
+
+def _demand(
+    segments: Segments, slack: FloatArray, d0: float, columns: IntArray, first: FloatArray
+) -> FloatArray:
+    """⌊Λ_1 ΔT⌋ + 1 for given first thresholds, which keep up where they are no smaller."""
+    filled = fill(first, segments.continuing[:, columns], slack[:, columns])
+    time = d0 + (filled * segments.work[:, columns]).sum(axis=0)
+    demand: FloatArray = np.floor(segments.rate[0, columns] * GUARD * time) + 1
+    return demand
+
+
+def _crossing(
+    segments: Segments, slack: FloatArray, d0: float, columns: IntArray, low: FloatArray
+) -> FloatArray:
+    """First thresholds that keep up, each just above one that does not or equal to `low`.
+
+    Demand rises by about Λ a unit, so extrapolation from below comes near; halving in turn bounds the steps.
+    """
+    idle = 1 - (segments.work * segments.rate).sum(axis=0)[columns]
+    wanted = _demand(segments, slack, d0, columns, low)
+    high: FloatArray = low + np.ceil(2 * (wanted - low).clip(0) / idle)
+    while (lacking := _demand(segments, slack, d0, columns, high) > high).any():
+        low, high = np.where(lacking, high, low), np.where(lacking, 3 * high - 2 * low, high)
+    low, wanted = low.copy(), _demand(segments, slack, d0, columns, low)
+    for step in range(_NARROWING_STEPS):
+        wide = np.flatnonzero((high - low > 1) & (wanted > low))
+        if not wide.size:
+            break
+        below, above = low[wide], high[wide]
+        ahead = (
+            np.ceil((wanted[wide] - below) / idle[wide]) if step % 2 == 0 else np.floor((above - below) / 2)
+        )
+        middle = np.clip(below + ahead, below + 1, above - 1)
+        demand = _demand(segments, slack, d0, columns[wide], middle)
+        lacking = demand > middle
+        low[wide], high[wide] = np.where(lacking, middle, below), np.where(lacking, above, middle)
+        wanted[wide] = np.where(lacking, demand, wanted[wide])
+    return high
+
+
+def first_threshold_floor(segments: Segments, d0: float) -> FloatArray:
+    """A whole number that no feasible first threshold is below, since n_k >= 1 and n_k >= n_1·Λ_k/Λ_1.
+
+    Returns
+    -------
+    ndarray, shape (n_candidates,)
+    """
+    rate = segments.rate[0]
+    idle = 1 - (segments.work * segments.rate).sum(axis=0)
+    fluid = rate * d0 / idle * (1 - 1e-12 / idle)
+    single = rate * (d0 + segments.work.sum(axis=0)) * (1 - 1e-12)
+    floor: FloatArray = np.floor(np.maximum(fluid, single)) + 1
+    return floor
+
+
+def requirement_floor(segments: Segments, thresholds: FloatArray) -> FloatArray:
+    """Memory that no thresholds above the given ones can do with less of, tokens: the queues' excess left out.
+
+    Returns
+    -------
+    ndarray, shape (n_candidates,)
+    """
+    floor: FloatArray = (thresholds * (segments.held + segments.waiting)).sum(axis=0)
+    return floor
+
+
+def slack_for(segments: Segments, exponent: float) -> FloatArray:
+    """Slack that about minimises memory when ln(events/δ) is `exponent`, for `fill`.
+
+    Raising n_k by D costs what it holds, and through p what later segments hold as well: C tokens a unit in all.
+    The queue it shortens holds w·exponent/θ with θ ≈ 2D/(n_(k-1)·p(1 - p)). The sum is least at
+    D = √(exponent·n_(k-1)·p(1 - p)·w/(2C)).
+
+    Returns
+    -------
+    ndarray, shape (n_segments, n_candidates), √requests
+
+    References
+    ----------
+    WAIT-s Lemma D.2 (θ for small D); the rule new, theory §6.
+    """
+    rate = segments.rate
+    cost = np.cumsum((rate * (segments.held + segments.waiting))[::-1], axis=0)[::-1] / rate
+    spread = segments.continuing * (1 - segments.continuing)
+    slack: FloatArray = np.sqrt(exponent / 2 * spread * segments.waiting / np.where(cost > 0, cost, 1.0))
+    return slack
+
+
+def requirement(
+    segments: Segments, thresholds: FloatArray, d0: float, *, delta: float, horizon_s: float
+) -> Requirement:
+    """Memory not exceeded within a horizon with probability 1 - δ.
+
+    M^π + Σ_(k>=2) w_k c_k with c_k = n_k + ln((m - 1)·N/δ)/θ_k and w_k = s̄_k + l'_(k-1), over N = ⌈horizon/ΔT⌉
+    iterations.
+
+    Parameters
+    ----------
+    segments : Segments
+    thresholds : ndarray, shape (n_segments, n_candidates)
+    d0, horizon_s : float, seconds
+    delta : float
+
+    References
+    ----------
+    WAIT-s Theorem 5.1, D.
+    """
+    time = d0 + (thresholds * segments.work).sum(axis=0)
+    with np.errstate(over="ignore"):
+        iterations = np.clip(np.ceil(horizon_s / time), 1.0, _MOST_ITERATIONS)
+    exponent = np.log(np.maximum(segments.count - 1, 1)) + np.log(iterations) - math.log(delta)
+    theta = np.full(thresholds.shape, np.inf)
+    theta[1:] = decay_rates(thresholds[:-1], thresholds[1:], segments.continuing[1:])
+    theta[segments.waiting == 0] = np.inf
+    return Requirement(
+        base=(thresholds * segments.held).sum(axis=0),
+        boundary=(thresholds * segments.waiting).sum(axis=0),
+        high_probability=exponent * (segments.waiting / theta).sum(axis=0),
+        iteration_time_s=time,
+        iterations=iterations,
+        exponent=exponent,
+        theta=theta,
+    )
+
+
+def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
+    """Segmentations to try: equal widths, equal shares of the requests that end, equal numbers of lengths.
+
+    Parameters
+    ----------
+    lengths : Lengths
+    count : int or None
+        Number of segments, at most the distinct lengths; None tries every number to 24 and some to 128.
+
+    Returns
+    -------
+    list of ndarray of int64
+        Positions in `lengths.decode` where segments end, fewest segments first, all different.
+
+    References
+    ----------
+    WAIT 7.2; survival quantiles new, theory §6.
+
+    Examples
+    --------
+    >>> some = Lengths(np.array([1.0, 2.0, 8.0]), np.array([10.0, 5.0, 4.0]), np.ones(3), np.zeros(4), 0, 0.0)
+    >>> [ends.tolist() for ends in candidate_ends(some, 2)]
+    [[1, 2], [0, 2]]
+    """
+    most = lengths.decode.size
+    ended = 1 - np.append(lengths.rate_from[1:], 0.0) / lengths.rate_from[0]
+    found: dict[bytes, IntArray] = {}
+    for wanted in [min(count, most)] if count else _counts(most):
+        part = np.arange(1, wanted + 1) / wanted
+        for ends in (
+            np.searchsorted(lengths.decode, lengths.decode[-1] * part * GUARD, side="right") - 1,
+            np.searchsorted(ended, part / GUARD),
+            np.ceil(most * part / GUARD).astype(np.int64) - 1,
+        ):
+            ends[-1] = most - 1
+            kept = ends[(ends >= 0) & (np.diff(ends, prepend=-1) > 0)]
+            if count is None or kept.size == wanted:
+                found.setdefault(kept.tobytes(), kept)
+    return sorted(found.values(), key=len)
+
+
+def _counts(most: int) -> list[int]:
+    counts = list(range(1, min(most, _SEGMENTS_TRIED) + 1))
+    limit = min(most, _MOST_SEGMENTS)
+    while counts[-1] < limit:
+        counts.append(min(limit, counts[-1] * 7 // 6))
+    return counts
+
+
+def least_requirement(
+    segments: Segments, d0: float, *, delta: float, horizon_s: float
+) -> tuple[int, FloatArray, FloatArray]:
+    """The candidate and thresholds that need the least memory.
+
+    Every segmentation is tried with the smallest thresholds and with slack for several exponents, unless its floor
+    already exceeds what another needs; so the result is the minimum over one set of thresholds for every δ and
+    horizon.
+
+    Returns
+    -------
+    tuple of int, ndarray and ndarray
+        Column in `segments`, its thresholds and the smallest thresholds of the same column, padding included.
+
+    References
+    ----------
+    new, theory §6.
+    """
+    best, chosen = math.inf, (0, np.empty(0), np.empty(0))
+    smallest: list[tuple[IntArray, FloatArray]] = []
+    for fewer, most in pairwise(_SEARCHED_TOGETHER):
+        columns = np.flatnonzero((fewer < segments.count) & (segments.count <= most))
+        if columns.size:
+            group = segments.take(columns)
+            floor = first_threshold_floor(group, d0)
+            thresholds = thresholds_of(group, np.zeros(group.rate.shape), d0, floor)
+            smallest.append((columns, thresholds))
+            needs = requirement(group, thresholds, d0, delta=delta, horizon_s=horizon_s)
+            winner = int(needs.total.argmin())
+            if needs.total[winner] < best:
+                best = float(needs.total[winner])
+                chosen = int(columns[winner]), thresholds[:, winner], thresholds[:, winner]
+    for columns, least in smallest:
+        hopeful = np.flatnonzero(requirement_floor(segments.take(columns), least) < best)
+        for exponents in _EXPONENTS:
+            if not hopeful.size:
+                break
+            group, start = segments.take(columns[hopeful]), least[0, hopeful]
+            slack = np.concatenate([slack_for(group, e) for e in exponents], axis=1)
+            copies = np.tile(np.arange(hopeful.size), len(exponents))
+            every = group.take(copies)
+            thresholds = thresholds_of(every, slack, d0, start[copies])
+            needs = requirement(every, thresholds, d0, delta=delta, horizon_s=horizon_s)
+            winner = int(needs.total.argmin())
+            if needs.total[winner] < best:
+                best, position = float(needs.total[winner]), hopeful[copies[winner]]
+                chosen = int(columns[position]), thresholds[:, winner], least[:, position]
+                hopeful = hopeful[requirement_floor(group, least[: len(group.rate), hopeful]) < best]
+    return chosen
+
+
+def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: FloatArray) -> PrintedMemory:
+    """Base memory as the papers print it, for comparison; `ends` are the segments' decode lengths, tokens.
+
+    Equation 13 counts s + (l'_1 + … + l'_k)/2 tokens at every stage of segment k, which is too much for many
+    segments and too little for two. The segment design counts s + kΔ/2, always too little in the mean; with
+    unequal widths kΔ is read as l'_k.
+
+    References
+    ----------
+    WAIT eq. 13, WAIT 7.2; WAIT-s D.
+
+    Examples
+    --------
+    >>> printed_memory(np.array([2.0, 4.0]), np.array([1.0, 1.0]), np.array([3.0, 2.0]))
+    PrintedMemory(eq_13=28.0, segment_design=24.0)
+    """
+    filled = thresholds * np.diff(ends, prepend=0.0)
+    return PrintedMemory(
+        eq_13=float(filled @ (input_tokens + np.cumsum(ends) / 2)),
+        segment_design=float(filled @ (input_tokens + ends / 2)),
+    )
+
+
+def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments: int | None) -> NestedWait:
+    """Nested WAIT segments, thresholds and required memory (WAIT-s Theorem 5.1, D; theory §6).
+
+    Parameters
+    ----------
+    model : ServingModel
+    delta : float
+        Accepted probability δ that queues outgrow the buffer within the horizon, 0 < δ <= 1.
+    horizon_s : float, seconds
+    segments : int or None
+        Number of segments; None chooses the number that needs the least memory.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> mix = zip((20, 40, 80, 160), (400.0, 300.0, 200.0, 100.0))
+    >>> classes = tuple(RequestClass(f"{d}", 10, (d,), (1.0,), rate) for d, rate in mix)
+    >>> model = ServingModel(classes, Timing(0.01, d1=1e-7), Replica(80_000, prefill=Prefill.INLINE))
+    >>> result = nested_wait(model, delta=0.01, horizon_s=100.0, segments=2)
+    >>> [(s.upto_decode, s.threshold) for s in result.segments], result.fits
+    ([(80, 15), (160, 2)], False)
+    """
+    lengths, d0 = lengths_of(model), model.timing.d0
+    mixed = len({c.input_tokens for c in model.classes}) > 1
+    if not lengths.work_to[-1] * GUARD < 1:
+        return NestedWait(False, (), None, None, None, None, False, None, None, None, mixed, None)
+    candidates = segments_of(lengths, candidate_ends(lengths, segments))
+    column, *found = least_requirement(candidates, d0, delta=delta, horizon_s=horizon_s)
+    one = candidates.take(np.array([column]))
+    rows = len(one.rate)
+    needs, least = (requirement(one, n[:rows, None], d0, delta=delta, horizon_s=horizon_s) for n in found)
+    thresholds = found[0][:rows]
+    ends = lengths.decode[one.end[:, 0]]
+    required = float(needs.total[0])
+    return NestedWait(
+        feasible=True,
+        segments=_report(one, ends, thresholds, needs),
+        base_kv_tokens=float(needs.base[0]),
+        boundary_kv_tokens=float(needs.boundary[0]),
+        high_probability_kv_tokens=float(needs.high_probability[0]),
+        required_kv_tokens=required,
+        fits=required <= model.replica.memory_tokens,
+        iteration_time_s=float(needs.iteration_time_s[0]),
+        iterations=int(needs.iterations[0]),
+        smallest_thresholds_kv_tokens=float(least.total[0]),
+        mixed_inputs=mixed,
+        printed=printed_memory(ends, one.input_tokens[:, 0], thresholds),
+    )
+
+
+def _report(
+    one: Segments, ends: FloatArray, thresholds: FloatArray, needs: Requirement
+) -> tuple[Segment, ...]:
+    rows = []
+    for k, threshold in enumerate(thresholds.tolist()):
+        theta = float(needs.theta[k, 0])
+        rows.append(
+            Segment(
+                upto_decode=int(ends[k]),
+                rate_rps=float(one.rate[k, 0]),
+                continue_probability=float(one.continuing[k, 0]) if k else None,
+                threshold=int(threshold),
+                theta=theta if math.isfinite(theta) else None,
+                queue_bound=threshold + float(needs.exponent[0]) / theta if k else None,
+                input_tokens=float(one.input_tokens[k, 0]),
+                kv_tokens=threshold * float(one.held[k, 0]),
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,239 @@
+"""Probability of overflow and the safety buffer that keeps it below δ (theory §7).
+
+Before any eviction KV usage is a Poisson cluster process, and its tail is known to any depth. The report gives it
+per iteration, over a horizon, and turned around: the memory that keeps the risk within δ. FC's theorem stands
+beside it for comparison.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import held_footprint, iteration_time, per_request
+from kvplan.analysis.kv_cumulants import cluster_grid
+from kvplan.analysis.kv_tail import Tail, UsageScale, pmf_tail, saddlepoint_tail, usage_pmf
+from kvplan.model import ServingModel, sum_by
+
+_LEAST_SLACK = 1e-3  # of 1 - Λ; below, the shape of the law no longer changes
+_VACUOUS = 0.5  # a bound on a probability that says nothing
+
+
+class TailMethod(StrEnum):
+    """Which of two answers about the tail is the larger, hence reported."""
+
+    SADDLEPOINT = "saddlepoint"
+    EXACT_PMF = "exact_pmf"
+
+
+@dataclass(frozen=True, slots=True)
+class SafetyBuffer:
+    """Risk of overflow and the memory that bounds it; the keys of the report's `safety_buffer` block.
+
+    Everything is None where Λ >= 1.
+
+    Attributes
+    ----------
+    kv_std_tokens : float
+        Standard deviation of KV usage, its feedback on iteration times included.
+    overflow_probability_per_iteration : float
+        P(KV > M), the larger of the two below.
+    overflow_probability_horizon : float
+        Bound of the probability of any overflow in the horizon, at most 1.
+    required_kv_tokens : int
+        Smallest memory with that bound at most δ.
+    watermark_fraction : float
+        (required - M*)/M: what to keep free above the mean usage, as a fraction of blocks; negative where an
+        overflow is so welcome that less than the mean is enough.
+    theorem_bound : float or None
+        FC's bound of the expected overflows in the horizon; None where the mean does not fit.
+    theorem_bound_is_vacuous : bool
+        It is above one half, or there is none.
+    saddlepoint_probability : float
+        P(KV > M) with feedback, smooth.
+    exact_pmf_probability : float or None
+        P(KV > M) without feedback, exact; None where requests are too long for it, 0 below 1e-12.
+    larger_tail : TailMethod
+    """
+
+    kv_std_tokens: float | None
+    overflow_probability_per_iteration: float | None
+    overflow_probability_horizon: float | None
+    required_kv_tokens: int | None
+    watermark_fraction: float | None
+    theorem_bound: float | None
+    theorem_bound_is_vacuous: bool | None
+    saddlepoint_probability: float | None
+    exact_pmf_probability: float | None
+    larger_tail: TailMethod | None
+
+
+def safety_buffer(
+    model: ServingModel, *, delta: float, horizon_s: float, budgets: Sequence[int] | None = None
+) -> SafetyBuffer:
+    """Risk of overflow of a model, and the memory that keeps it within `delta`.
+
+    Parameters
+    ----------
+    model : ServingModel
+    delta : float
+        Accepted probability of an overflow within the horizon, above 0 and at most 1.
+    horizon_s : float
+        Seconds; counts as one iteration at least.
+    budgets : sequence of int, optional
+        Admissions per iteration and class that FC's bound is for. Without them, the smallest whole number above the
+        arrivals.
+
+    References
+    ----------
+    New, theory §7: P(any overflow in T) <= (T/τ*)·P(KV > M), by Boole's inequality; FC Theorem 3.6.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> chat = RequestClass("chat", 1155, (211,), (1.0,), 7.5)
+    >>> timing = Timing(d0=0.0145, d1=2.494767e-7)
+    >>> model = ServingModel((chat,), timing, Replica(94_160, prefill=Prefill.INLINE))
+    >>> buffer = safety_buffer(model, delta=0.01, horizon_s=3600)
+    >>> round(buffer.kv_std_tokens, -1), round(buffer.overflow_probability_per_iteration, 4)
+    (12010.0, 0.0036)
+    """
+    tau = iteration_time(model)
+    if tau is None:
+        return SafetyBuffer(*[None] * 10)
+    iterations = max(1.0, horizon_s / tau)
+    log_allowed = math.log(delta) - math.log(iterations)
+    scale = usage_scale(model)
+    std, smooth, lumpy = _tails(model, scale, log_allowed)
+    smooth_probability, lumpy_probability = math.exp(smooth.log_probability), None
+    probability, level, larger = smooth_probability, smooth.level, TailMethod.SADDLEPOINT
+    if lumpy is not None:
+        lumpy_probability = math.exp(lumpy.log_probability)
+        level = max(level, lumpy.level)
+        if lumpy_probability > smooth_probability:
+            probability, larger = lumpy_probability, TailMethod.EXACT_PMF
+    required = max(0, math.ceil(level - 0.5)) if level > 0 else 0
+    memory = model.replica.memory_tokens
+    bound = model_bound(model, iterations, budgets)
+    return SafetyBuffer(
+        kv_std_tokens=std,
+        overflow_probability_per_iteration=probability,
+        overflow_probability_horizon=min(1.0, iterations * probability),
+        required_kv_tokens=required,
+        watermark_fraction=(required - scale.mean) / memory,
+        theorem_bound=bound,
+        theorem_bound_is_vacuous=bound is None or bound >= _VACUOUS,
+        saddlepoint_probability=smooth_probability,
+        exact_pmf_probability=lumpy_probability,
+        larger_tail=larger,
+    )
+
+
+def usage_scale(model: ServingModel) -> UsageScale:
+    """Mean, and standard deviation at constant iteration time, of KV usage; Λ < 1.
+
+    References
+    ----------
+    New, theory §7: M*, and Var = Σ λ_i τ* Σ_k h_i(k)², h the memory held.
+    """
+    mix, tau = model.mix, iteration_time(model)
+    assert tau is not None
+    first, stages = model.held_first_weight, mix.stages.astype(np.float64)
+    last = first + stages - 1
+    squares = stages * (first * last + (stages - 1) * (2 * stages - 1) / 6)
+    return UsageScale(
+        mean=float(mix.rate_rps @ held_footprint(model)) * tau,
+        std_without_feedback=math.sqrt(float(mix.rate_rps @ squares)) * math.sqrt(tau),
+        largest=float(last.max()),
+    )
+
+
+def _tails(model: ServingModel, scale: UsageScale, log_allowed: float) -> tuple[float, Tail, Tail | None]:
+    """Standard deviation, saddlepoint tail, and exact tail without feedback, at M and at the allowed probability."""
+    level = model.replica.memory_tokens + 0.5
+    tau = iteration_time(model)
+    assert tau is not None
+    # As Λ → 1 usage over its mean tends to a gamma law: nearer than 1e-3, take the law there and stretch it.
+    work = 1 - model.timing.d0 / tau
+    slower = model
+    if 1 - work < _LEAST_SLACK:
+        slower = _at_rate(model, (1 - _LEAST_SLACK) / work)
+    at = usage_scale(slower)
+    stretch = scale.mean / at.mean
+    std, smooth = saddlepoint_tail(cluster_grid(slower), at, level / stretch, log_allowed)
+    smooth = Tail(smooth.log_probability, smooth.level * stretch)
+    pmf = usage_pmf(model.held_first_weight, model.mix.stages, model.mix.rate_rps * tau)
+    return std * stretch, smooth, None if pmf is None else pmf_tail(pmf, level, math.exp(log_allowed))
+
+
+def _at_rate(model: ServingModel, factor: float) -> ServingModel:
+    """The model with every rate scaled."""
+    return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
+
+
+def model_bound(model: ServingModel, iterations: float, budgets: Sequence[int] | None) -> float | None:
+    """FC's bound for a model with Λ < 1; None where its condition fails.
+
+    Class budgets admit Σ b_i an iteration and hold Σ b_i S_i on average. Without them the theorem's mean budget is
+    taken at the arrivals, where usage averages M*, and its largest at the next whole number.
+    """
+    footprint, tau = held_footprint(model), iteration_time(model)
+    assert tau is not None
+    if budgets is None:
+        largest_budget = math.floor(model.total_rate_rps * tau) + 1
+        mean = per_request(model).held * model.total_rate_rps * tau
+    else:
+        mix = model.mix
+        rates = np.array([c.rate_rps for c in model.classes])
+        per_class = sum_by(mix.class_index, mix.rate_rps * footprint) / rates
+        largest_budget, mean = sum(budgets), float(np.array(budgets) @ per_class)
+    longest = max(max(c.input_tokens, c.decode_tokens[-1]) for c in model.classes)
+    return flow_control_bound(
+        iterations=iterations,
+        memory_tokens=model.replica.memory_tokens,
+        mean_tokens=mean,
+        largest_budget=largest_budget,
+        longest=longest,
+    )
+
+
+def flow_control_bound(
+    *, iterations: float, memory_tokens: float, mean_tokens: float, largest_budget: int, longest: int
+) -> float | None:
+    """FC's bound of the expected number of overflows, T·exp(-ε²M²/(2(A² + A)C³)) with ε = 1 - mean/M.
+
+    Parameters
+    ----------
+    iterations : float
+        T.
+    memory_tokens, mean_tokens : float
+        M, and mean KV usage.
+    largest_budget : int
+        A, the most requests admitted in an iteration.
+    longest : int
+        C, the longest input or decode length, tokens.
+
+    Returns
+    -------
+    float or None
+        None where the mean fills memory: the theorem needs ε > 0.
+
+    References
+    ----------
+    FC Theorem 3.6, constant from its proof (A.4). The proof takes requests that are readmitted after an eviction
+    for fresh independent ones; what is rigorous is the same bound on P(any overflow) (theory §7).
+
+    Examples
+    --------
+    >>> round(flow_control_bound(
+    ...     iterations=10.0, memory_tokens=200.0, mean_tokens=100.0, largest_budget=1, longest=10), 3)
+    0.821
+    """
+    spare = memory_tokens - mean_tokens
+    if spare <= 0:
+        return None
+    return iterations * math.exp(
+        -((spare / longest) ** 2) / (2 * (largest_budget**2 + largest_budget) * longest)
+    )

@@ -1,0 +1,408 @@
+"""WAIT: admission thresholds for classes whose decode lengths are known (theory §5).
+
+WAIT keeps up to n_i requests of class i at every stage and runs a class only once n_i of it are waiting. It keeps
+up with arrivals when an iteration with everything aboard, ΔT(n), is shorter than n_i/λ_i for every class. Small
+thresholds wait little and spend little memory; large ones spread the fixed cost d0 over more requests.
+
+A class with several decode lengths enters at the mean of its footprint and iterations.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvplan.analysis.admission import mean_queue
+from kvplan.analysis.equilibrium import held_footprint, iteration_time, per_request
+from kvplan.model import FloatArray, ServingModel, sum_by
+
+# λ_i ΔT this close below a whole number counts as having reached it: rounding can then never report a threshold
+# that does not satisfy ΔT < n_i/λ_i strictly.
+GUARD = 1 + 1e-12
+
+_MAX_STEPS = 2_000  # of the fixed-point iteration; after that: feasible, but perhaps not the smallest
+_BISECTIONS = 120
+_LOWERING_STEPS = 65
+_DIAL_ROWS = 5
+_EXACT_QUEUE_BELOW = 100_000  # the exact queue takes one complex root per unit of the threshold
+
+
+@dataclass(frozen=True, slots=True)
+class ClassWait:
+    """One class under its smallest threshold; numbers None where Λ >= 1.
+
+    Attributes
+    ----------
+    name : str
+    threshold : int or None
+        Requests kept at every stage, n_i.
+    mean_wait_bound_s : float or None
+        Upper bound on the mean wait before the first iteration, seconds; exact for a single class.
+    latency_s : float or None
+        That wait, then one interval n_i/λ_i for every further iteration, then ΔT; seconds.
+    queue_bound : float or None
+        Bound on the mean number waiting when an iteration starts, requests; exact for a single class.
+    """
+
+    name: str
+    threshold: int | None
+    mean_wait_bound_s: float | None
+    latency_s: float | None
+    queue_bound: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DialRow:
+    """One setting of the throughput-latency dial, thresholds n = t·λ (not rounded).
+
+    Attributes
+    ----------
+    interval_s : float
+        Time t in which n_i requests of class i arrive, seconds; the same for every class.
+    iteration_time_s : float
+        ΔT = d0 + Λt, seconds.
+    kv_tokens : float
+        Memory Σ n_i S_i, tokens.
+    throughput_rps : float
+        Largest total rate that these thresholds keep up with, tΣλ/ΔT, requests/s.
+    latency_s : float
+        Mean over requests of t/2 + (iterations - 1)·t + ΔT, seconds.
+    """
+
+    interval_s: float
+    iteration_time_s: float
+    kv_tokens: float
+    throughput_rps: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """WAIT thresholds of a model; the keys of the report's `wait` block, and more.
+
+    `max_thresholds` is None where not even the smallest fit. `smallest` says whether `thresholds` are proved to be
+    the smallest: False only where Λ is so close to 1 that the search was cut short (they are then feasible, and
+    fail just below), None where Λ >= 1.
+    `mean_lengths` says that some class has several decode lengths, for which every number is that of its mean.
+    `dial` is empty where the equilibrium does not fit.
+    """
+
+    feasible: bool
+    thresholds: tuple[int, ...] | None
+    iteration_time_s: float | None
+    kv_tokens: float | None
+    fits: bool
+    classes: tuple[ClassWait, ...]
+    max_thresholds: tuple[int, ...] | None
+    smallest: bool | None
+    mean_lengths: bool
+    dial: tuple[DialRow, ...]
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Mean costs of one request of each class; arrays of shape (n_classes,).
+
+    Attributes
+    ----------
+    rate_rps : ndarray, requests/s
+    work_s : ndarray, seconds
+        Added to iterations by one request in all: d1·S + d2·s + d3·n.
+    held : ndarray, KV token-iterations
+        Memory footprint, half-filled blocks included.
+    iterations : ndarray
+    """
+
+    rate_rps: FloatArray
+    work_s: FloatArray
+    held: FloatArray
+    iterations: FloatArray
+
+
+def class_means(model: ServingModel) -> ClassMeans:
+    """Mean costs of one request of each class (theory §1, §2)."""
+    mix, timing = model.mix, model.timing
+    rate = np.array([c.rate_rps for c in model.classes])
+    weight = mix.rate_rps / rate[mix.class_index]
+    work = timing.d1 * mix.footprint + timing.d2 * model.prefill_tokens + timing.d3 * mix.stages
+    return ClassMeans(
+        rate_rps=rate,
+        work_s=sum_by(mix.class_index, weight * work),
+        held=sum_by(mix.class_index, weight * held_footprint(model)),
+        iterations=sum_by(mix.class_index, weight * mix.stages),
+    )
+
+
+def smallest_thresholds(
+    rate_rps: FloatArray, work_s: FloatArray, d0: float
+) -> tuple[FloatArray, bool] | None:
+    """Smallest whole thresholds n_i > λ_i·ΔT(n), ΔT(n) = d0 + Σ n_i c_i: the least fixed point.
+
+    n_i ← ⌊λ_i ΔT(n)⌋ + 1 from 0 stays below every feasible whole vector and ends on the least, but slowly when
+    Λ = Σ λ_i c_i is near 1. Every step here first raises ΔT to the least solution of
+    T = d0 + Σ c_i max(n_i, λ_i T), which lies below the ΔT of every feasible vector above n as well: any such ΔT
+    satisfies T >= d0 + Σ_A c_i λ_i T + Σ_rest c_i n_i for every set A of classes, and the best A is a prefix of the
+    classes in order of n_i/λ_i.
+
+    Parameters
+    ----------
+    rate_rps : ndarray, shape (n_classes,), requests/s
+        λ_i.
+    work_s : ndarray, shape (n_classes,), seconds
+        c_i, what one more request at every stage of class i adds to an iteration.
+    d0 : float, seconds
+
+    Returns
+    -------
+    tuple of ndarray, shape (n_classes,), and bool; or None
+        Whole thresholds, and whether they are the least. None where Λ >= 1, to 1e-12: no thresholds exist.
+
+    References
+    ----------
+    WAIT-s eq. 7, Theorem 4.1; the least whole vector and the accelerated step new, theory §5.
+
+    Examples
+    --------
+    >>> smallest_thresholds(np.array([1.0, 1.0]), np.array([3 / 18, 6 / 18]), 0.5)
+    (array([2., 2.]), True)
+    """
+    rate = rate_rps * GUARD
+    load = rate * work_s
+    if not float(load.sum()) < 1:
+        return None
+    thresholds = np.zeros(rate.size)
+    for _ in range(_MAX_STEPS):
+        raised = np.maximum(thresholds, np.floor(rate * _least_time(thresholds, rate, work_s, d0)) + 1)
+        if np.array_equal(raised, thresholds):
+            return thresholds, True
+        thresholds = raised
+    return _crossing(thresholds, rate, work_s, d0), rate.size == 1
+
+
+def _crossing(below: FloatArray, rate: FloatArray, work_s: FloatArray, d0: float) -> FloatArray:
+    """Feasible thresholds ⌊λ_i T⌋ + 1 at a time T >= ΔT just above one where they are not; `below` are not.
+
+    For one class, what is feasible stays so further up, and these are the smallest thresholds.
+    """
+
+    def at(time: float) -> FloatArray:
+        return np.floor(rate * time) + 1
+
+    low = d0 + float(below @ work_s)
+    high = (d0 + float(work_s.sum())) / (1 - float(rate @ work_s))  # d0 + Λ·T + Σc = T: feasible
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if d0 + float(at(middle) @ work_s) <= middle:
+            high = middle
+        else:
+            low = middle
+    return at(high)
+
+
+def _least_time(thresholds: FloatArray, rate: FloatArray, work_s: FloatArray, d0: float) -> float:
+    """Least T = d0 + Σ c_i max(n_i, λ_i T), rounded down, and never below d0 + Σ c_i n_i."""
+    with np.errstate(over="ignore"):
+        order = np.argsort(thresholds / rate, kind="stable")
+    fixed = (thresholds * work_s)[order]
+    slope = np.cumsum((rate * work_s)[order])
+    rest = np.append(np.cumsum(fixed[::-1])[::-1][1:], 0.0)
+    free = 1 - slope
+    jump = (d0 + rest) / free * (1 - 1e-14 / free)
+    return max(float(jump.max()), d0 + float(fixed.sum()))
+
+
+def largest_thresholds(
+    smallest: FloatArray, means: ClassMeans, d0: float, memory_tokens: float
+) -> FloatArray | None:
+    """Largest whole thresholds along n = t·λ, namely ⌊t·λ_i⌋ + 1, that fit memory and keep up.
+
+    The smallest thresholds lie on that line (t = ΔT), as do those of every multiple of the rates. Memory grows with
+    t, and a large enough t keeps up; only just above the smallest thresholds may rounding leave some t that fit but
+    do not keep up, and then t is lowered in small steps.
+
+    Parameters
+    ----------
+    smallest : ndarray, shape (n_classes,)
+        Smallest whole thresholds.
+    means : ClassMeans
+    d0 : float, seconds
+    memory_tokens : float
+
+    Returns
+    -------
+    ndarray, shape (n_classes,), or None
+        None where the smallest thresholds do not fit.
+
+    References
+    ----------
+    WAIT-s eq. 7; whole thresholds new, theory §5.
+
+    Examples
+    --------
+    >>> one = ClassMeans(np.array([1000.0]), np.array([165e-6]), np.array([165.0]), np.array([11.0]))
+    >>> largest_thresholds(np.array([12.0]), one, 0.01, 20_000.0)
+    array([121.])
+    """
+    if float(smallest @ means.held) > memory_tokens:
+        return None
+
+    def at(interval: float) -> FloatArray:
+        thresholds: FloatArray = np.maximum(np.floor(means.rate_rps * interval) + 1, smallest)
+        return thresholds
+
+    low = d0 + float(smallest @ means.work_s)
+    high = max(low, memory_tokens / float(means.rate_rps @ means.held))
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if float(at(middle) @ means.held) <= memory_tokens:
+            low = middle
+        else:
+            high = middle
+    for interval in np.geomspace(low, d0 + float(smallest @ means.work_s), _LOWERING_STEPS).tolist():
+        thresholds = at(interval)
+        if (means.rate_rps * GUARD * (d0 + float(thresholds @ means.work_s)) < thresholds).all():
+            return thresholds
+    return smallest
+
+
+def queue_at_start(arrivals: float, threshold: int, *, alone: bool) -> float:
+    """Mean number waiting when an iteration starts, those it admits included.
+
+    Parameters
+    ----------
+    arrivals : float
+        Mean arrivals during one iteration a = λΔT, below `threshold`.
+    threshold : int
+        n.
+    alone : bool
+        Whether the class has the replica to itself.
+
+    Returns
+    -------
+    float
+        Requests. Exact for one class (one length): n + E[Q] with Q' = (Q + Poisson(a) - n)⁺. Otherwise the bound
+        2n + a/(2(n - a)); n + a/(2(n - a)) is not one, since a class also waits out iterations it has no part in.
+
+    References
+    ----------
+    WAIT-s Lemma C.6 and Kingman's inequality; the exact queue new, theory §5.
+
+    Examples
+    --------
+    >>> queue_at_start(0.5, 1, alone=True), queue_at_start(0.5, 1, alone=False)
+    (1.25, 2.5)
+    """
+    kingman = arrivals / (2 * (threshold - arrivals))
+    if not alone:
+        return 2 * threshold + kingman
+    return threshold + (mean_queue(arrivals, threshold) if threshold < _EXACT_QUEUE_BELOW else kingman)
+
+
+def mean_wait(rate_rps: float, iteration_time_s: float, threshold: int, *, alone: bool) -> float:
+    """Mean wait before the first iteration, seconds: exact for one class, a bound for several.
+
+    For one class the queue W at the start of an iteration has, over a cycle, the time average E[W] - (n + 1)/2
+    (its second moment is the same at both ends of the cycle), and Little's law turns it into a wait. With n = 1
+    that is Pollaczek and Khinchine's λΔT²/(2(1 - λΔT)). The bound for several classes holds at all times.
+
+    References
+    ----------
+    WAIT-s Lemma C.6; the exact wait new.
+
+    Examples
+    --------
+    >>> mean_wait(2.0, 0.25, 1, alone=True)  # M/D/1 at half load: half a service time
+    0.125
+    """
+    queue = queue_at_start(rate_rps * iteration_time_s, threshold, alone=alone)
+    return (queue - (threshold + 1) / 2 if alone else queue) / rate_rps
+
+
+def dial(model: ServingModel) -> tuple[DialRow, ...]:
+    """Throughput against latency along n = t·λ, from the equilibrium (t = τ*) to full memory (t = M/A).
+
+    The first row keeps up with exactly what is offered, the last with all that memory can sustain. Empty where
+    the equilibrium does not exist or does not fit, or t overflows a float.
+
+    References
+    ----------
+    WAIT-s eq. 7; new, theory §5.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 10, (10,), (1.0,), 1000.0)
+    >>> rows = dial(ServingModel((one,), Timing(0.01, d1=1e-6), Replica(20_000, prefill=Prefill.INLINE)))
+    >>> [round(row.throughput_rps) for row in rows]
+    [1000, 1579, 2339, 3204, 4040]
+    """
+    tau, cost, rate = iteration_time(model), per_request(model), model.total_rate_rps
+    if tau is None or rate * cost.held * tau > model.replica.memory_tokens:
+        return ()
+    longest = model.replica.memory_tokens / (rate * cost.held)
+    if not math.isfinite(longest):
+        return ()
+    rows = []
+    for interval in np.geomspace(tau, longest, _DIAL_ROWS).tolist():
+        iteration = model.timing.d0 + rate * cost.work_s * interval
+        rows.append(
+            DialRow(
+                interval_s=interval,
+                iteration_time_s=iteration,
+                kv_tokens=rate * cost.held * interval,
+                throughput_rps=rate * interval / iteration,
+                latency_s=interval * (cost.iterations - 0.5) + iteration,
+            )
+        )
+    return tuple(rows)
+
+
+def wait(model: ServingModel) -> Wait:
+    """WAIT thresholds, their memory and their waits (WAIT-s eq. 7, Theorem 4.1; theory §5).
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> classes = tuple(RequestClass(f"{d}", 10, (d,), (1.0,), 1000.0) for d in (10, 20))
+    >>> result = wait(ServingModel(classes, Timing(0.01, d1=1e-6), Replica(20_000, prefill=Prefill.INLINE)))
+    >>> result.thresholds, result.kv_tokens, result.max_thresholds
+    ((25, 25), 14625.0, (34, 34))
+    """
+    means, d0 = class_means(model), model.timing.d0
+    varied = any(len(c.decode_tokens) > 1 for c in model.classes)
+    found = smallest_thresholds(means.rate_rps, means.work_s, d0)
+    if found is None:
+        nothing = tuple(ClassWait(c.name, None, None, None, None) for c in model.classes)
+        return Wait(False, None, None, None, False, nothing, None, None, varied, ())
+    thresholds, least = found
+    iteration = d0 + float(thresholds @ means.work_s)
+    kv_tokens = float(thresholds @ means.held)
+    largest = largest_thresholds(thresholds, means, d0, model.replica.memory_tokens)
+    return Wait(
+        feasible=True,
+        thresholds=tuple(int(n) for n in thresholds),
+        iteration_time_s=iteration,
+        kv_tokens=kv_tokens,
+        fits=kv_tokens <= model.replica.memory_tokens,
+        classes=tuple(
+            _class_wait(c.name, c.rate_rps, int(n), float(stages), iteration, alone=len(model.classes) == 1)
+            for c, n, stages in zip(model.classes, thresholds, means.iterations, strict=True)
+        ),
+        max_thresholds=None if largest is None else tuple(int(n) for n in largest),
+        smallest=least,
+        mean_lengths=varied,
+        dial=dial(model),
+    )
+
+
+def _class_wait(
+    name: str, rate_rps: float, threshold: int, iterations: float, iteration_time_s: float, *, alone: bool
+) -> ClassWait:
+    before = mean_wait(rate_rps, iteration_time_s, threshold, alone=alone)
+    return ClassWait(
+        name=name,
+        threshold=threshold,
+        mean_wait_bound_s=before,
+        latency_s=before + (iterations - 1) * threshold / rate_rps + iteration_time_s,
+        queue_bound=queue_at_start(rate_rps * iteration_time_s, threshold, alone=alone),
+    )

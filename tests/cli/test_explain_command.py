@@ -1,0 +1,133 @@
+"""`explain` as a command."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvplan import cli
+from kvplan.explanations import BLOCKS, EXPLANATIONS
+from kvplan.profile import DEFAULT_PROFILE
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(list(arguments))
+        return code, *capfd.readouterr()
+
+    return command
+
+
+LOSS = """\
+worst_cycle.loss
+
+Share of completions per iteration that a collapsed replica loses.
+
+Formula   1 − x/n*
+Here      0.295753 = 1 − 1.7956242 / 2.5497076
+Where     x = 1.7956242: worst_cycle.throughput_per_iteration
+          n* = 2.5497076: saturation.admissions_per_iteration
+Source    SIC 3: (d − 1)/(2(s + d)) for one length (computed)
+"""
+
+
+def test_a_key_is_explained_with_the_numbers_of_the_profile(run: Run) -> None:
+    assert run("explain", "worst_cycle.loss", "tool-calls-h100") == (0, LOSS, "")
+
+
+def test_a_key_is_explained_in_markdown_and_to_a_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "loss.md"
+    arguments = ("explain", "worst_cycle.loss", "tool-calls-h100", "--format", "markdown")
+    assert run(*arguments, "-o", str(path)) == (0, "", "")
+    text = path.read_text("utf-8")
+    assert run(*arguments) == (0, text, "")
+    assert text.startswith("## worst_cycle.loss\n\nShare of completions")
+    assert "- **Here:** 0.295753 = 1 − 1.7956242 / 2.5497076\n" in text
+
+
+def test_a_block_is_listed(run: Run) -> None:
+    code, out, error = run("explain", "saturation", "tool-calls-h100")
+    assert (code, error) == (0, "")
+    assert out.startswith(
+        f"saturation\n\n{BLOCKS['saturation']}\n\nsaturation.admissions_per_iteration = 2.54971 "
+    )
+    assert out.count("\nsaturation.") == 3
+
+
+def test_without_a_profile_the_default_is_used_and_named(run: Run) -> None:
+    code, out, error = run("explain", "load.headroom")
+    assert (code, error) == (0, f"note: no profile given; using the shipped {DEFAULT_PROFILE}\n")
+    assert run("explain", "load.headroom", DEFAULT_PROFILE) == (0, out, "")
+
+
+def test_the_width_follows_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (40, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        _, out, _ = run("explain", "worst_cycle.throughput_rps", "tool-calls-h100")
+        assert width - 12 < max(map(len, out.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("loss", "tool-calls-h100"), "did you mean worst_cycle.loss or worst_cycle.classes[].loss?"),
+        (("load.headrooms",), "did you mean load.headroom"),
+        (("load", "no-such-profile"), "no-such-profile"),
+        (("wait.classes[7].name", "tool-calls-h100"), "has 1 entries here"),
+        ((), "Missing argument 'KEY'"),
+        (("load", "--format", "json"), "json"),
+    ],
+)
+def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str, run: Run) -> None:
+    code, out, error = run("explain", *arguments)
+    assert (code, out) == (2, "")
+    assert says in error
+    assert error.splitlines()[-1].startswith("error: ")
+
+
+def test_keys_and_blocks_are_completed() -> None:
+    assert cli._complete_key("load.sens") == [f"load.sensitivity.{k}" for k in ("d0", "d1", "memory_tokens")]
+    assert cli._complete_key("nested") == [
+        "nested_wait",
+        *sorted(k for k in every() if k.startswith("nested_wait.")),
+    ]
+    assert set(cli._complete_key("")) == {*BLOCKS, *every()}
+
+
+def every() -> list[str]:
+    return [explanation.key for explanation in EXPLANATIONS]
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    program = "import sys; from kvplan import cli; cli._complete_key('load'); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "kvplan.explanations" in result.stdout.split()
+    assert {"numpy", "pydantic", "rich", "kvplan.explain"} & set(result.stdout.split()) == set()
+
+
+@pytest.mark.parametrize("command", ["explain", "init", "profiles", "schema"])
+def test_help_is_plain_and_has_an_example(command: str, run: Run) -> None:
+    code, out, error = run(command, "--help")
+    assert (code, error) == (0, "")
+    assert out.isascii()
+    assert f"Example: kvplan {command}" in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["explain", "load", "paper-sic-limit-cycle"], ["profiles"], ["init"], ["schema"]]
+)
+def test_only_what_a_command_needs_is_imported(arguments: list[str]) -> None:
+    program = (
+        f"import sys; from kvplan.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(result.stderr.split())
+    assert "kvplan.cli" in loaded
+    assert {"rich", "scipy", "numba"} & loaded == set()

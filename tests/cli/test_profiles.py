@@ -1,0 +1,110 @@
+"""`init`, `profiles` and `schema` as commands."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalogue import description, starter
+from kvplan.cli import main
+from kvplan.profile import DEFAULT_PROFILE, load_profile, shipped_profiles
+from kvplan.schema import json_schema
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        return code, *capfd.readouterr()
+
+    return command
+
+
+# ---------------------------------------------------------------------------------------------------- init
+
+
+def test_init_writes_a_profile_that_analyze_reads(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    assert run("init", str(path)) == (0, "", "")
+    assert run("init") == (0, path.read_text("utf-8"), "")
+    code, report, messages = run("analyze", str(path))
+    assert (code, messages) == (0, "")
+    assert report.startswith("My service\n")
+
+
+def test_init_replaces_a_file_only_where_told_to(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("precious")
+    assert run("init", str(path)) == (2, "", f"error: {path}: exists already; --force replaces it\n")
+    assert path.read_text() == "precious"
+    assert run("init", str(path), "--force") == (0, "", "")
+    assert path.read_text("utf-8") == starter()
+
+
+def test_init_says_what_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "no" / "such.toml"):
+        code, out, error = run("init", str(place))
+        assert (code, out) == (2, "")
+        assert error.startswith(f"error: {place}: cannot be written: ")
+
+
+def test_the_starter_names_every_key_of_a_profile() -> None:
+    text = starter()
+    schema = json_schema()
+    for table in (schema, *schema["$defs"].values()):
+        for key in table.get("properties", {}):
+            assert key in text, key
+
+
+# ------------------------------------------------------------------------------------------------ profiles
+
+
+def test_profiles_are_listed_with_a_line_each(run: Run) -> None:
+    code, out, error = run("profiles")
+    assert (code, error) == (0, "")
+    lines = out.splitlines()
+    assert [line.removesuffix(" (default)") for line in lines[::2]] == sorted(shipped_profiles())
+    assert f"{DEFAULT_PROFILE} (default)" in lines
+    for about in lines[1::2]:
+        assert about.startswith("  ")
+        assert len(about.strip()) > 20, "each file begins with a comment that says what the profile is"
+        assert len(about) <= 80, about
+
+
+def test_a_text_that_does_not_begin_with_a_comment_has_no_description() -> None:
+    assert description('schema = 1\n# name = "x"\n') == ""
+
+
+@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+def test_a_printed_profile_is_the_shipped_one(name: str, run: Run, tmp_path: Path) -> None:
+    code, out, error = run("profiles", name)
+    assert (code, error) == (0, "")
+    copy = tmp_path / "mine.toml"
+    copy.write_text(out, encoding="utf-8")
+    with copy.open("rb") as unread:
+        assert load_profile(str(copy), stdin=unread).sha256 == load_profile(name, stdin=unread).sha256
+
+
+def test_an_unknown_profile_is_refused_with_the_nearest(run: Run) -> None:
+    code, out, error = run("profiles", "tool-call-h100")
+    assert (code, out) == (2, "")
+    assert error.endswith("did you mean tool-calls-h100?\n")
+    for odd in ("", "a\x1b[31m", "x" * 10_000):
+        code, _, error = run("profiles", odd)
+        assert code == 2
+        assert error.strip().isprintable()
+        assert len(error) < 600
+
+
+# -------------------------------------------------------------------------------------------------- schema
+
+
+def test_the_schema_is_printed_and_written(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    assert run("schema", "-o", str(path)) == (0, "", "")
+    code, out, error = run("schema")
+    assert (code, error, path.read_text("utf-8")) == (0, "", out)
+    assert json.loads(out) == json_schema()

@@ -1,0 +1,417 @@
+"""Overflow: the law of KV usage against a simulation, exact convolutions and slow sums; laws of the safety buffer."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan.analysis.equilibrium import equilibrium, load
+from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
+from kvplan.analysis.kv_tail import pmf_tail, usage_pmf
+from kvplan.analysis.overflow import SafetyBuffer, TailMethod, flow_control_bound, safety_buffer, usage_scale
+from kvplan.model import FloatArray, Prefill, Replica, RequestClass, ServingModel, Timing
+
+BATCHES = 60
+ITERATIONS_PER_BATCH = 30_000
+FULL = Timing(d0=0.01, d1=2.9e-7, d2=9e-6, d3=8.6e-6)
+
+
+def model_at(work_rate: float, prefill: Prefill = Prefill.FUSED, timing: Timing = FULL) -> ServingModel:
+    """Two classes, one with two lengths, at rates that give a work rate."""
+    classes = (
+        RequestClass("short", 30, (10, 25), (1.0, 2.0), 2.0),
+        RequestClass("long", 70, (50,), (1.0,), 1.0),
+    )
+    model = ServingModel(classes, timing, Replica(10**6, prefill=prefill))
+    return scaled(model, work_rate / load(model).work_rate)
+
+
+def scaled(model: ServingModel, factor: float) -> ServingModel:
+    return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
+
+
+def with_memory(model: ServingModel, memory_tokens: int) -> ServingModel:
+    return replace(model, replica=replace(model.replica, memory_tokens=memory_tokens))
+
+
+def buffer_of(model: ServingModel, delta: float = 0.01, horizon_s: float = 600.0) -> SafetyBuffer:
+    return safety_buffer(model, delta=delta, horizon_s=horizon_s)
+
+
+def mean_of(model: ServingModel) -> float:
+    mean = equilibrium(model).kv_tokens
+    assert mean is not None
+    return mean
+
+
+def simulate(
+    first: Any, stages: Any, prefill: Any, rate: Any, timing: Any, mean: Any, levels: Any, exceeded: Any
+) -> float:
+    """Count iterations in which KV usage exceeds each level, per batch; returns its variance about `mean`.
+
+    Poisson arrivals over an iteration join the next one; its time is d0 + d1·K + d2·P + d3·B. Nothing is evicted.
+    """
+    np.random.seed(1)
+    rows = len(first)
+    longest = stages.max()
+    ring = np.zeros((rows, longest), dtype=np.int64)
+    kv = 0
+    running = 0
+    elapsed = timing[0] * 3  # something to start from
+    squares = 0.0
+    batches, per_batch = exceeded.shape[0] - 1, ITERATIONS_PER_BATCH
+    for t in range(-per_batch, batches * per_batch):  # the first batch warms up
+        prompt = 0
+        kv += running
+        for i in range(rows):
+            slot = (t + per_batch) % stages[i]
+            gone = ring[i, slot]
+            new = np.random.poisson(rate[i] * elapsed)
+            ring[i, slot] = new
+            kv += new * first[i] - gone * (first[i] + stages[i])
+            running += new - gone
+            prompt += new * prefill[i]
+        elapsed = timing[0] + timing[1] * kv + timing[2] * prompt + timing[3] * running
+        if t >= 0:
+            squares += (kv - mean) ** 2
+            for k in range(len(levels)):
+                if kv > levels[k]:
+                    exceeded[t // per_batch, k] += 1
+    return squares / (batches * per_batch)
+
+
+@cache
+def compiled() -> Callable[..., float]:
+    import numba
+
+    return numba.njit(simulate)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("prefill", list(Prefill))
+@pytest.mark.parametrize("work_rate", [0.1, 0.3, 0.55, 0.8])
+def test_the_tail_is_that_of_a_simulation_without_evictions(work_rate: float, prefill: Prefill) -> None:
+    model = model_at(work_rate, prefill)
+    buffer, mean = buffer_of(model), mean_of(model)
+    assert buffer.kv_std_tokens is not None
+    levels = np.floor(mean + np.array([1.0, 2.0, 3.0, 3.7]) * buffer.kv_std_tokens)
+    exceeded = np.zeros((BATCHES + 1, levels.size))
+    timing = np.array([model.timing.d0, model.timing.d1, model.timing.d2, model.timing.d3])
+    mix = model.mix
+    variance = compiled()(
+        mix.first_weight.astype(np.int64),
+        mix.stages,
+        model.prefill_tokens.astype(np.int64),
+        mix.rate_rps,
+        timing,
+        mean,
+        levels,
+        exceeded,
+    )
+    shares = exceeded[:BATCHES] / ITERATIONS_PER_BATCH
+    simulated, error = shares.mean(axis=0), shares.std(axis=0, ddof=1) / math.sqrt(BATCHES)
+    for level, share, margin in zip(levels, simulated, 3.5 * error, strict=True):
+        p = buffer_of(with_memory(model, int(level))).overflow_probability_per_iteration
+        assert p is not None
+        close = p < 1e-3 and share / 1.3 <= p <= 1.3 * share
+        assert close or abs(p - share) <= margin
+    assert buffer.kv_std_tokens == pytest.approx(math.sqrt(variance), rel=0.05)
+
+
+def slow_variance(model: ServingModel) -> float:
+    """Variance of KV usage from the mean effect of one request on all later iterations, stage by stage.
+
+    An extra request of row i at t = 0 begets λ_j v_i(k) requests at t = k + 1, and so on: `response` is what a
+    request per second at t = 0, and its descendants, hold at t. By linearity the variance is that of Poisson
+    immigrants, who each carry their own memory and their descendants': τ* Σ_i λ_i Σ_t (h_i(t) + Σ_k v_i(k) r(t-1-k))².
+    """
+    mix, timing = model.mix, model.timing
+    size = int(60 * mix.stages.max())
+    held = np.zeros((mix.stages.size, size))
+    work = np.zeros_like(held)
+    for i, n in enumerate(mix.stages):
+        weights = mix.first_weight[i] + np.arange(n)
+        held[i, :n] = weights + (model.replica.block_tokens - 1) / 2
+        work[i, :n] = timing.d1 * weights + timing.d3
+        work[i, 0] += timing.d2 * model.prefill_tokens[i]
+    kernel, response = mix.rate_rps @ work, mix.rate_rps @ held
+    for t in range(1, size):
+        past = response[max(0, t - mix.stages.max()) : t][::-1]
+        response[t] += kernel[: past.size] @ past
+    caused = np.array([np.convolve(w[: mix.stages.max()], response)[: size - 1] for w in work])
+    effect = held
+    effect[:, 1:] += caused
+    tau = timing.d0 / (1 - load(model).work_rate)
+    return float(tau * (mix.rate_rps @ (effect**2).sum(axis=1)))
+
+
+lengths = st.integers(1, 40)
+row = st.tuples(
+    st.integers(1, 300), st.lists(lengths, min_size=1, max_size=4, unique=True), st.floats(0.05, 20)
+)
+timings = st.builds(
+    Timing,
+    st.floats(1e-3, 0.1),
+    st.sampled_from([0.0, 1e-7, 1e-6]),
+    st.sampled_from([0.0, 1e-5, 1e-4]),
+    st.sampled_from([0.0, 1e-4]),
+)
+
+
+@st.composite
+def models(draw: st.DrawFn, top: float = 0.9) -> ServingModel:
+    """A few classes of up to four lengths, any convention, Λ up to `top`."""
+    rows = draw(st.lists(row, min_size=1, max_size=3))
+    classes = tuple(
+        RequestClass(str(i), s, tuple(sorted(d)), tuple(float(k + 1) for k in range(len(d))), rate)
+        for i, (s, d, rate) in enumerate(rows)
+    )
+    replica = Replica(2_000, draw(st.sampled_from([1, 16])), draw(st.sampled_from(list(Prefill))))
+    model = ServingModel(classes, draw(timings), replica)
+    work = load(model).work_rate
+    return scaled(model, top / work) if work > top else model
+
+
+@settings(max_examples=60, deadline=None)
+@given(models(top=0.85))
+def test_the_variance_is_that_of_a_slow_sum_over_every_stage(model: ServingModel) -> None:
+    std = buffer_of(model).kv_std_tokens
+    assert std is not None
+    assert std**2 == pytest.approx(slow_variance(model), rel=0.01)
+    assert std >= usage_scale(model).std_without_feedback * 0.999
+
+
+def test_many_classes_and_lengths_keep_the_variance_although_they_are_merged() -> None:
+    random = np.random.default_rng(0)
+    classes = tuple(
+        RequestClass(
+            str(i), int(random.integers(1, 2_000)), tuple(range(1 + i % 7, 120, 5 + i % 11)), (1.0,), 0.1
+        )
+        for i in range(40)
+    )
+    classes = tuple(replace(c, decode_weights=(1.0,) * len(c.decode_tokens)) for c in classes)
+    model = ServingModel(classes, Timing(0.0145, 2.5e-7, 2e-5), Replica(10**6, 16))
+    model = scaled(model, 0.6 / load(model).work_rate)
+    std = buffer_of(model).kv_std_tokens
+    assert std == pytest.approx(math.sqrt(slow_variance(model)), rel=0.005)
+
+
+@settings(max_examples=20, deadline=None)
+@given(models(top=0.85))
+def test_cells_and_groups_change_the_cumulants_little(model: ServingModel) -> None:
+    """Against a grid fine enough that every cell is a single iteration."""
+    scale = usage_scale(model)
+    theta = np.array([-1.0, -0.2, 0.2, 0.5]) / scale.std_without_feedback
+    theta = theta[np.abs(theta) * scale.largest < 2]
+    coarse, exact = (cumulants(cluster_grid(model, fineness), theta) for fineness in (32, 3_000))
+    there = np.isfinite(exact).all(axis=0) & np.isfinite(coarse).all(axis=0)
+    # next to the singularity the cumulants say little more than where it is
+    there &= exact[2] < 4 * scale.std_without_feedback**2 / (1 - load(model).work_rate) ** 2
+    assert coarse[:, there] == pytest.approx(exact[:, there], rel=0.01, abs=1e-9)
+
+
+def direct_pmf(first: FloatArray, stages: Any, per_stage: FloatArray, size: int) -> FloatArray:
+    """Compound Poisson by convolving the Poisson counts of each row and stage."""
+    pmf = np.zeros(size)
+    pmf[0] = 1.0
+    for a, n, mean in zip(first.astype(int), stages, per_stage, strict=True):
+        for weight in range(a, a + n):
+            one = np.zeros(size)
+            for count in range((size - 1) // weight + 1):
+                one[count * weight] = math.exp(-mean) * mean**count / math.factorial(count)
+            pmf = np.convolve(pmf, one)[:size]
+    return pmf
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(1, 5), st.floats(0.01, 1.5)), min_size=1, max_size=3)
+)
+def test_the_exact_pmf_is_the_direct_convolution(rows: list[tuple[int, int, float]]) -> None:
+    first, stages, per_stage = (np.array(column) for column in zip(*rows, strict=True))
+    pmf = usage_pmf(first.astype(float), stages, per_stage)
+    assert pmf is not None
+    assert pmf.step == 1.0
+    expected = direct_pmf(first, stages, per_stage, 60)
+    size = min(60, pmf.probability.size)
+    assert pmf.probability[:size] == pytest.approx(expected[:size], abs=1e-14)
+    for memory in (0, 3, 17):
+        tail = pmf_tail(pmf, memory + 0.5, 0.1)
+        assert math.exp(tail.log_probability) == pytest.approx(1 - expected[: memory + 1].sum(), abs=1e-12)
+
+
+def test_a_coarser_lattice_keeps_the_tail() -> None:
+    first, stages, per_stage = np.array([1155.0, 300.0]), np.array([211, 40]), np.array([0.15, 0.4])
+    fine, coarse = (usage_pmf(first, stages, per_stage, max_points=n) for n in (1 << 20, 1 << 13))
+    assert fine is not None
+    assert coarse is not None
+    assert fine.step == 1.0
+    assert coarse.step > 8
+    for level in (30_000.5, 60_000.5, 80_000.5):
+        exact, rough = (pmf_tail(p, level, 0.5).log_probability for p in (fine, coarse))
+        assert rough == pytest.approx(exact, abs=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(models(), st.integers(0, 10**5), st.integers(0, 10**5))
+def test_the_risk_falls_with_memory(model: ServingModel, spare: int, more: int) -> None:
+    memory = math.ceil(usage_scale(model).largest) + spare
+    small, large = (
+        buffer_of(with_memory(model, m)).overflow_probability_per_iteration for m in (memory, memory + more)
+    )
+    assert small is not None
+    assert large is not None
+    assert 0 <= large <= small * (1 + 1e-6) <= 1 + 1e-6
+
+
+@settings(max_examples=25, deadline=None)
+@given(models(), st.floats(1e-12, 1.0), st.floats(1e-9, 1.0), st.floats(1e-3, 1e6), st.floats(1.0, 1e4))
+def test_the_memory_required_falls_with_delta_and_rises_with_the_horizon(
+    model: ServingModel, delta: float, share: float, horizon_s: float, longer: float
+) -> None:
+    base = buffer_of(model, delta, horizon_s).required_kv_tokens
+    stricter = buffer_of(model, delta * share, horizon_s).required_kv_tokens
+    patient = buffer_of(model, delta, horizon_s * longer).required_kv_tokens
+    assert base is not None
+    assert stricter is not None
+    assert patient is not None
+    assert stricter >= base * (1 - 1e-4) - 1
+    assert patient >= base * (1 - 1e-4) - 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(models(), st.floats(1e-9, 0.5))
+def test_the_memory_required_is_the_smallest_that_keeps_the_risk(model: ServingModel, delta: float) -> None:
+    required = buffer_of(model, delta).required_kv_tokens
+    assert required is not None
+    risk = buffer_of(with_memory(model, max(1, required)), delta).overflow_probability_horizon
+    assert risk is not None
+    assert risk <= delta * 1.02
+    if required > 2:
+        less = math.floor(0.98 * required) - 1
+        riskier = buffer_of(with_memory(model, max(1, less)), delta).overflow_probability_horizon
+        assert riskier is not None
+        assert riskier > delta * 0.98
+
+
+def check_sane(buffer: SafetyBuffer) -> None:
+    values = dataclasses.asdict(buffer)
+    assert all(math.isfinite(v) for v in values.values() if isinstance(v, (int, float)))
+    p, horizon = buffer.overflow_probability_per_iteration, buffer.overflow_probability_horizon
+    assert p is not None
+    assert horizon is not None
+    assert 0 <= p <= horizon <= 1
+    assert buffer.required_kv_tokens is not None
+    assert buffer.required_kv_tokens >= 0
+
+
+CHAT = ServingModel(
+    (RequestClass("chat", 1155, (211,), (1.0,), 1.5),), Timing(0.0145, 2.5e-7, 8e-5), Replica(41_408, 16)
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(
+            pytest.param(scaled(CHAT, f / load(CHAT).work_rate), id=f"work rate {f}")
+            for f in (1 - 1e-3, 1 - 1e-12)
+        ),
+        *(pytest.param(scaled(CHAT, f), id=f"rate {f}") for f in (1e-300, 1e-8, 1e-2, 3.0)),
+        *(pytest.param(with_memory(CHAT, m), id=f"memory {m}") for m in (1_400, 7_000, 10**9, 10**15)),
+        pytest.param(replace(CHAT, timing=Timing(0.0145)), id="no feedback"),
+        pytest.param(replace(CHAT, timing=Timing(0.0145, d2=1e-4)), id="prefill alone"),
+        pytest.param(replace(CHAT, timing=Timing(0.0145, d3=1e-4)), id="sequences alone"),
+        pytest.param(
+            replace(CHAT, classes=(RequestClass("long", 1_000, (1, 100_000), (1.0, 1.0), 1e-4),)),
+            id="1e5 tokens",
+        ),
+        pytest.param(
+            ServingModel(
+                (RequestClass("huge", 10**8, (100,), (1.0,), 1e-4),), Timing(0.01, 1e-9), Replica(10**9)
+            ),
+            id="prompts of 1e8",
+        ),
+        pytest.param(
+            ServingModel((RequestClass("one", 0, (1,), (1.0,), 30.0),), Timing(0.1), Replica(5)),
+            id="one token",
+        ),
+    ],
+)
+@pytest.mark.parametrize(("delta", "horizon_s"), [(5e-324, 3600.0), (0.01, 1e-6), (1.0, 1e-6), (1.0, 1e9)])
+def test_extreme_models_give_numbers(model: ServingModel, delta: float, horizon_s: float) -> None:
+    check_sane(safety_buffer(model, delta=delta, horizon_s=horizon_s))
+
+
+def test_nothing_exists_where_no_equilibrium_does() -> None:
+    overloaded = scaled(CHAT, 1.0 / load(CHAT).work_rate * 1.001)
+    assert set(dataclasses.astuple(buffer_of(overloaded))) == {None}
+
+
+def test_a_mean_beyond_memory_overflows_almost_surely() -> None:
+    buffer = buffer_of(with_memory(model_at(0.8), 20_000))
+    assert buffer.overflow_probability_per_iteration == pytest.approx(1.0, abs=1e-9)
+    assert buffer.watermark_fraction is not None
+    assert buffer.watermark_fraction > 1
+    assert buffer.theorem_bound is None
+    assert buffer.theorem_bound_is_vacuous
+
+
+def test_without_feedback_the_saddlepoint_agrees_with_the_exact_pmf() -> None:
+    model = replace(model_at(0.5), timing=Timing(0.02))
+    for sigmas in (0.5, 2.0, 4.0, 6.0):
+        scale = usage_scale(model)
+        buffer = buffer_of(with_memory(model, round(scale.mean + sigmas * scale.std_without_feedback)))
+        assert buffer.kv_std_tokens == pytest.approx(scale.std_without_feedback, rel=1e-3)
+        assert buffer.saddlepoint_probability == pytest.approx(buffer.exact_pmf_probability, rel=0.02)
+
+
+def test_a_handful_of_requests_is_lumpy_and_the_larger_tail_is_reported() -> None:
+    """Half a request on average, 100 tokens for a single iteration: P(KV > 250) = P(Poisson(½) > 2)."""
+    lone = RequestClass("lone", 99, (1,), (1.0,), 1.0)
+    buffer = buffer_of(ServingModel((lone,), Timing(0.5), Replica(250)))
+    exact = 1 - math.exp(-0.5) * (1 + 0.5 + 0.125)
+    assert buffer.exact_pmf_probability == pytest.approx(exact, rel=1e-3)
+    assert buffer.overflow_probability_per_iteration == max(
+        buffer.exact_pmf_probability or 0.0, buffer.saddlepoint_probability or 0.0
+    )
+    assert (buffer.larger_tail is TailMethod.EXACT_PMF) == (
+        (buffer.exact_pmf_probability or 0.0) > (buffer.saddlepoint_probability or 0.0)
+    )
+
+
+def test_horizons_below_an_iteration_count_as_one() -> None:
+    model = with_memory(model_at(0.5), 25_000)
+    short = buffer_of(model, horizon_s=1e-9)
+    assert short.overflow_probability_horizon == short.overflow_probability_per_iteration
+
+
+@given(st.floats(1, 1e6), st.floats(1, 1e6), st.floats(0, 1), st.integers(1, 100), st.integers(1, 10_000))
+def test_the_theorem_never_says_more_than_the_number_of_iterations(
+    iterations: float, memory: float, fill: float, budget: int, longest: int
+) -> None:
+    bound = flow_control_bound(
+        iterations=iterations,
+        memory_tokens=memory,
+        mean_tokens=fill * memory,
+        largest_budget=budget,
+        longest=longest,
+    )
+    assert (bound is None) == (memory - fill * memory <= 0)
+    assert bound is None or 0 <= bound <= iterations
+
+
+def test_class_budgets_enter_the_theorem_together() -> None:
+    """FC's example: b = (4, 4, 4) for (10, 20), (10, 40), (10, 60) holds 16240 tokens on average."""
+    classes = tuple(RequestClass(str(d), 10, (d,), (1.0,), 5 / 3) for d in (20, 40, 60))
+    model = ServingModel(classes, Timing(1.0), Replica(16_492, prefill=Prefill.DISAGGREGATED))
+    buffer = safety_buffer(model, delta=0.01, horizon_s=1000, budgets=(4, 4, 4))
+    exponent = (16_492 - 16_240) ** 2 / (2 * (12**2 + 12) * 60**3)
+    assert buffer.theorem_bound == pytest.approx(1000 * math.exp(-exponent))
+    assert buffer.theorem_bound_is_vacuous

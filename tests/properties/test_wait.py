@@ -1,0 +1,260 @@
+"""Laws of the WAIT thresholds, checked on exactly representable numbers, and the queues against simulation."""
+
+import dataclasses
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from kvplan.analysis import wait as wait_module
+from kvplan.analysis.equilibrium import iteration_time, load, sustainable_rates
+from kvplan.analysis.wait import GUARD, mean_wait, queue_at_start, smallest_thresholds, wait
+from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+
+
+def finite(result: Any) -> bool:
+    """Whether every number in a tree of results is finite."""
+    if dataclasses.is_dataclass(result):
+        return all(finite(getattr(result, field.name)) for field in dataclasses.fields(result))
+    if isinstance(result, tuple):
+        return all(map(finite, result))
+    return not isinstance(result, float) or math.isfinite(result)
+
+
+def one_class(rate: float, decode: int = 10, d0: float = 0.01, **timing: float) -> ServingModel:
+    request = RequestClass("a", 10, (decode,), (1.0,), rate)
+    return ServingModel((request,), Timing(d0, **timing), Replica(20_000, prefill=Prefill.INLINE))
+
+
+dyadic_system = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 40)), min_size=1, max_size=3).flatmap(
+    lambda rows: st.integers(1, 32).map(lambda d0: (rows, d0))
+)
+
+
+def exact(rows: list[tuple[int, int]], d0: int) -> tuple[list[Fraction], list[Fraction], Fraction]:
+    """Rates in sixteenths, work in 1024ths and d0 in 64ths: floats hold them and their products exactly."""
+    return [Fraction(r, 16) for r, _ in rows], [Fraction(c, 1024) for _, c in rows], Fraction(d0, 64)
+
+
+def keeps_up(n: tuple[int, ...], rate: list[Fraction], work: list[Fraction], d0: Fraction) -> bool:
+    time = d0 + sum(k * c for k, c in zip(n, work, strict=True))
+    return all(r * time < k for k, r in zip(n, rate, strict=True))
+
+
+@given(dyadic_system)
+def test_smallest_thresholds_keep_up_and_nothing_below_them_does(system: tuple[Any, int]) -> None:
+    rate, work, d0 = exact(*system)
+    found = smallest_thresholds(np.array(rate, float), np.array(work, float), float(d0))
+    assert found is not None
+    assert found[1]
+    n = tuple(int(k) for k in found[0])
+    assert keeps_up(n, rate, work, d0)
+    if math.prod(n) <= 5_000:
+        below = itertools.product(*(range(1, k + 1) for k in n))
+        assert [m for m in below if keeps_up(m, rate, work, d0)] == [n]
+
+
+@given(dyadic_system)
+def test_the_accelerated_search_ends_where_plain_iteration_does(system: tuple[Any, int]) -> None:
+    rate, work, d0 = exact(*system)
+    n = [0] * len(rate)
+    while True:
+        time = d0 + sum(k * c for k, c in zip(n, work, strict=True))
+        after = [math.floor(r * time) + 1 for r in rate]
+        if after == n:
+            break
+        n = after
+    found = smallest_thresholds(np.array(rate, float), np.array(work, float), float(d0))
+    assert found is not None
+    assert found[0].tolist() == n
+
+
+@pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5, 1e-8, 1e-11])
+@pytest.mark.parametrize("classes", [1, 2, 7, 40])
+def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    rate = rng.uniform(0.1, 1000.0, classes)
+    work = rng.dirichlet(np.ones(classes)) * (1 - gap) / rate
+    found = smallest_thresholds(rate, work, 0.01)
+    assert found is not None
+    n = tuple(int(k) for k in found[0])
+    assert keeps_up(n, [Fraction(r) for r in rate], [Fraction(c) for c in work], Fraction(0.01))
+
+
+def test_without_the_accelerated_search_a_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate, work = np.array([300.0, 170.0]), np.array([0.0025, 0.0014])
+    least = smallest_thresholds(rate, work, 0.01)
+    monkeypatch.setattr(wait_module, "_MAX_STEPS", 1)
+    crossing = smallest_thresholds(rate, work, 0.01)
+    assert least is not None
+    assert crossing is not None
+    assert (least[1], crossing[1]) == (True, False)
+    assert (crossing[0] >= least[0]).all()
+    assert (rate * (0.01 + crossing[0] @ work) < crossing[0]).all()
+
+
+@given(st.integers(2, 60))
+def test_a_demand_of_a_whole_number_needs_one_more(whole: int) -> None:
+    """λΔT = n exactly is not enough, and rounding must not let it pass."""
+    rate = whole / 0.3
+    found = smallest_thresholds(np.array([rate]), np.array([0.0]), 0.3)
+    assert found is not None
+    assert found[0].tolist() == [whole + 1]
+
+
+models = st.builds(
+    lambda *parts: _model(*parts),
+    st.lists(
+        st.tuples(st.integers(1, 500), st.lists(st.integers(1, 300), min_size=1, max_size=4, unique=True),
+                  st.floats(0.01, 500)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(Prefill),
+    st.floats(0.01, 1.3),
+    st.integers(1_000, 10**9),
+    st.sampled_from([1, 16]),
+)  # fmt: skip
+
+
+def _model(
+    rows: list[tuple[int, list[int], float]], prefill: Prefill, work_rate: float, memory: int, block: int
+) -> ServingModel:
+    """A model of the given work rate, a third each from d1, d2 and d3."""
+    classes = tuple(
+        RequestClass(f"{i}", s, tuple(sorted(d)), (1.0,) * len(d), rate)
+        for i, (s, d, rate) in enumerate(rows)
+    )
+    replica = Replica(memory, block_tokens=block, prefill=prefill)
+    mix = ServingModel(classes, Timing(0.01), replica).mix
+    parts = [mix.rate_rps @ x for x in (mix.footprint, mix.input_tokens, mix.stages)]
+    return ServingModel(classes, Timing(0.01, *(work_rate / 3 / float(x) for x in parts)), replica)
+
+
+@settings(deadline=None)
+@given(models)
+def test_results_are_finite_and_thresholds_keep_up_and_fit(model: ServingModel) -> None:
+    assume(abs(load(model).work_rate - 1) > 1e-11)  # nearer than that, rounding decides
+    result = wait(model)
+    assert finite(result)
+    assert result.feasible == (iteration_time(model) is not None)
+    if not result.feasible:
+        assert (result.thresholds, result.max_thresholds, result.kv_tokens) == (None, None, None)
+        return
+    assert result.thresholds is not None
+    assert result.kv_tokens is not None
+    assert result.iteration_time_s is not None
+    tau = iteration_time(model)
+    assert tau is not None
+    assert result.iteration_time_s > tau * (1 - 1e-9)
+    for row, c in zip(result.classes, model.classes, strict=True):
+        assert row.threshold is not None
+        assert row.latency_s is not None
+        assert row.mean_wait_bound_s is not None
+        assert c.rate_rps * result.iteration_time_s < row.threshold
+        assert row.latency_s >= row.mean_wait_bound_s + result.iteration_time_s
+    assert (result.max_thresholds is not None) == result.fits
+    if result.max_thresholds is not None:
+        means = wait_module.class_means(model)
+        largest = np.array(result.max_thresholds)
+        assert (largest >= np.array(result.thresholds)).all()
+        assert largest @ means.held <= model.replica.memory_tokens
+        time = model.timing.d0 + largest @ means.work_s
+        assert (means.rate_rps * time < largest).all()
+        if largest @ means.held > 3 * result.kv_tokens:  # one more of whatever comes next no longer fits
+            following = np.floor(means.rate_rps * ((largest / means.rate_rps).min() * GUARD)) + 1
+            assert following @ means.held > model.replica.memory_tokens
+
+
+@settings(deadline=None)
+@given(models)
+def test_the_dial_runs_from_what_is_offered_to_what_memory_sustains(model: ServingModel) -> None:
+    rows = wait(model).dial
+    if rows:
+        limits = sustainable_rates(model)
+        memory = limits.get("kv_memory", limits.get("compute"))
+        assert rows[0].throughput_rps == pytest.approx(model.total_rate_rps)
+        assert rows[-1].throughput_rps == pytest.approx(memory)
+        assert rows[-1].kv_tokens == pytest.approx(model.replica.memory_tokens)
+        for key in ("throughput_rps", "latency_s", "kv_tokens", "iteration_time_s"):
+            values = [getattr(row, key) for row in rows]
+            assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(values))
+
+
+def test_an_overload_has_no_thresholds() -> None:
+    result = wait(one_class(1000.0, d1=1.0))
+    assert (result.feasible, result.fits, result.thresholds, result.dial) == (False, False, None, ())
+
+
+def test_the_longest_requests_and_the_largest_memories_are_fine() -> None:
+    long = wait(dataclasses.replace(one_class(0.5, decode=100_000), replica=Replica(10**9)))
+    assert finite(long)
+    assert long.thresholds == (1,)  # half a request a second, an iteration of 10 ms
+    assert long.kv_tokens == 10 * 10**5 + 10**5 * (10**5 + 1) / 2  # five times that memory
+    assert (long.fits, long.max_thresholds) == (False, None)
+    short = wait(dataclasses.replace(one_class(0.5), replica=Replica(10**9)))
+    assert short.max_thresholds == (10**9 // 155,)
+
+
+def stationary_queue(arrivals: float, threshold: int) -> float:
+    """Mean of W at the start of an iteration, from the transition matrix cut off far out."""
+    size = 60 * threshold + 200
+    pmf = np.exp([-arrivals + k * math.log(arrivals) - math.lgamma(k + 1) for k in range(size)])
+    law = np.zeros(size)
+    law[0] = 1.0  # the excess over the threshold
+    for _ in range(4_000):
+        sums = np.convolve(law, pmf)[: size + threshold]
+        law = sums[threshold : threshold + size].copy()
+        law = np.pad(law, (0, size - law.size))
+        law[0] += sums[:threshold].sum()
+    return threshold + float(law @ np.arange(size))
+
+
+@pytest.mark.parametrize(("arrivals", "threshold"), [(0.5, 1), (0.9, 1), (2.2, 3), (3.9, 5), (8.0, 10)])
+def test_the_queue_of_one_class_is_that_of_its_markov_chain(arrivals: float, threshold: int) -> None:
+    found = queue_at_start(arrivals, threshold, alone=True)
+    assert found == pytest.approx(stationary_queue(arrivals, threshold), rel=1e-6)
+    assert found <= threshold + arrivals / (2 * (threshold - arrivals))
+
+
+def simulated_waits(
+    rates: tuple[float, ...], thresholds: tuple[int, ...], d0: float, each: tuple[float, ...], seed: int
+) -> tuple[float, float]:
+    """Mean wait of the first class and its standard error (32 batches), from arrivals and the rule itself.
+
+    A class takes part when its threshold is waiting; an iteration lasts d0 plus what each taking part adds.
+    """
+    rng = np.random.default_rng(seed)
+    arrivals = [np.cumsum(rng.exponential(1 / r, 60_000)) for r in rates]
+    taken = [0] * len(rates)
+    waits: list[float] = []
+    now = 0.0
+    while all(t + n < a.size for t, n, a in zip(taken, thresholds, arrivals, strict=True)):
+        ready = [a[t + n - 1] for t, n, a in zip(taken, thresholds, arrivals, strict=True)]
+        now = max(now, min(ready))
+        aboard = [i for i, r in enumerate(ready) if r <= now]
+        if 0 in aboard:
+            waits.extend(now - arrivals[0][taken[0] : taken[0] + thresholds[0]])
+        for i in aboard:
+            taken[i] += thresholds[i]
+        now += d0 + sum(each[i] for i in aboard)
+    batches = [float(part.mean()) for part in np.array_split(np.array(waits), 32)]
+    return float(np.mean(batches)), float(np.std(batches) / math.sqrt(31))
+
+
+@pytest.mark.parametrize(("rate", "threshold"), [(0.7, 1), (2.4, 3), (5.0, 8)])
+def test_the_wait_of_one_class_is_what_it_takes_in_simulation(rate: float, threshold: int) -> None:
+    found, error = simulated_waits((rate,), (threshold,), 1.0, (0.0,), seed=threshold)
+    assert abs(found - mean_wait(rate, 1.0, threshold, alone=True)) < 4.5 * error
+
+
+@pytest.mark.parametrize("rates", [(2.0, 2.0), (2.6, 0.4), (0.5, 2.5)])
+def test_the_wait_of_several_classes_is_within_its_bound(rates: tuple[float, float]) -> None:
+    thresholds, each = (3, 3), (0.4, 0.4)
+    found, error = simulated_waits(rates, thresholds, 0.2, each, seed=7)
+    assert found - 4.5 * error < mean_wait(rates[0], 1.0, 3, alone=False)

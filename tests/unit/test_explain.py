@@ -1,0 +1,404 @@
+"""Every key of the report is explained, and the arithmetic that is printed gives the number that is printed."""
+
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from kvplan import explain as explaining
+from kvplan.analysis.worst_cycle import CycleKind
+from kvplan.errors import UsageError
+from kvplan.explain import Explained, Found, Inputs, Summary, explain, find, gather, summarise
+from kvplan.explanations import ABSENT_BLOCKS, BLOCKS, ENTRY_SYMBOLS, EXPLANATIONS, SYMBOLS
+from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.profile import load_profile, shipped_profiles
+from kvplan.render import explanation
+from kvplan.report import Status, analyze, to_document
+
+# The keys of the contract, written out here once more.
+_CONTRACT = """
+schema_version kvplan_version profile.name profile.sha256
+verdict.status verdict.binding verdict.summary
+load.offered_rps load.work_rate load.load_factor_max load.headroom load.sustainable_rps
+load.sustainable_decode_tokens_per_s
+load.sensitivity.memory_tokens load.sensitivity.d0 load.sensitivity.d1
+equilibrium.kv_tokens equilibrium.kv_utilization equilibrium.iteration_time_s equilibrium.requests_in_flight
+equilibrium.decode_tokens_per_s equilibrium.prompt_iterations_per_s
+equilibrium.classes[].name equilibrium.classes[].per_stage equilibrium.classes[].in_flight
+saturation.admissions_per_iteration saturation.iteration_time_s saturation.throughput_rps
+worst_cycle.kind worst_cycle.throughput_per_iteration worst_cycle.throughput_rps worst_cycle.loss
+worst_cycle.evictions_per_iteration worst_cycle.period worst_cycle.danger_zone_rps
+worst_cycle.classes[].name worst_cycle.classes[].kind worst_cycle.classes[].throughput_per_iteration
+worst_cycle.classes[].throughput_rps worst_cycle.classes[].loss worst_cycle.classes[].evictions_per_iteration
+worst_cycle.classes[].period
+stability.gcd stability.spectral_radius stability.unstable_modes stability.stable stability.certified
+stability.recovery_iterations stability.min_stable_input_tokens.exact stability.min_stable_input_tokens.asymptotic
+stability.advice
+rate_cap.per_iteration rate_cap.per_second rate_cap.classes[].name rate_cap.classes[].per_iteration
+rate_cap.classes[].integer_budget rate_cap.engine_max_num_seqs
+wait.feasible wait.thresholds[] wait.iteration_time_s wait.kv_tokens wait.fits
+wait.classes[].name wait.classes[].threshold wait.classes[].mean_wait_bound_s wait.classes[].latency_s
+wait.max_thresholds[]
+nested_wait.feasible nested_wait.segments[].upto_decode nested_wait.segments[].rate_rps
+nested_wait.segments[].continue_probability nested_wait.segments[].threshold nested_wait.segments[].theta
+nested_wait.segments[].queue_bound nested_wait.base_kv_tokens nested_wait.boundary_kv_tokens
+nested_wait.high_probability_kv_tokens nested_wait.required_kv_tokens nested_wait.fits
+safety_buffer.kv_std_tokens safety_buffer.overflow_probability_per_iteration
+safety_buffer.overflow_probability_horizon safety_buffer.required_kv_tokens safety_buffer.watermark_fraction
+safety_buffer.theorem_bound
+simulation sources notes[]
+"""
+CONTRACT = _CONTRACT.split()
+
+Case = tuple[dict[str, Any], Inputs]
+
+
+def case(model: ServingModel, plan: Plan) -> Case:
+    report = analyze(model, name="n", sha256="5e6f", plan=plan)
+    return to_document(report), gather(model, plan, report)
+
+
+@cache
+def shipped(name: str) -> Case:
+    profile = load_profile(name, stdin=io.BytesIO())
+    return case(profile.model, profile.plan)
+
+
+def one(name: str, s: int, decode: dict[int, float], rate: float) -> RequestClass:
+    return RequestClass(name, s, tuple(decode), tuple(decode.values()), rate)
+
+
+SLOTS = Timing(1.0, 1e-4, 1e-4, 1e-3)
+MODELS = {
+    "pulse": ServingModel(
+        (one("a", 40, {20: 1.0}, 0.3), one("b", 60, {40: 1.0}, 0.2)),
+        SLOTS,
+        Replica(40_000, 16, Prefill.DISAGGREGATED, max_num_seqs=3000),
+    ),
+    "inline": ServingModel(
+        (one("a", 40, {19: 1.0}, 0.5), one("b", 60, {20: 2.0, 40: 1.0}, 0.3)),
+        SLOTS,
+        Replica(6_000, 1, Prefill.INLINE, max_num_batched_tokens=2000),
+    ),
+    "few sequences": ServingModel((one("a", 40, {20: 1.0}, 0.3),), SLOTS, Replica(20_000, max_num_seqs=10)),
+    "few tokens": ServingModel(
+        (one("a", 40, {20: 1.0}, 0.3),), SLOTS, Replica(20_000, max_num_batched_tokens=60)
+    ),
+    "overloaded": ServingModel((one("a", 40, {20: 1.0}, 1000.0),), SLOTS, Replica(2_000)),
+    "stable pair": ServingModel(
+        (one("a", 9, {2: 1.0}, 1.0), one("b", 9, {3: 1.0}, 1.0)), SLOTS, Replica(1_000)
+    ),
+}
+
+
+@cache
+def made(name: str) -> Case:
+    return case(MODELS[name], Plan(0.05, 1000.0, None))
+
+
+EVERY = [*((shipped, name) for name in sorted(shipped_profiles())), *((made, name) for name in MODELS)]
+CASES = [pytest.param(make, name, id=name) for make, name in EVERY]
+
+
+def paths(value: Any, path: str = "") -> Iterator[str]:
+    """Keys of a document as the contract writes them."""
+    if path == "sources" or (path == "worst_cycle.danger_zone_rps" and value):
+        yield path
+    elif isinstance(value, dict):
+        for key, below in value.items():
+            yield from paths(below, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for below in value:
+            yield from paths(below, f"{path}[]")
+    else:
+        yield path
+
+
+# --------------------------------------------------------------------------------------------- every key
+
+
+def test_the_table_has_the_keys_of_the_contract_and_no_others() -> None:
+    assert sorted(e.key for e in EXPLANATIONS) == sorted(CONTRACT)
+    assert {re.split(r"[.\[]", key)[0] for key in CONTRACT} == set(BLOCKS)
+
+
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_every_key_of_a_report_is_explained(make: Any, name: str) -> None:
+    document, _ = make(name)
+    nulls = {e.key.removesuffix("[]") for e in EXPLANATIONS} | {k for k in BLOCKS if document[k] is None}
+    for path in paths(document):
+        assert path in {*CONTRACT, *nulls}, path
+
+
+@pytest.mark.parametrize("about", EXPLANATIONS, ids=lambda about: about.key)
+def test_an_explanation_is_complete(about: Any) -> None:
+    assert about.meaning.endswith(".")
+    assert "  " not in about.meaning
+    computed = about.key.split(".")[0] not in ("schema_version", "kvplan_version", "profile", "sources")
+    if computed and about.formula:
+        assert re.search(r"SIC|WAIT|FC|new|the profile", about.source), about.key
+    assert isinstance(about.here, Mapping) == bool(about.case)
+
+
+def test_templates_name_only_what_there_is_and_every_symbol_is_used() -> None:
+    names = set()
+    for about in EXPLANATIONS:
+        for template in about.here.values() if isinstance(about.here, Mapping) else [about.here or ""]:
+            assert "{}" not in template
+            names |= set(re.findall(r"\{([^}:]+)", template))
+    keys = {e.key for e in EXPLANATIONS}
+    entries = {key.partition("[].")[2] for key in keys if "[]." in key}
+    for name in names:
+        if name[0] == "@":
+            assert name[1:] in ENTRY_SYMBOLS
+        elif name[0] in ".<":
+            assert name.lstrip("<.") in entries
+        else:
+            assert name in (keys if "." in name else SYMBOLS)
+    assert set(SYMBOLS) <= names
+    assert {f"@{name}" for name in ENTRY_SYMBOLS} <= names
+
+
+def test_every_case_has_its_formula() -> None:
+    known = {e.key: set(e.here) for e in EXPLANATIONS if isinstance(e.here, Mapping)}
+    assert known["verdict.status"] == set(Status)
+    assert known["load.load_factor_max"] == {"kv_memory", "compute", "max_num_seqs", "max_num_batched_tokens"}
+    for key in ("throughput_per_iteration", "throughput_rps", "evictions_per_iteration", "period"):
+        assert known[f"worst_cycle.{key}"] == set(CycleKind)
+
+
+# -------------------------------------------------------------------------------------------- arithmetic
+
+
+def evaluated(text: str) -> float | None:
+    """The number that a printed calculation gives; None where it is no calculation."""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    for sign, code in {
+        "·": "*",
+        "−": "-",
+        "²": "**2",
+        "³": "**3",
+        "⌊": "floor(",
+        "⌋": ")",
+        "π": "pi",
+    }.items():
+        text = text.replace(sign, code)
+    words = set(re.findall(r"[^\W\d]\w*", re.sub(r"\d[\d.]*e[+-]?\d+", "", text)))
+    if not words <= {"floor", "pi", "ln", "exp", "gcd", "min", "max"} or re.search("[…≤<>;=]", text):
+        return None
+    names = {
+        "floor": math.floor,
+        "pi": math.pi,
+        "ln": math.log,
+        "exp": math.exp,
+        "gcd": math.gcd,
+        "min": min,
+        "max": max,
+    }
+    result = eval(text, {"__builtins__": {}}, names)
+    return result if isinstance(result, float | int) else None
+
+
+def calculations(document: dict[str, Any], inputs: Inputs) -> Iterator[tuple[str, float, float]]:
+    """Key, number and what the calculation beside it gives, wherever there is one."""
+    for about in EXPLANATIONS:
+        places = explaining._places(about, document, inputs)
+        for place in places:
+            result = evaluated(place.here) if place.here else None
+            if result is not None:
+                yield about.key, float(place.value), result
+
+
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_what_is_substituted_gives_the_value(make: Any, name: str) -> None:
+    found = list(calculations(*make(name)))
+    assert len({key for key, _, _ in found}) >= 15
+    for key, value, result in found:
+        assert result == pytest.approx(value, rel=3e-5, abs=1e-7), key
+
+
+def test_nearly_every_number_has_a_calculation_somewhere() -> None:
+    calculated = {key for make, name in EVERY for key, _, _ in calculations(*make(name))}
+    numbers = {
+        key
+        for key in CONTRACT
+        if key.startswith(
+            ("load.", "equilibrium.", "saturation.", "worst_cycle.", "rate_cap.", "wait.", "nested")
+        )
+    }
+    without = {
+        *(key for key in CONTRACT if key.endswith((".name", ".kind", ".feasible", ".fits"))),
+        "worst_cycle.danger_zone_rps",
+        "worst_cycle.classes[].period",
+        "rate_cap.classes[].integer_budget",
+        "wait.max_thresholds[]",
+        "nested_wait.segments[].upto_decode",
+        "nested_wait.segments[].rate_rps",
+        "nested_wait.segments[].threshold",
+    }
+    assert numbers - without - calculated == set()
+    assert {"stability.gcd", "stability.recovery_iterations"} <= calculated
+    assert "stability.min_stable_input_tokens.asymptotic" in calculated
+
+
+def test_the_safety_buffer_is_calculated_from_its_fields() -> None:
+    document, inputs = made("pulse")
+    tau, held = document["equilibrium"]["iteration_time_s"], document["equilibrium"]["kv_tokens"]
+    block = {
+        "kv_std_tokens": 500.0,
+        "overflow_probability_per_iteration": 1e-9,
+        "overflow_probability_horizon": 1e-9 * 1000.0 / tau,
+        "required_kv_tokens": held + 3000,
+        "watermark_fraction": 3000 / 40_000,
+        "theorem_bound": None,
+    }
+    found = {key: pair for key, *pair in calculations({**document, "safety_buffer": block}, inputs)}
+    for key in ("overflow_probability_horizon", "watermark_fraction"):
+        value, result = found[f"safety_buffer.{key}"]
+        assert result == pytest.approx(value, rel=1e-4), key
+
+
+def test_conditions_show_both_sides() -> None:
+    document, inputs = shipped("paper-fc-budgets")
+    (row, *_) = explain(find("rate_cap.classes[].integer_budget"), document, inputs).rows
+    assert re.fullmatch(r"λ_i·τ\* = 1\.66667 < 4", row.here)
+
+
+# ------------------------------------------------------------------------------------------------- pages
+
+
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_every_page_is_readable(make: Any, name: str) -> None:
+    for about in EXPLANATIONS:
+        page = explain(find(about.key), *make(name))
+        text, markdown = explanation.text(page), explanation.markdown(page)
+        assert text.startswith(f"{about.key}\n\n")
+        assert max(map(len, text.splitlines())) <= 80
+        for rendered in (text, markdown):
+            assert not re.search(r"[{}⟨⟩]|\bNone\b(?! needed)|\bnan\b|\binf\b", rendered), rendered
+        values = [row.value for row in page.rows]
+        null = any(value.split()[0] == "null" for value in values)
+        assert (null or not values) == bool(page.absent), about.key
+        if page.absent:
+            assert page.absent in " ".join(text.split())
+
+
+@pytest.mark.parametrize("block", ["wait", "nested_wait", "safety_buffer", "simulation"])
+def test_a_block_that_is_null_says_why(block: str) -> None:
+    document, inputs = made("pulse")
+    without = {**document, block: None}
+    for about in EXPLANATIONS:
+        if re.match(rf"{block}\b", about.key):
+            page = explain(find(about.key), without, inputs)
+            assert page.absent == ABSENT_BLOCKS.get(block, ABSENT_BLOCKS[""])
+            assert all(row.here == "" for row in page.rows)
+
+
+def test_an_overloaded_profile_says_why_there_is_no_equilibrium() -> None:
+    page = explain(find("equilibrium.kv_tokens"), *made("overloaded"))
+    assert page.rows[0].value == "null"
+    assert page.absent.startswith("Λ >= 1")
+
+
+def test_many_classes_are_cut() -> None:
+    classes = tuple(one(f"c{i}", 10, {20: 1.0}, 0.01) for i in range(30))
+    document, inputs = case(ServingModel(classes, SLOTS, Replica(20_000)), Plan())
+    page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
+    assert (len(page.rows), page.cut.split()[1]) == (20, "10")
+    assert explain(find("wait.kv_tokens"), document, inputs).rows[0].here.endswith(" + …")
+    assert explain(find("equilibrium.classes[29].in_flight"), document, inputs).rows[0].name == "c29"
+
+
+def test_a_name_is_text_in_markdown() -> None:
+    named = one("**<b>**", 10, {20: 1.0}, 0.01)
+    document, inputs = case(ServingModel((named,), SLOTS, Replica(20_000)), Plan())
+    page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
+    assert "<b>" not in explanation.markdown(page)
+    assert "&lt;b&gt;" in explanation.markdown(page)
+
+
+def test_a_block_lists_its_keys_with_values() -> None:
+    document, inputs = made("pulse")
+    for block in BLOCKS:
+        found = find(block)
+        if not found.is_block:
+            continue
+        page = summarise(found, document, inputs)
+        assert [key for key, _, _ in page.keys] == [
+            e.key for e in EXPLANATIONS if e.key.startswith(block + ".")
+        ]
+        assert page.meaning == BLOCKS[block]
+        assert max(map(len, explanation.text(page).splitlines())) <= 80
+    values = {key: value for key, value, _ in summarise(find("worst_cycle"), document, inputs).keys}
+    assert values["worst_cycle.kind"] == "pulse"
+    assert values["worst_cycle.classes[].name"] == "a, b"
+
+
+# ------------------------------------------------------------------------------------------------ look-up
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "entry"),
+    [
+        ("load.headroom", "load.headroom", None),
+        ("wait.thresholds", "wait.thresholds[]", None),
+        ("wait.thresholds[2]", "wait.thresholds[]", 2),
+        ("notes", "notes[]", None),
+        ("worst_cycle.danger_zone_rps[]", "worst_cycle.danger_zone_rps", None),
+        ("sources.load.kind", "sources", None),
+        ("simulation.policies[0].status", "simulation", 0),
+        ("nested_wait.segments[0].theta", "nested_wait.segments[].theta", 0),
+    ],
+)
+def test_keys_are_found_in_every_spelling(word: str, key: str, entry: int | None) -> None:
+    found = find(word)
+    assert ([e.key for e in found.explanations], found.entry, found.is_block) == ([key], entry, False)
+
+
+@pytest.mark.parametrize(
+    ("word", "count"),
+    [("load.sensitivity", 3), ("wait.classes[]", 4), ("stability.min_stable_input_tokens", 2)],
+)
+def test_parts_of_blocks_are_found(word: str, count: int) -> None:
+    found = find(word)
+    assert (found.is_block, len(found.explanations)) == (True, count)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("theta", "did you mean nested_wait.segments[].theta?"),
+        ("load.headrom", "did you mean load.headroom"),
+        ("stabilty", "did you mean stability or"),
+        ("", "its blocks are: schema_version"),
+        ("§$%&", "its blocks are: schema_version"),
+        ("\x1b[31m" * 1000, "its blocks are"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(word: str, says: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        find(word)
+    message = str(refusal.value)
+    assert says in message
+    assert message.isprintable()
+    assert len(message) < 400
+
+
+def test_an_entry_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"equilibrium.classes\[\].name has 2 entries here, .* not 2"):
+        explain(find("equilibrium.classes[2].name"), *made("pulse"))
+
+
+def test_pages_are_of_the_kind_that_was_asked_for() -> None:
+    model = MODELS["pulse"]
+    report = analyze(model, name="n", sha256="5e6f", plan=Plan())
+
+    def page(found: Found) -> Explained | Summary:
+        return explaining.page(found, report, model, Plan())
+
+    assert isinstance(page(find("load")), Summary)
+    assert isinstance(page(find("load.headroom")), Explained)

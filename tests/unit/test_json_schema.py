@@ -1,0 +1,156 @@
+"""The JSON Schema accepts what kvplan accepts, and refuses what editors should mark."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import tomli
+
+import kvplan
+from kvplan.catalogue import starter
+from kvplan.errors import ProfileError
+from kvplan.profile import parse_profile, shipped_profiles
+from kvplan.render import json as json_format
+from kvplan.schema import json_schema
+
+COMMITTED = Path(kvplan.__file__).parent / "profile.schema.json"
+README = Path(kvplan.__file__).parents[1] / "README.md"
+VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+
+GOOD = """\
+schema = 1
+name = "good"
+
+[gpu]
+memory_tokens = 40_000
+prefill = "inline"
+
+[timing]
+d0 = "14.5 ms"
+d1 = 2.5e-7
+
+[[classes]]
+name = "chat"
+input = 1155
+decode = { 50 = 0.2, 200 = 0.8 }
+rate = 1.5
+
+[plan]
+segments = 2
+"""
+SHARES = GOOD.replace("rate = 1.5", "share = 1") + "[workload]\nrate = 10\n"
+
+
+def test_the_committed_file_is_what_is_generated() -> None:
+    """With ``KVPLAN_REGENERATE=1`` the file is written instead."""
+    if os.environ.get("KVPLAN_REGENERATE"):
+        COMMITTED.write_text(json_format.render(json_schema()), encoding="utf-8")
+        pytest.skip("written")
+    assert json.loads(COMMITTED.read_text("utf-8")) == json_schema()
+
+
+def test_it_is_a_json_schema() -> None:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["title"] == "kvplan profile"
+
+
+def tables(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    yield from schema["$defs"].values()
+
+
+def test_every_table_is_closed_and_every_key_described() -> None:
+    definitions = json_schema()["$defs"]
+    for table in tables(json_schema()):
+        if "enum" in table:
+            continue
+        assert table["title"]
+        assert table["description"]
+        assert table["additionalProperties"] is False
+        for key, described in table["properties"].items():
+            reference = described.get("$ref", "").removeprefix("#/$defs/")
+            assert described.get("description") or definitions[reference]["description"], key
+            assert described.get("default", 0) is not None, key
+
+
+TOML_BLOCKS = re.findall(r"^```toml\n(.*?)^```$", README.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+PROFILES = {
+    **{name: path.read_text("utf-8") for name, path in shipped_profiles().items()},
+    **{f"README {i}": block for i, block in enumerate(TOML_BLOCKS)},
+    "starter": starter(),
+    "good": GOOD,
+    "shares": SHARES,
+    "bytes": GOOD.replace(
+        "memory_tokens = 40_000", 'memory = "5.05 GiB"\nkv_bytes_per_token = 131_072\nblock_tokens = 16'
+    ),
+    "numbers with units": GOOD.replace('"14.5 ms"', '" +1.45e1 ms "').replace("2.5e-7", '"0 s"'),
+    "whole seconds": GOOD.replace('"14.5 ms"', "1"),
+    "automatic segments": GOOD.replace("segments = 2", 'segments = "auto"\nhorizon = 60'),
+    "one length": GOOD.replace("{ 50 = 0.2, 200 = 0.8 }", "211").replace("= 2\n", "= 1\n"),
+}
+
+
+def test_the_readme_has_a_profile() -> None:
+    assert TOML_BLOCKS
+
+
+@pytest.mark.parametrize("text", PROFILES.values(), ids=PROFILES)
+def test_profiles_that_kvplan_accepts_are_accepted(text: str) -> None:
+    parse_profile(text.encode(), "good.toml")
+    VALIDATOR.validate(tomli.loads(text))
+
+
+BAD = {
+    "unknown key": ("[timing]", "speed = 1\n[timing]"),
+    "unknown table": ("[plan]", "[plans]"),
+    "other version": ("schema = 1", "schema = 2"),
+    "no name": ('name = "good"\n', ""),
+    "blank name": ('"chat"', '"  "'),
+    "no memory": ("memory_tokens = 40_000\n", ""),
+    "memory twice": ("[timing]", 'memory = "5 GiB"\n[timing]'),
+    "memory without bytes per token": ("memory_tokens = 40_000", 'memory = "5 GiB"'),
+    "memory as a number": ("memory_tokens = 40_000", "memory = 5\nkv_bytes_per_token = 8"),
+    "memory in an unknown unit": ("memory_tokens = 40_000", 'memory = "5 G"\nkv_bytes_per_token = 8'),
+    "fractional tokens": ("40_000", "40_000.5"),
+    "unknown prefill": ('"inline"', '"chunked"'),
+    "no d0": ('d0 = "14.5 ms"\n', ""),
+    "d0 of nothing": ('"14.5 ms"', "0"),
+    "negative d0": ('"14.5 ms"', '"-14.5 ms"'),
+    "unknown unit of time": ('"14.5 ms"', '"14.5 msec"'),
+    "negative d1": ("2.5e-7", "-1"),
+    "class without decode": ("decode = { 50 = 0.2, 200 = 0.8 }\n", ""),
+    "decode of nothing": ("{ 50 = 0.2, 200 = 0.8 }", "0"),
+    "no lengths": ("{ 50 = 0.2, 200 = 0.8 }", "{}"),
+    "length with a zero before it": ("50 = 0.2", "050 = 0.2"),
+    "length beyond the bound": ("50 = 0.2", "1000001 = 0.2"),
+    "weight 0": ("50 = 0.2", "50 = 0"),
+    "negative input": ("1155", "-1"),
+    "no rate": ("rate = 1.5\n", ""),
+    "share without workload": ("rate = 1.5", "share = 1"),
+    "rate and workload": ("[plan]", "[workload]\nrate = 1\n[plan]"),
+    "delta over 1": ("[plan]", "[plan]\ndelta = 1.5"),
+    "segments 0": ("segments = 2", "segments = 0"),
+    "segments by another word": ("segments = 2", 'segments = "automatic"'),
+    "requirement that is a number": ("[plan]", "[gate]\nrequire = [1]\n[plan]"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), BAD.values(), ids=BAD)
+def test_profiles_that_kvplan_refuses_are_refused(old: str, new: str) -> None:
+    assert GOOD.count(old) == 1
+    text = GOOD.replace(old, new)
+    with pytest.raises(ProfileError):
+        parse_profile(text.encode(), "bad.toml")
+    assert not VALIDATOR.is_valid(tomli.loads(text))
+
+
+def test_no_classes_are_refused() -> None:
+    document = tomli.loads(GOOD) | {"classes": []}
+    assert not VALIDATOR.is_valid(document)
