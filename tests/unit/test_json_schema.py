@@ -19,7 +19,7 @@ from kvplan.render import json as json_format
 from kvplan.schema import json_schema
 
 COMMITTED = Path(kvplan.__file__).parent / "profile.schema.json"
-README = Path(kvplan.__file__).parents[1] / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
 GOOD = """\
