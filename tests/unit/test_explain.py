@@ -58,7 +58,7 @@ Case = tuple[dict[str, Any], Inputs]
 
 
 def case(model: ServingModel, plan: Plan) -> Case:
-    report = analyze(model, name="n", sha256="5e6f", plan=plan)
+    report = analyze(model, name="n", sha256="5e6f")
     return to_document(report), gather(model, plan, report)
 
 
@@ -226,19 +226,13 @@ def test_nearly_every_number_has_a_calculation_somewhere() -> None:
     numbers = {
         key
         for key in CONTRACT
-        if key.startswith(
-            ("load.", "equilibrium.", "saturation.", "worst_cycle.", "rate_cap.", "wait.", "nested")
-        )
+        if key.startswith(("load.", "equilibrium.", "saturation.", "worst_cycle.", "rate_cap."))
     }
     without = {
         *(key for key in CONTRACT if key.endswith((".name", ".kind", ".feasible", ".fits"))),
         "worst_cycle.danger_zone_rps",
         "worst_cycle.classes[].period",
         "rate_cap.classes[].integer_budget",
-        "wait.max_thresholds[]",
-        "nested_wait.segments[].upto_decode",
-        "nested_wait.segments[].rate_rps",
-        "nested_wait.segments[].threshold",
     }
     assert numbers - without - calculated == set()
     assert {"stability.gcd", "stability.recovery_iterations"} <= calculated
@@ -309,7 +303,6 @@ def test_many_classes_are_cut() -> None:
     document, inputs = case(ServingModel(classes, SLOTS, Replica(20_000)), Plan())
     page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
     assert (len(page.rows), page.cut.split()[1]) == (20, "10")
-    assert explain(find("wait.kv_tokens"), document, inputs).rows[0].here.endswith(" + …")
     assert explain(find("equilibrium.classes[29].in_flight"), document, inputs).rows[0].name == "c29"
 
 
@@ -395,7 +388,7 @@ def test_an_entry_that_is_not_there_is_refused() -> None:
 
 def test_pages_are_of_the_kind_that_was_asked_for() -> None:
     model = MODELS["pulse"]
-    report = analyze(model, name="n", sha256="5e6f", plan=Plan())
+    report = analyze(model, name="n", sha256="5e6f")
 
     def page(found: Found) -> Explained | Summary:
         return explaining.page(found, report, model, Plan())
