@@ -247,11 +247,7 @@ def model_spectrum(model: ServingModel) -> Spectrum:
 
 
 def stability(model: ServingModel) -> Stability:
-    """Local stability of the eviction-free equilibrium under greedy admission.
-
-    Raises
-    ------
-    Nothing: what cannot be proved is reported as uncertified.
+    """Local stability of the eviction-free equilibrium under greedy admission; what is unproved is uncertified.
 
     References
     ----------
