@@ -121,7 +121,7 @@ def analyze(
     from kvplan import report
 
     loaded = _read(profile)
-    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256)
+    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     write_result(_rendered(result, format, output, section), output)
 
 
@@ -139,7 +139,7 @@ def explain(
 
     found = explaining.find(key)
     loaded = _read(profile)
-    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256)
+    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     page = explaining.page(found, result, loaded.model, loaded.plan)
     width = shutil.get_terminal_size().columns if output is None else 80
     as_text = format is PageFormat.TEXT

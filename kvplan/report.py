@@ -24,9 +24,12 @@ from kvplan.analysis.equilibrium import (
     saturation,
     sustainable_rate,
 )
+from kvplan.analysis.nested import NestedWait, nested_wait
+from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
 from kvplan.analysis.stability import Stability, stability
+from kvplan.analysis.wait import Wait, wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible, worst_cycle
-from kvplan.model import Prefill, ServingModel
+from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 SCHEMA_VERSION = 1
@@ -41,6 +44,21 @@ BESIDE_CONTRACT = frozenset(
         "worst_cycle.settled",
         "rate_cap.budgets_are_optimal",
         "rate_cap.classes.mean_wait_s",
+        "wait.smallest",
+        "wait.mean_lengths",
+        "wait.dial",
+        "wait.classes.queue_bound",
+        "safety_buffer.theorem_bound_is_vacuous",
+        "safety_buffer.saddlepoint_probability",
+        "safety_buffer.exact_pmf_probability",
+        "safety_buffer.larger_tail",
+        "nested_wait.iteration_time_s",
+        "nested_wait.iterations",
+        "nested_wait.smallest_thresholds_kv_tokens",
+        "nested_wait.mixed_inputs",
+        "nested_wait.printed",
+        "nested_wait.segments.input_tokens",
+        "nested_wait.segments.kv_tokens",
     }
 )
 
@@ -91,7 +109,7 @@ class Source:
 class Report:
     """Everything `kvplan analyze` says about a profile; fields in the order of the contract.
 
-    `wait`, `nested_wait`, `safety_buffer` and `simulation` are None: not computed.
+    `simulation` is None: not computed.
     """
 
     schema_version: int
@@ -104,16 +122,16 @@ class Report:
     worst_cycle: WorstCycle
     stability: Stability
     rate_cap: RateCap
-    wait: None
-    nested_wait: None
-    safety_buffer: None
+    wait: Wait
+    nested_wait: NestedWait
+    safety_buffer: SafetyBuffer
     simulation: None
     sources: dict[str, Source]
     notes: tuple[str, ...]
     actions: tuple[str, ...]
 
 
-def analyze(model: ServingModel, *, name: str, sha256: str) -> Report:
+def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = None) -> Report:
     """Run every analysis on a model.
 
     Parameters
@@ -121,6 +139,8 @@ def analyze(model: ServingModel, *, name: str, sha256: str) -> Report:
     model : ServingModel
     name, sha256 : str
         Identity of the profile the model was read from.
+    plan : Plan, optional
+        What Nested WAIT and the safety buffer should guarantee; the defaults of a profile if None.
 
     Examples
     --------
@@ -131,12 +151,15 @@ def analyze(model: ServingModel, *, name: str, sha256: str) -> Report:
     >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
     (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
     """
+    plan = plan or Plan()
     binding, _ = sustainable_rate(model)
     offered = load(model)
     local = stability(model)
     cycle = worst_cycle(model, local)
     cap = rate_cap(model)
     status = _status(offered, local, cycle)
+    budgets = [c.integer_budget for c in cap.classes if c.integer_budget is not None]
+    buffer = safety_buffer(model, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
     return Report(
         schema_version=SCHEMA_VERSION,
         kvplan_version=__version__,
@@ -148,12 +171,12 @@ def analyze(model: ServingModel, *, name: str, sha256: str) -> Report:
         worst_cycle=cycle,
         stability=local,
         rate_cap=cap,
-        wait=None,
-        nested_wait=None,
-        safety_buffer=None,
+        wait=wait(model),
+        nested_wait=nested_wait(model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments),
+        safety_buffer=buffer,
         simulation=None,
         sources=_sources(model, cycle),
-        notes=_notes(model, local, cycle, cap),
+        notes=_notes(model, local, cycle, cap, plan, buffer),
         actions=_actions(status, model, offered, local, cycle, cap),
     )
 
@@ -253,6 +276,7 @@ def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             )
         ),
     }[cycle.kind]
+    waits = "queue bounds for several classes" if len(model.classes) > 1 else "exact queue of one class"
     return {
         "verdict": Source("load, worst_cycle and stability taken together", Basis.COMPUTED),
         "load": equilibrium_source,
@@ -263,16 +287,28 @@ def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
         ),
         "rate_cap": Source(f"SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets{extension}", basis),
+        "wait": Source(
+            f"WAIT-s eq. 7, Theorem 4.1; smallest and largest whole thresholds, {waits}: new", Basis.COMPUTED
+        ),
+        "nested_wait": Source(
+            "WAIT-s Theorem 5.1, D.2; tokens per segment corrected (the printed forms are wrong): new",
+            Basis.COMPUTED,
+        ),
+        "safety_buffer": Source(
+            "new: Poisson cluster law of KV usage, saddlepoint tail; theorem_bound: FC Theorem 3.6",
+            Basis.COMPUTED,
+        ),
     }
 
 
-def _notes(model: ServingModel, local: Stability, cycle: WorstCycle, cap: RateCap) -> tuple[str, ...]:
+def _notes(
+    model: ServingModel, local: Stability, cycle: WorstCycle, cap: RateCap, plan: Plan, buffer: SafetyBuffer
+) -> tuple[str, ...]:
     replica = model.replica
     notes = [
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         "Not modelled: prefix sharing, speculative decoding, swapping, pipeline bubbles, routing between replicas.",
-        "Not computed by this version: wait, nested_wait, safety_buffer, simulation.",
     ]
     held = requests_in_memory(model)
     if held < FEW_REQUESTS:
@@ -301,6 +337,21 @@ def _notes(model: ServingModel, local: Stability, cycle: WorstCycle, cap: RateCa
         notes.append("Stability is uncertified: a root is too close to the unit circle for floating point.")
     elif not local.radius_certified:
         notes.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
+    several = any(len(c.decode_tokens) > 1 for c in model.classes)
+    if several:
+        notes.append("wait: classes of several decode lengths enter the thresholds with their means.")
+    if saturation(model).admissions_per_iteration < len(model.classes):
+        notes.append(
+            "wait, nested_wait: whole thresholds keep at least one request at every stage, which is far more than "
+            "this traffic has in flight; both suit many small requests."
+        )
+    if np.ptp(model.mix.input_tokens) > 0:
+        notes.append("nested_wait: each segment counts with the mean input of the requests that reach it.")
+    if buffer.required_kv_tokens is not None:
+        notes.append(
+            f"nested_wait, safety_buffer: at most one overflow in {format_seconds(plan.horizon_s)} with probability "
+            f"{format_number(plan.delta)}, for Poisson arrivals."
+        )
     waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
     if waits:
         name, longest = max(waits, key=lambda wait: wait[1])
@@ -323,8 +374,8 @@ def to_document(report: Report) -> dict[str, Any]:
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
     >>> document = to_document(analyze(ServingModel((one,), Timing(1.0), Replica(60)), name="n", sha256=""))
-    >>> document["stability"]["spectral_radius"], document["wait"]
-    (0.0, None)
+    >>> document["stability"]["spectral_radius"], document["wait"]["thresholds"]
+    (0.0, [2])
     """
     document = _plain(report, "")
     assert isinstance(document, dict)

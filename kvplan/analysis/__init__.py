@@ -7,6 +7,9 @@
 ``roots``        certified root counts of polynomials with positive coefficients
 ``admission``    rate cap, integer budgets, exact mean waits          theory §4
 ``wait``         WAIT thresholds, known decode lengths                theory §5
-``nested``       Nested WAIT thresholds, segments, required memory    theory §6
+``segments``     segmentations of decode lengths, for Nested WAIT     theory §6
+``nested``       Nested WAIT thresholds, required memory
 ``overflow``     probability of overflow, safety buffer               theory §7
+``kv_cumulants`` cumulants of KV usage, feedback included
+``kv_tail``      tail of KV usage: saddlepoint, exact pmf
 """

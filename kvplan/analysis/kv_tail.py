@@ -19,8 +19,9 @@ from kvplan.model import FloatArray, IntArray
 
 _FARTHEST = 38.6  # standard deviations: the normal tail there is 1e-325
 _LEAST_LOG = -745.0  # of the smallest float
-_FIRST_POINTS = 10
-_POINTS_BETWEEN = 10  # in all, for what is still wanted
+_FIRST_POINTS = 30
+_POINTS_AN_OCTAVE = 3
+_POINTS_BETWEEN = 30  # in all, for what is still wanted
 _MAX_PASSES = 12
 _SMOOTH = 3.0  # K'' may grow so much between neighbours in the table
 _NEAR_MEAN = 0.02  # standard deviations within which 1/u - 1/r is taken at its limit
@@ -109,9 +110,14 @@ def cumulant_table(grid: ClusterGrid, mean: float, theta: FloatArray) -> Cumulan
 
 
 def interpolated(table: CumulantTable, index: int) -> Callable[[float], tuple[float, float, float]]:
-    """K, K', K'' as functions of θ between points `index` and `index` + 1: of fifth degree, exact at both ends."""
+    """K, K', K'' as functions of θ between points `index` and `index` + 1: of fifth degree, exact at both ends.
+
+    K'' rises with θ, so it is kept between its values at the ends: with millions of requests in memory it is a
+    difference of nearly equal numbers.
+    """
     start, width = float(table.theta[index]), float(table.theta[index + 1] - table.theta[index])
     scale = np.array([1.0, width, width * width])
+    least, most = table.value[2, index : index + 2].tolist()
     c0, c1, c2 = (table.value[:, index] * scale / [1, 1, 2]).tolist()
     e0, e1, e2 = (table.value[:, index + 1] * scale).tolist()
     e0, e1, e2 = e0 - c0 - c1 - c2, e1 - c1 - 2 * c2, e2 - 2 * c2
@@ -122,7 +128,7 @@ def interpolated(table: CumulantTable, index: int) -> Callable[[float], tuple[fl
         return (
             c0 + t * (c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))),
             (c1 + t * (2 * c2 + t * (3 * c3 + t * (4 * c4 + t * 5 * c5)))) / width,
-            (2 * c2 + t * (6 * c3 + t * (12 * c4 + t * 20 * c5))) / width**2,
+            min(max((2 * c2 + t * (6 * c3 + t * (12 * c4 + t * 20 * c5))) / width**2, least), most),
         )
 
     return at
@@ -246,13 +252,15 @@ def saddlepoint_tail(
     if scale.std_without_feedback < _LEAST_STD:
         return scale.std_without_feedback, Tail(-math.inf, -math.inf)
     top = min(_FARTHEST / scale.std_without_feedback, -_LEAST_LOG / scale.largest)
-    points = top * np.ldexp(1.0, -np.arange(_FIRST_POINTS))
+    points = top * np.exp2(-np.arange(_FIRST_POINTS) / _POINTS_AN_OCTAVE)
     if level < scale.mean or log_probability > _LEFT_SIDE:
         points = np.concatenate([points, -points])
     table = cumulant_table(grid, scale.mean, points)
     for _ in range(_MAX_PASSES):
         if table.theta[-1] == 0:  # all were past the singularity
-            table = table.extended(table.singular * np.ldexp(1.0, -np.arange(1, _FIRST_POINTS + 1)))
+            table = table.extended(
+                table.singular * np.exp2(-np.arange(1, _FIRST_POINTS + 1) / _POINTS_AN_OCTAVE)
+            )
             continue
         spots = {_level_index(table, level), _tail_index(table, log_probability)}
         gaps = [gap for index in spots if (gap := _gap(table, index)) is not None]

@@ -15,11 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from kvplan.analysis.segments import Segments, candidate_ends, lengths_of, segments_of
 from kvplan.analysis.wait import GUARD
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, sum_by
+from kvplan.model import FloatArray, IntArray, ServingModel
 
-_SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
-_MOST_SEGMENTS = 128  # ... up to this
 _SEARCHED_TOGETHER = (0, 16, 64, math.inf)  # segmentations with numbers of segments between these, in turn
 # Exponents ln(events/δ) that raised thresholds are made for. None of them depends on δ or the horizon: the least
 # requirement over a fixed set of thresholds then falls with δ and grows with the horizon, as each of them does.
@@ -115,84 +114,6 @@ class NestedWait:
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """The traffic by decode length, over all classes; arrays of shape (n_lengths,) unless noted.
-
-    Attributes
-    ----------
-    decode : ndarray of float64, tokens
-        Distinct decode lengths, ascending.
-    rate_from : ndarray, requests/s
-        Requests at least as long, Λ at a segment that starts with this length.
-    input_from : ndarray, tokens
-        Their mean input.
-    work_to : ndarray, shape (n_lengths + 1,)
-        Work rate (fraction of each second) of all stages before each length ends; the last entry is Λ.
-    prompt_stages : int
-        Stages before the first decode stage: 1 when `inline`.
-    half_block : float, tokens
-        What a request holds beyond its tokens, (block - 1)/2 on average.
-    """
-
-    decode: FloatArray
-    rate_from: FloatArray
-    input_from: FloatArray
-    work_to: FloatArray
-    prompt_stages: int
-    half_block: float
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Candidate segmentations, one a column; arrays of shape (most segments, n_candidates).
-
-    Columns with fewer segments are padded with empty ones, which cost nothing.
-
-    Attributes
-    ----------
-    end : ndarray of int64
-        Position in `Lengths.decode` at which each segment ends.
-    rate : ndarray, requests/s
-        Λ_k.
-    continuing : ndarray
-        p_k = Λ_k/Λ_(k-1); 1 in the first row and where padded.
-    input_tokens : ndarray, tokens
-        Mean input s̄_k.
-    held : ndarray, tokens
-        Held by the stages of the segment for one unit of its threshold.
-    waiting : ndarray, tokens
-        Held by one request at the start of the segment; 0 in the first row (no KV yet) and where padded.
-    work : ndarray, seconds
-        Added to an iteration by one unit of the threshold.
-    count : ndarray of int64, shape (n_candidates,)
-        Number of segments.
-    """
-
-    end: IntArray
-    rate: FloatArray
-    continuing: FloatArray
-    input_tokens: FloatArray
-    held: FloatArray
-    waiting: FloatArray
-    work: FloatArray
-    count: IntArray
-
-    def take(self, columns: IntArray) -> "Segments":
-        """Those columns, without rows that are empty in all of them."""
-        rows = int(self.count[columns].max())
-        return Segments(
-            end=self.end[:rows, columns],
-            rate=self.rate[:rows, columns],
-            continuing=self.continuing[:rows, columns],
-            input_tokens=self.input_tokens[:rows, columns],
-            held=self.held[:rows, columns],
-            waiting=self.waiting[:rows, columns],
-            work=self.work[:rows, columns],
-            count=self.count[columns],
-        )
-
-
-@dataclass(frozen=True)
 class Requirement:
     """The memory requirement of candidates, tokens; arrays of shape (n_candidates,), theta as the thresholds."""
 
@@ -208,83 +129,6 @@ class Requirement:
     def total(self) -> FloatArray:
         """Required memory, tokens."""
         return self.base + self.boundary + self.high_probability
-
-
-def lengths_of(model: ServingModel) -> Lengths:
-    """Merge classes by decode length and add up what the stages between lengths cost.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 1, (1,), (1.0,), 1.0), RequestClass("b", 3, (1, 2), (1.0, 1.0), 2.0))
-    >>> merged = lengths_of(ServingModel(classes, Timing(0.5, d1=0.1), Replica(99, prefill=Prefill.INLINE)))
-    >>> merged.decode.tolist(), merged.rate_from.tolist(), merged.work_to.round(9).tolist()
-    ([1.0, 2.0], [3.0, 1.0], [0.0, 1.7, 2.2])
-    """
-    mix, timing, convention = model.mix, model.timing, model.replica.prefill
-    distinct, position = np.unique(mix.decode_tokens, return_inverse=True)
-    decode = distinct.astype(np.float64)
-    rate = np.cumsum(sum_by(position, mix.rate_rps)[::-1])[::-1]
-    shortest = float(mix.input_tokens.min())  # summing what exceeds it keeps equal inputs exact
-    excess = np.cumsum(sum_by(position, mix.rate_rps * (mix.input_tokens - shortest))[::-1])[::-1]
-    inputs = rate * shortest + excess
-    before = np.append(0.0, decode[:-1])
-    span = decode - before
-    tokens = span * (inputs + rate * (before + decode + 1) / 2)
-    stages = span * rate
-    prompt_stages = 1 if convention is Prefill.INLINE else 0
-    tokens[0] += prompt_stages * inputs[0]
-    stages[0] += prompt_stages * rate[0]
-    work = timing.d1 * tokens + timing.d3 * stages
-    if convention is not Prefill.DISAGGREGATED:
-        work[0] += timing.d2 * inputs[0]
-    return Lengths(
-        decode=decode,
-        rate_from=rate,
-        input_from=shortest + excess / rate,
-        work_to=np.append(0.0, np.cumsum(work)),
-        prompt_stages=prompt_stages,
-        half_block=(model.replica.block_tokens - 1) / 2,
-    )
-
-
-def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
-    """What candidate segmentations hold and cost.
-
-    One unit of the threshold of segment k holds (l'_k - l'_(k-1))(s̄_k + (l'_(k-1) + l'_k + 1)/2) tokens, plus s̄_1
-    for the prompt-only stage of `inline`; the papers' own forms are wrong (see `printed_memory`).
-
-    Parameters
-    ----------
-    lengths : Lengths
-    ends : list of ndarray of int64
-        For each candidate the positions in `lengths.decode` at which its segments end, ascending to the last.
-
-    References
-    ----------
-    WAIT-s Theorem 5.1, D; segment memory corrected, theory §6. That the mean input of those who *reach* a segment
-    keeps it sound where lengths are merged is new: whoever leaves early holds no more than if it had stayed.
-    """
-    rows = max(e.size for e in ends)
-    count = np.array([e.size for e in ends])
-    end = np.full((rows, len(ends)), lengths.decode.size - 1)
-    for column, e in enumerate(ends):
-        end[: e.size, column] = e
-    used = np.arange(rows)[:, None] < count
-    start = np.vstack([np.zeros((1, len(ends)), dtype=np.int64), end[:-1] + 1])
-    low = np.append(0.0, lengths.decode)[start]
-    high = lengths.decode[end]
-    first = np.minimum(start, end)  # padded segments start past the last length
-    rate, inputs = lengths.rate_from[first], lengths.input_from[first]
-    continuing = np.ones(end.shape)
-    continuing[1:] = np.where(used[1:], rate[1:] / rate[:-1], 1.0)
-    shifted = inputs + lengths.half_block
-    held = (high - low) * (shifted + (low + high + 1) / 2)
-    held[0] += lengths.prompt_stages * shifted[0]
-    waiting = np.where(used, shifted + low, 0.0)
-    waiting[0] = 0.0
-    work = (lengths.work_to[end + 1] - lengths.work_to[start]) / rate
-    return Segments(end, rate, continuing, inputs, held, waiting, work, count)
 
 
 def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) -> FloatArray:
@@ -546,55 +390,6 @@ def requirement(
     )
 
 
-def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
-    """Segmentations to try: equal widths, equal shares of the requests that end, equal numbers of lengths.
-
-    Parameters
-    ----------
-    lengths : Lengths
-    count : int or None
-        Number of segments, at most the distinct lengths; None tries every number to 24 and some to 128.
-
-    Returns
-    -------
-    list of ndarray of int64
-        Positions in `lengths.decode` where segments end, fewest segments first, all different.
-
-    References
-    ----------
-    WAIT 7.2; survival quantiles new, theory §6.
-
-    Examples
-    --------
-    >>> some = Lengths(np.array([1.0, 2.0, 8.0]), np.array([10.0, 5.0, 4.0]), np.ones(3), np.zeros(4), 0, 0.0)
-    >>> [ends.tolist() for ends in candidate_ends(some, 2)]
-    [[1, 2], [0, 2]]
-    """
-    most = lengths.decode.size
-    ended = 1 - np.append(lengths.rate_from[1:], 0.0) / lengths.rate_from[0]
-    found: dict[bytes, IntArray] = {}
-    for wanted in [min(count, most)] if count else _counts(most):
-        part = np.arange(1, wanted + 1) / wanted
-        for ends in (
-            np.searchsorted(lengths.decode, lengths.decode[-1] * part * GUARD, side="right") - 1,
-            np.searchsorted(ended, part / GUARD),
-            np.ceil(most * part / GUARD).astype(np.int64) - 1,
-        ):
-            ends[-1] = most - 1
-            kept = ends[(ends >= 0) & (np.diff(ends, prepend=-1) > 0)]
-            if count is None or kept.size == wanted:
-                found.setdefault(kept.tobytes(), kept)
-    return sorted(found.values(), key=len)
-
-
-def _counts(most: int) -> list[int]:
-    counts = list(range(1, min(most, _SEGMENTS_TRIED) + 1))
-    limit = min(most, _MOST_SEGMENTS)
-    while counts[-1] < limit:
-        counts.append(min(limit, counts[-1] * 7 // 6))
-    return counts
-
-
 def least_requirement(
     segments: Segments, d0: float, *, delta: float, horizon_s: float
 ) -> tuple[int, FloatArray, FloatArray]:
@@ -683,7 +478,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
 
     Examples
     --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
     >>> mix = zip((20, 40, 80, 160), (400.0, 300.0, 200.0, 100.0))
     >>> classes = tuple(RequestClass(f"{d}", 10, (d,), (1.0,), rate) for d, rate in mix)
     >>> model = ServingModel(classes, Timing(0.01, d1=1e-7), Replica(80_000, prefill=Prefill.INLINE))

@@ -43,7 +43,7 @@ class SafetyBuffer:
     overflow_probability_horizon : float
         Bound of the probability of any overflow in the horizon, at most 1.
     required_kv_tokens : int
-        Smallest memory with that bound at most δ.
+        Smallest memory with that bound at most δ, but enough for the longest request.
     watermark_fraction : float
         (required - M*)/M: what to keep free above the mean usage, as a fraction of blocks; negative where an
         overflow is so welcome that less than the mean is enough.
@@ -97,8 +97,8 @@ def safety_buffer(
     >>> timing = Timing(d0=0.0145, d1=2.494767e-7)
     >>> model = ServingModel((chat,), timing, Replica(94_160, prefill=Prefill.INLINE))
     >>> buffer = safety_buffer(model, delta=0.01, horizon_s=3600)
-    >>> round(buffer.kv_std_tokens, -1), round(buffer.overflow_probability_per_iteration, 4)
-    (12010.0, 0.0036)
+    >>> round(buffer.kv_std_tokens, -2), round(buffer.overflow_probability_per_iteration, 4)
+    (12000.0, 0.0036)
     """
     tau = iteration_time(model)
     if tau is None:
@@ -114,7 +114,7 @@ def safety_buffer(
         level = max(level, lumpy.level)
         if lumpy_probability > smooth_probability:
             probability, larger = lumpy_probability, TailMethod.EXACT_PMF
-    required = max(0, math.ceil(level - 0.5)) if level > 0 else 0
+    required = math.ceil(max(level - 0.5, scale.largest))
     memory = model.replica.memory_tokens
     bound = model_bound(model, iterations, budgets)
     return SafetyBuffer(

@@ -6,8 +6,10 @@ quotes them and interprets nothing. Every figure carries its basis: theorem, com
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvplan.analysis.overflow import SafetyBuffer
+from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle
 from kvplan.errors import UsageError
 from kvplan.report import Basis, Report, Status
@@ -54,11 +56,15 @@ Block = Table | Paragraph | Bullets
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One block of the report; `key` is its name in the JSON contract."""
+    """One block of the report; `key` is its name in the JSON contract.
+
+    Where all its figures have one basis, `basis` says so once and the tables have no column for it.
+    """
 
     key: str
     title: str
     blocks: tuple[Block, ...]
+    basis: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ class Document:
 
 _CLASS = Column("Class", wraps=True)
 _BASIS = Column("Basis")
+_NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
+_NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals."
 
 
 def build(report: Report, sections: Collection[str] | None = None) -> Document:
@@ -110,9 +118,25 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
         headline=report.verdict.summary,
         summary=_summary(report),
         actions=report.actions,
-        sections=_chosen(tuple(section(report) for section in _SECTIONS), sections or ()),
+        sections=_chosen(tuple(_with_one_basis(section(report)) for section in _SECTIONS), sections or ()),
         origin=f"kvplan {report.kvplan_version}, profile {report.profile.sha256[:12]} (sha256)",
     )
+
+
+def _with_one_basis(section: Section) -> Section:
+    """The section with its basis said once, if its tables all give the same."""
+    tables = [b for b in section.blocks if isinstance(b, Table) and _BASIS in b.columns]
+    found = {row[t.columns.index(_BASIS)] for t in tables for row in t.rows} - {ABSENT}
+    if len(found) > 1:
+        return section
+    blocks = tuple(_without_basis(b) if b in tables else b for b in section.blocks)
+    return replace(section, blocks=blocks, basis=found.pop() if found else None)
+
+
+def _without_basis(table: Table) -> Table:
+    at = table.columns.index(_BASIS)
+    rows = tuple(row[:at] + row[at + 1 :] for row in table.rows)
+    return replace(table, columns=table.columns[:at] + table.columns[at + 1 :], rows=rows)
 
 
 def _chosen(sections: tuple[Section, ...], keys: Collection[str]) -> tuple[Section, ...]:
@@ -147,11 +171,8 @@ def _load(report: Report) -> Section:
         "Load",
         (
             _figures(
-                ("Offered load", _rps(offered.offered_rps), Basis.ASSUMPTION),
-                ("Sustainable rate", _rps(offered.sustainable_rps), basis),
                 ("Sustainable decode", _tokens_rate(offered.sustainable_decode_tokens_per_s), basis),
                 ("Largest load factor", format_number(offered.load_factor_max), basis),
-                ("Headroom", format_percent(offered.headroom, signed=True), basis),
                 ("Work rate", format_number(offered.work_rate), basis),
                 ("Rate for +10% memory", format_percent(change.memory_tokens, signed=True), basis),
                 ("Rate for +10% d0", format_percent(change.d0, signed=True), basis),
@@ -300,6 +321,122 @@ def _rate_cap(report: Report) -> Section:
     return Section("rate_cap", "Rate cap", (figures, Paragraph(caption), _table(columns, rows)))
 
 
+def _wait(report: Report) -> Section:
+    plan, basis = report.wait, _basis(report, "wait")
+    if plan.thresholds is None:
+        return Section("wait", "WAIT thresholds", (Paragraph(_NO_THRESHOLDS),))
+    largest = plan.max_thresholds or (None,) * len(plan.classes)
+    figures = _figures(
+        ("Iteration time", format_seconds(plan.iteration_time_s), basis),
+        ("Memory", _unit(plan.kv_tokens, "tokens"), basis),
+        ("Fits", "yes" if plan.fits else "no", basis),
+    )
+    classes = _table(
+        (_CLASS, _number("Smallest"), _number("Largest"), _number("Mean wait"), _number("Latency"), _BASIS),
+        (
+            (
+                c.name,
+                format_number(c.threshold),
+                format_number(most),
+                format_seconds(c.mean_wait_bound_s),
+                format_seconds(c.latency_s),
+                basis.value,
+            )
+            for c, most in zip(plan.classes, largest, strict=True)
+        ),
+    )
+    caption = (
+        "Requests of a class kept at every stage: the smallest that keep up, the largest that fit in memory."
+    )
+    blocks: list[Block] = [figures, Paragraph(caption), classes]
+    if plan.dial:
+        blocks.append(Paragraph("The throughput-latency dial, thresholds in proportion to the rates:"))
+        blocks.append(_dial(plan, basis))
+    return Section("wait", "WAIT thresholds", tuple(blocks))
+
+
+def _dial(plan: Wait, basis: Basis) -> Table:
+    numbers = ("Interval", "Iteration", "KV tokens", "Requests/s", "Latency")
+    return _table(
+        (*map(_number, numbers), _BASIS),
+        (
+            (
+                format_seconds(row.interval_s),
+                format_seconds(row.iteration_time_s),
+                format_tokens(row.kv_tokens),
+                format_number(row.throughput_rps),
+                format_seconds(row.latency_s),
+                basis.value,
+            )
+            for row in plan.dial
+        ),
+    )
+
+
+def _nested_wait(report: Report) -> Section:
+    plan, basis = report.nested_wait, _basis(report, "nested_wait")
+    if plan.printed is None:
+        return Section("nested_wait", "Nested WAIT", (Paragraph(_NO_THRESHOLDS),))
+    figures = _figures(
+        ("Required memory", _unit(plan.required_kv_tokens, "tokens"), basis),
+        ("Fits", "yes" if plan.fits else "no", basis),
+        ("Filled segments", _unit(plan.base_kv_tokens, "tokens"), basis),
+        ("Waiting at boundaries", _unit(plan.boundary_kv_tokens, "tokens"), basis),
+        ("Buffer for their queues", _unit(plan.high_probability_kv_tokens, "tokens"), basis),
+        ("Required with the smallest thresholds", _unit(plan.smallest_thresholds_kv_tokens, "tokens"), basis),
+        ("Filled segments by WAIT-s eq. 13", _unit(plan.printed.eq_13, "tokens"), basis),
+        ("Filled segments by the segment design", _unit(plan.printed.segment_design, "tokens"), basis),
+        ("Iteration time", format_seconds(plan.iteration_time_s), basis),
+    )
+    numbers = ("Up to", "Requests/s", "Go on", "Threshold", "Theta", "Queue")
+    rows = (
+        (
+            format_tokens(s.upto_decode),
+            format_number(s.rate_rps),
+            format_percent(s.continue_probability),
+            format_number(s.threshold),
+            format_number(s.theta),
+            format_number(s.queue_bound),
+            basis.value,
+        )
+        for s in plan.segments
+    )
+    caption = (
+        "The two printed formulas are for comparison, kvplan uses neither. Segments by decode length: who reaches "
+        "them, the threshold, and the queue at their start that is exceeded with at most the accepted probability:"
+    )
+    table = _table((*map(_number, numbers), _BASIS), rows)
+    return Section("nested_wait", "Nested WAIT", (figures, Paragraph(caption), table))
+
+
+def _safety_buffer(report: Report) -> Section:
+    buffer, basis = report.safety_buffer, _basis(report, "safety_buffer")
+    if buffer.kv_std_tokens is None:
+        return Section("safety_buffer", "Safety buffer", (Paragraph(_NO_EQUILIBRIUM),))
+    watermark = format_percent(buffer.watermark_fraction)
+    if (buffer.watermark_fraction or 0) + (report.equilibrium.kv_utilization or 0) > 1:
+        watermark += ", more than memory has"
+    figures = _figures(
+        ("Spread of KV usage", _unit(buffer.kv_std_tokens, "tokens"), basis),
+        ("Overflow, per iteration", format_number(buffer.overflow_probability_per_iteration, 3), basis),
+        ("Overflow, whole horizon", format_number(buffer.overflow_probability_horizon, 3), basis),
+        ("Required memory", _unit(buffer.required_kv_tokens, "tokens"), basis),
+        ("Watermark", watermark, basis),
+        ("Per iteration, with feedback", format_number(buffer.saddlepoint_probability, 3), basis),
+        ("Per iteration, exact without", format_number(buffer.exact_pmf_probability, 3), basis),
+    )
+    caption = "Of the two probabilities per iteration the larger counts. " + _theorem_bound(buffer)
+    return Section("safety_buffer", "Safety buffer", (figures, Paragraph(caption)))
+
+
+def _theorem_bound(buffer: SafetyBuffer) -> str:
+    if buffer.theorem_bound is None:
+        return "FC Theorem 3.6 says nothing: the mean does not fit."
+    vacuous = ", near-vacuous" if buffer.theorem_bound_is_vacuous else ""
+    bound = format_number(buffer.theorem_bound, 3)
+    return f"FC Theorem 3.6 bounds the overflows in the horizon by {bound} ({Basis.THEOREM.value}{vacuous})."
+
+
 def _sources(report: Report) -> Section:
     rows = ((key, source.kind.value, source.source) for key, source in report.sources.items())
     return Section(
@@ -318,6 +455,9 @@ _SECTIONS: tuple[Callable[[Report], Section], ...] = (
     _worst_cycle,
     _stability,
     _rate_cap,
+    _wait,
+    _nested_wait,
+    _safety_buffer,
     _sources,
     _notes,
 )

@@ -74,7 +74,8 @@ def quote(text: str) -> str:
 def _section(section: Section) -> str:
     # without the blank lines GitHub takes what is inside for HTML
     blocks = "\n\n".join(map(_block, section.blocks))
-    return f"<details><summary>{section.title}</summary>\n\n{blocks}\n\n</details>"
+    title = f"{section.title} ({section.basis})" if section.basis else section.title
+    return f"<details><summary>{title}</summary>\n\n{blocks}\n\n</details>"
 
 
 def _block(block: Block) -> str:

@@ -78,7 +78,10 @@ def _verdict(document: Document) -> RenderableType:
 
 
 def _section(section: Section) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(), Text(section.title, "bold")]
+    title = Text(section.title, "bold")
+    if section.basis:
+        title.append(f"  {section.basis}", "not bold dim")
+    parts: list[RenderableType] = [Text(), title]
     for number, block in enumerate(section.blocks):
         if number:
             parts.append(Text())

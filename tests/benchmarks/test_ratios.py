@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,15 +51,31 @@ MIXES = {
 }
 
 
+ANALYZE = [sys.executable, "-m", "kvplan", "analyze"]
+
+
+def launch(command: list[str]) -> Callable[[], object]:
+    return lambda: subprocess.run(command, check=True, capture_output=True)
+
+
 def test_analyze_takes_little_more_than_its_imports() -> None:
-    analyze = [sys.executable, "-m", "kvplan", "analyze"]
     imports = [sys.executable, "-c", "import numpy, typer, rich, pydantic"]
+    launch(ANALYZE)()
+    assert ratio(launch(ANALYZE), launch(imports), 25, "kvplan analyze against its imports") <= 2.5
 
-    def launch(command: list[str]) -> Callable[[], object]:
-        return lambda: subprocess.run(command, check=True, capture_output=True)
 
-    launch(analyze)()
-    assert ratio(launch(analyze), launch(imports), 15, "kvplan analyze against its imports") <= 2.5
+def test_two_thousand_decode_lengths_take_less_than_six_times_the_default(tmp_path: Path) -> None:
+    lengths = ", ".join(f"{d} = {1 + d % 7}" for d in range(1, 2001))
+    long = tmp_path / "long.toml"
+    long.write_text(
+        f"""schema = 1
+name = "2,000 lengths"
+gpu = {{ memory_tokens = 400_000 }}
+timing = {{ d0 = "10 ms", d1 = "0.05 us" }}
+classes = [{{ name = "a", input = 500, rate = 5.0, decode = {{ {lengths} }} }}]
+"""
+    )
+    assert ratio(launch([*ANALYZE, str(long)]), launch(ANALYZE), 7, "2,000 lengths against the default") < 6
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -80,7 +80,7 @@ def test_the_width_follows_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatc
         (("loss", "tool-calls-h100"), "did you mean worst_cycle.loss or worst_cycle.classes[].loss?"),
         (("load.headrooms",), "did you mean load.headroom"),
         (("load", "no-such-profile"), "no-such-profile"),
-        (("rate_cap.classes[7].name", "tool-calls-h100"), "has 1 entries here"),
+        (("wait.classes[7].name", "tool-calls-h100"), "has 1 entries here"),
         ((), "Missing argument 'KEY'"),
         (("load", "--format", "json"), "json"),
     ],

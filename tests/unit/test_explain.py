@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from contract import KEYS as CONTRACT
 
 from kvplan import explain as explaining
 from kvplan.analysis.worst_cycle import CycleKind
@@ -19,46 +20,11 @@ from kvplan.profile import load_profile, shipped_profiles
 from kvplan.render import explanation
 from kvplan.report import Status, analyze, to_document
 
-# The keys of the contract, written out here once more.
-_CONTRACT = """
-schema_version kvplan_version profile.name profile.sha256
-verdict.status verdict.binding verdict.summary
-load.offered_rps load.work_rate load.load_factor_max load.headroom load.sustainable_rps
-load.sustainable_decode_tokens_per_s
-load.sensitivity.memory_tokens load.sensitivity.d0 load.sensitivity.d1
-equilibrium.kv_tokens equilibrium.kv_utilization equilibrium.iteration_time_s equilibrium.requests_in_flight
-equilibrium.decode_tokens_per_s equilibrium.prompt_iterations_per_s
-equilibrium.classes[].name equilibrium.classes[].per_stage equilibrium.classes[].in_flight
-saturation.admissions_per_iteration saturation.iteration_time_s saturation.throughput_rps
-worst_cycle.kind worst_cycle.throughput_per_iteration worst_cycle.throughput_rps worst_cycle.loss
-worst_cycle.evictions_per_iteration worst_cycle.period worst_cycle.danger_zone_rps
-worst_cycle.classes[].name worst_cycle.classes[].kind worst_cycle.classes[].throughput_per_iteration
-worst_cycle.classes[].throughput_rps worst_cycle.classes[].loss worst_cycle.classes[].evictions_per_iteration
-worst_cycle.classes[].period
-stability.gcd stability.spectral_radius stability.unstable_modes stability.stable stability.certified
-stability.recovery_iterations stability.min_stable_input_tokens.exact stability.min_stable_input_tokens.asymptotic
-stability.advice
-rate_cap.per_iteration rate_cap.per_second rate_cap.classes[].name rate_cap.classes[].per_iteration
-rate_cap.classes[].integer_budget rate_cap.engine_max_num_seqs
-wait.feasible wait.thresholds[] wait.iteration_time_s wait.kv_tokens wait.fits
-wait.classes[].name wait.classes[].threshold wait.classes[].mean_wait_bound_s wait.classes[].latency_s
-wait.max_thresholds[]
-nested_wait.feasible nested_wait.segments[].upto_decode nested_wait.segments[].rate_rps
-nested_wait.segments[].continue_probability nested_wait.segments[].threshold nested_wait.segments[].theta
-nested_wait.segments[].queue_bound nested_wait.base_kv_tokens nested_wait.boundary_kv_tokens
-nested_wait.high_probability_kv_tokens nested_wait.required_kv_tokens nested_wait.fits
-safety_buffer.kv_std_tokens safety_buffer.overflow_probability_per_iteration
-safety_buffer.overflow_probability_horizon safety_buffer.required_kv_tokens safety_buffer.watermark_fraction
-safety_buffer.theorem_bound
-simulation sources notes[]
-"""
-CONTRACT = _CONTRACT.split()
-
 Case = tuple[dict[str, Any], Inputs]
 
 
 def case(model: ServingModel, plan: Plan) -> Case:
-    report = analyze(model, name="n", sha256="5e6f")
+    report = analyze(model, name="n", sha256="5e6f", plan=plan)
     return to_document(report), gather(model, plan, report)
 
 
@@ -226,13 +192,19 @@ def test_nearly_every_number_has_a_calculation_somewhere() -> None:
     numbers = {
         key
         for key in CONTRACT
-        if key.startswith(("load.", "equilibrium.", "saturation.", "worst_cycle.", "rate_cap."))
+        if key.startswith(
+            ("load.", "equilibrium.", "saturation.", "worst_cycle.", "rate_cap.", "wait.", "nested")
+        )
     }
     without = {
         *(key for key in CONTRACT if key.endswith((".name", ".kind", ".feasible", ".fits"))),
         "worst_cycle.danger_zone_rps",
         "worst_cycle.classes[].period",
         "rate_cap.classes[].integer_budget",
+        "wait.max_thresholds[]",
+        "nested_wait.segments[].upto_decode",
+        "nested_wait.segments[].rate_rps",
+        "nested_wait.segments[].threshold",
     }
     assert numbers - without - calculated == set()
     assert {"stability.gcd", "stability.recovery_iterations"} <= calculated
@@ -303,6 +275,7 @@ def test_many_classes_are_cut() -> None:
     document, inputs = case(ServingModel(classes, SLOTS, Replica(20_000)), Plan())
     page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
     assert (len(page.rows), page.cut.split()[1]) == (20, "10")
+    assert explain(find("wait.kv_tokens"), document, inputs).rows[0].here.endswith(" + …")
     assert explain(find("equilibrium.classes[29].in_flight"), document, inputs).rows[0].name == "c29"
 
 
@@ -388,7 +361,7 @@ def test_an_entry_that_is_not_there_is_refused() -> None:
 
 def test_pages_are_of_the_kind_that_was_asked_for() -> None:
     model = MODELS["pulse"]
-    report = analyze(model, name="n", sha256="5e6f")
+    report = analyze(model, name="n", sha256="5e6f", plan=Plan())
 
     def page(found: Found) -> Explained | Summary:
         return explaining.page(found, report, model, Plan())

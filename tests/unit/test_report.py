@@ -7,65 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from contract import BLOCKS, KEYS, keys_of
 from hypothesis import given, settings
 from strategies import mix_model, models
 
 from kvplan import __version__
 from kvplan.model import ServingModel, Timing
 from kvplan.report import analyze, to_document
-
-CONTRACT = {
-    "schema_version": None,
-    "kvplan_version": None,
-    "profile": {"name", "sha256"},
-    "verdict": {"status", "binding", "summary"},
-    "load": {
-        "offered_rps",
-        "work_rate",
-        "load_factor_max",
-        "headroom",
-        "sustainable_rps",
-        "sustainable_decode_tokens_per_s",
-        "sensitivity",
-    },
-    "equilibrium": {
-        "kv_tokens",
-        "kv_utilization",
-        "iteration_time_s",
-        "requests_in_flight",
-        "decode_tokens_per_s",
-        "prompt_iterations_per_s",
-        "classes",
-    },
-    "saturation": {"admissions_per_iteration", "iteration_time_s", "throughput_rps"},
-    "worst_cycle": {
-        "kind",
-        "throughput_per_iteration",
-        "throughput_rps",
-        "loss",
-        "evictions_per_iteration",
-        "period",
-        "danger_zone_rps",
-        "classes",
-    },
-    "stability": {
-        "gcd",
-        "spectral_radius",
-        "unstable_modes",
-        "stable",
-        "certified",
-        "recovery_iterations",
-        "min_stable_input_tokens",
-        "advice",
-    },
-    "rate_cap": {"per_iteration", "per_second", "classes", "engine_max_num_seqs"},
-    "wait": None,
-    "nested_wait": None,
-    "safety_buffer": None,
-    "simulation": None,
-    "sources": {"verdict", "load", "equilibrium", "saturation", "worst_cycle", "stability", "rate_cap"},
-    "notes": None,
-}
 
 
 def document(model: ServingModel) -> dict[str, Any]:
@@ -87,31 +35,17 @@ def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def test_the_keys_are_those_of_the_contract() -> None:
     """Key for key, in its order at the top, nothing beside it."""
     found = document(mix_model((5, 3, 1.0), (7, 4, 1.0)))
-    assert list(found) == list(CONTRACT)
+    assert list(found) == BLOCKS
+    assert keys_of(found) == set(KEYS)
     assert found["schema_version"] == 1
     assert found["kvplan_version"] == __version__
     assert found["profile"] == {"name": "a test", "sha256": "0" * 64}
-    for block, keys in CONTRACT.items():
-        if keys is not None:
-            assert set(found[block]) == keys, block
-    assert set(found["load"]["sensitivity"]) == {"memory_tokens", "d0", "d1"}
-    assert set(found["equilibrium"]["classes"][0]) == {"name", "per_stage", "in_flight"}
-    assert set(found["rate_cap"]["classes"][0]) == {"name", "per_iteration", "integer_budget"}
-    assert set(found["stability"]["min_stable_input_tokens"]) == {"exact", "asymptotic"}
-    assert set(found["worst_cycle"]["classes"][0]) == {
-        "name",
-        "kind",
-        "throughput_per_iteration",
-        "throughput_rps",
-        "loss",
-        "evictions_per_iteration",
-        "period",
-    }
+    assert set(found["sources"]) == set(BLOCKS[3:-3])
     for source in found["sources"].values():
         assert set(source) == {"source", "kind"}
         assert source["kind"] in {"theorem", "computed", "simulated", "assumption"}
     assert found["notes"]
-    for block in ("equilibrium", "worst_cycle", "rate_cap"):
+    for block in ("equilibrium", "worst_cycle", "rate_cap", "wait"):
         assert [c["name"] for c in found[block]["classes"]] == ["class 0", "class 1"]
 
 
@@ -173,7 +107,25 @@ def check_rules(model: ServingModel) -> None:
     assert found["rate_cap"]["per_iteration"] == full["admissions_per_iteration"]
     if load["work_rate"] >= 1:
         assert all(c["integer_budget"] is None for c in found["rate_cap"]["classes"])
-    assert all(found[block] is None for block in ("wait", "nested_wait", "safety_buffer", "simulation"))
+
+    # thresholds and the buffer exist where Λ < 1 (1e-12 below for whole thresholds)
+    wait, nested, buffer = found["wait"], found["nested_wait"], found["safety_buffer"]
+    assert found["simulation"] is None
+    if load["work_rate"] >= 1:
+        assert not wait["feasible"]
+        assert not nested["feasible"]
+        assert set(buffer.values()) == {None}
+    elif load["work_rate"] < 1 - 1e-9:
+        assert wait["feasible"]
+        assert nested["feasible"]
+        parts = [nested[f"{part}_kv_tokens"] for part in ("base", "boundary", "high_probability")]
+        assert nested["required_kv_tokens"] == pytest.approx(sum(parts), abs=1)
+        ups = [segment["upto_decode"] for segment in nested["segments"]]
+        assert ups == sorted(set(ups))
+        assert ups[-1] == max(c.decode_tokens[-1] for c in model.classes)
+        assert nested["segments"][0]["continue_probability"] is None
+        assert wait["thresholds"] == [c["threshold"] for c in wait["classes"]]
+        assert buffer["overflow_probability_horizon"] >= buffer["overflow_probability_per_iteration"]
 
 
 @settings(deadline=None, max_examples=50)
