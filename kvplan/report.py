@@ -4,11 +4,9 @@
 carry more than the contract names; `BESIDE_CONTRACT` lists it, for the text and Markdown reports only.
 """
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,16 +78,14 @@ class Basis(StrEnum):
     ASSUMPTION = "assumption"
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileIdentity:
+class ProfileIdentity(NamedTuple):
     """Which profile the report is about."""
 
     name: str
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The answer in a word, the limit that binds, and a sentence with the numbers."""
 
     status: Status
@@ -97,16 +93,14 @@ class Verdict:
     summary: str
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where the numbers of a block come from."""
 
     source: str
     kind: Basis
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Everything `kvplan analyze` says about a profile; fields in the order of the contract.
 
     `simulation` is None: not computed.
@@ -383,9 +377,8 @@ def to_document(report: Report) -> dict[str, Any]:
 
 
 def _plain(value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(value):
-        names = (f.name for f in dataclasses.fields(value))
-        paths = ((name, f"{path}.{name}" if path else name) for name in names)
+    if hasattr(value, "_fields"):  # a NamedTuple
+        paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)
         return {name: _plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}
     if isinstance(value, dict):
         return {key: _plain(item, f"{path}.{key}") for key, item in value.items()}

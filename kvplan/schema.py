@@ -175,7 +175,7 @@ _RATES_ONE_WAY: JsonDict = {
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, defer_build=True)
 
 
 def _about(text: str, default: Any = ..., **options: Any) -> Any:

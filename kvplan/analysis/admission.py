@@ -6,7 +6,7 @@ Real engines admit whole requests: per class, FC's budgets b_i keep Σ b_i S_i <
 
 import heapq
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ _MAX_SEARCHED = 2_000_000  # ... and combinations looked at in one step
 _MAX_BUDGET = 500  # admissions of one class an iteration up to which queues are worth computing
 
 
-@dataclass(frozen=True, slots=True)
-class ClassCap:
+class ClassCap(NamedTuple):
     """Admissions of one class: its share of the cap, and its integer budget with the mean wait it causes."""
 
     name: str
@@ -30,8 +29,7 @@ class ClassCap:
     mean_wait_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class RateCap:
+class RateCap(NamedTuple):
     """Admission limits that prevent evictions; the keys of the report's `rate_cap` block.
 
     `budgets_are_optimal` is False where there were too many combinations to search them all, None without budgets.
@@ -44,8 +42,7 @@ class RateCap:
     budgets_are_optimal: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Budgets:
+class Budgets(NamedTuple):
     """Integer admissions per iteration and class, and the mean queue of each; None where budgets are too large."""
 
     admissions: tuple[int, ...]

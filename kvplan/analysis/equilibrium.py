@@ -4,15 +4,15 @@ All of it is linear in the traffic: a request of the mix costs so many KV token-
 seconds of work, and an iteration of fixed cost d0 serves everything in flight.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.model import FloatArray, Prefill, ServingModel, sum_by
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
+class Sensitivity(NamedTuple):
     """Relative change of the sustainable rate for +10 % of each parameter."""
 
     memory_tokens: float
@@ -20,8 +20,7 @@ class Sensitivity:
     d1: float
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What is offered against what can be sustained; the keys of the report's `load` block.
 
     `load_factor_max` α scales every rate until the first limit is met; None where it overflows a float.
@@ -36,8 +35,7 @@ class Load:
     sensitivity: Sensitivity
 
 
-@dataclass(frozen=True, slots=True)
-class ClassOccupancy:
+class ClassOccupancy(NamedTuple):
     """Requests of one class at the equilibrium, per stage and in flight; None where Λ >= 1."""
 
     name: str
@@ -45,8 +43,7 @@ class ClassOccupancy:
     in_flight: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Equilibrium:
+class Equilibrium(NamedTuple):
     """The eviction-free equilibrium at the offered load; every number None where Λ >= 1."""
 
     kv_tokens: float | None
@@ -58,8 +55,7 @@ class Equilibrium:
     classes: tuple[ClassOccupancy, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Saturation:
+class Saturation(NamedTuple):
     """The equilibrium that exactly fills memory: n*, τ(M), n*/τ(M)."""
 
     admissions_per_iteration: float
@@ -67,8 +63,7 @@ class Saturation:
     throughput_rps: float
 
 
-@dataclass(frozen=True, slots=True)
-class PerRequest:
+class PerRequest(NamedTuple):
     """Mean costs of one request of the mix.
 
     Attributes

@@ -10,9 +10,8 @@ is, on lists.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ MAX_ITERATIONS = 400_000
 MAX_STEPS = 2_000_000_000
 
 
-@dataclass(frozen=True)
-class FluidMap:
+class FluidMap(NamedTuple):
     """A saturated replica as the map sees it.
 
     Attributes
@@ -87,8 +85,7 @@ def fluid_map(stages: IntArray, first_weight: FloatArray, share: FloatArray, cap
     )
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """Cohorts in flight between two iterations.
 
     Attributes
@@ -109,8 +106,7 @@ def state_by_stage(masses: FloatArray) -> State:
     return State(mass=np.ascontiguousarray(masses[::-1], dtype=np.float64), clock=size)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What happened in a run, iteration by iteration; arrays of shape (iterations,), in requests.
 
     `completed_by_length` sums the run, for each of the map's distinct iteration counts.
@@ -271,8 +267,7 @@ def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
     return state_by_stage(masses * (system.capacity / float(masses @ system.weight)))
 
 
-@dataclass(frozen=True, slots=True)
-class Attractor:
+class Attractor(NamedTuple):
     """Where the map settles: means an iteration, over a period where there is one.
 
     `throughput` counts all completions, `mix_throughput` those of the mix as offered: the least, over the lengths, of

@@ -18,7 +18,7 @@ Three things keep the cost independent of lengths, of the number of classes and 
   request. Rates and work are kept exactly.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ _CHECK_EVERY = 16
 _ROUNDING = 1e-11  # of the rate of a group; what is left of it when all have left
 
 
-@dataclass(frozen=True)
-class ClusterGrid:
+class ClusterGrid(NamedTuple):
     """The recursion for g, laid out on cells of time.
 
     Rows are groups of requests still present, by first weight, followed by groups of requests that have left.

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -188,8 +189,7 @@ def _mills_ratio(r: float) -> float:
     return 1 / fraction
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(NamedTuple):
     """What is known about the tail of KV usage.
 
     Attributes
@@ -205,8 +205,7 @@ class Tail:
     level: float
 
 
-@dataclass(frozen=True, slots=True)
-class UsageScale:
+class UsageScale(NamedTuple):
     """Moments of KV usage that have closed forms, tokens.
 
     Attributes

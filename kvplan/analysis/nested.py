@@ -10,8 +10,8 @@ below n_1/Λ_1, so they count every request for as long as it lasts. With one se
 """
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ _NEWTON_STEPS = 60
 _SMALLEST_SHARE = 1e-300  # a larger share only shortens θ, which is safe; its inverse must not overflow
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One segment of Nested WAIT.
 
     Attributes
@@ -68,16 +67,14 @@ class Segment:
     kv_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedMemory:
+class PrintedMemory(NamedTuple):
     """Base memory by the formulas the papers print, for the same thresholds, tokens; neither is used."""
 
     eq_13: float
     segment_design: float
 
 
-@dataclass(frozen=True, slots=True)
-class NestedWait:
+class NestedWait(NamedTuple):
     """Nested WAIT thresholds and memory; the keys of the report's `nested_wait` block, and more.
 
     Attributes
@@ -113,8 +110,7 @@ class NestedWait:
     printed: PrintedMemory | None
 
 
-@dataclass(frozen=True)
-class Requirement:
+class Requirement(NamedTuple):
     """The memory requirement of candidates, tokens; arrays of shape (n_candidates,), theta as the thresholds."""
 
     base: FloatArray

@@ -7,8 +7,9 @@ beside it for comparison.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,7 @@ class TailMethod(StrEnum):
     EXACT_PMF = "exact_pmf"
 
 
-@dataclass(frozen=True, slots=True)
-class SafetyBuffer:
+class SafetyBuffer(NamedTuple):
     """Risk of overflow and the memory that bounds it; the keys of the report's `safety_buffer` block.
 
     Everything is None where Λ >= 1.

@@ -15,7 +15,7 @@ References: new, theory §3 ("Numerics"); the winding count is the argument prin
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,16 +36,14 @@ _MAX_SEARCH = 60
 _EPS = float(np.finfo(np.float64).eps)
 
 
-@dataclass(frozen=True, slots=True)
-class LargestRoot:
+class LargestRoot(NamedTuple):
     """A spectral radius, and whether it is proved: a root of that modulus to 1e-10, none further out."""
 
     modulus: float
     certified: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Arcs:
+class Arcs(NamedTuple):
     """Taylor polynomials of e^(i·middle·θ) Σ_k c_k e^(-ikθ) on equal arcs, which together cover θ in [0, π].
 
     At θ = center + t·half_width, for real t in [-1, 1], the value is Σ_m taylor[m] t^m to within `tail`, and

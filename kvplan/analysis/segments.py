@@ -5,6 +5,7 @@ that reach it.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,7 @@ _SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of
 _MOST_SEGMENTS = 128  # ... up to this
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """The traffic by decode length, over all classes; arrays of shape (n_lengths,) unless noted.
 
     Attributes

@@ -8,7 +8,8 @@ input length: the spectral radius decides.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +30,7 @@ _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class MinStableInput:
+class MinStableInput(NamedTuple):
     """Smallest input length from which the equilibrium is stable; None where there is none or it is unproved.
 
     `exact` is computed on the survival polynomial, `asymptotic` is SIC eq. 13 (two decode lengths, one input).
@@ -40,8 +40,7 @@ class MinStableInput:
     asymptotic: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Stability:
+class Stability(NamedTuple):
     """Local stability of the eviction-free equilibrium; the keys of the report's `stability` block.
 
     `unstable_modes` counts roots outside the unit circle (by more than 1e-9 where a root is on it; None where the
@@ -61,8 +60,7 @@ class Stability:
     stabilising_change: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Spectrum:
+class Spectrum(NamedTuple):
     """Roots of a survival polynomial against the unit circle."""
 
     radius: float

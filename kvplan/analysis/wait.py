@@ -8,7 +8,7 @@ A class with several decode lengths enters at the mean of its footprint and iter
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ _DIAL_ROWS = 5
 _EXACT_QUEUE_BELOW = 100_000  # the exact queue takes one complex root per unit of the threshold
 
 
-@dataclass(frozen=True, slots=True)
-class ClassWait:
+class ClassWait(NamedTuple):
     """One class under its smallest threshold; numbers None where Λ >= 1.
 
     Attributes
@@ -51,8 +50,7 @@ class ClassWait:
     queue_bound: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class DialRow:
+class DialRow(NamedTuple):
     """One setting of the throughput-latency dial, thresholds n = t·λ (not rounded).
 
     Attributes
@@ -76,8 +74,7 @@ class DialRow:
     latency_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """WAIT thresholds of a model; the keys of the report's `wait` block, and more.
 
     `max_thresholds` is None where not even the smallest fit. `smallest` says whether `thresholds` are proved to be
@@ -99,8 +96,7 @@ class Wait:
     dial: tuple[DialRow, ...]
 
 
-@dataclass(frozen=True)
-class ClassMeans:
+class ClassMeans(NamedTuple):
     """Mean costs of one request of each class; arrays of shape (n_classes,).
 
     Attributes

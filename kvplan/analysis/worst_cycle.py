@@ -8,6 +8,7 @@ labelled as simulated.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +45,7 @@ class Cycle:
     period: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClassCycle:
+class ClassCycle(NamedTuple):
     """The worst cycle of one class on a replica of its own; kind and numbers None where no closed form exists."""
 
     name: str
@@ -57,8 +57,7 @@ class ClassCycle:
     period: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorstCycle:
+class WorstCycle(NamedTuple):
     """The worst cycle of the mix; the keys of the report's `worst_cycle` block.
 
     `iterations` is how long the fluid map ran and `settled` whether it ended on a repeating pattern, both None
@@ -277,7 +276,7 @@ def simulate_worst(model: ServingModel) -> Attractor:
     worst = min((settle(system, start) for start in starts), key=lambda attractor: attractor.mix_throughput)
     if worst.evictions == 0:
         full = system.eviction_free_throughput
-        return replace(worst, throughput=full, mix_throughput=full)
+        return worst._replace(throughput=full, mix_throughput=full)
     return worst
 
 

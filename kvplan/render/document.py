@@ -6,7 +6,7 @@ quotes them and interprets nothing. Every figure carries its basis: theorem, com
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.wait import Wait
@@ -19,8 +19,7 @@ MAX_ROWS = 20  # of a table of classes; programs read the JSON, people do not re
 _MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are its rounding
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A table column: numbers compared down the column stand right; names and sentences wrap where space is short."""
 
     name: str
@@ -28,8 +27,7 @@ class Column:
     wraps: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows of formatted strings; `cut` says what was left out."""
 
     columns: tuple[Column, ...]
@@ -37,15 +35,13 @@ class Table:
     cut: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """A few sentences."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bullets:
+class Bullets(NamedTuple):
     """Sentences that stand each for itself."""
 
     items: tuple[str, ...]
@@ -54,8 +50,7 @@ class Bullets:
 Block = Table | Paragraph | Bullets
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """One block of the report; `key` is its name in the JSON contract.
 
     Where all its figures have one basis, `basis` says so once and the tables have no column for it.
@@ -67,8 +62,7 @@ class Section:
     basis: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(NamedTuple):
     """A report for people: the first screen (up to `actions`), then the details."""
 
     title: str
@@ -130,13 +124,13 @@ def _with_one_basis(section: Section) -> Section:
     if len(found) > 1:
         return section
     blocks = tuple(_without_basis(b) if b in tables else b for b in section.blocks)
-    return replace(section, blocks=blocks, basis=found.pop() if found else None)
+    return section._replace(blocks=blocks, basis=found.pop() if found else None)
 
 
 def _without_basis(table: Table) -> Table:
     at = table.columns.index(_BASIS)
     rows = tuple(row[:at] + row[at + 1 :] for row in table.rows)
-    return replace(table, columns=table.columns[:at] + table.columns[at + 1 :], rows=rows)
+    return table._replace(columns=table.columns[:at] + table.columns[at + 1 :], rows=rows)
 
 
 def _chosen(sections: tuple[Section, ...], keys: Collection[str]) -> tuple[Section, ...]:

@@ -1,6 +1,5 @@
 """Laws of Nested WAIT: memory at the equilibrium, decay rates, thresholds, δ and horizon, and a simulation."""
 
-import dataclasses
 import itertools
 import math
 from collections import deque
@@ -61,8 +60,6 @@ models = st.builds(
 
 def finite(result: Any) -> bool:
     """Whether every number in a tree of results is finite."""
-    if dataclasses.is_dataclass(result):
-        return all(finite(getattr(result, field.name)) for field in dataclasses.fields(result))
     if isinstance(result, tuple):
         return all(map(finite, result))
     return not isinstance(result, float) or math.isfinite(result)

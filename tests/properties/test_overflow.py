@@ -1,6 +1,5 @@
 """Overflow: the law of KV usage against a simulation, exact convolutions and slow sums; laws of the safety buffer."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -301,8 +300,7 @@ def test_the_memory_required_is_the_smallest_that_keeps_the_risk(model: ServingM
 
 
 def check_sane(buffer: SafetyBuffer) -> None:
-    values = dataclasses.asdict(buffer)
-    assert all(math.isfinite(v) for v in values.values() if isinstance(v, (int, float)))
+    assert all(math.isfinite(v) for v in buffer if isinstance(v, (int, float)))
     p, horizon = buffer.overflow_probability_per_iteration, buffer.overflow_probability_horizon
     assert p is not None
     assert horizon is not None
@@ -351,7 +349,7 @@ def test_extreme_models_give_numbers(model: ServingModel, delta: float, horizon_
 
 def test_nothing_exists_where_no_equilibrium_does() -> None:
     overloaded = scaled(CHAT, 1.0 / load(CHAT).work_rate * 1.001)
-    assert set(dataclasses.astuple(buffer_of(overloaded))) == {None}
+    assert set(buffer_of(overloaded)) == {None}
 
 
 def test_a_mean_beyond_memory_overflows_almost_surely() -> None:

@@ -19,8 +19,6 @@ from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 def finite(result: Any) -> bool:
     """Whether every number in a tree of results is finite."""
-    if dataclasses.is_dataclass(result):
-        return all(finite(getattr(result, field.name)) for field in dataclasses.fields(result))
     if isinstance(result, tuple):
         return all(map(finite, result))
     return not isinstance(result, float) or math.isfinite(result)
