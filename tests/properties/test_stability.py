@@ -296,9 +296,9 @@ def test_inline_is_disaggregated_with_a_token_less_and_a_stage_more(model: Servi
         replica=replace(model.replica, prefill=Prefill.DISAGGREGATED),
     )
     a, b = stability(inline), stability(ready)
-    assert replace(
-        a, min_stable_input_tokens=b.min_stable_input_tokens, advice="", stabilising_change=None
-    ) == (replace(b, advice="", stabilising_change=None))
+    assert a._replace(
+        min_stable_input_tokens=b.min_stable_input_tokens, advice="", stabilising_change=None
+    ) == b._replace(advice="", stabilising_change=None)
     one_input = len({c.input_tokens for c in model.classes}) == 1
     if (
         one_input
