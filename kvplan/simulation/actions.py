@@ -1,0 +1,406 @@
+"""What happens to requests in a run: the vocabulary that policies are written in.
+
+Everything here, and in the policies, is in the subset of Python that numba compiles, and marked with `kernel`. It
+costs a constant amount of work for each request that arrives, is admitted, evicted or done, and for each group of
+each iteration.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kvplan.simulation.state import (
+    ADMISSION,
+    AFTER,
+    ARRIVAL,
+    BEFORE,
+    BLOCK,
+    CAPACITY,
+    CLIENTS,
+    COMPLETED,
+    COMPUTED,
+    DUE_AFTER,
+    DUE_BEFORE,
+    ENTERED_AT,
+    EVICTED,
+    EVICTIONS,
+    FINISH,
+    FIRST_TOKEN,
+    FIRST_WEIGHT,
+    HEAD,
+    HELD,
+    ITERATIONS,
+    JOINED,
+    LAST_COMPLETION,
+    LENGTH,
+    MORE_REQUESTS,
+    MORE_TOKENS,
+    NOBODY,
+    NOW,
+    OUTSIDE,
+    PARKED,
+    PARTIAL,
+    PARTLY,
+    PLACE,
+    PROMPT,
+    PROMPTS,
+    QUEUE,
+    QUEUE_PEAK,
+    QUEUES,
+    READY_MADE,
+    RECOMPUTED,
+    RELEASED,
+    RESIDENT,
+    RING_SIZE,
+    RING_START,
+    RUNS,
+    SEQUENCE,
+    SILENT,
+    STAGE,
+    STAGES,
+    START,
+    STUCK,
+    TAIL,
+    TICK,
+    UNTIL,
+    WAITING,
+    WEIGHT,
+    State,
+)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+KERNELS: list[Callable[..., Any]] = []
+
+
+def kernel(function: _Function) -> _Function:
+    """Mark a function that compiled runs need; it stays as it is for all others."""
+    KERNELS.append(function)
+    return function
+
+
+@kernel
+def blocks_of(s: State, tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return (tokens + s.fixed[BLOCK] - 1) // s.fixed[BLOCK]
+
+
+# ----------------------------------------------------------------------------------------------------- lists
+
+
+@kernel
+def append(s: State, where: int, request: int) -> None:
+    """Put a request at the end of a list."""
+    last = s.list[where, TAIL]
+    s.request[request, BEFORE], s.request[request, AFTER] = last, NOBODY
+    if last == NOBODY:
+        s.list[where, HEAD] = request
+    else:
+        s.request[last, AFTER] = request
+    s.list[where, TAIL] = request
+    s.list[where, LENGTH] += 1
+    s.request[request, PLACE] = where
+
+
+@kernel
+def put_first(s: State, where: int, request: int) -> None:
+    """Put a request at the beginning of a list."""
+    first = s.list[where, HEAD]
+    s.request[request, BEFORE], s.request[request, AFTER] = NOBODY, first
+    if first == NOBODY:
+        s.list[where, TAIL] = request
+    else:
+        s.request[first, BEFORE] = request
+    s.list[where, HEAD] = request
+    s.list[where, LENGTH] += 1
+    s.request[request, PLACE] = where
+
+
+@kernel
+def take_out(s: State, request: int) -> None:
+    """Remove a request from the list in which it stands."""
+    where, left, right = s.request[request, PLACE], s.request[request, BEFORE], s.request[request, AFTER]
+    if left == NOBODY:
+        s.list[where, HEAD] = right
+    else:
+        s.request[left, AFTER] = right
+    if right == NOBODY:
+        s.list[where, TAIL] = left
+    else:
+        s.request[right, BEFORE] = left
+    s.list[where, LENGTH] -= 1
+    s.request[request, PLACE] = OUTSIDE
+
+
+@kernel
+def group_list(s: State, group: int) -> int:
+    """The list of a group's members, in order of admission."""
+    return s.fixed[QUEUES] + group
+
+
+@kernel
+def parked_list(s: State, group: int) -> int:
+    """The list of those who wait, KV kept, behind a group."""
+    return s.fixed[QUEUES] + s.group.shape[0] + group
+
+
+# -------------------------------------------------------------------------------------------------- arrivals
+
+
+@kernel
+def release(s: State) -> None:
+    """Everybody who has arrived by now joins a queue."""
+    c = s.count
+    while c[JOINED] < c[RELEASED] and s.time[c[JOINED], ARRIVAL] <= s.clock[NOW]:
+        request = c[JOINED]
+        append(s, s.request[request, QUEUE], request)
+        c[JOINED] += 1
+        c[WAITING] += 1
+    if c[WAITING] > c[QUEUE_PEAK]:
+        c[QUEUE_PEAK] = c[WAITING]
+
+
+@kernel
+def more_to_come(s: State) -> bool:
+    """Whether an arrival is still ahead whose time is known."""
+    return bool(s.count[JOINED] < s.count[RELEASED])
+
+
+# ---------------------------------------------------------------------------------------------------- groups
+
+
+@kernel
+def due_slot(s: State, group: int, tick: int) -> int:
+    """Position in `ring` of the list of those due at a tick."""
+    return s.group[group, RING_START] + tick % s.group[group, RING_SIZE]
+
+
+@kernel
+def last_tick(s: State, request: int, group: int) -> int:
+    """The tick after which a member leaves its group."""
+    return s.request[request, START] + min(s.request[request, STAGES], s.group[group, UNTIL]) - 1
+
+
+@kernel
+def schedule(s: State, request: int, group: int) -> None:
+    """Note when a member leaves its group."""
+    slot = due_slot(s, group, last_tick(s, request, group))
+    first = s.ring[slot]
+    s.request[request, DUE_BEFORE], s.request[request, DUE_AFTER] = NOBODY, first
+    if first != NOBODY:
+        s.request[first, DUE_BEFORE] = request
+    s.ring[slot] = request
+
+
+@kernel
+def unschedule(s: State, request: int, group: int) -> None:
+    """Take that note back."""
+    left, right = s.request[request, DUE_BEFORE], s.request[request, DUE_AFTER]
+    if left == NOBODY:
+        s.ring[due_slot(s, group, last_tick(s, request, group))] = right
+    else:
+        s.request[left, DUE_AFTER] = right
+    if right != NOBODY:
+        s.request[right, DUE_BEFORE] = left
+
+
+@kernel
+def enter(s: State, request: int, group: int, stage: int) -> None:
+    """Make a request a member of a running group, at the stage that it is at in this iteration."""
+    s.request[request, START] = s.group[group, TICK] - stage
+    s.request[request, ENTERED_AT] = s.group[group, TICK]
+    append(s, group_list(s, group), request)
+    s.group[group, WEIGHT] += s.request[request, FIRST_WEIGHT] + stage
+    s.phase[group, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % s.fixed[BLOCK]] += 1
+    schedule(s, request, group)
+
+
+@kernel
+def leave(s: State, request: int, group: int) -> int:
+    """Take a member out of its group; returns the KV tokens that it holds there."""
+    tokens = s.request[request, FIRST_WEIGHT] + s.group[group, TICK] - s.request[request, START]
+    take_out(s, request)
+    s.group[group, WEIGHT] -= tokens
+    s.phase[group, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % s.fixed[BLOCK]] -= 1
+    return int(tokens)
+
+
+@kernel
+def advance(s: State, group: int) -> None:
+    """Let a group run: its members grow by a token each, before anything is checked or admitted."""
+    s.group[group, RUNS] = 1
+    s.group[group, TICK] += 1
+    s.group[group, WEIGHT] += s.list[group_list(s, group), LENGTH]
+    s.count[HELD] += s.phase[group, (1 - s.group[group, TICK]) % s.fixed[BLOCK]]
+
+
+# ------------------------------------------------------------------------------------- admission and eviction
+
+
+@kernel
+def fits(s: State, tokens: int) -> bool:
+    """Whether a request of so many tokens fits now."""
+    return bool(s.count[HELD] + blocks_of(s, tokens) <= s.fixed[CAPACITY])
+
+
+@kernel
+def overflows(s: State) -> bool:
+    """Whether more is held than fits."""
+    return bool(s.count[HELD] > s.fixed[CAPACITY])
+
+
+@kernel
+def seat(s: State, request: int) -> None:
+    """Count a request taken from its queue as resident."""
+    c = s.count
+    take_out(s, request)
+    c[WAITING] -= 1
+    c[RESIDENT] += 1
+    s.request[request, ADMISSION] = c[SEQUENCE]
+    c[SEQUENCE] += 1
+
+
+@kernel
+def admit(s: State, request: int, group: int) -> None:
+    """Begin a request from a queue in a running group, at stage 0."""
+    seat(s, request)
+    s.count[HELD] += blocks_of(s, s.request[request, FIRST_WEIGHT])
+    if not s.fixed[READY_MADE] or s.request[request, EVICTIONS] > 0:
+        s.count[PROMPTS] += s.request[request, PROMPT]
+    enter(s, request, group, 0)
+
+
+@kernel
+def evict(s: State, request: int) -> None:
+    """Free a resident request's memory; its work is lost and it goes to the front of its queue."""
+    c, place = s.count, s.request[request, PLACE]
+    group = place - s.fixed[QUEUES]
+    if place == PARTIAL:
+        tokens = lost = s.request[request, PARKED]
+        c[PARTLY] = NOBODY
+    elif group < s.group.shape[0]:
+        unschedule(s, request, group)
+        tokens = leave(s, request, group)
+        lost = (
+            tokens - 1 if s.group[group, RUNS] else tokens
+        )  # the token of this iteration is not computed yet
+    else:
+        take_out(s, request)
+        tokens = lost = s.request[request, PARKED]
+    c[HELD] -= blocks_of(s, tokens)
+    c[RESIDENT] -= 1
+    c[WAITING] += 1
+    c[EVICTED] += 1
+    c[RECOMPUTED] += lost
+    s.request[request, EVICTIONS] += 1
+    if c[RESIDENT] == 0:  # alone, and still too large
+        c[STUCK] = 1
+    put_first(s, s.request[request, QUEUE], request)
+
+
+@kernel
+def last_admitted(s: State) -> int:
+    """The resident request that was admitted last, of all groups and of those parked; NOBODY if there is none."""
+    last = s.count[PARTLY]
+    for where in range(s.fixed[QUEUES], s.list.shape[0]):
+        request = s.list[where, TAIL]
+        if request != NOBODY and (
+            last == NOBODY or s.request[request, ADMISSION] > s.request[last, ADMISSION]
+        ):
+            last = request
+    return int(last)
+
+
+@kernel
+def evict_until_it_fits(s: State) -> bool:
+    """Evict, last admitted first, until what is left fits; whether anybody was evicted."""
+    evicted = False
+    while overflows(s):
+        evict(s, last_admitted(s))
+        evicted = True
+    return evicted
+
+
+@kernel
+def admit_in_order(s: State, queue: int, group: int, most: int) -> None:
+    """Admit from a queue, first come first served, while the next one fits."""
+    while most > 0:
+        request = s.list[queue, HEAD]
+        if request == NOBODY or not fits(s, s.request[request, FIRST_WEIGHT]):
+            return
+        admit(s, request, group)
+        most -= 1
+
+
+@kernel
+def move_on(s: State, request: int, group: int) -> None:
+    """Let a parked request go on in a running group, with a token more than it holds."""
+    tokens = s.request[request, PARKED]
+    take_out(s, request)
+    s.count[HELD] += blocks_of(s, tokens + 1) - blocks_of(s, tokens)
+    enter(s, request, group, s.request[request, STAGE])
+
+
+# ------------------------------------------------------------------------------------------ after the batch
+
+
+@kernel
+def settle(s: State) -> None:
+    """The batch has run: first tokens come out, those who are done leave, those at the end of a group are parked."""
+    c, now = s.count, s.clock[NOW]
+    silent = 0
+    for group in range(s.group.shape[0]):
+        if not s.group[group, RUNS]:
+            continue
+        silent += first_tokens(s, group)
+        slot = due_slot(s, group, s.group[group, TICK])
+        request = s.ring[slot]
+        s.ring[slot] = NOBODY
+        while request != NOBODY:
+            following = s.request[request, DUE_AFTER]
+            stage = s.group[group, TICK] - s.request[request, START] + 1
+            tokens = leave(s, request, group)
+            if stage == s.request[request, STAGES]:
+                c[HELD] -= blocks_of(s, tokens)
+                complete(s, request, now)
+            else:
+                s.request[request, STAGE], s.request[request, PARKED] = stage, tokens
+                append(s, parked_list(s, group), request)
+            request = following
+    c[COMPUTED] -= silent
+
+
+@kernel
+def first_tokens(s: State, group: int) -> int:
+    """Note first tokens of the members that emit one now; returns how many members emitted nothing."""
+    request, silent = s.list[group_list(s, group), TAIL], 0
+    tick, quiet = s.group[group, TICK], s.fixed[SILENT]
+    while request != NOBODY and s.request[request, ENTERED_AT] >= tick - quiet:
+        if tick - s.request[request, START] >= quiet:
+            if math.isnan(s.time[request, FIRST_TOKEN]):
+                s.time[request, FIRST_TOKEN] = s.clock[NOW]
+        else:
+            silent += 1
+        request = s.request[request, BEFORE]
+    return silent
+
+
+@kernel
+def complete(s: State, request: int, now: float) -> None:
+    """A request is done; in a closed loop its client sends the next one."""
+    c = s.count
+    s.time[request, FINISH] = now
+    c[RESIDENT] -= 1
+    c[COMPLETED] += 1
+    c[LAST_COMPLETION] = c[ITERATIONS]
+    if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
+        s.time[c[RELEASED], ARRIVAL] = now
+        c[RELEASED] += 1
+
+
+@kernel
+def clear_batch(s: State) -> None:
+    """Forget the batch before."""
+    s.group[:, RUNS] = False
+    s.count[PROMPTS] = 0
+    s.count[MORE_TOKENS] = 0
+    s.count[MORE_REQUESTS] = 0

@@ -1,0 +1,261 @@
+"""The one loop: arrivals, batch, time, completions; compiled by numba for long runs, plain Python for short ones.
+
+A compiled loop is kept on disk between processes, where numba finds a folder to write to. It is one function for
+each policy, made from the same code, so policies cost each other nothing.
+"""
+
+import hashlib
+import inspect
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from kvplan.model import Replica, Timing
+from kvplan.simulation.actions import KERNELS, clear_batch, more_to_come, release, settle
+from kvplan.simulation.outcome import Ending, Outcome, Series
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import (
+    ARRIVAL,
+    BIN,
+    BLOCK,
+    COMPLETED,
+    COMPUTED,
+    D0,
+    D1,
+    D2,
+    D3,
+    EVICTED,
+    EVICTIONS,
+    FINISH,
+    FIRST_TOKEN,
+    HELD,
+    HORIZON,
+    ITERATIONS,
+    JOINED,
+    KV_SUM,
+    LAST_COMPLETION,
+    LENGTH,
+    MORE_REQUESTS,
+    MORE_TOKENS,
+    NOW,
+    OVERFLOWS,
+    PEAK,
+    PROMPTS,
+    QUEUE_PEAK,
+    QUEUES,
+    RECOMPUTED,
+    RECORDED,
+    RECORDS,
+    RESIDENT,
+    RUNS,
+    SCHEDULED,
+    STAGES,
+    STRIDE,
+    STUCK,
+    WAITING,
+    WEIGHT,
+    Setup,
+    State,
+    new_state,
+)
+
+GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK = range(4)
+_ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
+_COMPILE_ABOVE = (
+    20_000  # requests times iterations of a slice; compiling pays off beyond seconds of plain Python
+)
+_SLICE = 200_000  # iterations between two looks at what the caller wants
+_PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
+
+FormBatch = Callable[[State], None]
+
+
+def form_batch(s: State) -> None:
+    """Stands for the policy's: see `bound`."""
+    raise NotImplementedError
+
+
+def loop(s: State, limit: int, patience: int) -> int:
+    """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all."""
+    c, second = s.count, s.second
+    while c[ITERATIONS] < limit:
+        release(s)
+        if c[COMPLETED] == s.time.shape[0]:
+            return FINISHED
+        if s.clock[NOW] >= second[HORIZON]:
+            return OUT_OF_TIME
+        clear_batch(s)
+        evictions = c[EVICTED]
+        form_batch(s)
+        if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
+            return LIVELOCK
+        tokens, requests = c[MORE_TOKENS], c[MORE_REQUESTS]
+        for group in range(s.group.shape[0]):
+            if s.group[group, RUNS]:
+                tokens += s.group[group, WEIGHT]
+                requests += s.list[s.fixed[QUEUES] + group, LENGTH]
+        if requests == 0:
+            if not more_to_come(s):
+                return LIVELOCK
+            if s.time[c[JOINED], ARRIVAL] > second[HORIZON]:
+                s.clock[NOW] = second[HORIZON]
+                return OUT_OF_TIME
+            s.clock[NOW] = max(s.clock[NOW], s.time[c[JOINED], ARRIVAL])
+            continue
+        now = (
+            s.clock[NOW] + second[D0] + second[D1] * tokens + second[D2] * c[PROMPTS] + second[D3] * requests
+        )
+        if now > second[HORIZON]:
+            s.clock[NOW] = second[HORIZON]
+            return OUT_OF_TIME
+        s.clock[NOW] = now
+        c[SCHEDULED] = requests
+        c[COMPUTED] += c[PROMPTS] + requests
+        c[ITERATIONS] += 1
+        c[OVERFLOWS] += c[EVICTED] > evictions
+        note(s)
+        settle(s)
+    return GOES_ON
+
+
+def note(s: State) -> None:
+    """Record what is held while the batch runs."""
+    c = s.count
+    held = c[HELD] * s.fixed[BLOCK]
+    s.clock[KV_SUM] += held
+    s.histogram[held // s.fixed[BIN]] += 1
+    if held > c[PEAK]:
+        c[PEAK] = held
+    if c[ITERATIONS] % c[STRIDE]:
+        return
+    if c[RECORDED] == RECORDS:
+        half = RECORDS // 2
+        for i in range(half):
+            s.record_time[i] = s.record_time[2 * i + 1]
+            s.record[i] = s.record[2 * i + 1]
+        c[RECORDED] = half
+        c[STRIDE] *= 2
+        if c[ITERATIONS] % c[STRIDE]:
+            return
+    at = c[RECORDED]
+    s.record_time[at] = s.clock[NOW]
+    s.record[at, 0] = held
+    s.record[at, 1] = c[WAITING]
+    s.record[at, 2] = c[RESIDENT]
+    s.record[at, 3] = c[EVICTED]
+    s.record[at, 4] = c[COMPLETED]
+    c[RECORDED] += 1
+
+
+@cache
+def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, as plain Python."""
+    scope = {**globals(), "form_batch": policy}
+    copy = types.FunctionType(loop.__code__, scope, loop.__name__)
+    # numba keeps compiled code by name and date of this file; the name has to change with all that goes in
+    copy.__qualname__ = f"loop_{_fingerprint(policy)}"
+    copy.__module__ = __name__
+    return copy
+
+
+def _fingerprint(policy: FormBatch) -> str:
+    texts = sorted({inspect.getsource(inspect.getmodule(f) or f) for f in (*KERNELS, policy, loop)})
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+@cache
+def compiled(policy: FormBatch) -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, compiled."""
+    import numba
+    from numba.extending import register_jitable
+
+    _register(register_jitable)
+    try:
+        return numba.njit(bound(policy), cache=True, nogil=True)  # type: ignore[no-any-return]
+    except RuntimeError:  # no folder to keep it in
+        return numba.njit(bound(policy), nogil=True)  # type: ignore[no-any-return]
+
+
+_registered: set[Callable[..., Any]] = set()
+
+
+def _register(register_jitable: Callable[[Callable[..., Any]], object]) -> None:
+    for function in (*KERNELS, note):
+        if function not in _registered:
+            register_jitable(function)
+            _registered.add(function)
+
+
+def run(
+    policy: FormBatch,
+    requests: Requests,
+    timing: Timing,
+    replica: Replica,
+    setup: Setup,
+    *,
+    horizon_s: float | None = None,
+    compile: bool | None = None,
+    watch: Callable[[int], bool] | None = None,
+) -> Outcome:
+    """Run a policy on a list of requests.
+
+    Parameters
+    ----------
+    policy : function
+        Forms the batch of an iteration; see `kvplan.simulation.policies`.
+    requests : Requests
+    timing : Timing
+    replica : Replica
+    setup : Setup
+        From the policy's `prepare`.
+    horizon_s : float, optional
+        Where the clock stops, seconds; batches that would end later are not run.
+    compile : bool, optional
+        Compile the loop; None decides by the size of the run. The results are the same.
+    watch : function, optional
+        Told now and then how many requests are done; the run stops where it answers False.
+    """
+    state = new_state(requests, timing, replica, setup, horizon_s)
+    if compile is None:
+        compile = int(requests.decode_tokens.sum()) > _COMPILE_ABOVE
+    step = compiled(policy) if compile else bound(policy)
+    longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
+    patience, slice_ = _PATIENCE * longest + 1000, _SLICE if compile else _SLICE // 200
+    ending = Ending.FINISHED
+    with np.errstate(invalid="ignore"):
+        while True:
+            code = step(state, int(state.count[ITERATIONS]) + slice_, patience)
+            if code != GOES_ON:
+                ending = _ENDINGS[code]
+                break
+            if watch is not None and not watch(int(state.count[COMPLETED])):
+                ending = Ending.INTERRUPTED
+                break
+    return _outcome(state, ending)
+
+
+def _outcome(s: State, ending: Ending) -> Outcome:
+    c = s.count
+    rows = slice(0, int(c[RECORDED]))
+    kv, waiting, running, evictions, completions = s.record[rows].T
+    return Outcome(
+        arrival_s=s.time[:, ARRIVAL],
+        first_token_s=s.time[:, FIRST_TOKEN],
+        finish_s=s.time[:, FINISH],
+        evictions=s.request[:, EVICTIONS],
+        ending=ending,
+        end_s=float(s.clock[NOW]),
+        iterations=int(c[ITERATIONS]),
+        recomputed_tokens=int(c[RECOMPUTED]),
+        computed_tokens=int(c[COMPUTED]),
+        kv_sum=float(s.clock[KV_SUM]),
+        kv_peak=int(c[PEAK]),
+        queue_peak=int(c[QUEUE_PEAK]),
+        kv_histogram=s.histogram,
+        bin_tokens=int(s.fixed[BIN]),
+        overflows=int(c[OVERFLOWS]),
+        series=Series(int(c[STRIDE]), s.record_time[rows], kv, waiting, running, evictions, completions),
+    )

@@ -1,0 +1,23 @@
+"""Greedy admission: whatever fits now (SIC 2.2)."""
+
+from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, kernel
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.state import WAITING, Setup, State
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Evict what no longer fits, least progressed first, then admit in order of arrival while the next one fits."""
+    advance(s, 0)
+    evict_until_it_fits(s)
+    admit_in_order(s, 0, 0, s.count[WAITING])
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Nothing can be set."""
+    return one_queue(scenario.requests), {}
+
+
+POLICY = Policy(
+    "admit whatever fits now; least progressed first when memory is short (SIC 2.2)", {}, prepare, form_batch
+)

@@ -1,0 +1,90 @@
+"""Nested WAIT: segments of decode length, each with a threshold, for unknown lengths (WAIT-s Algorithm 2)."""
+
+import numpy as np
+
+from kvplan.analysis.nested import nested_wait
+from kvplan.errors import UsageError
+from kvplan.model import Prefill
+from kvplan.simulation.actions import (
+    admit_in_order,
+    advance,
+    evict_until_it_fits,
+    kernel,
+    more_to_come,
+    move_on,
+    parked_list,
+)
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.state import HEAD, LENGTH, NOBODY, Setup, State
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Segments 1 .. k run, k the largest with all of them at threshold; each takes as many from those who wait.
+
+    When nothing else is to come and the first segment is below its threshold, all run with what there is.
+    """
+    segments, k = s.group.shape[0], 0
+    while k < segments and _waiting(s, k) >= s.knobs[k]:
+        k += 1
+    if k == 0 and not more_to_come(s):
+        k = segments
+    for segment in range(k):
+        advance(s, segment)
+    for segment in range(1, k):
+        for _ in range(int(s.knobs[segment])):
+            request = s.list[parked_list(s, segment - 1), HEAD]
+            if request == NOBODY:
+                break
+            move_on(s, request, segment)
+    evict_until_it_fits(s)
+    if k > 0:
+        admit_in_order(s, 0, 0, int(s.knobs[0]))
+
+
+@kernel
+def _waiting(s: State, segment: int) -> int:
+    """Requests that wait at the start of a segment."""
+    return int(s.list[0 if segment == 0 else parked_list(s, segment - 1), LENGTH])
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Boundaries and thresholds of the plan, unless they are set."""
+    boundaries, thresholds = _segments(scenario, settings)
+    inline = scenario.model.replica.prefill is Prefill.INLINE
+    setup = one_queue(scenario.requests)
+    until = np.append(np.array(boundaries[:-1], dtype=np.int64) + inline, setup.until)
+    return setup._replace(until=until, knobs=np.array(thresholds, dtype=np.float64)), {
+        "boundaries": list(boundaries),
+        "thresholds": list(thresholds),
+    }
+
+
+def _segments(scenario: Scenario, settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    given = settings.numbers("boundaries")
+    if (given is None) is not (settings.numbers("thresholds") is None):
+        raise UsageError("nested-wait: boundaries and thresholds belong together; set both or neither")
+    if given is not None:
+        boundaries = settings.counts("boundaries", len(given), "the decode lengths that end the segments")
+        assert boundaries is not None
+        if any(a >= b for a, b in zip(boundaries, boundaries[1:], strict=False)):
+            raise UsageError("nested-wait.boundaries: ascending decode lengths are wanted")
+        thresholds = settings.counts("thresholds", len(given), "one for each boundary")
+        assert thresholds is not None
+        return boundaries, thresholds
+    plan = scenario.plan
+    found = nested_wait(scenario.model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments)
+    if not found.feasible:
+        raise UsageError("nested-wait: no thresholds keep up with this load; set boundaries and thresholds")
+    return tuple(s.upto_decode for s in found.segments), tuple(s.threshold for s in found.segments)
+
+
+POLICY = Policy(
+    "segments of decode length run once their thresholds are met; lengths unknown (WAIT-s Algorithm 2)",
+    {
+        "boundaries": "decode lengths that end the segments, with commas; those of the plan",
+        "thresholds": "one for each segment, with commas; those of the plan",
+    },
+    prepare,
+    form_batch,
+)

@@ -1,0 +1,99 @@
+"""What a policy is: what it needs of the engine, and how it forms the batch of an iteration.
+
+A further policy is a module with a function marked `kernel` that forms batches from the actions of
+`kvplan.simulation.actions`, a function that prepares a run, and a `POLICY` made of both; and its line in `POLICIES`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.model import Plan, ServingModel
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import Setup, State
+
+_NEVER = 1 << 40  # stages; a group with this end keeps its members until they are done
+
+
+class Scenario(NamedTuple):
+    """What is to be run, before a policy is chosen.
+
+    Attributes
+    ----------
+    model : ServingModel
+    plan : Plan
+    requests : Requests
+    names : tuple of str
+        Classes that the requests belong to; of a trace there is one.
+    """
+
+    model: ServingModel
+    plan: Plan
+    requests: Requests
+    names: tuple[str, ...]
+
+
+class Settings(NamedTuple):
+    """Parameters as they were set for one policy; those it has not asked for are mistakes."""
+
+    policy: str
+    given: Mapping[str, tuple[float, ...]]
+
+    def numbers(self, name: str) -> tuple[float, ...] | None:
+        """A list of numbers; None where it is not set."""
+        return self.given.get(name)
+
+    def number(self, name: str, default: float) -> float:
+        """A single number."""
+        values = self.given.get(name, (default,))
+        if len(values) != 1:
+            raise UsageError(f"{self.policy}.{name} = {_written(values)}: one number is wanted")
+        return values[0]
+
+    def counts(self, name: str, size: int, what: str) -> tuple[int, ...] | None:
+        """A list of whole numbers above 0, `size` of them; None where it is not set."""
+        values = self.given.get(name)
+        if values is None:
+            return None
+        if len(values) != size or any(v < 1 or v != int(v) for v in values):
+            raise UsageError(
+                f"{self.policy}.{name} = {_written(values)}: {size} whole numbers above 0 are wanted, {what}"
+            )
+        return tuple(map(int, values))
+
+
+def _written(values: tuple[float, ...]) -> str:
+    return ",".join(f"{v:g}" for v in values)
+
+
+class Policy(NamedTuple):
+    """A way to serve.
+
+    Attributes
+    ----------
+    summary : str
+        What it does, in a line.
+    parameters : mapping of str to str
+        What can be set, with a line about each.
+    prepare : function
+        From a scenario and settings to what the engine needs, and the parameters as they will be run.
+    form_batch : function
+        Marked `kernel`: advances groups, evicts and admits.
+    """
+
+    summary: str
+    parameters: Mapping[str, str]
+    prepare: Callable[[Scenario, Settings], tuple[Setup, dict[str, object]]]
+    form_batch: Callable[[State], None]
+
+
+def one_queue(requests: Requests) -> Setup:
+    """One queue and one group, which nobody leaves before the end."""
+    return Setup(
+        queue_of=np.zeros(requests.arrival_s.size, dtype=np.int64),
+        queues=1,
+        until=np.array([_NEVER]),
+        knobs=np.zeros(0),
+    )

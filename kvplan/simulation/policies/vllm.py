@@ -1,0 +1,201 @@
+"""vLLM's V1 scheduler: running requests first, chunked prefill, preemption of the last, recomputation.
+
+Memory is counted as the engine does: tokens computed so far, in whole blocks, one block reserved. The iteration that
+ends a prefill emits a token whose KV is computed in the next one.
+"""
+
+import math
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.simulation.actions import (
+    advance,
+    blocks_of,
+    enter,
+    evict,
+    group_list,
+    kernel,
+    last_admitted,
+    overflows,
+    schedule,
+    seat,
+    unschedule,
+)
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.state import (
+    BEFORE,
+    BLOCK,
+    CAPACITY,
+    COMPUTED,
+    FIRST_WEIGHT,
+    HEAD,
+    HELD,
+    LENGTH,
+    MORE_REQUESTS,
+    MORE_TOKENS,
+    NOBODY,
+    PARKED,
+    PARTIAL,
+    PARTLY,
+    PLACE,
+    PROMPTS,
+    RECOMPUTED,
+    RESIDENT,
+    STAGE,
+    START,
+    TAIL,
+    TICK,
+    WEIGHT,
+    Setup,
+    State,
+)
+
+MAX_SEQUENCES, MAX_TOKENS, WATERMARK = range(3)
+_UNLIMITED = float(1 << 50)
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Running requests get a token each and blocks for it, the last ones give way; then prompts are admitted."""
+    budget = int(s.knobs[MAX_TOKENS])
+    advance(s, 0)
+    paused = max(s.list[group_list(s, 0), LENGTH] - budget, 0)
+    pause(s, paused)
+    preempted = False
+    while overflows(s):
+        request = last_admitted(s)
+        inside = request != s.count[PARTLY]
+        preempt(s, request, inside and paused > 0)
+        paused -= inside
+        preempted = True
+    budget -= s.list[group_list(s, 0), LENGTH]
+    request = s.count[PARTLY]
+    if request != NOBODY and budget > 0:
+        if s.count[HELD] + further_blocks(s, request, budget) <= s.fixed[CAPACITY]:
+            budget -= compute_prompt(s, request, budget)
+        else:
+            preempt(s, request, False)
+            preempted = True
+    if not preempted:
+        admit_prompts(s, budget)
+
+
+@kernel
+def preempt(s: State, request: int, paused: bool) -> None:
+    """Evict; what has been generated becomes part of the prompt to compute again."""
+    if s.request[request, PLACE] != PARTIAL:
+        stage = s.group[0, TICK] - s.request[request, START]
+        s.request[request, STAGE] = stage + paused
+        if paused:  # all that it holds has been computed, and it was not in the batch
+            s.count[RECOMPUTED] += 1
+            s.count[MORE_TOKENS] += s.request[request, FIRST_WEIGHT] + stage
+            s.count[MORE_REQUESTS] += 1
+    evict(s, request)
+
+
+@kernel
+def granted_tokens(s: State, request: int, budget: int) -> int:
+    """What is left to compute of a sequence, or as much of it as the budget allows."""
+    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+    return int(min(whole - s.request[request, PARKED], budget))
+
+
+@kernel
+def further_blocks(s: State, request: int, budget: int) -> int:
+    """Blocks that the next part of a sequence takes."""
+    done = s.request[request, PARKED]
+    return blocks_of(s, done + granted_tokens(s, request, budget)) - blocks_of(s, done)
+
+
+@kernel
+def admit_prompts(s: State, budget: int) -> None:
+    """In order of arrival, while the whole next sequence fits; only the part granted takes blocks."""
+    while budget > 0 and s.count[RESIDENT] < s.knobs[MAX_SEQUENCES]:
+        request = s.list[0, HEAD]
+        if request == NOBODY:
+            return
+        spared = int(s.knobs[WATERMARK]) if s.count[RESIDENT] > 0 else 0
+        whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+        if s.count[HELD] + blocks_of(s, whole) > s.fixed[CAPACITY] - spared:
+            return
+        seat(s, request)
+        s.request[request, PARKED] = 0
+        budget -= compute_prompt(s, request, budget)
+
+
+@kernel
+def compute_prompt(s: State, request: int, budget: int) -> int:
+    """Compute the next part of a sequence; returns its tokens."""
+    s.count[HELD] += further_blocks(s, request, budget)
+    granted = granted_tokens(s, request, budget)
+    done = s.request[request, PARKED] + granted
+    if granted > 1:
+        s.count[PROMPTS] += granted
+    if done == s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]:
+        s.count[PARTLY] = NOBODY
+        enter(s, request, 0, s.request[request, STAGE])
+    else:
+        s.request[request, PARKED] = done
+        s.request[request, PLACE] = PARTIAL
+        s.count[PARTLY] = request
+        s.count[MORE_TOKENS] += done
+        s.count[MORE_REQUESTS] += 1
+        s.count[COMPUTED] -= 1  # it emits nothing
+    return granted
+
+
+@kernel
+def pause(s: State, beyond: int) -> None:
+    """More are running than the budget has tokens: the last ones do not run in this iteration."""
+    request = s.list[group_list(s, 0), TAIL]
+    for _ in range(beyond):
+        unschedule(s, request, 0)
+        tokens = s.request[request, FIRST_WEIGHT] + s.group[0, TICK] - s.request[request, START]
+        block = s.fixed[BLOCK]
+        s.phase[0, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % block] -= 1
+        s.request[request, START] += 1
+        s.phase[0, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % block] += 1
+        schedule(s, request, 0)
+        s.group[0, WEIGHT] -= 1
+        s.count[HELD] += blocks_of(s, tokens - 1) - blocks_of(s, tokens)
+        s.count[MORE_TOKENS] -= tokens - 1
+        s.count[MORE_REQUESTS] -= 1
+        request = s.request[request, BEFORE]
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Engine limits from the profile; absent ones do not bind."""
+    replica = scenario.model.replica
+    watermark = settings.number("watermark", 0.0)
+    if not 0 <= watermark < 1:
+        raise UsageError(f"vllm.watermark = {watermark:g}: a share of the blocks, from 0 to below 1")
+    sequences = settings.number("max_num_seqs", replica.max_num_seqs or _UNLIMITED)
+    tokens = settings.number("max_num_batched_tokens", replica.max_num_batched_tokens or _UNLIMITED)
+    for name, value in (("max_num_seqs", sequences), ("max_num_batched_tokens", tokens)):
+        if value < 1 or value != int(value):
+            raise UsageError(f"vllm.{name} = {value:g}: a whole number above 0")
+    blocks = replica.memory_tokens // replica.block_tokens - 1
+    setup = one_queue(scenario.requests)._replace(
+        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]),
+        capacity_blocks=blocks,
+        first_weight=np.maximum(scenario.requests.input_tokens, 1),
+        stages=scenario.requests.decode_tokens,
+    )
+    return setup, {
+        "watermark": watermark,
+        "max_num_seqs": None if sequences == _UNLIMITED else int(sequences),
+        "max_num_batched_tokens": None if tokens == _UNLIMITED else int(tokens),
+    }
+
+
+POLICY = Policy(
+    "vLLM's V1 scheduler: chunked prefill, the last running request is preempted and recomputed",
+    {
+        "watermark": "share of the blocks kept free at admission while anything runs; 0",
+        "max_num_seqs": "most requests running; the profile's",
+        "max_num_batched_tokens": "token budget of an iteration; the profile's",
+    },
+    prepare,
+    form_batch,
+)

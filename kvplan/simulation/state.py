@@ -1,0 +1,232 @@
+"""The state of a run, as arrays: requests, lists they stand in, groups that move together, counters.
+
+A *group* is a set of requests that always run together: each of its executed iterations, a tick, moves every member
+by a stage. So a member's stage follows from the tick at which it would have begun, the group's memory grows by what
+its size says, and only arrivals, admissions, evictions and completions touch single requests. Groups keep their
+members in order of admission, and in a ring of lists by the tick at which they are due to leave.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.simulation.requests import Requests
+
+NOBODY = -1
+RECORDS = 4096  # of the series; when it is full, every second one goes
+_BINS = 1 << 14
+
+# Places a request can be in besides the queues and groups, which are numbered from 0.
+OUTSIDE, PARTIAL = -1, -2
+
+# The integer counters of a run, positions in `State.count`.
+(
+    RELEASED,  # requests that have arrived, or whose arrival is fixed
+    JOINED,  # of these, those that have joined a queue
+    RESIDENT,
+    COMPLETED,
+    EVICTED,
+    OVERFLOWS,
+    ITERATIONS,
+    SEQUENCE,
+    HELD,  # blocks
+    PROMPTS,  # tokens of this batch's prefill
+    MORE_TOKENS,  # of this batch, beside whole groups
+    MORE_REQUESTS,
+    SCHEDULED,
+    RECOMPUTED,
+    COMPUTED,
+    PEAK,
+    QUEUE_PEAK,
+    WAITING,
+    STUCK,  # a request is known that can never fit
+    LAST_COMPLETION,  # iteration
+    RECORDED,
+    STRIDE,
+    PARTLY,  # the request whose prompt is computed in part, or NOBODY
+    _COUNTERS,
+) = range(24)
+
+NOW, KV_SUM = range(2)  # positions in `State.clock`
+
+(D0, D1, D2, D3, HORIZON) = range(5)  # in `State.second`
+
+(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES) = range(7)  # in `State.fixed`
+
+ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
+
+# Columns of `State.request`.
+(
+    FIRST_WEIGHT,  # KV tokens at stage 0
+    STAGES,
+    PROMPT,  # tokens
+    QUEUE,  # that it joins
+    EVICTIONS,
+    PLACE,  # list that it stands in: queues first, groups after them, lists of parked requests last
+    START,  # tick of its group at which a member would have been at stage 0
+    ENTERED_AT,  # tick at which it came into its group
+    STAGE,  # of a request outside groups: where it goes on
+    PARKED,  # KV tokens held by a request that is resident outside a group
+    ADMISSION,  # number in the order of admissions
+    BEFORE,  # neighbours in the list it stands in
+    AFTER,
+    DUE_BEFORE,  # neighbours among those due at the same tick
+    DUE_AFTER,
+    _REQUEST_COLUMNS,
+) = range(16)
+
+HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
+
+# Columns of `State.group`.
+(
+    TICK,  # executed iterations, the one being formed included
+    WEIGHT,  # KV tokens of its members in that iteration
+    RUNS,  # whether it is in the batch
+    UNTIL,  # stage before which members leave, done or not
+    RING_START,  # of its part of `State.ring`
+    RING_SIZE,
+    _GROUP_COLUMNS,
+) = range(7)
+
+
+class State(NamedTuple):
+    """Everything a run reads and writes. Few arrays with named columns: numba passes each one to each function.
+
+    Attributes
+    ----------
+    second : ndarray of float64
+        Constants of the run: D0, D1, D2, D3, HORIZON.
+    fixed : ndarray of int64
+        More of them: CAPACITY (blocks) ... QUEUES.
+    knobs : ndarray of float64
+        Parameters of the policy.
+    clock : ndarray of float64
+        NOW (seconds), KV_SUM (tokens).
+    count : ndarray of int64
+        Counters.
+    time : ndarray, shape (n_requests, 3), seconds
+        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened.
+    request : ndarray of int64, shape (n_requests, n_columns)
+    list : ndarray of int64, shape (n_lists, 3)
+        HEAD, TAIL, LENGTH of queues, groups and lists of parked requests.
+    group : ndarray of int64, shape (n_groups, n_columns)
+    phase : ndarray of int64, shape (n_groups, block)
+        Members by (first weight - start) modulo the block: who needs a block at a tick.
+    ring : ndarray of int64
+        First of those due to leave at each tick, a ring for each group.
+    histogram : ndarray of int64, shape (n_bins,)
+        Iterations by KV tokens held.
+    record_time : ndarray, shape (RECORDS,), seconds
+    record : ndarray of int64, shape (RECORDS, 5)
+        KV tokens, waiting, resident, evictions, completions.
+    """
+
+    second: FloatArray
+    fixed: IntArray
+    knobs: FloatArray
+    clock: FloatArray
+    count: IntArray
+    time: FloatArray
+    request: IntArray
+    list: IntArray
+    group: IntArray
+    phase: IntArray
+    ring: IntArray
+    histogram: IntArray
+    record_time: FloatArray
+    record: IntArray
+
+
+class Setup(NamedTuple):
+    """What a policy needs of the engine.
+
+    Attributes
+    ----------
+    queue_of : ndarray of int64, shape (n_requests,)
+        Queue that each request joins, numbered from 0.
+    queues : int
+    until : ndarray of int64, shape (n_groups,)
+        Stage before which members leave each group; at least every request's stages, but for all groups but the
+        last of a policy that hands requests on.
+    knobs : ndarray of float64
+        Parameters, for the policy's own eyes.
+    capacity_blocks : int or None
+        Blocks that it may use; None: all that fit in memory.
+    first_weight, stages : ndarray of int64 or None, shape (n_requests,)
+        Where the policy counts memory as its engine does; None: the profile's prefill convention.
+    """
+
+    queue_of: IntArray
+    queues: int
+    until: IntArray
+    knobs: FloatArray
+    capacity_blocks: int | None = None
+    first_weight: IntArray | None = None
+    stages: IntArray | None = None
+
+
+def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
+    """KV tokens at stage 0 and number of stages of each request (theory §1).
+
+    Examples
+    --------
+    >>> one = Requests(np.zeros(1), np.array([10]), np.array([3]), np.zeros(1, dtype=np.int64))
+    >>> [a.tolist() for a in stage_weights(one, Prefill.INLINE)]
+    [[10], [4]]
+    """
+    inline = prefill is Prefill.INLINE
+    return requests.input_tokens + (not inline), requests.decode_tokens + inline
+
+
+def new_state(
+    requests: Requests, timing: Timing, replica: Replica, setup: Setup, horizon_s: float | None
+) -> State:
+    """The state before anything has arrived."""
+    size, block = requests.arrival_s.size, replica.block_tokens
+    weight, stages = stage_weights(requests, replica.prefill)
+    weight = weight if setup.first_weight is None else setup.first_weight
+    stages = stages if setup.stages is None else setup.stages
+    groups = setup.until.size
+    longest = int(stages.max(initial=1))
+    ring_size = np.minimum(setup.until, longest) + 1
+    bin_tokens = replica.memory_tokens // _BINS + 1
+    count = np.zeros(_COUNTERS, dtype=np.int64)
+    count[STRIDE], count[PARTLY] = 1, NOBODY
+    count[RELEASED] = size if requests.clients is None else min(size, requests.clients)
+    time = np.full((size, 3), math.nan)
+    time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
+    request = np.zeros((size, _REQUEST_COLUMNS), dtype=np.int64)
+    request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages
+    request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
+    request[:, PLACE] = OUTSIDE
+    group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
+    group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
+    group[:, RING_START] = np.cumsum(ring_size) - ring_size
+    own_convention = setup.stages is not None
+    fixed = (
+        replica.memory_tokens // block if setup.capacity_blocks is None else setup.capacity_blocks,
+        block,
+        replica.prefill is Prefill.INLINE and not own_convention,
+        replica.prefill is Prefill.DISAGGREGATED and not own_convention,
+        requests.clients is not None,
+        bin_tokens,
+        setup.queues,
+    )
+    return State(
+        second=np.array([timing.d0, timing.d1, timing.d2, timing.d3, horizon_s or math.inf]),
+        fixed=np.array(fixed, dtype=np.int64),
+        knobs=setup.knobs,
+        clock=np.zeros(2),
+        count=count,
+        time=time,
+        request=request,
+        list=np.array([[NOBODY, NOBODY, 0]] * (setup.queues + 2 * groups)),
+        group=group,
+        phase=np.zeros((groups, block), dtype=np.int64),
+        ring=np.full(int(ring_size.sum()), NOBODY),
+        histogram=np.zeros(replica.memory_tokens // bin_tokens + 1, dtype=np.int64),
+        record_time=np.zeros(RECORDS),
+        record=np.zeros((RECORDS, 5), dtype=np.int64),
+    )
