@@ -81,7 +81,7 @@ def kernel(function: _Function) -> _Function:
 @kernel
 def blocks_of(s: State, tokens: int) -> int:
     """Blocks that hold so many tokens."""
-    return (tokens + s.fixed[BLOCK] - 1) // s.fixed[BLOCK]
+    return int((tokens + s.fixed[BLOCK] - 1) // s.fixed[BLOCK])
 
 
 # ----------------------------------------------------------------------------------------------------- lists
@@ -134,13 +134,13 @@ def take_out(s: State, request: int) -> None:
 @kernel
 def group_list(s: State, group: int) -> int:
     """The list of a group's members, in order of admission."""
-    return s.fixed[QUEUES] + group
+    return int(s.fixed[QUEUES] + group)
 
 
 @kernel
 def parked_list(s: State, group: int) -> int:
     """The list of those who wait, KV kept, behind a group."""
-    return s.fixed[QUEUES] + s.group.shape[0] + group
+    return int(s.fixed[QUEUES] + s.group.shape[0] + group)
 
 
 # -------------------------------------------------------------------------------------------------- arrivals
@@ -149,7 +149,7 @@ def parked_list(s: State, group: int) -> int:
 @kernel
 def release(s: State) -> None:
     """Everybody who has arrived by now joins a queue."""
-    c = s.count
+    c = s.counter
     while c[JOINED] < c[RELEASED] and s.time[c[JOINED], ARRIVAL] <= s.clock[NOW]:
         request = c[JOINED]
         append(s, s.request[request, QUEUE], request)
@@ -162,7 +162,7 @@ def release(s: State) -> None:
 @kernel
 def more_to_come(s: State) -> bool:
     """Whether an arrival is still ahead whose time is known."""
-    return bool(s.count[JOINED] < s.count[RELEASED])
+    return bool(s.counter[JOINED] < s.counter[RELEASED])
 
 
 # ---------------------------------------------------------------------------------------------------- groups
@@ -171,13 +171,13 @@ def more_to_come(s: State) -> bool:
 @kernel
 def due_slot(s: State, group: int, tick: int) -> int:
     """Position in `ring` of the list of those due at a tick."""
-    return s.group[group, RING_START] + tick % s.group[group, RING_SIZE]
+    return int(s.group[group, RING_START] + tick % s.group[group, RING_SIZE])
 
 
 @kernel
 def last_tick(s: State, request: int, group: int) -> int:
     """The tick after which a member leaves its group."""
-    return s.request[request, START] + min(s.request[request, STAGES], s.group[group, UNTIL]) - 1
+    return int(s.request[request, START] + min(s.request[request, STAGES], s.group[group, UNTIL]) - 1)
 
 
 @kernel
@@ -230,7 +230,7 @@ def advance(s: State, group: int) -> None:
     s.group[group, RUNS] = 1
     s.group[group, TICK] += 1
     s.group[group, WEIGHT] += s.list[group_list(s, group), LENGTH]
-    s.count[HELD] += s.phase[group, (1 - s.group[group, TICK]) % s.fixed[BLOCK]]
+    s.counter[HELD] += s.phase[group, (1 - s.group[group, TICK]) % s.fixed[BLOCK]]
 
 
 # ------------------------------------------------------------------------------------- admission and eviction
@@ -239,19 +239,19 @@ def advance(s: State, group: int) -> None:
 @kernel
 def fits(s: State, tokens: int) -> bool:
     """Whether a request of so many tokens fits now."""
-    return bool(s.count[HELD] + blocks_of(s, tokens) <= s.fixed[CAPACITY])
+    return bool(s.counter[HELD] + blocks_of(s, tokens) <= s.fixed[CAPACITY])
 
 
 @kernel
 def overflows(s: State) -> bool:
     """Whether more is held than fits."""
-    return bool(s.count[HELD] > s.fixed[CAPACITY])
+    return bool(s.counter[HELD] > s.fixed[CAPACITY])
 
 
 @kernel
 def seat(s: State, request: int) -> None:
     """Count a request taken from its queue as resident."""
-    c = s.count
+    c = s.counter
     take_out(s, request)
     c[WAITING] -= 1
     c[RESIDENT] += 1
@@ -263,16 +263,16 @@ def seat(s: State, request: int) -> None:
 def admit(s: State, request: int, group: int) -> None:
     """Begin a request from a queue in a running group, at stage 0."""
     seat(s, request)
-    s.count[HELD] += blocks_of(s, s.request[request, FIRST_WEIGHT])
+    s.counter[HELD] += blocks_of(s, s.request[request, FIRST_WEIGHT])
     if not s.fixed[READY_MADE] or s.request[request, EVICTIONS] > 0:
-        s.count[PROMPTS] += s.request[request, PROMPT]
+        s.counter[PROMPTS] += s.request[request, PROMPT]
     enter(s, request, group, 0)
 
 
 @kernel
 def evict(s: State, request: int) -> None:
     """Free a resident request's memory; its work is lost and it goes to the front of its queue."""
-    c, place = s.count, s.request[request, PLACE]
+    c, place = s.counter, s.request[request, PLACE]
     group = place - s.fixed[QUEUES]
     if place == PARTIAL:
         tokens = lost = s.request[request, PARKED]
@@ -300,7 +300,7 @@ def evict(s: State, request: int) -> None:
 @kernel
 def last_admitted(s: State) -> int:
     """The resident request that was admitted last, of all groups and of those parked; NOBODY if there is none."""
-    last = s.count[PARTLY]
+    last = s.counter[PARTLY]
     for where in range(s.fixed[QUEUES], s.list.shape[0]):
         request = s.list[where, TAIL]
         if request != NOBODY and (
@@ -336,7 +336,7 @@ def move_on(s: State, request: int, group: int) -> None:
     """Let a parked request go on in a running group, with a token more than it holds."""
     tokens = s.request[request, PARKED]
     take_out(s, request)
-    s.count[HELD] += blocks_of(s, tokens + 1) - blocks_of(s, tokens)
+    s.counter[HELD] += blocks_of(s, tokens + 1) - blocks_of(s, tokens)
     enter(s, request, group, s.request[request, STAGE])
 
 
@@ -346,7 +346,7 @@ def move_on(s: State, request: int, group: int) -> None:
 @kernel
 def settle(s: State) -> None:
     """The batch has run: first tokens come out, those who are done leave, those at the end of a group are parked."""
-    c, now = s.count, s.clock[NOW]
+    c, now = s.counter, s.clock[NOW]
     silent = 0
     for group in range(s.group.shape[0]):
         if not s.group[group, RUNS]:
@@ -387,7 +387,7 @@ def first_tokens(s: State, group: int) -> int:
 @kernel
 def complete(s: State, request: int, now: float) -> None:
     """A request is done; in a closed loop its client sends the next one."""
-    c = s.count
+    c = s.counter
     s.time[request, FINISH] = now
     c[RESIDENT] -= 1
     c[COMPLETED] += 1
@@ -401,6 +401,6 @@ def complete(s: State, request: int, now: float) -> None:
 def clear_batch(s: State) -> None:
     """Forget the batch before."""
     s.group[:, RUNS] = False
-    s.count[PROMPTS] = 0
-    s.count[MORE_TOKENS] = 0
-    s.count[MORE_REQUESTS] = 0
+    s.counter[PROMPTS] = 0
+    s.counter[MORE_TOKENS] = 0
+    s.counter[MORE_REQUESTS] = 0

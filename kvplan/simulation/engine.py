@@ -9,6 +9,7 @@ import inspect
 import types
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def form_batch(s: State) -> None:
 
 def loop(s: State, limit: int, patience: int) -> int:
     """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all."""
-    c, second = s.count, s.second
+    c, second = s.counter, s.second
     while c[ITERATIONS] < limit:
         release(s)
         if c[COMPLETED] == s.time.shape[0]:
@@ -123,7 +124,7 @@ def loop(s: State, limit: int, patience: int) -> int:
 
 def note(s: State) -> None:
     """Record what is held while the batch runs."""
-    c = s.count
+    c = s.counter
     held = c[HELD] * s.fixed[BLOCK]
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
@@ -162,7 +163,11 @@ def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
 
 
 def _fingerprint(policy: FormBatch) -> str:
-    texts = sorted({inspect.getsource(inspect.getmodule(f) or f) for f in (*KERNELS, policy, loop)})
+    """Of the texts of all modules whose functions or constants go into the loop."""
+    names = vars(inspect.getmodule(policy))
+    used: list[Any] = [f for f in KERNELS if names.get(f.__name__) is f]
+    used += [policy, settle, loop, State]
+    texts = sorted({Path(inspect.getfile(f)).read_text("utf-8") for f in used})
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
@@ -174,9 +179,9 @@ def compiled(policy: FormBatch) -> Callable[[State, int, int], int]:
 
     _register(register_jitable)
     try:
-        return numba.njit(bound(policy), cache=True, nogil=True)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, nogil=True)(bound(policy))
     except RuntimeError:  # no folder to keep it in
-        return numba.njit(bound(policy), nogil=True)  # type: ignore[no-any-return]
+        return numba.njit(nogil=True)(bound(policy))
 
 
 _registered: set[Callable[..., Any]] = set()
@@ -227,18 +232,18 @@ def run(
     ending = Ending.FINISHED
     with np.errstate(invalid="ignore"):
         while True:
-            code = step(state, int(state.count[ITERATIONS]) + slice_, patience)
+            code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
             if code != GOES_ON:
                 ending = _ENDINGS[code]
                 break
-            if watch is not None and not watch(int(state.count[COMPLETED])):
+            if watch is not None and not watch(int(state.counter[COMPLETED])):
                 ending = Ending.INTERRUPTED
                 break
     return _outcome(state, ending)
 
 
 def _outcome(s: State, ending: Ending) -> Outcome:
-    c = s.count
+    c = s.counter
     rows = slice(0, int(c[RECORDED]))
     kv, waiting, running, evictions, completions = s.record[rows].T
     return Outcome(

@@ -21,7 +21,7 @@ _BINS = 1 << 14
 # Places a request can be in besides the queues and groups, which are numbered from 0.
 OUTSIDE, PARTIAL = -1, -2
 
-# The integer counters of a run, positions in `State.count`.
+# The integer counters of a run, positions in `State.counter`.
 (
     RELEASED,  # requests that have arrived, or whose arrival is fixed
     JOINED,  # of these, those that have joined a queue
@@ -104,7 +104,7 @@ class State(NamedTuple):
         Parameters of the policy.
     clock : ndarray of float64
         NOW (seconds), KV_SUM (tokens).
-    count : ndarray of int64
+    counter : ndarray of int64
         Counters.
     time : ndarray, shape (n_requests, 3), seconds
         ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened.
@@ -127,7 +127,7 @@ class State(NamedTuple):
     fixed: IntArray
     knobs: FloatArray
     clock: FloatArray
-    count: IntArray
+    counter: IntArray
     time: FloatArray
     request: IntArray
     list: IntArray
@@ -219,7 +219,7 @@ def new_state(
         fixed=np.array(fixed, dtype=np.int64),
         knobs=setup.knobs,
         clock=np.zeros(2),
-        count=count,
+        counter=count,
         time=time,
         request=request,
         list=np.array([[NOBODY, NOBODY, 0]] * (setup.queues + 2 * groups)),

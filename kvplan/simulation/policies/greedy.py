@@ -10,7 +10,7 @@ def form_batch(s: State) -> None:
     """Evict what no longer fits, least progressed first, then admit in order of arrival while the next one fits."""
     advance(s, 0)
     evict_until_it_fits(s)
-    admit_in_order(s, 0, 0, s.count[WAITING])
+    admit_in_order(s, 0, 0, s.counter[WAITING])
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
@@ -18,6 +18,4 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     return one_queue(scenario.requests), {}
 
 
-POLICY = Policy(
-    "admit whatever fits now; least progressed first when memory is short (SIC 2.2)", {}, prepare, form_batch
-)
+POLICY = Policy("admit whatever fits now; evict least progressed first (SIC 2.2)", {}, prepare, form_batch)

@@ -1,5 +1,7 @@
 """Nested WAIT: segments of decode length, each with a threshold, for unknown lengths (WAIT-s Algorithm 2)."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from kvplan.analysis.nested import nested_wait
@@ -67,7 +69,7 @@ def _segments(scenario: Scenario, settings: Settings) -> tuple[tuple[int, ...], 
     if given is not None:
         boundaries = settings.counts("boundaries", len(given), "the decode lengths that end the segments")
         assert boundaries is not None
-        if any(a >= b for a, b in zip(boundaries, boundaries[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(boundaries)):
             raise UsageError("nested-wait.boundaries: ascending decode lengths are wanted")
         thresholds = settings.counts("thresholds", len(given), "one for each boundary")
         assert thresholds is not None

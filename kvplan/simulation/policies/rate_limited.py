@@ -18,7 +18,7 @@ def form_batch(s: State) -> None:
     """As greedy, but of iterations 0 .. t at most ⌊(t + 1)β⌋ requests are admitted."""
     advance(s, 0)
     evict_until_it_fits(s)
-    t, cap = s.count[ITERATIONS], s.knobs[CAP]
+    t, cap = s.counter[ITERATIONS], s.knobs[CAP]
     admit_in_order(s, 0, 0, int(math.floor((t + 1) * cap) - math.floor(t * cap)))
 
 

@@ -65,14 +65,14 @@ def form_batch(s: State) -> None:
     preempted = False
     while overflows(s):
         request = last_admitted(s)
-        inside = request != s.count[PARTLY]
+        inside = request != s.counter[PARTLY]
         preempt(s, request, inside and paused > 0)
         paused -= inside
         preempted = True
     budget -= s.list[group_list(s, 0), LENGTH]
-    request = s.count[PARTLY]
+    request = s.counter[PARTLY]
     if request != NOBODY and budget > 0:
-        if s.count[HELD] + further_blocks(s, request, budget) <= s.fixed[CAPACITY]:
+        if s.counter[HELD] + further_blocks(s, request, budget) <= s.fixed[CAPACITY]:
             budget -= compute_prompt(s, request, budget)
         else:
             preempt(s, request, False)
@@ -88,9 +88,9 @@ def preempt(s: State, request: int, paused: bool) -> None:
         stage = s.group[0, TICK] - s.request[request, START]
         s.request[request, STAGE] = stage + paused
         if paused:  # all that it holds has been computed, and it was not in the batch
-            s.count[RECOMPUTED] += 1
-            s.count[MORE_TOKENS] += s.request[request, FIRST_WEIGHT] + stage
-            s.count[MORE_REQUESTS] += 1
+            s.counter[RECOMPUTED] += 1
+            s.counter[MORE_TOKENS] += s.request[request, FIRST_WEIGHT] + stage
+            s.counter[MORE_REQUESTS] += 1
     evict(s, request)
 
 
@@ -111,13 +111,13 @@ def further_blocks(s: State, request: int, budget: int) -> int:
 @kernel
 def admit_prompts(s: State, budget: int) -> None:
     """In order of arrival, while the whole next sequence fits; only the part granted takes blocks."""
-    while budget > 0 and s.count[RESIDENT] < s.knobs[MAX_SEQUENCES]:
+    while budget > 0 and s.counter[RESIDENT] < s.knobs[MAX_SEQUENCES]:
         request = s.list[0, HEAD]
         if request == NOBODY:
             return
-        spared = int(s.knobs[WATERMARK]) if s.count[RESIDENT] > 0 else 0
+        spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
         whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
-        if s.count[HELD] + blocks_of(s, whole) > s.fixed[CAPACITY] - spared:
+        if s.counter[HELD] + blocks_of(s, whole) > s.fixed[CAPACITY] - spared:
             return
         seat(s, request)
         s.request[request, PARKED] = 0
@@ -127,21 +127,21 @@ def admit_prompts(s: State, budget: int) -> None:
 @kernel
 def compute_prompt(s: State, request: int, budget: int) -> int:
     """Compute the next part of a sequence; returns its tokens."""
-    s.count[HELD] += further_blocks(s, request, budget)
+    s.counter[HELD] += further_blocks(s, request, budget)
     granted = granted_tokens(s, request, budget)
     done = s.request[request, PARKED] + granted
     if granted > 1:
-        s.count[PROMPTS] += granted
+        s.counter[PROMPTS] += granted
     if done == s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]:
-        s.count[PARTLY] = NOBODY
+        s.counter[PARTLY] = NOBODY
         enter(s, request, 0, s.request[request, STAGE])
     else:
         s.request[request, PARKED] = done
         s.request[request, PLACE] = PARTIAL
-        s.count[PARTLY] = request
-        s.count[MORE_TOKENS] += done
-        s.count[MORE_REQUESTS] += 1
-        s.count[COMPUTED] -= 1  # it emits nothing
+        s.counter[PARTLY] = request
+        s.counter[MORE_TOKENS] += done
+        s.counter[MORE_REQUESTS] += 1
+        s.counter[COMPUTED] -= 1  # it emits nothing
     return granted
 
 
@@ -158,9 +158,9 @@ def pause(s: State, beyond: int) -> None:
         s.phase[0, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % block] += 1
         schedule(s, request, 0)
         s.group[0, WEIGHT] -= 1
-        s.count[HELD] += blocks_of(s, tokens - 1) - blocks_of(s, tokens)
-        s.count[MORE_TOKENS] -= tokens - 1
-        s.count[MORE_REQUESTS] -= 1
+        s.counter[HELD] += blocks_of(s, tokens - 1) - blocks_of(s, tokens)
+        s.counter[MORE_TOKENS] -= tokens - 1
+        s.counter[MORE_REQUESTS] -= 1
         request = s.request[request, BEFORE]
 
 
