@@ -41,7 +41,7 @@ def t_quantile(degrees: int) -> float:
     >>> round(t_quantile(19), 3)
     2.093
     """
-    from scipy.special import stdtrit
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(degrees, 0.975))
 

@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
 from kvplan.simulation.intervals import (
@@ -306,7 +307,7 @@ class _Run:
         return {name: _Sample(values[~np.isnan(values)]) for name, values in self.latencies.items()}
 
     @cached_property
-    def finished(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def finished(self) -> NDArray[np.bool_]:
         return ~np.isnan(self.outcome.finish_s)
 
     @property
@@ -315,9 +316,10 @@ class _Run:
 
     @property
     def span_s(self) -> float:
-        """What rates are over."""
-        over_makespan = self.horizon_s is None or self.outcome.ending is Ending.INTERRUPTED
-        return self.outcome.end_s if over_makespan or self.horizon_s is None else self.horizon_s
+        """What rates per second are over."""
+        if self.horizon_s is None or self.outcome.ending is Ending.INTERRUPTED:
+            return self.outcome.end_s
+        return self.horizon_s
 
     def figures(self) -> Figures:
         """Every figure by its dotted name, in the order of the contract."""
@@ -386,22 +388,24 @@ class _Run:
     def half_widths(self) -> dict[str, float | None]:
         """Half the interval of every figure that is a total or a ratio of totals over the run."""
         batch = self.batches()
+        end_s, per_span = self.outcome.end_s, self.outcome.end_s / self.span_s
         requests_given = self.horizon_s is None and self.outcome.ending is Ending.FINISHED
-        clock, scale = ("completed", self.completed) if requests_given else ("time_s", self.outcome.end_s)
-        totals = {"completed": "completed", "makespan_s": "time_s"}
-        totals |= {name: name for name in ("iterations", "evictions")}
+        clock, whole = ("completed", float(self.completed)) if requests_given else ("time_s", end_s)
         ratios = {
-            "throughput_rps": ("completed", "time_s", self.outcome.end_s / self.span_s),
-            "decode_tokens_per_s": ("decode_tokens", "time_s", self.outcome.end_s / self.span_s),
+            "completed": ("completed", clock, whole),
+            "makespan_s": ("time_s", clock, whole),
+            "iterations": ("iterations", clock, whole),
+            "throughput_rps": ("completed", "time_s", per_span),
+            "decode_tokens_per_s": ("decode_tokens", "time_s", per_span),
             "throughput_per_iteration": ("completed", "iterations", 1.0),
+            "evictions": ("evictions", clock, whole),
             "evictions_per_iteration": ("evictions", "iterations", 1.0),
             "kv_tokens.mean": ("kv_tokens", "records", 1.0),
-        } | {key: (amount, clock, scale) for key, amount in totals.items()}
-        widths: dict[str, float | None] = {}
-        for key, (amount, size, factor) in ratios.items():
-            width = ratio_half_width(batch[amount], batch[size])
-            widths[key] = None if width is None else factor * width
-        return widths
+        }
+        widths = {
+            key: ratio_half_width(batch[amount], batch[size]) for key, (amount, size, _) in ratios.items()
+        }
+        return {key: None if width is None else ratios[key][2] * width for key, width in widths.items()}
 
     def batches(self) -> dict[str, FloatArray]:
         """What equally many records add to every counter, each of shape (n_batches,)."""
