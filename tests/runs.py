@@ -34,7 +34,7 @@ def a_run(
     series: Series | None = None,
     **fields: Any,
 ) -> tuple[Requests, Outcome]:
-    """A run from the times of its requests; other fields of the outcome as given, else as if nothing happened."""
+    """A run from the times of its requests; other fields of the outcome as given, else empty."""
     arrival, first, finish = (np.asarray(x, dtype=np.float64) for x in (arrival_s, first_token_s, finish_s))
     n = arrival.size
     requests = Requests(

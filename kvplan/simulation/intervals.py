@@ -1,13 +1,13 @@
 """How sure a simulated figure is: confidence intervals over seeds or from one run, and whether a queue grows.
 
-Over seeds runs are independent, and Student's t applies. Within one run neighbours resemble each other, so the run
-is cut into `BATCHES` contiguous batches (Schmeiser 1982: 10 to 30 whatever the length of the run). The estimate is
-always that of the whole run; the batches give only its spread, so that a percentile does not inherit the bias of
-short batches. What correlation is left between neighbouring batches widens the interval (Tafazzoli, Steiger and
-Wilson 2011). Warm-up is neither cut from the figures nor from the intervals.
+Over seeds runs are independent, and Student's t applies. Within one run neighbours resemble each other, so
+the run is cut into `BATCHES` contiguous batches (Schmeiser 1982: 10 to 30 whatever the length of the run).
+The estimate is always that of the whole run; the batches give only its spread, so that a percentile does not
+inherit the bias of short batches. What correlation is left between neighbouring batches widens the interval
+(Tafazzoli, Steiger and Wilson 2011). Warm-up is neither cut from the figures nor from the intervals.
 
-An interval is None where it cannot be had, and has no width where nothing varied: no eviction in a run, or in any
-of several, gives (0, 0), which is no proof that there is none in longer ones.
+An interval is None where it cannot be had, and has no width where nothing varied: no eviction in a run, or in
+any of several, gives (0, 0), which is no proof that there is none in longer ones.
 
 References
 ----------
@@ -81,7 +81,7 @@ def over_runs(values: Sequence[float]) -> Interval | None:
 def ratio_half_width(amounts: FloatArray, sizes: FloatArray) -> float | None:
     """Half the 95 % interval of Σ amounts / Σ sizes, from contiguous batches of one run.
 
-    The spread is that of the residuals D_j = amount_j - ratio·size_j. Lag-1 correlation φ > 0 of the residuals
+    The spread is that of the residuals D_j = amount_j - ratio·size_j. Their lag-1 correlation φ > 0
     multiplies their variance by (1 + φ)/(1 - φ), as in N-Skart.
 
     Parameters
@@ -148,8 +148,8 @@ def quantile_interval(
 ) -> Interval | None:
     """95 % interval of a quantile of one run's values, in order of time.
 
-    How far the share of values below the quantile can be off follows from batch means of the indicator, and the
-    quantiles of the shares so far below and above bound the quantile (Woodruff 1952; for dependent values
+    How far the share of values below the quantile can be off follows from batch means of the indicator, and
+    the quantiles of the shares so far below and above bound the quantile (Woodruff 1952; for dependent values
     Heidelberger and Lewis 1984). Of the indicators with and without ties the wider counts.
 
     Parameters
@@ -186,8 +186,8 @@ def queue_grows(time_s: FloatArray, waiting: IntArray, start_s: float, end_s: fl
     """Whether a queue grows over the second half of a window.
 
     A line through the time averages of 16 batches must rise beyond its 95 % interval (widened for correlated
-    residuals like `ratio_half_width`), by more than a request over the half window, and by more than the standard
-    deviation of the queue about the line: a rise that fluctuations would hide is none.
+    residuals like `ratio_half_width`), by more than a request over the half window, and by more than the
+    standard deviation of the queue about the line: a rise that fluctuations would hide is none.
 
     Parameters
     ----------

@@ -1,19 +1,18 @@
 """What runs left behind → the figures of a simulation report, with confidence intervals.
 
-Figures are means over seeds; a figure that a run does not have (no request completed) is left out of its mean, and
-None where no run has it. Every figure that is not a peak or a snapshot has an interval from one run too, where that
-run is long enough (`kvplan.simulation.intervals`):
+Figures are means over seeds; a figure that a run does not have (no request completed) is left out of its
+mean, and None where no run has it. Every figure that is not a peak or a snapshot has an interval from one run
+too, where that run is long enough (`kvplan.simulation.intervals`):
 
-==============================================  ==================================================================
-latencies                                       batches of completed requests in order of arrival
-rates per second or iteration, mean KV          ratio of sums over batches of equally many iterations
-``kv_tokens.p99``                               batches of recorded iterations
-``completed``, ``makespan_s``, ``iterations``,  their rate per completed request where the number of requests was
-``evictions``                                   given, else per second, times the whole run: what was given has no
-                                                width
-``unfinished``, ``queue.end``                   (0, 0) where all requests finished, else None: a snapshot
-``recomputed_*``, peaks                         None: nothing recorded to cut into batches
-==============================================  ==================================================================
+==============================  ==============================================================================
+latencies                       batches of completed requests in order of arrival
+rates, ``kv_tokens.mean``       ratio of sums over batches of equally many iterations
+``kv_tokens.p99``               batches of recorded iterations
+``completed``, ``makespan_s``,  their rate per completed request where the number of requests was given,
+``iterations``, ``evictions``   else per second, times the whole run: what was given has no width
+``unfinished``, ``queue.end``   (0, 0) where all requests finished, else None: a snapshot
+``recomputed_*``, peaks         None: nothing recorded to cut into batches
+==============================  ==============================================================================
 
 A run that ended in a livelock has no interval at all: its figures depend on when that was noticed.
 """
@@ -60,7 +59,7 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, of completed requests; None where there is none. Percentiles interpolate between order statistics."""
+    """Seconds, of completed requests; None where there is none. Percentiles as `numpy.quantile` has them."""
 
     mean: float | None
     p50: float | None
@@ -147,8 +146,8 @@ def policy_result(
     class_names : sequence of str
         In the order that `Requests.class_index` counts.
     horizon_s : float or None
-        Where the clock was to stop, seconds; None where runs ended with their requests. Rates per second are over
-        the horizon, else over the makespan (as for a run that was interrupted).
+        Where the clock was to stop, seconds; None where runs ended with their requests. Rates per second are
+        over the horizon, else over the makespan (as for a run that was interrupted).
     saturated : bool
         All requests were there at the start: a queue that is not judged.
 
@@ -162,9 +161,9 @@ def policy_result(
     >>> series = Series(1, np.arange(1.0, 5.0), count(6, 6, 7, 8), count(0, 0, 0, 0), count(0, 1, 1, 0),
     ...                 count(0, 0, 0, 0), count(1, 1, 1, 2))
     >>> outcome = Outcome(
-    ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED, end_s=4.0,
-    ...     iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8, queue_peak=1,
-    ...     kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0, series=series)
+    ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
+    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8,
+    ...     queue_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0, series=series)
     >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
     >>> result.throughput_rps, result.kv_tokens.mean, result.e2e_s.mean, result.tpot_s.mean
     (0.5, 6.75, 2.0, 1.0)
@@ -282,7 +281,7 @@ class _Sample:
 
 
 def _latencies(requests: Requests, outcome: Outcome) -> dict[str, FloatArray]:
-    """TTFT, TPOT and E2E of every request, each of shape (n_requests,), seconds; NaN for what does not count."""
+    """TTFT, TPOT and E2E of every request, each of shape (n_requests,), seconds; NaN where not counted."""
     later_tokens = requests.decode_tokens - 1
     decoding_s = outcome.finish_s - outcome.first_token_s
     return {
