@@ -1,0 +1,425 @@
+"""What runs left behind → the figures of a simulation report, with confidence intervals.
+
+Figures are means over seeds; a figure that a run does not have (no request completed) is left out of its
+mean, and None where no run has it. Every figure that is not a peak or a snapshot has an interval from one run
+too, where that run is long enough (`kvplan.simulation.intervals`):
+
+==============================  ==============================================================================
+latencies                       batches of completed requests in order of arrival
+rates, ``kv_tokens.mean``       ratio of sums over batches of equally many iterations
+``kv_tokens.p99``               batches of recorded iterations
+``completed``, ``makespan_s``,  their rate per completed request where the number of requests was given,
+``iterations``, ``evictions``   else per second, times the whole run: what was given has no width
+``unfinished``, ``queue.end``   (0, 0) where all requests finished, else None: a snapshot
+``recomputed_*``, peaks         None: nothing recorded to cut into batches
+==============================  ==============================================================================
+
+A run that ended in a livelock has no interval at all: its figures depend on when that was noticed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.model import FloatArray, IntArray
+from kvplan.simulation.intervals import (
+    Interval,
+    around,
+    batch_edges,
+    mean_half_width,
+    over_runs,
+    quantile_interval,
+    queue_grows,
+    ratio_half_width,
+)
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.requests import Requests
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_MIN_RECORDS = 200  # of the series, below which a run is too short to cut into batches
+
+Figures = dict[str, float | None]
+Intervals = dict[str, Interval | None]
+
+
+class RunStatus(StrEnum):
+    """How a policy copes; `growing` is not judged for saturated arrivals."""
+
+    STEADY = "steady"
+    GROWING = "growing"
+    LIVELOCK = "livelock"
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds, of completed requests; None where there is none. Percentiles as `numpy.quantile` has them."""
+
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KvTokens:
+    """Memory held while an iteration ran, tokens: mean, 99th percentile and most, over iterations."""
+
+    mean: float | None
+    p99: float | None
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Waiting requests: most, and at the end."""
+
+    peak: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassResult:
+    """One class of requests under one policy."""
+
+    name: str
+    completed: float
+    ttft_s: Latency
+    tpot_s: Latency
+    e2e_s: Latency
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """One policy: the keys of ``policies[]``, means over seeds. Rates and shares are None where they are 0/0.
+
+    `ci95` maps the dotted name of every figure ("ttft_s.p95") to its 95 % confidence interval, or None.
+    """
+
+    policy: str
+    parameters: dict[str, Any]
+    completed: float
+    unfinished: float
+    makespan_s: float
+    iterations: float
+    status: RunStatus
+    throughput_rps: float | None
+    decode_tokens_per_s: float | None
+    throughput_per_iteration: float | None
+    evictions: float
+    evictions_per_iteration: float | None
+    recomputed_tokens: float
+    recomputed_share: float | None
+    kv_tokens: KvTokens
+    queue: Queue
+    ttft_s: Latency
+    tpot_s: Latency
+    e2e_s: Latency
+    ci95: dict[str, Interval | None]
+    classes: tuple[ClassResult, ...]
+
+
+def policy_result(
+    policy: str,
+    parameters: Mapping[str, Any],
+    runs: Sequence[tuple[Requests, Outcome]],
+    class_names: Sequence[str],
+    *,
+    horizon_s: float | None,
+    saturated: bool,
+) -> PolicyResult:
+    """Figures of one policy from its runs, one a seed.
+
+    Parameters
+    ----------
+    policy : str
+    parameters : mapping
+        As run, defaults filled in.
+    runs : sequence of (Requests, Outcome)
+        At least one. With two or more, intervals are over runs, else from batches of the one.
+    class_names : sequence of str
+        In the order that `Requests.class_index` counts.
+    horizon_s : float or None
+        Where the clock was to stop, seconds; None where runs ended with their requests. Rates per second are
+        over the horizon, else over the makespan (as for a run that was interrupted).
+    saturated : bool
+        All requests were there at the start: a queue that is not judged.
+
+    Examples
+    --------
+    Two requests, served one after the other in iterations of a second.
+
+    >>> from kvplan.simulation.outcome import Series
+    >>> count = lambda *values: np.array(values, dtype=np.int64)
+    >>> requests = Requests(np.array([0.0, 1.0]), count(5, 5), count(1, 3), count(0, 0))
+    >>> series = Series(1, np.arange(1.0, 5.0), count(6, 6, 7, 8), count(0, 0, 0, 0), count(0, 1, 1, 0),
+    ...                 count(0, 0, 0, 0), count(1, 1, 1, 2))
+    >>> outcome = Outcome(
+    ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
+    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8,
+    ...     queue_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0, series=series)
+    >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
+    >>> result.throughput_rps, result.kv_tokens.mean, result.e2e_s.mean, result.tpot_s.mean
+    (0.5, 6.75, 2.0, 1.0)
+    >>> result.status, result.ci95["e2e_s.mean"]
+    (<RunStatus.STEADY: 'steady'>, None)
+    """
+    views = [_Run(requests, outcome, horizon_s) for requests, outcome in runs]
+    per_run = [view.figures() for view in views]
+    figures = _mean_over_runs(per_run)
+    intervals = views[0].intervals(figures) if len(runs) == 1 else _intervals_over_runs(per_run)
+    return PolicyResult(
+        policy=policy,
+        parameters=dict(parameters),
+        **_fields(figures),
+        status=_status([outcome for _, outcome in runs], saturated=saturated),
+        ci95=intervals,
+        classes=tuple(
+            ClassResult(name, **_fields(_mean_over_runs([view.class_figures(index) for view in views])))
+            for index, name in enumerate(class_names)
+        ),
+    )
+
+
+# -- several runs -----------------------------------------------------------------------------------------------
+
+
+def _known(per_run: Sequence[Figures], key: str) -> list[float]:
+    """The figure in the runs that have it."""
+    return [value for figures in per_run if (value := figures[key]) is not None]
+
+
+def _mean_over_runs(per_run: Sequence[Figures]) -> Figures:
+    means: Figures = {}
+    for key in per_run[0]:
+        values = _known(per_run, key)
+        means[key] = math.fsum(values) / len(values) if values else None
+    return means
+
+
+def _intervals_over_runs(per_run: Sequence[Figures]) -> Intervals:
+    return {key: over_runs(_known(per_run, key)) for key in per_run[0]}
+
+
+def _status(outcomes: Sequence[Outcome], *, saturated: bool) -> RunStatus:
+    """Growing where at least half of the runs say so: one in twenty may by chance."""
+    if any(outcome.ending is Ending.LIVELOCK for outcome in outcomes):
+        return RunStatus.LIVELOCK
+    if not saturated and 2 * sum(_grows(outcome) for outcome in outcomes) >= len(outcomes):
+        return RunStatus.GROWING
+    return RunStatus.STEADY
+
+
+def _grows(outcome: Outcome) -> bool:
+    """Judged while requests still arrive: after the last one every queue drains."""
+    arrivals = outcome.arrival_s[outcome.arrival_s <= outcome.end_s]
+    if arrivals.size == 0:
+        return False
+    series = outcome.series
+    return queue_grows(series.time_s, series.waiting, float(arrivals.min()), float(arrivals.max()))
+
+
+_GROUPS = {"kv_tokens": KvTokens, "queue": Queue, **dict.fromkeys(LATENCIES, Latency)}
+
+
+def _fields(figures: Figures) -> dict[str, Any]:
+    """Dotted names → nested dataclasses."""
+    fields: dict[str, Any] = {}
+    for key, value in figures.items():
+        group, _, name = key.partition(".")
+        if name:
+            fields.setdefault(group, {})[name] = value
+        else:
+            fields[key] = value
+    return {key: _GROUPS[key](**value) if key in _GROUPS else value for key, value in fields.items()}
+
+
+# -- one run ----------------------------------------------------------------------------------------------------
+
+
+def _ratio(amount: float, size: float) -> float | None:
+    return amount / size if size > 0 else None
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Values in order of time, sorted once for all percentiles."""
+
+    values: FloatArray
+
+    @cached_property
+    def ascending(self) -> FloatArray:
+        return np.sort(self.values)
+
+    @property
+    def mean(self) -> float | None:
+        return float(self.values.mean()) if self.values.size else None
+
+    def quantile(self, share: float) -> float:
+        """Between the order statistics on both sides of rank share·(n - 1), linearly, as `numpy.quantile`."""
+        below, fraction = divmod(share * (self.values.size - 1), 1)
+        low = float(self.ascending[int(below)])
+        high = float(self.ascending[min(int(below) + 1, self.values.size - 1)])
+        return low + fraction * (high - low)
+
+    def figures(self, name: str) -> Figures:
+        known = self.values.size > 0
+        percentiles = {f"{name}.{key}": self.quantile(p) if known else None for key, p in QUANTILES.items()}
+        return {f"{name}.mean": self.mean, **percentiles}
+
+    def intervals(self, name: str) -> Intervals:
+        percentiles = {
+            f"{name}.{key}": quantile_interval(self.values, p, self.quantile) for key, p in QUANTILES.items()
+        }
+        return {f"{name}.mean": around(self.mean, mean_half_width(self.values)), **percentiles}
+
+
+def _latencies(requests: Requests, outcome: Outcome) -> dict[str, FloatArray]:
+    """TTFT, TPOT and E2E of every request, each of shape (n_requests,), seconds; NaN where not counted."""
+    later_tokens = requests.decode_tokens - 1
+    decoding_s = outcome.finish_s - outcome.first_token_s
+    return {
+        "ttft_s": np.where(np.isnan(outcome.finish_s), np.nan, outcome.first_token_s - outcome.arrival_s),
+        "tpot_s": np.where(later_tokens > 0, decoding_s / np.maximum(later_tokens, 1), np.nan),
+        "e2e_s": outcome.finish_s - outcome.arrival_s,
+    }
+
+
+@dataclass(frozen=True)
+class _Run:
+    requests: Requests
+    outcome: Outcome
+    horizon_s: float | None
+
+    @cached_property
+    def latencies(self) -> dict[str, FloatArray]:
+        return _latencies(self.requests, self.outcome)
+
+    @cached_property
+    def samples(self) -> dict[str, _Sample]:
+        return {name: _Sample(values[~np.isnan(values)]) for name, values in self.latencies.items()}
+
+    @cached_property
+    def finished(self) -> NDArray[np.bool_]:
+        return ~np.isnan(self.outcome.finish_s)
+
+    @property
+    def completed(self) -> int:
+        return int(np.count_nonzero(self.finished))
+
+    @property
+    def span_s(self) -> float:
+        """What rates per second are over."""
+        if self.horizon_s is None or self.outcome.ending is Ending.INTERRUPTED:
+            return self.outcome.end_s
+        return self.horizon_s
+
+    def figures(self) -> Figures:
+        """Every figure by its dotted name, in the order of the contract."""
+        run = self.outcome
+        evictions = int(run.evictions.sum())
+        unfinished = int(np.count_nonzero(run.arrival_s <= run.end_s)) - self.completed
+        waiting = run.series.waiting
+        at_end = 0 if run.ending is Ending.FINISHED else int(waiting[-1]) if waiting.size else unfinished
+        figures: Figures = {
+            "completed": self.completed,
+            "unfinished": unfinished,
+            "makespan_s": run.end_s,
+            "iterations": run.iterations,
+            "throughput_rps": _ratio(self.completed, self.span_s),
+            "decode_tokens_per_s": _ratio(int(self.requests.decode_tokens[self.finished].sum()), self.span_s),
+            "throughput_per_iteration": _ratio(self.completed, run.iterations),
+            "evictions": evictions,
+            "evictions_per_iteration": _ratio(evictions, run.iterations),
+            "recomputed_tokens": run.recomputed_tokens,
+            "recomputed_share": _ratio(run.recomputed_tokens, run.computed_tokens),
+            "kv_tokens.mean": _ratio(run.kv_sum, run.iterations),
+            "kv_tokens.p99": self.kv_quantile(QUANTILES["p99"]) if run.iterations else None,
+            "kv_tokens.peak": run.kv_peak,
+            "queue.peak": run.queue_peak,
+            "queue.end": at_end,
+        }
+        for name, sample in self.samples.items():
+            figures |= sample.figures(name)
+        return figures
+
+    def class_figures(self, index: int) -> Figures:
+        members = self.requests.class_index == index
+        counted = {name: members & ~np.isnan(values) for name, values in self.latencies.items()}
+        figures: Figures = {"completed": int(np.count_nonzero(members & self.finished))}
+        for name, values in self.latencies.items():
+            figures |= _Sample(values[counted[name]]).figures(name)
+        return figures
+
+    @cached_property
+    def kv_counts(self) -> IntArray:
+        return np.cumsum(self.outcome.kv_histogram)
+
+    def kv_quantile(self, share: float) -> float:
+        """Least memory that a share of the iterations do not exceed, tokens: the top of its bin."""
+        run = self.outcome
+        rank = math.ceil(share * float(self.kv_counts[-1]))
+        top = (int(np.searchsorted(self.kv_counts, max(rank, 1))) + 1) * run.bin_tokens - 1
+        return float(min(top, run.kv_peak))
+
+    def intervals(self, figures: Figures) -> Intervals:
+        """By batches, for the same keys; what cannot be had is None."""
+        known: Intervals = {}
+        if self.outcome.ending is not Ending.LIVELOCK:
+            if self.outcome.ending is Ending.FINISHED:
+                known = {"unfinished": (0.0, 0.0), "queue.end": (0.0, 0.0)}
+            if self.outcome.series.time_s.size >= _MIN_RECORDS:
+                widths = self.half_widths()
+                known |= {key: around(figures[key], width) for key, width in widths.items()}
+                known["kv_tokens.p99"] = quantile_interval(
+                    self.outcome.series.kv_tokens, QUANTILES["p99"], self.kv_quantile
+                )
+            for name, sample in self.samples.items():
+                known |= sample.intervals(name)
+        return {key: known.get(key) for key in figures}
+
+    def half_widths(self) -> dict[str, float | None]:
+        """Half the interval of every figure that is a total or a ratio of totals over the run."""
+        batch = self.batches()
+        end_s, per_span = self.outcome.end_s, self.outcome.end_s / self.span_s
+        requests_given = self.horizon_s is None and self.outcome.ending is Ending.FINISHED
+        clock, whole = ("completed", float(self.completed)) if requests_given else ("time_s", end_s)
+        ratios = {
+            "completed": ("completed", clock, whole),
+            "makespan_s": ("time_s", clock, whole),
+            "iterations": ("iterations", clock, whole),
+            "throughput_rps": ("completed", "time_s", per_span),
+            "decode_tokens_per_s": ("decode_tokens", "time_s", per_span),
+            "throughput_per_iteration": ("completed", "iterations", 1.0),
+            "evictions": ("evictions", clock, whole),
+            "evictions_per_iteration": ("evictions", "iterations", 1.0),
+            "kv_tokens.mean": ("kv_tokens", "records", 1.0),
+        }
+        widths = {
+            key: ratio_half_width(batch[amount], batch[size]) for key, (amount, size, _) in ratios.items()
+        }
+        return {key: None if width is None else ratios[key][2] * width for key, width in widths.items()}
+
+    def batches(self) -> dict[str, FloatArray]:
+        """What equally many records add to every counter, each of shape (n_batches,)."""
+        series = self.outcome.series
+        edges = batch_edges(series.time_s.size)
+        last = edges[1:] - 1
+        records = np.diff(edges).astype(np.float64)
+        batch_of = np.searchsorted(series.time_s[last], self.outcome.finish_s[self.finished])
+        tokens = self.requests.decode_tokens[self.finished]
+        return {
+            "records": records,
+            "time_s": np.diff(series.time_s[last], prepend=0.0),
+            "iterations": series.stride * records,
+            "completed": np.diff(series.completions[last], prepend=0).astype(np.float64),
+            "evictions": np.diff(series.evictions[last], prepend=0).astype(np.float64),
+            "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],
+            "kv_tokens": np.add.reduceat(series.kv_tokens, edges[:-1], dtype=np.float64),
+        }

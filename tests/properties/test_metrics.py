@@ -1,0 +1,288 @@
+"""Figures against slow exact ones, and how often intervals from one run cover the truth."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import NAN, a_run, a_series, one_server
+
+from kvplan.model import FloatArray
+from kvplan.simulation.intervals import (
+    Interval,
+    mean_half_width,
+    over_runs,
+    quantile_interval,
+    ratio_half_width,
+)
+from kvplan.simulation.metrics import PolicyResult, policy_result
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.requests import Requests
+
+PROPERTY = settings(deadline=None, max_examples=100)
+REPETITIONS = 300
+COVERED = 0.88  # of intervals with a nominal 95 %
+
+SHARES = {"p50": Fraction(1, 2), "p95": Fraction(95, 100), "p99": Fraction(99, 100)}
+
+
+def result_of(*runs: tuple[Requests, Outcome], names: tuple[str, ...] = (), **given: Any) -> PolicyResult:
+    return policy_result("greedy", {}, runs, names, **({"horizon_s": None, "saturated": False} | given))
+
+
+# -- figures ----------------------------------------------------------------------------------------------------
+
+
+def slow_quantile(values: Sequence[float], share: Fraction) -> float:
+    """Linear between the order statistics on both sides of rank share·(n - 1), exactly."""
+    ordered = sorted(Fraction(v) for v in values)
+    rank = share * (len(ordered) - 1)
+    below = math.floor(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return float(ordered[below] + (rank - below) * (ordered[above] - ordered[below]))
+
+
+def slow_latency(values: Sequence[float]) -> dict[str, float | None]:
+    if not values:
+        return dict.fromkeys(("mean", *SHARES))
+    quantiles = {key: slow_quantile(values, share) for key, share in SHARES.items()}
+    return {"mean": statistics.fmean(values), **quantiles}
+
+
+ROWS = st.tuples(
+    st.floats(1e-3, 1e3),  # until the first token
+    st.floats(0, 1e3),  # from then to the last
+    st.integers(1, 50),  # decode length
+    st.integers(0, 2),  # class
+    st.sampled_from(["done", "done", "done", "running", "waiting"]),
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Requests, Outcome]:
+    rows = draw(st.lists(ROWS, max_size=40))
+    arrival = np.cumsum(draw(st.lists(st.floats(0, 10), min_size=len(rows), max_size=len(rows))))
+    wait, decoding = (np.array([row[i] for row in rows]) for i in (0, 1))
+    ending = draw(st.sampled_from(Ending))
+    state = np.array(["done" if ending is Ending.FINISHED else row[4] for row in rows], dtype=str)
+    first = np.where(state == "waiting", NAN, arrival + wait)
+    finish = np.where(state == "done", arrival + wait + decoding, NAN)
+    records = draw(st.sampled_from([0, 1, 30, 250]))
+    held = draw(st.lists(st.integers(0, 99), min_size=records, max_size=records))
+    series = a_series(
+        np.arange(1.0, records + 1),
+        kv_tokens=held,
+        waiting=held,
+        evictions=np.cumsum(held),
+        completions=np.cumsum(held),
+    )
+    return a_run(
+        arrival,
+        first,
+        finish,
+        decode=[row[2] for row in rows],
+        class_index=[row[3] for row in rows],
+        ending=ending,
+        end_s=float(np.nanmax(np.concatenate((arrival, finish)), initial=records)),
+        iterations=records,
+        kv_sum=float(sum(held)),
+        kv_peak=max(held, default=0),
+        kv_histogram=np.bincount(np.array(held, dtype=np.int64), minlength=1),
+        series=series,
+    )
+
+
+@PROPERTY
+@given(runs())
+def test_latencies_are_those_of_a_slow_recomputation(run: tuple[Requests, Outcome]) -> None:
+    requests, outcome = run
+    result = result_of(run, names=("a", "b", "c"))
+    for index, block in ((None, result), *enumerate(result.classes)):
+        done = [
+            i
+            for i in range(outcome.finish_s.size)
+            if not math.isnan(outcome.finish_s[i]) and index in (None, requests.class_index[i])
+        ]
+        several = [i for i in done if requests.decode_tokens[i] > 1]
+        arrival, first, finish = outcome.arrival_s, outcome.first_token_s, outcome.finish_s
+        tpot = [float((finish[i] - first[i]) / (requests.decode_tokens[i] - 1)) for i in several]
+        assert block.completed == len(done)
+        for name, values in (
+            ("ttft_s", [float(first[i] - arrival[i]) for i in done]),
+            ("tpot_s", tpot),
+            ("e2e_s", [float(finish[i] - arrival[i]) for i in done]),
+        ):
+            found = asdict(getattr(block, name))
+            for key, expected in slow_latency(values).items():
+                assert found[key] == (
+                    None if expected is None else pytest.approx(expected, rel=1e-9, abs=1e-9)
+                )
+
+
+@PROPERTY
+@given(st.lists(runs(), min_size=1, max_size=3), st.booleans(), st.sampled_from([None, 500.0]))
+def test_numbers_are_finite_or_none_and_lie_in_their_intervals(
+    several: list[tuple[Requests, Outcome]], saturated: bool, horizon_s: float | None
+) -> None:
+    result = result_of(*several, names=("a", "b"), saturated=saturated, horizon_s=horizon_s)
+    document = asdict(result)
+    json.dumps(document, allow_nan=False)
+    for key, interval in result.ci95.items():
+        value = document
+        for part in key.split("."):
+            value = value[part]
+        if interval is not None:
+            slack = 1e-9 * (1 + abs(value))
+            assert 0 <= interval[0] <= value + slack
+            assert value - slack <= interval[1]
+
+
+@PROPERTY
+@given(st.lists(runs(), min_size=2, max_size=4), st.randoms())
+def test_the_order_of_the_seeds_does_not_matter(several: list[tuple[Requests, Outcome]], random: Any) -> None:
+    shuffled = random.sample(several, len(several))
+    one, other = (asdict(result_of(*order, names=("a", "b"))) for order in (several, shuffled))
+    for key, interval in one.pop("ci95").items():
+        assert other["ci95"][key] == (None if interval is None else pytest.approx(interval))
+    other.pop("ci95")
+    assert one == other
+
+
+@PROPERTY
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
+def test_the_interval_over_runs_is_the_textbook_one(values: list[float]) -> None:
+    from scipy import stats
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    half_width = stats.t.ppf(0.975, len(values) - 1) * error
+    mean = statistics.fmean(values)
+    expected = (max(mean - half_width, 0.0), mean + half_width)
+    assert over_runs(values) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+@PROPERTY
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=300), st.integers(1, 40))
+def test_the_99th_percentile_of_memory_is_the_top_of_its_bin(held: list[int], bin_tokens: int) -> None:
+    bins = np.bincount(np.array(held) // bin_tokens)
+    run = a_run([], [], [], iterations=len(held), kv_histogram=bins, bin_tokens=bin_tokens, kv_peak=max(held))
+    exact = sorted(held)[math.ceil(Fraction(99, 100) * len(held)) - 1]
+    found = result_of(run).kv_tokens.p99
+    assert found == min(max(held), exact // bin_tokens * bin_tokens + bin_tokens - 1)
+
+
+@PROPERTY
+@given(
+    st.lists(st.tuples(st.floats(0, 1e3), st.floats(0.1, 10)), min_size=2, max_size=30), st.floats(1e-3, 1e3)
+)
+def test_half_widths_scale_with_the_amounts(batches: list[tuple[float, float]], factor: float) -> None:
+    amounts, sizes = np.array(batches).T
+    width, scaled = ratio_half_width(amounts, sizes), ratio_half_width(factor * amounts, sizes)
+    assert width is not None
+    assert scaled == pytest.approx(factor * width, rel=1e-6, abs=1e-6 * factor)
+
+
+# -- coverage ---------------------------------------------------------------------------------------------------
+
+
+def lognormal_chain(n: int, correlation: float, random: np.random.Generator) -> FloatArray:
+    """exp of a first-order autoregression with standard normal marginals: correlated and skewed."""
+    from scipy.signal import lfilter
+
+    start = 1000
+    noise = random.normal(size=n + start)
+    normal = lfilter([math.sqrt(1 - correlation**2)], [1, -correlation], noise)
+    return np.exp(normal[start:])
+
+
+def coverage(interval: Callable[[np.random.Generator], Interval | None], truth: float) -> float:
+    """Share of the intervals that cover the truth; most must exist."""
+    random = np.random.default_rng(12)
+    found = [interval(random) for _ in range(REPETITIONS)]
+    known = [ends for ends in found if ends is not None]
+    assert len(known) >= 0.9 * REPETITIONS
+    return sum(low <= truth <= high for low, high in known) / len(known)
+
+
+CHAINS = pytest.mark.parametrize(("n", "correlation"), [(1000, 0.0), (4000, 0.5), (10_000, 0.9)])
+
+
+@CHAINS
+def test_intervals_of_a_mean_cover_it(n: int, correlation: float) -> None:
+    def interval(random: np.random.Generator) -> Interval | None:
+        values = lognormal_chain(n, correlation, random)
+        half_width = mean_half_width(values)
+        return None if half_width is None else (values.mean() - half_width, values.mean() + half_width)
+
+    assert coverage(interval, math.exp(0.5)) >= COVERED
+
+
+@CHAINS
+@pytest.mark.parametrize("share", [0.5, 0.95, 0.99])
+def test_intervals_of_a_percentile_cover_it(n: int, correlation: float, share: float) -> None:
+    def interval(random: np.random.Generator) -> Interval | None:
+        values = lognormal_chain(n, correlation, random)
+        return quantile_interval(values, share, lambda p: float(np.quantile(values, p)))
+
+    truth = math.exp(statistics.NormalDist().inv_cdf(share))
+    assert coverage(interval, truth) >= COVERED
+
+
+RATE, SERVICE_S, N, HORIZON_S = 0.6, 1.0, 3000, 5000.0
+
+
+@pytest.mark.parametrize(
+    ("key", "truth"),
+    [
+        ("makespan_s", N / RATE),
+        ("throughput_rps", RATE),
+        ("decode_tokens_per_s", 2 * RATE),
+        ("kv_tokens.mean", RATE + RATE**2 / (2 * (1 - RATE))),
+        ("e2e_s.mean", SERVICE_S + RATE * SERVICE_S / (2 * (1 - RATE))),
+    ],
+)
+def test_one_run_to_the_last_request_covers_the_truth_of_an_md1_queue(key: str, truth: float) -> None:
+    """Pollaczek-Khinchine with constant service."""
+
+    def interval(random: np.random.Generator) -> Interval | None:
+        arrivals = np.cumsum(random.exponential(1 / RATE, N))
+        return result_of(one_server(arrivals, np.full(N, SERVICE_S))).ci95[key]
+
+    assert coverage(interval, truth) >= COVERED
+
+
+@pytest.mark.parametrize(("key", "truth"), [("completed", RATE * HORIZON_S), ("throughput_rps", RATE)])
+def test_one_run_over_a_horizon_covers_the_expected_completions(key: str, truth: float) -> None:
+    def interval(random: np.random.Generator) -> Interval | None:
+        arrivals = np.cumsum(random.exponential(1 / RATE, 2 * N))
+        run = one_server(arrivals, np.full(2 * N, SERVICE_S), end_s=HORIZON_S)
+        return result_of(run, horizon_s=HORIZON_S).ci95[key]
+
+    assert coverage(interval, truth) >= COVERED
+
+
+def test_the_99th_percentile_of_memory_covers_the_truth() -> None:
+    """Memory that follows a correlated chain, every iteration recorded."""
+
+    def interval(random: np.random.Generator) -> Interval | None:
+        held = (100 * lognormal_chain(4000, 0.8, random)).astype(np.int64)
+        run = a_run(
+            [],
+            [],
+            [],
+            iterations=held.size,
+            kv_peak=int(held.max()),
+            kv_histogram=np.bincount(held // 4),
+            bin_tokens=4,
+            end_s=float(held.size),
+            series=a_series(np.arange(1.0, held.size + 1), kv_tokens=held),
+        )
+        return result_of(run).ci95["kv_tokens.p99"]
+
+    assert coverage(interval, 100 * math.exp(statistics.NormalDist().inv_cdf(0.99))) >= COVERED

@@ -1,0 +1,262 @@
+"""Figures of runs small enough to work out by hand, their status, and intervals that are known."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import NAN, a_run, a_series, counts, one_server
+
+from kvplan.simulation.intervals import queue_grows
+from kvplan.simulation.metrics import ClassResult, PolicyResult, RunStatus, policy_result
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.requests import Requests
+
+LATENCIES = [
+    f"{name}.{key}" for name in ("ttft_s", "tpot_s", "e2e_s") for key in ("mean", "p50", "p95", "p99")
+]
+
+
+def result_of(
+    *runs: tuple[Requests, Outcome],
+    names: tuple[str, ...] = ("a",),
+    horizon_s: float | None = None,
+    saturated: bool = False,
+) -> PolicyResult:
+    return policy_result("greedy", {}, runs, names, horizon_s=horizon_s, saturated=saturated)
+
+
+def poisson(rate: float, n: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, n))
+
+
+def by_hand(**changes: Any) -> tuple[Requests, Outcome]:
+    """Three requests; the second evicted twice, the third still running when the clock stops."""
+    given: dict[str, Any] = {
+        "decode": (1, 5, 9),
+        "class_index": (1, 0, 0),
+        "ending": Ending.HORIZON,
+        "end_s": 10.0,
+        "iterations": 4,
+        "evictions": counts(0, 2, 0),
+        "recomputed_tokens": 25,
+        "computed_tokens": 100,
+        "kv_sum": 90.0,
+        "kv_peak": 39,
+        "queue_peak": 2,
+        "kv_histogram": counts(1, 1, 1, 1),
+        "bin_tokens": 10,
+        "series": a_series(np.array([2.0, 10.0]), waiting=(2, 1)),
+    }
+    return a_run((0.0, 1.0, 2.0), (3.0, 4.0, 5.0), (3.0, 8.0, NAN), **given | changes)
+
+
+def test_the_figures_of_three_requests() -> None:
+    result = result_of(by_hand(), names=("long", "short"), horizon_s=10.0)
+    assert (result.completed, result.unfinished, result.makespan_s, result.iterations) == (2, 1, 10.0, 4)
+    assert (result.throughput_rps, result.decode_tokens_per_s) == (0.2, 0.6)
+    assert (result.throughput_per_iteration, result.evictions_per_iteration) == (0.5, 0.5)
+    assert (result.evictions, result.recomputed_tokens, result.recomputed_share) == (2, 25, 0.25)
+    assert asdict(result.kv_tokens) == {"mean": 22.5, "p99": 39, "peak": 39}
+    assert asdict(result.queue) == {"peak": 2, "end": 1}
+    assert asdict(result.ttft_s) == pytest.approx({"mean": 3.0, "p50": 3.0, "p95": 3.0, "p99": 3.0})
+    assert asdict(result.e2e_s) == pytest.approx({"mean": 5.0, "p50": 5.0, "p95": 6.8, "p99": 6.96})
+    assert asdict(result.tpot_s) == {"mean": 1.0, "p50": 1.0, "p95": 1.0, "p99": 1.0}
+    long, short = result.classes
+    assert (long.name, long.completed, long.e2e_s.mean, long.tpot_s.mean) == ("long", 1, 7.0, 1.0)
+    assert (short.name, short.completed, short.e2e_s.p99, short.tpot_s.mean) == ("short", 1, 3.0, None)
+
+
+def test_names_and_order_are_those_of_the_contract() -> None:
+    top = (
+        "policy parameters completed unfinished makespan_s iterations status throughput_rps"
+        " decode_tokens_per_s throughput_per_iteration evictions evictions_per_iteration recomputed_tokens"
+        " recomputed_share kv_tokens queue ttft_s tpot_s e2e_s ci95 classes"
+    )
+    assert [field.name for field in fields(PolicyResult)] == top.split()
+    assert [field.name for field in fields(ClassResult)] == ["name", "completed", "ttft_s", "tpot_s", "e2e_s"]
+    numbers = [key for key in top.split()[2:14] if key != "status"]
+    memory = ["kv_tokens.mean", "kv_tokens.p99", "kv_tokens.peak", "queue.peak", "queue.end"]
+    for runs in ([by_hand()], [by_hand(), by_hand()]):
+        assert list(result_of(*runs).ci95) == numbers + memory + LATENCIES
+
+
+def test_parameters_are_copied() -> None:
+    parameters = {"watermark": 0.05}
+    result = policy_result("vllm", parameters, [by_hand()], (), horizon_s=None, saturated=False)
+    parameters["watermark"] = 1.0
+    assert (result.policy, result.parameters, result.classes) == ("vllm", {"watermark": 0.05}, ())
+
+
+@pytest.mark.parametrize(
+    ("ending", "horizon_s", "expected"),
+    [
+        (Ending.FINISHED, None, 2 / 10),
+        (Ending.FINISHED, 40.0, 2 / 40),
+        (Ending.LIVELOCK, 40.0, 2 / 40),
+        (Ending.INTERRUPTED, 40.0, 2 / 10),
+    ],
+)
+def test_throughput_is_over_the_horizon_else_over_the_makespan(
+    ending: Ending, horizon_s: float | None, expected: float
+) -> None:
+    assert result_of(by_hand(ending=ending), horizon_s=horizon_s).throughput_rps == expected
+
+
+def test_what_arrives_after_the_end_is_not_unfinished() -> None:
+    late = a_run((0.0, 1.0, 50.0, NAN), (NAN,) * 4, (NAN,) * 4, ending=Ending.HORIZON, end_s=10.0)
+    assert result_of(late, horizon_s=10.0).unfinished == 2
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+@pytest.mark.parametrize("n", [0, 3])
+def test_a_run_without_a_single_iteration_has_figures_or_none(ending: Ending, n: int) -> None:
+    nothing = np.full(n, NAN)
+    run = a_run(
+        np.zeros(n),
+        nothing,
+        nothing,
+        ending=ending,
+        end_s=0.0,
+        iterations=0,
+        computed_tokens=0,
+        kv_histogram=counts(0),
+    )
+    result = result_of(run, run)
+    assert (result.completed, result.unfinished, result.throughput_rps) == (0, n, None)
+    assert result.throughput_per_iteration is result.kv_tokens.mean is result.kv_tokens.p99 is None
+    assert set(asdict(result.ttft_s).values()) == {None}
+    json.dumps(asdict(result), allow_nan=False)
+
+
+def test_figures_are_means_over_seeds_with_a_students_t_interval() -> None:
+    """t of 2 degrees: 4.3027."""
+    result = result_of(*(by_hand(recomputed_tokens=tokens) for tokens in (20, 25, 30)))
+    assert result.recomputed_tokens == 25
+    half_width = 4.302653 * 5 / 3**0.5
+    assert result.ci95["recomputed_tokens"] == pytest.approx((25 - half_width, 25 + half_width), abs=1e-5)
+    assert result.ci95["completed"] == (2, 2)
+
+
+def test_a_figure_that_a_run_lacks_is_left_out_of_its_mean() -> None:
+    none_done = a_run((0.0, 1.0), (3.0, NAN), (NAN, NAN), ending=Ending.HORIZON, end_s=10.0)
+    result = result_of(by_hand(), none_done)
+    assert (result.completed, result.e2e_s.mean, result.ci95["e2e_s.mean"]) == (1, 5.0, None)
+
+
+def test_the_99th_percentile_of_memory_is_exact_in_bins_of_a_token() -> None:
+    held = np.arange(1, 201)
+    run = by_hand(iterations=200, kv_histogram=np.bincount(held), bin_tokens=1, kv_peak=200)
+    assert result_of(run).kv_tokens.p99 == 198
+
+
+# -- intervals from one run -------------------------------------------------------------------------------------
+
+
+def test_what_was_given_has_no_width_and_a_snapshot_no_interval() -> None:
+    arrivals, services = poisson(0.7, 2000, 1), np.random.default_rng(2).exponential(1.0, 2000)
+    given = result_of(one_server(arrivals, services)).ci95
+    assert (given["completed"], given["unfinished"], given["queue.end"]) == ((2000, 2000), (0, 0), (0, 0))
+    low, high = given["makespan_s"] or (0, 0)
+    assert low < arrivals[-1] < high
+    stopped = result_of(one_server(arrivals, services, end_s=1000.0), horizon_s=1000.0)
+    assert stopped.ci95["makespan_s"] == pytest.approx((1000, 1000))
+    assert stopped.ci95["unfinished"] is stopped.ci95["queue.end"] is stopped.ci95["queue.peak"] is None
+    low, high = stopped.ci95["completed"] or (0, 0)
+    assert low < stopped.completed < high
+
+
+def test_rates_over_a_horizon_are_the_totals_over_it() -> None:
+    run = one_server(poisson(0.7, 2000, 3), np.full(2000, 1.0), end_s=1000.0)
+    result = result_of(run, horizon_s=1000.0)
+    totals, rates = result.ci95["completed"], result.ci95["throughput_rps"]
+    assert totals is not None
+    assert rates == pytest.approx((totals[0] / 1000, totals[1] / 1000))
+    tokens = result.ci95["decode_tokens_per_s"]
+    assert tokens == pytest.approx((totals[0] / 500, totals[1] / 500), rel=1e-2)
+
+
+def test_too_short_a_run_has_no_intervals() -> None:
+    run = one_server(poisson(0.7, 150, 4), np.full(150, 1.0), records=150)
+    known = {key for key, interval in result_of(run).ci95.items() if interval is not None}
+    assert known == {"unfinished", "queue.end"}
+
+
+def test_a_livelock_has_a_status_and_no_interval() -> None:
+    requests, good = one_server(poisson(0.7, 2000, 5), np.full(2000, 1.0))
+    stuck = Outcome(
+        **{field.name: getattr(good, field.name) for field in fields(good)} | {"ending": Ending.LIVELOCK}
+    )
+    result = result_of((requests, stuck))
+    assert result.status is RunStatus.LIVELOCK
+    assert set(result.ci95.values()) == {None}
+    assert result_of((requests, good), (requests, stuck), saturated=True).status is RunStatus.LIVELOCK
+
+
+# -- status -----------------------------------------------------------------------------------------------------
+
+
+def share_growing(load: float, n: int, repetitions: int) -> float:
+    """How often an M/M/1 queue is called growing."""
+    random = np.random.default_rng(6)
+    growing = 0
+    for _ in range(repetitions):
+        arrivals = np.cumsum(random.exponential(1 / load, n))
+        result = result_of(one_server(arrivals, random.exponential(1.0, n), records=3000))
+        growing += result.status is RunStatus.GROWING
+    return growing / repetitions
+
+
+@pytest.mark.parametrize("n", [500, 2_000, 10_000])
+def test_a_stationary_queue_is_rarely_called_growing(n: int) -> None:
+    assert share_growing(0.7, n, 200) <= 0.075
+
+
+def test_an_overload_of_five_percent_is_nearly_always_called_growing() -> None:
+    assert share_growing(1.05, 30_000, 60) >= 0.93
+
+
+def test_white_noise_does_not_grow() -> None:
+    random = np.random.default_rng(7)
+    time_s = np.arange(2000.0)
+    assert not any(queue_grows(time_s, random.poisson(5.0, 2000), 0.0, 1999.0) for _ in range(200))
+
+
+def test_a_slow_growth_shows_through_noise() -> None:
+    random = np.random.default_rng(8)
+    time_s = np.arange(2000.0)
+    trend = time_s / 100
+    assert all(queue_grows(time_s, random.poisson(5.0 + trend), 0.0, 1999.0) for _ in range(100))
+
+
+def test_growth_below_one_request_is_none() -> None:
+    time_s = np.arange(4000.0)
+    assert not queue_grows(time_s, (time_s > 3990).astype(np.int64), 0.0, 3999.0)
+
+
+def test_a_queue_is_judged_while_requests_still_arrive() -> None:
+    """Overloaded threefold, then drained to the last request."""
+    run = one_server(poisson(3.0, 2000, 9), np.full(2000, 1.0))
+    assert run[1].series.waiting[-1] == 0
+    assert result_of(run).status is RunStatus.GROWING
+    assert result_of(run, saturated=True).status is RunStatus.STEADY
+
+
+def test_requests_that_arrive_all_at_once_are_steady() -> None:
+    assert result_of(one_server(np.zeros(500), np.full(500, 1.0))).status is RunStatus.STEADY
+
+
+def test_half_of_the_seeds_decide() -> None:
+    growing = one_server(poisson(3.0, 2000, 10), np.full(2000, 1.0))
+    steady = one_server(poisson(0.5, 2000, 11), np.full(2000, 1.0))
+    assert result_of(growing, steady).status is RunStatus.GROWING
+    assert result_of(growing, steady, steady).status is RunStatus.STEADY
+
+
+def test_metrics_load_without_scipy() -> None:
+    code = "import sys, kvplan.simulation.metrics; print('scipy' in sys.modules, 'numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
