@@ -1,0 +1,92 @@
+"""What a run leaves behind: times of every request, counters, and a thinned record of memory and queue."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvplan.model import FloatArray, IntArray
+
+
+class Ending(StrEnum):
+    """Why a run ended."""
+
+    FINISHED = "finished"  # every request completed
+    HORIZON = "horizon"  # the clock ran out
+    LIVELOCK = "livelock"  # nothing can ever complete any more
+    INTERRUPTED = "interrupted"  # somebody stopped it
+
+
+@dataclass(frozen=True)
+class Series:
+    """State after some of the executed iterations, evenly spaced ones: every `stride`-th.
+
+    Attributes
+    ----------
+    stride : int
+        Iterations between two records.
+    time_s : ndarray, shape (n_records,)
+        Clock at the end of the iteration.
+    kv_tokens : ndarray of int64, shape (n_records,)
+        Memory held while it ran, whole blocks.
+    waiting, running : ndarray of int64, shape (n_records,)
+        Requests in the queue and requests holding memory.
+    evictions, completions : ndarray of int64, shape (n_records,)
+        In all so far.
+    """
+
+    stride: int
+    time_s: FloatArray
+    kv_tokens: IntArray
+    waiting: IntArray
+    running: IntArray
+    evictions: IntArray
+    completions: IntArray
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run of one policy on one list of requests.
+
+    Attributes
+    ----------
+    arrival_s, first_token_s, finish_s : ndarray, shape (n_requests,)
+        Seconds from the start; NaN for what has not happened. The first token counts even where the request was
+        evicted later and had to begin again. Arrivals of a closed loop are those that came about.
+    evictions : ndarray of int64, shape (n_requests,)
+        How often each request was evicted.
+    ending : Ending
+    end_s : float
+        Clock when the run ended.
+    iterations : int
+        Batches executed.
+    recomputed_tokens : int
+        KV tokens held at evictions: work that was lost.
+    computed_tokens : int
+        KV tokens computed in all: prompts (unless they arrive ready-made) and generated tokens, lost ones included.
+    kv_sum : float
+        Sum over iterations of the memory held while they ran, tokens.
+    kv_peak, queue_peak : int
+        Most memory held in a batch, tokens; most requests waiting when a batch began.
+    kv_histogram : ndarray of int64, shape (n_bins,)
+        Iterations by memory held while they ran; bin j holds j·bin_tokens up to (j+1)·bin_tokens, exclusive.
+    bin_tokens : int
+    overflows : int
+        Iterations that began with more than the memory, so that somebody was evicted.
+    series : Series
+    """
+
+    arrival_s: FloatArray
+    first_token_s: FloatArray
+    finish_s: FloatArray
+    evictions: IntArray
+    ending: Ending
+    end_s: float
+    iterations: int
+    recomputed_tokens: int
+    computed_tokens: int
+    kv_sum: float
+    kv_peak: int
+    queue_peak: int
+    kv_histogram: IntArray
+    bin_tokens: int
+    overflows: int
+    series: Series
