@@ -27,8 +27,10 @@ Stage policies (all but `vllm`)
     and of equals the latest admitted. It goes to the front of the queue and restarts at stage 0; of several
     the earliest admitted ends up first. Then, also in an iteration that evicted, the queue is admitted in order as
     long as the next request's stage-0 memory fits. Together residents and queue stay in order of arrival.
-    Livelock: an iteration begins with a single resident whose next stage does not fit alone. That finds every case: in
-    the iteration before, such a request filled all blocks, so nobody else was there.
+    Livelock: an iteration begins with a single resident whose next stage does not fit alone. That finds every request
+    that can never end: before its last step it fills all blocks, so nobody else is there. The run stops, although
+    short requests behind it could still slip past while it begins again and again. A request whose stage 0
+    does not fit holds up the queue until no arrival is to come.
 
 `rate-limited` (beta)
     As greedy, and iteration t admits at most floor((t+1)·beta) - floor(t·beta). t counts executed iterations.
@@ -54,15 +56,20 @@ Stage policies (all but `vllm`)
     of admission run. Eviction, admission, and drain (all segments run) as in `wait`, with one queue.
 
 `vllm`
-    policies.md to the letter, always `fused`. The watermark is a share of the usable blocks, floor(M/b) - 1;
-    "anything runs" means the running list is not empty, requests admitted in this very iteration included. K is what the
-    scheduled requests have computed once the iteration is over, their grants included. `computed_tokens` grows by
-    P, grants of more than one token, and by the tokens emitted; `recomputed_tokens` by the computed tokens
-    of a preempted request. Memory held is allocated blocks times b. Livelock: the only running request preempts itself
-    (it had all usable blocks and can never come back).
+    Always `fused`. Usable blocks: floor(M/b) - 1. Each iteration grants at most max_num_batched_tokens. The running
+    list is walked in order while that budget lasts: a request needs its uncomputed tokens (input + generated -
+    computed) or what is left of the budget. While blocks lack for them the last of the list is preempted: blocks
+    freed, nothing computed any more, to the front of the queue; where it is the request itself the walk stops. Only if
+    nobody was preempted the queue is admitted in order, while the budget lasts, fewer than max_num_seqs run and
+    ceil((input + generated)/b) blocks are free beyond the watermark's; only the blocks of the grant are taken.
+    The watermark is a share of the usable blocks, rounded up, and binds while the running list is not empty, requests
+    admitted in this very iteration included. Whoever has computed input + generated tokens emits one.
+    K is what the scheduled requests have computed once the iteration is over, grants included; P sums grants of more
+    than one token. `computed_tokens` grows by P and by the tokens emitted, so a prompt's odd single-token chunk is not
+    in it; `recomputed_tokens` by the computed tokens of a preempted request. Memory held is allocated blocks times b.
+    Livelock: the only running request preempts itself. It had all usable blocks and can never come back.
 
-Against policies.md: rates below one a iteration would never start under "t counts iterations" and "where nothing runs,
-time jumps to the next arrival" (see `rate-limited`); `wait` and `nested-wait` would never end without the drain.
+Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
 """
 
 import math
@@ -132,7 +139,7 @@ class Work:
     leaving: list[Request] = field(default_factory=list)
 
 
-class Livelock(Exception):
+class LivelockError(Exception):
     """Nothing can ever complete any more."""
 
 
@@ -207,8 +214,8 @@ class Run:
                 if not batch and self.next_arrival() is None:
                     batch = self.form(drain=True)
                     if not batch:
-                        raise Livelock
-            except Livelock:
+                        raise LivelockError
+            except LivelockError:
                 livelock = True
                 break
             if not batch:
@@ -272,8 +279,9 @@ class StageRun(Run):
             request.stages = request.decode_tokens + 1 if self.inline else request.decode_tokens
 
     def kv_held(self, batch: list[Request]) -> int:
+        running = set(batch)
         return sum(
-            self.whole_blocks(request.weight if request in batch else request.weight - 1)
+            self.whole_blocks(request.weight if request in running else request.weight - 1)
             for request in self.resident
         )
 
@@ -284,7 +292,7 @@ class StageRun(Run):
         """Evict the last admitted while memory lacks; True if somebody was."""
         somebody = False
         if len(self.resident) == 1 and self.kv_held(batch) > self.replica.memory_tokens:
-            raise Livelock
+            raise LivelockError
         while self.kv_held(batch) > self.replica.memory_tokens:
             victim = self.resident.pop()
             if victim in batch:
@@ -344,7 +352,7 @@ class RateLimited(Greedy):
     def allowance(self) -> float:
         beta = float(self.params["beta"])
         allowance = math.floor((self.t + 1) * beta) - math.floor(self.t * beta)
-        if not self.resident and self.queue and self.fits(self.queue[0], []):
+        if beta > 0 and not self.resident and self.queue and self.fits(self.queue[0], []):
             while allowance == 0:
                 self.t += 1
                 allowance = math.floor((self.t + 1) * beta) - math.floor(self.t * beta)
@@ -448,7 +456,7 @@ class Vllm(Run):
             lacking = math.ceil((request.computed + need) / self.block) - request.blocks
             while lacking > self.free_blocks():
                 if len(self.resident) == 1:
-                    raise Livelock
+                    raise LivelockError
                 victim = self.resident.pop()
                 self.preempt(victim)
                 preempted = True
