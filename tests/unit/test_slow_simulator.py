@@ -327,6 +327,29 @@ def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, pre
         assert result.computed_tokens == prompts
 
 
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_a_run_is_a_livelock_exactly_where_some_request_never_fits(policy: str) -> None:
+    outcomes = set()
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        size, block, memory = 25, int(rng.integers(1, 5)), int(rng.integers(12, 40))
+        arrivals = Requests(
+            np.sort(rng.uniform(0, (0.001, 10, 80)[seed % 3], size)),
+            rng.integers(1, 8, size),
+            rng.integers(1, 10, size),
+            rng.integers(0, 2, size),
+        )
+        result = simulate(policy, arrivals, SLOT, Replica(memory, block_tokens=block), PARAMETERS[policy])
+        longest = int((arrivals.input_tokens + arrivals.decode_tokens).max())
+        if policy == "vllm":  # the last token's KV is never computed, and one block is reserved
+            impossible = -(-(longest - 1) // block) > memory // block - 1
+        else:
+            impossible = -(-longest // block) * block > memory
+        assert result.livelock == impossible
+        outcomes.add(impossible)
+    assert outcomes == {True, False}
+
+
 def test_the_same_requests_leave_the_same_result() -> None:
     arrivals = requests(*((0.3 * i, 1 + i % 7, 1 + i % 5) for i in range(40)))
     runs = [simulate("greedy", arrivals, SLOT, Replica(30), {}) for _ in range(2)]
