@@ -1,0 +1,541 @@
+"""A slow, obvious simulator of LLM serving, one Python object a request: a second opinion on the fast kernel.
+
+Nothing here imports a kernel or `kvplan.analysis`; of kvplan only the input types are used. Every list is searched
+from end to end and every sum is taken anew in each iteration, so that a rule can be read where it is applied.
+
+What the policies leave open is decided here, for the kernel too.
+
+The loop
+    Arrivals with time <= now join the queue; the policy forms the batch; the clock advances by
+    τ = d0 + d1·K + d2·P + d3·B; the batch gains its tokens; finished requests leave. Where nothing can run the clock
+    jumps to the next arrival; where none is to come either and requests remain, the run ends as a livelock.
+    `iterations` counts executed batches only. No iteration begins at or after `horizon_s`, and one that began before
+    runs to its end; a jump is cut short at the horizon. In a closed loop the first `clients` requests arrive at 0
+    and each completion brings the next one at that moment (two completions, two arrivals).
+
+Stage policies (all but `vllm`)
+    A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
+    whole blocks: b·ceil(weight/b). A resident request that pauses before stage k holds what it computed last,
+    a + k - 1, in whole blocks. K sums the unrounded weights of the requests that run, B counts them, P sums the
+    inputs of those at stage 0: none in `disaggregated`, except that one that was evicted before recomputes its
+    prompt. Every stage emits a token at its end, except stage 0 of `inline`. Engine limits do not bind.
+    `computed_tokens` grows by P and by the tokens emitted; `recomputed_tokens` by what an evicted request held,
+    a + k - 1 before stage k.
+
+`greedy`
+    All residents run. While they need more than M the last admitted is evicted: as all run, it is the least progressed,
+    and of equals the latest admitted. It goes to the front of the queue and restarts at stage 0; of several
+    the earliest admitted ends up first. Then, also in an iteration that evicted, the queue is admitted in order as
+    long as the next request's stage-0 memory fits. Together residents and queue stay in order of arrival.
+    Livelock: an iteration begins with a single resident whose next stage does not fit alone. That finds every request
+    that can never end: before its last step it fills all blocks, so nobody else is there. The run stops, although
+    short requests behind it could still slip past while it begins again and again. A request whose stage 0
+    does not fit holds up the queue until no arrival is to come.
+
+`rate-limited` (beta)
+    As greedy, and iteration t admits at most floor((t+1)·beta) - floor(t·beta). t counts executed iterations.
+    Where nothing is resident and only the cap holds the queue back (always so at first, if beta < 1), t moves on to the
+    next iteration that admits somebody, at no cost in time. Memory is empty then, so that the bound on peak
+    memory of theory §4 keeps.
+
+`wait` (thresholds, one a class)
+    A class joins when its queue has reached its threshold n_i; of each of its stages the first n_i residents run, and
+    n_i of its queue are admitted at stage 0, class after class in profile order. Other classes pause. Memory is
+    settled before executing: while residents need more than M, the last admitted of all (running or paused) is
+    evicted to the front of its class's queue. The next in line are admitted only as far as they fit,
+    and in an iteration that evicted none is: "takes n_i, then the last admitted go while memory lacks", without calling
+    it an eviction when somebody who never ran stays in the queue.
+    Drain: where the batch comes out empty and no arrival is to come, all classes join with what they have
+    (at most n_i a stage), in that iteration. Whether to drain is asked anew in every iteration.
+
+`nested-wait` (boundaries, thresholds, one a segment)
+    Boundaries l'_1 < … < l'_L are decode lengths; as stages N_j they are l'_j, or l'_j + 1 in `inline`. Segment j has
+    the stages N_{j-1} … N_j - 1, the last one also everything beyond. Whoever is to run stage N_{j-1} next waits at the
+    boundary of segment j; in front of segment 1 it is the queue. Segments 1..k run, k the largest for which
+    all of 1..k have their threshold waiting; of each of their stages, boundary included, the first n_j in order
+    of admission run. Eviction, admission, and drain (all segments run) as in `wait`, with one queue.
+
+`vllm`
+    Always `fused`. Usable blocks: floor(M/b) - 1. Each iteration grants at most max_num_batched_tokens. The running
+    list is walked in order while that budget lasts: a request needs its uncomputed tokens (input + generated -
+    computed) or what is left of the budget. While blocks lack for them the last of the list is preempted: blocks
+    freed, nothing computed any more, to the front of the queue; where it is the request itself the walk stops. Only if
+    nobody was preempted the queue is admitted in order, while the budget lasts, fewer than max_num_seqs run and
+    ceil((input + generated)/b) blocks are free beyond the watermark's; only the blocks of the grant are taken.
+    The watermark is a share of the usable blocks, rounded up, and binds while the running list is not empty, requests
+    admitted in this very iteration included. Whoever has computed input + generated tokens emits one.
+    K is what the scheduled requests have computed once the iteration is over, grants included; P sums grants of more
+    than one token. `computed_tokens` grows by P and by the tokens emitted, so a prompt's odd single-token chunk is not
+    in it; `recomputed_tokens` by the computed tokens of a preempted request. Memory held is allocated blocks times b.
+    Livelock: the only running request preempts itself. It had all usable blocks and can never come back.
+
+Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplan.model import Prefill, Replica, Timing
+from kvplan.simulation.requests import Requests
+
+
+@dataclass
+class SlowResult:
+    """What a run left behind; None where something has not happened."""
+
+    arrival_s: list[float | None]
+    first_token_s: list[float | None]
+    finish_s: list[float | None]
+    evictions: list[int]  # of each request
+    iterations: int
+    end_s: float
+    recomputed_tokens: int
+    computed_tokens: int
+    kv_per_iteration: list[int]  # memory held while the batch ran, whole blocks
+    waiting_per_iteration: list[int]  # queue once the batch was formed
+    evicted_per_iteration: list[int]  # since the batch before
+    batches: list[list[tuple[int, int]]]  # (request, its stage; in `vllm` its grant), in order of admission
+    livelock: bool
+
+
+@dataclass(eq=False)
+class Request:
+    """One request and what became of it so far."""
+
+    index: int
+    input_tokens: int
+    decode_tokens: int
+    class_index: int
+    arrival_s: float | None = None
+    first_token_s: float | None = None
+    finish_s: float | None = None
+    evictions: int = 0
+    # stage policies
+    first_weight: int = 0  # a
+    stages: int = 0  # n
+    stage: int = 0  # k, the next one to run
+    # vllm
+    generated: int = 0
+    computed: int = 0
+    blocks: int = 0
+    granted: int = 0
+
+    @property
+    def weight(self) -> int:
+        """Tokens needed while the next stage runs."""
+        return self.first_weight + self.stage
+
+
+@dataclass
+class Work:
+    """What the iteration time depends on, and what the batch emits."""
+
+    kv_tokens: int  # K
+    prefill_tokens: int  # P
+    sequences: int  # B
+    emitting: list[Request] = field(default_factory=list)
+    leaving: list[Request] = field(default_factory=list)
+
+
+class LivelockError(Exception):
+    """Nothing can ever complete any more."""
+
+
+class Run:
+    """The loop; a policy forms a batch, and executes it."""
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        self.timing = timing
+        self.replica = replica
+        self.params = params
+        self.block = replica.block_tokens
+        self.all = [
+            Request(i, int(s), int(d), int(c))
+            for i, (s, d, c) in enumerate(
+                zip(requests.input_tokens, requests.decode_tokens, requests.class_index, strict=True)
+            )
+        ]
+        self.closed = requests.clients is not None
+        for i, request in enumerate(self.all):
+            if requests.clients is None:
+                request.arrival_s = float(requests.arrival_s[i])
+            elif i < requests.clients:
+                request.arrival_s = 0.0
+        self.to_come = list(self.all)
+        self.queue: list[Request] = []
+        self.resident: list[Request] = []  # in order of admission
+        self.now = 0.0
+        self.evicted = 0  # since the batch before
+        self.recomputed_tokens = 0
+
+    # -- what a policy says
+
+    def form(self, drain: bool) -> list[Request]:
+        """The requests that run in this iteration; evicts and admits. `drain`: nobody will come any more."""
+        raise NotImplementedError
+
+    def kv_held(self, batch: list[Request]) -> int:
+        """Memory held while `batch` runs, tokens in whole blocks."""
+        raise NotImplementedError
+
+    def label(self, request: Request) -> int:
+        """What to record of a request in a batch."""
+        raise NotImplementedError
+
+    def execute(self, batch: list[Request]) -> Work:
+        """Advance every request of the batch."""
+        raise NotImplementedError
+
+    # -- the loop
+
+    def whole_blocks(self, tokens: int) -> int:
+        return self.block * math.ceil(tokens / self.block)
+
+    def next_arrival(self) -> float | None:
+        return self.to_come[0].arrival_s if self.to_come else None
+
+    def run(self, horizon_s: float | None) -> SlowResult:
+        horizon = math.inf if horizon_s is None else horizon_s
+        kv, waiting, evicted = [], [], []
+        batches = []
+        computed_tokens = 0
+        livelock = False
+        while True:
+            while (coming := self.next_arrival()) is not None and coming <= self.now:
+                self.queue.append(self.to_come.pop(0))
+            if all(request.finish_s is not None for request in self.all) or self.now >= horizon:
+                break
+            try:
+                batch = self.form(drain=False)
+                if not batch and self.next_arrival() is None:
+                    batch = self.form(drain=True)
+                    if not batch:
+                        raise LivelockError
+            except LivelockError:
+                livelock = True
+                break
+            if not batch:
+                coming = self.next_arrival()
+                assert coming is not None
+                self.now = min(coming, horizon)
+                continue
+
+            kv.append(self.kv_held(batch))
+            waiting.append(len(self.queue))
+            evicted.append(self.evicted)
+            self.evicted = 0
+            batches.append([(request.index, self.label(request)) for request in batch])
+
+            work = self.execute(batch)
+            t = self.timing
+            self.now += t.d0 + t.d1 * work.kv_tokens + t.d2 * work.prefill_tokens + t.d3 * work.sequences
+            computed_tokens += work.prefill_tokens + len(work.emitting)
+            for request in work.emitting:
+                if request.first_token_s is None:
+                    request.first_token_s = self.now
+            for request in work.leaving:
+                request.finish_s = self.now
+                self.resident.remove(request)
+                if self.closed:
+                    self.bring_the_next()
+        return SlowResult(
+            arrival_s=[request.arrival_s for request in self.all],
+            first_token_s=[request.first_token_s for request in self.all],
+            finish_s=[request.finish_s for request in self.all],
+            evictions=[request.evictions for request in self.all],
+            iterations=len(batches),
+            end_s=self.now,
+            recomputed_tokens=self.recomputed_tokens,
+            computed_tokens=computed_tokens,
+            kv_per_iteration=kv,
+            waiting_per_iteration=waiting,
+            evicted_per_iteration=evicted,
+            batches=batches,
+            livelock=livelock,
+        )
+
+    def bring_the_next(self) -> None:
+        """Closed loop: a client whose request completed sends the next one."""
+        for request in self.to_come:
+            if request.arrival_s is None:
+                request.arrival_s = self.now
+                return
+
+
+class StageRun(Run):
+    """What all stage policies share: weights, eviction, and the work of a batch."""
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.inline = replica.prefill is Prefill.INLINE
+        for request in self.all:
+            request.first_weight = request.input_tokens if self.inline else request.input_tokens + 1
+            request.stages = request.decode_tokens + 1 if self.inline else request.decode_tokens
+
+    def kv_held(self, batch: list[Request]) -> int:
+        running = set(batch)
+        return sum(
+            self.whole_blocks(request.weight if request in running else request.weight - 1)
+            for request in self.resident
+        )
+
+    def label(self, request: Request) -> int:
+        return request.stage
+
+    def evict_until_they_fit(self, batch: list[Request]) -> bool:
+        """Evict the last admitted while memory lacks; True if somebody was."""
+        somebody = False
+        if len(self.resident) == 1 and self.kv_held(batch) > self.replica.memory_tokens:
+            raise LivelockError
+        while self.kv_held(batch) > self.replica.memory_tokens:
+            victim = self.resident.pop()
+            if victim in batch:
+                batch.remove(victim)
+            self.recomputed_tokens += victim.weight - 1
+            victim.stage = 0
+            victim.evictions += 1
+            self.queue.insert(0, victim)
+            self.evicted += 1
+            somebody = True
+        return somebody
+
+    def fits(self, request: Request, batch: list[Request]) -> bool:
+        """Whether a queued request can be admitted next to everything resident."""
+        needed = self.whole_blocks(request.first_weight)
+        return self.kv_held(batch) + needed <= self.replica.memory_tokens
+
+    def admit(self, request: Request, batch: list[Request]) -> None:
+        self.queue.remove(request)
+        self.resident.append(request)
+        batch.append(request)
+
+    def execute(self, batch: list[Request]) -> Work:
+        work = Work(sum(request.weight for request in batch), 0, len(batch))
+        for request in batch:
+            first = request.stage == 0
+            ready_made = self.replica.prefill is Prefill.DISAGGREGATED and request.evictions == 0
+            if first and not ready_made:
+                work.prefill_tokens += request.input_tokens
+            if not (first and self.inline):
+                work.emitting.append(request)
+            request.stage += 1
+            if request.stage == request.stages:
+                work.leaving.append(request)
+        return work
+
+
+class Greedy(StageRun):
+    def allowance(self) -> float:
+        """Most admissions in this iteration."""
+        return math.inf
+
+    def form(self, drain: bool) -> list[Request]:
+        batch = list(self.resident)
+        self.evict_until_they_fit(batch)
+        admitted = 0
+        allowance = self.allowance()
+        while self.queue and admitted < allowance and self.fits(self.queue[0], batch):
+            self.admit(self.queue[0], batch)
+            admitted += 1
+        return batch
+
+
+class RateLimited(Greedy):
+    t = 0
+
+    def allowance(self) -> float:
+        beta = float(self.params["beta"])
+        allowance = math.floor((self.t + 1) * beta) - math.floor(self.t * beta)
+        if beta > 0 and not self.resident and self.queue and self.fits(self.queue[0], []):
+            while allowance == 0:
+                self.t += 1
+                allowance = math.floor((self.t + 1) * beta) - math.floor(self.t * beta)
+        return allowance
+
+    def execute(self, batch: list[Request]) -> Work:
+        self.t += 1
+        return super().execute(batch)
+
+
+class Wait(StageRun):
+    def form(self, drain: bool) -> list[Request]:
+        thresholds = [int(n) for n in self.params["thresholds"]]
+        queues = [
+            [request for request in self.queue if request.class_index == i] for i in range(len(thresholds))
+        ]
+        joining = [drain or len(queues[i]) >= thresholds[i] for i in range(len(thresholds))]
+
+        batch: list[Request] = []
+        count: dict[tuple[int, int], int] = {}  # running so far, of each class and stage
+        for request in self.resident:
+            i = request.class_index
+            running = count.get((i, request.stage), 0)
+            if joining[i] and running < thresholds[i]:
+                batch.append(request)
+                count[i, request.stage] = running + 1
+
+        if self.evict_until_they_fit(batch):
+            return batch
+        next_in_line = [
+            request for i in range(len(thresholds)) if joining[i] for request in queues[i][: thresholds[i]]
+        ]
+        for request in next_in_line:
+            if not self.fits(request, batch):
+                break
+            self.admit(request, batch)
+        return batch
+
+
+class NestedWait(StageRun):
+    def form(self, drain: bool) -> list[Request]:
+        thresholds = [int(n) for n in self.params["thresholds"]]
+        boundaries = [int(length) + (1 if self.inline else 0) for length in self.params["boundaries"]]
+        starts = [0, *boundaries[:-1]]  # first stage of each segment
+
+        running_segments = 0
+        for j, start in enumerate(starts):
+            at_boundary = [request for request in self.resident if request.stage == start]
+            waiting = len(self.queue) if j == 0 else len(at_boundary)
+            if not drain and waiting < thresholds[j]:
+                break
+            running_segments += 1
+
+        batch: list[Request] = []
+        count: dict[int, int] = {}  # running so far, of each stage
+        for request in self.resident:
+            segment = max(j for j, start in enumerate(starts) if start <= request.stage)
+            running = count.get(request.stage, 0)
+            if segment < running_segments and running < thresholds[segment]:
+                batch.append(request)
+                count[request.stage] = running + 1
+
+        if self.evict_until_they_fit(batch):
+            return batch
+        if running_segments > 0:
+            for request in self.queue[: thresholds[0]]:
+                if not self.fits(request, batch):
+                    break
+                self.admit(request, batch)
+        return batch
+
+
+class Vllm(Run):
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.usable_blocks = replica.memory_tokens // self.block - 1
+
+    def free_blocks(self) -> int:
+        return self.usable_blocks - sum(request.blocks for request in self.resident)
+
+    def form(self, drain: bool) -> list[Request]:
+        limit = self.replica.max_num_batched_tokens
+        self.budget: float = math.inf if limit is None else limit
+        for request in self.all:
+            request.granted = 0
+        preempted = self.walk_the_running_list()
+        if not preempted:
+            self.admit_from_the_queue()
+        return [request for request in self.resident if request.granted > 0]
+
+    def walk_the_running_list(self) -> bool:
+        """Grant tokens to the running requests in order; True if somebody was preempted."""
+        preempted = False
+        position = 0
+        while position < len(self.resident) and self.budget > 0:
+            request = self.resident[position]
+            uncomputed = request.input_tokens + request.generated - request.computed
+            need = int(min(uncomputed, self.budget))
+            lacking = math.ceil((request.computed + need) / self.block) - request.blocks
+            while lacking > self.free_blocks():
+                if len(self.resident) == 1:
+                    raise LivelockError
+                victim = self.resident.pop()
+                self.preempt(victim)
+                preempted = True
+                if victim is request:
+                    return preempted
+            request.blocks += lacking
+            self.grant(request, need)
+            position += 1
+        return preempted
+
+    def preempt(self, victim: Request) -> None:
+        self.budget += victim.granted
+        self.recomputed_tokens += victim.computed
+        victim.granted = 0
+        victim.blocks = 0
+        victim.computed = 0
+        victim.evictions += 1
+        self.evicted += 1
+        self.queue.insert(0, victim)
+
+    def grant(self, request: Request, tokens: int) -> None:
+        request.granted = tokens
+        self.budget -= tokens
+
+    def admit_from_the_queue(self) -> None:
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        watermark_blocks = math.ceil(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
+        while self.queue and self.budget > 0 and len(self.resident) < seats:
+            request = self.queue[0]
+            sequence = request.input_tokens + request.generated
+            kept_free = watermark_blocks if self.resident else 0
+            if math.ceil(sequence / self.block) > self.free_blocks() - kept_free:
+                return
+            tokens = int(min(sequence, self.budget))
+            self.queue.pop(0)
+            self.resident.append(request)
+            request.blocks = math.ceil(tokens / self.block)
+            self.grant(request, tokens)
+
+    def kv_held(self, batch: list[Request]) -> int:
+        return self.block * sum(request.blocks for request in self.resident)
+
+    def label(self, request: Request) -> int:
+        return request.granted
+
+    def execute(self, batch: list[Request]) -> Work:
+        for request in batch:
+            request.computed += request.granted
+        work = Work(
+            kv_tokens=sum(request.computed for request in batch),
+            prefill_tokens=sum(request.granted for request in batch if request.granted > 1),
+            sequences=len(batch),
+        )
+        for request in batch:
+            if request.computed == request.input_tokens + request.generated:
+                request.generated += 1
+                work.emitting.append(request)
+                if request.generated == request.decode_tokens:
+                    work.leaving.append(request)
+        return work
+
+
+POLICIES: dict[str, type[Run]] = {
+    "greedy": Greedy,
+    "rate-limited": RateLimited,
+    "vllm": Vllm,
+    "wait": Wait,
+    "nested-wait": NestedWait,
+}
+
+
+def simulate(
+    policy: str,
+    requests: Requests,
+    timing: Timing,
+    replica: Replica,
+    params: Mapping[str, Any],
+    *,
+    horizon_s: float | None = None,
+) -> SlowResult:
+    """Run one policy on one list of requests; the module's docstring says how."""
+    return POLICIES[policy](requests, timing, replica, params).run(horizon_s)

@@ -1,0 +1,383 @@
+"""The slow simulator against traces worked out by hand, its own promises, and a measured vLLM run."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from slow_simulator import POLICIES, SlowResult, simulate
+
+from kvplan.model import Prefill, Replica, Timing
+from kvplan.simulation.requests import Requests
+
+LOG = Path(__file__).resolve().parents[3] / "shared/data/vllm-rtx4090/requests.jsonl"
+
+SLOT = Timing(d0=1.0)
+
+
+def requests(*rows: tuple[float, int, int], classes: list[int] | None = None) -> Requests:
+    """Rows of arrival, input length, decode length."""
+    arrival, inputs, decode = zip(*rows, strict=True)
+    return Requests(
+        np.array(arrival, dtype=np.float64),
+        np.array(inputs),
+        np.array(decode),
+        np.array(classes or [0] * len(rows)),
+    )
+
+
+def ready_made(memory_tokens: int) -> Replica:
+    return Replica(memory_tokens, prefill=Prefill.DISAGGREGATED)
+
+
+def stage_counts(result: SlowResult, stages: int) -> list[tuple[int, ...]]:
+    """How many requests ran each stage, iteration by iteration."""
+    return [tuple(Counter(k for _, k in batch)[k] for k in range(stages)) for batch in result.batches]
+
+
+# -- greedy and its cap -----------------------------------------------------------------------------------------
+
+
+def test_greedy_reproduces_the_trace_of_sic_example_1() -> None:
+    """s=2, d=3, M=24: (1,1,2), five arrive, (5,1,1), one is evicted and one admitted, (1,4,1)."""
+    arrivals = [0, 0, 1, 2, 3, 3, 3, 3, 3]
+    result = simulate("greedy", requests(*((t, 2, 3) for t in arrivals)), SLOT, ready_made(24), {})
+    assert stage_counts(result, 3)[2:5] == [(1, 1, 2), (5, 1, 1), (1, 4, 1)]
+    assert result.kv_per_iteration[2:5] == [17, 24, 24]
+    assert result.evicted_per_iteration[2:5] == [0, 0, 1]
+    assert result.waiting_per_iteration[2:5] == [0, 0, 0]
+    assert result.evictions == [0] * 8 + [1]
+
+
+def test_a_readmitted_request_recomputes_a_prompt_that_came_ready_made() -> None:
+    """Weights 3, 4 in M=6: the second is evicted with 3 tokens and begins again when the first has left."""
+    timing = Timing(d0=1.0, d2=0.1)
+    result = simulate("greedy", requests((0, 2, 2), (0, 2, 2)), timing, ready_made(6), {})
+    assert result.batches == [[(0, 0), (1, 0)], [(0, 1)], [(1, 0)], [(1, 1)]]
+    assert result.first_token_s == [1.0, 1.0]
+    assert result.finish_s == pytest.approx([2.0, 4.2])
+    assert result.recomputed_tokens == 3
+    assert result.computed_tokens == 5 + 2
+    assert result.waiting_per_iteration == [0, 1, 0, 0]
+
+
+def test_an_inline_prefill_is_an_iteration_that_emits_nothing() -> None:
+    """Weights 2, 3, 4 over three iterations; blocks of 4 hold 4 tokens throughout."""
+    timing = Timing(d0=1.0, d1=0.01, d2=0.1, d3=0.5)
+    replica = Replica(8, block_tokens=4, prefill=Prefill.INLINE)
+    result = simulate("greedy", requests((0.25, 2, 2)), timing, replica, {})
+    ends = np.cumsum([0.25 + 1 + 0.02 + 0.2 + 0.5, 1 + 0.03 + 0.5, 1 + 0.04 + 0.5])
+    assert result.first_token_s == pytest.approx([ends[1]])
+    assert result.finish_s == pytest.approx([ends[2]])
+    assert result.kv_per_iteration == [4, 4, 4]
+    assert result.computed_tokens == 2 + 2
+
+
+def test_a_fused_prefill_emits_the_first_token() -> None:
+    result = simulate("greedy", requests((0, 2, 2)), SLOT, Replica(8), {})
+    assert (result.first_token_s, result.finish_s) == ([1.0], [2.0])
+    assert result.kv_per_iteration == [3, 4]
+
+
+def test_pages_are_rounded_up_at_admission() -> None:
+    """Weight 3 takes a block of 4: two fit in 11 tokens, though three of them weigh 9."""
+    result = simulate(
+        "greedy", requests((0, 2, 1), (0, 2, 1), (0, 2, 1)), SLOT, Replica(11, block_tokens=4), {}
+    )
+    assert result.kv_per_iteration == [8, 4]
+
+
+def test_a_request_that_can_never_end_is_a_livelock() -> None:
+    """Weights 3, 4, 5 in M=4: alone at stage 2 it does not fit."""
+    result = simulate("greedy", requests((0, 2, 3), (0, 2, 1)), SLOT, ready_made(4), {})
+    assert result.livelock
+    assert result.finish_s == [None, None]
+    assert (result.iterations, result.end_s) == (2, 2.0)
+
+
+def test_a_request_that_cannot_even_begin_is_a_livelock_once_nobody_else_comes() -> None:
+    result = simulate("greedy", requests((0, 4, 1), (5, 1, 1)), SLOT, ready_made(4), {})
+    assert result.livelock
+    assert (result.iterations, result.end_s) == (0, 5.0)
+
+
+def test_a_cap_of_one_half_admits_in_every_second_iteration() -> None:
+    """t = 0 admits nobody and is passed over, t = 1, 3, 5 admit one each."""
+    result = simulate("rate-limited", requests(*[(0, 1, 3)] * 3), SLOT, ready_made(99), {"beta": 0.5})
+    assert result.batches == [
+        [(0, 0)],
+        [(0, 1)],
+        [(0, 2), (1, 0)],
+        [(1, 1)],
+        [(1, 2), (2, 0)],
+        [(2, 1)],
+        [(2, 2)],
+    ]
+
+
+def test_a_cap_does_not_idle_an_empty_replica() -> None:
+    result = simulate("rate-limited", requests(*[(0, 1, 1)] * 3), SLOT, ready_made(99), {"beta": 0.5})
+    assert (result.iterations, result.end_s) == (3, 3.0)
+
+
+# -- thresholds -------------------------------------------------------------------------------------------------
+
+
+def test_wait_pauses_a_class_below_its_threshold_and_drains_at_the_end() -> None:
+    """Class 0 has n=2, class 1 has n=1: class 1 starts alone, then holds 2 tokens while class 0 starts."""
+    arrivals = requests((0, 1, 2), (0, 1, 3), (0.5, 1, 2), classes=[0, 1, 0])
+    result = simulate("wait", arrivals, SLOT, ready_made(99), {"thresholds": [2, 1]})
+    assert result.batches == [[(1, 0)], [(0, 0), (2, 0)], [(1, 1), (0, 1), (2, 1)], [(1, 2)]]
+    assert result.kv_per_iteration == [2, 2 + 2 + 2, 9, 4]
+    assert result.waiting_per_iteration == [1, 0, 0, 0]
+    assert result.finish_s == [3.0, 4.0, 3.0]
+
+
+def test_wait_evicts_the_last_admitted_of_all_classes() -> None:
+    """M=5. Request 1 pauses with 2 tokens and goes when request 0 needs 4; it holds 2 and loses them."""
+    arrivals = requests((0, 1, 3), (1, 1, 3), (2, 1, 1), (2, 1, 1), classes=[0, 1, 0, 0])
+    result = simulate("wait", arrivals, SLOT, ready_made(5), {"thresholds": [1, 1]})
+    assert result.batches == [
+        [(0, 0)],
+        [(1, 0)],  # class 0 has nobody in its queue: it pauses with 2 tokens
+        [(0, 1)],  # 3 and 2 leave no room to admit request 2
+        [(0, 2)],  # 4 and 2 do not fit: request 1 is evicted, and nobody is admitted
+        [(2, 0), (1, 0)],
+        [(3, 0)],  # class 1 has nobody in its queue
+        [(1, 1)],
+        [(1, 2)],
+    ]
+    assert result.evictions == [0, 1, 0, 0]
+    assert result.recomputed_tokens == 2
+
+
+def test_nested_wait_keeps_survivors_at_the_boundary() -> None:
+    """Segments up to 1 and 3 tokens, n = (2, 1): request 0 waits at 1 s until two more have come, at 2 s."""
+    arrivals = requests((0, 1, 3), (0, 1, 1), (1, 1, 1), (2, 1, 1))
+    params = {"boundaries": [1, 3], "thresholds": [2, 1]}
+    result = simulate("nested-wait", arrivals, SLOT, ready_made(99), params)
+    assert result.batches == [[(0, 0), (1, 0)], [(0, 1), (2, 0), (3, 0)], [(0, 2)]]
+    assert result.kv_per_iteration == [4, 3 + 2 + 2, 4]
+    assert result.finish_s == [4.0, 1.0, 3.0, 3.0]
+
+
+def test_nested_wait_leaves_out_segments_behind_one_below_its_threshold() -> None:
+    """Both survivors of segment 1 are too few for n_2 = 3; they pause with 2 tokens each until the drain."""
+    arrivals = requests(*[(0, 1, 2)] * 2, *[(1, 1, 1)] * 2)
+    params = {"boundaries": [1, 2], "thresholds": [2, 3]}
+    result = simulate("nested-wait", arrivals, SLOT, ready_made(99), params)
+    assert result.batches == [[(0, 0), (1, 0)], [(2, 0), (3, 0)], [(0, 1), (1, 1)]]
+    assert result.kv_per_iteration == [4, 8, 6]
+
+
+# -- vllm -------------------------------------------------------------------------------------------------------
+
+
+def test_vllm_preempts_the_last_and_recomputes_prompt_and_generated_tokens() -> None:
+    """Four usable blocks of 4, two requests (7, 5) with two blocks each: the ninth token preempts the second."""
+    timing = Timing(d0=1.0, d1=0.01, d2=0.1, d3=0.5)
+    result = simulate("vllm", requests((0, 7, 5), (0, 7, 5)), timing, Replica(20, block_tokens=4), {})
+    assert result.batches == [
+        [(0, 7), (1, 7)],
+        [(0, 1), (1, 1)],
+        [(0, 1)],
+        [(0, 1)],
+        [(0, 1)],
+        [(1, 9)],
+        [(1, 1)],
+        [(1, 1)],
+    ]
+    ends = np.cumsum(
+        [
+            1 + 0.14 + 1.4 + 1,
+            1 + 0.16 + 1,
+            1 + 0.09 + 0.5,
+            1 + 0.10 + 0.5,
+            1 + 0.11 + 0.5,
+            1 + 0.09 + 0.9 + 0.5,
+            1 + 0.10 + 0.5,
+            1 + 0.11 + 0.5,
+        ]
+    )
+    assert result.first_token_s == pytest.approx([ends[0], ends[0]])
+    assert result.finish_s == pytest.approx([ends[4], ends[7]])
+    assert result.evictions == [0, 1]
+    assert result.recomputed_tokens == 8
+    assert result.computed_tokens == 14 + 9 + 10
+    assert result.kv_per_iteration == [16, 16, 12, 12, 12, 12, 12, 12]
+    assert result.waiting_per_iteration == [0, 0, 1, 1, 1, 0, 0, 0]
+    assert result.evicted_per_iteration == [0, 0, 1, 0, 0, 0, 0, 0]
+
+
+def test_vllm_chunks_a_long_prefill_by_the_budget() -> None:
+    """Budget 4: a prompt of 6 takes 4 and 2, and what is left of the second budget admits the next."""
+    replica = Replica(20, block_tokens=4, max_num_batched_tokens=4)
+    result = simulate("vllm", requests((0, 6, 2), (0, 1, 1)), SLOT, replica, {})
+    assert result.batches == [[(0, 4)], [(0, 2), (1, 1)], [(0, 1)]]
+    assert result.first_token_s == [2.0, 2.0]
+    assert result.kv_per_iteration == [4, 12, 8]
+    assert result.computed_tokens == 4 + 2 + 3
+
+
+def test_vllm_keeps_the_watermark_free_only_while_something_runs() -> None:
+    """Four usable blocks, a quarter kept free: alone a prompt may take four, beside another only what leaves one."""
+    replica = Replica(20, block_tokens=4)
+    alone = simulate("vllm", requests((0, 16, 1)), SLOT, replica, {"watermark": 0.25})
+    beside = simulate("vllm", requests((0, 8, 1), (0, 8, 1)), SLOT, replica, {"watermark": 0.25})
+    assert alone.iterations == 1
+    assert beside.waiting_per_iteration == [1, 0]
+
+
+def test_vllm_seats_no_more_than_max_num_seqs() -> None:
+    result = simulate("vllm", requests(*[(0, 1, 1)] * 5), SLOT, Replica(100, max_num_seqs=2), {})
+    assert [len(batch) for batch in result.batches] == [2, 2, 1]
+
+
+def test_vllm_finds_a_request_that_outgrows_all_blocks() -> None:
+    result = simulate("vllm", requests((0, 15, 3)), SLOT, Replica(20, block_tokens=4), {})
+    fits = simulate("vllm", requests((0, 15, 2)), SLOT, Replica(20, block_tokens=4), {})
+    assert (result.livelock, result.iterations) == (True, 2)
+    assert (fits.livelock, fits.iterations) == (False, 2)
+
+
+# -- the loop ---------------------------------------------------------------------------------------------------
+
+
+def test_no_iteration_begins_at_the_horizon() -> None:
+    arrivals = requests((0, 1, 4), (9, 1, 1))
+    running = simulate("greedy", arrivals, SLOT, Replica(99), {}, horizon_s=2.5)
+    idle = simulate("greedy", arrivals, SLOT, Replica(99), {}, horizon_s=6.0)
+    assert (running.iterations, running.end_s, running.finish_s) == (3, 3.0, [None, None])
+    assert (idle.iterations, idle.end_s, idle.finish_s) == (4, 6.0, [4.0, None])
+
+
+def test_in_a_closed_loop_each_completion_brings_the_next() -> None:
+    rows = requests((0, 1, 1), (0, 1, 2), (0, 1, 1), (0, 1, 1))
+    closed = Requests(rows.arrival_s, rows.input_tokens, rows.decode_tokens, rows.class_index, clients=2)
+    whole = simulate("greedy", closed, SLOT, Replica(99), {})
+    cut = simulate("greedy", closed, SLOT, Replica(99), {}, horizon_s=1.0)
+    assert whole.arrival_s == [0.0, 0.0, 1.0, 2.0]
+    assert whole.finish_s == [1.0, 2.0, 2.0, 3.0]
+    assert cut.arrival_s == [0.0, 0.0, 1.0, None]
+
+
+# -- promises ---------------------------------------------------------------------------------------------------
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "rate-limited": {"beta": 0.8},
+    "vllm": {"watermark": 0.05},
+    "wait": {"thresholds": [3, 2]},
+    "nested-wait": {"boundaries": [3, 6, 12], "thresholds": [4, 2, 1]},
+}
+
+
+@pytest.mark.parametrize("prefill", list(Prefill))
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, prefill: Prefill) -> None:
+    rng = np.random.default_rng(seed)
+    block = (1, 4)[seed % 2]
+    size = 60
+    arrivals = Requests(
+        np.sort(rng.uniform(0, 60, size)),
+        rng.integers(1, 12, size),
+        rng.integers(1, 12, size),
+        rng.integers(0, 2, size),
+    )
+    replica = Replica(
+        memory_tokens=40, block_tokens=block, prefill=prefill, max_num_seqs=8, max_num_batched_tokens=9
+    )
+    timing = Timing(d0=1.0, d1=0.01, d2=0.02, d3=0.03)
+    result = simulate(policy, arrivals, timing, replica, PARAMETERS[policy])
+
+    assert not result.livelock
+    assert max(result.kv_per_iteration) <= replica.memory_tokens
+    assert all(kv % block == 0 for kv in result.kv_per_iteration)
+    assert sum(result.evictions) == sum(result.evicted_per_iteration)
+    finish = [t for t in result.finish_s if t is not None]
+    assert len(finish) == size
+    assert max(finish) == result.end_s
+    for arrival, first, end in zip(result.arrival_s, result.first_token_s, result.finish_s, strict=True):
+        assert arrival is not None
+        assert first is not None
+        assert end is not None
+        assert arrival < first <= end
+
+    prompts = 0
+    for i in range(size):
+        s, d = int(arrivals.input_tokens[i]), int(arrivals.decode_tokens[i])
+        ran = [label for batch in result.batches for index, label in batch if index == i]
+        if policy == "vllm":
+            assert sum(ran) >= s + d - 1
+            continue
+        n = d + 1 if prefill is Prefill.INLINE else d
+        assert ran[-n:] == list(range(n))
+        assert ran.count(0) == result.evictions[i] + 1
+        starts = result.evictions[i] if prefill is Prefill.DISAGGREGATED else ran.count(0)
+        silent = ran.count(0) if prefill is Prefill.INLINE else 0
+        prompts += starts * s + len(ran) - silent
+    if policy == "vllm":
+        grants = sum(grant for batch in result.batches for _, grant in batch)
+        lengths = int(arrivals.input_tokens.sum() + arrivals.decode_tokens.sum()) - size
+        assert grants == lengths + result.recomputed_tokens
+    else:
+        assert result.computed_tokens == prompts
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_a_run_is_a_livelock_exactly_where_some_request_never_fits(policy: str) -> None:
+    outcomes = set()
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        size, block, memory = 25, int(rng.integers(1, 5)), int(rng.integers(12, 40))
+        arrivals = Requests(
+            np.sort(rng.uniform(0, (0.001, 10, 80)[seed % 3], size)),
+            rng.integers(1, 8, size),
+            rng.integers(1, 10, size),
+            rng.integers(0, 2, size),
+        )
+        result = simulate(policy, arrivals, SLOT, Replica(memory, block_tokens=block), PARAMETERS[policy])
+        longest = int((arrivals.input_tokens + arrivals.decode_tokens).max())
+        if policy == "vllm":  # the last token's KV is never computed, and one block is reserved
+            impossible = -(-(longest - 1) // block) > memory // block - 1
+        else:
+            impossible = -(-longest // block) * block > memory
+        assert result.livelock == impossible
+        outcomes.add(impossible)
+    assert outcomes == {True, False}
+
+
+def test_the_same_requests_leave_the_same_result() -> None:
+    arrivals = requests(*((0.3 * i, 1 + i % 7, 1 + i % 5) for i in range(40)))
+    runs = [simulate("greedy", arrivals, SLOT, Replica(30), {}) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+# -- a measured run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not LOG.exists(), reason="the measured vLLM run is not here")
+def test_vllm_replays_the_measured_run() -> None:
+    """Figures of a bare model of vLLM's scheduler at this timing; measured: 183.5, 65.5, 86.6, 149.0 s and 234."""
+    rows = sorted(map(json.loads, LOG.read_text().splitlines()), key=lambda row: row["arrival_time"])
+    start = rows[0]["arrival_time"]
+    arrivals = requests(
+        *((row["arrival_time"] - start, row["input_toks"], row["output_toks"]) for row in rows)
+    )
+    timing = Timing(d0=0.0145, d1=2.5e-7, d2=8.5e-5)
+    replica = Replica(41_408, block_tokens=16, max_num_seqs=256, max_num_batched_tokens=2048)
+    result = simulate("vllm", arrivals, timing, replica, {})
+
+    first = np.array(result.first_token_s, dtype=np.float64) - arrivals.arrival_s
+    whole = np.array(result.finish_s, dtype=np.float64) - arrivals.arrival_s
+    assert result.end_s == pytest.approx(185.0, abs=0.05)
+    assert first.mean() == pytest.approx(66.7, abs=0.05)
+    assert whole.mean() == pytest.approx(87.9, abs=0.05)
+    assert np.percentile(whole, 95) == pytest.approx(151.6, abs=0.05)
+    assert max(result.waiting_per_iteration) == 235
+    assert sum(result.evictions) == 188
+    assert result.recomputed_tokens == pytest.approx(173_000, abs=500)
+    assert max(result.kv_per_iteration) <= 2587 * 16
