@@ -321,14 +321,26 @@ def evict_until_it_fits(s: State) -> bool:
 
 
 @kernel
-def admit_in_order(s: State, queue: int, group: int, most: int) -> None:
-    """Admit from a queue, first come first served, while the next one fits."""
+def admit_in_order(s: State, queue: int, group: int, most: int) -> bool:
+    """Admit from a queue, first come first served, while the next one fits; False where one did not."""
     while most > 0:
         request = s.list[queue, HEAD]
-        if request == NOBODY or not fits(s, s.request[request, FIRST_WEIGHT]):
-            return
+        if request == NOBODY:
+            return True
+        if not fits(s, s.request[request, FIRST_WEIGHT]):
+            return False
         admit(s, request, group)
         most -= 1
+    return True
+
+
+@kernel
+def batch_is_empty(s: State) -> bool:
+    """Whether nobody is in a running group."""
+    for group in range(s.group.shape[0]):
+        if s.group[group, RUNS] and s.list[group_list(s, group), LENGTH] > 0:
+            return False
+    return True
 
 
 @kernel

@@ -10,6 +10,7 @@ from kvplan.model import Prefill
 from kvplan.simulation.actions import (
     admit_in_order,
     advance,
+    batch_is_empty,
     evict_until_it_fits,
     kernel,
     more_to_come,
@@ -24,13 +25,19 @@ from kvplan.simulation.state import HEAD, LENGTH, NOBODY, Setup, State
 def form_batch(s: State) -> None:
     """Segments 1 .. k run, k the largest with all of them at threshold; each takes as many from those who wait.
 
-    When nothing else is to come and the first segment is below its threshold, all run with what there is.
+    When nothing runs and nothing else is to come, all segments run with what there is.
     """
     segments, k = s.group.shape[0], 0
-    while k < segments and _waiting(s, k) >= s.knobs[k]:
+    while k < segments and waiting(s, k) >= s.knobs[k]:
         k += 1
-    if k == 0 and not more_to_come(s):
-        k = segments
+    run_segments(s, k)
+    if batch_is_empty(s) and not more_to_come(s):
+        run_segments(s, segments)
+
+
+@kernel
+def run_segments(s: State, k: int) -> None:
+    """Move the members of the first k segments on, and as many as the thresholds say into each."""
     for segment in range(k):
         advance(s, segment)
     for segment in range(1, k):
@@ -39,13 +46,12 @@ def form_batch(s: State) -> None:
             if request == NOBODY:
                 break
             move_on(s, request, segment)
-    evict_until_it_fits(s)
-    if k > 0:
+    if not evict_until_it_fits(s) and k > 0:
         admit_in_order(s, 0, 0, int(s.knobs[0]))
 
 
 @kernel
-def _waiting(s: State, segment: int) -> int:
+def waiting(s: State, segment: int) -> int:
     """Requests that wait at the start of a segment."""
     return int(s.list[0 if segment == 0 else parked_list(s, segment - 1), LENGTH])
 

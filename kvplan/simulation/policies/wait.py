@@ -8,8 +8,8 @@ from kvplan.model import sum_by
 from kvplan.simulation.actions import (
     admit_in_order,
     advance,
+    batch_is_empty,
     evict_until_it_fits,
-    group_list,
     kernel,
     more_to_come,
 )
@@ -21,21 +21,26 @@ from kvplan.simulation.state import LENGTH, RUNS, Setup, State
 def form_batch(s: State) -> None:
     """Classes with their threshold in the queue run and take as many; others pause, KV kept.
 
-    When nothing else is to come and no class reaches its threshold, all run with what there is.
+    When nothing runs and nothing else is to come, all classes run with what there is.
     """
-    joined = 0
     for kind in range(s.group.shape[0]):
         if s.list[kind, LENGTH] >= s.knobs[kind]:
             advance(s, kind)
-            joined += 1
-    if joined == 0 and not more_to_come(s):
+    make_room_and_admit(s)
+    if batch_is_empty(s) and not more_to_come(s):
         for kind in range(s.group.shape[0]):
-            if s.list[kind, LENGTH] + s.list[group_list(s, kind), LENGTH] > 0:
-                advance(s, kind)
-    evict_until_it_fits(s)
+            advance(s, kind)
+        make_room_and_admit(s)
+
+
+@kernel
+def make_room_and_admit(s: State) -> None:
+    """Evict what does not fit; if nothing had to go, take each running class's share, until one does not fit."""
+    if evict_until_it_fits(s):
+        return
     for kind in range(s.group.shape[0]):
-        if s.group[kind, RUNS]:
-            admit_in_order(s, kind, kind, int(s.knobs[kind]))
+        if s.group[kind, RUNS] and not admit_in_order(s, kind, kind, int(s.knobs[kind])):
+            return
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
