@@ -10,9 +10,8 @@ import types
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import Any
-
-import numpy as np
 
 from kvplan.model import Replica, Timing
 from kvplan.simulation.actions import KERNELS, clear_batch, more_to_come, release, settle
@@ -65,10 +64,9 @@ from kvplan.simulation.state import (
 
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK = range(4)
 _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
-_COMPILE_ABOVE = (
-    20_000  # requests times iterations of a slice; compiling pays off beyond seconds of plain Python
-)
+_PLAIN_SECONDS = 2.0  # of plain Python; what has not ended by then goes on compiled
 _SLICE = 200_000  # iterations between two looks at what the caller wants
+_PLAIN_SLICE = 1_000
 _PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 FormBatch = Callable[[State], None]
@@ -219,27 +217,21 @@ def run(
     horizon_s : float, optional
         Where the clock stops, seconds; batches that would end later are not run.
     compile : bool, optional
-        Compile the loop; None decides by the size of the run. The results are the same.
+        Run the compiled loop, or never. None: after two seconds. The results are the same.
     watch : function, optional
         Told now and then how many requests are done; the run stops where it answers False.
     """
     state = new_state(requests, timing, replica, setup, horizon_s)
-    if compile is None:
-        compile = int(requests.decode_tokens.sum()) > _COMPILE_ABOVE
-    step = compiled(policy) if compile else bound(policy)
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
-    patience, slice_ = _PATIENCE * longest + 1000, _SLICE if compile else _SLICE // 200
-    ending = Ending.FINISHED
-    with np.errstate(invalid="ignore"):
-        while True:
-            code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
-            if code != GOES_ON:
-                ending = _ENDINGS[code]
-                break
-            if watch is not None and not watch(int(state.counter[COMPLETED])):
-                ending = Ending.INTERRUPTED
-                break
-    return _outcome(state, ending)
+    patience, started = _PATIENCE * longest + 1000, perf_counter()
+    while True:
+        fast = compile or (compile is None and perf_counter() - started > _PLAIN_SECONDS)
+        step, slice_ = (compiled(policy), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
+        code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
+        if code != GOES_ON:
+            return _outcome(state, _ENDINGS[code])
+        if watch is not None and not watch(int(state.counter[COMPLETED])):
+            return _outcome(state, Ending.INTERRUPTED)
 
 
 def _outcome(s: State, ending: Ending) -> Outcome:
