@@ -117,7 +117,7 @@ def analyze(
         ),
     ] = None,
 ) -> None:
-    """Load, headroom, worst cycle, stability and rate cap of a replica."""
+    """Load, worst cycle, stability, rate cap, WAIT thresholds and safety buffer of a replica."""
     from kvplan import report
 
     loaded = _read(profile)
