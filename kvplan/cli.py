@@ -117,7 +117,7 @@ def analyze(
         ),
     ] = None,
 ) -> None:
-    """Load, headroom, worst cycle, stability and rate cap of a replica."""
+    """Load, worst cycle, stability, rate cap, WAIT thresholds and safety buffer of a replica."""
     from kvplan import report
 
     loaded = _read(profile)
@@ -245,6 +245,7 @@ def main(argv: list[str] | None = None) -> int:
     ...     print(main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"]))
     0
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # our matrices are small: threads only get in their way
     try:
         command = typer.main.get_command(app)
         result = command.main(args=argv, prog_name="kvplan", standalone_mode=False)

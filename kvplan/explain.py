@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate, sustainable_rates
+from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import pulse_cycle
 from kvplan.errors import UsageError
@@ -182,7 +183,7 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
         (*lists, "wait.thresholds", "wait.max_thresholds"), classes
     )
     entries["nested_wait.segments"] = tuple(_of_segments(model, report))
-    return Inputs({**_of_model(model, report), **_of_plan(plan, report)}, entries)
+    return Inputs({**_of_model(model, report), **_of_plan(model, plan, report)}, entries)
 
 
 def _of_model(model: ServingModel, report: Report) -> dict[str, Value]:
@@ -267,12 +268,18 @@ def _of_segments(model: ServingModel, report: Report) -> Iterator[dict[str, Valu
         reached = segment.upto_decode
 
 
-def _of_plan(plan: Plan, report: Report) -> dict[str, Value]:
-    nested = report.nested_wait
-    tails = report.safety_buffer
+def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Value]:
+    nested, tails = report.nested_wait, report.safety_buffer
+    tau = report.equilibrium.iteration_time_s
+    budgets = [c.integer_budget for c in report.rate_cap.classes if c.integer_budget is not None]
+    bound = None if tau is None else flow_control(model, max(1.0, plan.horizon_s / tau), budgets or None)
     return {
         "smooth_tail": getattr(tails, "saddlepoint_probability", None),
         "exact_tail": getattr(tails, "exact_pmf_probability", None),
+        "horizon_iterations": bound and bound.iterations,
+        "budget_mean": bound and bound.mean_tokens,
+        "largest_budget": bound and bound.largest_budget,
+        "longest_side": bound and bound.longest,
         "delta": plan.delta,
         "horizon": plan.horizon_s,
         "N": nested.iterations if nested else None,

@@ -109,13 +109,17 @@ SYMBOLS: Mapping[str, tuple[str, str]] = {
     "after_memory": ("", "sustainable rate with a tenth more memory, requests/s"),
     "after_d0": ("", "sustainable rate with d0 a tenth longer, requests/s"),
     "after_d1": ("", "sustainable rate with d1 a tenth longer, requests/s"),
-    "delta": ("δ", "accepted probability of one overflow within the horizon"),
+    "delta": ("δ", "accepted probability of any overflow within the horizon"),
     "horizon": ("T", "horizon, s"),
     "N": ("N", "iterations within the horizon, ⌈T/ΔT⌉"),
     "boundaries": ("m − 1", "boundaries between segments"),
     "dt_nested": ("ΔT", "iteration time with every segment filled, s"),
     "smooth_tail": ("", "P(K > M) by the saddlepoint, with feedback"),
     "exact_tail": ("", "P(K > M) by the exact law at constant iteration time"),
+    "horizon_iterations": ("T", "iterations within the horizon, at least one"),
+    "budget_mean": ("", "mean KV tokens under the budgets"),
+    "largest_budget": ("A", "largest budget"),
+    "longest_side": ("C", "longest input or decode length, tokens"),
     "lengths": ("n_i", "iterations by class and decode length"),
     "limits": ("", "largest total rate under each limit, requests/s"),
 }
@@ -803,7 +807,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "nested_wait.base_kv_tokens",
         "KV tokens with every segment filled.",
-        "M^π = Σ n_k·(l'_k − l'_(k−1))·(s̄_k + (l'_(k−1) + l'_k + 1)/2)",
+        "M^π = Σ n_k·(l'_k − l'_(k−1))·(s̄_k + (l'_(k−1) + l'_k + 1)/2), half a page more per stage with pages; "
+        "and n_1·s̄_1 for the prompt-only stage where prefill is inline",
         "⟨nested_wait.segments: {.threshold}·{@tokens}⟩",
         "WAIT-s Theorem 5.1; tokens per stage corrected (new)",
         "M^π",
@@ -832,7 +837,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         "nested_wait.required_kv_tokens",
-        "Memory that Nested WAIT needs to stay within it with probability 1 − δ over the horizon.",
+        "Memory that Nested WAIT needs to stay within it with probability 1 − δ over the horizon. Where inputs "
+        "differ, in the mean over inputs: the probability is that of the queues' lengths.",
         "base + boundary + high-probability",
         "{nested_wait.base_kv_tokens} + {nested_wait.boundary_kv_tokens} + {nested_wait.high_probability_kv_tokens}",
         "WAIT-s Theorem 5.1",
@@ -870,7 +876,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         "safety_buffer.overflow_probability_horizon",
-        "Bound on the probability of any overflow within the horizon.",
+        "Probability of any overflow within the horizon, at most: the sum over its iterations.",
         "min(1, max(1, T/τ*)·P)",
         "min(1, max(1, {horizon}/{equilibrium.iteration_time_s})"
         "·{safety_buffer.overflow_probability_per_iteration})",
@@ -882,8 +888,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "safety_buffer.required_kv_tokens",
         "Memory with which an overflow within the horizon has probability δ at most.",
-        "smallest M with (T/τ*)·P(K > M) <= δ",
-        "smallest M with {horizon}/{equilibrium.iteration_time_s}·P(K > M) ≤ {delta}",
+        "smallest M >= max(s + d) with max(1, T/τ*)·P(K > M) <= δ",
+        "smallest M with max(1, {horizon}/{equilibrium.iteration_time_s})·P(K > M) ≤ {delta}",
         "new",
         "",
         "tokens",
@@ -902,8 +908,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "safety_buffer.theorem_bound",
         "The published bound on overflows within the horizon; usually far too large to be of use.",
-        "T·exp(−ε²·M²/(2·(A² + A)·C³)), A the largest budget, C = max(input, decode), ε = 1 − M*/M",
-        None,
+        "T·exp(−ε²·M²/(2·(A² + A)·C³)), A the largest budget (without budgets, the next whole number above the "
+        "arrivals an iteration), C = max(input, decode), ε = 1 − mean/M",
+        "{horizon_iterations}·exp(−({M} − {budget_mean})²/(2·({largest_budget}² + {largest_budget})·{longest_side}³))",
         "FC Theorem 3.6",
         "",
         "",

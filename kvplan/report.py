@@ -152,6 +152,7 @@ def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = 
     cycle = worst_cycle(model, local)
     cap = rate_cap(model)
     status = _status(offered, local, cycle)
+    waiting = wait(model)
     budgets = [c.integer_budget for c in cap.classes if c.integer_budget is not None]
     buffer = safety_buffer(model, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
     return Report(
@@ -165,13 +166,13 @@ def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = 
         worst_cycle=cycle,
         stability=local,
         rate_cap=cap,
-        wait=wait(model),
+        wait=waiting,
         nested_wait=nested_wait(model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments),
         safety_buffer=buffer,
         simulation=None,
         sources=_sources(model, cycle),
-        notes=_notes(model, local, cycle, cap, plan, buffer),
-        actions=_actions(status, model, offered, local, cycle, cap),
+        notes=_notes(model, local, cycle, cap, plan, waiting, buffer),
+        actions=_actions(status, model, offered, local, cycle, cap, plan, buffer),
     )
 
 
@@ -202,7 +203,14 @@ def requests_in_memory(model: ServingModel) -> float:
 
 
 def _actions(
-    status: Status, model: ServingModel, offered: Load, local: Stability, cycle: WorstCycle, cap: RateCap
+    status: Status,
+    model: ServingModel,
+    offered: Load,
+    local: Stability,
+    cycle: WorstCycle,
+    cap: RateCap,
+    plan: Plan,
+    buffer: SafetyBuffer,
 ) -> tuple[str, ...]:
     """What to do, most important first; each fits a line or two of the first screen."""
     actions: list[str] = []
@@ -230,6 +238,12 @@ def _actions(
     elif eviction_is_impossible(model):
         actions.append(
             "Nothing: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
+        )
+    elif (buffer.overflow_probability_horizon or 0) > plan.delta:
+        actions.append(
+            f"Expect evictions now and then: {format_percent(buffer.overflow_probability_horizon)} for any within "
+            f"{format_seconds(plan.horizon_s)}; {format_tokens(buffer.required_kv_tokens)} tokens of memory would keep "
+            f"that to {format_percent(plan.delta)}."
         )
     elif local.recovery_iterations is not None:
         time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
@@ -296,7 +310,13 @@ def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
 
 
 def _notes(
-    model: ServingModel, local: Stability, cycle: WorstCycle, cap: RateCap, plan: Plan, buffer: SafetyBuffer
+    model: ServingModel,
+    local: Stability,
+    cycle: WorstCycle,
+    cap: RateCap,
+    plan: Plan,
+    waiting: Wait,
+    buffer: SafetyBuffer,
 ) -> tuple[str, ...]:
     replica = model.replica
     notes = [
@@ -333,18 +353,32 @@ def _notes(
         notes.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
     several = any(len(c.decode_tokens) > 1 for c in model.classes)
     if several:
-        notes.append("wait: classes of several decode lengths enter the thresholds with their means.")
+        notes.append(
+            "wait: classes of several decode lengths enter with their means; so far, memory and fit hold in the mean."
+        )
+    if waiting.smallest is False:
+        notes.append(
+            "wait: so near a work rate of 1 the thresholds keep up, but are not proved the smallest."
+        )
     if saturation(model).admissions_per_iteration < len(model.classes):
         notes.append(
             "wait, nested_wait: whole thresholds keep at least one request at every stage, which is far more than "
             "this traffic has in flight; both suit many small requests."
         )
     if np.ptp(model.mix.input_tokens) > 0:
-        notes.append("nested_wait: each segment counts with the mean input of the requests that reach it.")
-    if buffer.required_kv_tokens is not None:
         notes.append(
-            f"nested_wait, safety_buffer: at most one overflow in {format_seconds(plan.horizon_s)} with probability "
-            f"{format_number(plan.delta)}, for Poisson arrivals."
+            "nested_wait: each segment counts with the mean input of the requests that reach it; the requirement holds "
+            "in the mean over inputs, δ is for the lengths of the queues."
+        )
+    if buffer.required_kv_tokens is not None:
+        if held < FEW_REQUESTS:
+            notes.append(
+                "safety_buffer: with so few requests in memory, probabilities below 0.001 can be off by "
+                "a factor of two."
+            )
+        notes.append(
+            f"nested_wait, safety_buffer: for Poisson arrivals, an overflow within {format_seconds(plan.horizon_s)} "
+            f"has probability {format_number(plan.delta)} at most."
         )
     waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
     if waits:

@@ -24,7 +24,7 @@ _MEAN_TOLERANCE = 3e-5  # of the same, between a run and one twice as long
 _INCOMMENSURABLE = 0.6180339887498949
 _SETTLING = 200  # lengths of the longest request before a mean may be taken as at rest
 MAX_ITERATIONS = 400_000
-MAX_STEPS = 2_000_000_000
+MAX_STEPS = 250_000_000
 
 
 class FluidMap(NamedTuple):

@@ -116,7 +116,7 @@ def safety_buffer(
             probability, larger = lumpy_probability, TailMethod.EXACT_PMF
     required = math.ceil(max(level - 0.5, scale.largest))
     memory = model.replica.memory_tokens
-    bound = model_bound(model, iterations, budgets)
+    bound = flow_control_bound(flow_control(model, iterations, budgets))
     return SafetyBuffer(
         kv_std_tokens=std,
         overflow_probability_per_iteration=probability,
@@ -173,8 +173,18 @@ def _at_rate(model: ServingModel, factor: float) -> ServingModel:
     return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
 
 
-def model_bound(model: ServingModel, iterations: float, budgets: Sequence[int] | None) -> float | None:
-    """FC's bound for a model with Λ < 1; None where its condition fails.
+class FlowControl(NamedTuple):
+    """What FC's bound is a function of; see `flow_control_bound`."""
+
+    iterations: float
+    memory_tokens: float
+    mean_tokens: float
+    largest_budget: int
+    longest: int
+
+
+def flow_control(model: ServingModel, iterations: float, budgets: Sequence[int] | None) -> FlowControl:
+    """The inputs of FC's bound for a model with Λ < 1.
 
     Class budgets admit Σ b_i an iteration and hold Σ b_i S_i on average. Without them the theorem's mean budget is
     taken at the arrivals, where usage averages M*, and its largest at the next whole number.
@@ -190,30 +200,17 @@ def model_bound(model: ServingModel, iterations: float, budgets: Sequence[int] |
         per_class = sum_by(mix.class_index, mix.rate_rps * footprint) / rates
         largest_budget, mean = sum(budgets), float(np.array(budgets) @ per_class)
     longest = max(max(c.input_tokens, c.decode_tokens[-1]) for c in model.classes)
-    return flow_control_bound(
-        iterations=iterations,
-        memory_tokens=model.replica.memory_tokens,
-        mean_tokens=mean,
-        largest_budget=largest_budget,
-        longest=longest,
-    )
+    return FlowControl(iterations, model.replica.memory_tokens, mean, largest_budget, longest)
 
 
-def flow_control_bound(
-    *, iterations: float, memory_tokens: float, mean_tokens: float, largest_budget: int, longest: int
-) -> float | None:
+def flow_control_bound(given: FlowControl) -> float | None:
     """FC's bound of the expected number of overflows, T·exp(-ε²M²/(2(A² + A)C³)) with ε = 1 - mean/M.
 
     Parameters
     ----------
-    iterations : float
-        T.
-    memory_tokens, mean_tokens : float
-        M, and mean KV usage.
-    largest_budget : int
-        A, the most requests admitted in an iteration.
-    longest : int
-        C, the longest input or decode length, tokens.
+    given : FlowControl
+        T iterations, M, mean KV usage, A (the most requests admitted in an iteration), C (the longest input or decode
+        length, tokens).
 
     Returns
     -------
@@ -227,13 +224,12 @@ def flow_control_bound(
 
     Examples
     --------
-    >>> round(flow_control_bound(
-    ...     iterations=10.0, memory_tokens=200.0, mean_tokens=100.0, largest_budget=1, longest=10), 3)
+    >>> round(flow_control_bound(FlowControl(10.0, 200.0, 100.0, largest_budget=1, longest=10)), 3)
     0.821
     """
-    spare = memory_tokens - mean_tokens
+    spare, budget = given.memory_tokens - given.mean_tokens, given.largest_budget
     if spare <= 0:
         return None
-    return iterations * math.exp(
-        -((spare / longest) ** 2) / (2 * (largest_budget**2 + largest_budget) * longest)
+    return given.iterations * math.exp(
+        -((spare / given.longest) ** 2) / (2 * (budget**2 + budget) * given.longest)
     )

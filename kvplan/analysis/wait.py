@@ -8,6 +8,7 @@ A class with several decode lengths enters at the mean of its footprint and iter
 """
 
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -166,20 +167,20 @@ def smallest_thresholds(
     load = rate * work_s
     if not float(load.sum()) < 1:
         return None
+    if rate.size == 1:  # n(1 - λc) > λ·d0, the left in exact fractions: near Λ = 1 every digit counts
+        slack = 1 - Fraction(float(rate_rps[0])) * Fraction(float(work_s[0]))
+        return np.array([float(Fraction(float(rate[0])) * Fraction(d0) // slack + 1)]), True
     thresholds = np.zeros(rate.size)
     for _ in range(_MAX_STEPS):
         raised = np.maximum(thresholds, np.floor(rate * _least_time(thresholds, rate, work_s, d0)) + 1)
         if np.array_equal(raised, thresholds):
             return thresholds, True
         thresholds = raised
-    return _crossing(thresholds, rate, work_s, d0), rate.size == 1
+    return _crossing(thresholds, rate, work_s, d0), False
 
 
 def _crossing(below: FloatArray, rate: FloatArray, work_s: FloatArray, d0: float) -> FloatArray:
-    """Feasible thresholds ⌊λ_i T⌋ + 1 at a time T >= ΔT just above one where they are not; `below` are not.
-
-    For one class, what is feasible stays so further up, and these are the smallest thresholds.
-    """
+    """Feasible thresholds ⌊λ_i T⌋ + 1 at a time T >= ΔT just above one where they are not; `below` are not."""
 
     def at(time: float) -> FloatArray:
         return np.floor(rate * time) + 1

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle
@@ -77,7 +78,8 @@ class Document(NamedTuple):
 _CLASS = Column("Class", wraps=True)
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
-_NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals."
+_NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
+_LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
 def build(report: Report, sections: Collection[str] | None = None) -> Document:
@@ -320,13 +322,21 @@ def _wait(report: Report) -> Section:
     if plan.thresholds is None:
         return Section("wait", "WAIT thresholds", (Paragraph(_NO_THRESHOLDS),))
     largest = plan.max_thresholds or (None,) * len(plan.classes)
+    alone = len(plan.classes) == 1
     figures = _figures(
         ("Iteration time", format_seconds(plan.iteration_time_s), basis),
         ("Memory", _unit(plan.kv_tokens, "tokens"), basis),
         ("Fits", "yes" if plan.fits else "no", basis),
     )
     classes = _table(
-        (_CLASS, _number("Smallest"), _number("Largest"), _number("Mean wait"), _number("Latency"), _BASIS),
+        (
+            _CLASS,
+            _number("Smallest"),
+            _number("Largest"),
+            _number("Mean wait" if alone else "Mean wait, at most"),
+            _number("Latency" if alone else "Latency, at most"),
+            _BASIS,
+        ),
         (
             (
                 c.name,
@@ -378,8 +388,6 @@ def _nested_wait(report: Report) -> Section:
         ("Waiting at boundaries", _unit(plan.boundary_kv_tokens, "tokens"), basis),
         ("Buffer for their queues", _unit(plan.high_probability_kv_tokens, "tokens"), basis),
         ("Required with the smallest thresholds", _unit(plan.smallest_thresholds_kv_tokens, "tokens"), basis),
-        ("Filled segments by WAIT-s eq. 13", _unit(plan.printed.eq_13, "tokens"), basis),
-        ("Filled segments by the segment design", _unit(plan.printed.segment_design, "tokens"), basis),
         ("Iteration time", format_seconds(plan.iteration_time_s), basis),
     )
     numbers = ("Up to", "Requests/s", "Go on", "Threshold", "Theta", "Queue")
@@ -396,31 +404,57 @@ def _nested_wait(report: Report) -> Section:
         for s in plan.segments
     )
     caption = (
-        "The two printed formulas are for comparison, kvplan uses neither. Segments by decode length: who reaches "
-        "them, the threshold, and the queue at their start that is exceeded with at most the accepted probability:"
+        "Segments by decode length: who reaches them, the threshold, and the queue at their start that is exceeded "
+        "with at most the accepted probability:"
+        if len(plan.segments) > 1
+        else "A single segment: nobody waits with KV held."
     )
     table = _table((*map(_number, numbers), _BASIS), rows)
-    return Section("nested_wait", "Nested WAIT", (figures, Paragraph(caption), table))
+    return Section(
+        "nested_wait", "Nested WAIT", (figures, Paragraph(_printed(plan)), Paragraph(caption), table)
+    )
+
+
+def _printed(plan: NestedWait) -> str:
+    base, printed = plan.base_kv_tokens, plan.printed
+    assert base is not None
+    assert printed is not None
+
+    def beside(tokens: float) -> str:
+        return f"{format_tokens(tokens)} ({format_percent(tokens / base - 1, signed=True)})"
+
+    return (
+        f"For the filled segments the papers print other formulas: WAIT-s eq. 13 gives {beside(printed.eq_13)}, the "
+        f"segment design {beside(printed.segment_design)}. kvplan uses neither."
+    )
 
 
 def _safety_buffer(report: Report) -> Section:
     buffer, basis = report.safety_buffer, _basis(report, "safety_buffer")
     if buffer.kv_std_tokens is None:
         return Section("safety_buffer", "Safety buffer", (Paragraph(_NO_EQUILIBRIUM),))
-    watermark = format_percent(buffer.watermark_fraction)
-    if (buffer.watermark_fraction or 0) + (report.equilibrium.kv_utilization or 0) > 1:
-        watermark += ", more than memory has"
+    too_much = (buffer.watermark_fraction or 0) + (report.equilibrium.kv_utilization or 0) > 1
+    watermark = "more than memory has" if too_much else format_percent(buffer.watermark_fraction)
     figures = _figures(
         ("Spread of KV usage", _unit(buffer.kv_std_tokens, "tokens"), basis),
-        ("Overflow, per iteration", format_number(buffer.overflow_probability_per_iteration, 3), basis),
-        ("Overflow, whole horizon", format_number(buffer.overflow_probability_horizon, 3), basis),
+        ("Overflow, per iteration", _probability(buffer.overflow_probability_per_iteration), basis),
+        ("Overflow, whole horizon", _probability(buffer.overflow_probability_horizon), basis),
         ("Required memory", _unit(buffer.required_kv_tokens, "tokens"), basis),
         ("Watermark", watermark, basis),
-        ("Per iteration, with feedback", format_number(buffer.saddlepoint_probability, 3), basis),
-        ("Per iteration, exact without", format_number(buffer.exact_pmf_probability, 3), basis),
+        ("Per iteration, by saddlepoint", _probability(buffer.saddlepoint_probability), basis),
+        ("Per iteration, by compound Poisson", _probability(buffer.exact_pmf_probability), basis),
     )
-    caption = "Of the two probabilities per iteration the larger counts. " + _theorem_bound(buffer)
+    caption = (
+        "The saddlepoint knows that full memory lengthens iterations; the compound Poisson law is exact but for that. "
+        f"The larger counts. {_theorem_bound(buffer)}"
+    )
     return Section("safety_buffer", "Safety buffer", (figures, Paragraph(caption)))
+
+
+def _probability(value: float | None) -> str:
+    if value is not None and value < _LEAST_PROBABILITY:
+        return f"below {_LEAST_PROBABILITY:g}"
+    return format_number(value, 3)
 
 
 def _theorem_bound(buffer: SafetyBuffer) -> str:

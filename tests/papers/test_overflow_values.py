@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvplan.analysis.equilibrium import equilibrium, load
-from kvplan.analysis.overflow import flow_control_bound, safety_buffer
+from kvplan.analysis.overflow import FlowControl, flow_control_bound, safety_buffer
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 TABLE = tomllib.loads(Path(__file__).with_name("overflow.toml").read_text(encoding="utf-8"))
@@ -48,10 +48,12 @@ def test_the_theorem_of_flow_control_has_the_constant_of_its_proof() -> None:
     budget, longest, spare = 4, 60, 9000.0
     exponent = 2 * spare**2 / (longest * (2 * budget * longest) ** 2 + budget * longest * (2 * longest) ** 2)
     bound = flow_control_bound(
-        iterations=1000.0,
-        memory_tokens=16_492.0,
-        mean_tokens=16_492.0 - spare,
-        largest_budget=budget,
-        longest=longest,
+        FlowControl(
+            iterations=1000.0,
+            memory_tokens=16_492.0,
+            mean_tokens=16_492.0 - spare,
+            largest_budget=budget,
+            longest=longest,
+        )
     )
     assert bound == pytest.approx(1000 * math.exp(-exponent))

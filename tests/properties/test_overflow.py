@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from kvplan.analysis.equilibrium import equilibrium, load
 from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
 from kvplan.analysis.kv_tail import pmf_tail, usage_pmf
-from kvplan.analysis.overflow import SafetyBuffer, TailMethod, flow_control_bound, safety_buffer, usage_scale
+from kvplan.analysis.overflow import (
+    FlowControl,
+    SafetyBuffer,
+    TailMethod,
+    flow_control_bound,
+    safety_buffer,
+    usage_scale,
+)
 from kvplan.model import FloatArray, Prefill, Replica, RequestClass, ServingModel, Timing
 
 BATCHES = 60
@@ -394,13 +401,7 @@ def test_horizons_below_an_iteration_count_as_one() -> None:
 def test_the_theorem_never_says_more_than_the_number_of_iterations(
     iterations: float, memory: float, fill: float, budget: int, longest: int
 ) -> None:
-    bound = flow_control_bound(
-        iterations=iterations,
-        memory_tokens=memory,
-        mean_tokens=fill * memory,
-        largest_budget=budget,
-        longest=longest,
-    )
+    bound = flow_control_bound(FlowControl(iterations, memory, fill * memory, budget, longest))
     assert (bound is None) == (memory - fill * memory <= 0)
     assert bound is None or 0 <= bound <= iterations
 
