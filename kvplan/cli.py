@@ -8,6 +8,8 @@ import io
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +22,7 @@ from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
 
 if TYPE_CHECKING:
     from kvplan import profile as profile_file
+    from kvplan.render.document import Section
     from kvplan.report import Report
 
 _CLOSED_PIPE = 141  # as if the signal had ended the process, which is what shells expect
@@ -45,6 +48,25 @@ class PageFormat(StrEnum):
 
     TEXT = "text"
     MARKDOWN = "markdown"
+
+
+class TableFormat(StrEnum):
+    """How a comparison is written."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    CSV = "csv"
+
+
+class Kind(StrEnum):
+    """How requests arrive; those of `kvplan.simulation.study.Arrivals`."""
+
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    BURST = "burst"
+    SATURATED = "saturated"
+    CLOSED = "closed"
 
 
 def _print_version(wanted: bool) -> None:
@@ -123,6 +145,115 @@ def analyze(
     loaded = _read(profile)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     write_result(_rendered(result, format, output, section), output)
+
+
+@app.command(epilog="Example: kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4")
+def simulate(
+    profile: Profile = None,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="NAME,...", help="Policies to compare on the same arrivals.")
+    ] = "greedy,rate-limited,vllm",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="POLICY.KEY=VALUE",
+            help="Set a parameter of a policy; lists with commas. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    arrivals: Annotated[
+        Kind | None, typer.Option("--arrivals", help="How requests arrive; poisson.", show_default=False)
+    ] = None,
+    cv: Annotated[
+        float | None,
+        typer.Option("--cv", help="Coefficient of variation of gamma gaps.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", help="Clients of a closed loop.", show_default=False)
+    ] = None,
+    burst: Annotated[
+        str | None,
+        typer.Option(
+            "--burst",
+            metavar="HIGH,LOW,ON,OFF",
+            help="Factors of the rates while on and off, and the seconds of each.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Replay recorded arrivals and lengths.", show_default=False
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="Requests in all; 10,000.", show_default=False)
+    ] = None,
+    horizon: Annotated[
+        str | None,
+        typer.Option(
+            "--horizon",
+            metavar="TIME",
+            help='Stop the clock there, such as "600 s" or "1 h".',
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="The first of them.")] = 0,
+    series: Annotated[
+        Path | None,
+        typer.Option(
+            "--series",
+            metavar="FILE.csv",
+            help="Write the state over time, first seed, to this file.",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = TableFormat.TEXT,
+    output: Output = None,
+) -> None:
+    """Policies side by side on the same arrivals, with confidence intervals."""
+    from kvplan.render import json
+    from kvplan.render import simulation as tables
+    from kvplan.simulation import options, study
+
+    loaded = _read(profile)
+    load = options.load(
+        kind=None if arrivals is None else arrivals.value,
+        cv=cv,
+        concurrency=concurrency,
+        burst=burst,
+        trace=trace,
+        requests=requests,
+        horizon=horizon,
+    )
+    policies = study.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
+    with _progress() as progress:
+        found = study.study(
+            loaded.model,
+            loaded.plan,
+            load,
+            policies,
+            options.seeds(seed, seeds),
+            progress=progress,
+            announce=_say_compiling,
+        )
+    if series is not None:
+        write_result(tables.series_csv(found), series)
+    if format is TableFormat.JSON:
+        document = study.to_document(found, name=loaded.name, sha256=loaded.sha256, version=__version__)
+        text = json.render(document)
+    elif format is TableFormat.CSV:
+        text = tables.as_csv(found)
+    else:
+        section = tables.build(found, loaded.name)
+        text = _section_text(
+            section, f"kvplan {__version__}, profile {loaded.sha256[:12]} (sha256)", format, output
+        )
+    write_result(text, output)
+    if found.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 @app.command(epilog="Example: kvplan explain worst_cycle.loss tool-calls-h100")
@@ -219,10 +350,47 @@ def _rendered(result: "Report", format: Format, output: Path | None, sections: l
         return markdown.render(document.build(result, sections))
     from kvplan.render import terminal
 
+    width, colour = _terminal(output)
+    return terminal.render(document.build(result, sections), width=width, colour=colour)
+
+
+def _section_text(section: "Section", origin: str, format: TableFormat, output: Path | None) -> str:
+    if format is TableFormat.MARKDOWN:
+        from kvplan.render import markdown
+
+        return markdown.render_section(section, origin)
+    from kvplan.render import terminal
+
+    width, colour = _terminal(output)
+    return terminal.render_section(section, origin, width=width, colour=colour)
+
+
+def _terminal(output: Path | None) -> tuple[int, bool]:
+    """Columns to fill, and whether colours are wanted."""
     on_terminal = output is None and sys.stdout is not None and sys.stdout.isatty()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    width = shutil.get_terminal_size().columns if output is None else 80
-    return terminal.render(document.build(result, sections), width=width, colour=on_terminal and not plain)
+    return (shutil.get_terminal_size().columns if output is None else 80), on_terminal and not plain
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None] | None]:
+    """A bar on standard error, if that is a terminal; it appears when a run takes longer than a second."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from time import monotonic
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    began = monotonic()
+    with Progress(console=Console(stderr=True), transient=True, disable=False) as bar:
+        task = bar.add_task("simulating", total=1.0, visible=False)
+        yield lambda part: bar.update(task, completed=part, visible=monotonic() - began > 1)
+
+
+def _say_compiling(policy: str) -> None:
+    _say(f"note: compiling the loop for {policy}, some ten seconds; later runs find it on disk")
 
 
 def _say(message: str) -> None:

@@ -58,6 +58,23 @@ def render(document: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def render_section(section: Section, origin: str) -> str:
+    """The Markdown of a single section, unfolded.
+
+    Examples
+    --------
+    >>> from kvplan.render.document import Paragraph, Section
+    >>> print(render_section(Section("a", "Two policies", (Paragraph("Equal."),)), "kvplan 0"), end="")
+    ## Two policies
+    <BLANKLINE>
+    Equal.
+    <BLANKLINE>
+    <sub>kvplan 0</sub>
+    """
+    parts = [f"## {quote(section.title)}", *map(_block, section.blocks), f"<sub>{quote(origin)}</sub>"]
+    return "\n\n".join(parts) + "\n"
+
+
 def quote(text: str) -> str:
     r"""Text that Markdown, HTML and GitHub show as it is.
 

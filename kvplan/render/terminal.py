@@ -47,18 +47,9 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
     <BLANKLINE>
     kvplan 0
     """
-    out = StringIO()
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        legacy_windows=False,
-        _environ={},  # the caller has decided
-    )
-    console.print(
-        Group(
+    return _written(
+        [
             Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
             _verdict(document),
             Text(),
@@ -69,8 +60,39 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
             *(part for section in document.sections for part in _section(section, width)),
             Text(),
             Text(document.origin, "dim", overflow="fold"),
-        )
+        ],
+        width,
+        colour,
     )
+
+
+def render_section(section: Section, origin: str, *, width: int = 80, colour: bool = False) -> str:
+    """The text of a single section, with its title first and its origin last.
+
+    Examples
+    --------
+    >>> print(render_section(Section("a", "Two policies", (Paragraph("Equal."),)), "kvplan 0"), end="")
+    Two policies
+      Equal.
+    <BLANKLINE>
+    kvplan 0
+    """
+    width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    parts = [*_section(section, width)[1:], Text(), Text(origin, "dim", overflow="fold")]
+    return _written(parts, width, colour)
+
+
+def _written(parts: list[RenderableType], width: int, colour: bool) -> str:
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        legacy_windows=False,
+        _environ={},  # the caller has decided
+    )
+    console.print(Group(*parts))
     # Rich fills table cells up to their width
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 

@@ -182,6 +182,15 @@ def compiled(policy: FormBatch) -> Callable[[State, int, int], int]:
         return numba.njit(nogil=True)(bound(policy))
 
 
+def on_disk(policy: FormBatch) -> bool:
+    """Whether an earlier process has left the compiled loop of a policy where this one finds it."""
+    step: Any = compiled(policy)
+    folder = step.stats.cache_path
+    return bool(step.signatures) or (
+        folder is not None and any(Path(folder).glob(f"*{bound(policy).__qualname__}*.nbi"))
+    )
+
+
 _registered: set[Callable[..., Any]] = set()
 
 
@@ -202,6 +211,7 @@ def run(
     horizon_s: float | None = None,
     compile: bool | None = None,
     watch: Callable[[int], bool] | None = None,
+    announce: Callable[[], None] | None = None,
 ) -> Outcome:
     """Run a policy on a list of requests.
 
@@ -220,12 +230,17 @@ def run(
         Run the compiled loop, or never. None: after two seconds. The results are the same.
     watch : function, optional
         Told now and then how many requests are done; the run stops where it answers False.
+    announce : function, optional
+        Called before the loop is compiled, if no earlier run has left it on disk.
     """
     state = new_state(requests, timing, replica, setup, horizon_s)
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
         fast = compile or (compile is None and perf_counter() - started > _PLAIN_SECONDS)
+        if fast and announce is not None and not on_disk(policy):
+            announce()
+            announce = None
         step, slice_ = (compiled(policy), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
         code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
         if code != GOES_ON:

@@ -1,0 +1,153 @@
+"""A study for people: policies side by side, a column each; and as CSV, a line for each figure."""
+
+import csv
+from io import StringIO
+from typing import Any
+
+from kvplan.render.document import Block, Column, Paragraph, Section, Table
+from kvplan.simulation.metrics import PolicyResult
+from kvplan.simulation.study import Study
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds
+
+_FIGURES = (
+    ("Completed", "completed", "count"),
+    ("Unfinished", "unfinished", "count"),
+    ("Makespan", "makespan_s", "time"),
+    ("Requests/s", "throughput_rps", "number"),
+    ("Decode tokens/s", "decode_tokens_per_s", "number"),
+    ("Evictions", "evictions", "count"),
+    ("Recomputed tokens", "recomputed_tokens", "count"),
+    ("Recomputed share", "recomputed_share", "share"),
+    ("KV tokens, mean", "kv_tokens.mean", "count"),
+    ("KV tokens, p99", "kv_tokens.p99", "count"),
+    ("KV tokens, peak", "kv_tokens.peak", "count"),
+    ("Queue, peak", "queue.peak", "count"),
+    ("TTFT, mean", "ttft_s.mean", "time"),
+    ("TTFT, p95", "ttft_s.p95", "time"),
+    ("TPOT, mean", "tpot_s.mean", "time"),
+    ("E2E, mean", "e2e_s.mean", "time"),
+    ("E2E, p50", "e2e_s.p50", "time"),
+    ("E2E, p95", "e2e_s.p95", "time"),
+    ("E2E, p99", "e2e_s.p99", "time"),
+)
+_WITH_INTERVAL = ("throughput_rps", "ttft_s.mean", "e2e_s.mean", "e2e_s.p95")
+
+
+def build(found: Study, name: str) -> Section:
+    """The tables: all policies on all figures, then latencies by class."""
+    blocks: list[Block] = [Paragraph(_what(found)), _side_by_side(found)]
+    if len(found.results[0].classes) > 1:
+        blocks += [Paragraph("Mean time to first token and end to end, by class:"), _classes(found)]
+    notes = _notes(found)
+    if notes:
+        blocks.append(Paragraph(notes))
+    return Section("simulation", name, tuple(blocks), "simulated")
+
+
+def _what(found: Study) -> str:
+    seeds = f"seed {found.seeds[0]}" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
+    amount = f"{format_number(found.requests)} requests"
+    until = f", {format_seconds(found.horizon_s)}" if found.horizon_s is not None else ""
+    how = "replayed from a trace" if found.arrivals == "trace" else f"{found.arrivals} arrivals, {seeds}"
+    return f"{amount}{until}, {how}; simulated, means with 95% confidence intervals where they can be had."
+
+
+def _side_by_side(found: Study) -> Table:
+    columns = (Column("Figure"), *(Column(result.policy, right=True) for result in found.results))
+    rows = [("Status", *(result.status.value for result in found.results))]
+    for label, key, kind in _FIGURES:
+        rows.append((label, *(_written(figure(result, key), kind) for result in found.results)))
+        intervals = [result.ci95.get(key) for result in found.results]
+        if key in _WITH_INTERVAL and any(intervals):
+            rows.append(("", *(_interval(interval, kind) for interval in intervals)))
+    return Table(columns, tuple(rows))
+
+
+def _classes(found: Study) -> Table:
+    columns = (
+        Column("Class", wraps=True),
+        *(Column(result.policy, right=True) for result in found.results),
+    )
+    rows = (
+        (
+            one.name,
+            *(
+                f"{format_seconds(r.classes[i].ttft_s.mean)}, {format_seconds(r.classes[i].e2e_s.mean)}"
+                for r in found.results
+            ),
+        )
+        for i, one in enumerate(found.results[0].classes)
+    )
+    return Table(columns, tuple(rows))
+
+
+def _notes(found: Study) -> str:
+    notes = [
+        f"{result.policy}: {format_number(result.unfinished)} requests had arrived and were not finished; latencies "
+        "leave them out."
+        for result in found.results
+        if result.unfinished
+    ]
+    if found.interrupted:
+        notes.insert(0, "Interrupted: figures are of what was done until then.")
+    return " ".join(notes)
+
+
+def figure(result: PolicyResult, key: str) -> float | None:
+    """A figure by its dotted name."""
+    value: Any = result
+    for part in key.split("."):
+        value = getattr(value, part)
+    return None if value is None else float(value)
+
+
+def _written(value: float | None, kind: str) -> str:
+    match kind:
+        case "time":
+            return format_seconds(value)
+        case "share":
+            return format_percent(value)
+        case "count" if value is not None and value.is_integer():
+            return f"{value:,.0f}"
+        case _:
+            return format_number(value)
+
+
+def _interval(interval: tuple[float, float] | None, kind: str) -> str:
+    if interval is None:
+        return ABSENT
+    return f"{_written(interval[0], kind)} to {_written(interval[1], kind)}"
+
+
+def as_csv(found: Study) -> str:
+    """A line for each policy and figure: value and 95 % confidence interval, empty where there is none."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("policy", "figure", "value", "ci95_low", "ci95_high"))
+    for result in found.results:
+        for key, interval in result.ci95.items():
+            value = figure(result, key)
+            writer.writerow(
+                (result.policy, key, "" if value is None else repr(value), *(interval or ("", "")))
+            )
+    return out.getvalue()
+
+
+def series_csv(found: Study) -> str:
+    """The state over time of the first seed, a line for each record."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("policy", "time_s", "kv_tokens", "waiting", "running", "evictions", "completions"))
+    for result, outcome in zip(found.results, found.first, strict=True):
+        series = outcome.series
+        columns = (
+            series.time_s,
+            series.kv_tokens,
+            series.waiting,
+            series.running,
+            series.evictions,
+            series.completions,
+        )
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            writer.writerow((result.policy, *row))
+    return out.getvalue()

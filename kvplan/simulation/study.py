@@ -1,0 +1,334 @@
+"""A study: policies side by side on the same arrivals, some seeds each, and what they add up to."""
+
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import saturation
+from kvplan.errors import UsageError
+from kvplan.model import Plan, ServingModel
+from kvplan.simulation import engine
+from kvplan.simulation.metrics import PolicyResult, policy_result
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
+from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
+
+DEFAULT_REQUESTS = 10_000
+_LOOK_S = 0.2  # between two reports of progress
+
+
+class Arrivals(StrEnum):
+    """How requests arrive."""
+
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    BURST = "burst"
+    SATURATED = "saturated"
+    CLOSED = "closed"
+
+
+class Load(NamedTuple):
+    """The requests of a study.
+
+    Attributes
+    ----------
+    kind : Arrivals
+    requests : int or None
+        How many; None: as many as come before the horizon.
+    horizon_s : float or None
+        Where the clock stops, seconds.
+    cv : float
+        Coefficient of variation of gamma gaps.
+    concurrency : int
+        Clients of a closed loop.
+    burst : tuple of float
+        Factors of the rates while on and off, and the seconds of each.
+    trace : Requests or None
+        Recorded requests instead of all that.
+    """
+
+    kind: Arrivals = Arrivals.POISSON
+    requests: int | None = DEFAULT_REQUESTS
+    horizon_s: float | None = None
+    cv: float = 1.0
+    concurrency: int = 1
+    burst: tuple[float, float, float, float] = (2.0, 0.0, 30.0, 30.0)
+    trace: Requests | None = None
+
+
+class Study(NamedTuple):
+    """What a study found.
+
+    Attributes
+    ----------
+    arrivals : str
+        Kind of arrivals, or "trace".
+    requests : int
+        In a run of the first seed.
+    horizon_s : float or None
+    seeds : tuple of int
+        Those that were run to their end, all of them unless interrupted.
+    results : tuple of PolicyResult
+    first : tuple of Outcome
+        Of the first seed, one for each policy.
+    interrupted : bool
+    """
+
+    arrivals: str
+    requests: int
+    horizon_s: float | None
+    seeds: tuple[int, ...]
+    results: tuple[PolicyResult, ...]
+    first: tuple[Outcome, ...]
+    interrupted: bool
+
+
+def generate(model: ServingModel, load: Load, seed: int) -> Requests:
+    """The requests of one seed; the same for every policy.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
+    >>> generate(model, Load(requests=3), 0).decode_tokens.tolist()
+    [5, 5, 5]
+    """
+    rng = np.random.default_rng(seed)
+    size, horizon = load.requests, load.horizon_s
+    if load.trace is not None:
+        return load.trace
+    if load.kind in (Arrivals.SATURATED, Arrivals.CLOSED) and size is None:
+        assert horizon is not None
+        size = math.ceil(3 * saturation(model).throughput_rps * horizon) + load.concurrency + 1000
+    match load.kind:
+        case Arrivals.POISSON:
+            return poisson(model, rng, requests=size, horizon_s=horizon)
+        case Arrivals.GAMMA:
+            return renewal(model, rng, cv=load.cv, requests=size, horizon_s=horizon)
+        case Arrivals.BURST:
+            high, low, on_s, off_s = load.burst
+            return burst(
+                model, rng, high=high, low=low, on_s=on_s, off_s=off_s, requests=size, horizon_s=horizon
+            )
+        case Arrivals.SATURATED:
+            assert size is not None
+            return saturated(model, requests=size)
+        case Arrivals.CLOSED:
+            assert size is not None
+            return closed(model, rng, clients=load.concurrency, requests=size)
+
+
+def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
+    """Policies by name with their settings, checked.
+
+    Parameters
+    ----------
+    names : sequence of str
+    settings : sequence of str
+        Such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``.
+
+    Examples
+    --------
+    >>> chosen(["vllm"], ["vllm.watermark=0.05"])["vllm"].given
+    {'watermark': (0.05,)}
+    """
+    given: dict[str, dict[str, tuple[float, ...]]] = {}
+    for name in names:
+        if name not in POLICIES:
+            raise UsageError(f"--policy {name!r} does not exist; the policies are {', '.join(POLICIES)}")
+        if name in given:
+            raise UsageError(f"--policy {name!r} is there twice")
+        given[name] = {}
+    if not given:
+        raise UsageError(f"--policy: at least one of {', '.join(POLICIES)}")
+    for text in settings:
+        place, equals, value = text.partition("=")
+        policy, _, key = place.partition(".")
+        if not equals or not key:
+            raise UsageError(f"--set {text!r}: POLICY.PARAMETER=VALUE is wanted, such as vllm.watermark=0.05")
+        if policy not in given:
+            raise UsageError(f"--set {text!r}: {policy!r} is not among the policies: {', '.join(given)}")
+        known = POLICIES[policy].parameters
+        if key not in known:
+            what = f"has {', '.join(known)}" if known else "has no parameters"
+            raise UsageError(f"--set {text!r}: {policy} {what}")
+        given[policy][key] = _numbers(text, value)
+    return {name: Settings(name, found) for name, found in given.items()}
+
+
+def _numbers(text: str, value: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise UsageError(f"--set {text!r}: a number is wanted, or several with commas")
+    return numbers
+
+
+def study(
+    model: ServingModel,
+    plan: Plan,
+    load: Load,
+    policies: Mapping[str, Settings],
+    seeds: Sequence[int],
+    *,
+    progress: Callable[[float], None] | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> Study:
+    """Run every policy on every seed, on all cores, and sum up.
+
+    Parameters
+    ----------
+    model : ServingModel
+    plan : Plan
+    load : Load
+    policies : mapping of str to Settings
+        From `chosen`.
+    seeds : sequence of int
+        A trace has chance in nothing and is run once.
+    progress : function, optional
+        Told now and then what part is done.
+    announce : function, optional
+        Told before a loop is compiled.
+
+    Returns
+    -------
+    Study
+        After Ctrl-C: of what was done until then.
+    """
+    seeds = tuple(seeds[:1] if load.trace is not None else seeds)
+    names = ("trace",) if load.trace is not None else tuple(c.name for c in model.classes)
+    scenarios = [Scenario(model, plan, generate(model, load, seed), names) for seed in seeds]
+    if scenarios[0].requests.arrival_s.size == 0:
+        raise UsageError("no request arrives before the horizon; a longer one is wanted")
+    jobs = [
+        _Job(name, POLICIES[name], settings, scenario, load.horizon_s)
+        for name, settings in policies.items()
+        for scenario in scenarios
+    ]
+    for job in jobs[:: len(scenarios)]:
+        job.prepare()  # refuses what cannot be run before anything is
+    outcomes, interrupted = _run_all(jobs, progress, announce)
+    results, first, complete = [], [], len(seeds)
+    for index, name in enumerate(policies):
+        mine = outcomes[index * len(seeds) : (index + 1) * len(seeds)]
+        done = [pair for pair in zip(scenarios, mine, strict=True) if pair[1] is not None]
+        if not done:
+            continue
+        ended = [(s.requests, o) for s, o in done if o is not None and o.ending is not Ending.INTERRUPTED]
+        runs = ended or [(s.requests, o) for s, o in done[:1] if o is not None]
+        complete = min(complete, len(ended))
+        results.append(
+            policy_result(
+                name,
+                jobs[index * len(seeds)].prepare()[1],
+                runs,
+                names,
+                horizon_s=load.horizon_s,
+                saturated=load.trace is None and load.kind is Arrivals.SATURATED,
+            )
+        )
+        first.append(runs[0][1])
+    return Study(
+        arrivals="trace" if load.trace is not None else load.kind.value,
+        requests=scenarios[0].requests.arrival_s.size,
+        horizon_s=load.horizon_s,
+        seeds=seeds[:complete] if interrupted else seeds,
+        results=tuple(results),
+        first=tuple(first),
+        interrupted=interrupted,
+    )
+
+
+class _Job(NamedTuple):
+    name: str
+    policy: Policy
+    settings: Settings
+    scenario: Scenario
+    horizon_s: float | None
+
+    def prepare(self) -> tuple[Any, dict[str, object]]:
+        return self.policy.prepare(self.scenario, self.settings)
+
+    def run(self, watch: Callable[[int], bool], announce: Callable[[], None] | None) -> Outcome:
+        setup, _ = self.prepare()
+        model = self.scenario.model
+        return engine.run(
+            self.policy.form_batch,
+            self.scenario.requests,
+            model.timing,
+            model.replica,
+            setup,
+            horizon_s=self.horizon_s,
+            watch=watch,
+            announce=announce,
+        )
+
+
+def _run_all(
+    jobs: Sequence[_Job],
+    progress: Callable[[float], None] | None,
+    announce: Callable[[str], None] | None,
+) -> tuple[list[Outcome | None], bool]:
+    """Outcomes in the order of the jobs; None for those that had not begun when interrupted."""
+    stop, done = threading.Event(), [0] * len(jobs)
+    total = sum(job.scenario.requests.arrival_s.size for job in jobs)
+
+    def work(index: int) -> Outcome | None:
+        if stop.is_set():
+            return None
+
+        def watch(completed: int) -> bool:
+            done[index] = completed
+            return not stop.is_set()
+
+        name = jobs[index].name
+        return jobs[index].run(watch, (lambda: announce(name)) if announce is not None else None)
+
+    with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(work, index) for index in range(len(jobs))]
+        pending = set(futures)
+        try:
+            while pending:
+                ended, pending = wait(pending, _LOOK_S, FIRST_COMPLETED)
+                if any(future.exception() for future in ended):
+                    stop.set()
+                if progress is not None:
+                    progress(max(sum(done) / total, 1 - len(pending) / len(futures)))
+        except KeyboardInterrupt:
+            stop.set()
+        return [future.result() for future in futures], stop.is_set()
+
+
+def to_document(found: Study, *, name: str, sha256: str, version: str) -> dict[str, Any]:
+    """The JSON document of a study (schema_version 1 of simulation output)."""
+    return {
+        "schema_version": 1,
+        "kvplan_version": version,
+        "profile": {"name": name, "sha256": sha256},
+        "arrivals": {"kind": found.arrivals, "requests": found.requests, "horizon_s": found.horizon_s},
+        "seeds": list(found.seeds),
+        "policies": [plain(result) for result in found.results],
+    }
+
+
+def plain(value: Any) -> Any:
+    """Results as JSON has them: whole counts whole."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return str(value) if isinstance(value, StrEnum) else value
