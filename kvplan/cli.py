@@ -245,7 +245,9 @@ def main(argv: list[str] | None = None) -> int:
     ...     print(main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"]))
     0
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # our matrices are small: threads only get in their way
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # our matrices are small: threads only get in their way
     try:
         command = typer.main.get_command(app)
         result = command.main(args=argv, prog_name="kvplan", standalone_mode=False)
