@@ -289,10 +289,13 @@ def queue_at_start(arrivals: float, threshold: int, *, alone: bool) -> float:
     >>> queue_at_start(0.5, 1, alone=True), queue_at_start(0.5, 1, alone=False)
     (1.25, 2.5)
     """
-    kingman = arrivals / (2 * (threshold - arrivals))
+    # near Λ = 1 floats may not tell the two apart
+    kingman = arrivals / (2 * max(threshold - arrivals, math.ulp(float(threshold))))
     if not alone:
         return 2 * threshold + kingman
-    return threshold + (mean_queue(arrivals, threshold) if threshold < _EXACT_QUEUE_BELOW else kingman)
+    return threshold + (
+        mean_queue(arrivals, threshold) if arrivals < threshold < _EXACT_QUEUE_BELOW else kingman
+    )
 
 
 def mean_wait(rate_rps: float, iteration_time_s: float, threshold: int, *, alone: bool) -> float:
