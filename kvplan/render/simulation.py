@@ -6,7 +6,7 @@ from typing import Any
 
 from kvplan.render.document import Block, Column, Paragraph, Section, Table
 from kvplan.simulation.metrics import PolicyResult
-from kvplan.simulation.study import Study
+from kvplan.simulation.study import Arrivals, Load, Study
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _FIGURES = (
@@ -47,9 +47,23 @@ def build(found: Study, name: str) -> Section:
 def _what(found: Study) -> str:
     seeds = f"seed {found.seeds[0]}" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
     amount = f"{format_number(found.requests)} requests"
-    until = f", {format_seconds(found.horizon_s)}" if found.horizon_s is not None else ""
-    how = "replayed from a trace" if found.arrivals == "trace" else f"{found.arrivals} arrivals, {seeds}"
+    load = found.load
+    until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
+    how = "replayed from a trace" if load.trace is not None else f"{_arrivals(load)}, {seeds}"
     return f"{amount}{until}, {how}; simulated, means with 95% confidence intervals where they can be had."
+
+
+def _arrivals(load: Load) -> str:
+    match load.kind:
+        case Arrivals.GAMMA:
+            return f"gamma arrivals of cv {load.cv:g}"
+        case Arrivals.CLOSED:
+            return f"a closed loop of {load.concurrency:,} clients"
+        case Arrivals.BURST:
+            high, low, on_s, off_s = load.burst
+            return f"bursts ({high:g} times the rate for {on_s:g} s, {low:g} times for {off_s:g} s)"
+        case _:
+            return f"{load.kind.value} arrivals"
 
 
 def _side_by_side(found: Study) -> Table:

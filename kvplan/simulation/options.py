@@ -4,7 +4,14 @@ from pathlib import Path
 
 from kvplan.errors import UsageError
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.study import DEFAULT_REQUESTS, Arrivals, Load
+from kvplan.simulation.study import (
+    DEFAULT_BURST,
+    DEFAULT_CLIENTS,
+    DEFAULT_CV,
+    DEFAULT_REQUESTS,
+    Arrivals,
+    Load,
+)
 from kvplan.simulation.traces import read_trace
 from kvplan.units import parse_seconds
 
@@ -44,8 +51,6 @@ def load(
     ):
         if value is not None and arrivals is not needed:
             raise UsageError(f"{name} goes with --arrivals {needed.value} only")
-        if value is None and arrivals is needed:
-            raise UsageError(f"--arrivals {needed.value} needs {name}")
     if cv is not None and not 0.01 <= cv <= 100:
         raise UsageError(f"--cv {cv:g}: 0.01 to 100")
     if concurrency is not None and not 1 <= concurrency <= _MAX_REQUESTS:
@@ -56,9 +61,9 @@ def load(
         kind=arrivals,
         requests=requests,
         horizon_s=horizon_s,
-        cv=1.0 if cv is None else cv,
-        concurrency=concurrency or 1,
-        burst=(1.0, 1.0, 1.0, 0.0) if burst is None else _burst(burst),
+        cv=DEFAULT_CV if cv is None else cv,
+        concurrency=concurrency or DEFAULT_CLIENTS,
+        burst=DEFAULT_BURST if burst is None else _burst(burst),
     )
 
 

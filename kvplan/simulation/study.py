@@ -22,6 +22,9 @@ from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
 
 DEFAULT_REQUESTS = 10_000
+DEFAULT_CV = 3.0
+DEFAULT_CLIENTS = 128
+DEFAULT_BURST = (1.5, 0.5, 60.0, 60.0)  # keeps the mean rate
 _LOOK_S = 0.2  # between two reports of progress
 
 
@@ -58,9 +61,9 @@ class Load(NamedTuple):
     kind: Arrivals = Arrivals.POISSON
     requests: int | None = DEFAULT_REQUESTS
     horizon_s: float | None = None
-    cv: float = 1.0
-    concurrency: int = 1
-    burst: tuple[float, float, float, float] = (2.0, 0.0, 30.0, 30.0)
+    cv: float = DEFAULT_CV
+    concurrency: int = DEFAULT_CLIENTS
+    burst: tuple[float, float, float, float] = DEFAULT_BURST
     trace: Requests | None = None
 
 
@@ -69,11 +72,9 @@ class Study(NamedTuple):
 
     Attributes
     ----------
-    arrivals : str
-        Kind of arrivals, or "trace".
+    load : Load
     requests : int
         In a run of the first seed.
-    horizon_s : float or None
     seeds : tuple of int
         Those that were run to their end, all of them unless interrupted.
     results : tuple of PolicyResult
@@ -82,9 +83,8 @@ class Study(NamedTuple):
     interrupted : bool
     """
 
-    arrivals: str
+    load: Load
     requests: int
-    horizon_s: float | None
     seeds: tuple[int, ...]
     results: tuple[PolicyResult, ...]
     first: tuple[Outcome, ...]
@@ -239,9 +239,8 @@ def study(
         )
         first.append(runs[0][1])
     return Study(
-        arrivals="trace" if load.trace is not None else load.kind.value,
+        load=load,
         requests=scenarios[0].requests.arrival_s.size,
-        horizon_s=load.horizon_s,
         seeds=seeds[:complete] if interrupted else seeds,
         results=tuple(results),
         first=tuple(first),
@@ -315,7 +314,11 @@ def to_document(found: Study, *, name: str, sha256: str, version: str) -> dict[s
         "schema_version": 1,
         "kvplan_version": version,
         "profile": {"name": name, "sha256": sha256},
-        "arrivals": {"kind": found.arrivals, "requests": found.requests, "horizon_s": found.horizon_s},
+        "arrivals": {
+            "kind": "trace" if found.load.trace is not None else found.load.kind.value,
+            "requests": found.requests,
+            "horizon_s": found.load.horizon_s,
+        },
         "seeds": list(found.seeds),
         "policies": [plain(result) for result in found.results],
     }
