@@ -129,6 +129,9 @@ def analyze(
     profile: Profile = None,
     format: Annotated[Format, typer.Option("--format", help="How to write the report.")] = Format.TEXT,
     output: Output = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Put simulated figures beside the formulas.")
+    ] = False,
     section: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,6 +147,12 @@ def analyze(
 
     loaded = _read(profile)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
+    if simulate:
+        from kvplan.simulation.beside import beside
+
+        with _progress() as progress:
+            figures = beside(result, loaded.model, loaded.plan, progress=progress, announce=_say_compiling)
+        result = result._replace(simulation=figures)
     write_result(_rendered(result, format, output, section), output)
 
 

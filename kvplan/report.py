@@ -103,7 +103,7 @@ class Source(NamedTuple):
 class Report(NamedTuple):
     """Everything `kvplan analyze` says about a profile; fields in the order of the contract.
 
-    `simulation` is None: not computed.
+    `simulation` is None unless asked for: `kvplan.simulation.beside` adds it.
     """
 
     schema_version: int
@@ -119,7 +119,7 @@ class Report(NamedTuple):
     wait: Wait
     nested_wait: NestedWait
     safety_buffer: SafetyBuffer
-    simulation: None
+    simulation: dict[str, Any] | None
     sources: dict[str, Source]
     notes: tuple[str, ...]
     actions: tuple[str, ...]

@@ -114,7 +114,14 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
         headline=report.verdict.summary,
         summary=_summary(report),
         actions=report.actions,
-        sections=_chosen(tuple(_with_one_basis(section(report)) for section in _SECTIONS), sections or ()),
+        sections=_chosen(
+            tuple(
+                _with_one_basis(section(report))
+                for section in _SECTIONS
+                if section is not _simulation or report.simulation is not None
+            ),
+            sections or (),
+        ),
         origin=f"kvplan {report.kvplan_version}, profile {report.profile.sha256[:12]} (sha256)",
     )
 
@@ -465,6 +472,35 @@ def _theorem_bound(buffer: SafetyBuffer) -> str:
     return f"FC Theorem 3.6 bounds the overflows in the horizon by {bound} ({Basis.THEOREM.value}{vacuous})."
 
 
+def _simulation(report: Report) -> Section:
+    simulation = report.simulation
+    assert simulation is not None
+    agreement = {True: "agrees", False: "differs", None: ABSENT}
+    columns = (
+        Column("Figure", wraps=True),
+        *map(_number, ("Formula", "Simulated", "95% interval")),
+        Column(""),
+    )
+    rows = (
+        (
+            row["figure"],
+            format_number(row["formula"]),
+            format_number(row["simulated"]),
+            ABSENT if row["ci95"] is None else " to ".join(map(format_number, row["ci95"])),
+            agreement[row["agrees"]],
+        )
+        for row in simulation["comparison"]
+    )
+    requests = format_number(simulation["arrivals"]["requests"])
+    caption = (
+        f"{requests} requests at the offered rates, Poisson, and as many all at once; seed {simulation['seeds'][0]}. "
+        "A figure differs where the formula is outside the interval and off by more than 5%."
+    )
+    return Section(
+        "simulation", "Simulation", (_table(columns, rows), Paragraph(caption)), Basis.SIMULATED.value
+    )
+
+
 def _sources(report: Report) -> Section:
     rows = ((key, source.kind.value, source.source) for key, source in report.sources.items())
     return Section(
@@ -486,6 +522,7 @@ _SECTIONS: tuple[Callable[[Report], Section], ...] = (
     _wait,
     _nested_wait,
     _safety_buffer,
+    _simulation,
     _sources,
     _notes,
 )
