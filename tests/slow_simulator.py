@@ -9,8 +9,8 @@ The loop
     Arrivals with time <= now join the queue; the policy forms the batch; the clock advances by
     τ = d0 + d1·K + d2·P + d3·B; the batch gains its tokens; finished requests leave. Where nothing can run the clock
     jumps to the next arrival; where none is to come either and requests remain, the run ends as a livelock.
-    `iterations` counts executed batches only. No iteration begins at or after `horizon_s`, and one that began before
-    runs to its end; a jump is cut short at the horizon. In a closed loop the first `clients` requests arrive at 0
+    `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one that
+    would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop the first `clients` requests arrive at 0
     and each completion brings the next one at that moment (two completions, two arrivals).
 
 Stage policies (all but `vllm`)
@@ -224,15 +224,21 @@ class Run:
                 self.now = min(coming, horizon)
                 continue
 
-            kv.append(self.kv_held(batch))
+            held, labels = self.kv_held(batch), [(request.index, self.label(request)) for request in batch]
+            work = self.execute(batch)
+            t = self.timing
+            end = self.now + (
+                t.d0 + t.d1 * work.kv_tokens + t.d2 * work.prefill_tokens + t.d3 * work.sequences
+            )
+            if end > horizon:
+                self.now = horizon
+                break
+            self.now = end
+            kv.append(held)
             waiting.append(len(self.queue))
             evicted.append(self.evicted)
             self.evicted = 0
-            batches.append([(request.index, self.label(request)) for request in batch])
-
-            work = self.execute(batch)
-            t = self.timing
-            self.now += t.d0 + t.d1 * work.kv_tokens + t.d2 * work.prefill_tokens + t.d3 * work.sequences
+            batches.append(labels)
             computed_tokens += work.prefill_tokens + len(work.emitting)
             for request in work.emitting:
                 if request.first_token_s is None:
