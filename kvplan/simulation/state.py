@@ -35,6 +35,7 @@ OUTSIDE, PARTIAL = -1, -2
     PROMPTS,  # tokens of this batch's prefill
     MORE_TOKENS,  # of this batch, beside whole groups
     MORE_REQUESTS,
+    MORE_SILENT,  # of these, those that emit nothing
     SCHEDULED,
     RECOMPUTED,
     COMPUTED,
@@ -47,7 +48,7 @@ OUTSIDE, PARTIAL = -1, -2
     STRIDE,
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     _COUNTERS,
-) = range(24)
+) = range(25)
 
 NOW, KV_SUM = range(2)  # positions in `State.clock`
 
