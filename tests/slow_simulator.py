@@ -9,8 +9,8 @@ The loop
     Arrivals with time <= now join the queue; the policy forms the batch; the clock advances by
     τ = d0 + d1·K + d2·P + d3·B; the batch gains its tokens; finished requests leave. Where nothing can run the clock
     jumps to the next arrival; where none is to come either and requests remain, the run ends as a livelock.
-    `iterations` counts executed batches only. No iteration begins at or after `horizon_s`, and one that began before
-    runs to its end; a jump is cut short at the horizon. In a closed loop the first `clients` requests arrive at 0
+    `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one that
+    would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop the first `clients` requests arrive at 0
     and each completion brings the next one at that moment (two completions, two arrivals).
 
 Stage policies (all but `vllm`)
@@ -27,10 +27,10 @@ Stage policies (all but `vllm`)
     and of equals the latest admitted. It goes to the front of the queue and restarts at stage 0; of several
     the earliest admitted ends up first. Then, also in an iteration that evicted, the queue is admitted in order as
     long as the next request's stage-0 memory fits. Together residents and queue stay in order of arrival.
-    Livelock: an iteration begins with a single resident whose next stage does not fit alone. That finds every request
-    that can never end: before its last step it fills all blocks, so nobody else is there. The run stops, although
-    short requests behind it could still slip past while it begins again and again. A request whose stage 0
-    does not fit holds up the queue until no arrival is to come.
+    Livelock: an eviction that leaves nobody resident, for whoever went then did not fit alone; it is counted. That finds
+    every request that can never end: before its last step it fills all blocks, and whoever holds no block was admitted
+    after it and goes before it. The run stops, although short requests behind it could still slip past while it
+    begins again and again. A request whose stage 0 does not fit holds up the queue until no arrival is to come.
 
 `rate-limited` (beta)
     As greedy, and iteration t admits at most floor((t+1)·beta) - floor(t·beta). t counts executed iterations.
@@ -67,7 +67,8 @@ Stage policies (all but `vllm`)
     K is what the scheduled requests have computed once the iteration is over, grants included; P sums grants of more
     than one token. `computed_tokens` grows by P and by the tokens emitted, so a prompt's odd single-token chunk is not
     in it; `recomputed_tokens` by the computed tokens of a preempted request. Memory held is allocated blocks times b.
-    Livelock: the only running request preempts itself. It had all usable blocks and can never come back.
+    Livelock: the only running request preempts itself, which is counted. It had all usable blocks and can never come
+    back.
 
 Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
 """
@@ -224,15 +225,21 @@ class Run:
                 self.now = min(coming, horizon)
                 continue
 
-            kv.append(self.kv_held(batch))
+            held, labels = self.kv_held(batch), [(request.index, self.label(request)) for request in batch]
+            work = self.execute(batch)
+            t = self.timing
+            end = self.now + (
+                t.d0 + t.d1 * work.kv_tokens + t.d2 * work.prefill_tokens + t.d3 * work.sequences
+            )
+            if end > horizon:
+                self.now = horizon
+                break
+            self.now = end
+            kv.append(held)
             waiting.append(len(self.queue))
             evicted.append(self.evicted)
             self.evicted = 0
-            batches.append([(request.index, self.label(request)) for request in batch])
-
-            work = self.execute(batch)
-            t = self.timing
-            self.now += t.d0 + t.d1 * work.kv_tokens + t.d2 * work.prefill_tokens + t.d3 * work.sequences
+            batches.append(labels)
             computed_tokens += work.prefill_tokens + len(work.emitting)
             for request in work.emitting:
                 if request.first_token_s is None:
@@ -291,8 +298,6 @@ class StageRun(Run):
     def evict_until_they_fit(self, batch: list[Request]) -> bool:
         """Evict the last admitted while memory lacks; True if somebody was."""
         somebody = False
-        if len(self.resident) == 1 and self.kv_held(batch) > self.replica.memory_tokens:
-            raise LivelockError
         while self.kv_held(batch) > self.replica.memory_tokens:
             victim = self.resident.pop()
             if victim in batch:
@@ -303,6 +308,8 @@ class StageRun(Run):
             self.queue.insert(0, victim)
             self.evicted += 1
             somebody = True
+            if not self.resident:
+                raise LivelockError
         return somebody
 
     def fits(self, request: Request, batch: list[Request]) -> bool:
@@ -455,11 +462,11 @@ class Vllm(Run):
             need = int(min(uncomputed, self.budget))
             lacking = math.ceil((request.computed + need) / self.block) - request.blocks
             while lacking > self.free_blocks():
-                if len(self.resident) == 1:
-                    raise LivelockError
                 victim = self.resident.pop()
                 self.preempt(victim)
                 preempted = True
+                if not self.resident:
+                    raise LivelockError
                 if victim is request:
                     return preempted
             request.blocks += lacking

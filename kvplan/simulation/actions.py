@@ -34,6 +34,7 @@ from kvplan.simulation.state import (
     LAST_COMPLETION,
     LENGTH,
     MORE_REQUESTS,
+    MORE_SILENT,
     MORE_TOKENS,
     NOBODY,
     NOW,
@@ -359,16 +360,14 @@ def move_on(s: State, request: int, group: int) -> None:
 def settle(s: State) -> None:
     """The batch has run: first tokens come out, those who are done leave, those at the end of a group are parked."""
     c, now = s.counter, s.clock[NOW]
-    silent = 0
+    silent = c[MORE_SILENT]
     for group in range(s.group.shape[0]):
         if not s.group[group, RUNS]:
             continue
         silent += first_tokens(s, group)
-        slot = due_slot(s, group, s.group[group, TICK])
-        request = s.ring[slot]
-        s.ring[slot] = NOBODY
+        request = first_due(s, group)
         while request != NOBODY:
-            following = s.request[request, DUE_AFTER]
+            following = s.request[request, DUE_BEFORE]
             stage = s.group[group, TICK] - s.request[request, START] + 1
             tokens = leave(s, request, group)
             if stage == s.request[request, STAGES]:
@@ -379,6 +378,17 @@ def settle(s: State) -> None:
                 append(s, parked_list(s, group), request)
             request = following
     c[COMPUTED] -= silent
+
+
+@kernel
+def first_due(s: State, group: int) -> int:
+    """Empty the list of those due now; returns the one scheduled first, with the others in its DUE_BEFORE."""
+    slot = due_slot(s, group, s.group[group, TICK])
+    request = s.ring[slot]
+    s.ring[slot] = NOBODY
+    while request != NOBODY and s.request[request, DUE_AFTER] != NOBODY:
+        request = s.request[request, DUE_AFTER]
+    return int(request)
 
 
 @kernel
@@ -416,3 +426,4 @@ def clear_batch(s: State) -> None:
     s.counter[PROMPTS] = 0
     s.counter[MORE_TOKENS] = 0
     s.counter[MORE_REQUESTS] = 0
+    s.counter[MORE_SILENT] = 0

@@ -104,9 +104,8 @@ def loop(s: State, limit: int, patience: int) -> int:
                 return OUT_OF_TIME
             s.clock[NOW] = max(s.clock[NOW], s.time[c[JOINED], ARRIVAL])
             continue
-        now = (
-            s.clock[NOW] + second[D0] + second[D1] * tokens + second[D2] * c[PROMPTS] + second[D3] * requests
-        )
+        tau = second[D0] + second[D1] * tokens + second[D2] * c[PROMPTS] + second[D3] * requests
+        now = s.clock[NOW] + tau
         if now > second[HORIZON]:
             s.clock[NOW] = second[HORIZON]
             return OUT_OF_TIME

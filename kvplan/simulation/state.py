@@ -35,6 +35,7 @@ OUTSIDE, PARTIAL = -1, -2
     PROMPTS,  # tokens of this batch's prefill
     MORE_TOKENS,  # of this batch, beside whole groups
     MORE_REQUESTS,
+    MORE_SILENT,  # of these, those that emit nothing
     SCHEDULED,
     RECOMPUTED,
     COMPUTED,
@@ -47,7 +48,7 @@ OUTSIDE, PARTIAL = -1, -2
     STRIDE,
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     _COUNTERS,
-) = range(24)
+) = range(25)
 
 NOW, KV_SUM = range(2)  # positions in `State.clock`
 
@@ -204,6 +205,7 @@ def new_state(
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
+    horizon = math.inf if horizon_s is None else horizon_s
     own_convention = setup.stages is not None
     fixed = (
         replica.memory_tokens // block if setup.capacity_blocks is None else setup.capacity_blocks,
@@ -215,7 +217,7 @@ def new_state(
         setup.queues,
     )
     return State(
-        second=np.array([timing.d0, timing.d1, timing.d2, timing.d3, horizon_s or math.inf]),
+        second=np.array([timing.d0, timing.d1, timing.d2, timing.d3, horizon]),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=setup.knobs,
         clock=np.zeros(2),

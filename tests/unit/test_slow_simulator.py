@@ -245,11 +245,11 @@ def test_vllm_finds_a_request_that_outgrows_all_blocks() -> None:
 # -- the loop ---------------------------------------------------------------------------------------------------
 
 
-def test_no_iteration_begins_at_the_horizon() -> None:
+def test_a_batch_that_would_end_after_the_horizon_is_not_run() -> None:
     arrivals = requests((0, 1, 4), (9, 1, 1))
     running = simulate("greedy", arrivals, SLOT, Replica(99), {}, horizon_s=2.5)
     idle = simulate("greedy", arrivals, SLOT, Replica(99), {}, horizon_s=6.0)
-    assert (running.iterations, running.end_s, running.finish_s) == (3, 3.0, [None, None])
+    assert (running.iterations, running.end_s, running.finish_s) == (2, 2.5, [None, None])
     assert (idle.iterations, idle.end_s, idle.finish_s) == (4, 6.0, [4.0, None])
 
 

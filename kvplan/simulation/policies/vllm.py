@@ -27,12 +27,12 @@ from kvplan.simulation.state import (
     BEFORE,
     BLOCK,
     CAPACITY,
-    COMPUTED,
     FIRST_WEIGHT,
     HEAD,
     HELD,
     LENGTH,
     MORE_REQUESTS,
+    MORE_SILENT,
     MORE_TOKENS,
     NOBODY,
     PARKED,
@@ -141,7 +141,7 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
         s.counter[PARTLY] = request
         s.counter[MORE_TOKENS] += done
         s.counter[MORE_REQUESTS] += 1
-        s.counter[COMPUTED] -= 1  # it emits nothing
+        s.counter[MORE_SILENT] += 1
     return granted
 
 

@@ -1,0 +1,325 @@
+"""The simulator against an independent slow one, and the invariants that every policy keeps, on random requests."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import slow_simulator
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import one_class
+
+from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.simulation import engine
+from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits, kernel
+from kvplan.simulation.outcome import Ending, Outcome, Series
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
+
+EXAMPLES = settings(max_examples=200, deadline=None)
+every_policy = pytest.mark.parametrize("name", list(POLICIES))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run to be made: what arrives, on what, under which parameters of the policy."""
+
+    requests: Requests
+    timing: Timing
+    replica: Replica
+    parameters: dict[str, tuple[float, ...]]
+    classes: int
+    horizon_s: float | None = None
+
+    def kernel(self, policy: Policy, name: str, *, compile: bool = False) -> Outcome:
+        names = tuple(f"class {i}" for i in range(self.classes))
+        model = ServingModel(tuple(one_class(1, 1, name=n) for n in names), self.timing, self.replica)
+        scenario = Scenario(model, Plan(), self.requests, names)
+        setup, _ = policy.prepare(scenario, Settings(name, self.parameters))
+        return engine.run(
+            policy.form_batch,
+            self.requests,
+            self.timing,
+            self.replica,
+            setup,
+            compile=compile,
+            horizon_s=self.horizon_s,
+        )
+
+    def slow(self, name: str) -> slow_simulator.SlowResult:
+        single = ("beta", "watermark")
+        given = {k: v[0] if k in single else v for k, v in self.parameters.items()}
+        return slow_simulator.simulate(
+            name, self.requests, self.timing, self.replica, given, horizon_s=self.horizon_s
+        )
+
+    def some_request_never_fits(self, name: str) -> bool:
+        """Even alone, at its longest."""
+        block, memory = self.replica.block_tokens, self.replica.memory_tokens
+        longest = self.requests.input_tokens + self.requests.decode_tokens
+        if name == "vllm":  # the last token's KV is never computed, and a block is reserved
+            return bool((-(-(longest - 1) // block) > memory // block - 1).any())
+        return bool((-(-longest // block) > memory // block).any())
+
+
+def run(name: str, case: Case, *, compile: bool = False) -> Outcome:
+    return case.kernel(POLICIES[name], name, compile=compile)
+
+
+# ------------------------------------------------------------------------------------------------ random runs
+
+
+@st.composite
+def parameters(draw: st.DrawFn, name: str, classes: int) -> dict[str, tuple[float, ...]]:
+    if name == "rate-limited":
+        return {"beta": (draw(st.sampled_from([0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0])),)}
+    if name == "vllm":
+        return {"watermark": (draw(st.sampled_from([0.0, 0.05, 0.3])),)}
+    if name == "wait":
+        return {"thresholds": tuple(draw(st.lists(st.integers(1, 4), min_size=classes, max_size=classes)))}
+    if name == "nested-wait":
+        boundaries = sorted(draw(st.sets(st.integers(1, 9), min_size=1, max_size=4)))
+        thresholds = [draw(st.integers(1, 4)) for _ in boundaries]
+        return {"boundaries": tuple(boundaries), "thresholds": tuple(thresholds)}
+    return {}
+
+
+@st.composite
+def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = False) -> Case:
+    """A few requests with everything that has made schedulers disagree.
+
+    Bursts, ties and gaps; empty prompts and single tokens; memory from too small to ample; engine limits that bind;
+    clients that wait for answers. `possible`: every request fits into memory when alone.
+    """
+    size, classes = draw(st.integers(1, 14)), draw(st.integers(1, 3))
+    shortest = 1 if name == "vllm" else 0
+    inputs = np.array([draw(st.integers(shortest, 9)) for _ in range(size)], dtype=np.int64)
+    decode = np.array([draw(st.integers(1, 9)) for _ in range(size)], dtype=np.int64)
+    kinds = np.array([draw(st.integers(0, classes - 1)) for _ in range(size)], dtype=np.int64)
+    gaps = [draw(st.sampled_from([0.0, 0.0, 0.0, 0.25, 1.0, 2.7, 30.0])) for _ in range(size)]
+    clients = draw(st.none() | st.integers(1, 5))
+    arrivals = np.cumsum(gaps) if clients is None else np.zeros(size)
+    block = draw(st.integers(1, 5))
+    blocks = draw(st.integers(1, 12) | st.integers(1, 40))
+    if possible:
+        blocks = max(blocks, -(-int((inputs + decode).max()) // block) + 1)
+    replica = Replica(
+        memory_tokens=blocks * block + draw(st.integers(0, block - 1)),
+        block_tokens=block,
+        prefill=draw(st.sampled_from(Prefill)),
+        max_num_seqs=draw(st.none() | st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.none() | st.integers(1, 12)),
+    )
+    timing = Timing(
+        d0=draw(st.sampled_from([1.0, 0.5, 0.3])),
+        d1=draw(st.sampled_from([0.0, 0.01])),
+        d2=draw(st.sampled_from([0.0, 0.02])),
+        d3=draw(st.sampled_from([0.0, 0.03])),
+    )
+    horizon_s = draw(st.none() | st.floats(0.0, 40.0)) if horizon else None
+    given = draw(parameters(name, classes))
+    return Case(Requests(arrivals, inputs, decode, kinds, clients), timing, replica, given, classes, horizon_s)
+
+
+def bytes_of(outcome: Outcome) -> list[Any]:
+    """Everything in an outcome, to the bit."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Series):
+            return [plain(getattr(value, f.name)) for f in fields(value)]
+        return (str(value.dtype), value.tobytes()) if isinstance(value, np.ndarray) else value
+
+    return [plain(getattr(outcome, f.name)) for f in fields(outcome)]
+
+
+def happened(times: np.ndarray, until_s: float) -> np.ndarray:
+    """Times up to and including `until_s`; NaN for those after it."""
+    return np.where(times <= until_s, times, np.nan)
+
+
+# -------------------------------------------------------------------------------------------- a second opinion
+
+
+@every_policy
+@EXAMPLES
+@given(data=st.data())
+def test_the_kernel_agrees_with_the_slow_simulator(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(name))
+    fast, slow = run(name, case), case.slow(name)
+
+    assert (fast.ending is Ending.LIVELOCK) == slow.livelock
+    assert fast.iterations == slow.iterations
+    assert fast.series.stride == 1
+    assert fast.series.kv_tokens.tolist() == slow.kv_per_iteration
+    assert fast.series.waiting.tolist() == slow.waiting_per_iteration
+    evictions = np.cumsum(slow.evicted_per_iteration, dtype=np.int64)
+    assert fast.series.evictions.tolist() == evictions.tolist()
+    assert fast.evictions.tolist() == slow.evictions
+    for times, expected in (
+        (fast.arrival_s, slow.arrival_s),
+        (fast.first_token_s, slow.first_token_s),
+        (fast.finish_s, slow.finish_s),
+        (fast.end_s, slow.end_s),
+    ):
+        np.testing.assert_allclose(times, np.array(expected, dtype=np.float64), rtol=1e-9)
+    assert fast.recomputed_tokens == slow.recomputed_tokens
+    assert fast.computed_tokens == slow.computed_tokens
+
+
+# -------------------------------------------------------------------------------------------------- invariants
+
+
+@every_policy
+@EXAMPLES
+@given(data=st.data())
+def test_conservation_whoever_has_arrived_waits_or_runs_or_is_done(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(name))
+    outcome = run(name, case)
+    series = outcome.series
+    completed = np.array([(outcome.finish_s <= t).sum() for t in series.time_s], dtype=np.int64)
+    assert series.completions[1:].tolist() == completed[:-1].tolist()  # recorded before the batch's own leave
+    begins = np.concatenate([[0.0], series.time_s])[:-1]
+    for k, (waiting, running) in enumerate(zip(series.waiting, series.running, strict=True)):
+        present = waiting + running + series.completions[k]
+        assert (outcome.arrival_s <= begins[k]).sum() <= present
+        assert present <= (outcome.arrival_s < series.time_s[k]).sum()
+    if outcome.ending is Ending.FINISHED:
+        assert np.isfinite(outcome.finish_s).all()
+    done = np.isfinite(outcome.finish_s)
+    assert (outcome.arrival_s[done] < outcome.first_token_s[done]).all()
+    assert (outcome.first_token_s[done] <= outcome.finish_s[done]).all()
+    single = done & (case.requests.decode_tokens == 1)
+    assert outcome.first_token_s[single].tolist() == outcome.finish_s[single].tolist()
+
+
+@every_policy
+@EXAMPLES
+@given(data=st.data())
+def test_memory_no_batch_holds_more_than_there_is(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(name))
+    outcome, block = run(name, case), case.replica.block_tokens
+    blocks = case.replica.memory_tokens // block - (name == "vllm")
+    held = outcome.series.kv_tokens
+    assert (held <= blocks * block).all()
+    assert (held % block == 0).all()
+    assert outcome.kv_peak == held.max(initial=0)
+    assert outcome.kv_sum == held.sum()
+    assert outcome.kv_histogram.sum() == outcome.iterations
+
+
+@every_policy
+@EXAMPLES
+@given(data=st.data())
+def test_no_lost_work_silently_evicted_tokens_are_counted(name: str, data: st.DataObject) -> None:
+    """An evicted request held something, but for empty prompts before their first step; all that is done twice shows.
+
+    Of runs that end, what was computed is what had to be, and what was lost.
+    """
+    case = data.draw(cases(name, possible=True, horizon=False))
+    outcome = run(name, case)
+    requests, replica = case.requests, case.replica
+    evicted = int(outcome.evictions.sum())
+    if evicted == 0:
+        assert outcome.recomputed_tokens == 0
+    elif name == "vllm" or (requests.input_tokens > 0).all():
+        assert outcome.recomputed_tokens >= evicted
+    if name != "vllm":  # there a chunk of a single token is not counted
+        ready = replica.prefill is Prefill.DISAGGREGATED
+        prompts = 0 if ready else int(requests.input_tokens.sum())
+        again = int((requests.input_tokens * outcome.evictions).sum()) if ready else 0
+        # what an evicted request held is its prompt and what it had emitted; ready-made prompts are computed only then
+        lost = outcome.recomputed_tokens - again if ready else outcome.recomputed_tokens
+        assert outcome.computed_tokens == prompts + int(requests.decode_tokens.sum()) + lost + again
+
+
+@every_policy
+@EXAMPLES
+@given(data=st.data())
+def test_determinism_the_same_requests_leave_the_same_bytes(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(name))
+    assert bytes_of(run(name, case)) == bytes_of(run(name, case))
+
+
+@every_policy
+@EXAMPLES
+@given(data=st.data())
+def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data: st.DataObject) -> None:
+    """One request is made longer: until its shorter version is done, nothing is different."""
+    case = data.draw(cases(name))
+    size = case.requests.decode_tokens.size
+    one = data.draw(st.integers(0, size - 1))
+    decode = case.requests.decode_tokens.copy()
+    decode[one] += data.draw(st.integers(1, 20))
+    short = run(name, case)
+    long = run(name, replace(case, requests=replace(case.requests, decode_tokens=decode)))
+
+    until = min(short.end_s, long.end_s, np.nan_to_num(short.finish_s[one], nan=np.inf))
+    for column in ("arrival_s", "first_token_s", "finish_s"):
+        before = np.arange(size) != one if column == "finish_s" else np.full(size, True)
+        # in a closed loop the client of a request that is done sends the next one
+        before &= (getattr(short, column) < until) | (getattr(long, column) < until)
+        a, b = getattr(short, column)[before], getattr(long, column)[before]
+        assert a.tolist() == b.tolist()
+    rows = int((short.series.time_s <= until).sum())
+    assert rows == (long.series.time_s <= until).sum()
+    for column in ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions"):
+        a, b = getattr(short.series, column)[:rows], getattr(long.series, column)[:rows]
+        assert a.tolist() == b.tolist()
+
+
+@every_policy
+@EXAMPLES
+@given(data=st.data())
+def test_progress_a_run_ends_and_stops_moving_only_where_a_request_never_fits(
+    name: str, data: st.DataObject
+) -> None:
+    case = data.draw(cases(name))
+    outcome = run(name, case)
+    if case.horizon_s is not None:
+        assert outcome.end_s <= case.horizon_s
+    if outcome.ending is Ending.HORIZON:
+        assert outcome.end_s == case.horizon_s
+    else:
+        impossible = case.some_request_never_fits(name)
+        assert outcome.ending is (Ending.LIVELOCK if impossible else Ending.FINISHED)
+
+
+# ------------------------------------------------------------------------------- a policy that nobody shipped
+
+
+@kernel
+def at_most_two(s: State) -> None:
+    """Greedy, with no more than two residents."""
+    advance(s, 0)
+    evict_until_it_fits(s)
+    while s.counter[RESIDENT] < 2:
+        request = s.list[0, HEAD]
+        if request == NOBODY or not fits(s, s.request[request, FIRST_WEIGHT]):
+            return
+        admit(s, request, 0)
+
+
+def prepare_at_most_two(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    return one_queue(scenario.requests), {}
+
+
+PAIRS = Policy("greedy for two", {}, prepare_at_most_two, at_most_two)
+
+
+@EXAMPLES
+@given(case=cases("greedy", possible=True, horizon=False))
+def test_a_further_policy_needs_nothing_of_the_package_but_its_actions(case: Case) -> None:
+    outcome = case.kernel(PAIRS, "pairs")
+    assert outcome.ending is Ending.FINISHED
+    assert (outcome.series.running <= 2).all()
+    assert outcome.kv_peak <= case.replica.memory_tokens
+
+
