@@ -21,6 +21,7 @@ from kvplan.model import FloatArray, ServingModel, sum_by
 # that does not satisfy ΔT < n_i/λ_i strictly.
 GUARD = 1 + 1e-12
 
+_ROUNDING = Fraction(1, 2**48)  # of Λ
 _MAX_STEPS = 2_000  # of the fixed-point iteration; after that: feasible, but perhaps not the smallest
 _BISECTIONS = 120
 _LOWERING_STEPS = 65
@@ -167,8 +168,10 @@ def smallest_thresholds(
     load = rate * work_s
     if not float(load.sum()) < 1:
         return None
-    if rate.size == 1:  # n(1 - λc) > λ·d0, the left in exact fractions: near Λ = 1 every digit counts
-        slack = 1 - Fraction(float(rate_rps[0])) * Fraction(float(work_s[0]))
+    if (
+        rate.size == 1
+    ):  # n(1 - λc) > λ·d0, in exact fractions but for the rounding in c: near Λ = 1 digits count
+        slack = 1 - Fraction(float(rate_rps[0])) * Fraction(float(work_s[0])) - _ROUNDING
         return np.array([float(Fraction(float(rate[0])) * Fraction(d0) // slack + 1)]), True
     thresholds = np.zeros(rate.size)
     for _ in range(_MAX_STEPS):
