@@ -51,7 +51,6 @@ from kvplan.simulation.state import (
     RECORDS,
     RESIDENT,
     RUNS,
-    SCHEDULED,
     STAGES,
     STRIDE,
     STUCK,
@@ -110,7 +109,6 @@ def loop(s: State, limit: int, patience: int) -> int:
             s.clock[NOW] = second[HORIZON]
             return OUT_OF_TIME
         s.clock[NOW] = now
-        c[SCHEDULED] = requests
         c[COMPUTED] += c[PROMPTS] + requests
         c[ITERATIONS] += 1
         c[OVERFLOWS] += c[EVICTED] > evictions

@@ -36,7 +36,6 @@ OUTSIDE, PARTIAL = -1, -2
     MORE_TOKENS,  # of this batch, beside whole groups
     MORE_REQUESTS,
     MORE_SILENT,  # of these, those that emit nothing
-    SCHEDULED,
     RECOMPUTED,
     COMPUTED,
     PEAK,
@@ -48,7 +47,7 @@ OUTSIDE, PARTIAL = -1, -2
     STRIDE,
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     _COUNTERS,
-) = range(25)
+) = range(24)
 
 NOW, KV_SUM = range(2)  # positions in `State.clock`
 

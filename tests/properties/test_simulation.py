@@ -126,7 +126,9 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     )
     horizon_s = draw(st.none() | st.floats(0.0, 40.0)) if horizon else None
     given = draw(parameters(name, classes))
-    return Case(Requests(arrivals, inputs, decode, kinds, clients), timing, replica, given, classes, horizon_s)
+    return Case(
+        Requests(arrivals, inputs, decode, kinds, clients), timing, replica, given, classes, horizon_s
+    )
 
 
 def bytes_of(outcome: Outcome) -> list[Any]:
@@ -321,5 +323,3 @@ def test_a_further_policy_needs_nothing_of_the_package_but_its_actions(case: Cas
     assert outcome.ending is Ending.FINISHED
     assert (outcome.series.running <= 2).all()
     assert outcome.kv_peak <= case.replica.memory_tokens
-
-
