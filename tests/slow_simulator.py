@@ -9,9 +9,10 @@ The loop
     Arrivals with time <= now join the queue; the policy forms the batch; the clock advances by
     τ = d0 + d1·K + d2·P + d3·B; the batch gains its tokens; finished requests leave. Where nothing can run the clock
     jumps to the next arrival; where none is to come either and requests remain, the run ends as a livelock.
-    `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one that
-    would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop the first `clients` requests arrive at 0
-    and each completion brings the next one at that moment (two completions, two arrivals).
+    `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
+    that would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop
+    the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
+    two arrivals).
 
 Stage policies (all but `vllm`)
     A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
@@ -27,10 +28,11 @@ Stage policies (all but `vllm`)
     and of equals the latest admitted. It goes to the front of the queue and restarts at stage 0; of several
     the earliest admitted ends up first. Then, also in an iteration that evicted, the queue is admitted in order as
     long as the next request's stage-0 memory fits. Together residents and queue stay in order of arrival.
-    Livelock: an eviction that leaves nobody resident, for whoever went then did not fit alone; it is counted. That finds
-    every request that can never end: before its last step it fills all blocks, and whoever holds no block was admitted
-    after it and goes before it. The run stops, although short requests behind it could still slip past while it
-    begins again and again. A request whose stage 0 does not fit holds up the queue until no arrival is to come.
+    Livelock: an eviction that leaves nobody resident, for whoever went then did not fit alone; it is counted. That
+    finds every request that can never end: before its last step it fills all blocks, and whoever holds no block was
+    admitted after it and goes before it. The run stops, although short requests behind it could still slip past
+    while it begins again and again. A request whose stage 0 does not fit holds up the queue until no arrival is to
+    come.
 
 `rate-limited` (beta)
     As greedy, and iteration t admits at most floor((t+1)·beta) - floor(t·beta). t counts executed iterations.
@@ -56,7 +58,7 @@ Stage policies (all but `vllm`)
     of admission run. Eviction, admission, and drain (all segments run) as in `wait`, with one queue.
 
 `vllm`
-    Always `fused`. Usable blocks: floor(M/b) - 1. Each iteration grants at most max_num_batched_tokens. The running
+    Always `fused`; an empty prompt counts as one token. Usable blocks: floor(M/b) - 1. Each iteration grants at most max_num_batched_tokens. The running
     list is walked in order while that budget lasts: a request needs its uncomputed tokens (input + generated -
     computed) or what is left of the budget. While blocks lack for them the last of the list is preempted: blocks
     freed, nothing computed any more, to the front of the queue; where it is the request itself the walk stops. Only if
@@ -437,6 +439,8 @@ class Vllm(Run):
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
     ) -> None:
         super().__init__(requests, timing, replica, params)
+        for request in self.all:
+            request.input_tokens = max(request.input_tokens, 1)
         self.usable_blocks = replica.memory_tokens // self.block - 1
 
     def free_blocks(self) -> int:

@@ -1,0 +1,81 @@
+"""The `vllm` policy against a measured run of vLLM: 300 requests in a burst on one RTX 4090."""
+
+import csv
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from kvplan.model import Plan
+from kvplan.profile import load_profile
+from kvplan.simulation import engine
+from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared/data/vllm-rtx4090"
+pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="the measured vLLM run is not here")
+
+
+class Measured(NamedTuple):
+    """Requests, and seconds from the first arrival to each first and last token."""
+
+    requests: Requests
+    first_token_s: np.ndarray
+    finish_s: np.ndarray
+    waiting_peak: int
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    lines = (FOLDER / "requests.jsonl").read_text("utf-8").splitlines()
+    rows = sorted(map(json.loads, lines), key=lambda row: row["arrival_time"])
+    column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
+    start = column["arrival_time"][0]
+    # arrivals are in wall-clock time, the engine's stamps are not: the shortest way into its queue is taken as none
+    engine_start = start + (column["queued_ts"] - column["arrival_time"]).min()
+    requests = Requests(
+        column["arrival_time"] - start,
+        column["input_toks"],
+        column["output_toks"],
+        np.zeros(len(rows), dtype=np.int64),
+    )
+    with (FOLDER / "timeseries.csv").open(newline="") as file:
+        waiting_peak = max(int(row["waiting"]) for row in csv.DictReader(file))
+    return Measured(
+        requests,
+        column["first_token_ts"] - engine_start,
+        column["last_token_ts"] - engine_start,
+        waiting_peak,
+    )
+
+
+@pytest.fixture(scope="module")
+def simulated(measured: Measured) -> Outcome:
+    """At the timing, memory and limits of the shipped profile."""
+    model, policy = load_profile("llama-3.1-8b-rtx4090", stdin=BytesIO()).model, POLICIES["vllm"]
+    scenario = Scenario(model, Plan(), measured.requests, ("trace",))
+    setup, _ = policy.prepare(scenario, Settings("vllm", {}))
+    return engine.run(policy.form_batch, measured.requests, model.timing, model.replica, setup, compile=False)
+
+
+def test_the_makespan_is_within_three_percent(measured: Measured, simulated: Outcome) -> None:
+    assert measured.finish_s.max() == pytest.approx(183.5, abs=0.1)
+    assert simulated.end_s == pytest.approx(measured.finish_s.max(), rel=0.03)
+
+
+def test_mean_and_tail_latencies_are_within_five_percent(measured: Measured, simulated: Outcome) -> None:
+    arrival = measured.requests.arrival_s
+    ttft, expected = simulated.first_token_s - arrival, measured.first_token_s - arrival
+    assert ttft.mean() == pytest.approx(expected.mean(), rel=0.05)
+    e2e, expected = simulated.finish_s - arrival, measured.finish_s - arrival
+    assert e2e.mean() == pytest.approx(expected.mean(), rel=0.05)
+    assert np.percentile(e2e, 95) == pytest.approx(np.percentile(expected, 95), rel=0.05)
+
+
+def test_the_queue_peaks_within_three_requests(measured: Measured, simulated: Outcome) -> None:
+    assert abs(simulated.series.waiting.max() - measured.waiting_peak) <= 3
