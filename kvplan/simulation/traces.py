@@ -148,6 +148,8 @@ def _value(
 
 
 def _tokens(value: Any) -> float:
+    if isinstance(value, bool):
+        return math.nan
     number = float(value)
     return number if number == int(number) and 0 <= number <= _MAX_TOKENS else math.nan
 
