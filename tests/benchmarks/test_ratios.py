@@ -3,37 +3,19 @@
 Not part of the test command: a busy machine can fail it. Each ratio is the median over interleaved pairs.
 """
 
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from measure import ratio
 
 from kvplan.analysis.fluid_map import compiled, eviction_free_state, fluid_map, run
 from kvplan.analysis.roots import count_outside, largest_root
 from kvplan.analysis.stability import rounding_error
 from kvplan.model import survival_weights
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def ratio(ours: Callable[[], object], theirs: Callable[[], object], pairs: int, label: str) -> float:
-    """Median of ours/theirs over interleaved pairs, printed with both medians."""
-    timed = [(seconds(ours), seconds(theirs)) for _ in range(pairs)]
-    mine, other = (statistics.median(column) for column in zip(*timed, strict=True))
-    middle = statistics.median(a / b for a, b in timed)
-    print(
-        f"\n{label}: {mine * 1e3:.3g} ms against {other * 1e3:.3g} ms, ratio {middle:.3g} (1/{1 / middle:.3g})"
-    )
-    return middle
 
 
 def weights(stages: tuple[int, ...], input_tokens: float) -> tuple[np.ndarray, float]:

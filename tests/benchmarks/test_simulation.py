@@ -1,0 +1,95 @@
+"""How fast the simulator is, as ratios measured side by side. Run with `pytest tests/benchmarks -s`."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from measure import ratio, seconds
+from plain_vllm import Request, serve
+
+from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.simulation import engine
+from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests, poisson, saturated
+
+TIMING = Timing(0.0145, d1=2.5e-7, d2=8.5e-5)
+BENCH = ServingModel(
+    (RequestClass("a", 512, (128,), (1.0,), 5.0),),
+    TIMING,
+    Replica(64_000, block_tokens=16, max_num_seqs=256, max_num_batched_tokens=2048),
+)
+
+
+def run(model: ServingModel, policy: str, requests: Requests) -> Outcome:
+    setup, _ = POLICIES[policy].prepare(Scenario(model, Plan(), requests, ("a",)), Settings(policy, {}))
+    return engine.run(POLICIES[policy].form_batch, requests, model.timing, model.replica, setup, compile=True)
+
+
+def test_the_warm_kernel_is_a_hundred_times_faster_than_a_plain_loop() -> None:
+    requests = saturated(BENCH, requests=2000)
+
+    def plain() -> tuple[float, int, int]:
+        alike = [Request(512, 128) for _ in range(2000)]
+        return serve(alike, 4000, 16, 256, 2048, TIMING.d0, TIMING.d1, TIMING.d2)
+
+    kernel = run(BENCH, "vllm", requests)
+    makespan, preempted, iterations = plain()
+    assert kernel.end_s == pytest.approx(makespan, rel=1e-9)
+    assert (int(kernel.evictions.sum()), kernel.iterations) == (preempted, iterations)
+    assert (
+        ratio(lambda: run(BENCH, "vllm", requests), plain, 9, "2,000 requests, kernel against loop")
+        <= 1 / 100
+    )
+
+
+@pytest.mark.parametrize("policy", ["greedy", "vllm"])
+def test_a_request_of_a_million_costs_no_more_than_one_of_ten_thousand(policy: str) -> None:
+    many, few = (poisson(BENCH, np.random.default_rng(1), requests=n, horizon_s=None) for n in (10**6, 10**4))
+    run(BENCH, policy, few)
+    whole = ratio(
+        lambda: run(BENCH, policy, many), lambda: run(BENCH, policy, few), 3, f"{policy}, 10⁶ against 10⁴"
+    )
+    assert whole / 100 <= 1.5
+
+
+def test_a_million_requests_need_less_than_a_gigabyte() -> None:
+    code = (
+        "import resource, sys; from kvplan.cli import main; "
+        "main(['simulate', '--policy', 'greedy', '--requests', '1000000', '--format', 'csv']); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    peak = int(done.stdout.split()[-1]) * 1024
+    print(f"\n10⁶ requests: {peak / 1e6:.0f} MB at most")
+    assert peak < 1e9
+
+
+def test_two_cores_run_a_thousand_scenarios_faster_than_one() -> None:
+    lone = RequestClass("a", 2, (3,), (1.0,), 1.0)
+    model = ServingModel((lone,), Timing(1.0), Replica(1500, prefill=Prefill.DISAGGREGATED))
+    requests = saturated(model, requests=4000)
+    run(model, "greedy", requests)
+
+    def on(workers: int) -> None:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lambda _: run(model, "greedy", requests), range(1000)))
+
+    assert ratio(lambda: on(2), lambda: on(1), 3, "1,000 scenarios, two cores against one") <= 1 / 1.6
+
+
+def test_later_processes_find_the_loop_on_disk(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvplan", "simulate", "--policy", "greedy", "--requests", "20000"]
+
+    def launch() -> None:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+
+    first, later = seconds(launch), min(seconds(launch) for _ in range(3))
+    print(f"\nfirst process {first:.1f} s, later ones {later:.1f} s")
+    assert later < 0.6 * first
