@@ -149,7 +149,7 @@ def _csv(header: str, place: str) -> _Format:
     def row(text: str) -> Mapping[str, str]:
         fields = _fields(text)
         if len(fields) != len(names):
-            raise ValueError(f"has {len(fields)} of {len(names)} columns")
+            raise ValueError(f"columns: {len(fields)}; must be {len(names)}, as in the first line")
         return dict(zip(names, fields, strict=True))
 
     return _Format(row, *columns, _timestamp, 'a date and time such as "2023-11-16 18:15:46.6805900"')
@@ -209,5 +209,10 @@ def _shown(value: Any) -> str:
 
 
 _JSON = _Format(
-    _object, "arrival_time", "input_toks", "output_toks", _number, f"a number of seconds, at most {_MAX_SECONDS:,.0f}"
+    _object,
+    "arrival_time",
+    "input_toks",
+    "output_toks",
+    _number,
+    f"a number of seconds, at most {_MAX_SECONDS:,.0f}",
 )

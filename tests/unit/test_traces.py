@@ -1,0 +1,195 @@
+"""Traces are told apart by content; what cannot be used is refused with file, line, column, and what is allowed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.errors import UsageError
+from kvplan.simulation.traces import Trace, read_trace
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+ROW = "2023-11-16 18:15:46.6805900,374,44"
+RUN = {"request_id": "a", "input_toks": 3, "output_toks": 4, "arrival_time": 1787267980.25, "queued_ts": 1.0}
+TOKENS = "must be a whole number of tokens, 0 to 1,000,000,000"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+def csv_lines(*rows: str) -> str:
+    return "\n".join((HEADER, *rows))
+
+
+def run(**changes: object) -> str:
+    """A JSON line with some values changed; None leaves a key out."""
+    return json.dumps({key: value for key, value in (RUN | changes).items() if value is not None})
+
+
+def columns(trace: Trace) -> list[tuple[float, int, int]]:
+    requests = trace.requests
+    return list(
+        zip(
+            requests.arrival_s.tolist(),
+            requests.input_tokens.tolist(),
+            requests.decode_tokens.tolist(),
+            strict=True,
+        )
+    )
+
+
+def test_azure_rows_are_read_to_the_microsecond(file: Path) -> None:
+    file.write_text(csv_lines(ROW, "2023-11-16 18:15:50.9951690,396,109"))
+    trace = read_trace(file)
+    assert columns(trace) == [(0.0, 374, 44), (4.314579, 396, 109)]
+    assert trace.requests.class_index.tolist() == [0, 0]
+    assert trace.requests.clients is None
+    assert trace.dropped == 0
+
+
+def test_measured_times_of_a_run_are_not_looked_at(file: Path) -> None:
+    file.write_text(run() + "\n" + run(arrival_time=1787267981.5, queued_ts=None, first_token_ts="no"))
+    assert columns(read_trace(file)) == [(0.0, 3, 4), (1.25, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        csv_lines(ROW) + "\n",
+        csv_lines(ROW).replace("\n", "\r\n"),
+        "\ufeff" + csv_lines(ROW, "", "  "),
+        "\n" + csv_lines(ROW),
+        "id, GeneratedTokens ,TIMESTAMP,ContextTokens\n7,44,2023-11-16 18:15:46,374",
+        csv_lines("2023-11-16T18:15:46.68Z, 374.0 ,44"),
+        run(input_toks=374, output_toks=44.0),
+        "\n  " + run(input_toks=374, output_toks=44, arrival_time=-5) + "\r\n\r\n",
+    ],
+)
+def test_one_request_however_it_is_written(file: Path, text: str) -> None:
+    file.write_bytes(text.encode())
+    assert columns(read_trace(file)) == [(0.0, 374, 44)]
+
+
+def test_time_zones_are_heeded(file: Path) -> None:
+    file.write_text(csv_lines("2024-05-10 02:00:01.5+02:00,1,2", "2024-05-10 00:00:01,3,4"))
+    assert columns(read_trace(file)) == [(0.0, 3, 4), (0.5, 1, 2)]
+
+
+def test_rows_without_tokens_are_counted_and_left_out(file: Path) -> None:
+    file.write_text("\n".join([run(output_toks=0, arrival_time=1), run(input_toks=0), run(), run()]))
+    trace = read_trace(file)
+    assert columns(trace) == [(0.0, 3, 4)] * 2
+    assert trace.dropped == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 10**9)), min_size=1, max_size=30))
+def test_rows_are_sorted_by_arrival_and_ties_stay_in_order(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]]
+) -> None:
+    """Written in eighths of a second, which are exact."""
+    path = tmp_path_factory.mktemp("traces") / "trace"
+    path.write_text("\n".join(run(arrival_time=t / 8, input_toks=n) for t, n in rows))
+    first = min(t for t, _ in rows)
+    in_order = sorted(rows, key=lambda row: row[0])
+    assert columns(read_trace(path)) == [((t - first) / 8, n, 4) for t, n in in_order]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (csv_lines(ROW, "2023-11-16 18:15:5"), ":3: columns: 1; must be 3, as in the first line; "),
+        (csv_lines(ROW, "", ROW + ",7"), ":4: columns: 4; must be 3, as in the first line; "),
+        (csv_lines(ROW.replace("374", '"374')), ":2: columns: 2; must be 3"),
+        (csv_lines(ROW.replace("374", "-3")), f":2: ContextTokens: '-3'; {TOKENS}"),
+        (csv_lines(ROW, ROW.replace("44", "nan")), f":3: GeneratedTokens: 'nan'; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "")), f":2: GeneratedTokens: ''; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "4.5")), f":2: GeneratedTokens: '4.5'; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "inf")), f":2: GeneratedTokens: 'inf'; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "1000000001")), f":2: GeneratedTokens: '1000000001'; {TOKENS}"),
+        (
+            csv_lines(ROW.replace("11", "13")),
+            ":2: TIMESTAMP: '2023-13-16 18:15:46.6805900'; must be a date and",
+        ),
+        (csv_lines('"' + "a" * 200_000 + '",1,2'), ":2: field larger than field limit"),
+        (
+            "time,in,out\n1,2,3",
+            ":1: not a trace: neither JSON lines with arrival_time, input_toks, output_toks",
+        ),
+        ("TIMESTAMP,ContextTokens\n1,2", "(missing: GeneratedTokens); the line is 'TIMESTAMP,ContextTokens'"),
+        (ROW, "(missing: TIMESTAMP, ContextTokens, GeneratedTokens)"),
+        ("[1, 2]", ":1: not a trace: neither"),
+        ("\0" * 99, ":1: not a trace: neither"),
+        ("x" * 1_000_001, ":1: not a trace: a line of more than 1,000,000 characters"),
+        (run() + "\n" + run()[:30], ":2: not a JSON object; the line is '{\"request_id"),
+        (run() + "\n[]", ":2: not a JSON object; the line is '[]'"),
+        ("{\n}", ":1: not a JSON object; the line is '{'"),
+        ('{"a":' + "[" * 100_000, ":1: not a JSON object; "),
+        (run().replace("3", "3" * 5000), ":1: not a JSON object; "),
+        (run(input_toks=None), f":1: input_toks: missing; {TOKENS}"),
+        (run(output_toks=-1), f":1: output_toks: -1; {TOKENS}"),
+        (run(output_toks=True), f":1: output_toks: true; {TOKENS}"),
+        (run(output_toks=[1]), f":1: output_toks: [1]; {TOKENS}"),
+        (run(output_toks=10**400), ":1: output_toks: 1000000000000"),
+        (run(arrival_time=float("nan")), ":1: arrival_time: NaN; must be a number of seconds, at most"),
+        (run(arrival_time=float("inf")), ":1: arrival_time: Infinity; must be a number of seconds"),
+        (run(arrival_time=1787267980250), ":1: arrival_time: 1787267980250; must be a number of seconds"),
+        (run(arrival_time="now"), ":1: arrival_time: 'now'; must be a number of seconds"),
+        ("", ": must have a request with tokens in and out; rows without: 0"),
+        ("\n \n", ": must have a request with tokens in and out; rows without: 0"),
+        (csv_lines(), ": must have a request with tokens in and out; rows without: 0"),
+        (run(output_toks=0), ": must have a request with tokens in and out; rows without: 1"),
+    ],
+    ids=lambda text: repr(text[:60]),
+)
+def test_what_is_not_a_trace_is_refused(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        read_trace(file)
+    assert str(refusal.value).startswith(str(file))
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < len(str(file)) + 400
+
+
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\x00", csv_lines(ROW).encode("utf-16")])
+def test_binary_files_are_refused(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match="not a trace: must be text in UTF-8"):
+        read_trace(file)
+
+
+def test_folders_and_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        read_trace(tmp_path)
+    with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
+        read_trace(tmp_path / "nothing")
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", HEADER.encode() + b"\n", run().encode() + b"\n"]))
+def test_any_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, start: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("traces") / "trace"
+    path.write_bytes(start + data)
+    try:
+        arrival = read_trace(path).requests.arrival_s
+    except UsageError as error:
+        message = str(error)
+    else:
+        message = str(path)
+        assert arrival[0] == 0
+        assert (np.diff(arrival) >= 0).all()
+    assert message.startswith(str(path))
+
+
+def test_reading_a_trace_loads_nothing_heavy() -> None:
+    code = "import sys, kvplan.simulation.traces; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"scipy", "numba", "pydantic", "typer", "rich", "pandas"}
