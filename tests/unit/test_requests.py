@@ -157,6 +157,18 @@ def test_bursts_have_their_rate_in_each_window(high: float, low: float) -> None:
     assert_shares(some, TWO)
 
 
+@pytest.mark.parametrize(("horizon_s", "mean"), [(0.5, 6.0), (2.5, 15.0), (6.0, 32.0)])
+def test_bursts_end_at_the_horizon_wherever_it_is(horizon_s: float, mean: float) -> None:
+    """Within the time on, within the time off, and in a later period."""
+    ends = {"requests": None, "horizon_s": horizon_s}
+    counts = []
+    for seed in range(1000):
+        some = burst(TWO, generator(seed), high=3.0, low=0.5, on_s=1.0, off_s=3.0, **ends)
+        assert (some.arrival_s < horizon_s).all()
+        counts.append(some.arrival_s.size)
+    assert np.mean(counts) == pytest.approx(mean, abs=SIGMAS * math.sqrt(mean / 1000))
+
+
 def test_bursts_that_change_nothing_are_poisson_arrivals() -> None:
     plain = poisson(TWO, generator(), requests=1000, horizon_s=None)
     same = burst(TWO, generator(), high=1.0, low=1.0, on_s=0.3, off_s=0.7, requests=1000, horizon_s=None)
