@@ -58,12 +58,13 @@ Stage policies (all but `vllm`)
     of admission run. Eviction, admission, and drain (all segments run) as in `wait`, with one queue.
 
 `vllm`
-    Always `fused`; an empty prompt counts as one token. Usable blocks: floor(M/b) - 1. Each iteration grants at most max_num_batched_tokens. The running
-    list is walked in order while that budget lasts: a request needs its uncomputed tokens (input + generated -
-    computed) or what is left of the budget. While blocks lack for them the last of the list is preempted: blocks
-    freed, nothing computed any more, to the front of the queue; where it is the request itself the walk stops. Only if
-    nobody was preempted the queue is admitted in order, while the budget lasts, fewer than max_num_seqs run and
-    ceil((input + generated)/b) blocks are free beyond the watermark's; only the blocks of the grant are taken.
+    Always `fused`; an empty prompt counts as one token. Usable blocks: floor(M/b) - 1. Each iteration grants at most
+    max_num_batched_tokens. The running list is walked in order while that budget lasts: a request needs its uncomputed
+    tokens (input + generated - computed) or what is left of the budget. While blocks lack for them the last of the list
+    is preempted: blocks freed, nothing computed any more, to the front of the queue; where it is the request itself
+    the walk stops. Only if nobody was preempted the queue is admitted in order, while the budget lasts, fewer than
+    max_num_seqs run and ceil((input + generated)/b) blocks are free beyond the watermark's; only the blocks of the
+    grant are taken.
     The watermark is a share of the usable blocks, rounded up, and binds while the running list is not empty, requests
     admitted in this very iteration included. Whoever has computed input + generated tokens emits one.
     K is what the scheduled requests have computed once the iteration is over, grants included; P sums grants of more

@@ -1,16 +1,22 @@
 """The simulator beside the formulas: what `analyze --simulate` adds to a report."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvplan.model import Plan, ServingModel
 from kvplan.report import Report, Status
 from kvplan.simulation.metrics import PolicyResult
+from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.study import DEFAULT_REQUESTS, Arrivals, Load, Study, chosen, plain, study
 
 TOLERANCE = 0.05  # fluid formulas and runs of ten thousand requests are not expected to agree better
 _POLICIES = ("greedy", "rate-limited")
-_LEAST_EVENTS = 20  # overflows from which their share is worth comparing
+_ROOM = 10  # times the memory: nothing is held back
+_LEAST_EVENTS = (
+    200  # iterations above memory, which come in clumps, from which their share is worth comparing
+)
+_TAIL_TOLERANCE = 0.5
 
 
 class Compared(NamedTuple):
@@ -39,42 +45,37 @@ def beside(
     """Simulate the offered load, and a saturated replica; the report's `simulation` block.
 
     Poisson arrivals under greedy and rate-limited admission show the equilibrium, all requests at once the worst
-    cycle and the rate cap.
+    cycle and the rate cap, and ten times the memory how far usage spreads.
     """
-    policies = chosen(_POLICIES, [])
-    offered, full = (
-        study(model, plan, Load(kind, requests), policies, (0,), progress=progress, announce=announce)
-        for kind in (Arrivals.POISSON, Arrivals.SATURATED)
+    memory = model.replica.memory_tokens
+    roomy = replace(model, replica=replace(model.replica, memory_tokens=_ROOM * memory))
+    offered, full, spread = (
+        study(on, plan, Load(kind, requests), chosen(names, []), (0,), progress=progress, announce=announce)
+        for on, kind, names in (
+            (model, Arrivals.POISSON, _POLICIES),
+            (model, Arrivals.SATURATED, _POLICIES),
+            (roomy, Arrivals.POISSON, _POLICIES[:1]),
+        )
     )
     return {
         "arrivals": {"kind": offered.load.kind.value, "requests": offered.requests, "horizon_s": None},
         "seeds": list(offered.seeds),
         "policies": [plain(result) for result in offered.results],
         "saturated": [plain(result) for result in full.results],
-        "comparison": [row._asdict() for row in compare(report, offered, full)],
+        "comparison": [row._asdict() for row in compare(report, offered, full, spread.first[0], memory)],
     }
 
 
-def compare(report: Report, offered: Study, full: Study) -> Iterator[Compared]:
-    """Figures that formulas and simulation both have."""
+def compare(
+    report: Report, offered: Study, full: Study, roomy: Outcome, memory_tokens: int
+) -> Iterator[Compared]:
+    """Figures that formulas and simulation both have; `roomy` ran with more memory than it needed."""
     greedy, capped = offered.results
     if report.verdict.status is not Status.OVERLOADED:
         state = report.equilibrium
         yield _compared("Mean KV tokens", state.kv_tokens, greedy, "kv_tokens.mean")
         yield _compared("Decode tokens/s", state.decode_tokens_per_s, greedy, "decode_tokens_per_s")
-        run = offered.first[0]
-        share = run.overflows / run.iterations if run.iterations else None
-        chance = report.safety_buffer.overflow_probability_per_iteration
-        enough = run.overflows >= _LEAST_EVENTS and chance is not None and share is not None
-        yield Compared(
-            "Overflow, per iteration",
-            chance,
-            share,
-            None,
-            abs(share - chance) <= 0.3 * chance
-            if enough and share is not None and chance is not None
-            else None,
-        )
+        yield _overflow(report.safety_buffer.overflow_probability_per_iteration, roomy, memory_tokens)
     else:
         yield _compared("Requests/s, capped", report.load.sustainable_rps, capped, "throughput_rps")
     cycle, cap = report.worst_cycle, report.rate_cap
@@ -88,6 +89,16 @@ def compare(report: Report, offered: Study, full: Study) -> Iterator[Compared]:
     yield _compared(
         "Capped, saturated, requests an iteration", cap.per_iteration, held, "throughput_per_iteration"
     )
+
+
+def _overflow(chance: float | None, roomy: Outcome, memory_tokens: int) -> Compared:
+    """Share of iterations in which usage would exceed memory, if nothing were held back."""
+    least = memory_tokens // roomy.bin_tokens + 1
+    above = int(roomy.kv_histogram[least:].sum())
+    share = above / max(roomy.iterations, 1)
+    enough = chance is not None and above >= _LEAST_EVENTS
+    near = chance is not None and abs(share - chance) <= _TAIL_TOLERANCE * chance
+    return Compared("KV above memory, per iteration", chance, share, None, near if enough else None)
 
 
 def _compared(figure: str, formula: float | None, result: PolicyResult, key: str) -> Compared:

@@ -182,6 +182,8 @@ def compiled(policy: FormBatch) -> Callable[[State, int, int], int]:
 def on_disk(policy: FormBatch) -> bool:
     """Whether an earlier process has left the compiled loop of a policy where this one finds it."""
     step: Any = compiled(policy)
+    if not hasattr(step, "stats"):  # numba is told to compile nothing
+        return True
     folder = step.stats.cache_path
     return bool(step.signatures) or (
         folder is not None and any(Path(folder).glob(f"*{bound(policy).__qualname__}*.nbi"))

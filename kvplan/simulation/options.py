@@ -85,8 +85,8 @@ def seeds(first: int, count: int) -> list[int]:
 def _seconds(text: str) -> float:
     try:
         value = float(text) if _is_number(text) else parse_seconds(text)
-    except ValueError as error:
-        raise UsageError(f"--horizon {text!r}: {error}") from None
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"--horizon: {error}") from None
     if not 0 < value < 1e12:
         raise UsageError(f"--horizon {text!r}: a time above 0")
     return value

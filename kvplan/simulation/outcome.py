@@ -17,7 +17,9 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Series:
-    """State after some of the executed iterations, evenly spaced ones: every `stride`-th.
+    """State while some of the executed iterations ran, evenly spaced ones: every `stride`-th.
+
+    Those who are done after an iteration still count as running in it, and not yet as completed.
 
     Attributes
     ----------

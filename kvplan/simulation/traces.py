@@ -31,7 +31,7 @@ class Trace:
     requests : Requests
         By time of arrival, from the first on; all of class 0.
     dropped : int
-        Rows left out because they have no prompt or generated nothing.
+        Rows left out because they generated nothing. An empty prompt is no reason, as in a profile.
     """
 
     requests: Requests
@@ -80,7 +80,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     try:
         with open(path, encoding="utf-8-sig") as file:
             for time, prompt, generated in _values(_lines(file, source), source):
-                if prompt == 0 or generated == 0:
+                if generated == 0:
                     dropped += 1
                     continue
                 times.append(time)
@@ -91,7 +91,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     except UnicodeDecodeError:
         raise UsageError(f"{source}: not a trace: must be text in UTF-8") from None
     if not times:
-        raise UsageError(f"{source}: must have a request with tokens in and out; rows without: {dropped:,}")
+        raise UsageError(f"{source}: must have a request that generates tokens; rows without: {dropped:,}")
     arrival = np.array(times)
     order = np.argsort(arrival, kind="stable")
     requests = Requests(

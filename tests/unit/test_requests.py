@@ -8,6 +8,7 @@ from strategies import mix_model
 
 from kvplan.model import RequestClass, ServingModel
 from kvplan.simulation.requests import Requests, burst, closed, lengths, poisson, renewal, saturated
+from kvplan.simulation.study import Arrivals, Load, generate
 
 TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))
 ONE = mix_model((10, 5, 2.0))
@@ -218,3 +219,19 @@ def test_the_largest_chance_still_draws_a_length_of_the_class() -> None:
     many = mix_model(*[(1, [3 * i + 1, 3 * i + 2], 1.0) for i in range(20)])
     drawn = lengths(many, np.arange(20), Largest(np.random.PCG64(0)))
     assert drawn.tolist() == [3 * i + 2 for i in range(20)]
+
+
+@pytest.mark.parametrize("kind", Arrivals)
+def test_a_study_has_one_run_of_requests_for_each_seed(kind: Arrivals) -> None:
+    first, again, other = (generate(TWO, Load(kind, requests=300), seed) for seed in (1, 1, 2))
+    for name in ("arrival_s", "input_tokens", "decode_tokens", "class_index"):
+        assert getattr(first, name).tolist() == getattr(again, name).tolist()
+    assert (first.decode_tokens.tolist() == other.decode_tokens.tolist()) is (kind is Arrivals.SATURATED)
+
+
+@pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
+def test_arrivals_of_a_study_end_at_its_horizon(kind: Arrivals) -> None:
+    found = generate(TWO, Load(kind, requests=None, horizon_s=600.0), 4)
+    assert found.arrival_s[-1] < 600
+    assert found.arrival_s.size == pytest.approx(4 * 600, rel=0.4)
+    assert generate(TWO, Load(kind, requests=50, horizon_s=600.0), 4).arrival_s.size == 50

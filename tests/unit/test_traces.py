@@ -82,10 +82,12 @@ def test_time_zones_are_heeded(file: Path) -> None:
     assert columns(read_trace(file)) == [(0.0, 3, 4), (0.5, 1, 2)]
 
 
-def test_rows_without_tokens_are_counted_and_left_out(file: Path) -> None:
-    file.write_text("\n".join([run(output_toks=0, arrival_time=1), run(input_toks=0), run(), run()]))
+def test_rows_that_generate_nothing_are_counted_and_left_out(file: Path) -> None:
+    """An empty prompt stays; time starts at the first row that is kept."""
+    empty = run(output_toks=0, arrival_time=1)
+    file.write_text("\n".join([empty, run(), run(input_toks=0), empty]))
     trace = read_trace(file)
-    assert columns(trace) == [(0.0, 3, 4)] * 2
+    assert columns(trace) == [(0.0, 3, 4), (0.0, 0, 4)]
     assert trace.dropped == 2
 
 
@@ -141,10 +143,10 @@ def test_rows_are_sorted_by_arrival_and_ties_stay_in_order(
         (run(arrival_time=float("inf")), ":1: arrival_time: Infinity; must be a number of seconds"),
         (run(arrival_time=1787267980250), ":1: arrival_time: 1787267980250; must be a number of seconds"),
         (run(arrival_time="now"), ":1: arrival_time: 'now'; must be a number of seconds"),
-        ("", ": must have a request with tokens in and out; rows without: 0"),
-        ("\n \n", ": must have a request with tokens in and out; rows without: 0"),
-        (csv_lines(), ": must have a request with tokens in and out; rows without: 0"),
-        (run(output_toks=0), ": must have a request with tokens in and out; rows without: 1"),
+        ("", ": must have a request that generates tokens; rows without: 0"),
+        ("\n \n", ": must have a request that generates tokens; rows without: 0"),
+        (csv_lines(), ": must have a request that generates tokens; rows without: 0"),
+        (run(output_toks=0), ": must have a request that generates tokens; rows without: 1"),
     ],
     ids=lambda text: repr(text[:60]),
 )

@@ -175,7 +175,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     for name, value in (("max_num_seqs", sequences), ("max_num_batched_tokens", tokens)):
         if value < 1 or value != int(value):
             raise UsageError(f"vllm.{name} = {value:g}: a whole number above 0")
-    blocks = replica.memory_tokens // replica.block_tokens - 1
+    blocks = max(replica.memory_tokens // replica.block_tokens - 1, 0)
     setup = one_queue(scenario.requests)._replace(
         knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]),
         capacity_blocks=blocks,

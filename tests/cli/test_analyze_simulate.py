@@ -1,0 +1,66 @@
+"""`analyze --simulate`: figures of the simulator beside the formulas."""
+
+import json
+from pathlib import Path
+
+import pytest
+from contract import KEYS, keys_of
+
+from kvplan.cli import main
+from kvplan.profile import load_profile
+from kvplan.report import analyze
+from kvplan.simulation.beside import beside
+
+NAME = "paper-sic-limit-cycle"
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    path: Path = tmp_path_factory.mktemp("simulated") / "report.json"
+    assert main(["analyze", NAME, "--simulate", "--format", "json", "-o", str(path)]) == 0
+    found: dict[str, object] = json.loads(path.read_text())
+    return found
+
+
+def test_only_the_simulation_block_is_new(document: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "plain.json"
+    assert main(["analyze", NAME, "--format", "json", "-o", str(path)]) == 0
+    plain = json.loads(path.read_text())
+    assert plain["simulation"] is None
+    assert {**document, "simulation": None} == plain
+    assert keys_of(plain) == set(KEYS)
+
+
+def test_the_published_worst_cycle_is_simulated(document: dict[str, object]) -> None:
+    """SIC's limit cycle: 40 requests an iteration under greedy admission where 50 are possible."""
+    block = document["simulation"]
+    assert isinstance(block, dict)
+    rows = {row["figure"]: row for row in block["comparison"]}
+    greedy = rows["Greedy, saturated, requests an iteration"]
+    assert greedy["formula"] == pytest.approx(40)
+    assert greedy["simulated"] == pytest.approx(40, rel=0.02)
+    capped = rows["Capped, saturated, requests an iteration"]
+    assert capped["formula"] == pytest.approx(50)
+    assert capped["simulated"] == pytest.approx(50, rel=0.02)
+    assert {row["agrees"] for row in rows.values()} == {True, None}  # too few iterations above memory
+    assert [p["policy"] for p in block["policies"]] == ["greedy", "rate-limited"]
+
+
+def test_a_wrong_formula_is_flagged() -> None:
+    profile = load_profile(NAME, stdin=None)  # type: ignore[arg-type]
+    report = analyze(profile.model, name="n", sha256="")
+    wrong = report._replace(worst_cycle=report.worst_cycle._replace(throughput_per_iteration=45.0))
+    rows = {
+        row["figure"]: row["agrees"]
+        for row in beside(wrong, profile.model, profile.plan, requests=4000)["comparison"]
+    }
+    assert rows["Greedy, saturated, requests an iteration"] is False
+    assert rows["Capped, saturated, requests an iteration"] is True
+
+
+def test_the_text_says_what_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", NAME, "--simulate", "--section", "simulation"]) == 0
+    text = capsys.readouterr().out
+    assert "\nSimulation\n" in text
+    assert text.count("agrees") == 4
+    assert "simulated" not in text.split("Simulation")[0]

@@ -1,0 +1,225 @@
+"""`kvplan simulate`: the contract of its JSON, what it refuses, and what happens on Ctrl-C."""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan import __version__
+from kvplan.cli import main
+
+LATENCY = {"mean", "p50", "p95", "p99"}
+KEYS = {
+    "policy": None,
+    "parameters": None,
+    "completed": None,
+    "unfinished": None,
+    "makespan_s": None,
+    "iterations": None,
+    "status": None,
+    "throughput_rps": None,
+    "decode_tokens_per_s": None,
+    "throughput_per_iteration": None,
+    "evictions": None,
+    "evictions_per_iteration": None,
+    "recomputed_tokens": None,
+    "recomputed_share": None,
+    "kv_tokens": {"mean", "p99", "peak"},
+    "queue": {"peak", "end"},
+    "ttft_s": LATENCY,
+    "tpot_s": LATENCY,
+    "e2e_s": LATENCY,
+    "ci95": None,
+    "classes": None,
+}
+SMALL = ["simulate", "tool-calls-h100", "--requests", "300"]
+
+
+def simulated(tmp_path: Path, *more: str) -> dict[str, Any]:
+    path = tmp_path / "out.json"
+    assert main([*SMALL, "--format", "json", "-o", str(path), *more]) == 0
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def test_json_has_the_keys_of_the_contract(tmp_path: Path) -> None:
+    found = simulated(tmp_path, "--policy", "greedy,vllm", "--seeds", "2", "--seed", "5")
+    assert list(found) == ["schema_version", "kvplan_version", "profile", "arrivals", "seeds", "policies"]
+    assert (found["schema_version"], found["kvplan_version"]) == (1, __version__)
+    assert set(found["profile"]) == {"name", "sha256"}
+    assert found["arrivals"] == {"kind": "poisson", "requests": 300, "horizon_s": None}
+    assert found["seeds"] == [5, 6]
+    assert [p["policy"] for p in found["policies"]] == ["greedy", "vllm"]
+    for policy in found["policies"]:
+        assert list(policy) == list(KEYS)
+        figures = set()
+        for key, inner in KEYS.items():
+            if inner is not None:
+                assert set(policy[key]) == inner
+                figures |= {f"{key}.{name}" for name in inner}
+        plain = set(KEYS) - {"policy", "parameters", "status", "ci95", "classes"}
+        assert set(policy["ci95"]) == figures | {key for key in plain if KEYS[key] is None}
+        assert policy["completed"] == 300
+        assert policy["unfinished"] == 0
+        (one,) = policy["classes"]
+        assert set(one) == {"name", "completed", "ttft_s", "tpot_s", "e2e_s"}
+    assert all(math.isfinite(v) for v in leaves(found) if isinstance(v, float))
+    assert found["policies"][1]["parameters"]["watermark"] == 0
+
+
+def test_the_same_command_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for _ in range(2):
+        assert main([*SMALL, "--format", "json"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_parameters_are_set(tmp_path: Path) -> None:
+    found = simulated(
+        tmp_path, "--policy", "vllm,wait", "--set", "vllm.watermark=0.05", "--set", "wait.thresholds=9"
+    )
+    assert found["policies"][0]["parameters"]["watermark"] == 0.05
+    assert found["policies"][1]["parameters"] == {"thresholds": [9]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "best"], "'best' does not exist; the policies are greedy"),
+        (["--policy", "greedy,greedy"], "'greedy' is there twice"),
+        (["--policy", ","], "at least one of"),
+        (["--set", "vllm.watermark"], "POLICY.PARAMETER=VALUE"),
+        (["--set", "vllm.mark=1"], "vllm has watermark"),
+        (["--set", "greedy.x=1"], "greedy has no parameters"),
+        (["--set", "wait.thresholds=1"], "'wait' is not among the policies"),
+        (["--set", "vllm.watermark=much"], "a number is wanted"),
+        (["--set", "vllm.watermark=1"], "from 0 to below 1"),
+        (["--set", "vllm.max_num_seqs=0.5"], "a whole number above 0"),
+        (["--policy", "wait", "--set", "wait.thresholds=1,2"], "1 whole numbers above 0"),
+        (["--policy", "nested-wait", "--set", "nested-wait.thresholds=1"], "belong together"),
+        (["--policy", "rate-limited", "--set", "rate-limited.beta=0"], "at least 1e-6"),
+        (["--cv", "3"], "--cv goes with --arrivals gamma only"),
+        (["--arrivals", "gamma", "--cv", "0"], "--cv 0"),
+        (["--arrivals", "closed", "--concurrency", "0"], "--concurrency 0"),
+        (["--arrivals", "burst", "--burst", "1,2"], "four numbers"),
+        (["--requests", "0"], "--requests 0"),
+        (["--seeds", "0"], "--seeds 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--horizon", "1 parsec"], "--horizon: '1 parsec' is not a time"),
+        (["--horizon", "0"], "a time above 0"),
+        (["--trace", "nowhere.csv"], "cannot be read"),
+        (["--trace", "nowhere.csv", "--arrivals", "poisson"], "brings its own arrivals"),
+        (["-o", "no/such/folder/x"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "tool-calls-h100", "--requests", "50", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_nobody_arriving_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--horizon", "1 us"]) == 2
+    assert "no request arrives before the horizon" in capsys.readouterr().err
+
+
+def test_csv_has_a_line_for_each_policy_and_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--format", "csv", "--policy", "greedy,vllm"]) == 0
+    rows = list(csv.DictReader(StringIO(capsys.readouterr().out)))
+    assert {row["policy"] for row in rows} == {"greedy", "vllm"}
+    values = {(row["policy"], row["figure"]): row["value"] for row in rows}
+    assert float(values["greedy", "completed"]) == 300
+
+
+def test_text_and_markdown_have_a_column_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    for format, head in (("text", "  Figure"), ("markdown", "| Figure | greedy | vllm |")):
+        assert main([*SMALL, "--format", format, "--policy", "greedy,vllm"]) == 0
+        text = capsys.readouterr().out
+        assert head in text
+        if format == "text":
+            assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_series_is_the_state_over_time(tmp_path: Path) -> None:
+    path = tmp_path / "series.csv"
+    simulated(tmp_path, "--policy", "greedy", "--series", str(path))
+    rows = list(csv.DictReader(StringIO(path.read_text())))
+    assert list(rows[0]) == [
+        "policy",
+        "time_s",
+        "kv_tokens",
+        "waiting",
+        "running",
+        "evictions",
+        "completions",
+    ]
+    times = [float(row["time_s"]) for row in rows]
+    assert times == sorted(times)
+
+
+def test_a_closed_loop_never_has_more_than_its_clients(tmp_path: Path) -> None:
+    path = tmp_path / "series.csv"
+    simulated(
+        tmp_path, "--arrivals", "closed", "--concurrency", "7", "--policy", "vllm", "--series", str(path)
+    )
+    assert {
+        int(r["waiting"]) + int(r["running"]) <= 7 for r in csv.DictReader(StringIO(path.read_text()))
+    } == {True}
+
+
+def test_a_livelock_is_reported_not_looped_in(tmp_path: Path) -> None:
+    """One block is the engine's own: 4 blocks of 16 do not hold the 65 tokens of this request."""
+    profile = tmp_path / "tight.toml"
+    profile.write_text(
+        'schema = 1\nname = "tight"\ngpu = { memory_tokens = 80, block_tokens = 16 }\ntiming = { d0 = 1 }\n'
+        'classes = [{ name = "a", input = 60, decode = 10, rate = 0.1 }]\n'
+    )
+    out = tmp_path / "out.json"
+    arguments = ["--policy", "vllm", "--requests", "5", "--format", "json", "-o", str(out)]
+    assert main(["simulate", str(profile), *arguments]) == 0
+    (policy,) = json.loads(out.read_text())["policies"]
+    assert (policy["status"], policy["completed"]) == ("livelock", 0)
+    assert policy["e2e_s"]["mean"] is None
+
+
+def test_ctrl_c_reports_what_is_done() -> None:
+    command = [sys.executable, "-m", "kvplan", "simulate", "tool-calls-h100", "--policy", "greedy"]
+    # in plain Python this takes minutes
+    process = subprocess.Popen(
+        [*command, "--requests", "3000000", "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        text=True,
+    )
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    (policy,) = json.loads(out)["policies"]
+    assert 0 < policy["completed"] < 3_000_000
+    assert "Traceback" not in err
