@@ -4,7 +4,8 @@ Requests depend on the model and the generator alone, never on a policy: with on
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,13 +52,14 @@ def poisson(
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> chat = RequestClass("chat", 100, (20, 40), (1.0, 1.0), 5.0)
-    >>> some = poisson(
-    ...     ServingModel((chat,), Timing(0.01), Replica(9000)), np.random.default_rng(1), requests=3, horizon_s=None
-    ... )
+    >>> model = ServingModel((chat,), Timing(0.01), Replica(9000))
+    >>> some = poisson(model, np.random.default_rng(1), requests=3, horizon_s=None)
     >>> some.arrival_s.size, set(some.decode_tokens.tolist()) <= {20, 40}
     (3, True)
     """
-    return _of_clock(model, rng, requests, horizon_s, 1.0, 1.0, 1.0, 0.0)
+    rate = model.total_rate_rps
+    ticks = _ticks(rng, requests, None if horizon_s is None else rate * horizon_s)
+    return _of_any_class(model, rng, ticks / rate)
 
 
 def burst(
@@ -71,47 +73,45 @@ def burst(
     requests: int | None,
     horizon_s: float | None,
 ) -> Requests:
-    """Poisson arrivals whose rates are `high` times those of the model for `on_s` seconds, `low` times for `off_s`.
+    """Poisson arrivals at `high` times the rates of the model while on and `low` times while off, on first.
 
-    Exact by a change of time: arrivals come when the rate so far adds up to those of a clock that ticks at random.
+    Exact by a change of time: the rate so far, piecewise linear in time, adds up to the ticks of a clock that ticks
+    at random once per unit.
+
+    Parameters
+    ----------
+    model : ServingModel
+    rng : numpy.random.Generator
+    high, low : float
+        Factors of the rates, at least 0 and the one of some time above 0.
+    on_s, off_s : float
+        How long each of them holds, seconds, in turns.
+    requests, horizon_s
+        As for `poisson`.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
+    >>> some = burst(
+    ...     model, np.random.default_rng(0), high=2.0, low=0.0, on_s=1.0, off_s=3.0, requests=100, horizon_s=None
+    ... )
+    >>> bool((some.arrival_s % 4.0 <= 1.0).all())
+    True
     """
-    return _of_clock(model, rng, requests, horizon_s, high, low, on_s, off_s)
-
-
-def _of_clock(
-    model: ServingModel,
-    rng: np.random.Generator,
-    requests: int | None,
-    horizon_s: float | None,
-    high: float,
-    low: float,
-    on_s: float,
-    off_s: float,
-) -> Requests:
-    rate = model.total_rate_rps
-    while_on, cycle = rate * high * on_s, rate * (high * on_s + low * off_s)
-
-    def time_of(amount: FloatArray) -> FloatArray:
-        cycles = np.floor(amount / cycle)
-        rest = amount - cycles * cycle
-        with np.errstate(divide="ignore", invalid="ignore"):
-            later = on_s + (rest - while_on) / (rate * low)
-            inside = np.where(rest <= while_on, rest / (rate * high), later)
-        return cycles * (on_s + off_s) + inside
-
-    if requests is None:
-        assert horizon_s is not None
-        cycles, rest = divmod(horizon_s, on_s + off_s)
-        amount = cycles * cycle + rate * (high * min(rest, on_s) + low * max(rest - on_s, 0.0))
-        amounts = np.sort(rng.random(rng.poisson(amount))) * amount
-    else:
-        amounts = np.cumsum(rng.standard_exponential(requests))
-    arrival = time_of(amounts)
+    rate, period = model.total_rate_rps, on_s + off_s
+    while_on, each_period = rate * high * on_s, rate * (high * on_s + low * off_s)
+    end = None
     if horizon_s is not None:
-        arrival = arrival[arrival < horizon_s]
-    shares = np.array([c.rate_rps for c in model.classes]) / rate
-    kind = np.searchsorted(np.cumsum(shares)[:-1], rng.random(arrival.size), side="right")
-    return _with_lengths(model, rng, arrival, kind)
+        whole, part = divmod(horizon_s, period)
+        end = whole * each_period + rate * (high * min(part, on_s) + low * max(part - on_s, 0.0))
+    ticks = _ticks(rng, requests, end)
+    periods = np.floor(ticks / each_period)
+    rest = np.clip(ticks - periods * each_period, 0.0, each_period)
+    # at a rate of 0, only rounding leaves anything to divide
+    on, off = (1 / (rate * factor) if factor > 0 else 0.0 for factor in (high, low))
+    inside = np.where(rest < while_on, rest * on, on_s + (rest - while_on) * off)
+    return _of_any_class(model, rng, np.maximum.accumulate(periods * period + inside))
 
 
 def renewal(
@@ -125,48 +125,46 @@ def renewal(
     """Every class with independent gamma gaps of coefficient of variation `cv`; 1 is Poisson, more comes in clumps.
 
     The first gap of a class has the law of what is left of one at a random time, so rates hold from the start on.
+
+    Parameters
+    ----------
+    model : ServingModel
+    rng : numpy.random.Generator
+    cv : float
+        Above 0.
+    requests, horizon_s
+        As for `poisson`.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
+    >>> gaps = np.diff(
+    ...     renewal(model, np.random.default_rng(0), cv=0.01, requests=9, horizon_s=None).arrival_s
+    ... )
+    >>> bool((abs(gaps - 0.5) < 0.05).all())
+    True
     """
-    shape = 1 / cv**2
-    wanted = math.inf if requests is None else float(requests)
     end = math.inf if horizon_s is None else horizon_s
-    expected = min(wanted, end * model.total_rate_rps)
-    parts = []
-    for c in model.classes:
-        share = c.rate_rps / model.total_rate_rps
-        scale = 1 / (shape * c.rate_rps)
-        times = np.array([rng.gamma(shape + 1) * scale * rng.random()])
-        # each class on its own reaches a time before which all together are enough
-        until = min(end, 2 * expected / model.total_rate_rps + 10 * (1 + cv) ** 2 / c.rate_rps)
-        while times[-1] < until:
-            more = int(share * expected + 10 * (1 + cv) ** 2)
-            times = np.append(times, times[-1] + np.cumsum(rng.gamma(shape, scale, more)))
-        parts.append(times)
-    arrival = np.concatenate(parts)
-    kind = np.repeat(np.arange(len(parts)), [p.size for p in parts])
-    order = np.argsort(arrival, kind="stable")
-    complete = min(float(p[-1]) for p in parts)  # beyond, some class has no more
-    arrival, kind = arrival[order], kind[order]
-    keep = int(min(wanted, int(np.searchsorted(arrival, min(end, complete), side="right"))))
-    if keep < wanted and complete < end:
-        rest = renewal(model, rng, cv=cv, requests=int(wanted) - keep, horizon_s=None)
-        return _joined(_with_lengths(model, rng, arrival[:keep], kind[:keep]), rest, complete)
-    return _with_lengths(model, rng, arrival[:keep], kind[:keep])
-
-
-def _joined(first: Requests, rest: Requests, later_by: float) -> Requests:
-    return Requests(
-        np.concatenate([first.arrival_s, rest.arrival_s + later_by]),
-        np.concatenate([first.input_tokens, rest.input_tokens]),
-        np.concatenate([first.decode_tokens, rest.decode_tokens]),
-        np.concatenate([first.class_index, rest.class_index]),
-    )
+    wanted = math.inf if requests is None else requests
+    streams = [_GammaStream(rng, c.rate_rps, cv) for c in model.classes]
+    until = min(end, 1.1 * wanted / model.total_rate_rps)
+    while True:
+        times = [stream.before(until) for stream in streams]
+        if until == end or sum(part.size for part in times) >= wanted:
+            break
+        until = min(end, 1.5 * until)
+    kind = np.repeat(np.arange(len(times)), [part.size for part in times])
+    arrival = np.concatenate(times)
+    order = np.argsort(arrival, kind="stable")[:requests]
+    return _with_lengths(model, rng, arrival[order], kind[order])
 
 
 def saturated(model: ServingModel, *, requests: int) -> Requests:
     """All there at time 0, classes and decode lengths interleaved by share: no chance in it.
 
-    Item j of a row of share p stands at (j + 1/2)/p, so that after k requests every row has had p·k of them, to
-    within one.
+    The first k requests are a class's share of k to within 2, whatever k; likewise the decode lengths among the
+    requests of a class.
 
     Examples
     --------
@@ -175,33 +173,118 @@ def saturated(model: ServingModel, *, requests: int) -> Requests:
     >>> saturated(ServingModel(classes, Timing(1.0), Replica(9)), requests=6).class_index.tolist()
     [0, 1, 0, 0, 1, 0]
     """
-    mix = model.mix
-    counts = np.ceil(mix.share * requests).astype(np.int64) + 1
-    row = np.repeat(np.arange(counts.size), counts)
-    within = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    order = np.argsort((within + 0.5) / mix.share[row], kind="stable")[:requests]
-    row = row[order]
-    return Requests(np.zeros(requests), mix.input_tokens[row], mix.decode_tokens[row], mix.class_index[row])
+    kind = _interleaved([c.rate_rps for c in model.classes], requests)
+    decode = np.empty(requests, dtype=np.int64)
+    for index, c in enumerate(model.classes):
+        mine = np.flatnonzero(kind == index)
+        decode[mine] = np.array(c.decode_tokens)[_interleaved(c.decode_weights, mine.size)]
+    return _requests(model, np.zeros(requests), kind, decode)
 
 
 def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, requests: int) -> Requests:
     """`clients` requests at a time: each completion brings the next, classes at random by share."""
+    return replace(_of_any_class(model, rng, np.zeros(requests)), clients=clients)
+
+
+def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
+    """Draw a decode length for each request from those of its class.
+
+    Parameters
+    ----------
+    model : ServingModel
+    class_index : ndarray of int64, shape (n_requests,)
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    ndarray of int64, shape (n_requests,), tokens
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> classes = (RequestClass("a", 1, (7,), (1.0,), 2.0), RequestClass("b", 1, (8,), (1.0,), 1.0))
+    >>> model = ServingModel(classes, Timing(1.0), Replica(9))
+    >>> lengths(model, np.array([0, 1, 0]), np.random.default_rng(0)).tolist()
+    [7, 8, 7]
+    """
     mix = model.mix
-    row = np.searchsorted(np.cumsum(mix.share)[:-1], rng.random(requests), side="right")
-    return Requests(
-        np.zeros(requests), mix.input_tokens[row], mix.decode_tokens[row], mix.class_index[row], clients
-    )
+    # row by row in profile order: a class and a chance are one position on a line, class i from i to i + 1
+    ends = mix.class_index + np.concatenate([_cumulative(c.decode_weights) for c in model.classes])
+    row = np.searchsorted(ends, class_index + rng.random(class_index.size), side="right")
+    last = np.cumsum([len(c.decode_tokens) for c in model.classes]) - 1
+    drawn: IntArray = mix.decode_tokens[np.minimum(row, last[class_index])]
+    return drawn
+
+
+def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) -> FloatArray:
+    """Ticks of a clock at random, once per unit: so many, or all before the end, whichever is earlier."""
+    if requests is None:
+        assert end is not None
+        return np.sort(rng.random(rng.poisson(end))) * end
+    ticks = np.cumsum(rng.standard_exponential(requests))
+    return ticks if end is None else ticks[ticks < end]
+
+
+class _GammaStream:
+    """Arrivals of one class with independent gamma gaps, drawn as far as they are asked for."""
+
+    def __init__(self, rng: np.random.Generator, rate: float, cv: float) -> None:
+        self._rng, self._rate, self._variance = rng, rate, cv**2
+        # a gap that covers a random time is longer than others, in proportion to its length
+        first = rng.random() * rng.gamma(1 / self._variance + 1) * self._variance / rate
+        self._times = np.array([first])
+
+    def before(self, until: float) -> FloatArray:
+        """Times before `until`, seconds; the same again if asked again."""
+        while self._times[-1] < until:
+            count = 16 + int(self._variance + 1.1 * self._rate * (until - self._times[-1]))
+            gaps = self._rng.gamma(1 / self._variance, self._variance / self._rate, count)
+            self._times = np.append(self._times, self._times[-1] + np.cumsum(gaps))
+        return self._times[: np.searchsorted(self._times, until)]
+
+
+def _interleaved(amounts: Sequence[float], count: int) -> IntArray:
+    """Positions in `amounts`, each in proportion to its amount among the first k of `count`, to within 2.
+
+    The amounts are halved again and again, as evenly as they come, and of the k things that reach a fork the nearest
+    whole number to a branch's share goes there. A fork is out by 1/2 at most, and passes on 2/3 at most of what it
+    inherits unless a branch ends there: 1/2 (1 + 1 + 2/3 + 4/9 + …) = 2.
+    """
+    descending = np.argsort(-np.array(amounts), kind="stable")
+    ends = np.cumsum(np.array(amounts)[descending])
+    result = np.empty(count, dtype=np.int64)
+    forks = [(0, ends.size, np.arange(count))]
+    while forks:
+        first, stop, places = forks.pop()
+        if stop - first == 1 or places.size == 0:
+            result[places] = descending[first]
+            continue
+        before = ends[first - 1] if first > 0 else 0.0
+        share = (ends[first : stop - 1] - before) / (ends[stop - 1] - before)
+        fork = int(np.argmin(np.abs(share - 0.5)))
+        left = np.diff(np.floor(np.arange(places.size + 1) * share[fork] + 0.5)) > 0
+        forks += [(first, first + fork + 1, places[left]), (first + fork + 1, stop, places[~left])]
+    return result
+
+
+def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatArray) -> Requests:
+    """Draw a class for each request, by share, and a decode length."""
+    shares = _cumulative([c.rate_rps for c in model.classes])
+    return _with_lengths(model, rng, arrival, np.searchsorted(shares, rng.random(arrival.size), side="right"))
 
 
 def _with_lengths(
     model: ServingModel, rng: np.random.Generator, arrival: FloatArray, kind: IntArray
 ) -> Requests:
-    """Draw a decode length for each request of a class."""
-    chance = rng.random(arrival.size)
-    decode = np.empty(arrival.size, dtype=np.int64)
-    for index, c in enumerate(model.classes):
-        mine = kind == index
-        shares = np.cumsum(c.decode_weights) / math.fsum(c.decode_weights)
-        decode[mine] = np.array(c.decode_tokens)[np.searchsorted(shares[:-1], chance[mine], side="right")]
+    return _requests(model, arrival, kind, lengths(model, kind, rng))
+
+
+def _requests(model: ServingModel, arrival: FloatArray, kind: IntArray, decode: IntArray) -> Requests:
     inputs = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
-    return Requests(arrival, inputs[kind], decode, kind.astype(np.int64))
+    return Requests(arrival, inputs[kind], decode, kind)
+
+
+def _cumulative(amounts: Sequence[float]) -> FloatArray:
+    """Running sums over the sum; the last is 1."""
+    sums = np.cumsum(amounts)
+    return np.asarray(sums / sums[-1])

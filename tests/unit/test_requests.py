@@ -1,103 +1,237 @@
-"""Arrival processes: rates, shares, clumps, and that chance depends on the seed alone."""
+"""Generated requests against the laws that they are drawn from; bounds are six standard deviations or more."""
+
+import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from strategies import mix_model
 
-from kvplan.model import Replica, RequestClass, ServingModel, Timing
-from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
+from kvplan.model import RequestClass, ServingModel
+from kvplan.simulation.requests import Requests, burst, closed, lengths, poisson, renewal, saturated
 from kvplan.simulation.study import Arrivals, Load, generate
 
-MODEL = ServingModel(
-    (RequestClass("a", 100, (20, 40), (1.0, 3.0), 6.0), RequestClass("b", 10, (2,), (1.0,), 2.0)),
-    Timing(0.01),
-    Replica(9000),
-)
-SIZE = 40_000
+TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))
+ONE = mix_model((10, 5, 2.0))
+SIGMAS = 6.0
 
 
-def rng(seed: int = 1) -> np.random.Generator:
+def generator(seed: int = 1) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-KINDS = {
-    "poisson": lambda seed: poisson(MODEL, rng(seed), requests=SIZE, horizon_s=None),
-    "gamma": lambda seed: renewal(MODEL, rng(seed), cv=3.0, requests=SIZE, horizon_s=None),
-    "burst": lambda seed: burst(
-        MODEL, rng(seed), high=1.5, low=0.5, on_s=3, off_s=3, requests=SIZE, horizon_s=None
-    ),
-    "saturated": lambda seed: saturated(MODEL, requests=SIZE),
-    "closed": lambda seed: closed(MODEL, rng(seed), clients=7, requests=SIZE),
-}
+def assert_counts(seen: np.ndarray, expected: np.ndarray) -> None:
+    """Pearson's chi-square within six standard deviations of its mean."""
+    assert (seen[expected == 0] == 0).all()
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    assert statistic < seen.size + SIGMAS * math.sqrt(2 * seen.size)
 
 
-def equal(a: Requests, b: Requests) -> bool:
-    return all(
-        np.array_equal(getattr(a, name), getattr(b, name))
-        for name in ("arrival_s", "input_tokens", "decode_tokens", "class_index")
+def assert_law(sample: np.ndarray, distribution: np.ndarray) -> None:
+    """Kolmogorov's distance, at the sorted sample, below what one in 10⁷ samples exceeds."""
+    steps = np.arange(sample.size + 1) / sample.size
+    distance = max((steps[1:] - distribution).max(), (distribution - steps[:-1]).max())
+    assert distance * math.sqrt(sample.size) < 2.9
+
+
+def assert_shares(requests: Requests, model: ServingModel) -> None:
+    """Requests of each class and decode length, and the prompts that go with the class."""
+    mix = model.mix
+    seen = [
+        np.count_nonzero((requests.class_index == c) & (requests.decode_tokens == d))
+        for c, d in zip(mix.class_index, mix.decode_tokens, strict=True)
+    ]
+    assert_counts(np.array(seen), mix.share * requests.class_index.size)
+    assert sum(seen) == requests.class_index.size
+    inputs = np.array([c.input_tokens for c in model.classes])
+    assert (requests.input_tokens == inputs[requests.class_index]).all()
+
+
+def test_poisson_gaps_are_exponential_and_classes_come_by_share() -> None:
+    some = poisson(TWO, generator(), requests=20_000, horizon_s=None)
+    gaps = np.sort(np.diff(some.arrival_s, prepend=0.0))
+    assert_law(gaps, -np.expm1(-4.0 * gaps))
+    assert_shares(some, TWO)
+    assert some.clients is None
+
+
+def test_poisson_arrivals_before_a_horizon_are_uniform_and_as_many_as_chance_wants() -> None:
+    counts = [
+        poisson(TWO, generator(seed), requests=None, horizon_s=5.0).arrival_s.size for seed in range(2000)
+    ]
+    assert np.mean(counts) == pytest.approx(20, abs=SIGMAS * math.sqrt(20 / 2000))
+    assert np.var(counts) == pytest.approx(20, rel=SIGMAS * math.sqrt(2 / 2000))
+    some = poisson(TWO, generator(), requests=None, horizon_s=5000.0)
+    assert_law(some.arrival_s, some.arrival_s / 5000)
+    assert_shares(some, TWO)
+
+
+def of_kind(kind: str, requests: int | None, horizon_s: float | None, seed: int = 1) -> Requests:
+    match kind:
+        case "poisson":
+            return poisson(TWO, generator(seed), requests=requests, horizon_s=horizon_s)
+        case "renewal":
+            return renewal(TWO, generator(seed), cv=2.0, requests=requests, horizon_s=horizon_s)
+        case _:
+            on = {"high": 2.0, "low": 0.5, "on_s": 3.0, "off_s": 4.0}
+            return burst(TWO, generator(seed), **on, requests=requests, horizon_s=horizon_s)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "renewal", "burst"])
+def test_the_earlier_end_counts(kind: str) -> None:
+    """With both given, the run of the number of requests alone, cut at the horizon."""
+    all_of_them = of_kind(kind, 1000, None)
+    assert all_of_them.arrival_s.size == 1000
+    assert of_kind(kind, 1000, 1e6).arrival_s.tolist() == all_of_them.arrival_s.tolist()
+    cut = of_kind(kind, 1000, 50.0).arrival_s
+    assert 0 < cut.size < 1000
+    assert cut[-1] < 50.0
+    alone = of_kind(kind, None, 50.0).arrival_s
+    assert alone[-1] < 50.0
+    assert alone.size == pytest.approx(200, abs=SIGMAS * 2.0 * math.sqrt(250))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "renewal", "burst"])
+def test_one_seed_gives_one_run_and_another_seed_another(kind: str) -> None:
+    first, again, other = (of_kind(kind, 500, None, seed) for seed in (1, 1, 2))
+    assert first.arrival_s.tolist() == again.arrival_s.tolist()
+    assert first.class_index.tolist() == again.class_index.tolist()
+    assert first.decode_tokens.tolist() == again.decode_tokens.tolist()
+    assert first.arrival_s.tolist() != other.arrival_s.tolist()
+
+
+@pytest.mark.parametrize("cv", [0.2, 1.0, 3.0])
+def test_gamma_gaps_of_a_class_have_its_rate_and_the_coefficient_of_variation(cv: float) -> None:
+    some = renewal(TWO, generator(), cv=cv, requests=100_000, horizon_s=None)
+    for index, c in enumerate(TWO.classes):
+        gaps = np.diff(some.arrival_s[some.class_index == index]) * c.rate_rps
+        error = SIGMAS * cv / math.sqrt(gaps.size)
+        assert gaps.mean() == pytest.approx(1.0, abs=error)
+        # a gamma variable of variance v about mean 1 has kurtosis 3 + 6 v
+        assert gaps.var() == pytest.approx(
+            cv**2, rel=SIGMAS * math.sqrt((2 + 6 * cv**2) / gaps.size) + 2 * error
+        )
+        assert np.corrcoef(gaps[1:], gaps[:-1])[0, 1] == pytest.approx(0, abs=SIGMAS / math.sqrt(gaps.size))
+
+
+def test_gamma_gaps_of_variation_1_are_poisson_arrivals() -> None:
+    some = renewal(TWO, generator(), cv=1.0, requests=20_000, horizon_s=None)
+    gaps = np.sort(np.diff(some.arrival_s, prepend=0.0))
+    assert_law(gaps, -np.expm1(-4.0 * gaps))
+
+
+@pytest.mark.parametrize("cv", [0.3, 4.0])
+def test_gamma_arrivals_have_their_rate_from_the_start_on(cv: float) -> None:
+    """In every fifth of the first two mean gaps; an arrival at time 0, or a whole first gap, would show."""
+    times = np.concatenate(
+        [renewal(ONE, generator(seed), cv=cv, requests=None, horizon_s=1.0).arrival_s for seed in range(5000)]
     )
+    seen = np.histogram(times, 5, (0.0, 1.0))[0]
+    clump = 1 + cv**2  # at most so many times the variance of Poisson counts
+    assert np.abs(seen - 2000).max() < SIGMAS * math.sqrt(2000 * clump)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_requests_are_as_many_as_asked_for_in_order_and_in_the_shares_of_the_model(kind: str) -> None:
-    found = KINDS[kind](1)
-    assert found.arrival_s.size == SIZE
-    assert (np.diff(found.arrival_s) >= 0).all()
-    assert found.arrival_s[0] >= 0
-    assert np.mean(found.class_index == 0) == pytest.approx(0.75, abs=0.03)
-    assert set(found.input_tokens[found.class_index == 0]) == {100}
-    assert set(found.decode_tokens[found.class_index == 1]) == {2}
-    assert np.mean(found.decode_tokens[found.class_index == 0] == 40) == pytest.approx(0.75, abs=0.02)
+def test_few_gamma_arrivals_in_large_clumps_last_as_long_as_their_gaps() -> None:
+    """Where the first guess of how far to draw is far off: mean (1 + cv²)/2 + 49 gaps, standard deviation 95."""
+    model = mix_model((10, 5, 1.0))
+    ends = [
+        renewal(model, generator(seed), cv=10.0, requests=50, horizon_s=None).arrival_s
+        for seed in range(4000)
+    ]
+    assert {end.size for end in ends} == {50}
+    last = [end[-1] for end in ends]
+    assert np.mean(last) == pytest.approx(50.5 + 49, abs=SIGMAS * 95.5 / math.sqrt(4000))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_gives_the_same_requests_again(kind: str) -> None:
-    assert equal(KINDS[kind](1), KINDS[kind](1))
-    assert equal(KINDS[kind](1), KINDS[kind](2)) is (kind == "saturated")
+@pytest.mark.parametrize(("high", "low"), [(3.0, 0.5), (0.5, 3.0), (2.0, 0.0), (0.0, 2.0)])
+def test_bursts_have_their_rate_in_each_window(high: float, low: float) -> None:
+    """In quarters of seconds over the period, and from one period to the next; the last is cut after 2.5 s."""
+    some = burst(
+        TWO, generator(), high=high, low=low, on_s=1.0, off_s=3.0, requests=None, horizon_s=4 * 2000 + 2.5
+    )
+    quarters = np.repeat([high, low], [4, 12]) * 0.25 * TWO.total_rate_rps
+    seen = np.histogram(some.arrival_s % 4.0, 16, (0.0, 4.0))[0]
+    whole = np.where(np.arange(16) < 10, 2001, 2000)
+    assert_counts(seen, quarters * whole)
+    per_period = np.histogram(some.arrival_s, 2000, (0.0, 8000.0))[0]
+    assert per_period.var() == pytest.approx(quarters.sum(), rel=0.25)
+    assert_shares(some, TWO)
 
 
-@pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", 3.0)])
-def test_gaps_have_the_mean_and_variation_asked_for(kind: str, cv: float) -> None:
-    found = KINDS[kind](3)
-    gaps = np.diff(found.arrival_s[found.class_index == 0])
-    assert gaps.mean() == pytest.approx(1 / 6, rel=0.1)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
+@pytest.mark.parametrize(("horizon_s", "mean"), [(0.5, 6.0), (2.5, 15.0), (6.0, 32.0)])
+def test_bursts_end_at_the_horizon_wherever_it_is(horizon_s: float, mean: float) -> None:
+    """Within the time on, within the time off, and in a later period."""
+    ends = {"requests": None, "horizon_s": horizon_s}
+    counts = []
+    for seed in range(1000):
+        some = burst(TWO, generator(seed), high=3.0, low=0.5, on_s=1.0, off_s=3.0, **ends)
+        assert (some.arrival_s < horizon_s).all()
+        counts.append(some.arrival_s.size)
+    assert np.mean(counts) == pytest.approx(mean, abs=SIGMAS * math.sqrt(mean / 1000))
 
 
-def test_bursts_come_while_they_are_on() -> None:
-    found = burst(MODEL, rng(), high=2.0, low=0.25, on_s=1.0, off_s=3.0, requests=None, horizon_s=4000.0)
-    phase = found.arrival_s % 4.0
-    on, off = np.count_nonzero(phase < 1), np.count_nonzero(phase >= 1)
-    assert on == pytest.approx(2.0 * 8 * 1000, rel=0.05)
-    assert off == pytest.approx(0.25 * 8 * 3000, rel=0.05)
+def test_bursts_that_change_nothing_are_poisson_arrivals() -> None:
+    plain = poisson(TWO, generator(), requests=1000, horizon_s=None)
+    same = burst(TWO, generator(), high=1.0, low=1.0, on_s=0.3, off_s=0.7, requests=1000, horizon_s=None)
+    np.testing.assert_allclose(same.arrival_s, plain.arrival_s, rtol=1e-12)
+    assert same.decode_tokens.tolist() == plain.decode_tokens.tolist()
 
 
-def test_silence_between_bursts_is_complete() -> None:
-    found = burst(MODEL, rng(), high=2.0, low=0.0, on_s=1.0, off_s=3.0, requests=2000, horizon_s=None)
-    assert (found.arrival_s % 4.0 <= 1.0 + 1e-9).all()
+def test_saturated_requests_take_turns() -> None:
+    some = saturated(mix_model((1, [3, 5], 1.0), (2, 7, 1.0)), requests=8)
+    assert some.class_index.tolist() == [0, 1] * 4
+    assert some.decode_tokens.tolist() == [3, 7, 5, 7, 3, 7, 5, 7]
+    assert some.input_tokens.tolist() == [1, 2] * 4
+    assert some.arrival_s.tolist() == [0.0] * 8
+    assert some.clients is None
+
+
+def test_many_rare_classes_do_not_arrive_together() -> None:
+    """A class of half the requests among a hundred others: every second one is of it, from first to last."""
+    model = mix_model((1, 3, 100.0), *[(1, 5, 1.0)] * 100)
+    assert (saturated(model, requests=1000).class_index == 0).tolist() == [True, False] * 500
+
+
+def test_clients_draw_their_classes_by_share() -> None:
+    some = closed(TWO, generator(), clients=7, requests=10_000)
+    assert some.clients == 7
+    assert not some.arrival_s.any()
+    assert_shares(some, TWO)
+
+
+def test_lengths_are_those_of_the_class_whatever_its_rate() -> None:
+    rare = RequestClass("rare", 1, (2, 4), (1.0, 3.0), 1e-300)
+    model = ServingModel((*TWO.classes, rare), TWO.timing, TWO.replica)
+    kind = np.full(10_000, 2)
+    decode = lengths(model, kind, generator())
+    assert_counts(np.array([np.count_nonzero(decode == d) for d in (2, 4)]), np.array([2500, 7500]))
+    assert decode.size == 10_000
+    assert set(np.unique(decode).tolist()) == {2, 4}
+
+
+def test_the_largest_chance_still_draws_a_length_of_the_class() -> None:
+    """Added to the number of a class, it rounds up to the next."""
+
+    class Largest(np.random.Generator):
+        def random(self, size: int) -> np.ndarray:  # type: ignore[override]
+            return np.full(size, np.nextafter(1.0, 0.0))
+
+    many = mix_model(*[(1, [3 * i + 1, 3 * i + 2], 1.0) for i in range(20)])
+    drawn = lengths(many, np.arange(20), Largest(np.random.PCG64(0)))
+    assert drawn.tolist() == [3 * i + 2 for i in range(20)]
+
+
+@pytest.mark.parametrize("kind", Arrivals)
+def test_a_study_has_one_run_of_requests_for_each_seed(kind: Arrivals) -> None:
+    first, again, other = (generate(TWO, Load(kind, requests=300), seed) for seed in (1, 1, 2))
+    for name in ("arrival_s", "input_tokens", "decode_tokens", "class_index"):
+        assert getattr(first, name).tolist() == getattr(again, name).tolist()
+    assert (first.decode_tokens.tolist() == other.decode_tokens.tolist()) is (kind is Arrivals.SATURATED)
 
 
 @pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
-def test_a_horizon_ends_arrivals(kind: Arrivals) -> None:
-    found = generate(MODEL, Load(kind, requests=None, horizon_s=600.0), 4)
+def test_arrivals_of_a_study_end_at_its_horizon(kind: Arrivals) -> None:
+    found = generate(TWO, Load(kind, requests=None, horizon_s=600.0), 4)
     assert found.arrival_s[-1] < 600
-    assert found.arrival_s.size == pytest.approx(8 * 600, rel=0.3)
-    both = generate(MODEL, Load(kind, requests=50, horizon_s=600.0), 4)
-    assert both.arrival_s.size == 50
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 300))
-def test_every_beginning_of_saturated_requests_has_its_shares_within_one(rates: list[int], size: int) -> None:
-    classes = tuple(RequestClass(f"{i}", 1, (1,), (1.0,), float(r)) for i, r in enumerate(rates))
-    found = saturated(ServingModel(classes, Timing(1.0), Replica(10)), requests=size)
-    so_far = np.cumsum(found.class_index[:, None] == np.arange(len(rates)), axis=0)
-    wanted = np.arange(1, size + 1)[:, None] * np.array(rates) / sum(rates)
-    assert (np.abs(so_far - wanted) <= max(1.0, len(rates) / 2)).all()
-
-
-def test_a_closed_loop_says_how_many_clients_it_has() -> None:
-    found = closed(MODEL, rng(), clients=7, requests=20)
-    assert found.clients == 7
-    assert not found.arrival_s.any()
+    assert found.arrival_s.size == pytest.approx(4 * 600, rel=0.4)
+    assert generate(TWO, Load(kind, requests=50, horizon_s=600.0), 4).arrival_s.size == 50

@@ -1,85 +1,197 @@
-"""Recorded requests: both formats, and what is said where a file is damaged."""
+"""Traces are told apart by content; what cannot be used is refused with file, line, column, and what is allowed."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.simulation.traces import read_trace
+from kvplan.simulation.traces import Trace, read_trace
 
-AZURE = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-    "2023-11-16 18:15:46.6805900,374,44\n"
-    "2023-11-16 18:15:50.9951690,396,109\n"
-    "2023-11-16 18:15:48.0000000,10,1"
-)
-RUN = (
-    '{"request_id": "a", "input_toks": 5, "output_toks": 7, "arrival_time": 1787267980.5, "queued_ts": 1.0}\n'
-    '{"request_id": "b", "input_toks": 6, "output_toks": 0, "arrival_time": 1787267981.0}\n'
-    "\n"
-    '{"request_id": "c", "input_toks": 0, "output_toks": 8, "arrival_time": 1787267979.5}\n'
-)
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+ROW = "2023-11-16 18:15:46.6805900,374,44"
+RUN = {"request_id": "a", "input_toks": 3, "output_toks": 4, "arrival_time": 1787267980.25, "queued_ts": 1.0}
+TOKENS = "must be a whole number of tokens, 0 to 1,000,000,000"
 
 
-def written(folder: Path, text: str | bytes) -> Path:
-    path = folder / "trace"
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+def csv_lines(*rows: str) -> str:
+    return "\n".join((HEADER, *rows))
+
+
+def run(**changes: object) -> str:
+    """A JSON line with some values changed; None leaves a key out."""
+    return json.dumps({key: value for key, value in (RUN | changes).items() if value is not None})
+
+
+def columns(trace: Trace) -> list[tuple[float, int, int]]:
+    requests = trace.requests
+    return list(
+        zip(
+            requests.arrival_s.tolist(),
+            requests.input_tokens.tolist(),
+            requests.decode_tokens.tolist(),
+            strict=True,
+        )
+    )
+
+
+def test_azure_rows_are_read_to_the_microsecond(file: Path) -> None:
+    file.write_text(csv_lines(ROW, "2023-11-16 18:15:50.9951690,396,109"))
+    trace = read_trace(file)
+    assert columns(trace) == [(0.0, 374, 44), (4.314579, 396, 109)]
+    assert trace.requests.class_index.tolist() == [0, 0]
+    assert trace.requests.clients is None
+    assert trace.dropped == 0
+
+
+def test_measured_times_of_a_run_are_not_looked_at(file: Path) -> None:
+    file.write_text(run() + "\n" + run(arrival_time=1787267981.5, queued_ts=None, first_token_ts="no"))
+    assert columns(read_trace(file)) == [(0.0, 3, 4), (1.25, 3, 4)]
 
 
 @pytest.mark.parametrize(
     "text",
-    [AZURE, AZURE.replace("\n", "\r\n"), "\ufeff" + AZURE, AZURE + "\n"],
-    ids=["plain", "CRLF", "BOM", "last line ended"],
+    [
+        csv_lines(ROW) + "\n",
+        csv_lines(ROW).replace("\n", "\r\n"),
+        "\ufeff" + csv_lines(ROW, "", "  "),
+        "\n" + csv_lines(ROW),
+        "id, GeneratedTokens ,TIMESTAMP,ContextTokens\n7,44,2023-11-16 18:15:46,374",
+        csv_lines("2023-11-16T18:15:46.68Z, 374.0 ,44"),
+        run(input_toks=374, output_toks=44.0),
+        "\n  " + run(input_toks=374, output_toks=44, arrival_time=-5) + "\r\n\r\n",
+    ],
 )
-def test_azure_csv_is_read_with_all_digits_and_sorted(tmp_path: Path, text: str) -> None:
-    found = read_trace(written(tmp_path, text))
-    assert found.requests.arrival_s == pytest.approx([0, 1.31941, 4.314579], abs=1e-6)
-    assert found.requests.input_tokens.tolist() == [374, 10, 396]
-    assert found.requests.decode_tokens.tolist() == [44, 1, 109]
-    assert found.dropped == 0
+def test_one_request_however_it_is_written(file: Path, text: str) -> None:
+    file.write_bytes(text.encode())
+    assert columns(read_trace(file)) == [(0.0, 374, 44)]
 
 
-def test_other_columns_do_not_matter(tmp_path: Path) -> None:
-    text = "x,GeneratedTokens,TIMESTAMP,ContextTokens\n?,3,2023-01-01 00:00:00,4\n"
-    assert read_trace(written(tmp_path, text)).requests.decode_tokens.tolist() == [3]
+def test_time_zones_are_heeded(file: Path) -> None:
+    file.write_text(csv_lines("2024-05-10 02:00:01.5+02:00,1,2", "2024-05-10 00:00:01,3,4"))
+    assert columns(read_trace(file)) == [(0.0, 3, 4), (0.5, 1, 2)]
 
 
-def test_json_lines_of_a_run_are_read_and_empty_answers_counted(tmp_path: Path) -> None:
-    found = read_trace(written(tmp_path, RUN))
-    assert found.requests.arrival_s.tolist() == [0.0, 1.0]
-    assert found.requests.input_tokens.tolist() == [0, 5]
-    assert found.requests.decode_tokens.tolist() == [8, 7]
-    assert found.dropped == 1
+def test_rows_that_generate_nothing_are_counted_and_left_out(file: Path) -> None:
+    """An empty prompt stays; time starts at the first row that is kept."""
+    empty = run(output_toks=0, arrival_time=1)
+    file.write_text("\n".join([empty, run(), run(input_toks=0), empty]))
+    trace = read_trace(file)
+    assert columns(trace) == [(0.0, 3, 4), (0.0, 0, 4)]
+    assert trace.dropped == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 10**9)), min_size=1, max_size=30))
+def test_rows_are_sorted_by_arrival_and_ties_stay_in_order(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]]
+) -> None:
+    """Written in eighths of a second, which are exact."""
+    path = tmp_path_factory.mktemp("traces") / "trace"
+    path.write_text("\n".join(run(arrival_time=t / 8, input_toks=n) for t, n in rows))
+    first = min(t for t, _ in rows)
+    in_order = sorted(rows, key=lambda row: row[0])
+    assert columns(read_trace(path)) == [((t - first) / 8, n, 4) for t, n in in_order]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ":1: not a trace"),
-        ("a,b\n1,2\n", ":1: not a trace: neither a CSV with TIMESTAMP"),
-        (b"\xff\xfe\x00", "UTF-8"),
-        (AZURE + "\n2023-11-16 18:15", ":5: ContextTokens: missing; must be a whole number of tokens"),
-        (AZURE.replace("396", "-1"), ":3: ContextTokens: '-1'; must be a whole number of tokens"),
-        (AZURE.replace("396", "1.5"), ":3: ContextTokens: '1.5'"),
-        (AZURE.replace("109", "nan"), ":3: GeneratedTokens: 'nan'"),
-        (AZURE.replace("2023-11-16 18:15:50.9951690", "soon"), ":3: TIMESTAMP: 'soon'; must be a time"),
-        (RUN + '{"request_id": "d", "inp', ":5: not a JSON object"),
-        (RUN + "[1, 2]\n", ":5: not a JSON object"),
-        (RUN.replace("1787267981.0", "Infinity"), ":2: arrival_time"),
-        (RUN.replace('"input_toks": 6, ', ""), ":2: input_toks: missing"),
-        (RUN.replace('"output_toks": 7', '"output_toks": true'), ":1: output_toks: 'true'"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests with tokens to generate"),
+        (csv_lines(ROW, "2023-11-16 18:15:5"), ":3: columns: 1; must be 3, as in the first line; "),
+        (csv_lines(ROW, "", ROW + ",7"), ":4: columns: 4; must be 3, as in the first line; "),
+        (csv_lines(ROW.replace("374", '"374')), ":2: columns: 2; must be 3"),
+        (csv_lines(ROW.replace("374", "-3")), f":2: ContextTokens: '-3'; {TOKENS}"),
+        (csv_lines(ROW, ROW.replace("44", "nan")), f":3: GeneratedTokens: 'nan'; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "")), f":2: GeneratedTokens: ''; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "4.5")), f":2: GeneratedTokens: '4.5'; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "inf")), f":2: GeneratedTokens: 'inf'; {TOKENS}"),
+        (csv_lines(ROW.replace("44", "1000000001")), f":2: GeneratedTokens: '1000000001'; {TOKENS}"),
+        (
+            csv_lines(ROW.replace("11", "13")),
+            ":2: TIMESTAMP: '2023-13-16 18:15:46.6805900'; must be a date and",
+        ),
+        (csv_lines('"' + "a" * 200_000 + '",1,2'), ":2: field larger than field limit"),
+        (
+            "time,in,out\n1,2,3",
+            ":1: not a trace: neither JSON lines with arrival_time, input_toks, output_toks",
+        ),
+        ("TIMESTAMP,ContextTokens\n1,2", "(missing: GeneratedTokens); the line is 'TIMESTAMP,ContextTokens'"),
+        (ROW, "(missing: TIMESTAMP, ContextTokens, GeneratedTokens)"),
+        ("[1, 2]", ":1: not a trace: neither"),
+        ("\0" * 99, ":1: not a trace: neither"),
+        ("x" * 1_000_001, ":1: not a trace: a line of more than 1,000,000 characters"),
+        (run() + "\n" + run()[:30], ":2: not a JSON object; the line is '{\"request_id"),
+        (run() + "\n[]", ":2: not a JSON object; the line is '[]'"),
+        ("{\n}", ":1: not a JSON object; the line is '{'"),
+        ('{"a":' + "[" * 100_000, ":1: not a JSON object; "),
+        (run().replace("3", "3" * 5000), ":1: not a JSON object; "),
+        (run(input_toks=None), f":1: input_toks: missing; {TOKENS}"),
+        (run(output_toks=-1), f":1: output_toks: -1; {TOKENS}"),
+        (run(output_toks=True), f":1: output_toks: true; {TOKENS}"),
+        (run(output_toks=[1]), f":1: output_toks: [1]; {TOKENS}"),
+        (run(output_toks=10**400), ":1: output_toks: 1000000000000"),
+        (run(arrival_time=float("nan")), ":1: arrival_time: NaN; must be a number of seconds, at most"),
+        (run(arrival_time=float("inf")), ":1: arrival_time: Infinity; must be a number of seconds"),
+        (run(arrival_time=1787267980250), ":1: arrival_time: 1787267980250; must be a number of seconds"),
+        (run(arrival_time="now"), ":1: arrival_time: 'now'; must be a number of seconds"),
+        ("", ": must have a request that generates tokens; rows without: 0"),
+        ("\n \n", ": must have a request that generates tokens; rows without: 0"),
+        (csv_lines(), ": must have a request that generates tokens; rows without: 0"),
+        (run(output_toks=0), ": must have a request that generates tokens; rows without: 1"),
     ],
+    ids=lambda text: repr(text[:60]),
 )
-def test_damage_is_named_by_line_and_key(tmp_path: Path, text: str | bytes, message: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        read_trace(written(tmp_path, text))
-    assert message in str(refused.value)
-    assert "trace" in str(refused.value)
+def test_what_is_not_a_trace_is_refused(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        read_trace(file)
+    assert str(refusal.value).startswith(str(file))
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < len(str(file)) + 400
 
 
-def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(UsageError, match="cannot be read"):
-            read_trace(path)
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\x00", csv_lines(ROW).encode("utf-16")])
+def test_binary_files_are_refused(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match="not a trace: must be text in UTF-8"):
+        read_trace(file)
+
+
+def test_folders_and_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        read_trace(tmp_path)
+    with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
+        read_trace(tmp_path / "nothing")
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", HEADER.encode() + b"\n", run().encode() + b"\n"]))
+def test_any_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, start: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("traces") / "trace"
+    path.write_bytes(start + data)
+    try:
+        arrival = read_trace(path).requests.arrival_s
+    except UsageError as error:
+        message = str(error)
+    else:
+        message = str(path)
+        assert arrival[0] == 0
+        assert (np.diff(arrival) >= 0).all()
+    assert message.startswith(str(path))
+
+
+def test_reading_a_trace_loads_nothing_heavy() -> None:
+    code = "import sys, kvplan.simulation.traces; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"scipy", "numba", "pydantic", "typer", "rich", "pandas"}

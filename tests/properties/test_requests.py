@@ -1,0 +1,103 @@
+"""Requests of any model: in order, as many as asked for, of lengths that their class has, by share."""
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import mix_model, models
+
+from kvplan.model import ServingModel
+from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
+
+Generate = Callable[[ServingModel, np.random.Generator, int | None, float | None], Requests]
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> Generate:
+    """One of the open arrivals with any parameters."""
+    kind = draw(st.sampled_from(["poisson", "renewal", "burst"]))
+    if kind == "poisson":
+        return lambda model, rng, n, end: poisson(model, rng, requests=n, horizon_s=end)
+    if kind == "renewal":
+        cv = draw(st.floats(0.01, 100.0))
+        return lambda model, rng, n, end: renewal(model, rng, cv=cv, requests=n, horizon_s=end)
+    high, low = draw(st.floats(0.01, 1e3)), draw(st.just(0.0) | st.floats(0.01, 1e3))
+    if draw(st.booleans()):
+        high, low = low, high
+    on_s, off_s = draw(st.floats(1e-6, 1e6)), draw(st.floats(1e-6, 1e6))
+    return lambda model, rng, n, end: burst(
+        model, rng, high=high, low=low, on_s=on_s, off_s=off_s, requests=n, horizon_s=end
+    )
+
+
+def assert_of_the_model(some: Requests, model: ServingModel) -> None:
+    """Arrays of one size; every request has the prompt of its class and one of its lengths."""
+    sizes = {a.shape for a in (some.arrival_s, some.input_tokens, some.decode_tokens, some.class_index)}
+    assert len(sizes) == 1
+    assert {a.dtype for a in (some.input_tokens, some.decode_tokens, some.class_index)} <= {np.dtype("int64")}
+    for kind, prompt, decode in zip(some.class_index, some.input_tokens, some.decode_tokens, strict=True):
+        assert prompt == model.classes[kind].input_tokens
+        assert decode in model.classes[kind].decode_tokens
+
+
+@given(models(), arrivals(), st.integers(0, 300), st.integers(0, 2**32))
+def test_open_arrivals_are_in_order_and_as_many_as_asked_for(
+    model: ServingModel, generate: Generate, requests: int, seed: int
+) -> None:
+    some = generate(model, np.random.default_rng(seed), requests, None)
+    assert_of_the_model(some, model)
+    assert some.arrival_s.size == requests
+    assert (some.arrival_s >= 0).all()
+    assert np.isfinite(some.arrival_s).all()
+    assert (np.diff(some.arrival_s) >= 0).all()
+    again = generate(model, np.random.default_rng(seed), requests, None)
+    assert again.arrival_s.tobytes() == some.arrival_s.tobytes()
+    assert again.decode_tokens.tobytes() == some.decode_tokens.tobytes()
+
+
+@given(models(), arrivals(), st.floats(1e-3, 1.0), st.integers(0, 2**32))
+def test_open_arrivals_come_before_the_horizon(
+    model: ServingModel, generate: Generate, share: float, seed: int
+) -> None:
+    whole = generate(model, np.random.default_rng(seed), 200, None)
+    horizon = share * float(whole.arrival_s[-1]) + 1e-9
+    cut = generate(model, np.random.default_rng(seed), 200, horizon)
+    assert_of_the_model(cut, model)
+    assert (cut.arrival_s <= horizon * (1 + 1e-12)).all()
+    assert (np.diff(cut.arrival_s) >= 0).all()
+
+
+@given(models(), st.integers(0, 500))
+def test_saturated_requests_keep_to_their_shares_all_along(model: ServingModel, requests: int) -> None:
+    """Classes to within 2 of their share, and the lengths of a class to within 2 of their weight."""
+    some = saturated(model, requests=requests)
+    assert_of_the_model(some, model)
+    rates = np.array([c.rate_rps for c in model.classes])
+    assert_kept(some.class_index, np.arange(rates.size), rates)
+    for index, c in enumerate(model.classes):
+        assert_kept(
+            some.decode_tokens[some.class_index == index],
+            np.array(c.decode_tokens),
+            np.array(c.decode_weights),
+        )
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60))
+def test_many_classes_of_any_rates_keep_to_their_shares(rates: list[float]) -> None:
+    model = mix_model(*[(1, 1, rate) for rate in rates])
+    assert_kept(saturated(model, requests=600).class_index, np.arange(len(rates)), np.array(rates))
+
+
+def assert_kept(seen: np.ndarray, values: np.ndarray, amounts: np.ndarray) -> None:
+    so_far = np.cumsum(seen[:, None] == values, axis=0)
+    shares = np.arange(1, seen.size + 1)[:, None] * (amounts / amounts.sum())
+    assert np.abs(so_far - shares).max(initial=0.0) <= 2 + 1e-9
+
+
+@given(models(), st.integers(1, 50), st.integers(0, 300), st.integers(0, 2**32))
+def test_a_closed_loop_starts_at_once(model: ServingModel, clients: int, requests: int, seed: int) -> None:
+    some = closed(model, np.random.default_rng(seed), clients=clients, requests=requests)
+    assert_of_the_model(some, model)
+    assert some.clients == clients
+    assert not some.arrival_s.any()
