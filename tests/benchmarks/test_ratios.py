@@ -1,4 +1,4 @@
-"""How long kvplan takes, as ratios measured side by side in one run. Run with `pytest tests/benchmarks -s`.
+"""How long kvplan takes, as ratios measured side by side in one run. Run with `pytest tests/benchmarks -s -n 0`.
 
 Not part of the test command: a busy machine can fail it. Each ratio is the median over interleaved pairs.
 """

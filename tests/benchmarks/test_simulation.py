@@ -1,4 +1,4 @@
-"""How fast the simulator is, as ratios measured side by side. Run with `pytest tests/benchmarks -s`."""
+"""How fast the simulator is, as ratios measured side by side. Run with `pytest tests/benchmarks -s -n 0`."""
 
 import os
 import subprocess
