@@ -268,7 +268,7 @@ def cut(values: IntArray, count: FloatArray, limit: int) -> IntArray:
     """
     distinct, group = np.unique(values, return_inverse=True)
     if distinct.size > limit:
-        gap = np.diff(distinct, prepend=distinct[0]).astype(np.float64)
+        gap = np.diff(distinct, prepend=2 * distinct[0] - distinct[1]).astype(np.float64)
         share = np.cbrt(np.bincount(group, count) * gap**2)
         for _ in range(limit):  # what alone would take several ranges can only fill one
             share = np.minimum(share, share.sum() / limit)
@@ -292,11 +292,11 @@ def whole(traffic: Traffic, like: ServingModel) -> ServingModel:
     return ServingModel(tuple(classes), like.timing, like.replica)
 
 
-def distortion(traffic: Traffic, model: ServingModel) -> Distortion:
-    """What the classes of `model` make of a trace: stability, 1 - ρ, footprint and variance of KV usage."""
+def distortion(traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingModel) -> Distortion:
+    """What classes make of a trace, on the replica of `like`: stability, 1 - ρ, footprint, variance of KV usage."""
     from kvplan.analysis.stability import model_spectrum
 
-    raw = whole(traffic, model)
+    raw, model = whole(traffic, like), ServingModel(classes, like.timing, like.replica)
     of_trace, of_model = model_spectrum(raw), model_spectrum(model)
     (footprint, square), (model_footprint, model_square) = _moments(raw), _moments(model)
     return Distortion(
