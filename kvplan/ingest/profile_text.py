@@ -152,7 +152,7 @@ def _class(c: RequestClass) -> str:
 
 
 def _weight(weight: float) -> str:
-    return f"{weight:.0f}" if weight.is_integer() and weight < 1e12 else repr(float(f"{weight:.6g}"))
+    return f"{weight:.0f}" if weight.is_integer() and weight < 1e12 else repr(max(float(f"{weight:.6g}"), 1e-12))
 
 
 def _kept(base: Profile) -> list[str]:

@@ -21,6 +21,7 @@ import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -134,13 +135,14 @@ class TraceFile:
                     pass
                 self.sha256 = hashed.digest.hexdigest()
         except UnicodeDecodeError:
-            line = None if lines is None else lines.number + 1
-            raise ProfileError(self.source, "must be text in UTF-8", line=line) from None
+            raise UsageError(f"{self.source}: must be text in UTF-8") from None
         except csv.Error as error:
             line = None if lines is None else lines.number
             raise ProfileError(self.source, f"not CSV: {error}; is a quote open?", line=line) from None
         except EOFError:
             raise UsageError(f"{self.source}: the compressed data are cut off") from None
+        except zlib.error:
+            raise UsageError(f"{self.source}: the compressed data are damaged") from None
         except OSError as error:
             raise UsageError(f"{self.source}: cannot be read: {error.strerror or error}") from None
 

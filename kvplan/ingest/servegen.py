@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import re
+import zlib
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,7 +109,7 @@ def _kind(path: Path) -> int | None:
     try:
         with _text(path) as file:
             start = file.read(4096)
-    except (OSError, UnicodeDecodeError, EOFError, UsageError):
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error, UsageError):
         return None  # whoever reads it next says why
     return 0 if _TRACE.match(start) else 1 if _DATASET.match(start) else None
 
