@@ -324,9 +324,7 @@ def fit(
     traffic = traffic_fit.measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
     change = None if classes is None else traffic_fit.distortion(traffic, found, kept.model)
-    fitted = profile_text.fitted_profile(
-        traffic, found, kept, default_base=base is None, distortion=change
-    )
+    fitted = profile_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)
     for note in traffic.notes:
         _say(f"note: {note}")
     if change is not None:

@@ -135,9 +135,7 @@ def _burstiness(traffic: Traffic) -> str | None:
         found.append(f"coefficient of variation of the gaps {format_number(traffic.gap_cv, 3)}")
     if traffic.dispersion is not None and traffic.dispersion_window_s is not None:
         window = format_number(traffic.dispersion_window_s)
-        found.append(
-            f"variance over mean of the counts in {window} s {format_number(traffic.dispersion, 3)}"
-        )
+        found.append(f"variance over mean of the counts in {window} s {format_number(traffic.dispersion, 3)}")
     return f"Arrivals: {', '.join(found)} (both 1 for Poisson arrivals)." if found else None
 
 
@@ -148,11 +146,15 @@ def _class(c: RequestClass) -> str:
         pairs = zip(c.decode_tokens, c.decode_weights, strict=True)
         decode = "{ " + ", ".join(f"{length} = {_weight(weight)}" for length, weight in pairs) + " }"
     rate = float(f"{c.rate_rps:.6g}")
-    return f"[[classes]]\nname = {_value(c.name)}\ninput = {c.input_tokens}\ndecode = {decode}\nrate = {rate!r}"
+    return (
+        f"[[classes]]\nname = {_value(c.name)}\ninput = {c.input_tokens}\ndecode = {decode}\nrate = {rate!r}"
+    )
 
 
 def _weight(weight: float) -> str:
-    return f"{weight:.0f}" if weight.is_integer() and weight < 1e12 else repr(max(float(f"{weight:.6g}"), 1e-12))
+    return (
+        f"{weight:.0f}" if weight.is_integer() and weight < 1e12 else repr(max(float(f"{weight:.6g}"), 1e-12))
+    )
 
 
 def _kept(base: Profile) -> list[str]:
@@ -205,9 +207,7 @@ def _value(value: Any) -> str:
 
 
 def _comment(paragraphs: Iterable[str]) -> str:
-    lines = (
-        line for text in paragraphs for line in textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False)
-    )
+    lines = (line for text in paragraphs for line in textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False))
     return "\n".join(f"# {line}" for line in lines)
 
 

@@ -63,7 +63,9 @@ def read(path: Path) -> Client | None:
         return None
     stem = path.name.removesuffix(_SUFFIXES[kind])
     if stem == path.name:
-        raise UsageError(f"{path}: a ServeGen client must be called NAME{_SUFFIXES[kind]}, to find its other file")
+        raise UsageError(
+            f"{path}: a ServeGen client must be called NAME{_SUFFIXES[kind]}, to find its other file"
+        )
     rates, lengths = (path.with_name(stem + suffix) for suffix in _SUFFIXES)
     other = lengths if kind == 0 else rates
     if not other.is_file():
@@ -156,7 +158,15 @@ def _distributions(
             # a part in which nothing was seen has empty tables
             if tables["input_tokens"].strip() != "{}" and tables["output_tokens"].strip() != "{}"
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, MemoryError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        SyntaxError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{path}: not a ServeGen dataset: {error}") from None
     if not found:
         raise UsageError(f"{path}: no length distributions")

@@ -332,9 +332,13 @@ def _notes(
     if trace.cut_off:
         notes.append("the file ends within its last row, which is left out")
     if arrivals.unsorted:
-        notes.append(f"{arrivals.unsorted:,} arrivals are earlier than one before them in the file; put in order")
+        notes.append(
+            f"{arrivals.unsorted:,} arrivals are earlier than one before them in the file; put in order"
+        )
     if arrivals.late:
-        notes.append(f"{arrivals.late:,} of these are too far off to be put in order, and count as gaps of 0 s")
+        notes.append(
+            f"{arrivals.late:,} of these are too far off to be put in order, and count as gaps of 0 s"
+        )
     if trace.duration_s is not None:
         notes.append("no arrival times: the rate is that of completions, which can be below what was offered")
     if trace.forgetful:
@@ -539,5 +543,3 @@ def describe(found: Distortion) -> str:
         f"{format_percent(found.footprint, 2, signed=True)}, variance of KV usage "
         f"{format_percent(found.variance, 2, signed=True)}"
     )
-
-

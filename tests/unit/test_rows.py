@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,6 @@ def test_gzip_is_read_and_hashed_as_stored(tmp_path: Path) -> None:
 
 
 def test_zstd_is_read_or_refused_clearly(tmp_path: Path) -> None:
-    pytest.importorskip("numpy")
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
@@ -152,7 +152,7 @@ def test_a_malformed_row_is_refused_with_its_line(tmp_path: Path, row: str, mess
         ('[{"time": 1}]\n', ":1: not a trace"),
         ('{"a": 1,\n', ":1: not JSON: "),
         ('{"input_lens": [1], "output_lens": []}', ":1: not a trace: needs the lists"),
-        ('{"input_lens": [1], "output_lens": [2]}', ": duration: null; must be a time"),
+        ('{"input_lens": [1], "output_lens": [2]}', ": duration: 'null'; must be a time"),
         ('{"input_lens": [1], "output_lens": [2]}\n{"input_lens": []}', ":2: several benchmark results"),
         ('{"time": true, "input": 1, "output": 1}\n', ":1: time: 'true'; must be a time"),
         (b"time,input,output\n\xff\xfe,1,2\n", ": must be text in UTF-8"),
@@ -273,11 +273,9 @@ def test_servegen_lengths_are_never_run_as_code(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    import tracemalloc
-
     def peak(rows: int) -> int:
         path = tmp_path / "trace.csv"
-        lengths = np.random.default_rng(0).integers(1, 400, (rows, 2)).tolist()
+        lengths = np.random.default_rng(0).integers(1, 60, (rows, 2)).tolist()
         path.write_text(PLAIN + "".join(f"{t},{i},{o}\n" for t, (i, o) in enumerate(lengths)))
         del lengths
         tracemalloc.start()
@@ -286,4 +284,4 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         tracemalloc.stop()
         return most
 
-    assert peak(100_000) < 2.5 * peak(50_000)
+    assert peak(160_000) < 1.25 * peak(80_000)
