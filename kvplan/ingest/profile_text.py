@@ -10,7 +10,7 @@ import tomli
 
 from kvplan import __version__
 from kvplan.errors import ProfileError
-from kvplan.ingest.traffic_fit import BINS, POINTS, Distortion, Traffic, describe
+from kvplan.ingest.traffic_fit import BINS, POINTS, Distortion, Traffic, describe, moment_errors
 from kvplan.model import RequestClass
 from kvplan.profile import Profile, parse_profile
 from kvplan.units import format_number, format_percent, format_rate, format_tokens
@@ -99,10 +99,12 @@ def _provenance(
     for note in traffic.notes:
         yield f"Note: {note}."
     if distortion is None:
+        footprint, variance = moment_errors(traffic, tuple(classes), base.model)
         ranges = f"{len(classes)} ranges" if len(classes) > 1 else "one range"
         yield (
             f"Each class: the mean of a range of input lengths ({ranges}, at most {BINS}), and the decode lengths "
-            f"seen with them, gathered into at most {POINTS}."
+            f"seen with them, gathered into at most {POINTS}. Error of the mean footprint: {_error(footprint)}; of the "
+            f"variance of KV usage: {_error(variance)}."
         )
     else:
         yield (
@@ -114,6 +116,10 @@ def _provenance(
         f"Replica, timing, plan and gate: kept from {_printable(base.source)}{why} ({_printable(base.name)}; "
         f"sha256 {base.sha256[:12]})."
     )
+
+
+def _error(relative: float) -> str:
+    return format_percent(relative, 2, signed=True) if abs(relative) >= 1e-4 else "below 0.01%"
 
 
 def _when(traffic: Traffic) -> str:

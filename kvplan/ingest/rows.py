@@ -43,17 +43,34 @@ _SHOWN = 60  # characters of a line in a message
 
 # Usual names, without case, spaces and underscores; the first that is there counts.
 _TIME = (
-    "timestamp arrivaltime arrivaltimestamp arrivaltimes arrivals arrivalms arrival arrivedat timestampms "
-    "timestamps times timems time"
-).split()
+    *(
+        "timestamp",
+        "arrivaltime",
+        "arrivaltimestamp",
+        "arrivaltimes",
+        "arrivals",
+        "arrivalms",
+        "arrival",
+        "arrivedat",
+    ),
+    *("timestampms", "timestamps", "times", "timems", "time"),
+)
 _INPUT = (
-    "contexttokens requesttokens inputlength inputtoks inputtokens inputlen prompttokens promptlength promptlen "
-    "promptsize numprefilltokens input prompt"
-).split()
+    *(
+        "contexttokens",
+        "requesttokens",
+        "inputlength",
+        "inputtoks",
+        "inputtokens",
+        "inputlen",
+        "prompttokens",
+    ),
+    *("promptlength", "promptlen", "promptsize", "numprefilltokens", "input", "prompt"),
+)
 _OUTPUT = (
-    "generatedtokens responsetokens outputlength outputtoks outputtokens outputlen completiontokens decodetokens "
-    "decodelength numdecodetokens tokensize output decode"
-).split()
+    *("generatedtokens", "responsetokens", "outputlength", "outputtoks", "outputtokens", "outputlen"),
+    *("completiontokens", "decodetokens", "decodelength", "numdecodetokens", "tokensize", "output", "decode"),
+)
 
 
 class Rows(NamedTuple):

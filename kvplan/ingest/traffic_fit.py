@@ -15,7 +15,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.ingest import servegen
 from kvplan.ingest.rows import Rows, TraceFile
-from kvplan.model import FloatArray, IntArray, RequestClass, ServingModel
+from kvplan.model import FloatArray, IntArray, Prefill, RequestClass, ServingModel
 from kvplan.units import format_percent
 
 BINS = 8
@@ -131,7 +131,7 @@ def measure(path: Path) -> Traffic:
     for block in trace:
         rows += block.time_s.size
         kept = (block.input_tokens > 0) & (block.output_tokens > 0)
-        used = block if kept.all() else Rows(*(column[kept] for column in block))
+        used = Rows(block.time_s[kept], block.input_tokens[kept], block.output_tokens[kept])
         pairs.add(used.input_tokens, used.output_tokens)
         if trace.duration_s is None:
             arrivals.add(used.time_s)
@@ -296,25 +296,46 @@ def distortion(traffic: Traffic, classes: tuple[RequestClass, ...], like: Servin
     """What classes make of a trace, on the replica of `like`: stability, 1 - ρ, footprint, variance of KV usage."""
     from kvplan.analysis.stability import model_spectrum
 
-    raw, model = whole(traffic, like), ServingModel(classes, like.timing, like.replica)
-    of_trace, of_model = model_spectrum(raw), model_spectrum(model)
-    (footprint, square), (model_footprint, model_square) = _moments(raw), _moments(model)
+    model = ServingModel(classes, like.timing, like.replica)
+    of_trace, of_model = model_spectrum(whole(traffic, like)), model_spectrum(model)
+    footprint, variance = moment_errors(traffic, classes, like)
     return Distortion(
         trace_stable=of_trace.stable,
         stable=of_model.stable,
         trace_gap=1 - of_trace.radius,
         gap=1 - of_model.radius,
-        footprint=model_footprint / footprint - 1,
-        variance=model_square / square - 1,
+        footprint=footprint,
+        variance=variance,
     )
 
 
-def _moments(model: ServingModel) -> tuple[float, float]:
+def moment_errors(
+    traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingModel
+) -> tuple[float, float]:
+    """Relative errors that classes make in a request's mean footprint and in the variance of KV usage.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, Timing
+    >>> traffic = _example()
+    >>> like = ServingModel(binned(traffic), Timing(0.01), Replica(9000))
+    >>> moment_errors(traffic, like.classes, like)
+    (0.0, 0.0)
+    """
+    mix = ServingModel(classes, like.timing, like.replica).mix
+    inline = like.replica.prefill is Prefill.INLINE
+    stages = traffic.decode_tokens + (1 if inline else 0)
+    first_weight = traffic.input_tokens + (0.0 if inline else 1.0)
+    made = _moments(mix.stages, mix.first_weight, mix.share)
+    raw = _moments(stages, first_weight, traffic.count / traffic.count.sum())
+    return made[0] / raw[0] - 1, made[1] / raw[1] - 1
+
+
+def _moments(stages: IntArray, first_weight: FloatArray, share: FloatArray) -> tuple[float, float]:
     """Σ_k (a+k) and Σ_k (a+k)² of a request on average; KV usage of Poisson arrivals has these as cumulants."""
-    mix = model.mix
-    n, a = mix.stages.astype(np.float64), mix.first_weight
+    n, a = stages.astype(np.float64), first_weight
     squares = n * a**2 + a * n * (n - 1) + (n - 1) * n * (2 * n - 1) / 6
-    return float(mix.share @ mix.footprint), float(mix.share @ squares)
+    return float(share @ (n * a + n * (n - 1) / 2)), float(share @ squares)
 
 
 def _range(values: IntArray) -> str:

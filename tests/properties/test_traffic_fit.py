@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.ingest.profile_text import fitted_profile
-from kvplan.ingest.traffic_fit import Traffic, binned, compact, cut, distortion, measure, whole
+from kvplan.ingest.traffic_fit import Traffic, binned, compact, cut, distortion, measure, moment_errors, whole
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.profile import parse_profile
 from kvplan.simulation.requests import Requests, poisson, renewal
@@ -80,7 +80,7 @@ def test_burstiness_comes_back(cv: float) -> None:
 def traces(draw: st.DrawFn) -> Traffic:
     seed, size = draw(st.integers(0, 2**32 - 1)), draw(st.integers(2, 3000))
     rng = np.random.default_rng(seed)
-    spread = draw(st.floats(0.1, 2.0))
+    spread = draw(st.floats(0.1, 1.0))
     inputs = np.minimum(rng.lognormal(6, spread, size) + 1, 100_000).astype(int)
     decode = np.minimum(rng.lognormal(5, spread, size) + 1, 5_000).astype(int)
     times = np.arange(size) / 4
@@ -99,9 +99,9 @@ def test_bins_keep_rate_means_footprint_and_variance(traffic: Traffic) -> None:
     assert model.total_rate_rps == pytest.approx(traffic.rate_rps)
     assert mix.share @ mix.input_tokens == pytest.approx(traffic.mean_input, abs=0.5)
     assert mix.share @ mix.decode_tokens == pytest.approx(traffic.mean_decode, abs=0.5)
-    kept = distortion(traffic, classes, model)
-    assert abs(kept.footprint) < 0.05
-    assert abs(kept.variance) < 0.15
+    footprint, variance = moment_errors(traffic, classes, model)
+    assert abs(footprint) < 0.02
+    assert abs(variance) < 0.08
 
 
 @settings(max_examples=20, deadline=None)
@@ -178,10 +178,10 @@ def test_cut_makes_ranges_and_fills_most_of_them(values: list[int], limit: int) 
         assert limit / 3 <= group.max() + 1 <= limit
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(traces())
 def test_the_whole_trace_distorts_nothing(traffic: Traffic) -> None:
     like = ServingModel(binned(traffic), Timing(0.01), Replica(10**7))
     kept = distortion(traffic, whole(traffic, like).classes, like)
     assert kept.trace_gap == kept.gap
-    assert (kept.footprint, kept.variance) == (0, 0)
+    assert (kept.footprint, kept.variance) == pytest.approx((0, 0), abs=1e-12)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvplan.errors import UsageError
+from kvplan.ingest import rows, traffic_fit
 from kvplan.ingest.rows import BLOCK_ROWS, TraceFile
 from kvplan.ingest.traffic_fit import measure
 
@@ -272,16 +273,27 @@ def test_servegen_lengths_are_never_run_as_code(tmp_path: Path) -> None:
         measure(path)
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    def peak(rows: int) -> int:
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With smaller tables, so that a small file fills them."""
+    monkeypatch.setattr(rows, "BLOCK_ROWS", 1 << 10)
+    for name in ("_MAX_PAIRS", "_MAX_SECONDS", "_REORDERED"):
+        monkeypatch.setattr(traffic_fit, name, 1 << 12)
+
+    def peak(size: int) -> int:
         path = tmp_path / "trace.csv"
-        lengths = np.random.default_rng(0).integers(1, 60, (rows, 2)).tolist()
-        path.write_text(PLAIN + "".join(f"{t},{i},{o}\n" for t, (i, o) in enumerate(lengths)))
+        lengths = np.random.default_rng(0).integers(1, 10_000, (size, 2))
+        path.write_text(PLAIN + "".join(f"{t},{i},{o}\n" for t, (i, o) in enumerate(lengths.tolist())))
         del lengths
         tracemalloc.start()
-        measure(path)
+        traffic = measure(path)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
+        assert traffic.count.sum() == size
+        assert traffic.count.size <= 1 << 12
+        assert traffic.mean_input == pytest.approx(5000, rel=0.02)
+        assert traffic.gap_cv == pytest.approx(0, abs=1e-6)
+        assert traffic.dispersion == pytest.approx(0, abs=1e-9)
+        assert any("lengths rounded" in note for note in traffic.notes)
         return most
 
-    assert peak(160_000) < 1.25 * peak(80_000)
+    assert peak(40_000) < 1.2 * peak(20_000)
