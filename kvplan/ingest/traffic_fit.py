@@ -325,7 +325,7 @@ def moment_errors(
     mix = ServingModel(classes, like.timing, like.replica).mix
     inline = like.replica.prefill is Prefill.INLINE
     stages = traffic.decode_tokens + (1 if inline else 0)
-    first_weight = traffic.input_tokens + (0.0 if inline else 1.0)
+    first_weight = traffic.input_tokens.astype(np.float64) + (0 if inline else 1)
     made = _moments(mix.stages, mix.first_weight, mix.share)
     raw = _moments(stages, first_weight, traffic.count / traffic.count.sum())
     return made[0] / raw[0] - 1, made[1] / raw[1] - 1
@@ -427,7 +427,7 @@ class _Tally:
 
     def _set(self, keys: IntArray, counts: FloatArray) -> None:
         self.keys, place = np.unique(keys, return_inverse=True)
-        self.counts = np.bincount(place, counts, self.keys.size)
+        self.counts = np.bincount(place, counts, self.keys.size).astype(np.float64, copy=False)
 
 
 class _Pairs:
@@ -535,7 +535,7 @@ class _Arrivals:
 
     def _double(self, keys: IntArray) -> IntArray:
         self._width_s *= 2
-        return keys // 2
+        return keys >> 1
 
 
 def _example() -> Traffic:
