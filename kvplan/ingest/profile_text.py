@@ -18,6 +18,7 @@ from kvplan.units import format_number, format_percent, format_rate, format_toke
 _KEPT = ("gpu", "timing", "plan", "gate")
 _DATED_S = 1e9  # a clock that shows more than this counts from 1970
 _WIDTH = 118
+_JOINT = ": traffic of "  # between the names of replica and trace
 
 
 def fitted_profile(
@@ -57,7 +58,7 @@ def fitted_profile(
     >>> [(c.input_tokens, c.rate_rps) for c in profile.model.classes], profile.model.timing == base.model.timing
     ([(10, 0.25), (12, 0.25), (300, 0.5)], True)
     """
-    name = _printable(f"{base.name}: traffic of {traffic.path.name}")
+    name = _printable(f"{base.name.partition(_JOINT)[0]}{_JOINT}{traffic.path.name}")
     parts = [
         _comment(_provenance(traffic, classes, base, default_base, distortion)),
         f"schema = 1\nname = {_value(name if len(name) <= 200 else name[:199] + '…')}",
@@ -142,7 +143,7 @@ def _burstiness(traffic: Traffic) -> str | None:
     if traffic.dispersion is not None and traffic.dispersion_window_s is not None:
         window = format_number(traffic.dispersion_window_s)
         found.append(f"variance over mean of the counts in {window} s {format_number(traffic.dispersion, 3)}")
-    return f"Arrivals: {', '.join(found)} (both 1 for Poisson arrivals)." if found else None
+    return f"Arrivals: {', '.join(found)} (1 for Poisson arrivals)." if found else None
 
 
 def _class(c: RequestClass) -> str:

@@ -456,8 +456,9 @@ class _Pairs:
 def _rounded(values: IntArray, bits: int) -> IntArray:
     """To the nearest number of so many leading bits."""
     exponent = np.frexp(values.astype(np.float64))[1]
-    shift = np.maximum(exponent - bits, 0)
-    return (values + ((1 << shift) >> 1)) >> shift << shift
+    shift = np.maximum(exponent.astype(np.int64) - bits, 0)
+    nearest: IntArray = (values + ((1 << shift) >> 1)) >> shift << shift
+    return nearest
 
 
 class _Arrivals:

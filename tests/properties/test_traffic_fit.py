@@ -160,6 +160,8 @@ require = ["load.headroom >= 0.2"]
         )
         assert written.rate_rps == pytest.approx(c.rate_rps, rel=1e-5)
     assert "old" not in fitted.text
+    again = fitted_profile(traffic, classes, fitted)
+    assert (again.name, again.model) == (fitted.name, fitted.model)
     assert max(map(len, fitted.text.partition("schema")[0].splitlines())) <= 120
 
 
@@ -185,3 +187,33 @@ def test_the_whole_trace_distorts_nothing(traffic: Traffic) -> None:
     kept = distortion(traffic, whole(traffic, like).classes, like)
     assert kept.trace_gap == kept.gap
     assert (kept.footprint, kept.variance) == pytest.approx((0, 0), abs=1e-12)
+
+
+def test_tables_are_kept_with_their_comments_where_they_stand_for_themselves() -> None:
+    """The comment above a table belongs to it, the one above the classes goes with them."""
+    base = parse_profile(
+        b"""schema = 1
+name = "base"
+
+# from the log
+[gpu]
+memory_tokens = 10_000  # 625 blocks
+
+[timing]  # calibrated
+d0 = "10 ms"
+
+# old traffic
+[[classes]]
+name = "old"
+input = 1
+decode = 1
+rate = 1.0
+""",
+        "base.toml",
+    )
+    requests = Requests(np.arange(3.0), np.array([5, 5, 6]), np.array([7, 8, 9]), np.zeros(3, dtype=np.int64))
+    traffic = fit_of(requests)
+    text = fitted_profile(traffic, binned(traffic), base).text
+    kept = '# from the log\n[gpu]\nmemory_tokens = 10_000  # 625 blocks\n\n[timing]  # calibrated\nd0 = "10 ms"\n'
+    assert kept in text
+    assert "old" not in text
