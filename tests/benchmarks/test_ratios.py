@@ -116,3 +116,29 @@ def test_the_fluid_map_is_300_times_faster_than_a_numpy_shift() -> None:
     per_iteration = ratio(lambda: run(system, start, many), shift, 5, label) * few / many
     print(f"per iteration: {1 / per_iteration:.0f} times faster")
     assert per_iteration <= 1 / 300
+
+
+AZURE = Path(__file__).resolve().parents[3] / "shared/data/azure-conv/AzureLLMInferenceTrace_conv.csv"
+READ_WITH_CSV = "import sys, csv, numpy; list(csv.reader(open(sys.argv[1], newline='')))"
+
+
+@pytest.mark.skipif(not AZURE.exists(), reason="the Azure conversation trace is not here")
+def test_fit_takes_less_than_eight_times_numpy_and_csv() -> None:
+    ours = [sys.executable, "-m", "kvplan", "fit", str(AZURE)]
+    theirs = [sys.executable, "-c", READ_WITH_CSV, str(AZURE)]
+    assert ratio(launch(ours), launch(theirs), 7, "kvplan fit on Azure conv against numpy and csv") <= 8
+
+
+def test_fitting_four_times_the_rows_takes_four_times_as_long(tmp_path: Path) -> None:
+    from kvplan.ingest.traffic_fit import binned, measure
+
+    def trace(rows: int) -> Path:
+        path = tmp_path / f"{rows}.csv"
+        lengths = np.random.default_rng(0).lognormal(6, 1, (rows, 2)).astype(int) + 1
+        rows_ = (f"{t},{i},{o}\n" for t, (i, o) in enumerate(lengths.tolist()))
+        path.write_text("time,input,output\n" + "".join(rows_))
+        return path
+
+    long, short = trace(400_000), trace(100_000)
+    label = "fit of 400,000 rows against 100,000"
+    assert ratio(lambda: binned(measure(long)), lambda: binned(measure(short)), 3, label) < 5.5

@@ -1,0 +1,99 @@
+"""`kvplan fit` as a command."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvplan.cli import main
+from kvplan.profile import parse_profile
+
+Run = Callable[..., tuple[int, str, str]]
+ROWS = "time,input,output\n0,100,20\n1,100,40\n2,300,5\n4,300,0\n5,300,5\n"
+DEFAULT = "note: no profile given; using the shipped llama-3.1-8b-rtx4090\n"
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        return code, *capfd.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.csv"
+    path.write_text(ROWS)
+    return str(path)
+
+
+def test_fit_writes_a_profile_that_analyze_reads(run: Run, trace: str, tmp_path: Path) -> None:
+    code, text, messages = run("fit", trace)
+    assert code == 0
+    assert messages == DEFAULT + "note: 1 of 5 rows has no tokens and is left out\n"
+    assert "the shipped default, as no --base was given" in " ".join(text.replace("# ", "").split("\n"))
+    profile = parse_profile(text.encode(), "")
+    assert [(c.input_tokens, c.decode_tokens) for c in profile.model.classes] == [
+        (100, (20, 40)),
+        (300, (5,)),
+    ]
+    assert [c.rate_rps for c in profile.model.classes] == [0.3, 0.3]
+    file = tmp_path / "fitted.toml"
+    assert run("fit", trace, "-o", str(file))[:2] == (0, "")
+    assert file.read_text("utf-8") == text
+    assert run("analyze", str(file))[0] == 0
+
+
+def test_fit_keeps_the_replica_of_a_base_profile_or_of_standard_input(
+    run: Run, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text, messages = run("fit", trace, "--base", "tool-calls-h100")
+    assert (code, messages) == (0, "note: 1 of 5 rows has no tokens and is left out\n")
+    _, base, _ = run("profiles", "tool-calls-h100")
+    one, other = parse_profile(text.encode(), ""), parse_profile(base.encode(), "")
+    assert (one.model.replica, one.model.timing) == (other.model.replica, other.model.timing)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(base.encode())))
+    code, piped, _ = run("fit", trace, "--base", "-")
+    assert code == 0
+    assert "kept from <stdin>" in piped
+    assert parse_profile(piped.encode(), "").model == one.model
+
+
+def test_compact_classes_say_what_they_distort(run: Run, trace: str) -> None:
+    code, text, messages = run("fit", trace, "--classes", "2")
+    assert code == 0
+    profile = parse_profile(text.encode(), "")
+    assert [(c.input_tokens, c.decode_tokens) for c in profile.model.classes] == [(100, (30,)), (300, (5,))]
+    assert "1 - ρ is " in messages
+    assert "1 - ρ is " in " ".join(text.replace("# ", "").split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("", "empty; a trace has a row for every request"),
+        ("time,input,output\n", "no requests with tokens; 0 rows"),
+        ("time,input,output\n1,2,3\n", "1 request; a rate needs arrivals at two times at least"),
+        ("time,input,output\n1,2,3\n2,x,3\n3,4,5\n", "input: 'x'; must be a whole number of tokens"),
+        ("time,input,output\n1,90000,3\n2,90000,3\n", "does not go with the replica of llama-3.1-8b-rtx4090"),
+    ],
+)
+def test_what_cannot_be_fitted_exits_2(run: Run, trace: str, rows: str, message: str) -> None:
+    Path(trace).write_text(rows)
+    code, text, messages = run("fit", trace)
+    assert (code, text) == (2, "")
+    assert messages.startswith(DEFAULT + f"error: {trace}")
+    assert message in messages
+    assert messages.count("\n") == 2
+
+
+def test_bad_usage_exits_2(run: Run, trace: str) -> None:
+    assert run("fit")[0] == 2
+    assert run("fit", trace, "--classes", "0")[0] == 2
+    assert run("fit", trace, "--base", "no-such-profile")[0] == 2
+    assert run("fit", trace + ".none")[0] == 2

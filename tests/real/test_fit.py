@@ -1,0 +1,73 @@
+"""Fitted profiles beside the traces they come from."""
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from kvplan.ingest.profile_text import fitted_profile
+from kvplan.ingest.traffic_fit import binned, compact, distortion, measure
+from kvplan.model import Replica, ServingModel
+from kvplan.profile import load_profile
+
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
+AZURE = DATA / "azure-conv/AzureLLMInferenceTrace_conv.csv"
+MOONCAKE = DATA / "mooncake-conversation/conversation_trace.first8000.jsonl"
+SERVEGEN = DATA / "servegen/chunk-14-trace.csv"
+RTX_4090 = DATA / "vllm-rtx4090/requests.jsonl"
+pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the recorded traces are not here")
+
+
+@pytest.fixture(scope="module")
+def like() -> ServingModel:
+    """The shipped timing on a replica without pages, large enough for every trace."""
+    shipped = load_profile(None, stdin=BytesIO()).model
+    return ServingModel(shipped.classes, shipped.timing, Replica(10**6))
+
+
+def test_azure_conv_is_counted_right() -> None:
+    traffic = measure(AZURE)
+    assert (traffic.rows, traffic.count.sum()) == (19_366, 19_366)
+    assert (round(traffic.mean_input), round(traffic.mean_decode)) == (1155, 211)
+    assert traffic.rate_rps == pytest.approx(5.53, abs=0.005)
+    assert traffic.notes == ()
+
+
+@pytest.mark.parametrize("path", [AZURE, MOONCAKE, SERVEGEN, RTX_4090], ids=lambda path: path.parent.name)
+def test_the_profile_keeps_what_decides_about_the_trace(path: Path, like: ServingModel) -> None:
+    """The same verdict on stability, 1 - ρ to 20 %, footprint and variance to 2 %."""
+    traffic = measure(path)
+    kept = distortion(traffic, binned(traffic), like)
+    assert kept.stable == kept.trace_stable
+    assert kept.gap == pytest.approx(kept.trace_gap, rel=0.2)
+    assert abs(kept.footprint) < 0.02
+    assert abs(kept.variance) < 0.02
+
+
+def test_the_written_profile_of_azure_conv_keeps_it_too(like: ServingModel) -> None:
+    traffic = measure(AZURE)
+    fitted = fitted_profile(traffic, binned(traffic), load_profile(None, stdin=BytesIO()))
+    kept = distortion(traffic, fitted.model.classes, like)
+    assert (kept.stable, kept.trace_stable) == (True, True)
+    assert kept.gap == pytest.approx(kept.trace_gap, rel=0.05)
+    assert abs(kept.footprint) < 0.003
+    assert abs(kept.variance) < 0.01
+
+
+def test_few_fixed_lengths_turn_azure_conv_unstable_and_that_is_seen(like: ServingModel) -> None:
+    traffic = measure(AZURE)
+    for k in (1, 4):
+        kept = distortion(traffic, compact(traffic, k), like)
+        assert (kept.trace_stable, kept.stable) == (True, False)
+
+
+def test_what_else_the_traces_say() -> None:
+    mooncake = measure(MOONCAKE)
+    assert mooncake.count.sum() == 8000
+    assert mooncake.prefix_share == pytest.approx(69263 / 197462)
+    client = measure(SERVEGEN)
+    assert client.rows == 2016
+    assert client.span_s == 2016 * 600
+    run = measure(RTX_4090)
+    assert run.count.sum() == 300
+    assert run.rate_rps == pytest.approx(10.3, abs=0.1)

@@ -1,0 +1,299 @@
+"""Traces in every format, whole, damaged and compressed."""
+
+import gzip
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvplan.errors import UsageError
+from kvplan.ingest import rows, traffic_fit
+from kvplan.ingest.rows import BLOCK_ROWS, TraceFile
+from kvplan.ingest.traffic_fit import measure
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+PLAIN = "time,input,output\n"
+
+
+def rows_of(tmp_path: Path, content: str | bytes) -> tuple[TraceFile, list[tuple[float, int, int]]]:
+    path = tmp_path / "trace"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    trace = TraceFile(path)
+    rows = [row for block in trace for row in zip(*(column.tolist() for column in block), strict=True)]
+    return trace, rows
+
+
+def refusal(tmp_path: Path, content: str | bytes) -> str:
+    with pytest.raises(UsageError) as caught:
+        rows_of(tmp_path, content)
+    return str(caught.value).removeprefix(str(tmp_path / "trace"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (
+            "Azure LLM inference CSV",
+            AZURE + "1970-01-01 00:00:01.5000000,374,44\n1970-01-01 00:00:02.7500000,396,109",
+        ),
+        (
+            "Azure LLM inference CSV",  # as of 2024
+            AZURE + "1970-01-01 00:00:01.5+00:00,374,44\n1970-01-01 00:00:02.75+00:00,396,109\n",
+        ),
+        (
+            "BurstGPT CSV",
+            "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+            "1.5,,3,ChatGPT,374,44,418,Conversation log\n2.75,,3,GPT-4,396.0,109,505,API log\n",
+        ),
+        (
+            "Mooncake JSON lines",
+            '{"timestamp": 1500, "input_length": 374, "output_length": 44, "hash_ids": [0, 1]}\n'
+            '{"timestamp": 2750, "input_length": 396, "output_length": 109, "hash_ids": [0, 2]}\n',
+        ),
+        (
+            "Qwen-Bailian JSON lines",
+            '{"chat_id": 1, "timestamp": 1.5, "input_length": 374, "output_length": 44, "hash_ids": [7]}\n'
+            '{"chat_id": 2, "timestamp": 2.75, "input_length": 396, "output_length": 109, "hash_ids": [7]}\n',
+        ),
+        (
+            "JSON lines",
+            '{"request_id": "a", "input_toks": 374, "output_toks": 44, "arrival_time": 1.5}\n\n'
+            '{"request_id": "b", "input_toks": 396, "output_toks": 109, "arrival_time": 2.75}\n',
+        ),
+        ("CSV", PLAIN + "1.5,374,44\n2.75,396,109\n"),
+        ("CSV", 'Arrival_ms,"Prompt Tokens",completion_tokens\n1500,374,44\n2750,"396",109\n'),
+        (
+            "vLLM bench JSON",
+            '{"duration": 9.0, "input_lens": [374, 396], "output_lens": [44, 109], "start_times": [1.5, 2.75]}',
+        ),
+        (
+            "vLLM bench JSON",
+            '{\n "input_lens": [374, 396],\n "output_lens": [44, 109],\n "start_times": [1.5, 2.75]\n}\n',
+        ),
+    ],
+)
+def test_every_format_is_recognised_by_content(tmp_path: Path, name: str, content: str) -> None:
+    trace, rows = rows_of(tmp_path, content)
+    assert rows == [(1.5, 374, 44), (2.75, 396, 109)]
+    assert trace.format == name
+    assert trace.sha256 == hashlib.sha256(content.encode()).hexdigest()
+    assert trace.cut_off == 0
+
+
+def test_bom_mixed_line_ends_blank_lines_and_a_missing_last_one_change_nothing(tmp_path: Path) -> None:
+    _, rows = rows_of(tmp_path, "\ufeff" + PLAIN[:-1] + "\r\n1.5,374,44\n\n2.75,396,109\r\n3,1,2\r4,5,6")
+    assert rows == [(1.5, 374, 44), (2.75, 396, 109), (3, 1, 2), (4, 5, 6)]
+
+
+def test_gzip_is_read_and_hashed_as_stored(tmp_path: Path) -> None:
+    packed = gzip.compress((PLAIN + "1.5,374,44\n").encode())
+    trace, rows = rows_of(tmp_path, packed)
+    assert rows == [(1.5, 374, 44)]
+    assert trace.sha256 == hashlib.sha256(packed).hexdigest()
+    assert refusal(tmp_path, packed[:-12]) == ": the compressed data are cut off"
+    damaged = packed[:12] + bytes([packed[12] ^ 0xFF]) + packed[13:]
+    assert refusal(tmp_path, damaged)
+
+
+def test_zstd_is_read_or_refused_clearly(tmp_path: Path) -> None:
+    try:
+        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        assert "unpack it first: zstd -d" in refusal(tmp_path, b"\x28\xb5\x2f\xfd rest")
+    else:
+        assert rows_of(tmp_path, zstd.compress((PLAIN + "1,2,3\n").encode()))[1] == [(1, 2, 3)]
+
+
+@pytest.mark.parametrize("last", ["3.5,4", "3.5", '3.5,"4', "3.5,4,"])
+def test_a_csv_cut_off_in_its_last_row_loses_that_row_and_says_so(tmp_path: Path, last: str) -> None:
+    trace, rows = rows_of(tmp_path, PLAIN + "1.5,374,44\n" + last)
+    assert rows == [(1.5, 374, 44)]
+    assert trace.cut_off == 1
+    assert ":3" in refusal(tmp_path, PLAIN + "1.5,374,44\n" + last.replace('"', "") + "\n4,5,6")
+
+
+def test_json_lines_cut_off_in_the_last_row_lose_that_row_and_say_so(tmp_path: Path) -> None:
+    line = '{"time": 1.5, "input": 374, "output": 44}\n'
+    trace, rows = rows_of(tmp_path, line + line[:-7])
+    assert rows == [(1.5, 374, 44)]
+    assert trace.cut_off == 1
+    assert refusal(tmp_path, line + line[:-7] + "\n" + line).startswith(":2: not a JSON object: ")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("1.5,12.5,44", ": input: '12.5'; must be a whole number of tokens, at most 1,000,000,000"),
+        ("1.5,-3,44", ": input: '-3'; must be a whole"),
+        ("1.5,,44", ": input: ''; must be a whole"),
+        ("1.5,3,x", ": output: 'x'; must be a whole"),
+        ("1.5,3,2000000", ": output: '2000000'; must be a whole number of tokens, at most 1,000,000"),
+        ("1.5,3", ": output: missing"),
+        ("noon,3,4", ": time: 'noon'; must be a time"),
+        ("nan,3,4", ": time: 'nan'; must be a time"),
+        ("1e999,3,4", ": time: '1e999'; must be a time"),
+        (f"1,{'9' * 5000},4", ": input: '99"),
+    ],
+)
+def test_a_malformed_row_is_refused_with_its_line(tmp_path: Path, row: str, message: str) -> None:
+    assert refusal(tmp_path, f"{PLAIN}1,2,3\n{row}\n4,5,6\n").startswith(f":3{message}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", ": empty"),
+        ("\n \n", ": empty"),
+        ("a,b\n1,2\n", ":1: not a trace: no column for time, input, output"),
+        ("time,input\n1,2\n", ":1: not a trace: no column for output"),
+        ('{"time": 1}\n', ":1: not a trace: no column for input, output"),
+        ('[{"time": 1}]\n', ":1: not a trace"),
+        ('{"a": 1,\n', ":1: not JSON: "),
+        ('{"input_lens": [1], "output_lens": []}', ":1: not a trace: needs the lists"),
+        ('{"input_lens": [1], "output_lens": [2]}', ": duration: 'null'; must be a time"),
+        ('{"input_lens": [1], "output_lens": [2]}\n{"input_lens": []}', ":2: several benchmark results"),
+        ('{"time": true, "input": 1, "output": 1}\n', ":1: time: 'true'; must be a time"),
+        (b"time,input,output\n\xff\xfe,1,2\n", ": must be text in UTF-8"),
+        ('time,input,output\n"' + "x" * 200_000, ":2: not CSV: field larger"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: str | bytes, message: str) -> None:
+    assert refusal(tmp_path, content).startswith(message)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        list(TraceFile(tmp_path / "none"))
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        list(TraceFile(tmp_path))
+
+
+def test_only_a_prefix_that_came_before_is_a_repeated_one(tmp_path: Path) -> None:
+    prompts = [[0, 1, 2], [0, 1, 3], [9, 1], [0, 1, 3, 4]]
+    lines = (
+        json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": p}) for p in prompts
+    )
+    trace, _ = rows_of(tmp_path, "\n".join(lines))
+    assert (trace.prompt_blocks, trace.repeated_blocks) == (12, 0 + 2 + 0 + 3)
+
+
+def test_rows_come_in_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text(PLAIN + "1,2,3\n" * (2 * BLOCK_ROWS + 5))
+    assert [block.time_s.size for block in TraceFile(path)] == [BLOCK_ROWS, BLOCK_ROWS, 5]
+
+
+def measured(tmp_path: Path, content: str) -> tuple[float, float | None, tuple[str, ...]]:
+    path = tmp_path / "trace"
+    path.write_text(content)
+    traffic = measure(path)
+    return traffic.rate_rps, traffic.gap_cv, traffic.notes
+
+
+def test_arrivals_out_of_order_are_put_in_order_and_counted(tmp_path: Path) -> None:
+    straight = measured(tmp_path, PLAIN + "1,2,3\n2,2,3\n4,2,3\n8,2,3\n")
+    crooked = measured(tmp_path, PLAIN + "4,2,3\n8,2,3\n1,2,3\n2,2,3\n")
+    assert crooked[:2] == straight[:2]
+    assert straight[2] == ()
+    assert crooked[2] == ("2 arrivals are earlier than one before them in the file; put in order",)
+
+
+def test_rows_without_tokens_are_left_out_and_counted(tmp_path: Path) -> None:
+    rate, _, notes = measured(tmp_path, PLAIN + "1,2,3\n2,0,3\n3,2,0\n5,2,3\n")
+    assert rate == 0.25
+    assert notes == ("2 of 4 rows have no tokens and are left out",)
+
+
+def test_a_benchmark_without_arrivals_has_the_rate_of_its_completions(tmp_path: Path) -> None:
+    rate, cv, notes = measured(
+        tmp_path, '{"duration": 4.0, "input_lens": [1, 2, 3], "output_lens": [4, 5, 0]}'
+    )
+    assert (rate, cv) == (0.5, None)
+    assert any("no arrival times" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("", "no requests with tokens; 0 rows"),
+        ("1,0,0\n", "no requests with tokens; 1 rows"),
+        ("1,2,3\n", "1 request; a rate needs"),
+        ("1,2,3\n1,2,3\n", "2 requests, all at one time; a rate needs"),
+    ],
+)
+def test_too_few_requests_for_a_rate_are_refused(tmp_path: Path, rows: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        measured(tmp_path, PLAIN + rows)
+
+
+def servegen(folder: Path) -> Path:
+    (folder / "c-trace.csv").write_text(
+        "0,2.0,1.5,Gamma,0.4,0.1\n600,1.0,3.0,Weibull,1.0,1.0\n1200,0.0,,,,\n"
+    )
+    (folder / "c-dataset.json").write_text(
+        json.dumps(
+            {
+                "0": {"input_tokens": "{10: 0.5, 20: 0.5}", "output_tokens": "{4: 1.0}"},
+                "600": {"input_tokens": "{10: 1.0}", "output_tokens": "{4: 0.25, 8: 0.75}"},
+                "1200": {"input_tokens": "{}", "output_tokens": "{}"},
+            }
+        )
+    )
+    return folder / "c-trace.csv"
+
+
+def test_a_servegen_client_is_what_its_two_files_expect(tmp_path: Path) -> None:
+    for path in (servegen(tmp_path), tmp_path / "c-dataset.json"):
+        traffic = measure(path)
+        assert traffic.rate_rps == pytest.approx((2 + 1 + 0) / 3)
+        assert traffic.gap_cv == pytest.approx((2 * 1.5 + 3) / 3)
+        pairs = zip(traffic.input_tokens, traffic.decode_tokens, traffic.count, strict=True)
+        assert [tuple(map(float, pair)) for pair in pairs] == [(10, 4, 750), (10, 8, 450), (20, 4, 600)]
+        assert any("1 windows have no coefficient" in note for note in traffic.notes)
+
+
+def test_half_a_servegen_client_is_refused(tmp_path: Path) -> None:
+    path = servegen(tmp_path)
+    (tmp_path / "c-dataset.json").unlink()
+    with pytest.raises(UsageError, match=r"the other, c-dataset\.json, is not beside it"):
+        measure(path)
+    with pytest.raises(UsageError, match="to find its other file"):
+        measure(path.rename(tmp_path / "other.csv"))
+
+
+def test_servegen_lengths_are_never_run_as_code(tmp_path: Path) -> None:
+    path = servegen(tmp_path)
+    (tmp_path / "c-dataset.json").write_text(
+        json.dumps({"0": {"input_tokens": "{10: print()}", "output_tokens": "{4: 1.0}"}})
+    )
+    with pytest.raises(UsageError, match="not a ServeGen dataset"):
+        measure(path)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With smaller tables, so that a small file fills them."""
+    monkeypatch.setattr(rows, "BLOCK_ROWS", 1 << 10)
+    for name in ("_MAX_PAIRS", "_MAX_SECONDS", "_REORDERED"):
+        monkeypatch.setattr(traffic_fit, name, 1 << 12)
+
+    def peak(size: int) -> int:
+        path = tmp_path / "trace.csv"
+        lengths = np.random.default_rng(0).integers(1, 10_000, (size, 2))
+        path.write_text(PLAIN + "".join(f"{t},{i},{o}\n" for t, (i, o) in enumerate(lengths.tolist())))
+        del lengths
+        tracemalloc.start()
+        traffic = measure(path)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert traffic.count.sum() == size
+        assert traffic.count.size <= 1 << 12
+        assert traffic.mean_input == pytest.approx(5000, rel=0.02)
+        assert traffic.gap_cv == pytest.approx(0, abs=1e-6)
+        assert traffic.dispersion == pytest.approx(0, abs=1e-9)
+        assert any("lengths rounded" in note for note in traffic.notes)
+        return most
+
+    assert peak(40_000) < 1.2 * peak(20_000)
