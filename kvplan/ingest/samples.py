@@ -130,6 +130,8 @@ def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Sam
             return parse_samples(text, source, capacity_tokens=capacity_tokens)
     except UnicodeDecodeError:
         raise UsageError(f"{source}: must be text in UTF-8") from None
+    except csv.Error as error:
+        raise UsageError(f"{source}: not CSV: {error}; is a quote open?") from None
     except EOFError:
         raise UsageError(f"{source}: the compressed data are cut off") from None
     except OSError as error:
@@ -181,36 +183,30 @@ def _chained(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterato
 
 # -- what a table is, by the names of its columns without case, spaces and signs --------------------------------------
 
+
+def _unit(unit: float, names: str) -> dict[str, float]:
+    return dict.fromkeys(names.split(), unit)
+
+
 _TAU = {
-    **dict.fromkeys(
-        "tau taus seconds iterations_s iterationseconds iterationtimes durations steps".split(), 1.0
-    ),
-    **dict.fromkeys("taums ms iterationms iterationtimems durationms stepms steptimems".split(), 1e-3),
-    **dict.fromkeys("tauus us iterationus".split(), 1e-6),
+    **_unit(1.0, "tau taus seconds iterationseconds iterationtimes durations steptimes"),
+    **_unit(1e-3, "taums ms iterationms iterationtimems durationms stepms steptimems"),
+    **_unit(1e-6, "tauus us iterationus"),
 }
-_KV = dict.fromkeys("k kv kvtokens".split(), 1.0)
-_PROMPT = dict.fromkeys("p prefilltokens prompttokens contexttokens".split(), 1.0)
-_BATCH = dict.fromkeys("b sequences batch batchsize running numseqs".split(), 1.0)
-_TPOT = {
-    **dict.fromkeys("tpot tpots meantpots".split(), 1.0),
-    **dict.fromkeys("tpotms meantpotms".split(), 1e-3),
-}
-_CONCURRENCY = dict.fromkeys("concurrency maxconcurrency concurrentrequests".split(), 1.0)
-_INPUT = dict.fromkeys("input inputtokens inputlen inputlength isl randominputlen".split(), 1.0)
-_OUTPUT = dict.fromkeys("output outputtokens outputlen outputlength osl randomoutputlen".split(), 1.0)
-_TOTAL_INPUT = {"totalinputtokens": 1.0}
-_TOTAL_OUTPUT = {"totaloutputtokens": 1.0}
-_COMPLETED = {"completed": 1.0}
+_KV = _unit(1.0, "k kv kvtokens")
+_PROMPT = _unit(1.0, "p prefilltokens prompttokens contexttokens")
+_BATCH = _unit(1.0, "b sequences batch batchsize running numseqs")
+_TPOT = {**_unit(1.0, "tpot tpots meantpots"), **_unit(1e-3, "tpotms meantpotms")}
+_CONCURRENCY = _unit(1.0, "concurrency maxconcurrency concurrentrequests")
+_INPUT = _unit(1.0, "input inputtokens inputlen inputlength isl randominputlen")
+_OUTPUT = _unit(1.0, "output outputtokens outputlen outputlength osl randomoutputlen")
+_TOTAL_INPUT = _unit(1.0, "totalinputtokens")
+_TOTAL_OUTPUT = _unit(1.0, "totaloutputtokens")
+_COMPLETED = _unit(1.0, "completed")
 _SERIES = [{name: 1.0} for name in ("promptthroughput", "genthroughput", "running", "kvcachepct")]
 _SPLITWISE = [
-    {name: scale}
-    for name, scale in (
-        ("promptsize", 1.0),
-        ("batchsize", 1.0),
-        ("tokensize", 1.0),
-        ("prompttime", 1e-3),
-        ("tokentime", 1e-3),
-    )
+    *({name: 1.0} for name in ("promptsize", "batchsize", "tokensize")),
+    *({name: 1e-3} for name in ("prompttime", "tokentime")),
 ]
 _KINDS: dict[str, list[dict[str, float]]] = {
     "per-second series": _SERIES,
@@ -348,13 +344,9 @@ class _Reader:
         self.add(form, (kv_tokens, prompt * tau, running, tau), line, hidden_prefill=True)
 
     def table(self, rows: Iterator[_Row], first: str) -> None:
-        previous = None
         kind: str | None = None
         for row in rows:
             row.source = self.source
-            if previous is not None and not previous.ended:
-                raise AssertionError("a line without an end is the last one")
-            previous = row
             kind = kind or _kind(row.written)
             if kind is None:
                 raise self.unknown(first)
