@@ -1,9 +1,13 @@
 """Iteration time from samples: τ = d0 + d1·K + d2·P + d3·B, no term negative, in spite of samples that are off.
 
-Least squares of the relative error, over the samples that agree: least trimmed squares first (the half, or three
-quarters, of the samples that one fit explains best), then all samples within a few spreads of it. Where prefill is
-hidden (`Samples.hidden_prefill`) a sample can only be too slow, so the fit is a lower envelope: the spread is that of
-the samples below, and those above are cut off sooner.
+Least squares of the relative error, over the samples that agree: least trimmed squares first (the share of the samples
+that one fit explains best), then all samples within some spreads of it.
+
+- Where prefill is hidden (`Samples.hidden_prefill`) a sample can only be too slow, and most may be. So the fit is a
+  lower envelope: it starts from the better half, the spread is that of the samples below, those above are cut off soon.
+- Elsewhere the samples are right but for a few, and it is the formula that is approximate (small prompts do not fill
+  a GPU, attention grows faster than the prompt). So only what is grossly off is left out, and what repeated
+  measurements contradict: more work in less time.
 
 References
 ----------
@@ -25,11 +29,15 @@ _COLUMNS = ("", "KV tokens", "prefill tokens", "sequences")
 _STARTS, _START_SIZE, _SUBSAMPLE = 40, 8, 600
 _STEPS = 30
 _ABOVE_ENVELOPE, _AWAY = 2.0, 3.0  # spreads from the fit at which a sample is left out
-_LEAST_KEPT = 0.5
+_GROSS = 0.6  # relative error at which a measured sample may be left out
+_HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an envelope; of measurements
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
 _TOGETHER = 0.95  # R² of one column on the others
-_FASTER = 0.05  # share by which more work may be faster without being named
+_FASTER, _NOISES = (
+    0.05,
+    4.0,
+)  # more work in less time: by this share, and as many times the noise of repetitions
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -76,8 +84,8 @@ class TimingFit:
     held_out_error : float or None
         The same where the timing was fitted without the samples it is asked about, a fold at a time; samples of equal
         K, P and B are in one fold. None with fewer than two such groups for each term.
-    held_out_error_all : float or None
-        The same over all samples, those left out too.
+    held_out_median : float or None
+        The same, its median over all samples, those left out too.
     outliers : tuple of Outlier
         What was trimmed or contradicts other samples, the furthest off first.
     warnings : tuple of str
@@ -92,7 +100,7 @@ class TimingFit:
     envelope: bool
     error: float
     held_out_error: float | None
-    held_out_error_all: float | None
+    held_out_median: float | None
     outliers: tuple[Outlier, ...]
     warnings: tuple[str, ...]
     measured_s: FloatArray
@@ -145,25 +153,28 @@ def fit_timing(*samples: Samples) -> TimingFit:
             f"{', '.join(name for name, seen in zip(_TERMS, varying, strict=True) if seen)} apart"
         )
     columns = design[:, varying]
-    found, kept = _robust(columns, seconds, envelope)
+    slower = _slower_with_less(columns, seconds)
+    found, kept = _robust(columns[slower < 0], seconds[slower < 0], envelope)
+    used = np.zeros(seconds.size, dtype=np.bool_)
+    used[slower < 0] = kept
     coefficients = np.zeros(len(_TERMS))
     coefficients[varying] = found
     fitted = design @ coefficients
     off = np.abs(seconds - fitted) / seconds
-    held_out = _held_out(columns, seconds, envelope)
+    held_out = _held_out(columns, seconds, slower < 0, envelope)
     return TimingFit(
         timing=Timing(*coefficients.tolist()),
         samples=seconds.size,
-        trimmed=int((~kept).sum()),
+        trimmed=int((~used).sum()),
         envelope=envelope,
-        error=float(off[kept].mean()),
-        held_out_error=None if held_out is None else float(held_out[kept].mean()),
-        held_out_error_all=None if held_out is None else float(held_out.mean()),
-        outliers=_outliers(samples, design, seconds, fitted, kept, envelope),
-        warnings=tuple(_warnings(design, seconds, kept, varying)),
+        error=float(off[used].mean()),
+        held_out_error=None if held_out is None else float(held_out[used].mean()),
+        held_out_median=None if held_out is None else float(np.median(held_out)),
+        outliers=_outliers(samples, design, seconds, fitted, used, slower),
+        warnings=tuple(_warnings(design, seconds, used, varying)),
         measured_s=seconds,
         fitted_s=fitted,
-        kept=kept,
+        kept=used,
     )
 
 
@@ -187,11 +198,13 @@ def _robust(design: FloatArray, seconds: FloatArray, envelope: bool) -> tuple[Fl
     def residuals(coefficients: FloatArray) -> FloatArray:
         return np.asarray((seconds - design @ coefficients) / seconds)
 
-    coefficients = _least_trimmed(design, seconds, 0.5 if envelope else 0.75)
-    kept = np.ones(seconds.size, dtype=np.bool_)
+    share = _HALF if envelope else _MOST
+    coefficients = _least_trimmed(design, seconds, share)
+    distance = np.abs(residuals(coefficients))
+    kept = np.asarray(distance <= np.quantile(distance, share, method="higher"))
     for _ in range(_STEPS):
         off = residuals(coefficients)
-        within = _within(off, envelope)
+        within = _near_envelope(off) if envelope else _not_grossly_off(off, kept)
         if (within == kept).all():
             break
         kept = within
@@ -199,13 +212,17 @@ def _robust(design: FloatArray, seconds: FloatArray, envelope: bool) -> tuple[Fl
     return coefficients, kept
 
 
-def _within(off: FloatArray, envelope: bool) -> BoolArray:
-    """Which relative residuals are small, against their spread below the fit or around it; at least half of them."""
+def _near_envelope(off: FloatArray) -> BoolArray:
+    """Which relative residuals are small, against the spread of those below the fit; at least half of them."""
     below = off[off < 0]
-    spread = _TO_SIGMA * float(np.median(np.abs(below if envelope and below.size else off)))
-    spread = max(spread, 1e-9)  # exact samples
-    excess = np.maximum(off / (_ABOVE_ENVELOPE if envelope else _AWAY), -off / _AWAY) / spread
-    return np.asarray(excess <= max(1.0, float(np.quantile(excess, _LEAST_KEPT, method="higher"))))
+    spread = max(_TO_SIGMA * float(np.median(np.abs(below))) if below.size else 0.0, 1e-9)
+    excess = np.maximum(off / _ABOVE_ENVELOPE, -off / _AWAY) / spread
+    return np.asarray(excess <= max(1.0, float(np.quantile(excess, _HALF, method="higher"))))
+
+
+def _not_grossly_off(off: FloatArray, kept: BoolArray) -> BoolArray:
+    """Which relative residuals are small, against those of the samples kept so far."""
+    return np.asarray(np.abs(off) <= max(_AWAY * float(np.sqrt((off[kept] ** 2).mean())), _GROSS))
 
 
 def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> FloatArray:
@@ -235,7 +252,9 @@ def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> Flo
     return concentrated(every, np.arange(n), _STEPS, best)[1]
 
 
-def _held_out(design: FloatArray, seconds: FloatArray, envelope: bool) -> FloatArray | None:
+def _held_out(
+    design: FloatArray, seconds: FloatArray, usable: BoolArray, envelope: bool
+) -> FloatArray | None:
     """Relative error of every sample under a fit of the other folds, shape (n_samples,)."""
     _, group = np.unique(design, axis=0, return_inverse=True)
     group = group.reshape(-1)
@@ -245,7 +264,8 @@ def _held_out(design: FloatArray, seconds: FloatArray, envelope: bool) -> FloatA
     for fold in range(FOLDS):
         out = group % FOLDS == fold
         if out.any():
-            found, _ = _robust(design[~out], seconds[~out], envelope)
+            rest = ~out & usable
+            found, _ = _robust(design[rest], seconds[rest], envelope)
             off[out] = np.abs(seconds[out] - design[out] @ found) / seconds[out]
     return off
 
@@ -256,12 +276,11 @@ def _outliers(
     seconds: FloatArray,
     fitted: FloatArray,
     kept: BoolArray,
-    envelope: bool,
+    slower: IntArray,
 ) -> tuple[Outlier, ...]:
     sources = np.repeat(np.arange(len(samples)), [s.seconds.size for s in samples])
     lines = np.concatenate([s.line for s in samples])
-    slower = np.full(seconds.size, -1) if envelope else _faster_with_more(design, seconds, fitted)
-    named = np.flatnonzero(~kept | (slower >= 0))
+    named = np.flatnonzero(~kept)
     order = named[
         np.argsort(-np.abs(np.log(seconds[named] / np.maximum(fitted[named], 1e-12))), kind="stable")
     ]
@@ -280,21 +299,27 @@ def _outliers(
     )
 
 
-def _faster_with_more(design: FloatArray, seconds: FloatArray, fitted: FloatArray) -> IntArray:
-    """For each sample one that did no more of anything and took longer, where the fit sides with that; else −1."""
-    points, group = np.unique(design, axis=0, return_inverse=True)
+def _slower_with_less(design: FloatArray, seconds: FloatArray) -> IntArray:
+    """For each sample one that did no more of anything and yet took longer; −1 where there is none.
+
+    Only where repetitions tell how much is noise. Of two that contradict each other it is the one to go that
+    contradicts more.
+    """
+    points, first, group = np.unique(design, axis=0, return_index=True, return_inverse=True)
     group = group.reshape(-1)
     slower = np.full(seconds.size, -1, dtype=np.int64)
-    if len(points) > _SUBSAMPLE:
-        return slower  # iterations of a log: contradictions are noise there
+    if len(points) > min(_SUBSAMPLE, seconds.size // 2):
+        return slower
     middle = np.array([np.median(seconds[group == g]) for g in range(len(points))])
-    expected = np.array([fitted[group == g][0] for g in range(len(points))])
-    off = np.abs(np.log(middle / np.maximum(expected, 1e-12)))
-    for g, point in enumerate(points):
-        less = (points <= point).all(axis=1) & (middle * (1 - _FASTER) > middle[g]) & (off < off[g])
-        if less.any():
-            worst = int(np.argmax(np.where(less, middle, 0)))
-            slower[group == g] = int(np.flatnonzero(group == worst)[0])
+    noise = _TO_SIGMA * float(np.median(np.abs(seconds / middle[group] - 1)))
+    more = (points[:, None, :] >= points[None, :, :]).all(axis=2)
+    against = more & (middle[:, None] < middle[None, :] * (1 - max(_FASTER, _NOISES * noise)))
+    while against.any():
+        fast, slow = against.sum(axis=1), against.sum(axis=0)
+        worst = int(np.argmax(fast + slow))
+        opposed = np.where(against[worst], middle, 0) if fast[worst] else None
+        slower[group == worst] = first[int(np.argmax(opposed))] if opposed is not None else first[worst]
+        against[worst, :] = against[:, worst] = False
     return slower
 
 
