@@ -15,6 +15,7 @@ Rousseeuw, Van Driessen, Computing LTS regression for large data sets (2006): co
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from kvplan.model import FloatArray, IntArray, Timing
 FOLDS = 5
 _TERMS = ("d0", "d1", "d2", "d3")
 _COLUMNS = ("", "KV tokens", "prefill tokens", "sequences")
-_STARTS, _START_SIZE, _SUBSAMPLE = 40, 8, 600
+_STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
 _STEPS = 30
 _ABOVE_ENVELOPE, _AWAY = 2.0, 3.0  # spreads from the fit at which a sample is left out
 _GROSS = 0.6  # relative error at which a measured sample may be left out
@@ -34,10 +35,11 @@ _HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an enve
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
 _TOGETHER = 0.95  # R² of one column on the others
-_FASTER, _NOISES = (
+_MORE, _LESS_TIME, _NOISES = (
+    1.5,
     0.05,
     4.0,
-)  # more work in less time: by this share, and as many times the noise of repetitions
+)  # a contradiction: so much more work, in less time by this and by noise
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -53,8 +55,8 @@ class Outlier:
     kv_tokens, prefill_tokens, sequences : float
     seconds, fitted_s : float
         Measured, and what the fit says.
-    faster_than : int or None
-        Line of a sample that did no more of anything and took longer.
+    contradicts : int or None
+        Line of a repeated measurement that did less in more time, or more in less.
     """
 
     source: str
@@ -64,7 +66,7 @@ class Outlier:
     sequences: float
     seconds: float
     fitted_s: float
-    faster_than: int | None
+    contradicts: int | None
 
 
 @dataclass(frozen=True)
@@ -153,15 +155,15 @@ def fit_timing(*samples: Samples) -> TimingFit:
             f"{', '.join(name for name, seen in zip(_TERMS, varying, strict=True) if seen)} apart"
         )
     columns = design[:, varying]
-    slower = _slower_with_less(columns, seconds)
-    found, kept = _robust(columns[slower < 0], seconds[slower < 0], envelope)
+    opposed = _contradicted(columns, seconds)
+    found, kept = _robust(columns[opposed < 0], seconds[opposed < 0], envelope)
     used = np.zeros(seconds.size, dtype=np.bool_)
-    used[slower < 0] = kept
+    used[opposed < 0] = kept
     coefficients = np.zeros(len(_TERMS))
     coefficients[varying] = found
     fitted = design @ coefficients
     off = np.abs(seconds - fitted) / seconds
-    held_out = _held_out(columns, seconds, slower < 0, envelope)
+    held_out = _held_out(columns, seconds, opposed < 0, envelope)
     return TimingFit(
         timing=Timing(*coefficients.tolist()),
         samples=seconds.size,
@@ -170,7 +172,7 @@ def fit_timing(*samples: Samples) -> TimingFit:
         error=float(off[used].mean()),
         held_out_error=None if held_out is None else float(held_out[used].mean()),
         held_out_median=None if held_out is None else float(np.median(held_out)),
-        outliers=_outliers(samples, design, seconds, fitted, used, slower),
+        outliers=_outliers(samples, design, seconds, fitted, used, opposed),
         warnings=tuple(_warnings(design, seconds, used, varying)),
         measured_s=seconds,
         fitted_s=fitted,
@@ -180,13 +182,14 @@ def fit_timing(*samples: Samples) -> TimingFit:
 
 def _least_squares(design: FloatArray, seconds: FloatArray, *, clipped: bool = True) -> FloatArray:
     """Coefficients of least relative error, shape (n_terms,); none negative if `clipped`."""
-    from scipy.optimize import nnls
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     relative = design / seconds[:, None]
     scale = np.sqrt((relative**2).mean(axis=0))
     scale[scale == 0] = 1.0
     # The triangle holds all that matters of any number of rows.
-    triangle = np.linalg.qr(np.column_stack([relative / scale, np.ones_like(seconds)]), mode="r")
+    rows = np.column_stack([relative / scale, np.ones_like(seconds)])
+    triangle: Any = np.linalg.qr(rows, mode="r")
     left, right = triangle[:, :-1], triangle[:, -1]
     solution = nnls(left, right)[0] if clipped else np.linalg.lstsq(left, right, rcond=None)[0]
     return np.asarray(solution / scale)
@@ -231,11 +234,8 @@ def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> Flo
     every = np.unique(np.linspace(0, n - 1, min(n, _SUBSAMPLE)).astype(np.int64))
     rng = np.random.default_rng(0)  # the same samples give the same timing
 
-    def concentrated(
-        rows: IntArray, pool: IntArray, steps: int, start: FloatArray | None
-    ) -> tuple[float, FloatArray]:
+    def concentrated(found: FloatArray, pool: IntArray, steps: int) -> tuple[float, FloatArray]:
         size = max(design.shape[1] + 1, round(share * pool.size))
-        found = _least_squares(design[rows], seconds[rows]) if start is None else start
         total = np.inf
         for _ in range(steps):
             squares = ((seconds[pool] - design[pool] @ found) / seconds[pool]) ** 2
@@ -248,8 +248,12 @@ def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> Flo
 
     size = min(every.size, _START_SIZE)
     starts = [every, *(rng.choice(every, size, replace=False) for _ in range(_STARTS))]
-    _, best = min((concentrated(rows, every, _STEPS, None) for rows in starts), key=lambda pair: pair[0])
-    return concentrated(every, np.arange(n), _STEPS, best)[1]
+    begun = [concentrated(_least_squares(design[rows], seconds[rows]), every, 2) for rows in starts]
+    begun.sort(key=lambda pair: pair[0])
+    best = min(
+        (concentrated(found, every, _STEPS) for _, found in begun[:_FINISHED]), key=lambda pair: pair[0]
+    )
+    return concentrated(best[1], np.arange(n), _STEPS)[1]
 
 
 def _held_out(
@@ -276,7 +280,7 @@ def _outliers(
     seconds: FloatArray,
     fitted: FloatArray,
     kept: BoolArray,
-    slower: IntArray,
+    opposed: IntArray,
 ) -> tuple[Outlier, ...]:
     sources = np.repeat(np.arange(len(samples)), [s.seconds.size for s in samples])
     lines = np.concatenate([s.line for s in samples])
@@ -293,34 +297,35 @@ def _outliers(
             sequences=float(design[i, 3]),
             seconds=float(seconds[i]),
             fitted_s=float(fitted[i]),
-            faster_than=int(lines[slower[i]]) if slower[i] >= 0 else None,
+            contradicts=int(lines[opposed[i]]) if opposed[i] >= 0 else None,
         )
         for i in order
     )
 
 
-def _slower_with_less(design: FloatArray, seconds: FloatArray) -> IntArray:
-    """For each sample one that did no more of anything and yet took longer; −1 where there is none.
+def _contradicted(design: FloatArray, seconds: FloatArray) -> IntArray:
+    """For each sample that contradicts others: one that did less in more time, or more in less; else −1.
 
-    Only where repetitions tell how much is noise. Of two that contradict each other it is the one to go that
-    contradicts more.
+    Only where repetitions tell how much is noise. Of two that contradict each other the one goes that contradicts
+    more of the others, then the fast one.
     """
     points, first, group = np.unique(design, axis=0, return_index=True, return_inverse=True)
     group = group.reshape(-1)
-    slower = np.full(seconds.size, -1, dtype=np.int64)
+    opposed = np.full(seconds.size, -1, dtype=np.int64)
     if len(points) > min(_SUBSAMPLE, seconds.size // 2):
-        return slower
+        return opposed
     middle = np.array([np.median(seconds[group == g]) for g in range(len(points))])
     noise = _TO_SIGMA * float(np.median(np.abs(seconds / middle[group] - 1)))
     more = (points[:, None, :] >= points[None, :, :]).all(axis=2)
-    against = more & (middle[:, None] < middle[None, :] * (1 - max(_FASTER, _NOISES * noise)))
+    more &= points.sum(axis=1)[:, None] >= _MORE * points.sum(axis=1)[None, :]
+    against = more & (middle[:, None] < middle[None, :] * (1 - max(_LESS_TIME, _NOISES * noise)))
     while against.any():
         fast, slow = against.sum(axis=1), against.sum(axis=0)
-        worst = int(np.argmax(fast + slow))
-        opposed = np.where(against[worst], middle, 0) if fast[worst] else None
-        slower[group == worst] = first[int(np.argmax(opposed))] if opposed is not None else first[worst]
+        worst = int(np.argmax(fast + slow + 0.5 * (fast > 0)))
+        opponents = against[worst] if fast[worst] else against[:, worst]
+        opposed[group == worst] = first[int(np.argmax(np.where(opponents, middle, 0)))]
         against[worst, :] = against[:, worst] = False
-    return slower
+    return opposed
 
 
 def _warnings(design: FloatArray, seconds: FloatArray, kept: BoolArray, varying: BoolArray) -> list[str]:
