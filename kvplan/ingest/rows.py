@@ -182,9 +182,7 @@ class TraceFile:
             for aliases in (_TIME, _INPUT, _OUTPUT)
         ]
         if None in found:
-            missing = [
-                what for what, name in zip(("time", "input", "output"), found, strict=True) if not name
-            ]
+            missing = [what for what, name in zip(("time", "input", "output"), found, strict=True) if not name]
             raise ProfileError(
                 self.source,
                 f"not a trace: no column for {', '.join(missing)}, such as timestamp, input_tokens, output_tokens; "
@@ -240,9 +238,7 @@ class TraceFile:
         inputs, outputs = value.get("input_lens"), value.get("output_lens")
         if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
             seen = ", ".join(list(value)[:8])
-            message = (
-                f"not a trace: needs the lists input_lens and output_lens, of one length; has {_shown(seen)}"
-            )
+            message = f"not a trace: needs the lists input_lens and output_lens, of one length; has {_shown(seen)}"
             raise ProfileError(self.source, message, line=1)
         times = value.get("start_times")
         known = isinstance(times, list) and len(times) == len(inputs)

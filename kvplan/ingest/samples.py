@@ -238,7 +238,7 @@ class _Row:
 
     def number(self, names: Mapping[str, float]) -> float:
         """The first of some columns, in its unit."""
-        name = next((name for name in names if name in self.values), next(iter(names)))
+        name = next((name for name in names if name in self.written), next(iter(names)))
         seen = self.values.get(name)
         try:
             value = math.nan if isinstance(seen, bool) else float(seen)  # type: ignore[arg-type]
@@ -255,7 +255,7 @@ class _Row:
         return value * names[name]
 
     def optional(self, names: Mapping[str, float]) -> float:
-        return self.number(names) if any(name in self.values for name in names) else 0.0
+        return self.number(names) if any(name in self.written for name in names) else 0.0
 
     def text(self, name: str) -> str:
         return str(self.values.get(name, "")).strip()
@@ -392,7 +392,7 @@ class _Reader:
                     row.line,
                 )
             case _:
-                has_batch = any(name in row.values for name in _BATCH)
+                has_batch = any(name in row.written for name in _BATCH)
                 batch = row.number(_BATCH) if has_batch else 1.0
                 self.add(kind, (row.number(_KV), row.optional(_PROMPT), batch, row.number(_TAU)), row.line)
 
@@ -410,7 +410,7 @@ class _Reader:
             if "Iteration(" in text:
                 details = True
                 self.iteration(text, usage, line)
-            elif "Avg generation throughput" in text:
+            elif "Avg prompt throughput" in text:
                 if (found := _STATS.search(text)) and (values := _floats(found)):
                     stats.append((values[0], values[1], values[2], values[3], line))
                 else:

@@ -27,7 +27,7 @@ DECODE = (
     "[2026-04-08 14:05:21 TP0] Decode batch, #running-req: 5, #token: 20800, token usage: 0.29, cuda graph: True, "
     "gen throughput (token/s): 200.00, #queue-req: 0\n"
 )
-PREFILL = "[2026-04-08 14:05:20 TP0] Prefill batch, #new-seq: 1, #new-token: 1000, #cached-token: 0, token usage: 0.08\n"
+PREFILL = "[2026-04-08 14:05:20 TP0] Prefill batch, #new-seq: 1, #new-token: 1000, #cached-token: 0, token usage: 0.1\n"
 SERIES = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
 
 
