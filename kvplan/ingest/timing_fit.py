@@ -14,6 +14,7 @@ References
 Rousseeuw, Van Driessen, Computing LTS regression for large data sets (2006): concentration steps.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +36,7 @@ _HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an enve
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
 _TOGETHER = 0.95  # R² of one column on the others
-_MORE, _LESS_TIME, _NOISES = (
-    1.5,
-    0.05,
-    4.0,
-)  # a contradiction: so much more work, in less time by this and by noise
+_MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -229,17 +226,26 @@ def _not_grossly_off(off: FloatArray, kept: BoolArray) -> BoolArray:
 
 
 def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> FloatArray:
-    """Coefficients with the least sum of the smallest squared residuals, over many starts."""
+    """Coefficients with the least sum of the smallest squared residuals, over many starts.
+
+    The share is taken of the samples with and without prefill alike: of one kind alone they would leave terms open.
+    """
     n = seconds.size
     every = np.unique(np.linspace(0, n - 1, min(n, _SUBSAMPLE)).astype(np.int64))
+    kind = np.unique(design > 0, axis=0, return_inverse=True)[1].reshape(-1)
     rng = np.random.default_rng(0)  # the same samples give the same timing
 
     def concentrated(found: FloatArray, pool: IntArray, steps: int) -> tuple[float, FloatArray]:
-        size = max(design.shape[1] + 1, round(share * pool.size))
+        parts = [np.flatnonzero(kind[pool] == k) for k in range(kind.max() + 1)]
         total = np.inf
         for _ in range(steps):
             squares = ((seconds[pool] - design[pool] @ found) / seconds[pool]) ** 2
-            order = np.argsort(squares, kind="stable")[:size]
+            order = np.concatenate(
+                [
+                    part[np.argsort(squares[part], kind="stable")[: math.ceil(share * part.size)]]
+                    for part in parts
+                ]
+            )
             if squares[order].sum() >= total * (1 - 1e-12):
                 break
             total = float(squares[order].sum())

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvplan.ingest.samples import parse_samples, read_samples
@@ -60,8 +59,8 @@ def test_every_model_and_gpu_is_fitted_with_its_held_out_error() -> None:
         assert fit.trimmed_share < 0.2
         assert fit.held_out_error is not None
         assert fit.held_out_median is not None
-        assert np.isfinite(fit.held_out_error)
-        assert fit.held_out_median < 0.16
+        assert fit.held_out_error < 0.2
+        assert fit.held_out_median < 0.13
 
 
 @needs_measurements
