@@ -1,0 +1,162 @@
+"""A timing is found again in samples of it, noisy, with gross errors, or with prefill that nobody counted."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan.errors import UsageError
+from kvplan.ingest.samples import Samples
+from kvplan.ingest.timing_fit import fit_timing
+from kvplan.model import Timing
+
+TIMINGS = st.builds(
+    Timing,
+    d0=st.floats(5e-3, 5e-2),
+    d1=st.floats(1e-7, 1e-6),
+    d2=st.floats(2e-5, 3e-4),
+    d3=st.floats(1e-5, 3e-4),
+)
+
+
+def synthetic(
+    timing: Timing,
+    rng: np.random.Generator,
+    *,
+    size: int = 300,
+    noise: float = 0.0,
+    hidden_prefill: bool = False,
+) -> Samples:
+    """Samples of a timing, K, P and B all over their range."""
+    kv_tokens = rng.uniform(0, 60_000, size)
+    prefill = np.where(rng.random(size) < 0.5, 0, rng.uniform(0, 2048, size))
+    sequences = rng.integers(1, 200, size).astype(float)
+    seconds = timing.d0 + timing.d1 * kv_tokens + timing.d2 * prefill + timing.d3 * sequences
+    return Samples(
+        source="synthetic.csv",
+        format="table",
+        group="",
+        kv_tokens=kv_tokens,
+        prefill_tokens=prefill,
+        sequences=sequences,
+        seconds=seconds * np.exp(noise * rng.standard_normal(size)),
+        line=np.arange(2, size + 2),
+        hidden_prefill=hidden_prefill,
+    )
+
+
+def typical_error(found: Timing, wanted: Timing, samples: Samples) -> float:
+    """Mean relative difference of the iteration times of two timings."""
+
+    def seconds(timing: Timing) -> np.ndarray:
+        k, p, b = samples.kv_tokens, samples.prefill_tokens, samples.sequences
+        return timing.d0 + timing.d1 * k + timing.d2 * p + timing.d3 * b
+
+    return float(np.mean(np.abs(seconds(found) / seconds(wanted) - 1)))
+
+
+def values(timing: Timing) -> list[float]:
+    return [timing.d0, timing.d1, timing.d2, timing.d3]
+
+
+@settings(max_examples=10, deadline=None)
+@given(TIMINGS, st.integers(0, 2**32 - 1), st.booleans())
+def test_exact_samples_give_the_timing_itself(timing: Timing, seed: int, hidden: bool) -> None:
+    samples = synthetic(timing, np.random.default_rng(seed), size=60, hidden_prefill=hidden)
+    fit = fit_timing(samples)
+    assert values(fit.timing) == pytest.approx(values(timing), rel=1e-6)
+    assert fit.trimmed == 0
+    assert fit.held_out_error == pytest.approx(0, abs=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(TIMINGS, st.integers(0, 2**32 - 1))
+def test_noise_moves_the_timing_little_and_is_reported_as_error(timing: Timing, seed: int) -> None:
+    samples = synthetic(timing, np.random.default_rng(seed), noise=0.05)
+    fit = fit_timing(samples)
+    assert typical_error(fit.timing, timing, samples) < 0.025
+    assert fit.held_out_error == pytest.approx(0.04, abs=0.015)
+    assert fit.trimmed == 0
+
+
+@settings(max_examples=10, deadline=None)
+@given(TIMINGS, st.integers(0, 2**32 - 1), st.floats(4, 30), st.booleans())
+def test_gross_errors_are_left_out_and_named_by_line(
+    timing: Timing, seed: int, factor: float, fast: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    samples = synthetic(timing, rng, noise=0.03)
+    wrong = rng.choice(samples.seconds.size, 20, replace=False)
+    samples.seconds[wrong] *= 1 / factor if fast else factor
+    fit = fit_timing(samples)
+    assert {outlier.line for outlier in fit.outliers} == set(samples.line[wrong].tolist())
+    assert fit.trimmed == 20
+    assert typical_error(fit.timing, timing, samples) < 0.025
+
+
+@settings(max_examples=10, deadline=None)
+@given(TIMINGS, st.integers(0, 2**32 - 1), st.floats(0.2, 0.45))
+def test_the_envelope_sees_through_prefill_that_is_not_in_the_samples(
+    timing: Timing, seed: int, share: float
+) -> None:
+    """As many as 45 % of the samples too slow, by up to the time of 2000 tokens."""
+    rng = np.random.default_rng(seed)
+    samples = synthetic(timing, rng, noise=0.02, hidden_prefill=True)
+    slow = rng.random(samples.seconds.size) < share
+    samples.seconds[slow] += timing.d2 * rng.uniform(0, 2000, slow.sum())
+    fit = fit_timing(samples)
+    blind = fit_timing(
+        Samples(**{name: getattr(samples, name) for name in Samples.__slots__} | {"hidden_prefill": False})
+    )
+    assert fit.envelope
+    assert typical_error(fit.timing, timing, samples) < max(
+        0.04, 0.5 * typical_error(blind.timing, timing, samples)
+    )
+
+
+@settings(max_examples=10, deadline=None)
+@given(TIMINGS, st.integers(0, 2**32 - 1), st.booleans())
+def test_no_term_is_ever_negative_so_more_work_never_takes_less_time(
+    timing: Timing, seed: int, hidden: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    samples = synthetic(timing, rng, size=30, noise=0.5, hidden_prefill=hidden)
+    assert min(values(fit_timing(samples).timing)) >= 0
+
+
+def test_the_same_samples_give_the_same_timing() -> None:
+    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1), noise=0.2)
+    assert fit_timing(samples).timing == fit_timing(samples).timing
+
+
+def test_what_the_samples_cannot_tell_is_said() -> None:
+    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1), noise=0.01)
+    assert fit_timing(samples).warnings == ()
+    samples.kv_tokens[:] = 40_000 + samples.kv_tokens / 100
+    samples.prefill_tokens[:] = 0
+    kv, prefill = fit_timing(samples).warnings[:2]
+    assert "KV tokens: too narrow a range to tell d1 from d0" in kv
+    assert prefill == "every sample has 0 prefill tokens: d2 is taken as 0"
+
+
+def test_columns_that_move_together_are_named() -> None:
+    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1), noise=0.01)
+    samples.kv_tokens[:] = samples.sequences * 300
+    assert any(w.startswith("KV tokens move with") for w in fit_timing(samples).warnings)
+
+
+def test_a_term_below_zero_is_clipped_and_said() -> None:
+    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1))
+    samples.sequences[:] += 10
+    samples.seconds[:] = (
+        2e-7 * samples.kv_tokens + 1e-4 * samples.prefill_tokens + 1e-3 * samples.sequences - 8e-3
+    )
+    fit = fit_timing(samples)
+    assert fit.timing.d0 == 0
+    assert any(w.startswith("d0 would be -") and w.endswith("below 0; taken as 0") for w in fit.warnings)
+
+
+def test_too_few_samples_are_refused() -> None:
+    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(2), size=3)
+    with pytest.raises(UsageError, match=r"synthetic\.csv: 3 samples of iterations; at least 4"):
+        fit_timing(samples)

@@ -1,0 +1,75 @@
+"""Timings fitted to recorded runs: do they foretell what they have not seen?"""
+
+from pathlib import Path
+
+import pytest
+
+from kvplan.ingest.samples import parse_samples, read_samples
+from kvplan.ingest.timing_fit import TimingFit, fit_timing
+from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel
+from kvplan.simulation.study import Load, chosen, study
+from kvplan.simulation.traces import read_trace
+
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
+RUN = DATA / "vllm-rtx4090"
+MEASUREMENTS = DATA / "splitwise-sim/perf_model.csv"
+BLOCKS, BLOCK = 2588, 16  # meta.json: kv_cache
+
+needs_run = pytest.mark.skipif(not RUN.exists(), reason="the RTX 4090 run is not here")
+needs_measurements = pytest.mark.skipif(not MEASUREMENTS.exists(), reason="splitwise-sim's are not here")
+
+
+@pytest.fixture(scope="module")
+def first_half() -> TimingFit:
+    with (RUN / "timeseries.csv").open(newline="") as file:
+        header, *lines = file.readlines()
+    half = [header, *lines[: len(lines) // 2]]
+    return fit_timing(*parse_samples(half, "timeseries.csv", capacity_tokens=BLOCKS * BLOCK))
+
+
+@needs_run
+def test_half_a_run_foretells_the_whole(first_half: TimingFit) -> None:
+    replica = Replica(BLOCKS * BLOCK, BLOCK, Prefill.FUSED, max_num_seqs=256, max_num_batched_tokens=2048)
+    model = ServingModel((RequestClass("any", 1, (1,), (1.0,), 0.0),), first_half.timing, replica)
+    load = Load(trace=read_trace(RUN / "requests.jsonl").requests)
+    (result,) = study(model, Plan(), load, chosen(["vllm"], []), [0]).results
+    assert result.makespan_s == pytest.approx(183.5, rel=0.05)
+    assert result.e2e_s.mean == pytest.approx(86.6, rel=0.08)
+
+
+@needs_run
+def test_what_half_a_run_cannot_tell_is_said(first_half: TimingFit) -> None:
+    """Memory was full from the fourth second on."""
+    assert first_half.envelope
+    assert 0.1 < first_half.trimmed_share <= 0.5
+    assert first_half.held_out_error is not None
+    assert first_half.held_out_error < 0.05
+    assert any("too narrow a range to tell d1 from d0" in warning for warning in first_half.warnings)
+
+
+@needs_measurements
+def test_every_model_and_gpu_is_fitted_with_its_held_out_error() -> None:
+    fits = {found.group: fit_timing(found) for found in read_samples(MEASUREMENTS)}
+    assert len(fits) == 12
+    for fit in fits.values():
+        timing = fit.timing
+        assert min(timing.d0, timing.d1, timing.d2, timing.d3) >= 0  # monotone
+        assert timing.d0 > 0.02
+        assert fit.error < 0.15
+        assert fit.trimmed_share < 0.2
+        assert fit.held_out_error is not None
+        assert fit.held_out_median is not None
+        assert fit.held_out_error < 0.2
+        assert fit.held_out_median < 0.13
+
+
+@needs_measurements
+def test_the_outliers_of_two_gpus_are_named() -> None:
+    """Batches of 64 on two GPUs, faster than those of 32."""
+    for found in read_samples(MEASUREMENTS):
+        lines = {outlier.line: outlier for outlier in fit_timing(found).outliers if outlier.sequences == 64}
+        if found.group.endswith("TP2"):
+            assert len(lines) == 5
+            assert all(outlier.contradicts is not None for outlier in lines.values())
+        else:
+            assert not lines

@@ -1,0 +1,210 @@
+"""Samples of iterations out of logs, series and tables; what gives none is counted, or refused with its line."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from kvplan.errors import UsageError
+from kvplan.ingest.samples import LeftOut, Samples, parse_samples, read_samples
+
+STATS = (
+    "INFO 07-28 06:40:59 [loggers.py:118] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "
+    "throughput: 400.0 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 50.0%, Prefix cache hit rate: "
+    "0.0%\n"
+)
+OLD_STATS = (
+    "INFO 01-30 03:19:14 metrics.py:455] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 400.0 "
+    "tokens/s, Running: 4 reqs, Swapped: 0 reqs, Pending: 0 reqs, GPU KV cache usage: 10.0%, CPU KV cache usage: "
+    "0.0%.\n"
+)
+CAPACITY = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 40,000 tokens\n"
+ITERATION = (
+    "(EngineCore_DP0 pid=1) INFO 07-08 00:00:02 [core.py:359] Iteration(7): 2 context requests, 1957 context tokens, "
+    "43 generation requests, 43 generation tokens, iteration elapsed time: 125.94 ms"
+)
+DECODE = (
+    "[2026-04-08 14:05:21 TP0] Decode batch, #running-req: 5, #token: 20800, token usage: 0.29, cuda graph: True, "
+    "gen throughput (token/s): 200.00, #queue-req: 0\n"
+)
+PREFILL = "[2026-04-08 14:05:20 TP0] Prefill batch, #new-seq: 1, #new-token: 1000, #cached-token: 0, token usage: 0.1\n"
+SERIES = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
+
+
+def one(*lines: str, capacity: int | None = None) -> Samples:
+    (found,) = parse_samples(lines, "file", capacity_tokens=capacity)
+    return found
+
+
+def rows(samples: Samples) -> list[tuple[float, ...]]:
+    """(K, P, B, τ) of each, rounded."""
+    columns = (samples.kv_tokens, samples.prefill_tokens, samples.sequences, samples.seconds)
+    return [tuple(round(float(v), 9) for v in row) for row in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize("line", [STATS, STATS.replace("Engine 000: ", ""), STATS.replace("\n", "\r\n")])
+def test_vllm_stats_lines_give_an_average_iteration(line: str) -> None:
+    found = one(CAPACITY, "something else\n", line)
+    assert rows(found) == [(20_000, 2, 8, 0.02)]
+    assert found.line.tolist() == [3]
+    assert found.hidden_prefill
+    assert found.format == "vLLM stats log"
+
+
+def test_stats_lines_of_vllm_before_v1_are_read_too() -> None:
+    assert rows(one(OLD_STATS, capacity=40_000)) == [(4000, 0, 4, 0.01)]
+
+
+def test_the_capacity_a_log_states_wins_over_the_one_given() -> None:
+    assert rows(one(CAPACITY, STATS, capacity=1))[0][0] == 20_000
+
+
+def test_idle_and_truncated_lines_are_counted() -> None:
+    idle = STATS.replace("400.0", "0.0").replace("Running: 8", "Running: 0")
+    found = one(CAPACITY, STATS, idle, STATS[:120], "\n", idle)
+    assert len(rows(found)) == 1
+    assert set(found.left_out) == {
+        LeftOut("nothing was generated", 2, 3),
+        LeftOut("cut off or in an unknown form", 1, 4),
+    }
+
+
+def test_iteration_details_are_exact_and_take_the_place_of_averages() -> None:
+    found = one(CAPACITY, STATS, ITERATION + ", GPU KV cache usage: 75.0%\n", ITERATION + "\n", STATS)
+    assert rows(found) == [(30_000, 1957, 45, 0.12594)] * 2
+    assert not found.hidden_prefill
+    assert found.left_out == (LeftOut("an average, where iterations are logged one by one", 2, 2),)
+
+
+def test_a_prompt_computed_again_after_a_preemption_is_prefill() -> None:
+    again = ITERATION.replace("43 generation tokens", "843 generation tokens")
+    assert rows(one(CAPACITY, STATS, again))[0][1] == 1957 + 800
+
+
+def test_iterations_without_kv_usage_and_dummies_are_counted() -> None:
+    dummy = ITERATION + " (dummy), GPU KV cache usage: 75.0%\n"
+    found = one(CAPACITY, ITERATION + "\n", dummy, ITERATION + "\n")
+    assert found.line.tolist() == [4]
+    assert found.left_out == (
+        LeftOut("before the first line that states KV usage", 1, 2),
+        LeftOut("a dummy iteration", 1, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    "line", [DECODE, DECODE.replace("batch,", "batch."), DECODE.replace("cuda graph: True, ", "")]
+)
+def test_sglang_decode_lines_of_all_versions_are_read(line: str) -> None:
+    found = one(line)
+    assert rows(found) == [(20_800, 0, 5, 0.025)]
+    assert found.format == "SGLang log"
+
+
+def test_prefill_batches_between_two_sglang_lines_are_spread_over_the_iterations() -> None:
+    """40 decode batches from line to line, or what the server says, and those that prefill."""
+    assert rows(one(PREFILL, PREFILL, DECODE, DECODE))[0] == (20_800, 47.619047619, 5, 0.023809524)
+    assert rows(one(PREFILL, PREFILL, DECODE, DECODE))[1] == (20_800, 0, 5, 0.025)
+    assert rows(one("server_args=ServerArgs(decode_log_interval=8)\n", PREFILL, PREFILL, DECODE)) == [
+        (20_800, 200, 5, 0.02)
+    ]
+
+
+def test_a_series_gives_a_sample_a_second() -> None:
+    found = one(SERIES, "1.0,400,1600,40,3,50\r\n", "2.0,0,0,0,0,0\r\n", capacity=40_000)
+    assert rows(found) == [(20_000, 10, 40, 0.025)]
+    assert found.left_out == (LeftOut("nothing was generated", 1, 3),)
+
+
+def test_splitwise_measurements_give_a_prompt_and_a_token_sample_for_each_row() -> None:
+    header = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
+    first, second = parse_samples(
+        [header, "llama,a100,512,2,127,400.0,50.0,2\n", "llama,h100,512,2,127,200.0,25.0,2\n"], "file"
+    )
+    assert (first.group, second.group) == ("llama, a100, TP2", "llama, h100, TP2")
+    assert rows(first) == [(1026, 1024, 2, 0.4), (1152, 0, 2, 0.05)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Concurrency,TPOT (ms),input_tokens,output tokens\n", "32,20,1000,199\n"),
+        ('{"concurrency": 32, "tpot_s": 0.02, "isl": 1000, "osl": 199}\n',),
+        (
+            '{"max_concurrency": 32, "mean_tpot_ms": 20, "completed": 10, "total_input_tokens": 10000, '
+            '"total_output_tokens": 1990}',
+        ),
+    ],
+)
+def test_concurrency_sweeps_give_the_mean_iteration_of_a_steady_state(lines: tuple[str, ...]) -> None:
+    assert rows(one(*lines)) == [(32 * 1100, round(32 * 1000 / 199, 9), 32, 0.02)]
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("kv_tokens,prefill_tokens,sequences,iteration_ms\n", "1000,20,3,12.5\n"),
+        ("K,P,B,tau_s\n", "1000,20,3,0.0125\n"),
+        ("seconds,running,KV tokens,P,comment\n", "0.0125,3,1000,20,x\n"),
+    ],
+)
+def test_plain_tables_are_read_by_the_names_of_their_columns(header: str, row: str) -> None:
+    assert rows(one(header, row)) == [(1000, 20, 3, 0.0125)]
+
+
+def test_a_row_that_cannot_be_used_is_refused_with_line_and_column() -> None:
+    with pytest.raises(UsageError, match=r"^file:3: iteration_ms: 'fast'; must be a number, at least 0$"):
+        one("kv_tokens,iteration_ms\n", "1000,12\n", "1000,fast\n", "1000,12\n")
+    with pytest.raises(UsageError, match=r"^file:2: iteration_ms: missing; must be a number"):
+        one("kv_tokens,iteration_ms\n", "1000\n")
+    for bad in ("-1", "nan", "inf", ""):
+        with pytest.raises(UsageError, match=r"^file:2: kv_tokens: "):
+            one("kv_tokens,iteration_ms\n", f"{bad},12\n")
+
+
+def test_a_last_row_that_was_cut_off_is_counted() -> None:
+    found = one("kv_tokens,iteration_ms\n", "1000,12\n", "10")
+    assert found.left_out == (LeftOut("cut off", 1, 3),)
+    found = one('{"kv_tokens": 1000, "iteration_ms": 12}\n', '{"kv_tok')
+    assert found.left_out == (LeftOut("cut off", 1, 2),)
+    with pytest.raises(UsageError, match=r"^file:2: not a JSON object: '\{\"kv_tok'"):
+        one('{"kv_tokens": 1000, "iteration_ms": 12}\n', '{"kv_tok\n')
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((), "file: empty"),
+        (("\n", " \n"), "file: empty"),
+        (("hello\n", "world\n"), "file:1: no samples of iterations: neither lines of vLLM's"),
+        (("a,b\n", "1,2\n"), "file:1: no samples of iterations"),
+        (('{"a": 1}\n',), "file:1: no samples of iterations"),
+        (("kv_tokens,iteration_ms\n",), "file:1: no samples of iterations"),
+        ((SERIES, "1,1,1,1,1,50\n"), "file:2: KV usage is a share of a capacity that is not stated here"),
+        ((CAPACITY, STATS.replace("50.0%", "500.0%")), "file:2: KV usage of 500 %; at most 100"),
+        ((CAPACITY, STATS[:90]), r"file: no samples of iterations; 1 rows: cut off.* \(first: line 2\)"),
+    ],
+)
+def test_what_holds_no_samples_is_refused(lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        one(*lines)
+
+
+def test_files_may_be_compressed_and_begin_with_a_mark(tmp_path: Path) -> None:
+    text = "\ufeffkv_tokens,iteration_ms\r\n1000,12\n".encode()
+    plain, packed, cut = tmp_path / "plain", tmp_path / "packed", tmp_path / "cut"
+    plain.write_bytes(text)
+    packed.write_bytes(gzip.compress(text))
+    cut.write_bytes(gzip.compress(text)[:-9])
+    for path in (plain, packed):
+        (found,) = read_samples(path)
+        assert rows(found) == [(1000, 0, 1, 0.012)]
+    with pytest.raises(UsageError, match="cut: the compressed data are cut off"):
+        read_samples(cut)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_samples(tmp_path / "absent")
+    (tmp_path / "binary").write_bytes(b"kv_tokens,ms\n\xff\xfe\n")
+    with pytest.raises(UsageError, match="must be text in UTF-8"):
+        read_samples(tmp_path / "binary")
