@@ -214,9 +214,11 @@ run = engine.run
 
 
 def run_and_interrupt(*arguments, watch, **options):
+    pressed = []
+
     def seen(completed):
-        if completed > 1000:
-            os.kill(os.getpid(), signal.SIGINT)
+        if completed > 1000 and not pressed:
+            pressed.append(os.kill(os.getpid(), signal.SIGINT))
         return watch(completed)
 
     return run(*arguments, watch=seen, **options)
