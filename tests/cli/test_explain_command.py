@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvplan import cli
+from kvplan.commands import analysis
 from kvplan.explanations import BLOCKS, EXPLANATIONS
 from kvplan.profile import DEFAULT_PROFILE
 
@@ -93,12 +94,14 @@ def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str, run: Run) 
 
 
 def test_keys_and_blocks_are_completed() -> None:
-    assert cli._complete_key("load.sens") == [f"load.sensitivity.{k}" for k in ("d0", "d1", "memory_tokens")]
-    assert cli._complete_key("nested") == [
+    assert analysis._complete_key("load.sens") == [
+        f"load.sensitivity.{k}" for k in ("d0", "d1", "memory_tokens")
+    ]
+    assert analysis._complete_key("nested") == [
         "nested_wait",
         *sorted(k for k in every() if k.startswith("nested_wait.")),
     ]
-    assert set(cli._complete_key("")) == {*BLOCKS, *every()}
+    assert set(analysis._complete_key("")) == {*BLOCKS, *every()}
 
 
 def every() -> list[str]:
@@ -106,7 +109,7 @@ def every() -> list[str]:
 
 
 def test_completion_imports_nothing_heavy() -> None:
-    program = "import sys; from kvplan import cli; cli._complete_key('load'); print(*sys.modules)"
+    program = "import sys; from kvplan.commands import analysis; analysis._complete_key('load'); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "kvplan.explanations" in result.stdout.split()
     assert {"numpy", "pydantic", "rich", "kvplan.explain"} & set(result.stdout.split()) == set()

@@ -1,0 +1,101 @@
+"""What commands share: options, reading the profile, what is said on the way, the width of a terminal."""
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvplan import profile as profile_file
+    from kvplan.render.document import Section
+
+
+class TableFormat(StrEnum):
+    """How a comparison is written."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    CSV = "csv"
+
+
+def complete_profile(incomplete: str) -> list[str]:
+    from kvplan.profile import shipped_profiles
+
+    return sorted(name for name in shipped_profiles() if name.startswith(incomplete))
+
+
+Profile = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROFILE",
+        help="A TOML file, '-' for standard input, or the name of a shipped profile.",
+        show_default=False,
+        autocompletion=complete_profile,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the result to this file.", show_default=False),
+]
+
+
+def read(profile: str | None) -> "profile_file.Profile":
+    """The profile that was asked for; says which where none was."""
+    from kvplan.profile import load_profile
+
+    loaded = load_profile(profile, stdin=sys.stdin.buffer if sys.stdin else io.BytesIO())
+    if profile is None:
+        say(f"note: no profile given; using the shipped {loaded.source}")
+    return loaded
+
+
+def section_text(section: "Section", origin: str, format: TableFormat, output: Path | None) -> str:
+    if format is TableFormat.MARKDOWN:
+        from kvplan.render import markdown
+
+        return markdown.render_section(section, origin)
+    from kvplan.render import terminal as to_terminal
+
+    width, colour = terminal(output)
+    return to_terminal.render_section(section, origin, width=width, colour=colour)
+
+
+def terminal(output: Path | None) -> tuple[int, bool]:
+    """Columns to fill, and whether colours are wanted."""
+    on_terminal = output is None and sys.stdout is not None and sys.stdout.isatty()
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return (shutil.get_terminal_size().columns if output is None else 80), on_terminal and not plain
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[float], None] | None]:
+    """A bar on standard error, if that is a terminal; it appears when a run takes longer than a second."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from time import monotonic
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    began = monotonic()
+    with Progress(console=Console(stderr=True), transient=True, disable=False) as bar:
+        task = bar.add_task("simulating", total=1.0, visible=False)
+        yield lambda part: bar.update(task, completed=part, visible=monotonic() - began > 1)
+
+
+def say_compiling(policy: str) -> None:
+    say(f"note: compiling the loop for {policy}, some ten seconds; later runs find it on disk")
+
+
+def say(message: str) -> None:
+    if sys.stderr is not None:
+        print(" ".join(message.splitlines()), file=sys.stderr)

@@ -1,0 +1,138 @@
+"""`kvplan simulate`: what the simulator says."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvplan import __version__
+from kvplan.commands.common import (
+    Output,
+    Profile,
+    TableFormat,
+    progress_bar,
+    read,
+    say_compiling,
+    section_text,
+)
+from kvplan.errors import ExitCode
+from kvplan.output import write_result
+
+
+class Kind(StrEnum):
+    """How requests arrive; those of `kvplan.simulation.study.Arrivals`."""
+
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    BURST = "burst"
+    SATURATED = "saturated"
+    CLOSED = "closed"
+
+
+def simulate(
+    profile: Profile = None,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="NAME,...", help="Policies to compare on the same arrivals.")
+    ] = "greedy,rate-limited,vllm",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="POLICY.KEY=VALUE",
+            help="Set a parameter of a policy; lists with commas. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    arrivals: Annotated[
+        Kind | None, typer.Option("--arrivals", help="How requests arrive; poisson.", show_default=False)
+    ] = None,
+    cv: Annotated[
+        float | None,
+        typer.Option("--cv", help="Coefficient of variation of gamma gaps.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", help="Clients of a closed loop.", show_default=False)
+    ] = None,
+    burst: Annotated[
+        str | None,
+        typer.Option(
+            "--burst",
+            metavar="HIGH,LOW,ON,OFF",
+            help="Factors of the rates while on and off, and the seconds of each.",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Replay recorded arrivals and lengths.", show_default=False
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="Requests in all; 10,000.", show_default=False)
+    ] = None,
+    horizon: Annotated[
+        str | None,
+        typer.Option(
+            "--horizon",
+            metavar="TIME",
+            help='Stop the clock there, such as "600 s" or "1 h".',
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="The first of them.")] = 0,
+    series: Annotated[
+        Path | None,
+        typer.Option(
+            "--series",
+            metavar="FILE.csv",
+            help="Write the state over time, first seed, to this file.",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = TableFormat.TEXT,
+    output: Output = None,
+) -> None:
+    """Policies side by side on the same arrivals, with confidence intervals."""
+    from kvplan.render import json
+    from kvplan.render import simulation as tables
+    from kvplan.simulation import options, study
+
+    loaded = read(profile)
+    load = options.load(
+        kind=None if arrivals is None else arrivals.value,
+        cv=cv,
+        concurrency=concurrency,
+        burst=burst,
+        trace=trace,
+        requests=requests,
+        horizon=horizon,
+    )
+    policies = study.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
+    with progress_bar() as progress:
+        found = study.study(
+            loaded.model,
+            loaded.plan,
+            load,
+            policies,
+            options.seeds(seed, seeds),
+            progress=progress,
+            announce=say_compiling,
+        )
+    if series is not None:
+        write_result(tables.series_csv(found), series)
+    if format is TableFormat.JSON:
+        document = study.to_document(found, name=loaded.name, sha256=loaded.sha256, version=__version__)
+        text = json.render(document)
+    elif format is TableFormat.CSV:
+        text = tables.as_csv(found)
+    else:
+        section = tables.build(found, loaded.name)
+        text = section_text(
+            section, f"kvplan {__version__}, profile {loaded.sha256[:12]} (sha256)", format, output
+        )
+    write_result(text, output)
+    if found.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
