@@ -40,13 +40,13 @@ def fit(
     output: Output = None,
 ) -> None:
     """Turn a request trace into the classes and rates of a profile."""
-    from kvplan.ingest import profile_text, traffic_fit
+    from kvplan.ingest import traffic_fit, traffic_text
 
     kept = read(base)
     traffic = traffic_fit.measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
     change = None if classes is None else traffic_fit.distortion(traffic, found, kept.model)
-    fitted = profile_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)
+    fitted = traffic_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)
     for note in traffic.notes:
         say(f"note: {note}")
     if change is not None:

@@ -1,149 +1,203 @@
-"""A profile written out: classes fitted to a trace, everything else as a base profile has it."""
+"""A profile written out: some of its tables measured, the others as a base profile has them."""
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tomli
 
 from kvplan import __version__
 from kvplan.errors import ProfileError
-from kvplan.ingest.traffic_fit import BINS, POINTS, Distortion, Traffic, describe, moment_errors
 from kvplan.model import RequestClass
 from kvplan.profile import Profile, parse_profile
-from kvplan.units import format_number, format_percent, format_rate, format_tokens
 
-_KEPT = ("gpu", "timing", "plan", "gate")
-_DATED_S = 1e9  # a clock that shows more than this counts from 1970
+_TABLES = ("gpu", "timing", "plan", "gate", "workload", "classes")
+_MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
 _WIDTH = 118
-_JOINT = ": traffic of "  # between the names of replica and trace
+_TRAFFIC = ": traffic of "  # between the names of replica and traffic
 
 
-def fitted_profile(
-    traffic: Traffic,
-    classes: Sequence[RequestClass],
+class Part(NamedTuple):
+    """A table of a profile that was measured.
+
+    Attributes
+    ----------
+    table : str
+        Its name; "classes" takes the place of ``[workload]`` too.
+    about : tuple of str
+        Paragraphs that say where it comes from; a comment above it.
+    body : str
+        TOML, its header included.
+    """
+
+    table: str
+    about: tuple[str, ...]
+    body: str
+
+
+def composed(
     base: Profile,
+    parts: Sequence[Part],
     *,
+    source: str,
+    replica: str | None = None,
+    traffic: str | None = None,
     default_base: bool = False,
-    distortion: Distortion | None = None,
 ) -> Profile:
-    """A profile of these classes on the replica of `base`; its `text` says where every part comes from.
+    """A profile with some tables measured, and the others of `base`, with their comments where they can be kept.
 
     Parameters
     ----------
-    traffic : Traffic
-        What the classes were fitted to.
-    classes : sequence of RequestClass
     base : Profile
-        Tables gpu, timing, plan and gate are kept, with their comments where they can be.
+    parts : sequence of Part
+    source : str
+        What was measured: the file that messages name.
+    replica, traffic : str, optional
+        Names that take the place of those in the name of `base`.
     default_base : bool
-        Nobody asked for `base`.
-    distortion : Distortion, optional
-        What the classes distort, if that was looked at.
+        Nobody asked for `base`: its tables are marked as not measured, and classes that do not fit in measured
+        memory are left out.
 
     Raises
     ------
     ProfileError
-        Base and classes do not go together: a request is longer than the memory.
+        The parts do not go with the rest: a request is longer than the memory.
 
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.ingest.traffic_fit import _example, binned
     >>> from kvplan.profile import load_profile
-    >>> base = load_profile("llama-3.1-8b-rtx4090", stdin=BytesIO())
-    >>> profile = fitted_profile(_example(), binned(_example()), base)
-    >>> [(c.input_tokens, c.rate_rps) for c in profile.model.classes], profile.model.timing == base.model.timing
-    ([(10, 0.25), (12, 0.25), (300, 0.5)], True)
+    >>> base = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> part = Part("timing", ("Measured on Monday.",), timing_text(0.02, 0.0, 0.0, 0.0))
+    >>> profile = composed(base, [part], source="monday.csv")
+    >>> profile.model.timing.d0, profile.model.classes == base.model.classes
+    (0.02, True)
     """
-    name = _printable(f"{base.name.partition(_JOINT)[0]}{_JOINT}{traffic.path.name}")
-    parts = [
-        _comment(_provenance(traffic, classes, base, default_base, distortion)),
-        f"schema = 1\nname = {_value(name if len(name) <= 200 else name[:199] + '…')}",
-        *_kept(base),
-        *map(_class, classes),
-    ]
-    data = ("\n\n".join(parts) + "\n").encode()
+    measured = {part.table for part in parts} | {"workload" for part in parts if part.table == "classes"}
+    kept = _kept(base, [name for name in _TABLES if name not in measured])
+    if default_base:
+        origin = f"Kept from {base.source}, the shipped default, for want of a --base: not measured."
+        kept = {name: f"{comment([origin])}\n{text}" for name, text in kept.items()}
     try:
-        return parse_profile(data, "<fitted>")
+        return _joined(base, parts, kept, replica, traffic, default_base)
     except ProfileError as error:
-        message = f"the traffic does not go with the replica of {base.source}: {error.message}; see --base"
-        raise ProfileError(str(traffic.path), message) from None
+        if default_base and "classes" in kept and (fitting := _fitting(base, parts)):
+            left = len(base.model.classes) - len(fitting)
+            about = (
+                f"{origin} Left out as longer than the memory: {left} of {len(base.model.classes)} classes."
+            )
+            kept = {name: text for name, text in kept.items() if name not in ("workload", "classes")}
+            kept["classes"] = f"{comment([about])}\n{classes_text(fitting)}"
+            return _joined(base, parts, kept, replica, traffic, default_base)
+        message = f"does not go with the rest of {base.source}: {error.message}; see --base"
+        raise ProfileError(source, message) from None
 
 
-def _provenance(
-    traffic: Traffic,
-    classes: Sequence[RequestClass],
+def replica_part(base: Profile, values: Mapping[str, int | str], about: Iterable[str]) -> Part:
+    """The table [gpu] of `base` with some values measured.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.profile import load_profile
+    >>> print(replica_part(load_profile(None, stdin=BytesIO()), {"memory_tokens": 60_000}, ["Measured."]).body)
+    [gpu]
+    memory_tokens = 60_000
+    block_tokens = 16
+    max_num_seqs = 256
+    max_num_batched_tokens = 2_048
+    """
+    old: dict[str, Any] = tomli.loads(base.text)["gpu"]
+    if any(key in values for key in _MEMORY):
+        old = {key: value for key, value in old.items() if key not in _MEMORY}
+    table = {**values, **{key: value for key, value in old.items() if key not in values}}
+    rest = [key for key in table if key not in values]
+    kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if rest else []
+    return Part("gpu", (*about, *kept), _table("gpu", table))
+
+
+def classes_part(classes: Sequence[RequestClass], about: Iterable[str]) -> Part:
+    """The tables [[classes]], each with its own rate."""
+    return Part("classes", tuple(about), classes_text(classes))
+
+
+def classes_text(classes: Sequence[RequestClass]) -> str:
+    """TOML of classes.
+
+    Examples
+    --------
+    >>> print(classes_text([RequestClass("chat", 100, (20, 40), (1.0, 3.0), 0.5)]))
+    [[classes]]
+    name = "chat"
+    input = 100
+    decode = { 20 = 1, 40 = 3 }
+    rate = 0.5
+    """
+    return "\n\n".join(map(_class, classes))
+
+
+def timing_text(d0: float, d1: float, d2: float, d3: float) -> str:
+    """TOML of a timing, four digits each.
+
+    Examples
+    --------
+    >>> print(timing_text(0.0248113, 2.5e-7, 0.0, 8e-6))
+    [timing]
+    d0 = "24.81 ms"
+    d1 = "0.25 us"
+    d2 = 0
+    d3 = "8 us"
+    """
+    values = zip(("d0", "d1", "d2", "d3"), (d0, d1, d2, d3), strict=True)
+    return "\n".join(["[timing]", *(f"{name} = {_duration(value)}" for name, value in values)])
+
+
+def comment(paragraphs: Iterable[str]) -> str:
+    """Paragraphs as lines of a comment."""
+    lines = (line for text in paragraphs for line in textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False))
+    return "\n".join(f"# {printable(line)}" for line in lines)
+
+
+def printable(text: str) -> str:
+    """Text without what would end a comment or confuse a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _joined(
     base: Profile,
+    parts: Sequence[Part],
+    kept: Mapping[str, str],
+    replica: str | None,
+    traffic: str | None,
     default_base: bool,
-    distortion: Distortion | None,
-) -> Iterable[str]:
-    yield (
-        f"Classes and rates: fitted by kvplan {__version__} to {_printable(str(traffic.path))} ({traffic.format}, "
-        f"{format_tokens(traffic.rows)} rows)."
-    )
-    yield f"sha256 {traffic.sha256}"
-    yield _when(traffic)
-    yield (
-        f"Lengths: {format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out, "
-        "on average."
-    )
-    if burstiness := _burstiness(traffic):
-        yield burstiness
-    if traffic.prefix_share is not None:
-        yield (
-            f"Prefixes: an unlimited cache would have had {format_percent(traffic.prefix_share)} of the prompts' "
-            "blocks; the classes take none of that into account."
+) -> Profile:
+    tables = dict(kept)
+    for part in parts:
+        tables[part.table] = f"{comment(part.about)}\n{part.body}"
+    about = f"Put together by kvplan {__version__}; every table says where it comes from."
+    if not default_base:
+        about = (
+            f"Put together by kvplan {__version__}. What is not said to be measured: kept from "
+            f"{base.source} ({base.name}; sha256 {base.sha256[:12]})."
         )
-    for note in traffic.notes:
-        yield f"Note: {note}."
-    if distortion is None:
-        footprint, variance = moment_errors(traffic, tuple(classes), base.model)
-        ranges = f"{len(classes)} ranges" if len(classes) > 1 else "one range"
-        yield (
-            f"Each class: the mean of a range of input lengths ({ranges}, at most {BINS}), and the decode lengths "
-            f"seen with them, gathered into at most {POINTS}. Error of the mean footprint: {_error(footprint)}; of the "
-            f"variance of KV usage: {_error(variance)}."
-        )
-    else:
-        yield (
-            f"Each class: one decode length, the mean of those it stands for. Beside the trace itself: "
-            f"{describe(distortion)}."
-        )
-    why = ", the shipped default, as no --base was given" if default_base else ""
-    yield (
-        f"Replica, timing, plan and gate: kept from {_printable(base.source)}{why} ({_printable(base.name)}; "
-        f"sha256 {base.sha256[:12]})."
-    )
+    text = [comment([about]), f"schema = 1\nname = {_value(_name(base.name, replica, traffic))}"]
+    text += [tables[name] for name in _TABLES if name in tables]
+    return parse_profile(("\n\n".join(text) + "\n").encode(), "<composed>")
 
 
-def _error(relative: float) -> str:
-    return format_percent(relative, 2, signed=True) if abs(relative) >= 1e-4 else "below 0.01%"
+def _name(base: str, replica: str | None, traffic: str | None) -> str:
+    old_replica, joint, old_traffic = base.partition(_TRAFFIC)
+    of = _TRAFFIC + traffic if traffic else joint + old_traffic
+    name = printable((replica or old_replica) + of)
+    return name if len(name) <= 200 else name[:199] + "…"
 
 
-def _when(traffic: Traffic) -> str:
-    assert traffic.span_s is not None
-    rate = f"{format_tokens(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
-    if traffic.span_s < 1000:
-        rate = f"{format_number(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
-    if traffic.start_s is None or not _DATED_S < traffic.start_s < 1e11:
-        return f"Time: {rate}."
-    begin, end = (
-        datetime.fromtimestamp(second, UTC) for second in (traffic.start_s, traffic.start_s + traffic.span_s)
-    )
-    return f"Time: {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC, {rate}."
-
-
-def _burstiness(traffic: Traffic) -> str | None:
-    found = []
-    if traffic.gap_cv is not None:
-        found.append(f"coefficient of variation of the gaps {format_number(traffic.gap_cv, 3)}")
-    if traffic.dispersion is not None and traffic.dispersion_window_s is not None:
-        window = format_number(traffic.dispersion_window_s)
-        found.append(f"variance over mean of the counts in {window} s {format_number(traffic.dispersion, 3)}")
-    return f"Arrivals: {', '.join(found)} (1 for Poisson arrivals)." if found else None
+def _fitting(base: Profile, parts: Sequence[Part]) -> list[RequestClass]:
+    """Classes of `base` whose longest request fits in the measured memory."""
+    measured = "\n\n".join(part.body for part in parts if part.table == "gpu")
+    memory = tomli.loads(measured).get("gpu", {}).get("memory_tokens", 0)
+    return [c for c in base.model.classes if c.input_tokens + max(c.decode_tokens) <= memory]
 
 
 def _class(c: RequestClass) -> str:
@@ -164,36 +218,50 @@ def _weight(weight: float) -> str:
     )
 
 
-def _kept(base: Profile) -> list[str]:
-    """The kept tables of a base profile: as written there if that stands for itself, else written anew."""
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return _value(f"{seconds / size:.4g} {unit}")
+    return _value(f"{seconds * 1e6:.4g} us") if seconds else "0"
+
+
+def _kept(base: Profile, names: Sequence[str]) -> dict[str, str]:
+    """Tables of a base profile, by name: as written there if that stands for itself, else written anew."""
     document = tomli.loads(base.text)
-    wanted = {key: document[key] for key in _KEPT if key in document}
+    wanted = {key: document[key] for key in names if key in document}
     sections = _sections(base.text)
-    verbatim = [sections[key] for key in wanted if key in sections]
+    verbatim = {key: sections[key] for key in wanted if key in sections}
     try:
-        if tomli.loads("\n".join(verbatim)) == wanted:
+        if tomli.loads("\n".join(verbatim.values())) == wanted:
             return verbatim
     except tomli.TOMLDecodeError:
         pass
-    return [
-        "\n".join([f"[{key}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())])
-        for key, table in wanted.items()
-    ]
+    return {key: _table(key, table) for key, table in wanted.items()}
 
 
 def _sections(text: str) -> dict[str, str]:
-    """Tables by name, from the comment above a ``[name]`` to the comment above the next."""
-    found: dict[str, str] = {}
-    name, section, comment = "", [""], [""]
+    """Tables by name, each from the comment above a ``[name]`` to the comment above the next; those of one name
+    together.
+    """
+    found: dict[str, list[str]] = {}
+    name, section, remark = "", [""], [""]
     for line in [*text.split("\n"), "["]:
         if line.lstrip().startswith("["):
-            found[name] = "\n".join(section).strip("\n")
-            name, section, comment = line.partition("#")[0].strip(" \t[]"), [*comment, line], []
+            found.setdefault(name, []).append("\n".join(section).strip("\n"))
+            name, section, remark = line.partition("#")[0].strip(" \t[]"), [*remark, line], []
         elif line.lstrip().startswith("#"):
-            comment.append(line)
+            remark.append(line)
         else:
-            section, comment = [*section, *comment, line], []
-    return found
+            section, remark = [*section, *remark, line], []
+    return {name: "\n\n".join(texts) for name, texts in found.items()}
+
+
+def _table(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """A table, or each of a list of tables, written anew."""
+    header, tables = (f"[{name}]", [value]) if isinstance(value, Mapping) else (f"[[{name}]]", value)
+    return "\n\n".join(
+        "\n".join([header, *(f"{_key(k)} = {_value(v)}" for k, v in table.items())]) for table in tables
+    )
 
 
 def _key(key: str) -> str:
@@ -204,19 +272,12 @@ def _value(value: Any) -> str:
     """A value in TOML: text, whole and other numbers, lists, and tables in line."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float):
+    if isinstance(value, int):
+        return f"{value:_}"
+    if isinstance(value, float):
         return repr(value)
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _comment(paragraphs: Iterable[str]) -> str:
-    lines = (line for text in paragraphs for line in textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False))
-    return "\n".join(f"# {line}" for line in lines)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

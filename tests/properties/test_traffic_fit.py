@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan.ingest.profile_text import fitted_profile
 from kvplan.ingest.traffic_fit import Traffic, binned, compact, cut, distortion, measure, moment_errors, whole
+from kvplan.ingest.traffic_text import fitted_profile
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.profile import parse_profile
 from kvplan.simulation.requests import Requests, poisson, renewal

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.ingest.profile_text import fitted_profile
 from kvplan.ingest.traffic_fit import binned, compact, distortion, measure
+from kvplan.ingest.traffic_text import fitted_profile
 from kvplan.model import Replica, ServingModel
 from kvplan.profile import load_profile
 
