@@ -43,6 +43,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
     ingest.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",
+    ingest.calibrate: "kvplan calibrate serve.log --base my-service.toml -o calibrated.toml",
     catalogue.init: "kvplan init my-service.toml",
     catalogue.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
     catalogue.schema: "kvplan schema -o kvplan.schema.json",

@@ -99,3 +99,12 @@ def say_compiling(policy: str) -> None:
 def say(message: str) -> None:
     if sys.stderr is not None:
         print(" ".join(message.splitlines()), file=sys.stderr)
+
+
+def say_section(section: "Section", origin: str) -> None:
+    """A section on standard error, for what goes with a result and is not part of it."""
+    from kvplan.render import terminal as to_terminal
+
+    if sys.stderr is not None:
+        width = shutil.get_terminal_size().columns
+        print(to_terminal.render_section(section, origin, width=width), file=sys.stderr)

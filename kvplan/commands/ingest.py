@@ -1,12 +1,42 @@
 """`kvplan fit`, `calibrate` and `import`: what operators have becomes a profile."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvplan.commands.common import Output, complete_profile, read, say
+from kvplan import __version__
+from kvplan.commands.common import (
+    Output,
+    TableFormat,
+    complete_profile,
+    read,
+    say,
+    say_section,
+    section_text,
+)
+from kvplan.errors import UsageError
 from kvplan.output import write_result
+
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        metavar="PROFILE",
+        help="Keep of this profile what is not measured; else the shipped default supplies it.",
+        show_default=False,
+        autocompletion=complete_profile,
+    ),
+]
+
+
+class FitFormat(StrEnum):
+    """How a fitted timing is written."""
+
+    TOML = "toml"
+    TEXT = "text"
+    MARKDOWN = "markdown"
 
 
 def fit(
@@ -18,16 +48,7 @@ def fit(
             show_default=False,
         ),
     ],
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="PROFILE",
-            help="Keep replica, timing, plan and gate of this profile.",
-            show_default=False,
-            autocompletion=complete_profile,
-        ),
-    ] = None,
+    base: Base = None,
     classes: Annotated[
         int | None,
         typer.Option(
@@ -51,4 +72,68 @@ def fit(
         say(f"note: {note}")
     if change is not None:
         say(f"note: {traffic_fit.describe(change)}")
+    write_result(fitted.text, output)
+
+
+def calibrate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="vLLM or SGLang logs, per-second series, concurrency sweeps, tables of iterations.",
+            show_default=False,
+        ),
+    ],
+    base: Base = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            "--capacity",
+            min=1,
+            metavar="TOKENS",
+            help="KV capacity that usage is a share of; else as the log or --base has it.",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="The one to fit, in a file that has several replicas.",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[
+        FitFormat, typer.Option("--format", help="A profile, or how good the fit is.")
+    ] = FitFormat.TOML,
+    output: Output = None,
+) -> None:
+    """Fit the iteration time d0 ... d3 to what an engine logged."""
+    from kvplan.ingest import profile_text, timing_text
+    from kvplan.ingest.samples import read_groups
+    from kvplan.ingest.timing_fit import fit_timing
+    from kvplan.render import calibration
+
+    kept = read(base) if base is not None or format is FitFormat.TOML else None
+    known = kept.model.replica.memory_tokens if kept is not None and base is not None else None
+    groups = read_groups(files, capacity_tokens=capacity or known, group=group)
+    found = [calibration.Calibration(samples, fit_timing(*samples)) for samples in groups]
+    section, origin = calibration.build(found), f"kvplan {__version__}"
+    if kept is None or format is not FitFormat.TOML:
+        write_result(section_text(section, origin, TableFormat(format.value), output), output)
+        return
+    if len(found) > 1:
+        names = ", ".join(repr(one.samples[0].group) for one in found)
+        message = f"{len(found)} replicas; choose one with --group, or see all with --format text: {names}"
+        raise UsageError(f"{files[0]}: {message}")
+    say_section(section, origin)
+    ((samples, fit),) = found
+    fitted = profile_text.composed(
+        kept,
+        [timing_text.timing_part(fit, samples)],
+        source=str(files[0]),
+        replica=None if base is not None else f"replica of {files[0].name}",
+        default_base=base is None,
+    )
     write_result(fitted.text, output)

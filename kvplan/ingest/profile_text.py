@@ -15,6 +15,7 @@ from kvplan.profile import Profile, parse_profile
 _TABLES = ("gpu", "timing", "plan", "gate", "workload", "classes")
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
 _WIDTH = 118
+_LEAST_S = 1e-12  # a profile can say no less
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
 
 
@@ -222,7 +223,7 @@ def _duration(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return _value(f"{seconds / size:.4g} {unit}")
-    return _value(f"{seconds * 1e6:.4g} us") if seconds else "0"
+    return _value(f"{seconds * 1e6:.4g} us") if seconds >= _LEAST_S else "0"
 
 
 def _kept(base: Profile, names: Sequence[str]) -> dict[str, str]:

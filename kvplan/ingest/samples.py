@@ -24,15 +24,15 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.rows import opened
+from kvplan.ingest.rows import Hashing, opened
 from kvplan.model import FloatArray, IntArray
 
 _SHOWN = 60  # characters of a line in a message
@@ -90,6 +90,8 @@ class Samples:
     hidden_prefill : bool
         Recomputed prefill took time but is not in `prefill_tokens`.
     left_out : tuple of LeftOut
+    sha256 : str
+        Of the bytes of the file, as stored; empty for lines that are no file's.
     """
 
     source: str
@@ -102,6 +104,7 @@ class Samples:
     line: IntArray
     hidden_prefill: bool = False
     left_out: tuple[LeftOut, ...] = ()
+    sha256: str = ""
 
 
 def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Samples, ...]:
@@ -126,8 +129,13 @@ def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Sam
     """
     source = str(path)
     try:
-        with path.open("rb", buffering=0) as file, opened(file, source) as text:
-            return parse_samples(text, source, capacity_tokens=capacity_tokens)
+        with path.open("rb") as file:
+            hashed = Hashing(file)
+            with opened(hashed, source) as text:
+                found = parse_samples(text, source, capacity_tokens=capacity_tokens)
+                while hashed.read(1 << 20):  # what follows the end of compressed data
+                    pass
+        return tuple(replace(some, sha256=hashed.digest.hexdigest()) for some in found)
     except UnicodeDecodeError:
         raise UsageError(f"{source}: must be text in UTF-8") from None
     except csv.Error as error:
@@ -136,6 +144,36 @@ def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Sam
         raise UsageError(f"{source}: the compressed data are cut off") from None
     except OSError as error:
         raise UsageError(f"{source}: cannot be read: {error.strerror or error}") from None
+
+
+def read_groups(
+    paths: Sequence[Path], *, capacity_tokens: int | None = None, group: str | None = None
+) -> tuple[tuple[Samples, ...], ...]:
+    """Samples of several files, those of one replica together.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    capacity_tokens : int, optional
+        See `read_samples`.
+    group : str, optional
+        Only this one.
+
+    Raises
+    ------
+    UsageError
+        A file gives no samples, or none has that group.
+    """
+    found: dict[str, tuple[Samples, ...]] = {}
+    for path in paths:
+        for some in read_samples(path, capacity_tokens=capacity_tokens):
+            found[some.group] = (*found.get(some.group, ()), some)
+    if group is None:
+        return tuple(found.values())
+    if group not in found:
+        names = ", ".join(map(repr, found)) if any(found) else "one replica without a name"
+        raise UsageError(f"{paths[0]}: no group {group!r}; there are: {names}")
+    return (found[group],)
 
 
 def parse_samples(
@@ -328,7 +366,7 @@ class _Reader:
         if self.capacity is None:
             raise ProfileError(
                 self.source,
-                "KV usage is a share of a capacity that is not stated here; give the capacity in tokens",
+                "KV usage is a share of a capacity that is not stated here; give --capacity, or a --base that has it",
                 line=line,
             )
         if percent > 100:

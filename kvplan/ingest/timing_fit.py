@@ -133,7 +133,7 @@ def fit_timing(*samples: Samples) -> TimingFit:
     >>> [round(value, 9) for value in (fit.timing.d0, fit.timing.d1, fit.timing.d2)]
     [0.01, 1e-06, 0.0001]
     >>> fit.trimmed, fit.warnings
-    (0, ('every sample has 1 sequences: d3 is taken as 0, what it is belongs to d0',))
+    (0, ('all samples have 1 sequences: d3 is taken as 0, what it is belongs to d0',))
     """
     design = np.column_stack(
         [
@@ -343,10 +343,10 @@ def _warnings(design: FloatArray, seconds: FloatArray, kept: BoolArray, varying:
         low, middle, high = np.quantile(column, (0.05, 0.5, 0.95))
         if np.ptp(column) == 0:
             owner = "" if column[0] == 0 else ", what it is belongs to d0"
-            found.append(f"every sample has {column[0]:g} {what}: {name} is taken as 0{owner}")
+            found.append(f"all samples have {column[0]:g} {what}: {name} is taken as 0{owner}")
         elif middle > 0 and high - low < _NARROW * middle:
             found.append(
-                f"nine in ten samples have {low:.4g} to {high:.4g} {what}: too narrow a range to tell {name} from d0"
+                f"nine in ten samples have {low:,.0f} to {high:,.0f} {what}: too narrow a range to tell {name} from d0"
             )
         else:
             telling.append(index)
@@ -364,5 +364,5 @@ def _warnings(design: FloatArray, seconds: FloatArray, kept: BoolArray, varying:
         np.array(_TERMS)[varying], free, design[kept][:, varying].mean(axis=0), strict=True
     ):
         if value * size < -0.01 * seconds[kept].mean():
-            found.append(f"{name} would be {value:.3g} s, below 0; taken as 0")
+            found.append(f"{name} would be {value * 1e6:.3g} us, below 0; taken as 0")
     return found

@@ -48,7 +48,13 @@ class Bullets(NamedTuple):
     items: tuple[str, ...]
 
 
-Block = Table | Paragraph | Bullets
+class Figure(NamedTuple):
+    """Lines of characters, to be shown as they are."""
+
+    text: str
+
+
+Block = Table | Paragraph | Bullets | Figure
 
 
 class Section(NamedTuple):

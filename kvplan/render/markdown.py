@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from kvplan.render.document import Block, Bullets, Document, Paragraph, Section, Table
+from kvplan.render.document import Block, Bullets, Document, Figure, Paragraph, Section, Table
 
 _BREAK = "<!-- -->"  # ends what GitHub would take for a mention, an issue or an emoji
 _QUOTED = str.maketrans(
@@ -103,6 +103,8 @@ def _block(block: Block) -> str:
             return quote(block.text)
         case Bullets():
             return _lines(f"- {quote(item)}" for item in block.items)
+        case Figure():
+            return f"```text\n{block.text}\n```"
 
 
 def _table(table: Table) -> str:

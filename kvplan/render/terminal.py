@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from kvplan.render.document import Block, Bullets, Column, Document, Paragraph, Section, Table
+from kvplan.render.document import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.report import Status
 
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
@@ -122,6 +122,8 @@ def _block(block: Block, width: int) -> RenderableType:
             return _indented(Text(block.text))
         case Bullets():
             return _items(block.items, ["-"] * len(block.items))
+        case Figure():
+            return _indented(Text(block.text, no_wrap=True, overflow="crop"))
 
 
 def _table(table: Table, width: int) -> RenderableType:

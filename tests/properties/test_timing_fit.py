@@ -136,7 +136,7 @@ def test_what_the_samples_cannot_tell_is_said() -> None:
     samples.prefill_tokens[:] = 0
     kv, prefill = fit_timing(samples).warnings[:2]
     assert "KV tokens: too narrow a range to tell d1 from d0" in kv
-    assert prefill == "every sample has 0 prefill tokens: d2 is taken as 0"
+    assert prefill == "all samples have 0 prefill tokens: d2 is taken as 0"
 
 
 def test_columns_that_move_together_are_named() -> None:
