@@ -1,8 +1,9 @@
 """`kvplan simulate`: what the simulator says."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,11 +14,15 @@ from kvplan.commands.common import (
     TableFormat,
     progress_bar,
     read,
+    say,
     say_compiling,
     section_text,
 )
 from kvplan.errors import ExitCode
 from kvplan.output import write_result
+
+if TYPE_CHECKING:
+    from kvplan.simulation.requests import Requests
 
 
 class Kind(StrEnum):
@@ -106,7 +111,7 @@ def simulate(
         cv=cv,
         concurrency=concurrency,
         burst=burst,
-        trace=trace,
+        trace=None if trace is None else partial(_recorded, trace),
         requests=requests,
         horizon=horizon,
     )
@@ -136,3 +141,13 @@ def simulate(
     write_result(text, output)
     if found.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _recorded(trace: Path) -> "Requests":
+    """The requests of a trace; says what was left out of it."""
+    from kvplan.ingest.replay import read_trace
+
+    found = read_trace(trace)
+    for note in found.notes:
+        say(f"note: {note}")
+    return found.requests

@@ -186,7 +186,7 @@ class TraceFile:
         def read(text: str) -> tuple[float, int, int]:
             row = _json_object(text)
             if row is None:
-                raise _BadRowError(f"not a JSON object: {_shown(text)}")
+                raise _BadRowError(f"not a JSON object: {shown(text)}")
             values = columns.values(row)
             self._remember(row.get("hash_ids"))
             return values
@@ -207,7 +207,7 @@ class TraceFile:
             raise ProfileError(
                 self.source,
                 f"not a trace: no column for {', '.join(missing)}, such as timestamp, input_tokens, output_tokens; "
-                f"the line begins {_shown(first)}",
+                f"the line begins {shown(first)}",
                 line=line,
             )
         time, inputs, outputs = cast(list[str], found)
@@ -237,11 +237,13 @@ class TraceFile:
     ) -> Iterator[Rows]:
         """Rows as arrays. A row that cannot be read is the end of a file that was cut off, or an error."""
         block: list[tuple[float, int, int]] = []
+        any_before = False
         for line, row in numbered:
             try:
                 block.append(read(row))
+                any_before = True
             except _BadRowError as error:
-                if lines.ended_within_line() and next(numbered, None) is None:
+                if any_before and lines.ended_within_line() and next(numbered, None) is None:
                     self.cut_off = 1
                     break
                 raise ProfileError(self.source, str(error), key=error.key, line=line) from None
@@ -255,12 +257,12 @@ class TraceFile:
         self.format = "vLLM bench JSON"
         value = _json_object(text)
         if value is None:
-            raise ProfileError(self.source, f"not JSON: {_shown(text)}; is the file cut off?", line=1)
+            raise ProfileError(self.source, f"not JSON: {shown(text)}; is the file cut off?", line=1)
         inputs, outputs = value.get("input_lens"), value.get("output_lens")
         if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
             seen = ", ".join(list(value)[:8])
             message = (
-                f"not a trace: needs the lists input_lens and output_lens, of one length; has {_shown(seen)}"
+                f"not a trace: needs the lists input_lens and output_lens, of one length; has {shown(seen)}"
             )
             raise ProfileError(self.source, message, line=1)
         times = value.get("start_times")
@@ -335,7 +337,7 @@ def _time(value: Any, name: str) -> float:
     except (TypeError, ValueError, OverflowError, AttributeError):
         seconds = math.nan
     if not abs(seconds) <= _MAX_TIME_S:
-        raise _BadRowError(f"{_shown(value)}; must be a time: a number of seconds, or a date", name)
+        raise _BadRowError(f"{shown(value)}; must be a time: a number of seconds, or a date", name)
     return seconds
 
 
@@ -348,7 +350,7 @@ def _tokens(value: Any, name: str, most: int) -> int:
         except ValueError:
             number = -1
     if not 0 <= number <= most:
-        raise _BadRowError(f"{_shown(value)}; must be a whole number of tokens, at most {most:,}", name)
+        raise _BadRowError(f"{shown(value)}; must be a whole number of tokens, at most {most:,}", name)
     return number
 
 
@@ -371,10 +373,16 @@ def _json_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = text.strip()
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+def shown(value: Any) -> str:
+    """A value as a message quotes it: as in the file, and short.
+
+    Examples
+    --------
+    >>> shown("7x"), shown(-7)
+    ("'7x'", '-7')
+    """
+    text = repr(value.strip()) if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 class _Lines:

@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.rows import Hashing, opened
+from kvplan.ingest.rows import Hashing, opened, shown
 from kvplan.model import FloatArray, IntArray
 
-_SHOWN = 60  # characters of a line in a message
 _DECODE_LOG_INTERVAL = 40  # SGLang's default: decode batches from one line to the next
 
 _ITERATION = re.compile(
@@ -283,7 +282,7 @@ class _Row:
         except (TypeError, ValueError):
             value = math.nan
         if not 0 <= value < math.inf:
-            what = "missing" if seen is None or seen == "" else _shown(seen)
+            what = "missing" if seen is None or seen == "" else shown(seen)
             raise ProfileError(
                 self.source,
                 f"{what}; must be a number, at least 0",
@@ -318,7 +317,7 @@ def _json_rows(numbered: Iterator[tuple[int, str]], source: str) -> Iterator[_Ro
             if not ended:
                 yield _Row("", line, {}, {}, False)
                 continue
-            message = f"not a JSON object: {_shown(text)}; is the file cut off?"
+            message = f"not a JSON object: {shown(text)}; is the file cut off?"
             raise ProfileError(source, message, line=line)
         yield _Row("", line, {_plain(k): v for k, v in value.items()}, {_plain(k): k for k in value}, ended)
 
@@ -505,7 +504,7 @@ class _Reader:
             self.source,
             "no samples of iterations: neither lines of vLLM's or SGLang's log, nor a table with kv_tokens and "
             "iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with prompt_throughput, "
-            f"gen_throughput, running and kv_cache_pct; the file begins {_shown(first)}",
+            f"gen_throughput, running and kv_cache_pct; the file begins {shown(first)}",
             line=1,
         )
 
@@ -544,9 +543,3 @@ def _floats(found: re.Match[str]) -> list[float] | None:
         return [float(text) for text in found.groups()]
     except ValueError:
         return None
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = text.strip()
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

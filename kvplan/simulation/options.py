@@ -1,6 +1,6 @@
 """What the command line says about a study, checked."""
 
-from pathlib import Path
+from collections.abc import Callable
 
 from kvplan.errors import UsageError
 from kvplan.simulation.requests import Requests
@@ -12,7 +12,6 @@ from kvplan.simulation.study import (
     Arrivals,
     Load,
 )
-from kvplan.simulation.traces import read_trace
 from kvplan.units import parse_seconds
 
 _MAX_REQUESTS, _MAX_SEEDS = 10**8, 10**5
@@ -24,11 +23,11 @@ def load(
     cv: float | None,
     concurrency: int | None,
     burst: str | None,
-    trace: Path | None,
+    trace: Callable[[], Requests] | None,
     requests: int | None,
     horizon: str | None,
 ) -> Load:
-    """The requests of a study; options that do not go together are refused.
+    """The requests of a study; options that do not go together are refused, before `trace` is read.
 
     Examples
     --------
@@ -41,7 +40,7 @@ def load(
     if trace is not None:
         if kind is not None:
             raise UsageError("--trace brings its own arrivals; --arrivals does not go with it")
-        recorded = read_trace(trace).requests
+        recorded = trace()
         return Load(horizon_s=horizon_s, trace=recorded if requests is None else _first(recorded, requests))
     arrivals = Arrivals.POISSON if kind is None else Arrivals(kind)
     for name, value, needed in (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.simulation.traces import read_trace
+from kvplan.ingest.replay import read_trace
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 
@@ -23,7 +23,7 @@ def test_the_azure_conversation_trace_has_all_its_requests() -> None:
     path = existing("azure-conv/AzureLLMInferenceTrace_conv.csv")
     trace = read_trace(path)
     requests = trace.requests
-    assert trace.dropped == 0
+    assert trace.notes == ()
     assert requests.arrival_s.size == 19_366
     assert requests.arrival_s[:3].tolist() == [0.0, 4.314579, 4.541877]
     assert requests.arrival_s[-1] == pytest.approx(3502, abs=0.5)
@@ -37,7 +37,7 @@ def test_the_measured_vllm_run_has_all_its_requests() -> None:
     """300 requests at about ten a second."""
     trace = read_trace(existing("vllm-rtx4090/requests.jsonl"))
     requests = trace.requests
-    assert trace.dropped == 0
+    assert trace.notes == ()
     assert requests.arrival_s.size == 300
     assert requests.arrival_s[:2].tolist() == [0.0, 0.265091]
     assert 299 / requests.arrival_s[-1] == pytest.approx(10, abs=0.5)
@@ -48,7 +48,6 @@ def test_the_measured_vllm_run_has_all_its_requests() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "mooncake-conversation/conversation_trace.first8000.jsonl",
         "servegen/chunk-14-trace.csv",
         "servegen/chunk-14-dataset.json",
         "splitwise-sim/perf_model.csv",
