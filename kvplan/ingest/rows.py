@@ -11,7 +11,7 @@ vLLM bench             one JSON object with input_lens, output_lens, and start_t
 CSV, JSON lines        any with a column each for time, input and output under a usual name
 =====================  =====================================================================================
 
-Any of them may be compressed with gzip (or zstd, where Python can read it), begin with a byte order mark, mix line
+Any of them may be compressed with gzip or zstd, begin with a byte order mark, mix line
 ends, or lack the last one. Rows come in blocks, so that a file of any length is read in bounded memory.
 """
 
@@ -21,6 +21,7 @@ import io
 import json
 import math
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -447,10 +448,9 @@ def opened(raw: io.RawIOBase, source: str) -> io.TextIOBase:
     if start.startswith(b"\x1f\x8b"):
         binary = gzip.GzipFile(fileobj=data)
     elif start == b"\x28\xb5\x2f\xfd":
-        try:
-            from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # Python 3.14
-        except ImportError:
-            message = "compressed with zstd, which this Python cannot read; unpack it first: zstd -d"
-            raise UsageError(f"{source}: {message}") from None
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
         binary = zstd.ZstdFile(data)
     return io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")
