@@ -140,11 +140,11 @@ class TraceFile:
         self._blocks_seen: set[Any] = set()
 
     def __iter__(self) -> Iterator[Rows]:
-        hashed: _Hashing | None = None
+        hashed: Hashing | None = None
         lines: _Lines | None = None
         try:
             with self.path.open("rb") as file:
-                hashed = _Hashing(file)
+                hashed = Hashing(file)
                 with opened(hashed, self.source) as text:
                     lines = _Lines(text)
                     yield from self._blocks(lines)
@@ -408,7 +408,7 @@ class _Lines:
         return not self._last.endswith(("\n", "\r"))
 
 
-class _Hashing(io.RawIOBase):
+class Hashing(io.RawIOBase):
     """A binary file, with the digest of what was read from it so far."""
 
     def __init__(self, file: BinaryIO) -> None:
