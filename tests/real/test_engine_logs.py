@@ -1,0 +1,50 @@
+"""Start-up lines as engines' users quoted them, and a snapshot of metrics."""
+
+from pathlib import Path
+
+import pytest
+
+from kvplan.ingest.engine_log import parse_engine_log, read_engine_log
+
+DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
+STARTUP = DATA / "startup_lines.txt"
+pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the engine logs are not here")
+
+
+def quotations() -> list[list[str]]:
+    """The lines of each source, which a comment with its address begins."""
+    found: list[list[str]] = []
+    for line in STARTUP.read_text(encoding="utf-8").splitlines()[1:]:
+        if line.startswith("# ") and ("github.com" in line or "by hand" in line):
+            found.append([])
+        else:
+            found[-1].append(line)
+    return found
+
+
+def test_every_quotation_gives_the_capacity_it_states() -> None:
+    found = []
+    for lines in quotations():
+        if "Avg prompt throughput" not in lines[0]:
+            limits = parse_engine_log(lines, "quoted")
+            found.append((limits.engine, limits.memory_tokens, limits.block_tokens, limits.max_num_seqs))
+            assert not any("concurrency" in note for note in limits.notes)
+    assert found == [
+        ("vLLM", 1478 * 16, 16, None),
+        ("vLLM", 1381 * 16, 16, None),
+        ("vLLM", 2_042_016, None, None),
+        ("vLLM", 446_320, None, None),
+        ("SGLang", 2_086_558, None, 33),
+        ("SGLang", 60_000, 1, None),
+        ("TensorRT-LLM", 3_731_744, 32, None),
+        ("TensorRT-LLM", 132_608, None, None),
+        ("TGI", 446_320, None, None),
+    ]
+
+
+def test_of_all_of_them_in_one_file_the_last_counts() -> None:
+    found = read_engine_log(STARTUP)
+    assert (found.engine, found.memory_tokens) == ("TGI", 446_320)
+    (note,) = found.notes
+    assert note.startswith("9 KV capacities are stated one after the other; the last, in line 25, counts")
+    assert "23,648 tokens in line 3, 22,096 tokens in line 6, 2,042,016 tokens in line 9" in note

@@ -1,0 +1,263 @@
+"""KV capacity out of engines' logs: every form, the right start, and what is assumed is said."""
+
+import gzip
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.engine_log import EngineLimits, parse_engine_log, read_engine_log
+
+BLOCKS = "INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381\n"
+TOKENS = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 32,000 tokens\n"
+SERVER = "(APIServer pid=1) INFO 02-19 23:50:00 [api_server.py:1839] vLLM API server version 0.11.0\n"
+ARGUMENTS = (
+    "(APIServer pid=1) INFO 04-19 10:18:36 [utils.py:233] non-default args: {'model': 'm', "
+    "'max_num_batched_tokens': 8192, 'max_num_seqs': 32, 'block_size': 32}\n"
+)
+SGLANG = (
+    "[2026-06-28 15:16:45] max_total_num_tokens=2086558, chunked_prefill_size=8192, max_prefill_tokens=16384, "
+    "max_running_requests=33, context_len=256000, available_gpu_mem=17.22 GB\n"
+)
+POOL = (
+    "[2025-12-18 22:43:05 TP{rank}] KV Cache is allocated. #tokens: {tokens}, KV size: 0.13 GB, page_size=1\n"
+)
+TENSORRT = (
+    "[TensorRT-LLM][INFO] Number of tokens per block: 32.\n",
+    "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.56 GiB for max tokens in paged KV cache (8224).\n",
+    "[12/20/2025-04:21:10] [TRT-LLM] [I] max_seq_len=8224, max_num_requests=64, max_num_tokens=8192, "
+    "max_batch_size=48\n",
+)
+
+
+def parsed(*lines: str) -> EngineLimits:
+    return parse_engine_log(lines, "serve.log")
+
+
+def limits(found: EngineLimits) -> tuple[int | None, int | None, int | None]:
+    return found.block_tokens, found.max_num_seqs, found.max_num_batched_tokens
+
+
+@pytest.mark.parametrize(
+    ("line", "engine", "tokens"),
+    [
+        ("INFO 08-22 15:27:25 llm_engine.py:196] # GPU blocks: 1478, # CPU blocks: 2048", "vLLM", 1478 * 16),
+        ("GPU blocks: 1478, CPU blocks: 2048", "vLLM", 1478 * 16),
+        ("INFO 03-29 executor_base.py:111] # cuda blocks: 1395, # CPU blocks: 2340", "vLLM", 1395 * 16),
+        (BLOCKS, "vLLM", 1381 * 16),
+        (TOKENS, "vLLM", 32_000),
+        (
+            "INFO [kv_cache_utils.py:1148] GPU KV cache size: 446,320 tokens, Maximum concurrency for 8,192 tokens "
+            "per request: 54.48x",
+            "vLLM",
+            446_320,
+        ),
+        (SGLANG, "SGLang", 2_086_558),
+        (POOL.format(rank=0, tokens=60_000), "SGLang", 60_000),
+        ("[x] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 60000, K size: 1 GB", "SGLang", 60_000),
+        (TENSORRT[1], "TensorRT-LLM", 8224),
+        ("[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache.", "TensorRT-LLM", 132_608),
+        ("INFO text_generation_router: Setting max batch total tokens to 446320", "TGI", 446_320),
+        (
+            '{"level":"INFO","message":"Setting max batch total tokens to 133696","line_number":328}',
+            "TGI",
+            133_696,
+        ),
+    ],
+)
+def test_every_form_of_statement_is_read(line: str, engine: str, tokens: int) -> None:
+    found = parsed("something else\n", line)
+    assert (found.engine, found.memory_tokens, found.line) == (engine, tokens, 2)
+    assert found.stated_in[:18] == line[:18]
+
+
+def test_a_block_size_that_is_nowhere_is_assumed_and_that_is_said() -> None:
+    found = parsed(BLOCKS)
+    assert found.block_tokens == 16
+    assert found.notes == ("the log states no block size; vLLM's default of 16 tokens is assumed",)
+
+
+@pytest.mark.parametrize(
+    "stated", ["block_size=32, enable", "'block_size': 32,", '"block_size":32', "--block-size 32"]
+)
+def test_blocks_have_the_size_that_the_engine_arguments_state(stated: str) -> None:
+    found = parsed(f"args: {stated}\n", BLOCKS)
+    assert (found.memory_tokens, found.block_tokens, found.notes) == (1381 * 32, 32, ())
+
+
+def test_the_end_of_a_longer_name_is_not_the_block_size() -> None:
+    assert parsed("mamba_block_size=64, mamba-block-size 64\n", BLOCKS).block_tokens == 16
+
+
+def test_vllm_arguments_give_the_limits() -> None:
+    assert limits(parsed(SERVER, ARGUMENTS, TOKENS)) == (32, 32, 8192)
+    chunked = "INFO [scheduler.py:205] Chunked prefill is enabled with max_num_batched_tokens=2048.\n"
+    assert limits(parsed(chunked, TOKENS)) == (None, None, 2048)
+
+
+def test_sglang_states_limits_in_one_line() -> None:
+    assert limits(parsed(SGLANG)) == (None, 33, 8192)
+    whole = SGLANG.replace("chunked_prefill_size=8192", "chunked_prefill_size=-1")
+    assert limits(parsed("server_args=ServerArgs(page_size=64)\n", whole)) == (64, 33, 16_384)
+
+
+def test_tensorrt_states_blocks_before_and_limits_after() -> None:
+    assert limits(parsed(*TENSORRT)) == (32, 48, 8192)
+    assert limits(parsed(*TENSORRT[:2], *["chatter\n"] * 20, TENSORRT[2])) == (32, None, None)
+
+
+def test_of_several_starts_the_last_counts_and_that_is_said() -> None:
+    found = parsed(TOKENS, TOKENS.replace("32,000", "40,000").replace("23:56", "23:59"))
+    assert (found.memory_tokens, found.line) == (40_000, 2)
+    (note,) = found.notes
+    assert note == (
+        "2 KV capacities are stated one after the other; the last, in line 2, counts; "
+        "before it: 32,000 tokens in line 1"
+    )
+
+
+def test_limits_of_an_earlier_start_are_not_borrowed() -> None:
+    assert limits(parsed(SERVER, ARGUMENTS, TOKENS, SERVER, TOKENS)) == (None, None, None)
+    assert limits(parsed(*TENSORRT, TENSORRT[1])) == (None, None, None)
+
+
+def test_limits_of_a_start_that_failed_are_not_borrowed() -> None:
+    assert limits(parsed(SERVER, ARGUMENTS, "out of memory\n", SERVER, TOKENS)) == (None, None, None)
+
+
+def test_an_engine_started_after_another_is_another_start() -> None:
+    found = parsed(TOKENS, SGLANG)
+    assert (found.engine, found.memory_tokens) == ("SGLang", 2_086_558)
+    assert len(found.notes) == 1
+
+
+def test_ranks_that_agree_are_one_start() -> None:
+    ranks = [POOL.format(rank=rank, tokens=60_000) for rank in range(4)]
+    total = SGLANG.replace("45]", "45 TP0]").replace("2086558", "60000")
+    assert parsed(*ranks).notes == ()
+    assert parsed(*ranks, total).notes == ()
+    assert parsed(*ranks, total).max_num_seqs == 33
+    assert parsed(*ranks, total).block_tokens == 1
+
+
+def test_ranks_that_disagree_give_the_smallest() -> None:
+    found = parsed(*(POOL.format(rank=rank, tokens=60_000 - rank % 2) for rank in range(4)))
+    assert (found.memory_tokens, found.line) == (59_999, 4)
+    assert found.notes == ("4 ranks of this start state from 59,999 to 60,000 tokens; the smallest counts",)
+
+
+def test_workers_without_a_name_are_one_start_if_they_speak_in_one_second() -> None:
+    found = parsed(TOKENS, TOKENS.replace("32,000", "31,984"))
+    assert found.memory_tokens == 31_984
+    assert found.notes == ("2 ranks of this start state from 31,984 to 32,000 tokens; the smallest counts",)
+
+
+def test_the_total_of_sglang_counts_before_its_pools() -> None:
+    """A draft model has a pool of its own, before the total."""
+    pools = [POOL.format(rank=0, tokens=60_000), POOL.format(rank=0, tokens=61_000)]
+    draft = "[2025-12-18 22:43:05 TP0] Draft model loaded: d, max_total_num_tokens=7\n"
+    found = parsed(*pools, draft, SGLANG.replace("2086558", "60000"))
+    assert (found.memory_tokens, found.line, found.notes) == (60_000, 4, ())
+    assert parsed(*pools).notes == ("a rank states several KV pools; its last one counts",)
+
+
+def test_pools_after_a_total_belong_to_the_next_start() -> None:
+    found = parsed(SGLANG, POOL.format(rank=0, tokens=60_000))
+    assert found.memory_tokens == 60_000
+    assert found.max_num_seqs is None
+
+
+@pytest.mark.parametrize("name", ["(EngineCore_DP{} pid=7{})", "(EngineCore_{} pid=7{})", "Engine 00{} {}:"])
+def test_data_parallel_engines_are_replicas_and_the_capacity_is_of_one(name: str) -> None:
+    lines = [f"{name.format(rank, rank)} {TOKENS}" for rank in range(2)]
+    found = parsed(*lines)
+    assert found.memory_tokens == 32_000
+    assert found.notes == ("2 data-parallel engines; this is the capacity of one",)
+
+
+def test_every_engine_is_compared_with_its_own_concurrency() -> None:
+    """Lines of engines that start together are mixed."""
+    sizes, factors = ("32,000", "16,000"), ("15.62", "7.81")
+    lines = [
+        f"(EngineCore_DP{rank} pid=1) GPU KV cache size: {size} tokens" for rank, size in enumerate(sizes)
+    ]
+    lines += [
+        f"(EngineCore_DP{rank} pid=1) Maximum concurrency for 2,048 tokens per request: {factor}x"
+        for rank, factor in enumerate(factors)
+    ]
+    found = parsed(*lines)
+    assert found.memory_tokens == 16_000
+    assert not any("concurrency" in note for note in found.notes)
+
+
+def test_a_concurrency_that_does_not_fit_is_said() -> None:
+    """2048 tokens 21.58 times are 44,196, twice 1381 blocks of 16: the blocks were of 32."""
+    (_, note) = parsed(BLOCKS, "Maximum concurrency for 2048 tokens per request: 21.58x\n").notes
+    assert note.startswith(
+        "the log's maximum concurrency, 21.58 times 2,048 tokens, makes 44,196 tokens, +100% of the capacity"
+    )
+
+
+@pytest.mark.parametrize(("length", "factor", "blocks"), [(29_000, "0.82", 1478), (2048, "10.79", 1381)])
+def test_a_rounded_concurrency_fits(length: int, factor: str, blocks: int) -> None:
+    concurrency = f"Maximum concurrency for {length} tokens per request: {factor}x"
+    assert len(parsed(f"# GPU blocks: {blocks}", concurrency).notes) == 1  # that of the block size
+
+
+def test_no_statement_is_an_error_that_names_what_is_looked_for() -> None:
+    with pytest.raises(
+        UsageError, match=r"serve\.log: states no KV capacity; .*GPU KV cache size.*max_total_num_tokens"
+    ):
+        parsed("INFO 07-28 Engine 000: Running: 8 reqs, GPU KV cache usage: 91.2%\n", "# CPU blocks: 2048\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("# GPU blocks: 0, # CPU blocks: 1024", "a KV capacity of 0 tokens"),
+        ("# GPU blocks: -3", "a KV capacity of -48 tokens"),
+        ("GPU KV cache size: 1,000,000,000,001 tokens", "an absurd KV capacity"),
+        (f"GPU KV cache size: {'9' * 5000} tokens", "an absurd KV capacity"),
+    ],
+)
+def test_a_capacity_that_cannot_be_is_an_error_with_its_line(line: str, seen: str) -> None:
+    with pytest.raises(ProfileError, match=f"serve.log:2: {seen}; must be at least 1") as caught:
+        parsed("first\n", line)
+    assert caught.value.line == 2
+    assert len(str(caught.value)) < 400
+
+
+def test_colours_control_characters_and_long_lines_do_no_harm() -> None:
+    found = parsed(
+        f"\x1b[32mINFO\x1b[0m 02-19\x07 {'x' * 500} GPU KV cache size: \x1b[1m32,000\x1b[0m tokens{'y' * 500}"
+    )
+    assert found.memory_tokens == 32_000
+    assert found.stated_in.isprintable()
+    assert "GPU KV cache size: 32,000 tokens" in found.stated_in
+    assert len(found.stated_in) <= 162
+
+
+def test_a_progress_bar_counts_as_the_line_it_is_on(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    path.write_bytes(b"loading\r 50%\r100%\r\n" + TOKENS.encode())
+    assert read_engine_log(path).line == 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_files_with_marks_rubbish_and_other_line_ends_are_read(tmp_path: Path, packed: bool) -> None:
+    data = b"\xef\xbb\xbf" + BLOCKS.encode().replace(b"\n", b"\r\n") + b"\xff\xfe rubbish\r\n"
+    path = tmp_path / "serve.log"
+    path.write_bytes(stored := gzip.compress(data) if packed else data)
+    found = read_engine_log(path)
+    assert (found.source, found.memory_tokens, found.line) == (str(path), 1381 * 16, 1)
+    assert found.sha256 == sha256(stored).hexdigest()
+
+
+def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_engine_log(tmp_path / "none.log")
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(gzip.compress(TOKENS.encode() * 100)[:-12])
+    with pytest.raises(UsageError, match="the compressed data are cut off"):
+        read_engine_log(cut)
