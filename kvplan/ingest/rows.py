@@ -16,22 +16,19 @@ ends, or lack the last one. Rows come in blocks, so that a file of any length is
 """
 
 import csv
-import gzip
 import io
 import json
 import math
 import re
-import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.text_file import text_of
 from kvplan.model import FloatArray, IntArray
 
 BLOCK_ROWS = 8192
@@ -141,28 +138,15 @@ class TraceFile:
         self._blocks_seen: set[Any] = set()
 
     def __iter__(self) -> Iterator[Rows]:
-        hashed: Hashing | None = None
         lines: _Lines | None = None
         try:
-            with self.path.open("rb") as file:
-                hashed = Hashing(file)
-                with opened(hashed, self.source) as text:
-                    lines = _Lines(text)
-                    yield from self._blocks(lines)
-                while hashed.read(1 << 20):  # what follows the end of compressed data
-                    pass
-                self.sha256 = hashed.digest.hexdigest()
-        except UnicodeDecodeError:
-            raise UsageError(f"{self.source}: must be text in UTF-8") from None
+            with text_of(self.path) as (text, digest):
+                lines = _Lines(text)
+                yield from self._blocks(lines)
+            self.sha256 = digest.hex
         except csv.Error as error:
             line = None if lines is None else lines.number
             raise ProfileError(self.source, f"not CSV: {error}; is a quote open?", line=line) from None
-        except EOFError:
-            raise UsageError(f"{self.source}: the compressed data are cut off") from None
-        except zlib.error:
-            raise UsageError(f"{self.source}: the compressed data are damaged") from None
-        except OSError as error:
-            raise UsageError(f"{self.source}: cannot be read: {error.strerror or error}") from None
 
     def _blocks(self, lines: "_Lines") -> Iterator[Rows]:
         first = next((line for line in lines if line.strip()), "")
@@ -415,42 +399,3 @@ class _Lines:
 
     def ended_within_line(self) -> bool:
         return not self._last.endswith(("\n", "\r"))
-
-
-class Hashing(io.RawIOBase):
-    """A binary file, with the digest of what was read from it so far."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        self.digest.update(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def opened(raw: io.RawIOBase, source: str) -> io.TextIOBase:
-    """The text of a file that may be compressed; `source` is what messages call it.
-
-    Raises
-    ------
-    UsageError
-        It is compressed in a way that cannot be read here.
-    """
-    data = io.BufferedReader(raw, 1 << 18)
-    start = data.peek(4)[:4]
-    binary: Any = data
-    if start.startswith(b"\x1f\x8b"):
-        binary = gzip.GzipFile(fileobj=data)
-    elif start == b"\x28\xb5\x2f\xfd":
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
-        binary = zstd.ZstdFile(data)
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.rows import Hashing, opened, shown
+from kvplan.ingest.rows import shown
+from kvplan.ingest.text_file import text_of
 from kvplan.model import FloatArray, IntArray
 
 _DECODE_LOG_INTERVAL = 40  # SGLang's default: decode batches from one line to the next
@@ -107,7 +108,7 @@ class Samples:
 
 
 def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Samples, ...]:
-    """Read the samples of a file, which may be compressed with gzip.
+    """Read the samples of a file, which may be compressed with gzip or zstd.
 
     Parameters
     ----------
@@ -128,21 +129,11 @@ def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Sam
     """
     source = str(path)
     try:
-        with path.open("rb") as file:
-            hashed = Hashing(file)
-            with opened(hashed, source) as text:
-                found = parse_samples(text, source, capacity_tokens=capacity_tokens)
-                while hashed.read(1 << 20):  # what follows the end of compressed data
-                    pass
-        return tuple(replace(some, sha256=hashed.digest.hexdigest()) for some in found)
-    except UnicodeDecodeError:
-        raise UsageError(f"{source}: must be text in UTF-8") from None
+        with text_of(path) as (text, digest):
+            found = parse_samples(text, source, capacity_tokens=capacity_tokens)
     except csv.Error as error:
         raise UsageError(f"{source}: not CSV: {error}; is a quote open?") from None
-    except EOFError:
-        raise UsageError(f"{source}: the compressed data are cut off") from None
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read: {error.strerror or error}") from None
+    return tuple(replace(some, sha256=digest.hex) for some in found)
 
 
 def read_groups(

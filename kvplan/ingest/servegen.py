@@ -10,15 +10,15 @@ import csv
 import json
 import math
 import re
-import zlib
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.rows import MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS, opened
+from kvplan.ingest.rows import MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS
+from kvplan.ingest.text_file import beginning, text_of
 from kvplan.model import FloatArray, IntArray
 
 _TRACE = re.compile(r"\ufeff?\s*[\d.]+,[\d.eE+-]+,[\d.eE+-]*,(Gamma|Weibull|Poisson)?,[^,]*,[^,]*\r?\n")
@@ -109,21 +109,16 @@ def _kind(path: Path) -> int | None:
     if not path.is_file():  # a pipe can be read only once, and has no other file beside it
         return None
     try:
-        with _text(path) as file:
-            start = file.read(4096)
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error, UsageError):
+        start = beginning(path, 4096)
+    except UsageError:
         return None  # whoever reads it next says why
     return 0 if _TRACE.match(start) else 1 if _DATASET.match(start) else None
-
-
-def _text(path: Path) -> Any:
-    return opened(path.open("rb", buffering=0), str(path))
 
 
 def _windows(path: Path) -> tuple[FloatArray, FloatArray, FloatArray, int]:
     """Start, rate and coefficient of variation of each window, and how many have none of the last."""
     rows = []
-    with _text(path) as file:
+    with text_of(path) as (file, _):
         reader = csv.reader(file)
         for row in reader:
             if not row:
@@ -144,7 +139,7 @@ def _windows(path: Path) -> tuple[FloatArray, FloatArray, FloatArray, int]:
 def _distributions(
     path: Path,
 ) -> list[tuple[float, tuple[IntArray, FloatArray], tuple[IntArray, FloatArray]]]:
-    with _text(path) as file:
+    with text_of(path) as (file, _):
         text = file.read()
     try:
         document = json.loads(text)

@@ -1,13 +1,21 @@
 """A text file read once from begin to end: unpacked, its digest taken, and what goes wrong said in one way."""
 
+import gzip
 import io
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from kvplan.errors import UsageError
-from kvplan.ingest.rows import Hashing, opened
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 
 class Digest:
@@ -44,23 +52,68 @@ def text_of(path: Path, *, errors: str = "strict") -> Iterator[tuple[io.TextIOBa
     'ba7816bf'
     """
     digest = Digest()
-    try:
-        with path.open("rb") as file:
-            hashing = Hashing(file)
-            with opened(hashing, str(path)) as text:
-                if isinstance(text, io.TextIOWrapper):
-                    text.reconfigure(errors=errors)
-                yield text, digest
-                while text.read(1 << 20):  # what was left unread belongs to the digest all the same
-                    pass
-            while hashing.read(1 << 20):  # and so does what follows the end of compressed data
+    with _refusals(path), path.open("rb") as file:
+        hashing = _Hashing(file)
+        with _unpacked(hashing, errors) as text:
+            yield text, digest
+            while text.read(1 << 20):  # what was left unread belongs to the digest all the same
                 pass
-            digest.hex = hashing.digest.hexdigest()
+        while hashing.read(1 << 20):  # and so does what follows the end of compressed data
+            pass
+        digest.hex = hashing.digest.hexdigest()
+
+
+def beginning(path: Path, characters: int) -> str:
+    """The first characters of a file that may be compressed; the rest is not read.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be opened, unpacked or read as text.
+    """
+    with _refusals(path), path.open("rb", buffering=0) as file, _unpacked(file, "strict") as text:
+        return text.read(characters)
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """What goes wrong in reading a file, in one line."""
+    try:
+        yield
     except UnicodeDecodeError:
         raise UsageError(f"{path}: must be text in UTF-8") from None
     except EOFError:
         raise UsageError(f"{path}: the compressed data are cut off") from None
-    except zlib.error:
+    except (zlib.error, zstd.ZstdError):
         raise UsageError(f"{path}: the compressed data are damaged") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+class _Hashing(io.RawIOBase):
+    """A binary file, with the digest of what was read from it so far."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        self.digest.update(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _unpacked(raw: io.RawIOBase, errors: str) -> io.TextIOBase:
+    """The text of a file that may be compressed."""
+    data = io.BufferedReader(raw, 1 << 18)
+    start = data.peek(4)[:4]
+    binary: Any = data
+    if start.startswith(b"\x1f\x8b"):
+        binary = gzip.GzipFile(fileobj=data)
+    elif start == b"\x28\xb5\x2f\xfd":
+        binary = zstd.ZstdFile(data)
+    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="")

@@ -3,8 +3,8 @@
 import gzip
 import hashlib
 import json
-import tracemalloc
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -105,10 +105,10 @@ def test_gzip_is_read_and_hashed_as_stored(tmp_path: Path) -> None:
 
 
 def test_zstd_is_read_and_what_is_cut_off_is_refused(tmp_path: Path) -> None:
-    packed = zstd.compress((PLAIN + "1,2,3\n").encode())
-    assert rows_of(tmp_path, packed)[1] == [(1, 2, 3)]
-    assert refusal(tmp_path, packed[:-6]) == ": the compressed data are cut off"
-    assert refusal(tmp_path, packed[:4] + b"rest") == ": the compressed data are damaged"
+    packed = zstd.compress((PLAIN + "".join(f"{i},{i * i},3\n" for i in range(2000))).encode())
+    assert rows_of(tmp_path, packed)[1] == [(i, i * i, 3) for i in range(2000)]
+    assert refusal(tmp_path, packed[: len(packed) // 2]) == ": the compressed data are cut off"
+    assert refusal(tmp_path, packed[:12] + bytes(50) + packed[62:]) == ": the compressed data are damaged"
 
 
 @pytest.mark.parametrize("last", ["3.5,4", "3.5", '3.5,"4', "3.5,4,"])
