@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvplan import __version__
-from kvplan.commands import analysis, catalogue, ingest, simulation
+from kvplan.commands import analysis, catalogue, imports, ingest, simulation
 from kvplan.commands.common import say
 from kvplan.errors import ExitCode, UsageError
 from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
@@ -48,8 +48,17 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     catalogue.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
     catalogue.schema: "kvplan schema -o kvplan.schema.json",
 }
+_IMPORTS: dict[Callable[..., None], str] = {
+    imports.log: "kvplan import log serve.log --base my-service.toml -o imported.toml",
+}
 for _command, _example in _EXAMPLES.items():
     app.command(epilog=f"Example: {_example}")(_command)
+_importing = typer.Typer(
+    help="Take a replica or its traffic from what an engine or a model says.", rich_markup_mode=None
+)
+for _command, _example in _IMPORTS.items():
+    _importing.command(epilog=f"Example: {_example}")(_command)
+app.add_typer(_importing, name="import")
 
 
 def main(argv: list[str] | None = None) -> int:

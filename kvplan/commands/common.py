@@ -49,12 +49,24 @@ Output = Annotated[
 
 def read(profile: str | None) -> "profile_file.Profile":
     """The profile that was asked for; says which where none was."""
-    from kvplan.profile import load_profile
-
-    loaded = load_profile(profile, stdin=sys.stdin.buffer if sys.stdin else io.BytesIO())
+    loaded = _loaded(profile)
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")
     return loaded
+
+
+def read_base(base: str | None) -> "profile_file.Profile":
+    """The profile that supplies what is not measured; says which where none was asked for."""
+    loaded = _loaded(base)
+    if base is None:
+        say(f"note: no --base given; what is not measured is that of the shipped {loaded.source}")
+    return loaded
+
+
+def _loaded(profile: str | None) -> "profile_file.Profile":
+    from kvplan.profile import load_profile
+
+    return load_profile(profile, stdin=sys.stdin.buffer if sys.stdin else io.BytesIO())
 
 
 def section_text(section: "Section", origin: str, format: TableFormat, output: Path | None) -> str:

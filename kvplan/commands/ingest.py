@@ -11,7 +11,7 @@ from kvplan.commands.common import (
     Output,
     TableFormat,
     complete_profile,
-    read,
+    read_base,
     say,
     say_section,
     section_text,
@@ -63,7 +63,7 @@ def fit(
     """Turn a request trace into the classes and rates of a profile."""
     from kvplan.ingest import traffic_fit, traffic_text
 
-    kept = read(base)
+    kept = read_base(base)
     traffic = traffic_fit.measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
     change = None if classes is None else traffic_fit.distortion(traffic, found, kept.model)
@@ -115,7 +115,7 @@ def calibrate(
     from kvplan.ingest.timing_fit import fit_timing
     from kvplan.render import calibration
 
-    kept = read(base) if base is not None or format is FitFormat.TOML else None
+    kept = read_base(base) if base is not None or format is FitFormat.TOML else None
     known = kept.model.replica.memory_tokens if kept is not None and base is not None else None
     groups = read_groups(files, capacity_tokens=capacity or known, group=group)
     found = [calibration.Calibration(samples, fit_timing(*samples)) for samples in groups]

@@ -13,7 +13,7 @@ from kvplan.profile import parse_profile
 
 Run = Callable[..., tuple[int, str, str]]
 ROWS = "time,input,output\n0,100,20\n1,100,40\n2,300,5\n4,300,0\n5,300,5\n"
-DEFAULT = "note: no profile given; using the shipped llama-3.1-8b-rtx4090\n"
+DEFAULT = "note: no --base given; what is not measured is that of the shipped llama-3.1-8b-rtx4090\n"
 
 
 @pytest.fixture
