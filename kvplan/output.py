@@ -1,5 +1,6 @@
 """Where a result goes: standard output, or a file that is replaced whole or not at all."""
 
+import errno
 import os
 import stat
 import sys
@@ -50,9 +51,43 @@ def write_result(text: str, path: Path | None = None) -> None:
     except BrokenPipeError:
         raise ClosedPipeError from None
     except OSError as error:
-        place = "standard output" if path is None else str(path)
-        shown = place if place.isprintable() else repr(place)
-        raise OutputError(f"{shown}: cannot be written: {error.strerror or error}") from None
+        raise _refusal(path, error) from None
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse a file that could not be written, before the work whose result it is for.
+
+    Raises
+    ------
+    OutputError
+        Its folder does not exist, or it or its folder must not be written.
+
+    Examples
+    --------
+    >>> check_writable(Path("no-such-folder", "result.txt"))
+    Traceback (most recent call last):
+    ...
+    kvplan.errors.OutputError: no-such-folder/result.txt: cannot be written: No such file or directory
+    """
+    if path is None:
+        return
+    try:
+        if path.exists():
+            with path.open("ab"):
+                pass
+        elif not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK | os.X_OK):
+            os.listdir(
+                os.path.dirname(os.path.realpath(path))
+            )  # says what is wrong with it, if it is not there
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _refusal(path, error) from None
+
+
+def _refusal(path: Path | None, error: OSError) -> OutputError:
+    place = "standard output" if path is None else str(path)
+    shown = place if place.isprintable() else repr(place)
+    return OutputError(f"{shown}: cannot be written: {error.strerror or error}")
 
 
 def _to_standard_output(text: str) -> None:

@@ -56,6 +56,8 @@ def a_run(
         "kv_sum": 0.0,
         "kv_peak": 0,
         "queue_peak": 0,
+        "resident": 0,
+        "stuck": False,
         "kv_histogram": counts(1),
         "bin_tokens": 1,
         "overflows": 0,
@@ -86,6 +88,7 @@ def one_server(
         end_s=float(clock),
         iterations=records,
         kv_sum=float(kv.sum()),
+        resident=int((begun - done)[-1]),
         kv_peak=int(kv.max()),
         kv_histogram=np.bincount(kv),
         series=a_series(

@@ -164,6 +164,7 @@ class Run:
             )
         ]
         self.closed = requests.clients is not None
+        self.more_later = requests.more_later
         for i, request in enumerate(self.all):
             if requests.clients is None:
                 request.arrival_s = float(requests.arrival_s[i])
@@ -200,7 +201,9 @@ class Run:
         return self.block * math.ceil(tokens / self.block)
 
     def next_arrival(self) -> float | None:
-        return self.to_come[0].arrival_s if self.to_come else None
+        if self.to_come:
+            return self.to_come[0].arrival_s
+        return math.inf if self.more_later else None
 
     def run(self, horizon_s: float | None) -> SlowResult:
         horizon = math.inf if horizon_s is None else horizon_s
@@ -211,7 +214,10 @@ class Run:
         while True:
             while (coming := self.next_arrival()) is not None and coming <= self.now:
                 self.queue.append(self.to_come.pop(0))
-            if all(request.finish_s is not None for request in self.all) or self.now >= horizon:
+            all_done = all(request.finish_s is not None for request in self.all)
+            if all_done and self.more_later:
+                self.now = horizon
+            if all_done or self.now >= horizon:
                 break
             try:
                 batch = self.form(drain=False)

@@ -104,8 +104,11 @@ def progress_bar() -> Iterator[Callable[[float], None] | None]:
         yield lambda part: bar.update(task, completed=part, visible=monotonic() - began > 1)
 
 
-def say_compiling(policy: str) -> None:
-    say(f"note: compiling the loop for {policy}, some ten seconds; later runs find it on disk")
+def say_compiling(policy: str, kept: bool) -> None:
+    later = (
+        "later runs find it on disk" if kept else "there is no folder to keep it in, so every long run does"
+    )
+    say(f"note: compiling the loop for {policy}, some ten seconds; {later}")
 
 
 def say(message: str) -> None:

@@ -1,5 +1,6 @@
 """`kvplan simulate`: what the simulator says."""
 
+import os
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,8 @@ from kvplan.commands.common import (
     say_compiling,
     section_text,
 )
-from kvplan.errors import ExitCode
-from kvplan.output import write_result
+from kvplan.errors import ExitCode, UsageError
+from kvplan.output import check_writable, write_result
 
 if TYPE_CHECKING:
     from kvplan.simulation.requests import Requests
@@ -105,6 +106,10 @@ def simulate(
     from kvplan.render import simulation as tables
     from kvplan.simulation import options, study
 
+    if series is not None and output is not None and os.path.realpath(series) == os.path.realpath(output):
+        raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
+    check_writable(series)
+    check_writable(output)
     loaded = read(profile)
     load = options.load(
         kind=None if arrivals is None else arrivals.value,
@@ -122,7 +127,7 @@ def simulate(
             loaded.plan,
             load,
             policies,
-            options.seeds(seed, seeds),
+            options.seeds(seed, seeds, replayed=trace is not None),
             progress=progress,
             announce=say_compiling,
         )
@@ -140,6 +145,7 @@ def simulate(
         )
     write_result(text, output)
     if found.interrupted:
+        say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 

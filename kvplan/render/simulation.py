@@ -4,8 +4,11 @@ import csv
 from io import StringIO
 from typing import Any
 
-from kvplan.render.document import Block, Column, Paragraph, Section, Table
+import numpy as np
+
+from kvplan.render.document import Block, Bullets, Column, Paragraph, Section, Table
 from kvplan.simulation.metrics import PolicyResult
+from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.study import Arrivals, Load, Study
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
@@ -30,6 +33,7 @@ _FIGURES = (
     ("E2E, p95", "e2e_s.p95", "time"),
     ("E2E, p99", "e2e_s.p99", "time"),
 )
+_NAMED = 5  # unfinished requests
 _WITH_INTERVAL = ("throughput_rps", "ttft_s.mean", "e2e_s.mean", "e2e_s.p95")
 
 
@@ -40,7 +44,7 @@ def build(found: Study, name: str) -> Section:
         blocks += [Paragraph("Mean time to first token and end to end, by class:"), _classes(found)]
     notes = _notes(found)
     if notes:
-        blocks.append(Paragraph(notes))
+        blocks.append(Bullets(notes))
     return Section("simulation", name, tuple(blocks), "simulated")
 
 
@@ -95,16 +99,40 @@ def _classes(found: Study) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _notes(found: Study) -> str:
-    notes = [
-        f"{result.policy}: {format_number(result.unfinished)} requests had arrived and were not finished; latencies "
-        "leave them out."
-        for result in found.results
-        if result.unfinished
-    ]
-    if found.interrupted:
-        notes.insert(0, "Interrupted: figures are of what was done until then.")
-    return " ".join(notes)
+def _notes(found: Study) -> tuple[str, ...]:
+    notes = [f"{interruption(found)[:1].upper()}{interruption(found)[1:]}."] if found.interrupted else []
+    for result, run in zip(found.results, found.first, strict=True):
+        if run.ending is Ending.LIVELOCK:
+            why = "a request can never fit in the memory it may use, even alone"
+            if not run.stuck:
+                why = "requests go on evicting each other, or waiting for each other, and none completes"
+            notes.append(f"{result.policy}: {why}; the run was ended.")
+        if result.unfinished:
+            notes.append(
+                f"{result.policy}: {format_number(result.unfinished)} requests had arrived and were not finished"
+                f"{_unfinished(found, run)}; latencies leave them out."
+            )
+    return tuple(notes)
+
+
+def _unfinished(found: Study, run: Outcome) -> str:
+    """Which: the first few, in order of arrival, of the first seed."""
+    there = np.flatnonzero(np.isnan(run.finish_s) & (run.arrival_s <= run.end_s))
+    if not there.size:
+        return ""
+    shown = ", ".join(f"{i + 1}" for i in there[:_NAMED].tolist())
+    more = ", ..." if there.size > _NAMED else ""
+    return f" (numbers {shown}{more} in order of arrival, seed {found.seeds[0]})"
+
+
+def interruption(found: Study) -> str:
+    """What the figures of an interrupted study are of."""
+    if found.cut_short or found.missing:
+        what = f"the run of seed {found.seeds[0]} as far as it went"
+    else:
+        what = f"{len(found.seeds)} seeds that every policy ended" if len(found.seeds) > 1 else "one seed"
+    missing = f"; not begun: {', '.join(found.missing)}" if found.missing else ""
+    return f"interrupted; figures are of {what}{missing}"
 
 
 def figure(result: PolicyResult, key: str) -> float | None:

@@ -17,6 +17,7 @@ from kvplan.report import Status
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
 
 _INDENT = "  "
+_MIN_WRAPPED = 16  # columns that names and sentences are given at least
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "yellow", Status.OVERLOADED: "red"}
 
 
@@ -127,14 +128,41 @@ def _block(block: Block, width: int) -> RenderableType:
 
 
 def _table(table: Table, width: int) -> RenderableType:
-    lines = _aligned(table)
-    parts: list[RenderableType]
-    if max(map(cell_len, lines)) <= width:
-        header, *rows = lines
-        parts = [Text(header, "dim", no_wrap=True), *(Text(row, no_wrap=True) for row in rows)]
-    else:
-        parts = [_wrapped(table)]
+    parts: list[RenderableType] = []
+    for number, one in enumerate(_stacked(table, width)):
+        if number:
+            parts.append(Text())
+        lines = _aligned(one)
+        if max(map(cell_len, lines)) <= width:
+            header, *rows = lines
+            parts += [Text(header, "dim", no_wrap=True), *(Text(row, no_wrap=True) for row in rows)]
+        else:
+            parts.append(_wrapped(one))
     return Group(*parts, *([_indented(Text(table.cut, "dim"))] if table.cut else []))
+
+
+def _stacked(table: Table, width: int) -> list[Table]:
+    """The table itself, or tables of as many of its columns as fit beside the first: a cut number would be wrong."""
+    cells = zip(*(tuple(column.name for column in table.columns), *table.rows), strict=True)
+    widths = [
+        min(max(map(cell_len, column)), _MIN_WRAPPED if of.wraps else width)
+        for of, column in zip(table.columns, cells, strict=True)
+    ]
+    groups: list[list[int]] = [[]]
+    for index in range(1, len(widths)):
+        used = [widths[0], *(widths[i] for i in groups[-1]), widths[index]]
+        if groups[-1] and len(_INDENT) + sum(used) + 2 * (len(used) - 1) > width:
+            groups.append([])
+        groups[-1].append(index)
+    if len(groups) == 1:
+        return [table]
+    return [
+        Table(
+            tuple(table.columns[i] for i in (0, *group)),
+            tuple(tuple(row[i] for i in (0, *group)) for row in table.rows),
+        )
+        for group in groups
+    ]
 
 
 def _aligned(table: Table) -> list[str]:

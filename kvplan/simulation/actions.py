@@ -33,6 +33,7 @@ from kvplan.simulation.state import (
     JOINED,
     LAST_COMPLETION,
     LENGTH,
+    MORE_LATER,
     MORE_REQUESTS,
     MORE_SILENT,
     MORE_TOKENS,
@@ -162,8 +163,8 @@ def release(s: State) -> None:
 
 @kernel
 def more_to_come(s: State) -> bool:
-    """Whether an arrival is still ahead whose time is known."""
-    return bool(s.counter[JOINED] < s.counter[RELEASED])
+    """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
+    return bool(s.counter[JOINED] < s.counter[RELEASED] or s.fixed[MORE_LATER])
 
 
 # ---------------------------------------------------------------------------------------------------- groups

@@ -40,7 +40,7 @@ def beside(
     *,
     requests: int = DEFAULT_REQUESTS,
     progress: Callable[[float], None] | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str, bool], None] | None = None,
 ) -> dict[str, Any]:
     """Simulate the offered load, and a saturated replica; the report's `simulation` block.
 

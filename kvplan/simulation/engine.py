@@ -38,6 +38,7 @@ from kvplan.simulation.state import (
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
+    MORE_LATER,
     MORE_REQUESTS,
     MORE_TOKENS,
     NOW,
@@ -65,7 +66,8 @@ from kvplan.simulation.state import (
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK = range(4)
 _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
-_PLAIN_SECONDS = 2.0  # of plain Python; what has not ended by then goes on compiled
+# Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
+_PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.3, 2.0
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
 _PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
@@ -84,7 +86,9 @@ def loop(s: State, limit: int, patience: int) -> int:
     while c[ITERATIONS] < limit:
         release(s)
         if c[COMPLETED] == s.time.shape[0]:
-            return FINISHED
+            if not s.fixed[MORE_LATER]:
+                return FINISHED
+            s.clock[NOW] = second[HORIZON]
         if s.clock[NOW] >= second[HORIZON]:
             return OUT_OF_TIME
         clear_batch(s)
@@ -100,7 +104,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         if requests == 0:
             if not more_to_come(s):
                 return LIVELOCK
-            if s.time[c[JOINED], ARRIVAL] > second[HORIZON]:
+            if c[JOINED] == s.time.shape[0] or s.time[c[JOINED], ARRIVAL] > second[HORIZON]:
                 s.clock[NOW] = second[HORIZON]
                 return OUT_OF_TIME
             s.clock[NOW] = max(s.clock[NOW], s.time[c[JOINED], ARRIVAL])
@@ -161,10 +165,9 @@ def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
 
 
 def _fingerprint(policy: FormBatch) -> str:
-    """Of the texts of all modules whose functions or constants go into the loop."""
-    names = vars(inspect.getmodule(policy))
-    used: list[Any] = [f for f in KERNELS if names.get(f.__name__) is f]
-    used += [policy, settle, loop, State]
+    """Of the texts of all modules whose functions or constants can go into the loop."""
+    used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
+    used += [policy, loop, State]
     texts = sorted({Path(inspect.getfile(f)).read_text("utf-8") for f in used})
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
@@ -183,14 +186,26 @@ def compiled(policy: FormBatch) -> Callable[[State, int, int], int]:
 
 
 def on_disk(policy: FormBatch) -> bool:
-    """Whether an earlier process has left the compiled loop of a policy where this one finds it."""
+    """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
     step: Any = compiled(policy)
-    if not hasattr(step, "stats"):  # numba is told to compile nothing
+    folder = cache_folder(policy)
+    if not hasattr(step, "stats") or step.signatures:  # without statistics numba is told to compile nothing
         return True
-    folder = step.stats.cache_path
-    return bool(step.signatures) or (
-        folder is not None and any(Path(folder).glob(f"*{bound(policy).__qualname__}*.nbi"))
-    )
+    return folder is not None and any(folder.glob(f"*{bound(policy).__qualname__}*.nbi"))
+
+
+def cache_folder(policy: FormBatch) -> Path | None:
+    """Where the compiled loop of a policy is kept between processes; None where there is no such place."""
+    step: Any = compiled(policy)
+    found = step.stats.cache_path if hasattr(step, "stats") else None
+    return None if found is None else Path(found)
+
+
+def _is_worth_it(policy: FormBatch, seconds: float) -> bool:
+    """Whether to go on compiled after so many seconds of plain Python."""
+    if seconds <= _PLAIN_SECONDS:
+        return False
+    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy)
 
 
 _registered: set[Callable[..., Any]] = set()
@@ -213,7 +228,7 @@ def run(
     horizon_s: float | None = None,
     compile: bool | None = None,
     watch: Callable[[int], bool] | None = None,
-    announce: Callable[[], None] | None = None,
+    announce: Callable[[bool], None] | None = None,
 ) -> Outcome:
     """Run a policy on a list of requests.
 
@@ -227,21 +242,24 @@ def run(
     setup : Setup
         From the policy's `prepare`.
     horizon_s : float, optional
-        Where the clock stops, seconds; batches that would end later are not run.
+        Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
+        later than those given.
     compile : bool, optional
         Run the compiled loop, or never. None: after two seconds. The results are the same.
     watch : function, optional
         Told now and then how many requests are done; the run stops where it answers False.
     announce : function, optional
-        Called before the loop is compiled, if no earlier run has left it on disk.
+        Told before the loop is compiled, if no earlier run has left it on disk; and whether this one will.
     """
+    if requests.more_later and (horizon_s is None or requests.clients is not None):
+        raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
     state = new_state(requests, timing, replica, setup, horizon_s)
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
-        fast = compile or (compile is None and perf_counter() - started > _PLAIN_SECONDS)
+        fast = compile or (compile is None and _is_worth_it(policy, perf_counter() - started))
         if fast and announce is not None and not on_disk(policy):
-            announce()
+            announce(cache_folder(policy) is not None)
             announce = None
         step, slice_ = (compiled(policy), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
         code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
@@ -267,6 +285,8 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         computed_tokens=int(c[COMPUTED]),
         kv_sum=float(s.clock[KV_SUM]),
         kv_peak=int(c[PEAK]),
+        resident=int(c[RESIDENT]),
+        stuck=bool(c[STUCK]),
         queue_peak=int(c[QUEUE_PEAK]),
         kv_histogram=s.histogram,
         bin_tokens=int(s.fixed[BIN]),

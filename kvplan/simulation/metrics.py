@@ -43,6 +43,7 @@ from kvplan.simulation.requests import Requests
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_EVEN_TIMES = 256  # at which the queue is looked at where nothing is recorded
 _MIN_RECORDS = 200  # of the series, below which a run is too short to cut into batches
 
 Figures = dict[str, float | None]
@@ -162,7 +163,7 @@ def policy_result(
     ...                 count(0, 0, 0, 0), count(1, 1, 1, 2))
     >>> outcome = Outcome(
     ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
-    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8,
+    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8, resident=0, stuck=False,
     ...     queue_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0, series=series)
     >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
     >>> result.throughput_rps, result.kv_tokens.mean, result.e2e_s.mean, result.tpot_s.mean
@@ -221,8 +222,38 @@ def _grows(outcome: Outcome) -> bool:
     arrivals = outcome.arrival_s[outcome.arrival_s <= outcome.end_s]
     if arrivals.size == 0:
         return False
+    time_s, waiting = queue_over_time(outcome)
+    return queue_grows(time_s, waiting, float(arrivals.min()), float(arrivals.max()))
+
+
+def queue_over_time(outcome: Outcome) -> tuple[FloatArray, IntArray]:
+    """Times and the requests waiting at each, also while nothing runs and so nothing is recorded.
+
+    Where there is no record for long, whoever has arrived waits, but for those done and those that held memory at the
+    last record.
+
+    Returns
+    -------
+    (ndarray, ndarray of int64), each of shape (n_times,)
+    """
     series = outcome.series
-    return queue_grows(series.time_s, series.waiting, float(arrivals.min()), float(arrivals.max()))
+    even = np.linspace(0.0, outcome.end_s, _EVEN_TIMES + 1)
+    last = np.searchsorted(series.time_s, even, side="right")
+    unseen = (last[1:] == last[:-1]) & (even[1:] > 0)  # since the even time before, and up to this one
+    time_s, before = even[1:][unseen], last[1:][unseen] - 1
+    arrived, done = (
+        np.searchsorted(np.sort(times[~np.isnan(times)]), time_s, side="right")
+        for times in (outcome.arrival_s, outcome.finish_s)
+    )
+    started = before >= 0
+    resident = np.where(started, series.running[before] if series.running.size else 0, 0)
+    done_in_last = np.where(started, done - series.completions[before] if series.running.size else 0, 0)
+    waiting = np.maximum(arrived - done - (resident - done_in_last), 0)
+    order = np.argsort(np.concatenate((series.time_s, time_s)), kind="stable")
+    return (
+        np.concatenate((series.time_s, time_s))[order],
+        np.concatenate((series.waiting, waiting))[order],
+    )
 
 
 _GROUPS = {"kv_tokens": KvTokens, "queue": Queue, **dict.fromkeys(LATENCIES, Latency)}
@@ -325,8 +356,7 @@ class _Run:
         run = self.outcome
         evictions = int(run.evictions.sum())
         unfinished = int(np.count_nonzero(run.arrival_s <= run.end_s)) - self.completed
-        waiting = run.series.waiting
-        at_end = 0 if run.ending is Ending.FINISHED else int(waiting[-1]) if waiting.size else unfinished
+        at_end = unfinished - run.resident
         figures: Figures = {
             "completed": self.completed,
             "unfinished": unfinished,
@@ -342,7 +372,7 @@ class _Run:
             "kv_tokens.mean": _ratio(run.kv_sum, run.iterations),
             "kv_tokens.p99": self.kv_quantile(QUANTILES["p99"]) if run.iterations else None,
             "kv_tokens.peak": run.kv_peak,
-            "queue.peak": run.queue_peak,
+            "queue.peak": max(run.queue_peak, at_end),
             "queue.end": at_end,
         }
         for name, sample in self.samples.items():

@@ -9,12 +9,13 @@ from kvplan.simulation.study import (
     DEFAULT_CLIENTS,
     DEFAULT_CV,
     DEFAULT_REQUESTS,
+    MAX_REQUESTS,
     Arrivals,
     Load,
 )
 from kvplan.units import parse_seconds
 
-_MAX_REQUESTS, _MAX_SEEDS = 10**8, 10**5
+_MAX_SEEDS = 10**5
 
 
 def load(
@@ -34,8 +35,8 @@ def load(
     >>> load(kind="gamma", cv=3.0, concurrency=None, burst=None, trace=None, requests=None, horizon="1 min").cv
     3.0
     """
-    if requests is not None and not 1 <= requests <= _MAX_REQUESTS:
-        raise UsageError(f"--requests {requests}: 1 to {_MAX_REQUESTS:,}")
+    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
+        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
     horizon_s = None if horizon is None else _seconds(horizon)
     if trace is not None:
         if kind is not None:
@@ -52,8 +53,8 @@ def load(
             raise UsageError(f"{name} goes with --arrivals {needed.value} only")
     if cv is not None and not 0.01 <= cv <= 100:
         raise UsageError(f"--cv {cv:g}: 0.01 to 100")
-    if concurrency is not None and not 1 <= concurrency <= _MAX_REQUESTS:
-        raise UsageError(f"--concurrency {concurrency}: 1 to {_MAX_REQUESTS:,}")
+    if concurrency is not None and not 1 <= concurrency <= MAX_REQUESTS:
+        raise UsageError(f"--concurrency {concurrency}: 1 to {MAX_REQUESTS:,}")
     if requests is None and horizon_s is None:
         requests = DEFAULT_REQUESTS
     return Load(
@@ -66,8 +67,8 @@ def load(
     )
 
 
-def seeds(first: int, count: int) -> list[int]:
-    """`count` seeds from `first` on.
+def seeds(first: int, count: int, *, replayed: bool = False) -> list[int]:
+    """`count` seeds from `first` on; in what is replayed there is no chance, and one is enough.
 
     Examples
     --------
@@ -78,6 +79,8 @@ def seeds(first: int, count: int) -> list[int]:
         raise UsageError(f"--seed {first}: 0 or more")
     if not 1 <= count <= _MAX_SEEDS:
         raise UsageError(f"--seeds {count}: 1 to {_MAX_SEEDS:,}")
+    if replayed and count > 1:
+        raise UsageError("--trace has no chance in it; --seeds does not go with it")
     return list(range(first, first + count))
 
 

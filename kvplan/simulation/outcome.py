@@ -71,6 +71,10 @@ class Outcome:
     kv_histogram : ndarray of int64, shape (n_bins,)
         Iterations by memory held while they ran; bin j holds j·bin_tokens up to (j+1)·bin_tokens, exclusive.
     bin_tokens : int
+    resident : int
+        Requests that hold memory at the end.
+    stuck : bool
+        A livelock because of a request that can never fit, even alone; else of requests that evict each other.
     overflows : int
         Iterations that began with more than the memory, so that somebody was evicted.
     series : Series
@@ -88,6 +92,8 @@ class Outcome:
     kv_sum: float
     kv_peak: int
     queue_peak: int
+    resident: int
+    stuck: bool
     kv_histogram: IntArray
     bin_tokens: int
     overflows: int

@@ -25,6 +25,8 @@ class Requests:
         Position of the class in the profile; 0 for requests of a trace.
     clients : int or None
         Closed loop: so many requests are there at first, and each completion brings the next. None: open.
+    more_later : bool
+        Others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last.
     """
 
     arrival_s: FloatArray
@@ -32,6 +34,7 @@ class Requests:
     decode_tokens: IntArray
     class_index: IntArray
     clients: int | None = None
+    more_later: bool = False
 
 
 def poisson(

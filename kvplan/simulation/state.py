@@ -53,7 +53,7 @@ NOW, KV_SUM = range(2)  # positions in `State.clock`
 
 (D0, D1, D2, D3, HORIZON) = range(5)  # in `State.second`
 
-(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES) = range(7)  # in `State.fixed`
+(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER) = range(8)  # in `State.fixed`
 
 ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
 
@@ -99,7 +99,7 @@ class State(NamedTuple):
     second : ndarray of float64
         Constants of the run: D0, D1, D2, D3, HORIZON.
     fixed : ndarray of int64
-        More of them: CAPACITY (blocks) ... QUEUES.
+        More of them: CAPACITY (blocks) ... MORE_LATER.
     knobs : ndarray of float64
         Parameters of the policy.
     clock : ndarray of float64
@@ -214,6 +214,7 @@ def new_state(
         requests.clients is not None,
         bin_tokens,
         setup.queues,
+        requests.more_later,
     )
     return State(
         second=np.array([timing.d0, timing.d1, timing.d2, timing.d3, horizon]),

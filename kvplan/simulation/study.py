@@ -5,8 +5,9 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
 
+MAX_REQUESTS = 10**8
 DEFAULT_REQUESTS = 10_000
 DEFAULT_CV = 3.0
 DEFAULT_CLIENTS = 128
@@ -76,10 +78,12 @@ class Study(NamedTuple):
     requests : int
         In a run of the first seed.
     seeds : tuple of int
-        Those that were run to their end, all of them unless interrupted.
+        Those that the figures are of: all of them unless interrupted.
     results : tuple of PolicyResult
     first : tuple of Outcome
         Of the first seed, one for each policy.
+    missing : tuple of str
+        Policies that had not begun when the study was interrupted.
     interrupted : bool
     """
 
@@ -88,7 +92,14 @@ class Study(NamedTuple):
     seeds: tuple[int, ...]
     results: tuple[PolicyResult, ...]
     first: tuple[Outcome, ...]
+    missing: tuple[str, ...]
     interrupted: bool
+
+    @property
+    def cut_short(self) -> tuple[str, ...]:
+        """Policies whose figures are of a run that was not ended."""
+        pairs = zip(self.results, self.first, strict=True)
+        return tuple(result.policy for result, run in pairs if run.ending is Ending.INTERRUPTED)
 
 
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:
@@ -101,13 +112,20 @@ def generate(model: ServingModel, load: Load, seed: int) -> Requests:
     >>> generate(model, Load(requests=3), 0).decode_tokens.tolist()
     [5, 5, 5]
     """
-    rng = np.random.default_rng(seed)
-    size, horizon = load.requests, load.horizon_s
     if load.trace is not None:
         return load.trace
+    found = _generated(model, load, np.random.default_rng(seed))
+    cut = load.horizon_s is not None and found.arrival_s.size != load.requests
+    return replace(found, more_later=cut and load.kind not in (Arrivals.SATURATED, Arrivals.CLOSED))
+
+
+def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
+    size, horizon = load.requests, load.horizon_s
+    expected = _expected(model, load)
+    if expected > MAX_REQUESTS:
+        raise UsageError(f"some {expected:.3g} requests until the horizon; {MAX_REQUESTS:,} is the most")
     if load.kind in (Arrivals.SATURATED, Arrivals.CLOSED) and size is None:
-        assert horizon is not None
-        size = math.ceil(3 * saturation(model).throughput_rps * horizon) + load.concurrency + 1000
+        size = math.ceil(expected) + load.concurrency + 1000
     match load.kind:
         case Arrivals.POISSON:
             return poisson(model, rng, requests=size, horizon_s=horizon)
@@ -124,6 +142,17 @@ def generate(model: ServingModel, load: Load, seed: int) -> Requests:
         case Arrivals.CLOSED:
             assert size is not None
             return closed(model, rng, clients=load.concurrency, requests=size)
+
+
+def _expected(model: ServingModel, load: Load) -> float:
+    """How many requests there will be, about; of those that are always there, more than can be served."""
+    if load.requests is not None or load.horizon_s is None:
+        return float(load.requests or 0)
+    if load.kind in (Arrivals.SATURATED, Arrivals.CLOSED):
+        return 3 * saturation(model).throughput_rps * load.horizon_s
+    high, low, on_s, off_s = load.burst
+    factor = (high * on_s + low * off_s) / (on_s + off_s) if load.kind is Arrivals.BURST else 1.0
+    return factor * model.total_rate_rps * load.horizon_s
 
 
 def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
@@ -160,6 +189,8 @@ def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]
         if key not in known:
             what = f"has {', '.join(known)}" if known else "has no parameters"
             raise UsageError(f"--set {text!r}: {policy} {what}")
+        if key in given[policy]:
+            raise UsageError(f"--set {text!r}: {place} is set twice")
         given[policy][key] = _numbers(text, value)
     return {name: Settings(name, found) for name, found in given.items()}
 
@@ -182,7 +213,7 @@ def study(
     seeds: Sequence[int],
     *,
     progress: Callable[[float], None] | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str, bool], None] | None = None,
 ) -> Study:
     """Run every policy on every seed, on all cores, and sum up.
 
@@ -198,7 +229,7 @@ def study(
     progress : function, optional
         Told now and then what part is done.
     announce : function, optional
-        Told before a loop is compiled.
+        Told before a loop is compiled: the policy, and whether later processes find it on disk.
 
     Returns
     -------
@@ -218,34 +249,41 @@ def study(
     for job in jobs[:: len(scenarios)]:
         job.prepare()  # refuses what cannot be run before anything is
     outcomes, interrupted = _run_all(jobs, progress, announce)
-    results, first, complete = [], [], len(seeds)
-    for index, name in enumerate(policies):
-        mine = outcomes[index * len(seeds) : (index + 1) * len(seeds)]
-        done = [pair for pair in zip(scenarios, mine, strict=True) if pair[1] is not None]
-        if not done:
-            continue
-        ended = [(s.requests, o) for s, o in done if o is not None and o.ending is not Ending.INTERRUPTED]
-        runs = ended or [(s.requests, o) for s, o in done[:1] if o is not None]
-        complete = min(complete, len(ended))
-        results.append(
+    runs = {name: outcomes[i * len(seeds) : (i + 1) * len(seeds)] for i, name in enumerate(policies)}
+    kept = _comparable(runs) if interrupted else list(range(len(seeds)))
+    shown = {name: [found for i in kept if (found := mine[i]) is not None] for name, mine in runs.items()}
+    shown = {name: mine for name, mine in shown.items() if mine}
+    if not shown:
+        raise KeyboardInterrupt
+    return Study(
+        load=load,
+        requests=scenarios[0].requests.arrival_s.size,
+        seeds=tuple(seeds[i] for i in kept),
+        results=tuple(
             policy_result(
                 name,
-                jobs[index * len(seeds)].prepare()[1],
-                runs,
+                jobs[list(policies).index(name) * len(seeds)].prepare()[1],
+                [(scenarios[i].requests, found) for i, found in zip(kept, mine, strict=True)],
                 names,
                 horizon_s=load.horizon_s,
                 saturated=load.trace is None and load.kind is Arrivals.SATURATED,
             )
-        )
-        first.append(runs[0][1])
-    return Study(
-        load=load,
-        requests=scenarios[0].requests.arrival_s.size,
-        seeds=seeds[:complete] if interrupted else seeds,
-        results=tuple(results),
-        first=tuple(first),
+            for name, mine in shown.items()
+        ),
+        first=tuple(mine[0] for mine in shown.values()),
+        missing=tuple(name for name in policies if name not in shown),
         interrupted=interrupted,
     )
+
+
+def _comparable(runs: Mapping[str, Sequence[Outcome | None]]) -> list[int]:
+    """Of an interrupted study: the seeds that every policy has run to the end, else the first as far as it went."""
+    whole = [
+        index
+        for index, of_seed in enumerate(zip(*runs.values(), strict=True))
+        if all(found is not None and found.ending is not Ending.INTERRUPTED for found in of_seed)
+    ]
+    return whole or [0]
 
 
 class _Job(NamedTuple):
@@ -258,7 +296,7 @@ class _Job(NamedTuple):
     def prepare(self) -> tuple[Any, dict[str, object]]:
         return self.policy.prepare(self.scenario, self.settings)
 
-    def run(self, watch: Callable[[int], bool], announce: Callable[[], None] | None) -> Outcome:
+    def run(self, watch: Callable[[int], bool], announce: Callable[[bool], None] | None) -> Outcome:
         setup, _ = self.prepare()
         model = self.scenario.model
         return engine.run(
@@ -276,7 +314,7 @@ class _Job(NamedTuple):
 def _run_all(
     jobs: Sequence[_Job],
     progress: Callable[[float], None] | None,
-    announce: Callable[[str], None] | None,
+    announce: Callable[[str, bool], None] | None,
 ) -> tuple[list[Outcome | None], bool]:
     """Outcomes in the order of the jobs; None for those that had not begun when interrupted."""
     stop, done = threading.Event(), [0] * len(jobs)
@@ -291,7 +329,7 @@ def _run_all(
             return not stop.is_set()
 
         name = jobs[index].name
-        return jobs[index].run(watch, (lambda: announce(name)) if announce is not None else None)
+        return jobs[index].run(watch, partial(announce, name) if announce is not None else None)
 
     with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
         futures = [pool.submit(work, index) for index in range(len(jobs))]
@@ -320,6 +358,7 @@ def to_document(found: Study, *, name: str, sha256: str, version: str) -> dict[s
             "horizon_s": found.load.horizon_s,
         },
         "seeds": list(found.seeds),
+        **({"interrupted": True} if found.interrupted else {}),
         "policies": [plain(result) for result in found.results],
     }
 

@@ -22,7 +22,7 @@ from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup,
 
 CLASSES = 3
 MANY = settings(max_examples=250, deadline=None)
-EXAMPLES = settings(max_examples=100, deadline=None)  # of each invariant
+EXAMPLES = settings(max_examples=200, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
@@ -130,12 +130,14 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     if possible:
         enough = int(np.maximum(inputs, 1).max() + decode.max() + 2 * replica.block_tokens)
         replica = replace(replica, memory_tokens=max(replica.memory_tokens, enough))
+    end = draw(HORIZONS) if horizon else None
+    more_later = end is not None and clients is None and draw(st.booleans())
     return Case(
-        Requests(arrivals, inputs, decode, kinds, clients),
+        Requests(arrivals, inputs, decode, kinds, clients, more_later),
         draw(TIMINGS),
         replica,
         draw(PARAMETERS[name]),
-        draw(HORIZONS) if horizon else None,
+        end,
     )
 
 

@@ -69,6 +69,10 @@ def _thresholds(scenario: Scenario, settings: Settings) -> tuple[int, ...]:
             "--set wait.thresholds=N gives one"
         )
     if limit is not None:
+        if settings.number("batch_limit", 0) <= 0:
+            raise UsageError(
+                f"wait.batch_limit = {settings.number('batch_limit', 0):g}: a number above 0 is wanted"
+            )
         mix = model.mix
         by_class = sum_by(mix.class_index, mix.rate_rps * (mix.decode_tokens + 1.0))
         rates = np.array([c.rate_rps for c in model.classes])
