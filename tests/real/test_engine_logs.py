@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvplan.ingest.engine_log import parse_engine_log, read_engine_log
+from kvplan.ingest.metrics import read_metrics
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
 STARTUP = DATA / "startup_lines.txt"
+SNAPSHOT = DATA / "vllm_metrics_snapshot.prom"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the engine logs are not here")
 
 
@@ -48,3 +51,24 @@ def test_of_all_of_them_in_one_file_the_last_counts() -> None:
     (note,) = found.notes
     assert note.startswith("9 KV capacities are stated one after the other; the last, in line 25, counts")
     assert "23,648 tokens in line 3, 22,096 tokens in line 6, 2,042,016 tokens in line 9" in note
+
+
+def test_the_snapshot_of_metrics_gives_the_traffic_it_was_made_of() -> None:
+    """Azure conv: 19,366 requests in 3,502 s; by hand, 22,361,870 and 4,088,665 tokens, 27,895 blocks of 16."""
+    created = 1795227125.4
+    found = read_metrics(SNAPSHOT, now_s=created + 3502)
+    assert (found.memory_tokens, found.block_tokens) == (446_320, 16)
+    assert (found.requests, found.preemptions) == (19_366, 0)
+    assert found.mean_input == pytest.approx(1154.7, abs=0.05)
+    assert found.mean_decode == pytest.approx(211.1, abs=0.05)
+    assert found.rate_rps == pytest.approx(5.53, abs=0.005)
+    assert found.rate_from == "since the counters were created, 3,502 s"
+    assert found.models == ("meta-llama/Llama-3.1-8B-Instruct",)
+    rates = [c.rate_rps for c in found.classes]
+    assert len(rates) == 8
+    assert sum(rates) == pytest.approx(found.rate_rps)
+    assert np.average([c.input_tokens for c in found.classes], weights=rates) == pytest.approx(
+        1154.7, rel=0.005
+    )
+    decode = found.classes[0]
+    assert np.average(decode.decode_tokens, weights=decode.decode_weights) == pytest.approx(211.1, rel=0.005)

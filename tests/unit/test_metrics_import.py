@@ -1,0 +1,456 @@
+"""Snapshots of metrics: capacity, classes with the right means, rates; what cannot be known is asked for."""
+
+import gzip
+import math
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.histogram import LengthHistogram, Lengths, independent_classes, lengths
+from kvplan.ingest.metrics import ServerMetrics, read_metrics
+from kvplan.model import RequestClass
+
+CACHE = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588",engine="0"} 1.0\n'
+VLLM = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
+SGLANG = ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram")
+
+
+def exposed(
+    name: str,
+    buckets: dict[str, float],
+    total: float,
+    labels: str = 'model_name="m"',
+    created: float | None = None,
+) -> str:
+    """A histogram as a server exports it; `buckets` holds cumulative counts by upper edge."""
+    lines = [f"# TYPE {name} histogram"]
+    lines += [f'{name}_bucket{{le="{edge}",{labels}}} {count}' for edge, count in buckets.items()]
+    lines += [f"{name}_count{{{labels}}} {list(buckets.values())[-1]}", f"{name}_sum{{{labels}}} {total}"]
+    if created is not None:
+        lines.append(f"{name}_created{{{labels}}} {created}")
+    return "\n".join(lines) + "\n"
+
+
+def traffic(
+    names: tuple[str, str] = VLLM,
+    times: float = 1,
+    labels: str = 'model_name="m"',
+    created: float | None = None,
+) -> str:
+    """40 requests: prompts of 5 tokens in the mean, 10 of them up to 2; generations of 60."""
+    prompts = {"2.0": 10 * times, "10.0": 40 * times, "+Inf": 40 * times}
+    generations = {"20.0": 10 * times, "100.0": 40 * times, "+Inf": 40 * times}
+    return exposed(names[0], prompts, 200 * times, labels, created) + exposed(
+        names[1], generations, 2400 * times, labels, created
+    )
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> "Saved":
+    return Saved(tmp_path)
+
+
+class Saved:
+    """Writes snapshots and reads them back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, text: str, name: str = "late.prom") -> Path:
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def read(self, text: str, interval_s: float | None = 10.0, model: str | None = None) -> ServerMetrics:
+        return read_metrics(self(text), interval_s=interval_s, model=model)
+
+
+def means(classes: tuple[RequestClass, ...]) -> tuple[float, float]:
+    """Mean input and mean decode length, by rate."""
+    rate = math.fsum(c.rate_rps for c in classes)
+    inputs = math.fsum(c.rate_rps * c.input_tokens for c in classes) / rate
+    decode = (
+        math.fsum(c.rate_rps * np.average(c.decode_tokens, weights=c.decode_weights) for c in classes) / rate
+    )
+    return inputs, decode
+
+
+# -- classes, capacity, rates
+
+
+@pytest.mark.parametrize(("names", "engine"), [(VLLM, "vLLM"), (SGLANG, "SGLang")])
+def test_classes_have_the_means_and_the_rate_of_the_histograms(
+    save: Saved, names: tuple[str, str], engine: str
+) -> None:
+    found = save.read(traffic(names))
+    assert (found.engine, found.models, found.requests) == (engine, ("m",), 40)
+    assert (found.mean_input, found.mean_decode) == (5, 60)
+    assert means(found.classes) == pytest.approx((5, 60), rel=0.005)
+    assert found.rate_rps == 4
+    assert math.fsum(c.rate_rps for c in found.classes) == pytest.approx(4)
+    assert found.rate_from == "counters that cover 10 s"
+    assert any("independent" in note for note in found.notes)
+
+
+def test_a_class_holds_all_decode_lengths_and_at_most_fifty(save: Saved) -> None:
+    found = save.read(traffic())
+    assert 2 <= len(found.classes) <= 8
+    assert len({(c.decode_tokens, c.decode_weights) for c in found.classes}) == 1
+    lengths_of = found.classes[0].decode_tokens
+    assert 8 <= len(lengths_of) <= 50
+    assert lengths_of[0] >= 1
+    assert lengths_of[-1] <= 100
+
+
+@pytest.mark.parametrize(
+    ("labels", "memory", "block"),
+    [
+        ('block_size="16",num_gpu_blocks="2588"', 41_408, 16),
+        ('block_size="16",num_gpu_blocks="2588",kv_cache_size_tokens="41408"', 41_408, 16),
+        ('block_size="16",num_gpu_blocks="2588",kv_cache_size_tokens="20000"', 20_000, 16),
+        ('block_size="16",num_gpu_blocks="None"', None, None),
+    ],
+)
+def test_vllm_capacity_is_blocks_times_their_size_or_what_it_states(
+    save: Saved, labels: str, memory: int | None, block: int | None
+) -> None:
+    found = save.read(f"vllm:cache_config_info{{{labels}}} 1.0\n")
+    assert (found.memory_tokens, found.block_tokens) == (memory, block)
+    assert (found.classes, found.rate_rps, found.requests, found.mean_input) == ((), None, 0, None)
+    assert any("20,000 tokens of KV" in note for note in found.notes) == (memory == 20_000)
+    assert any("not exported" in note for note in found.notes) == (memory is None)
+
+
+def test_sglang_capacity_is_that_of_one_rank_of_one_engine(save: Saved) -> None:
+    text = "".join(
+        f'sglang:max_total_num_tokens{{dp_rank="{dp}",tp_rank="{tp}"}} {60_000 - 100 * dp - tp}\n'
+        for dp in range(2)
+        for tp in range(2)
+    )
+    found = save.read(text + 'sglang:page_size{dp_rank="0"} 64.0\n' + traffic(SGLANG))
+    assert (found.memory_tokens, found.block_tokens) == (59_899, 64)
+    assert found.rate_rps == 2  # 40 requests in 10 s by two engines
+    assert any("from 59,899 to 60,000 tokens of KV; the smallest counts" in note for note in found.notes)
+
+
+def test_preemptions_are_those_of_the_engine_once(save: Saved) -> None:
+    ranks = "".join(f'sglang:num_retracted_requests_total{{tp_rank="{tp}"}} 7\n' for tp in range(4))
+    assert save.read(ranks + traffic(SGLANG)).preemptions == 7
+    assert (
+        save.read("# TYPE vllm:num_preemptions_total counter\nvllm:num_preemptions_total 3\n").preemptions
+        == 3
+    )
+    assert save.read(traffic()).preemptions is None
+
+
+def test_engines_share_the_traffic_equally(save: Saved) -> None:
+    engines = [f'engine="{e}",model_name="m"' for e in range(2)]
+    found = save.read(traffic(labels=engines[0]) + traffic(times=3, labels=engines[1]) + CACHE)
+    assert (found.requests, found.rate_rps) == (160, 8)
+    assert (found.mean_input, found.mean_decode) == (5, 60)
+    assert any("2 data-parallel engines" in note for note in found.notes)
+
+
+def test_engines_with_other_edges_are_summed_where_edges_agree(save: Saved) -> None:
+    one, other = 'engine="0"', 'engine="1"'
+    text = (
+        exposed(VLLM[0], {"10": 4, "20": 6, "+Inf": 6}, 60, one)
+        + exposed(VLLM[0], {"10": 2, "40": 4, "+Inf": 4}, 40, other)
+        + exposed(VLLM[1], {"10": 6, "+Inf": 6}, 30, one)
+        + exposed(VLLM[1], {"10": 4, "+Inf": 4}, 20, other)
+    )
+    found = save.read(text)
+    assert means(found.classes) == pytest.approx((10, 5), rel=0.005)
+    assert sum(c.rate_rps for c in found.classes if c.input_tokens <= 10) == pytest.approx(
+        0.3, abs=0.03
+    )  # 6 of 10
+
+
+def test_names_with_underscores_are_the_same_metrics(save: Saved) -> None:
+    assert save.read(traffic().replace("vllm:", "vllm_")).requests == 40
+
+
+def test_without_histograms_there_are_no_classes_and_a_hint(save: Saved) -> None:
+    found = save.read('sglang:num_requests_total{model_name="m"} 30\n')
+    assert (found.classes, found.requests, found.rate_rps) == ((), 30, 3)
+    assert any("--collect-tokens-histogram" in note for note in found.notes)
+
+
+def test_nothing_finished_gives_no_classes_and_needs_no_time(save: Saved) -> None:
+    found = save.read(traffic(times=0), interval_s=None)
+    assert (found.classes, found.rate_rps, found.rate_from, found.mean_input) == ((), None, "", None)
+    assert any("no request finished" in note for note in found.notes)
+
+
+def test_generations_without_tokens_are_left_out(save: Saved) -> None:
+    generations = exposed(VLLM[1], {"0.0": 10, "20.0": 40, "+Inf": 40}, 300)
+    found = save.read(exposed(VLLM[0], {"10.0": 40, "+Inf": 40}, 200) + generations)
+    assert math.fsum(c.rate_rps for c in found.classes) == pytest.approx(3)  # 30 of 40 in 10 s
+    assert means(found.classes) == pytest.approx((5, 10), rel=0.005)
+    assert any(note == "25% of the generations have no tokens and are left out" for note in found.notes)
+
+
+# -- several models
+
+
+def test_several_models_are_an_error_that_lists_them_unless_one_is_named(save: Saved) -> None:
+    text = CACHE + traffic(labels='model_name="a"') + traffic(times=2, labels='model_name="b"')
+    with pytest.raises(UsageError, match="metrics of several models; name one of a, b"):
+        save.read(text)
+    found = save.read(text, model="b")
+    assert (found.requests, found.models, found.memory_tokens) == (80, ("a", "b"), 41_408)
+    with pytest.raises(UsageError, match="no metrics of the model c; there are a, b"):
+        save.read(text, model="c")
+
+
+# -- the time that counters cover
+
+
+def test_the_rate_since_the_counters_were_created(save: Saved) -> None:
+    path = save(traffic(created=1.7e9))
+    found = read_metrics(path, now_s=1.7e9 + 80)
+    assert found.rate_rps == 0.5
+    assert found.rate_from == "since the counters were created, 80 s"
+    assert any("1.33 min since the counters were created" in note for note in found.notes)
+    os.utime(path, (1.7e9, 1.7e9 + 160))
+    by_file = read_metrics(path)
+    assert by_file.rate_rps == 0.25
+    assert any("time of modification" in note for note in by_file.notes)
+
+
+def test_timestamps_tell_when_a_snapshot_was_taken(save: Saved) -> None:
+    def stamped(times: float, at_s: int) -> str:
+        lines = traffic(times=times, created=1.7e9).splitlines()
+        return "".join(f"{line}{'' if line[0] == '#' else f' {at_s}000'}\n" for line in lines)
+
+    early, late = save(stamped(1, 1_700_000_080), "early"), save(stamped(3, 1_700_000_120))
+    assert read_metrics(early).rate_rps == 0.5
+    found = read_metrics(late, early)
+    assert (found.rate_rps, found.rate_from) == (2, "two snapshots, 40 s apart")
+    with pytest.raises(UsageError, match="its timestamps are not after those of"):
+        read_metrics(save(stamped(4, 1_700_000_080), "same"), early)
+
+
+def test_counters_without_a_beginning_ask_for_the_time(save: Saved) -> None:
+    with pytest.raises(
+        UsageError, match=r"give an earlier snapshot and the seconds between the two, or the seconds"
+    ):
+        save.read(traffic(), interval_s=None)
+
+
+def test_counters_created_after_the_snapshot_ask_for_its_time(save: Saved) -> None:
+    with pytest.raises(UsageError, match="created 20 s after the snapshot; give the time"):
+        read_metrics(save(traffic(created=1.7e9)), now_s=1.7e9 - 20)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
+def test_times_must_be_positive(save: Saved, seconds: float) -> None:
+    path = save(traffic())
+    with pytest.raises(UsageError, match="must be more than 0"):
+        read_metrics(path, interval_s=seconds)
+    with pytest.raises(UsageError, match="must be more than 0"):
+        read_metrics(path, now_s=seconds)
+
+
+def test_two_snapshots_give_what_happened_between_them(save: Saved) -> None:
+    """The later 40 requests have prompts of 8 tokens, the earlier ones of 5."""
+    early = save(traffic() + "vllm:num_preemptions_total 3\n", "early")
+    late = (
+        exposed(VLLM[0], {"2.0": 10, "10.0": 80, "+Inf": 80}, 520)
+        + exposed(VLLM[1], {"20.0": 20, "100.0": 80, "+Inf": 80}, 4800)
+        + "vllm:num_preemptions_total 10\n"
+    )
+    found = read_metrics(save(late), early, interval_s=20)
+    assert (found.requests, found.rate_rps, found.preemptions) == (40, 2, 7)
+    assert (found.mean_input, found.mean_decode) == (8, 60)
+    assert means(found.classes) == pytest.approx((8, 60), rel=0.005)
+    assert all(c.input_tokens > 2 for c in found.classes)
+    assert found.rate_from == "two snapshots, 20 s apart"
+    assert any(sha256(early.read_bytes()).hexdigest() in note for note in found.notes)
+
+
+def test_two_snapshots_without_a_time_between_ask_for_it(save: Saved) -> None:
+    with pytest.raises(UsageError, match="has no timestamps; give the seconds between the snapshots"):
+        read_metrics(save(traffic(times=2)), save(traffic(), "early"))
+
+
+def test_a_restart_between_snapshots_is_an_error(save: Saved) -> None:
+    early, late = save(traffic(times=2), "early"), save(traffic())
+    with pytest.raises(
+        UsageError, match=r"_bucket went down from 20 in .*early to 10; was the server restarted"
+    ):
+        read_metrics(late, early, interval_s=5)
+    gone = save(traffic(labels='model_name="m",engine="1"'), "gone")
+    with pytest.raises(UsageError, match="to nothing; was the server restarted"):
+        read_metrics(gone, early, interval_s=5)
+
+
+def test_a_restart_that_counters_have_overtaken_is_an_error(save: Saved) -> None:
+    early, late = save(traffic(created=1.7e9), "early"), save(traffic(times=2, created=1.7e9 + 100))
+    with pytest.raises(UsageError, match="were created after those in"):
+        read_metrics(late, early, interval_s=5)
+
+
+def test_snapshots_of_two_engines_are_an_error(save: Saved) -> None:
+    with pytest.raises(UsageError, match=r"early is of SGLang, .* of vLLM"):
+        read_metrics(save(traffic()), save(traffic(SGLANG), "early"), interval_s=5)
+
+
+# -- files that are not metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty; a server's metrics are at /metrics"),
+        ("go_goroutines 7\n", "metrics of neither vLLM nor SGLang"),
+        ("\n<!DOCTYPE html>\n<html></html>", "a web page, and no Prometheus metrics"),
+        (traffic() + traffic(SGLANG), "metrics of vLLM and of SGLang"),
+    ],
+)
+def test_what_is_no_snapshot_is_one_clear_error(save: Saved, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        save.read(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["vllm:num_requests_ru", 'vllm:x{a="1} 3', '{"status": 404}', "vllm:x seven"]
+)
+def test_malformed_text_is_an_error_with_its_line(save: Saved, line: str) -> None:
+    with pytest.raises(ProfileError, match=r"not Prometheus text: .*; is the file cut off") as caught:
+        save.read(CACHE + CACHE + line)
+    assert caught.value.line == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("_sum{", "_other{"), "_sum: missing; is the file cut off"),
+        (('le="10.0"', 'le="ten"'), "le='ten'; must be a number"),
+        (("} 200", "} NaN"), "nan; must be a number, at least 0"),
+        (("} 200", "} -1"), "-1; must be a number, at least 0"),
+        (("} 200", "} 1e300"), "cannot be"),
+        (
+            ('le="10.0",model_name="m"} 40', 'le="10.0",model_name="m"} 4'),
+            "counts fall from one bucket to the next",
+        ),
+        (('num_gpu_blocks="2588"', 'num_gpu_blocks="99999999999999"'), "is absurd"),
+    ],
+)
+def test_values_that_cannot_be_are_an_error(save: Saved, change: tuple[str, str], message: str) -> None:
+    text = CACHE + traffic()
+    assert change[0] in text
+    with pytest.raises(ProfileError, match=message):
+        save.read(text.replace(*change))
+
+
+def test_packed_files_are_read_and_rubbish_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "late.prom.gz"
+    path.write_bytes(stored := gzip.compress(traffic().replace("\n", "\r\n").encode("utf-8-sig")))
+    found = read_metrics(path, interval_s=10)
+    assert (found.requests, found.sha256) == (40, sha256(stored).hexdigest())
+    path.write_bytes(b"vllm:x 1\n\xff\xfe\n")
+    with pytest.raises(UsageError, match="must be text in UTF-8"):
+        read_metrics(path)
+
+
+# -- lengths out of a histogram
+
+
+def histogram(edges: list[float], counts: list[float], total: float) -> LengthHistogram:
+    return LengthHistogram(np.array(edges), np.array(counts), total, math.fsum(counts))
+
+
+def in_buckets(found: Lengths, edges: list[float]) -> list[float]:
+    """Weight up to each edge, from the one before; the last is what is longer."""
+    return np.bincount(np.searchsorted(edges, found.tokens), found.weight, len(edges) + 1).tolist()
+
+
+@st.composite
+def histograms(draw: st.DrawFn) -> LengthHistogram:
+    """Of lengths that there may have been, between any edges, the last bucket often filled."""
+    edges = sorted(draw(st.lists(st.integers(1, 40_000), min_size=1, max_size=30, unique=True)))
+    seen = np.array(draw(st.lists(st.integers(1, 80_000), min_size=1, max_size=60)))
+    times = draw(st.sampled_from([1.0, 17.0, 1e6]))
+    counts = times * np.bincount(np.searchsorted(edges, seen), minlength=len(edges) + 1)
+    return LengthHistogram(np.array(edges, dtype=float), counts, times * float(seen.sum()), times * seen.size)
+
+
+@settings(deadline=None)
+@given(histograms())
+def test_lengths_keep_the_mean_and_every_bucket(of: LengthHistogram) -> None:
+    found = lengths(of, "prompts")
+    assert found.mean == pytest.approx(of.mean, rel=0.005)
+    assert found.tokens.size <= 50
+    assert found.tokens.min() >= 1
+    assert (np.diff(found.tokens) > 0).all()
+    if (of.counts > 0).sum() <= 25:  # more of them may have to be merged
+        edges = of.edges.tolist()
+        assert in_buckets(found, edges) == pytest.approx(of.counts.tolist(), rel=1e-9, abs=1e-6 * of.count)
+    assert not any("does not fit" in note for note in found.notes)
+
+
+@settings(deadline=None)
+@given(histograms(), histograms(), st.floats(0.01, 100))
+def test_classes_keep_both_means_and_the_rate(
+    inputs: LengthHistogram, decode: LengthHistogram, rate: float
+) -> None:
+    classes = independent_classes(lengths(inputs, "prompts"), lengths(decode, "generations"), rate)
+    assert 1 <= len(classes) <= 8
+    assert len({c.name for c in classes}) == len(classes)
+    assert means(classes) == pytest.approx((inputs.mean, decode.mean), rel=0.0075)
+    assert math.fsum(c.rate_rps for c in classes) == pytest.approx(rate)
+
+
+def test_a_bucket_of_one_length_is_that_length() -> None:
+    found = lengths(histogram([1, 2, 3], [5, 0, 7, 0], 26), "prompts")
+    assert (found.tokens.tolist(), found.weight.tolist(), found.notes) == ([1, 3], [5, 7], ())
+
+
+def test_wide_buckets_are_spread_over_many_lengths() -> None:
+    found = lengths(histogram([1000, 2000], [0, 10, 0], 15_000), "prompts")
+    assert found.tokens.size == 50
+    assert (found.tokens.min(), found.tokens.max()) == pytest.approx((1001, 2000), abs=12)
+
+
+def test_the_open_bucket_ends_at_twice_the_last_edge_unless_the_mean_says_otherwise() -> None:
+    """9 lengths of at most 100, and one of which the sum says that it has 3,000 or some more."""
+    usual = lengths(histogram([100, 200], [9, 0, 1], 800), "prompts")
+    assert usual.tokens.max() <= 400
+    far = lengths(histogram([100, 200], [9, 0, 1], 3900), "prompts")
+    assert far.mean == pytest.approx(390, rel=0.005)
+    assert far.tokens.max() > 3000
+    (note,) = usual.notes
+    assert (
+        note == "10% of the prompts are longer than the last edge, 200 tokens; they are taken to end at 400"
+    )
+
+
+@pytest.mark.parametrize(("total", "nearest"), [(1.0, 101), (1e6, 200)])
+def test_a_mean_that_no_lengths_in_the_buckets_have_is_said(total: float, nearest: int) -> None:
+    found = lengths(histogram([100, 200], [0, 10, 0], total), "prompts")
+    assert found.mean == pytest.approx(nearest, abs=0.1)
+    assert in_buckets(found, [100, 200])[1] == pytest.approx(10)
+    assert any("does not fit the buckets" in note for note in found.notes)
+
+
+def test_more_buckets_than_lengths_are_merged() -> None:
+    edges = [float(edge) for edge in range(10, 1010, 10)]
+    found = lengths(histogram(edges, [*([1.0] * 100), 0.0], 50_500), "prompts", limit=20)
+    assert found.tokens.size <= 20
+    assert found.mean == pytest.approx(505, rel=0.005)
+    assert found.weight.sum() == pytest.approx(100)
+
+
+def test_lengths_of_zero_are_set_apart() -> None:
+    found = lengths(histogram([0, 10], [4, 6, 0], 30), "prompts")
+    assert found.empty == 4
+    assert found.mean == pytest.approx(5)
+    assert lengths(histogram([0, 10], [4, 0, 0], 0), "prompts").tokens.size == 0
