@@ -58,10 +58,10 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
 def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str]) -> str:
     from difflib import get_close_matches  # only a mistake needs it
 
-    near = get_close_matches(wanted[:60], written, n=3)
-    # Several spellings can lead to one thing, and a short name can be short for several: "A100".
+    # A name can be short for several things, as "A100"; and several spellings can lead to one.
+    longer = [name for name in written if wanted and name.startswith(wanted)]
+    near = longer or get_close_matches(wanted[:60], written, n=3)
     proper = dict.fromkeys(written[name] for name in near)
-    proper |= dict.fromkeys(written[name] for name in written if wanted and name.startswith(wanted))
     return f"did you mean {' or '.join(proper)}?" if proper else f"known are {', '.join(known)}"
 
 
