@@ -22,7 +22,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest import named
 from kvplan.ingest.json_keys import Keys, read_object
 from kvplan.ingest.model_weights import ParameterCounts, Storage, count_parameters, read_storage
-from kvplan.units import format_number, format_tokens
+from kvplan.units import format_bytes, format_tokens
 
 _LAYERS = 10_000  # at most; published models have up to 126
 _CATALOGUE = "models.toml"
@@ -428,10 +428,10 @@ def kv_heads_per_gpu(shape: ModelShape, tensor_parallel: int) -> int:
 def _with_notes(shape: ModelShape, *, nested: bool) -> ModelShape:
     notes = []
     if shape.sliding_layers:
-        extra = format_number(window_bytes_per_request(shape) / 1e6)
+        extra = format_bytes(window_bytes_per_request(shape))
         scope = "every layer slides" if not shape.full_layers else f"{shape.sliding_layers} layers slide"
         notes.append(
-            f"{scope}: a request keeps at most {format_tokens(shape.window_tokens)} tokens there, {extra} MB in "
+            f"{scope}: a request keeps at most {format_tokens(shape.window_tokens)} tokens there, {extra} in "
             "16 bits" + ("" if not shape.full_layers else ", which bytes per token leave out")
         )
     if shape.recurrent_layers:

@@ -170,7 +170,7 @@ def test_where_every_layer_slides_a_token_costs_what_it_does_within_the_window()
     shape = small(sliding_window=1024)
     assert kv_bytes_per_token(shape) == 4 * LAYER
     assert shape.notes == (
-        "every layer slides: a request keeps at most 1,024 tokens there, 0.2621 MB in 16 bits",
+        "every layer slides: a request keeps at most 1,024 tokens there, 262.1 kB in 16 bits",
     )
 
 
