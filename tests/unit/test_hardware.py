@@ -1,0 +1,86 @@
+"""The catalogue of GPUs: how one is found, and that what it says is plausible."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.errors import UsageError
+from kvplan.ingest.hardware import Gpu, find_gpu, gpus
+from kvplan.ingest.named import plain, tables
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("RTX 4090", "RTX 4090"),
+        ("rtx4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("a100-80gb", "A100 80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("H100", "H100 SXM"),
+        ("h100_nvl", "H100 NVL"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-32GB", "V100 32GB"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+    ],
+)
+def test_a_gpu_is_found_by_any_of_its_names(written: str, expected: str) -> None:
+    assert find_gpu(written).name == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("A100", "A100: no GPU in the catalogue of that name; did you mean A100 "),
+        ("RTX 4900", "did you mean .*RTX 4090"),
+        ("Voodoo 2", "known are RTX 3090, RTX 4090"),
+        ("", "'': no GPU"),
+        ("a\nb", r"'a\\nb': no GPU"),
+    ],
+)
+def test_an_unknown_gpu_brings_the_nearest(written: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_gpu(written)
+
+
+def test_a_name_short_for_several_brings_them_all() -> None:
+    with pytest.raises(UsageError, match=r"A100 (40GB or A100 80GB|80GB or A100 40GB)"):
+        find_gpu("A100")
+
+
+@given(st.text("RTXAH1024089 -_\n\x00é", max_size=20))
+def test_any_name_is_known_or_refused_in_one_line(name: str) -> None:
+    try:
+        said = find_gpu(name).name
+    except UsageError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
+def test_figures_are_of_the_right_size(gpu: Gpu) -> None:
+    """Wrong units, figures with sparsity and swapped columns show in these ratios."""
+    assert 14e9 < gpu.memory_bytes < 300e9
+    assert gpu.memory_from in {"torch", "datasheet"}
+    assert 2e-3 < gpu.memory_bytes / gpu.bandwidth_bytes_per_s < 0.1
+    assert 50 < gpu.flops_bf16 / gpu.bandwidth_bytes_per_s < 500
+    if gpu.flops_fp8 is not None:
+        assert gpu.flops_fp8 / gpu.flops_bf16 == pytest.approx(2, rel=0.02)
+    assert len(gpu.source) > 20
+
+
+def test_names_do_not_collide() -> None:
+    for file in ("gpus.toml", "models.toml"):
+        spellings = [
+            plain(other) for name, table in tables(file).items() for other in {name, *table.get("also", ())}
+        ]
+        assert len(spellings) == len(set(spellings)), file
+
+
+def test_a_known_gpu_by_its_datasheet() -> None:
+    gpu = find_gpu("H100 SXM")
+    assert gpu.bandwidth_bytes_per_s == 3.35e12
+    assert (gpu.flops_bf16, gpu.flops_fp8) == (989.5e12, 1979e12)
+    assert gpu.memory_bytes == int(79.11 * 2**30)

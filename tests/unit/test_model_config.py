@@ -1,0 +1,484 @@
+"""Shapes of models out of config.json and the catalogue: KV bytes, parameters, windows, and what is refused."""
+
+import json
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.errors import UsageError
+from kvplan.ingest.json_keys import Keys, parse_object, read_object
+from kvplan.ingest.model_config import (
+    ModelShape,
+    catalogue,
+    kv_bytes_per_token,
+    read_model,
+    shape_of,
+    window_bytes_per_request,
+)
+from kvplan.ingest.model_weights import named_storage
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+    "max_position_embeddings": 8192,
+}
+# Two kv heads of 8 numbers of 2 bytes, keys and values.
+LAYER = 2 * 2 * 8 * 2
+
+
+def small(**changes: Any) -> ModelShape:
+    values = {key: value for key, value in (SMALL | changes).items() if value is not ...}
+    return shape_of(Keys("config.json", values), "small")
+
+
+# -- bytes per token --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Llama-3.1-8B", 32 * 2 * 8 * 128 * 2),
+        ("Llama-3.1-70B", 80 * 2 * 8 * 128 * 2),
+        ("Llama-2-7B", 32 * 2 * 32 * 128 * 2),
+        ("DeepSeek-V3", 61 * (512 + 64) * 2),
+        ("Qwen3-32B", 64 * 2 * 8 * 128 * 2),
+    ],
+)
+def test_bytes_per_token_of_known_models(name: str, expected: int) -> None:
+    assert kv_bytes_per_token(read_model(name)) == expected
+
+
+def test_bytes_per_token_are_those_everybody_quotes() -> None:
+    names = ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-2-7B", "DeepSeek-V3", "Qwen3-32B")
+    found = [kv_bytes_per_token(read_model(name)) for name in names]
+    assert found == [131_072, 327_680, 524_288, 70_272, 262_144]
+
+
+def test_an_8_bit_cache_takes_half() -> None:
+    assert (
+        kv_bytes_per_token(small(), kv_dtype="fp8_e4m3") == kv_bytes_per_token(small()) // 2 == 4 * LAYER // 2
+    )
+
+
+def test_more_gpus_than_heads_copy_them() -> None:
+    shape = small()
+    assert [kv_bytes_per_token(shape, tensor_parallel=t) for t in (1, 2, 4, 8)] == [
+        4 * LAYER,
+        2 * LAYER,
+        2 * LAYER,
+        2 * LAYER,
+    ]
+
+
+def test_a_latent_is_not_split() -> None:
+    latent = small(kv_lora_rank=32, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8)
+    assert latent.attention == "MLA"
+    assert {kv_bytes_per_token(latent, tensor_parallel=t) for t in (1, 2, 8)} == {4 * (32 + 4) * 2}
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tensor_parallel", "message"),
+    [
+        (2, 3, "must divide the 8 attention heads"),
+        (4, 0, "must be at least 1"),
+        (4, 16, "must divide the 8 attention heads"),
+    ],
+)
+def test_heads_that_cannot_be_shared_out_are_refused(
+    kv_heads: int, tensor_parallel: int, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        kv_bytes_per_token(small(num_key_value_heads=kv_heads), tensor_parallel=tensor_parallel)
+
+
+def test_key_value_heads_are_split_evenly_or_copied_whole() -> None:
+    shape = small(num_attention_heads=24, num_key_value_heads=8, hidden_size=192)
+    with pytest.raises(UsageError, match="must divide the 8 key-value heads of small or be a multiple"):
+        kv_bytes_per_token(shape, tensor_parallel=3)
+
+
+def test_the_kind_of_attention_is_told_by_the_heads() -> None:
+    assert [small(num_key_value_heads=n).attention for n in (1, 2, 8)] == ["MQA", "GQA", "MHA"]
+    assert small(num_key_value_heads=..., multi_query=True).attention == "MQA"
+    assert small(num_key_value_heads=...).attention == "MHA"
+
+
+def test_a_stated_head_size_wins_over_the_quotient() -> None:
+    assert kv_bytes_per_token(small(head_dim=32)) == 4 * LAYER * 4
+
+
+# -- layers that keep less --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "sliding"),
+    [
+        ({"sliding_window": None}, 4, 0),
+        ({"sliding_window": 1024}, 0, 4),
+        ({"sliding_window": 1024, "use_sliding_window": False}, 4, 0),
+        ({"sliding_window": 1024, "model_type": "qwen2"}, 4, 0),
+        (
+            {
+                "sliding_window": 1024,
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "max_window_layers": 3,
+            },
+            3,
+            1,
+        ),
+        ({"sliding_window": 1024, "max_window_layers": 28}, 4, 0),
+        ({"sliding_window": 8192}, 4, 0),
+        ({"sliding_window": 1024, "model_type": "gemma2"}, 2, 2),
+        ({"sliding_window": 1024, "sliding_window_pattern": 3}, 1, 3),
+        ({"sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"] * 2}, 2, 2),
+        ({"attention_chunk_size": 1024, "layer_types": ["chunked_attention"] * 3 + ["full_attention"]}, 1, 3),
+        ({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 1, 0),
+        ({"layers_block_type": ["mamba", "attention"] * 2}, 2, 0),
+        ({"attn_layer_indices": [1, 3]}, 2, 0),
+        ({"attn_layer_period": 4, "attn_layer_offset": 1}, 1, 0),
+        ({"full_attention_interval": 4}, 1, 0),
+        ({"hybrid_override_pattern": "M-M*"}, 1, 0),
+    ],
+)
+def test_only_layers_with_full_attention_count(changes: dict[str, Any], full: int, sliding: int) -> None:
+    shape = small(**changes)
+    assert (shape.full_layers, shape.sliding_layers) == (full, sliding)
+    assert shape.recurrent_layers == 4 - full - sliding
+    assert bool(shape.notes) == (full < 4)
+
+
+def test_windows_are_a_bounded_extra() -> None:
+    shape = small(sliding_window=1024, sliding_window_pattern=2)
+    assert kv_bytes_per_token(shape) == 2 * LAYER
+    assert window_bytes_per_request(shape) == 2 * 1024 * LAYER
+    assert window_bytes_per_request(shape, kv_dtype="fp8", tensor_parallel=2) == 2 * 1024 * LAYER // 4
+    assert window_bytes_per_request(small()) == 0
+
+
+def test_where_every_layer_slides_a_token_costs_what_it_does_within_the_window() -> None:
+    shape = small(sliding_window=1024)
+    assert kv_bytes_per_token(shape) == 4 * LAYER
+    assert shape.notes == (
+        "every layer slides: a request keeps at most 1,024 tokens there, 262.1 kB in 16 bits",
+    )
+
+
+# -- parameters and weights -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("Llama-2-7B", 6.74e9, 6.74e9),
+        ("Llama-2-13B", 13.0e9, 13.0e9),
+        ("Llama-2-70B", 69.0e9, 69.0e9),
+        ("Llama-3.1-8B", 8.03e9, 8.03e9),
+        ("Llama-3.1-70B", 70.6e9, 70.6e9),
+        ("Llama-3.1-405B", 405.9e9, 405.9e9),
+        ("Llama-3.2-1B", 1.24e9, 1.24e9),
+        ("Llama-3.2-3B", 3.21e9, 3.21e9),
+        ("Mistral-7B-v0.3", 7.25e9, 7.25e9),
+        ("Mixtral-8x7B", 46.7e9, 12.9e9),
+        ("Qwen2.5-7B", 7.61e9, 7.61e9),
+        ("Qwen2.5-14B", 14.7e9, 14.7e9),
+        ("Qwen2.5-32B", 32.5e9, 32.5e9),
+        ("Qwen2.5-72B", 72.7e9, 72.7e9),
+        ("Qwen3-8B", 8.2e9, 8.2e9),
+        ("Qwen3-32B", 32.8e9, 32.8e9),
+        ("Qwen3-30B-A3B", 30.5e9, 3.3e9),
+        ("DeepSeek-V3", 671e9, 37e9),
+        ("gemma-2-9b", 9.24e9, 9.24e9),
+        ("gemma-3-27b", 27.0e9, 27.0e9),
+        ("gpt-oss-20b", 20.9e9, 3.6e9 + 201088 * 2880),  # the makers leave out the input table
+        ("gpt-oss-120b", 116.8e9, 5.1e9 + 201088 * 2880),
+        ("phi-4", 14.7e9, 14.7e9),
+    ],
+)
+def test_parameters_are_those_the_makers_publish(name: str, total: float, active: float) -> None:
+    shape = read_model(name)
+    assert shape.parameters == pytest.approx(total, rel=0.02)
+    assert shape.active_parameters == pytest.approx(active, rel=0.02)
+
+
+def test_the_parameters_of_every_model_of_the_catalogue_are_checked() -> None:
+    marks = test_parameters_are_those_the_makers_publish.pytestmark  # type: ignore[attr-defined]
+    checked = {read_model(case[0]).name for case in marks[0].args[1]}
+    assert checked == set(catalogue())
+
+
+def test_parameters_by_hand() -> None:
+    # Attention 2·64·8·(8 + 2) = 10,240 and MLP 3·64·96 = 18,432 a layer; tables 100·64 each.
+    shape = small()
+    assert shape.parameters == 4 * (10_240 + 18_432) + 2 * 6_400
+    assert small(tie_word_embeddings=True).parameters == shape.parameters - 6_400
+    assert small(model_type="starcoder2").parameters == shape.parameters - 4 * 64 * 96
+
+
+def test_experts_by_hand() -> None:
+    changes = {
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+    }
+    shape = small(**changes, first_k_dense_replace=1)
+    expert = 3 * 64 * 32
+    dense = 4 * 10_240 + 3 * 64 * 96 + 3 * (expert + 64 * 16) + 2 * 6_400
+    assert shape.parameters == dense + 3 * 16 * expert
+    assert shape.active_parameters == dense + 3 * 2 * expert
+    assert small(**changes, mlp_only_layers=[0]).parameters == shape.parameters
+    every_second = small(**changes, decoder_sparse_step=2)
+    assert every_second.counts.experts == 2 * 16 * expert
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name", "bits"),
+    [
+        ({"quant_method": "fp8"}, "fp8", 8),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq", 4 + 20 / 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq", 4),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes", 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", 4.5),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            "fp8",
+            8,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 64}}},
+            },
+            "compressed-tensors",
+            4 + 20 / 64,
+        ),
+    ],
+)
+def test_quantised_weights_leave_embeddings_alone(
+    quantization: dict[str, Any], name: str, bits: float
+) -> None:
+    shape = small(quantization_config=quantization)
+    assert (shape.storage.name, shape.storage.bits) == (name, bits)
+    assert shape.weight_bytes == int(2 * 12_800 + shape.counts.other * bits / 8)
+    assert "estimate" in shape.notes[0]
+
+
+def test_weights_of_known_files() -> None:
+    """Sizes of the safetensors files on Hugging Face: 16.06 GB, 13.76 GB, 688 GB (with a further layer)."""
+    assert read_model("Llama-3.1-8B").weight_bytes == pytest.approx(16.06e9, rel=0.001)
+    assert read_model("gpt-oss-20b").weight_bytes == pytest.approx(13.76e9, rel=0.005)
+    assert read_model("DeepSeek-V3").weight_bytes == pytest.approx(688e9, rel=0.03)
+
+
+def test_32_bit_checkpoints_are_loaded_as_16_bit_ones() -> None:
+    assert small(torch_dtype="float32").weight_bytes == 2 * small().parameters
+
+
+def test_a_type_of_weights_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="'int3' is not a type of weights; there are bf16"):
+        named_storage("int3")
+
+
+# -- where it comes from ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_and_its_folder_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-small"
+    folder.mkdir()
+    (folder / "config.json").write_text("\ufeff" + json.dumps(SMALL), "utf-8")
+    for reference in (folder, folder / "config.json", str(folder), str(folder / "config.json")):
+        shape = read_model(reference)
+        assert (shape.name, shape.source) == ("Llama-small", str(folder / "config.json"))
+
+
+def test_names_need_no_owner_case_or_punctuation() -> None:
+    expected = read_model("meta-llama/Llama-3.1-8B")
+    for name in ("llama 3.1 8b", "Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"):
+        assert read_model(name) == expected
+
+
+def test_an_unknown_name_brings_the_nearest() -> None:
+    with pytest.raises(
+        UsageError, match=r"Llama-3\.1-9B: no model .*did you mean .*meta-llama/Llama-3\.1-8B or"
+    ):
+        read_model("Llama-3.1-9B")
+    with pytest.raises(UsageError, match="'': no model"):
+        read_model("")
+
+
+def test_a_text_model_within_another_is_read() -> None:
+    text = {key: value for key, value in SMALL.items() if key != "vocab_size"} | {"model_type": "gemma3_text"}
+    whole = {
+        "model_type": "gemma3",
+        "hidden_size": 7,
+        "text_config": text | {"sliding_window": 1024},
+        "vision_config": {},
+    }
+    shape = shape_of(Keys("config.json", whole), "nested")
+    assert (shape.hidden_size, shape.sliding_layers) == (64, 4)
+    assert shape.counts.embeddings == 262_208 * 64
+    assert "only the text model" in shape.notes[-1]
+
+
+# -- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": -1}, "num_hidden_layers: -1; must be a whole number from 1 to 10,000"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers: 1000000; must be"),
+        ({"hidden_size": "4096"}, "hidden_size: '4096'; must be a whole number"),
+        ({"hidden_size": 64.5}, r"hidden_size: 64\.5; must be"),
+        ({"hidden_size": True}, "hidden_size: true; must be"),
+        ({"hidden_size": [64]}, "hidden_size: a list; must be"),
+        ({"vocab_size": 10**400}, "vocab_size: 1000.*; must be a whole number from 1 to 1,000,000,000"),
+        ({"vocab_size": 10**5000}, "vocab_size: a whole number with too many digits; must be"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3; must divide num_attention_heads, 8"),
+        (
+            {"num_attention_heads": 9, "num_key_value_heads": 9},
+            "must divide hidden_size, 64, without head_dim",
+        ),
+        ({"vocab_size": ..., "hidden_size": None}, "misses hidden_size, vocab_size; the config.json of a"),
+        ({"layer_types": ["full_attention"]}, "layer_types: a list of 1; num_hidden_layers is 4"),
+        ({"layer_types": ["half_attention"] * 4}, "layer_types: 'half_attention'; must be one of attention"),
+        ({"layer_types": "full"}, "layer_types: 'full'; must be a list of strings"),
+        ({"layer_types": ["mamba"] * 4}, "no layer with attention"),
+        ({"attn_layer_indices": []}, "no layer with attention"),
+        ({"layer_types": ["sliding_attention"] * 4}, "sliding_window: missing; must be a whole number"),
+        ({"use_sliding_window": "no", "sliding_window": 9}, "use_sliding_window: 'no'; must be true or"),
+        ({"model_type": 3}, "model_type: 3; must be a string"),
+        ({"quantization_config": "fp8"}, "quantization_config: 'fp8'; must be an object"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quant_method: quip; must be one of fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "must hold a group with weights"),
+        ({"num_experts": 8}, "num_experts_per_tok: missing; must be a whole number from 1 to 8"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: 9; must be"),
+        ({"kv_lora_rank": 32}, "qk_rope_head_dim: missing"),
+        ({"num_kv_shared_layers": 2}, "layers that share one cache are not supported; state kv_bytes"),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_key_and_range(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^config.json: .*{message}"):
+        small(**changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON: Expecting value; is the file cut off"),
+        (b'{"hidden_size": 40', r"config\.json:1: not JSON"),
+        (b"[1, 2]", "a list; must be a JSON object"),
+        (b"\xff\xfe\x00", "must be text in UTF-8"),
+        (b"[" * 200_000, "too deeply nested"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b"{}", "misses num_hidden_layers, hidden_size, num_attention_heads, intermediate_size, vocab_size"),
+        (b" " * (16 * 2**20 + 1), "larger than 16 MiB"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_model(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for reference in (tmp_path / "none", str(tmp_path / "none.json"), tmp_path):
+        with pytest.raises(UsageError, match="cannot be read: No such file"):
+            read_model(reference)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_object(tmp_path)
+
+
+TEXT = st.text(string.printable + "\x00é\u2028", max_size=20)
+SCALARS = st.none() | st.booleans() | st.integers(-5, 200) | st.integers() | st.floats() | TEXT
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+READ_KEYS = st.sampled_from(
+    [
+        *SMALL,
+        "head_dim",
+        "kv_lora_rank",
+        "qk_rope_head_dim",
+        "qk_nope_head_dim",
+        "v_head_dim",
+        "q_lora_rank",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "first_k_dense_replace",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "sliding_window",
+        "sliding_window_pattern",
+        "max_window_layers",
+        "layer_types",
+        "attn_layer_indices",
+        "attn_layer_period",
+        "hybrid_override_pattern",
+        "text_config",
+        "quantization_config",
+        "tie_word_embeddings",
+        "multi_query",
+        "num_kv_shared_layers",
+    ]
+)
+METHODS = st.sampled_from(["fp8", "awq", "gptq", "mxfp4", "bitsandbytes", "modelopt", "compressed-tensors"])
+QUANTISED = st.fixed_dictionaries(
+    {"quant_method": METHODS},
+    optional={
+        "bits": JSON,
+        "group_size": JSON,
+        "config_groups": st.dictionaries(TEXT, JSON, max_size=2),
+    },
+)
+
+
+def refusal(read: Callable[[], ModelShape]) -> str:
+    """What is wrong, or nothing where the shape read makes sense."""
+    try:
+        shape = read()
+    except UsageError as error:
+        return str(error)
+    assert kv_bytes_per_token(shape) > 0
+    assert 0 < shape.active_parameters <= shape.parameters
+    assert shape.weight_bytes > 0
+    return ""
+
+
+@given(st.dictionaries(READ_KEYS, JSON | st.integers(1, 64) | QUANTISED, max_size=8), st.booleans())
+def test_any_configuration_gives_a_shape_or_one_clear_refusal(
+    changes: dict[str, Any], complete: bool
+) -> None:
+    text = json.dumps(SMALL | changes if complete else changes)
+    said = refusal(lambda: shape_of(parse_object(text, "config.json"), "any"))
+    assert said.startswith("config.json: ") or not said
+    assert "\n" not in said
+
+
+@given(JSON)
+def test_any_json_is_read_or_refused(value: Any) -> None:
+    said = refusal(lambda: shape_of(parse_object(json.dumps(value), "config.json"), "any"))
+    assert said.startswith("config.json: ")
+
+
+@given(TEXT)
+def test_any_name_is_known_or_refused(name: str) -> None:
+    assert "\n" not in refusal(lambda: read_model(name))
