@@ -163,8 +163,9 @@ def policy_result(
     ...                 count(0, 0, 0, 0), count(1, 1, 1, 2))
     >>> outcome = Outcome(
     ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
-    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8, resident=0, stuck=False,
-    ...     queue_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0, series=series)
+    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8,
+    ...     resident=0, stuck=False, queue_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0,
+    ...     series=series)
     >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
     >>> result.throughput_rps, result.kv_tokens.mean, result.e2e_s.mean, result.tpot_s.mean
     (0.5, 6.75, 2.0, 1.0)

@@ -127,6 +127,11 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--trace", "nowhere.csv"], "cannot be read"),
         (["--trace", "nowhere.csv", "--arrivals", "poisson"], "brings its own arrivals"),
         (["-o", "no/such/folder/x"], "cannot be written"),
+        (["--series", "no/such/folder/x"], "cannot be written"),
+        (["--series", "same.csv", "-o", "./same.csv"], "one would overwrite the other"),
+        (["--trace", "any.csv", "--seeds", "3"], "any.csv: cannot be read"),
+        (["--set", "vllm.watermark=0", "--set", "vllm.watermark=0.1"], "vllm.watermark is set twice"),
+        (["--policy", "wait", "--set", "wait.batch_limit=-5"], "a number above 0 is wanted"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -138,6 +143,87 @@ def test_what_cannot_be_is_refused_in_one_line(
     (line,) = shown.err.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_more_requests_than_can_be_are_refused_before_they_are_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arrivals in ("poisson", "gamma", "burst", "saturated", "closed"):
+        command = ["simulate", "tool-calls-h100", "--arrivals", arrivals, "--horizon", "1e11"]
+        assert main(command) == 2
+        assert "100,000,000 is the most" in capsys.readouterr().err
+
+
+def test_seeds_do_not_go_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time,input,output\n0,10,5\n1,10,5\n")
+    assert main(["simulate", "--trace", str(trace), "--seeds", "3", "--policy", "greedy"]) == 2
+    assert "--seeds does not go with it" in capsys.readouterr().err
+
+
+LONE = """
+schema = 1
+name = "lone"
+gpu = { memory_tokens = 40_000 }
+timing = { d0 = "10 ms" }
+classes = [{ name = "a", input = 20, decode = 12, rate = 1 }]
+"""
+
+
+def test_a_policy_that_waits_for_more_does_not_know_the_horizon(tmp_path: Path) -> None:
+    """Arrivals go on after it, so a threshold of 1,000 is not reached in 900 s and nobody is served."""
+    profile, out = tmp_path / "lone.toml", tmp_path / "out.json"
+    profile.write_text(LONE)
+    command = [
+        "simulate",
+        str(profile),
+        "--policy",
+        "wait",
+        "--set",
+        "wait.thresholds=1000",
+        "--horizon",
+        "900",
+    ]
+    assert main([*command, "--format", "json", "-o", str(out)]) == 0
+    (found,) = json.loads(out.read_text())["policies"]
+    assert (found["completed"], found["iterations"], found["makespan_s"]) == (0, 0, 900)
+    assert found["queue"] == {"peak": found["unfinished"], "end": found["unfinished"]}
+    assert 800 < found["unfinished"] < 1000
+    assert found["status"] == "growing"
+
+
+def test_a_queue_that_grows_while_nothing_runs_is_seen(tmp_path: Path) -> None:
+    """Memory is full of requests that wait for others in later segments; records end early."""
+    out = tmp_path / "out.json"
+    command = ["simulate", "llama-3.1-8b-rtx4090", "--policy", "nested-wait", "--horizon", "600"]
+    assert main([*command, "--format", "json", "-o", str(out)]) == 0
+    (found,) = json.loads(out.read_text())["policies"]
+    assert found["queue"]["end"] > 700
+    assert found["queue"]["end"] == found["queue"]["peak"]
+    assert found["status"] == "growing"
+
+
+def test_no_table_is_cut_where_the_terminal_is_narrow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any width the same cells stand there, in tables one below the other."""
+    command = [
+        "simulate",
+        "llama-3.1-8b-rtx4090",
+        "--requests",
+        "100",
+        "--policy",
+        "greedy,rate-limited,vllm",
+    ]
+    seen = {}
+    for width in (200, 80, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(command) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        seen[width] = sorted(cell for line in lines for cell in line.split() if any(map(str.isdigit, cell)))
+    assert set(seen[200]) <= set(seen[80])
+    assert set(seen[200]) <= set(seen[60])
 
 
 def test_nobody_arriving_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +275,7 @@ def test_a_closed_loop_never_has_more_than_its_clients(tmp_path: Path) -> None:
     } == {True}
 
 
-def test_a_livelock_is_reported_not_looped_in(tmp_path: Path) -> None:
+def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One block is the engine's own: 4 blocks of 16 do not hold the 65 tokens of this request."""
     profile = tmp_path / "tight.toml"
     profile.write_text(
@@ -202,6 +288,10 @@ def test_a_livelock_is_reported_not_looped_in(tmp_path: Path) -> None:
     (policy,) = json.loads(out.read_text())["policies"]
     assert (policy["status"], policy["completed"]) == ("livelock", 0)
     assert policy["e2e_s"]["mean"] is None
+    assert main(["simulate", str(profile), "--policy", "vllm", "--requests", "5"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "vllm: a request can never fit in the memory it may use, even alone; the run was ended." in text
+    assert "(numbers 1 in order of arrival, seed 0)" in text
 
 
 INTERRUPTED = """
@@ -213,9 +303,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs igno
 run = engine.run
 
 
-def run_and_interrupt(*arguments, watch, **options):
-    pressed = []
+pressed = []
 
+
+def run_and_interrupt(*arguments, watch, **options):
     def seen(completed):
         if completed > 1000 and not pressed:
             pressed.append(os.kill(os.getpid(), signal.SIGINT))
@@ -229,25 +320,34 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_ctrl_c_reports_what_is_done() -> None:
-    command = [
-        "simulate",
-        "tool-calls-h100",
-        "--policy",
-        "greedy",
-        "--requests",
-        "300000",
-        "--format",
-        "json",
-    ]
+def interrupted(*command: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *command],
+        [sys.executable, "-c", INTERRUPTED, "simulate", "tool-calls-h100", *command],
         capture_output=True,
         env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
         text=True,
         timeout=200,
     )
     assert done.returncode == 130, done.stderr
-    (policy,) = json.loads(done.stdout)["policies"]
-    assert 1000 < policy["completed"] < 300_000
     assert "Traceback" not in done.stderr
+    return done
+
+
+def test_ctrl_c_reports_what_is_done() -> None:
+    done = interrupted("--policy", "greedy", "--requests", "300000", "--format", "json")
+    found = json.loads(done.stdout)
+    (policy,) = found["policies"]
+    assert 1000 < policy["completed"] < 300_000
+    assert (found["interrupted"], found["seeds"]) == (True, [0])
+    assert "interrupted; figures are of the run of seed 0 as far as it went" in done.stderr
+
+
+def test_after_ctrl_c_all_policies_are_compared_on_the_same_seeds() -> None:
+    """The first policy alone has ended seeds; what the last began with is not among them."""
+    done = interrupted(
+        *("--policy", "greedy,rate-limited,vllm", "--requests", "3000", "--seeds", "3", "--format", "text")
+    )
+    (note,) = (line for line in done.stderr.splitlines() if "interrupted" in line)
+    assert "figures are of the run of seed 0 as far as it went; not begun: " in note
+    assert note.endswith("vllm")
+    assert "vllm" not in done.stdout.splitlines()[4]
