@@ -50,6 +50,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
 }
 _IMPORTS: dict[Callable[..., None], str] = {
     imports.log: "kvplan import log serve.log --base my-service.toml -o imported.toml",
+    imports.metrics: "kvplan import metrics now.prom --since earlier.prom --interval '5 min'",
+    imports.model: "kvplan import model Llama-3.1-8B --gpu 'RTX 4090'",
 }
 for _command, _example in _EXAMPLES.items():
     app.command(epilog=f"Example: {_example}")(_command)

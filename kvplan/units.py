@@ -54,6 +54,31 @@ def parse_seconds(text: str) -> float:
         raise UsageError(f"{_quoted(text)} is too large for a time") from None
 
 
+def parse_time(text: str, option: str) -> float:
+    """Seconds of an option: a number of them, or a string with a unit.
+
+    Raises
+    ------
+    UsageError
+        It is not a time above 0.
+
+    Examples
+    --------
+    >>> parse_time("90", "--horizon"), parse_time("1 h", "--horizon")
+    (90.0, 3600.0)
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parse_seconds(text)
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}") from None
+    if not 0 < seconds < 1e12:
+        raise UsageError(f"{option} {text!r}: a time above 0")
+    return seconds
+
+
 def parse_bytes(text: str) -> int:
     """Whole bytes in an amount of memory such as ``5.05 GiB``, rounded down.
 

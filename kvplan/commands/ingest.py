@@ -31,6 +31,12 @@ Base = Annotated[
 ]
 
 
+TensorParallel = Annotated[
+    int, typer.Option("--tensor-parallel", "--tp", min=1, help="GPUs that share the model.")
+]
+KvType = Annotated[str, typer.Option("--kv-dtype", metavar="TYPE", help="Type of the KV cache, such as fp8.")]
+
+
 class FitFormat(StrEnum):
     """How a fitted timing is written."""
 
@@ -77,13 +83,13 @@ def fit(
 
 def calibrate(
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            metavar="FILE...",
+            metavar="[FILE]...",
             help="vLLM or SGLang logs, per-second series, concurrency sweeps, tables of iterations.",
             show_default=False,
         ),
-    ],
+    ] = None,
     base: Base = None,
     capacity: Annotated[
         int | None,
@@ -104,12 +110,45 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Where nothing is measured: a config.json, or a model of the catalogue.",
+            show_default=False,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="Its GPU, of the catalogue.", show_default=False),
+    ] = None,
+    tensor_parallel: TensorParallel = 1,
+    kv_dtype: KvType = "auto",
     format: Annotated[
         FitFormat, typer.Option("--format", help="A profile, or how good the fit is.")
     ] = FitFormat.TOML,
     output: Output = None,
 ) -> None:
     """Fit the iteration time d0 ... d3 to what an engine logged."""
+    if files and (model is not None or gpu is not None):
+        raise UsageError("a FILE is measured; --model and --gpu are for where nothing is")
+    if files:
+        _calibrate(files, base, capacity, group, format, output)
+    elif model is not None and gpu is not None:
+        _estimate_timing(model, gpu, tensor_parallel, kv_dtype, base, output)
+    else:
+        raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
+
+
+def _calibrate(
+    files: list[Path],
+    base: str | None,
+    capacity: int | None,
+    group: str | None,
+    format: FitFormat,
+    output: Path | None,
+) -> None:
     from kvplan.ingest import profile_text, timing_text
     from kvplan.ingest.samples import read_groups
     from kvplan.ingest.timing_fit import fit_timing
@@ -137,3 +176,26 @@ def calibrate(
         default_base=base is None,
     )
     write_result(fitted.text, output)
+
+
+def _estimate_timing(
+    model: str, gpu: str, tensor_parallel: int, kv_dtype: str, base: str | None, output: Path | None
+) -> None:
+    from kvplan.ingest import profile_text, timing_text
+    from kvplan.ingest.hardware import find_gpu
+    from kvplan.ingest.model_config import read_model
+    from kvplan.ingest.roofline import roofline
+
+    shape, device = read_model(model), find_gpu(gpu)
+    found = roofline(shape, device, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
+    kept = read_base(base)
+    for note in (*shape.notes, *found.notes):
+        say(f"note: {note}")
+    estimated = profile_text.composed(
+        kept,
+        [timing_text.roofline_part(found, shape, device, tensor_parallel)],
+        source=model,
+        replica=None if base is not None else f"{shape.name} on {device.name}",
+        default_base=base is None,
+    )
+    write_result(estimated.text, output)

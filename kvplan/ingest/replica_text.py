@@ -3,9 +3,15 @@
 from collections.abc import Iterable
 
 from kvplan import __version__
+from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits
-from kvplan.ingest.profile_text import Part, replica_part
+from kvplan.ingest.hardware import Gpu
+from kvplan.ingest.metrics import ServerMetrics
+from kvplan.ingest.model_config import ModelShape
+from kvplan.ingest.profile_text import Part, classes_part, replica_part
+from kvplan.ingest.replica_estimate import ReplicaEstimate
 from kvplan.profile import Profile
+from kvplan.units import format_bytes, format_tokens
 
 
 def log_part(found: EngineLimits, base: Profile) -> Part:
@@ -29,6 +35,53 @@ def log_part(found: EngineLimits, base: Profile) -> Part:
     }
     values = {key: value for key, value in stated.items() if value is not None}
     return replica_part(base, values, _about(found, values))
+
+
+def metrics_parts(found: ServerMetrics, base: Profile) -> list[Part]:
+    """The table [gpu] if the metrics have the capacity, and the classes if they have the lengths.
+
+    Raises
+    ------
+    UsageError
+        They have neither.
+    """
+    where = f"{found.source} ({found.engine}, {', '.join(found.models) or 'no model named'})"
+    notes = [f"sha256 {found.sha256}", *(f"Note: {note}." for note in found.notes)]
+    parts = []
+    stated = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
+    values = {key: value for key, value in stated.items() if value is not None}
+    if found.memory_tokens is not None:
+        about = f"{', '.join(values)}: exported by {where}, as read by kvplan {__version__}."
+        parts.append(replica_part(base, values, [about, notes[0]]))
+    if found.classes:
+        about = (
+            f"Classes and rates: {format_tokens(found.requests)} requests, {found.rate_from}, counted by {where}, as "
+            f"read by kvplan {__version__}."
+        )
+        means = format_tokens(found.mean_input), format_tokens(found.mean_decode)
+        lengths = f"Lengths: {means[0]} tokens in, {means[1]} out, on average."
+        preempted = f"Preemptions in that time: {format_tokens(found.preemptions)}."
+        more = [lengths] if found.preemptions is None else [lengths, preempted]
+        parts.append(classes_part(found.classes, [about, *more, *notes]))
+    if not parts:
+        raise UsageError(f"{found.source}: neither KV capacity nor finished requests; nothing to import")
+    return parts
+
+
+def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile) -> Part:
+    """The table [gpu] of an estimate."""
+    several = f"{found.tensor_parallel} x " if found.tensor_parallel > 1 else ""
+    each = " each" if found.tensor_parallel > 1 else ""
+    about = (
+        f"memory_tokens: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {several}{gpu.name} "
+        f"({gpu.source}); what the engine logs when it starts is better: kvplan import log.",
+        f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV at {found.kv_bytes_per_token:,} bytes a token, beside "
+        f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
+        "assumption.",
+        *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
+    )
+    values = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
+    return replica_part(base, values, about)
 
 
 def _about(found: EngineLimits, values: Iterable[str]) -> Iterable[str]:

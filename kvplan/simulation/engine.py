@@ -165,11 +165,12 @@ def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
 
 
 def _fingerprint(policy: FormBatch) -> str:
-    """Of the texts of all modules whose functions or constants can go into the loop."""
+    """Of the policy's name, and the texts of all modules whose functions or constants can go into the loop."""
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
     used += [policy, loop, State]
     texts = sorted({Path(inspect.getfile(f)).read_text("utf-8") for f in used})
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    which = f"{policy.__module__}.{policy.__qualname__}"
+    return hashlib.sha256("\0".join([which, *texts]).encode()).hexdigest()[:16]
 
 
 @cache

@@ -13,7 +13,7 @@ from kvplan.simulation.study import (
     Arrivals,
     Load,
 )
-from kvplan.units import parse_seconds
+from kvplan.units import parse_time
 
 _MAX_SEEDS = 10**5
 
@@ -37,7 +37,7 @@ def load(
     """
     if requests is not None and not 1 <= requests <= MAX_REQUESTS:
         raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
-    horizon_s = None if horizon is None else _seconds(horizon)
+    horizon_s = None if horizon is None else parse_time(horizon, "--horizon")
     if trace is not None:
         if kind is not None:
             raise UsageError("--trace brings its own arrivals; --arrivals does not go with it")
@@ -82,24 +82,6 @@ def seeds(first: int, count: int, *, replayed: bool = False) -> list[int]:
     if replayed and count > 1:
         raise UsageError("--trace has no chance in it; --seeds does not go with it")
     return list(range(first, first + count))
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text) if _is_number(text) else parse_seconds(text)
-    except (ValueError, UsageError) as error:
-        raise UsageError(f"--horizon: {error}") from None
-    if not 0 < value < 1e12:
-        raise UsageError(f"--horizon {text!r}: a time above 0")
-    return value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _burst(text: str) -> tuple[float, float, float, float]:

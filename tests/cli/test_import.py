@@ -97,6 +97,109 @@ def test_log_trace_and_iterations_become_one_profile_through_pipes(log: str, tmp
     assert report.stdout.decode().startswith("replica of serve.log: traffic of trace.csv\n")
 
 
+HISTOGRAM = """
+vllm:{name}_bucket{{le="100"}} {count}
+vllm:{name}_bucket{{le="+Inf"}} {count}
+vllm:{name}_sum {total}
+vllm:{name}_count {count}
+"""
+
+
+def metrics_text(requests: int) -> str:
+    """Prompts of 60 tokens, answers of 20, memory of 500 blocks of 16."""
+    return (
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="500"} 1\n'
+        + HISTOGRAM.format(name="request_prompt_tokens", count=requests, total=60 * requests)
+        + HISTOGRAM.format(name="request_generation_tokens", count=requests, total=20 * requests)
+    )
+
+
+def test_metrics_bring_memory_lengths_and_rates(run: Run, tmp_path: Path) -> None:
+    """300 requests in the 100 s between two snapshots, 500 in the 1,000 s that the counters of the later cover."""
+    earlier, later = tmp_path / "earlier.prom", tmp_path / "later.prom"
+    earlier.write_text(metrics_text(200))
+    later.write_text(metrics_text(500))
+    for options, rate in (
+        (["--since", str(earlier), "--interval", "100 s"], 3.0),
+        (["--interval", "1000"], 0.5),
+    ):
+        code, text, messages = run("import", "metrics", str(later), *options)
+        assert code == 0
+        profile = parse_profile(text.encode(), "")
+        assert profile.model.replica.memory_tokens == 8000
+        assert profile.model.replica.block_tokens == 16
+        assert sum(c.rate_rps for c in profile.model.classes) == pytest.approx(rate, rel=1e-5)
+        for c in profile.model.classes:
+            weighted = zip(c.decode_tokens, c.decode_weights, strict=True)
+            assert sum(d * w for d, w in weighted) / sum(c.decode_weights) == pytest.approx(20, rel=0.005)
+        assert profile.name == "replica of later.prom: traffic of later.prom"
+        assert "taken as independent" in messages
+    code, text, messages = run("import", "metrics", str(later), "--interval", "soon")
+    assert (code, text) == (2, "")
+    assert "--interval: 'soon' is not a time" in messages
+
+
+def test_a_model_and_a_gpu_give_memory_and_an_optimistic_timing(run: Run, tmp_path: Path) -> None:
+    """131,072 bytes a token (32 layers, 8 heads of 128, keys and values, 2 bytes); 15.0 GB read at 1.008 TB/s."""
+    code, text, messages = run("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--kv-dtype", "fp8")
+    assert code == 0
+    halved, whole = (
+        parse_profile(
+            run("import", "model", "Llama-3.1-8B", "--gpu", "rtx4090", *kv)[1].encode(), ""
+        ).model.replica.memory_tokens
+        for kv in (["--kv-dtype", "fp8"], [])
+    )
+    assert halved == pytest.approx(2 * whole, abs=32)
+    assert whole == pytest.approx(41_408, rel=0.01)  # what vLLM reported on one
+    assert "which is an assumption" in messages or "an estimate" in messages
+    code, text, messages = run("calibrate", "--model", "Llama-3.1-8B", "--gpu", "RTX 4090")
+    timing = parse_profile(text.encode(), "").model.timing
+    assert code == 0
+    assert (timing.d0, timing.d1) == pytest.approx((15.0e9 / 1.008e12, 131_072 / 1.008e12), rel=0.01)
+    assert "note: optimistic" in messages
+    assert "an optimistic estimate" in text
+
+
+def test_a_config_json_is_read_like_a_model_of_the_catalogue(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096,'
+        ' "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,'
+        ' "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": false}'
+    )
+    code, mine, _ = run("import", "model", str(folder), "--gpu", "RTX 4090")
+    _, theirs, _ = run("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090")
+    assert code == 0
+    assert parse_profile(mine.encode(), "").model.replica == parse_profile(theirs.encode(), "").model.replica
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["import", "model", "nonsense", "--gpu", "RTX 4090"],
+            "no model in the catalogue nor file of that name",
+        ),
+        (
+            ["import", "model", "Llama-3.1-8B", "--gpu", "H1000"],
+            "no GPU in the catalogue of that name; did you mean",
+        ),
+        (["import", "model", "Llama-3.1-70B", "--gpu", "RTX 4090"], "tensor parallelism 8 fits"),
+        (["import", "model", "Llama-3.1-8B"], "--gpu"),
+        (["calibrate"], "a FILE is wanted, or --model and --gpu"),
+        (["calibrate", "--model", "Llama-3.1-8B"], "a FILE is wanted, or --model and --gpu"),
+        (["calibrate", "some.log", "--gpu", "L4"], "a FILE is measured"),
+        (["import", "metrics", "nothing.prom"], "nothing.prom: cannot be read"),
+    ],
+)
+def test_what_is_not_known_is_refused_in_one_line(run: Run, arguments: list[str], message: str) -> None:
+    code, text, messages = run(*arguments)
+    assert (code, text) == (2, "")
+    assert message in messages.splitlines()[-1]
+    assert messages.splitlines()[-1].startswith("error: ")
+
+
 def test_what_cannot_be_imported_exits_2(run: Run, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.log"
     nothing.write_text("hello\n")

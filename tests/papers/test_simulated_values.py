@@ -194,16 +194,16 @@ def test_below_the_worst_cycle_the_queue_stays_small(load: float) -> None:
     assert empty_s == pytest.approx(BACKLOG / (40 * (1 - load)), rel=0.3)
 
 
-@pytest.mark.parametrize("load", [0.85, 0.9, 0.95, 1.0])
+@pytest.mark.parametrize("load", [0.8, 0.85, 0.9, 0.95, 1.0])
 def test_a_backlog_drains_under_the_cap_alone(load: float) -> None:
-    """Between the worst cycle's 40 an iteration and the equilibrium's 50 greedy admission stays collapsed."""
+    """From the worst cycle's 40 an iteration to the equilibrium's 50 greedy admission stays collapsed."""
     model, greedy = open_run("greedy", load * 50, BACKLOG)
     _, capped = open_run("rate-limited", load * 50, BACKLOG)
     half = OPEN_S // 2
     served = (np.isfinite(greedy.finish_s) & (greedy.finish_s > half)).sum() / half
     assert served == pytest.approx(worst_cycle(model, stability(model)).throughput_per_iteration, rel=0.01)
     growth = (greedy.series.waiting[-1] - BACKLOG) / OPEN_S
-    assert growth == pytest.approx(load * 50 - 40, rel=0.1, abs=0.1)
+    assert growth == pytest.approx(load * 50 - 40, rel=0.1, abs=0.3)
     assert capped.evictions.sum() == 0
     if load < 1:
         assert capped.series.waiting[-1] < 200
@@ -323,7 +323,7 @@ def test_the_memory_of_nested_wait_is_enough(
 ) -> None:
     mixed = RequestClass("mixed", s, lengths, rates, sum(rates))
     model = ServingModel((mixed,), timing, Replica(10**6, prefill=Prefill.INLINE))
-    iterations, runs = 1000, 200
+    iterations, runs = 10_000, 200
     counts = np.array(thresholds, dtype=np.float64)[:, None]
     segments = segments_of(lengths_of(model), [np.arange(len(lengths))])
     filled_s = float((timing.d0 + (counts * segments.work).sum(axis=0))[0])
