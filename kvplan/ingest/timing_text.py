@@ -79,7 +79,7 @@ def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel:
     >>> from kvplan.ingest.roofline import roofline
     >>> shape, gpu = read_model("Llama-3.1-8B"), find_gpu("RTX 4090")
     >>> print(roofline_part(roofline(shape, gpu), shape, gpu, 1).body.splitlines()[1])
-    d0 = "14.88 ms"
+    d0 = "14.89 ms"
     """
     several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     about = (

@@ -122,7 +122,8 @@ def _unfinished(found: Study, run: Outcome) -> str:
         return ""
     shown = ", ".join(f"{i + 1}" for i in there[:_NAMED].tolist())
     more = ", ..." if there.size > _NAMED else ""
-    return f" (numbers {shown}{more} in order of arrival, seed {found.seeds[0]})"
+    number = "number" if there.size == 1 else "numbers"
+    return f" ({number} {shown}{more} in order of arrival, seed {found.seeds[0]})"
 
 
 def interruption(found: Study) -> str:

@@ -291,7 +291,7 @@ def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.Cap
     assert main(["simulate", str(profile), "--policy", "vllm", "--requests", "5"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "vllm: a request can never fit in the memory it may use, even alone; the run was ended." in text
-    assert "(numbers 1 in order of arrival, seed 0)" in text
+    assert "(number 1 in order of arrival, seed 0)" in text
 
 
 INTERRUPTED = """
