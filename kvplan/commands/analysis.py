@@ -71,10 +71,11 @@ def analyze(
     loaded = read(profile)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     if simulate:
-        from kvplan.simulation.beside import beside
+        from kvplan.simulation import beside
 
         with progress_bar() as progress:
-            figures = beside(result, loaded.model, loaded.plan, progress=progress, announce=say_compiling)
+            runs = beside.simulate(loaded.model, loaded.plan, progress=progress, announce=say_compiling)
+        figures = beside.figures(result, runs, loaded.model.replica.memory_tokens)
         result = result._replace(simulation=figures)
     write_result(_rendered(result, format, output, section), output)
 
