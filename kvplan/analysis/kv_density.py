@@ -31,7 +31,7 @@ def saddlepoint_density(model: ServingModel, low: float, high: float) -> Density
     ----------
     model : ServingModel
     low, high : float, tokens
-        Below and above the mean. Levels so low that no θ is found for them are left out.
+        Below and above the mean. Levels so low that hardly a request is there are left out.
 
     References
     ----------
@@ -60,4 +60,8 @@ def saddlepoint_density(model: ServingModel, low: float, high: float) -> Density
     table = cumulant_table(grid, scale.mean, theta[np.abs(theta) > 0])
     value, slope, curvature = table.value
     density = np.exp(value - table.theta * slope) / np.sqrt(2 * math.pi * curvature)
-    return Density(slope * stretch, density / stretch)
+    # an empty memory has a probability of its own, which the density of the lowest levels tends to
+    deviation = math.sqrt(curvature[table.origin])
+    mode = int(np.where(slope >= scale.mean - deviation, density, 0.0).argmax())
+    start = int(density[: mode + 1].argmin())
+    return Density(slope[start:] * stretch, density[start:] / stretch)
