@@ -59,7 +59,8 @@ def saddlepoint_density(model: ServingModel, low: float, high: float) -> Density
     theta = np.interp(levels, reached, coarse.theta)
     table = cumulant_table(grid, scale.mean, theta[np.abs(theta) > 0])
     value, slope, curvature = table.value
-    density = np.exp(value - table.theta * slope) / np.sqrt(2 * math.pi * curvature)
+    exponent = np.minimum(value - table.theta * slope, 0.0)  # K is convex, but for rounding
+    density = np.exp(exponent) / np.sqrt(2 * math.pi * curvature)
     # an empty memory has a probability of its own, which the density of the lowest levels tends to
     deviation = math.sqrt(curvature[table.origin])
     mode = int(np.where(slope >= scale.mean - deviation, density, 0.0).argmax())

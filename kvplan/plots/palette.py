@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 LIGHT: Mapping[str, str] = {
     "paper": "#ffffff",
-    "panel": "#f3f5f8",
     "ink": "#1c2128",
     "soft": "#57606b",
     "rule": "#d3d9e0",
@@ -16,7 +15,6 @@ LIGHT: Mapping[str, str] = {
 }
 DARK: Mapping[str, str] = {
     "paper": "#10151c",
-    "panel": "#19202a",
     "ink": "#e5eaf0",
     "soft": "#a3aebb",
     "rule": "#38424e",

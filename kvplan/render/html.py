@@ -202,7 +202,7 @@ _STYLE = f"""
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(dict(DARK))} }} }}
 * {{ box-sizing: border-box; }}
 body {{ margin: 0 auto; padding: 1.5rem 1.25rem 3rem; max-width: 76rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
   overflow-wrap: anywhere; }}
 h1 {{ margin: 0 0 .5rem; font-size: 1.6rem; line-height: 1.25; }}
 h2 {{ margin: 0 0 .75rem; font-size: 1.15rem; line-height: 1.3; }}
@@ -238,9 +238,12 @@ svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin-botto
 @media (max-width: 480px) {{
   body {{ padding: 1rem .75rem 2rem; }}
   main > section {{ padding: .9rem .8rem .4rem; }}
+  table {{ font-size: .85rem; }}
+  th, td {{ padding-right: .5rem; }}
 }}
 @media print {{
-  body {{ max-width: none; padding: 0; font-size: 10pt; }}
+  html {{ font-size: 80%; }}
+  body {{ max-width: none; padding: 0; font-size: 1rem; }}
   nav {{ display: none; }}
   main > section {{ border: 0; padding: 0; }}
   .scroll {{ overflow: visible; }}

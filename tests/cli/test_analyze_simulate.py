@@ -60,6 +60,6 @@ def test_a_wrong_formula_is_flagged() -> None:
 def test_the_text_says_what_agrees(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", NAME, "--simulate", "--section", "simulation"]) == 0
     text = capsys.readouterr().out
-    assert "\nSimulation\n" in text
+    assert "\nSimulation  simulated\n" in text
     assert text.count("agrees") == 4
     assert "simulated" not in text.split("Simulation")[0]
