@@ -4,6 +4,8 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvplan.errors import OutputError
@@ -43,15 +45,52 @@ def write_result(text: str, path: Path | None = None) -> None:
     ...     Path(folder, "result.txt").read_text()
     '42\\n'
     """
-    try:
+    with _refusals("standard output" if path is None else str(path)):
         if path is None:
             _to_standard_output(text)
         else:
             _to_path(text.encode(), path)
+
+
+def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder, which is made if it is not there; each in one step, as `write_result`.
+
+    Parameters
+    ----------
+    folder : Path
+    files : mapping of str to bytes
+        By name.
+
+    Raises
+    ------
+    OutputError
+        The folder cannot be made, or a file not be written.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as place:
+    ...     write_into(Path(place, "plots"), {"a.svg": b"<svg/>"})
+    ...     Path(place, "plots", "a.svg").read_text()
+    '<svg/>'
+    """
+    with _refusals(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        with _refusals(str(folder / name)):
+            _to_path(content, folder / name)
+
+
+@contextmanager
+def _refusals(place: str) -> Iterator[None]:
+    """What the system says, as errors of kvplan that name the place."""
+    try:
+        yield
     except BrokenPipeError:
         raise ClosedPipeError from None
     except OSError as error:
-        raise _refusal(path, error) from None
+        shown = place if place.isprintable() else repr(place)
+        raise OutputError(f"{shown}: cannot be written: {error.strerror or error}") from None
 
 
 def check_writable(path: Path | None) -> None:
@@ -71,23 +110,14 @@ def check_writable(path: Path | None) -> None:
     """
     if path is None:
         return
-    try:
+    folder = os.path.dirname(os.path.realpath(path))
+    with _refusals(str(path)):
         if path.exists():
             with path.open("ab"):
                 pass
-        elif not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK | os.X_OK):
-            os.listdir(
-                os.path.dirname(os.path.realpath(path))
-            )  # says what is wrong with it, if it is not there
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            os.listdir(folder)  # says what is wrong with it, if it is not there
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise _refusal(path, error) from None
-
-
-def _refusal(path: Path | None, error: OSError) -> OutputError:
-    place = "standard output" if path is None else str(path)
-    shown = place if place.isprintable() else repr(place)
-    return OutputError(f"{shown}: cannot be written: {error.strerror or error}")
 
 
 def _to_standard_output(text: str) -> None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import held_footprint, iteration_time, per_request
-from kvplan.analysis.kv_cumulants import cluster_grid
-from kvplan.analysis.kv_tail import Tail, UsageScale, pmf_tail, saddlepoint_tail, usage_pmf
+from kvplan.analysis.kv_cumulants import ClusterGrid, cluster_grid
+from kvplan.analysis.kv_tail import Tail, UsagePmf, UsageScale, pmf_tail, saddlepoint_tail, usage_pmf
 from kvplan.model import ServingModel, sum_by
 
 _LEAST_SLACK = 1e-3  # of 1 - Λ; below, the shape of the law no longer changes
@@ -106,7 +106,7 @@ def safety_buffer(
     iterations = max(1.0, horizon_s / tau)
     log_allowed = math.log(delta) - math.log(iterations)
     scale = usage_scale(model)
-    std, smooth, lumpy = _tails(model, scale, log_allowed)
+    std, smooth, lumpy = _tails(model, log_allowed)
     smooth_probability, lumpy_probability = math.exp(smooth.log_probability), None
     probability, level, larger = smooth_probability, smooth.level, TailMethod.SADDLEPOINT
     if lumpy is not None:
@@ -150,9 +150,33 @@ def usage_scale(model: ServingModel) -> UsageScale:
     )
 
 
-def _tails(model: ServingModel, scale: UsageScale, log_allowed: float) -> tuple[float, Tail, Tail | None]:
-    """Standard deviation, saddlepoint tail, and exact tail without feedback, at M and at the allowed probability."""
-    level = model.replica.memory_tokens + 0.5
+class UsageLaw(NamedTuple):
+    """The law of KV usage before any eviction, feedback included, as the saddlepoint needs it.
+
+    Attributes
+    ----------
+    grid : ClusterGrid
+    scale : UsageScale
+        Of the law on the grid.
+    stretch : float
+        Usage is that of the grid, times this; 1 unless Λ is within 1e-3 of 1.
+    """
+
+    grid: ClusterGrid
+    scale: UsageScale
+    stretch: float
+
+
+def usage_law(model: ServingModel) -> UsageLaw:
+    """The law of KV usage of a model with Λ < 1.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> law = usage_law(ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.5), Replica(500)))
+    >>> law.scale.mean, law.stretch
+    (60.0, 1.0)
+    """
     tau = iteration_time(model)
     assert tau is not None
     # As Λ → 1 usage over its mean tends to a gamma law: nearer than 1e-3, take the law there and stretch it.
@@ -161,10 +185,23 @@ def _tails(model: ServingModel, scale: UsageScale, log_allowed: float) -> tuple[
     if 1 - work < _LEAST_SLACK:
         slower = _at_rate(model, (1 - _LEAST_SLACK) / work)
     at = usage_scale(slower)
-    stretch = scale.mean / at.mean
-    std, smooth = saddlepoint_tail(cluster_grid(slower), at, level / stretch, log_allowed)
+    return UsageLaw(cluster_grid(slower), at, usage_scale(model).mean / at.mean)
+
+
+def usage_pmf_of(model: ServingModel) -> UsagePmf | None:
+    """Distribution of KV usage of a model with Λ < 1, feedback left out; None where requests are too long."""
+    tau = iteration_time(model)
+    assert tau is not None
+    return usage_pmf(model.held_first_weight, model.mix.stages, model.mix.rate_rps * tau)
+
+
+def _tails(model: ServingModel, log_allowed: float) -> tuple[float, Tail, Tail | None]:
+    """Standard deviation, saddlepoint tail, and exact tail without feedback, at M and at the allowed probability."""
+    level = model.replica.memory_tokens + 0.5
+    grid, at, stretch = usage_law(model)
+    std, smooth = saddlepoint_tail(grid, at, level / stretch, log_allowed)
     smooth = Tail(smooth.log_probability, smooth.level * stretch)
-    pmf = usage_pmf(model.held_first_weight, model.mix.stages, model.mix.rate_rps * tau)
+    pmf = usage_pmf_of(model)
     return std * stretch, smooth, None if pmf is None else pmf_tail(pmf, level, math.exp(log_allowed))
 
 

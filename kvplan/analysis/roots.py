@@ -33,6 +33,8 @@ _MAX_HALVINGS = 48
 _SEARCH_HALVINGS = 6  # the search only needs to know on which side of a circle the roots are
 _MAX_NEWTON = 30
 _MAX_SEARCH = 60
+_CIRCLES = 24  # looked at for roots to plot, each as far inside the last as Newton steps reach
+_SAME_ROOT = 1e-8
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -163,10 +165,10 @@ def _count_outside(arcs: Arcs, error: float, middle: int, max_halvings: int = _M
     return None
 
 
-def _moduli_near(arcs: Arcs, radius: float) -> FloatArray:
-    """Moduli of the roots within reach of the circle, by Newton steps on the Taylor polynomials."""
+def _roots_near(arcs: Arcs, radius: float) -> ComplexArray:
+    """Roots of the upper half plane within reach of the circle, by Newton steps on the Taylor polynomials."""
     near = np.abs(arcs.taylor[0]) <= _NEWTON_REACH * np.abs(arcs.taylor[1])
-    taylor = arcs.taylor[:, near]
+    center, taylor = arcs.center[near], arcs.taylor[:, near]
     t = np.zeros(taylor.shape[1], dtype=np.complex128)
     for _ in range(_MAX_NEWTON):
         value, slope = taylor[-1], np.zeros_like(t)
@@ -176,12 +178,61 @@ def _moduli_near(arcs: Arcs, radius: float) -> FloatArray:
         step = np.divide(value, slope, out=np.full_like(t, np.inf), where=slope != 0)
         moved = t - step
         keep = np.abs(moved) <= _NEWTON_REACH
-        t, taylor, step = moved[keep], taylor[:, keep], step[keep]
+        t, center, taylor, step = moved[keep], center[keep], taylor[:, keep], step[keep]
         if t.size == 0 or np.abs(step).max() < 1e-13:
             break
     converged = np.abs(step) < 1e-9 if t.size else np.zeros(0, dtype=bool)
-    modulus: FloatArray = radius * np.exp(-arcs.half_width * t.imag[converged])
-    return modulus
+    log_root = 1j * (center[converged] + arcs.half_width * t[converged])
+    roots: ComplexArray = radius * np.exp(log_root)
+    return roots
+
+
+def leading_roots(w: FloatArray, largest: float, most: int) -> ComplexArray:
+    """Roots of largest modulus, as far as Newton steps from a few circles find them: for plots, not for proofs.
+
+    Parameters
+    ----------
+    w : ndarray, shape (L,)
+        Positive coefficients, highest power first.
+    largest : float
+        The largest modulus, of `largest_root`.
+    most : int
+        How many at most; a root and its conjugate are not parted.
+
+    Returns
+    -------
+    ndarray of complex128, shape (n_roots,)
+        Descending modulus.
+
+    Examples
+    --------
+    >>> leading_roots(np.array([2.0, 5.0, 2.0]), 2.0, 1).round(9).tolist()
+    [(-2+0j)]
+    """
+    found = np.empty(0, dtype=np.complex128)
+    if w.size == 1:
+        return found
+    reach = _NEWTON_REACH * math.pi / (_SAMPLES_PER_COEFFICIENT * w.size)
+    for circle in range(_CIRCLES):
+        radius = largest * math.exp(-circle * reach)
+        arcs, _ = _on_radius(w, radius, 0.0)
+        found = _distinct(np.append(found, _roots_near(arcs, radius)))
+        if 2 * found.size >= most + 2:  # the last circle's may still miss some
+            break
+    upper = found[np.argsort(-np.abs(found), kind="stable")]
+    each = np.where(upper.imag == 0, 1, 2)  # a real root has no conjugate
+    kept = np.cumsum(each) <= most
+    roots = np.repeat(upper[kept], each[kept])
+    second = np.append(False, roots[1:] == roots[:-1])
+    return np.where(second, np.conj(roots), roots)
+
+
+def _distinct(roots: ComplexArray) -> ComplexArray:
+    """Each root once, though neighbouring arcs and circles find it again; those below the real axis are mirrored."""
+    imaginary = np.abs(roots.imag)
+    roots = roots.real + 1j * np.where(imaginary < _SAME_ROOT, 0.0, imaginary)
+    cells = np.round(np.stack([roots.real, roots.imag]) / _SAME_ROOT)
+    return roots[np.sort(np.unique(cells, axis=1, return_index=True)[1])]
 
 
 def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
@@ -219,7 +270,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     for _ in range(_MAX_SEARCH):
         arcs, error = _on_radius(w, radius, relative_error)
         outside = _count_outside(arcs, error, _middle(w.size), _SEARCH_HALVINGS)
-        moduli = _moduli_near(arcs, radius)
+        moduli = np.abs(_roots_near(arcs, radius))
         found = float(moduli.max(initial=found))
         # Each root found stands for itself and its conjugate: if fewer than are outside, some lie further out.
         if moduli.size and (outside is None or 2 * np.count_nonzero(moduli > radius) >= outside):

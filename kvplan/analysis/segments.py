@@ -197,7 +197,7 @@ def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
     most = lengths.decode.size
     ended = 1 - np.append(lengths.rate_from[1:], 0.0) / lengths.rate_from[0]
     found: dict[bytes, IntArray] = {}
-    for wanted in [min(count, most)] if count else _counts(most):
+    for wanted in [min(count, most)] if count else segment_counts(most):
         part = np.arange(1, wanted + 1) / wanted
         for ends in (
             np.searchsorted(lengths.decode, lengths.decode[-1] * part * GUARD, side="right") - 1,
@@ -211,7 +211,12 @@ def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
     return sorted(found.values(), key=len)
 
 
-def _counts(most: int) -> list[int]:
+def segment_counts(most: int) -> list[int]:
+    """Numbers of segments that are tried for so many distinct lengths.
+
+    >>> segment_counts(3), segment_counts(1000)[-3:]
+    ([1, 2, 3], [106, 123, 128])
+    """
     counts = list(range(1, min(most, _SEGMENTS_TRIED) + 1))
     limit = min(most, _MOST_SEGMENTS)
     while counts[-1] < limit:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.commands.common import Output, Profile, progress_bar, read, say_compiling, terminal
+from kvplan.commands.common import Output, Profile, progress_bar, read, say, say_compiling, terminal
 from kvplan.errors import UsageError
-from kvplan.output import write_result
+from kvplan.output import write_into, write_result
 
 if TYPE_CHECKING:
+    from kvplan.plots.catalogue import Plot
+    from kvplan.render.document import Document
     from kvplan.report import Report
 
 
@@ -21,6 +23,14 @@ class Format(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
+    HTML = "html"
+
+
+class PlotFormat(StrEnum):
+    """How plots are written."""
+
+    SVG = "svg"
+    PNG = "png"
 
 
 class PageFormat(StrEnum):
@@ -64,19 +74,42 @@ def analyze(
             show_default=False,
         ),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="DIR", help="Write the plots into this folder as well.", show_default=False
+        ),
+    ] = None,
+    plot_format: Annotated[
+        PlotFormat, typer.Option("--plot-format", help="How to write the plots.")
+    ] = PlotFormat.SVG,
 ) -> None:
     """Load, worst cycle, stability, rate cap, WAIT thresholds and safety buffer of a replica."""
     from kvplan import report
 
+    if plot is not None:
+        from kvplan.plots import drawing
+
+        drawing.require()
     loaded = read(profile)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
+    runs = None
     if simulate:
-        from kvplan.simulation.beside import beside
+        from kvplan.simulation import beside
 
         with progress_bar() as progress:
-            figures = beside(result, loaded.model, loaded.plan, progress=progress, announce=say_compiling)
+            runs = beside.simulate(loaded.model, loaded.plan, progress=progress, announce=say_compiling)
+        figures = beside.figures(result, runs, loaded.model.replica.memory_tokens)
         result = result._replace(simulation=figures)
-    write_result(_rendered(result, format, output, section), output)
+    plots: tuple[Plot, ...] = ()
+    if plot is not None or format is Format.HTML:
+        from kvplan.plots import catalogue
+
+        plots = catalogue.build(result, loaded.model, loaded.plan, runs)
+    text = _rendered(result, format, output, section, plots)
+    if plot is not None:
+        _write_plots(plots, plot, plot_format)
+    write_result(text, output)
 
 
 def explain(
@@ -99,7 +132,24 @@ def explain(
     write_result(explanation.text(page, width=width) if as_text else explanation.markdown(page), output)
 
 
-def _rendered(result: "Report", format: Format, output: Path | None, sections: list[str] | None) -> str:
+def _write_plots(plots: "tuple[Plot, ...]", folder: Path, format: PlotFormat) -> None:
+    """A file for each plot there is; what there is not is said."""
+    from kvplan.plots import drawing
+
+    draw = drawing.svg if format is PlotFormat.SVG else drawing.png
+    write_into(folder, {f"{plot.key}.{format.value}": draw(plot) for plot in plots if plot.data is not None})
+    for plot in plots:
+        if plot.data is None:
+            say(f"note: no plot {plot.key}: {plot.caption}")
+
+
+def _rendered(
+    result: "Report",
+    format: Format,
+    output: Path | None,
+    sections: list[str] | None,
+    plots: "tuple[Plot, ...]",
+) -> str:
     """The report as text; colour and width only where a terminal reads it."""
     from kvplan.render import document
 
@@ -114,7 +164,32 @@ def _rendered(result: "Report", format: Format, output: Path | None, sections: l
         from kvplan.render import markdown
 
         return markdown.render(document.build(result, sections))
+    if format is Format.HTML:
+        return _page(document.build(result, sections), plots)
     from kvplan.render import terminal as to_terminal
 
     width, colour = terminal(output)
     return to_terminal.render(document.build(result, sections), width=width, colour=colour)
+
+
+def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:
+    """The HTML page, with its plots where they can be drawn."""
+    from kvplan.plots import drawing
+    from kvplan.render import html
+
+    if not drawing.available():
+        return html.render(document, notice=f"Plots are left out: {drawing.HOW_TO_INSTALL}")
+    shown = {None, *(section.key for section in document.sections)}
+    pictures = [
+        html.Picture(
+            section=plot.section,
+            title=plot.title,
+            basis=plot.basis.value,
+            caption=plot.caption,
+            numbers=plot.numbers,
+            svg=drawing.inline_svg(plot) if plot.data is not None else None,
+        )
+        for plot in plots
+        if plot.section in shown
+    ]
+    return html.render(document, pictures)

@@ -2,6 +2,6 @@
 
 ::
 
-    Report ──► Document ──► terminal.render, markdown.render
+    Report ──► Document ──► terminal.render, markdown.render, html.render
        └─────► json.render      (the contract, see kvplan.report)
 """

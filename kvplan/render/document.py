@@ -139,7 +139,7 @@ def _with_one_basis(section: Section) -> Section:
     if len(found) > 1:
         return section
     blocks = tuple(_without_basis(b) if b in tables else b for b in section.blocks)
-    return section._replace(blocks=blocks, basis=found.pop() if found else None)
+    return section._replace(blocks=blocks, basis=found.pop() if found else section.basis)
 
 
 def _without_basis(table: Table) -> Table:

@@ -33,22 +33,39 @@ class Compared(NamedTuple):
     agrees: bool | None
 
 
-def beside(
-    report: Report,
+class Runs(NamedTuple):
+    """The runs behind the figures.
+
+    Attributes
+    ----------
+    offered : Study
+        Poisson arrivals at the offered rates, greedy and rate-limited.
+    full : Study
+        As many requests all at once, the same policies.
+    roomy : Outcome
+        As `offered`, greedy, with more memory than it needs.
+    """
+
+    offered: Study
+    full: Study
+    roomy: Outcome
+
+
+def simulate(
     model: ServingModel,
     plan: Plan,
     *,
     requests: int = DEFAULT_REQUESTS,
     progress: Callable[[float], None] | None = None,
     announce: Callable[[str, bool], None] | None = None,
-) -> dict[str, Any]:
-    """Simulate the offered load, and a saturated replica; the report's `simulation` block.
+) -> Runs:
+    """Simulate the offered load, and a saturated replica.
 
     Poisson arrivals under greedy and rate-limited admission show the equilibrium, all requests at once the worst
     cycle and the rate cap, and ten times the memory how far usage spreads.
     """
-    memory = model.replica.memory_tokens
-    roomy = replace(model, replica=replace(model.replica, memory_tokens=_ROOM * memory))
+    room = _ROOM * model.replica.memory_tokens
+    roomy = replace(model, replica=replace(model.replica, memory_tokens=room))
     offered, full, spread = (
         study(on, plan, Load(kind, requests), chosen(names, []), (0,), progress=progress, announce=announce)
         for on, kind, names in (
@@ -57,12 +74,18 @@ def beside(
             (roomy, Arrivals.POISSON, _POLICIES[:1]),
         )
     )
+    return Runs(offered, full, spread.first[0])
+
+
+def figures(report: Report, runs: Runs, memory_tokens: int) -> dict[str, Any]:
+    """The report's `simulation` block."""
+    offered, full, roomy = runs
     return {
         "arrivals": {"kind": offered.load.kind.value, "requests": offered.requests, "horizon_s": None},
         "seeds": list(offered.seeds),
         "policies": [plain(result) for result in offered.results],
         "saturated": [plain(result) for result in full.results],
-        "comparison": [row._asdict() for row in compare(report, offered, full, spread.first[0], memory)],
+        "comparison": [row._asdict() for row in compare(report, offered, full, roomy, memory_tokens)],
     }
 
 

@@ -72,7 +72,7 @@ def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
 
 
 def test_output_to_a_file_is_what_standard_output_shows(tmp_path: Path) -> None:
-    for form in ("text", "markdown", "json"):
+    for form in ("text", "markdown", "json", "html"):
         result = run("analyze", DEFAULT_PROFILE, "--format", form, "-o", str(tmp_path / form))
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
         assert (tmp_path / form).read_text("utf-8") == run(
@@ -93,7 +93,7 @@ def test_the_width_follows_the_terminal() -> None:
         ((), "Missing command"),
         (("analyse",), "analyse"),
         (("analyze", "--fromat", "json"), "--fromat"),
-        (("analyze", "--format", "yaml"), "'text', 'markdown', 'json'"),
+        (("analyze", "--format", "yaml"), "'text', 'markdown', 'json', 'html'"),
         (("analyze", "-o"), "'-o'"),
         (("analyze", "one", "two"), "two"),
         (("analyze", "no-such-profile"), "no-such-profile"),
@@ -269,10 +269,11 @@ def test_help_is_plain_and_has_an_example(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "unneeded"),
     [
-        (["--version"], {"numpy", "pydantic", "rich", "scipy", "numba"}),
+        (["--version"], {"numpy", "pydantic", "rich", "scipy", "numba", "matplotlib"}),
         (["--help"], {"numpy", "pydantic", "rich", "scipy", "numba"}),
-        (["analyze", DEFAULT_PROFILE, "-o", os.devnull], {"scipy", "numba", "hypothesis"}),
-        (["analyze", DEFAULT_PROFILE, "--format", "json", "-o", os.devnull], {"rich", "scipy", "numba"}),
+        (["analyze", DEFAULT_PROFILE, "-o", os.devnull], {"scipy", "numba", "matplotlib"}),
+        (["analyze", DEFAULT_PROFILE, "--format", "json", "-o", os.devnull], {"rich", "scipy", "matplotlib"}),
+        (["analyze", DEFAULT_PROFILE, "--format", "html", "-o", os.devnull], {"rich", "scipy", "numba"}),
     ],
 )
 def test_only_what_a_command_needs_is_imported(arguments: list[str], unneeded: set[str]) -> None:

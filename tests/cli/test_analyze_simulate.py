@@ -9,7 +9,7 @@ from contract import KEYS, keys_of
 from kvplan.cli import main
 from kvplan.profile import load_profile
 from kvplan.report import analyze
-from kvplan.simulation.beside import beside
+from kvplan.simulation.beside import figures, simulate
 
 NAME = "paper-sic-limit-cycle"
 
@@ -50,10 +50,9 @@ def test_a_wrong_formula_is_flagged() -> None:
     profile = load_profile(NAME, stdin=None)  # type: ignore[arg-type]
     report = analyze(profile.model, name="n", sha256="")
     wrong = report._replace(worst_cycle=report.worst_cycle._replace(throughput_per_iteration=45.0))
-    rows = {
-        row["figure"]: row["agrees"]
-        for row in beside(wrong, profile.model, profile.plan, requests=4000)["comparison"]
-    }
+    runs = simulate(profile.model, profile.plan, requests=4000)
+    block = figures(wrong, runs, profile.model.replica.memory_tokens)
+    rows = {row["figure"]: row["agrees"] for row in block["comparison"]}
     assert rows["Greedy, saturated, requests an iteration"] is False
     assert rows["Capped, saturated, requests an iteration"] is True
 
@@ -61,6 +60,6 @@ def test_a_wrong_formula_is_flagged() -> None:
 def test_the_text_says_what_agrees(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", NAME, "--simulate", "--section", "simulation"]) == 0
     text = capsys.readouterr().out
-    assert "\nSimulation\n" in text
+    assert "\nSimulation  simulated\n" in text
     assert text.count("agrees") == 4
     assert "simulated" not in text.split("Simulation")[0]

@@ -1,0 +1,243 @@
+"""The plots of a report in words: title, basis, caption, and what somebody who does not see them should know."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvplan.model import Plan, ServingModel
+from kvplan.plots import data
+from kvplan.report import Basis, Report
+from kvplan.units import format_number, format_percent, format_tokens
+
+if TYPE_CHECKING:
+    from kvplan.simulation.beside import Runs
+    from kvplan.simulation.study import Study
+
+PlotData = (
+    data.RateThroughput
+    | data.EquilibriumCurve
+    | data.UsageDensity
+    | data.Roots
+    | data.SegmentMemory
+    | data.Timeline
+)
+
+
+class Plot(NamedTuple):
+    """One plot, or why there is none.
+
+    Attributes
+    ----------
+    key : str
+        Names its file and is unique among the plots of a report.
+    section : str or None
+        Key of the section it belongs to; None is the first screen.
+    title : str
+    basis : Basis
+    caption : str
+        Where `data` is None: why it does not exist.
+    numbers : str
+        The figures in it, for those who do not see it.
+    data : PlotData or None
+    """
+
+    key: str
+    section: str | None
+    title: str
+    basis: Basis
+    caption: str
+    numbers: str
+    data: PlotData | None
+
+
+def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" = None) -> tuple[Plot, ...]:
+    """Every plot of a report, in the order of its sections.
+
+    Parameters
+    ----------
+    report : Report
+    model : ServingModel
+        That the report is about.
+    plan : Plan
+    runs : Runs, optional
+        What `analyze --simulate` ran.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> from kvplan.report import analyze
+    >>> one = RequestClass("tools", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> plots = build(analyze(model, name="small", sha256="5e6f"), model, Plan())
+    >>> [plot.key for plot in plots if plot.data is not None]
+    ['rate-throughput', 'equilibrium-kv', 'roots', 'kv-density']
+    >>> plots[3].caption
+    'All requests have one decode length, so there is one segment.'
+    """
+    found = [
+        _rate_throughput(report),
+        _equilibrium(report, model),
+        _roots(report, model),
+        _segments(report, model, plan),
+        _density(report, model),
+    ]
+    return (*found, *(_timelines(runs, model) if runs is not None else ()))
+
+
+def _rate_throughput(report: Report) -> Plot:
+    found = data.rate_throughput(report)
+    own, most = _rps(found.offered_rps), _rps(found.sustainable_rps)
+    said = ["With a cap everything up to the sustainable rate is served."]
+    numbers = [f"Offered {own}, sustainable {most}."]
+    if found.danger_zone_rps is not None:
+        said.append(
+            "In the danger zone (shaded) the load fits, but a greedy replica that has collapsed and has a backlog "
+            "stays on the lower line."
+        )
+        low, high = map(format_number, found.danger_zone_rps)
+        numbers.append(f"Danger zone from {low} to {high} requests/s.")
+    else:
+        said.append("There is no danger zone: greedy admission comes back to it by itself.")
+    if not found.shows_offered:
+        said.append(f"The offered rate, {own}, is far beyond the right edge.")
+    kinds = (report.sources["load"].kind, report.sources["worst_cycle"].kind)
+    said.append(f"Sustainable rate: {kinds[0].value}; worst cycle: {kinds[1].value}.")
+    return Plot(
+        "rate-throughput",
+        None,
+        "Throughput against offered rate",
+        # what rests on less names the whole
+        max(kinds, key=list(Basis).index),
+        " ".join(said),
+        " ".join(numbers),
+        found,
+    )
+
+
+def _equilibrium(report: Report, model: ServingModel) -> Plot:
+    found = data.equilibrium_curve(model, report)
+    capacity, own = format_tokens(found.capacity_tokens), _rps(found.offered_rps)
+    at = format_tokens(found.offered_kv_tokens)
+    said = ["Memory held without evictions, for the same mix at other rates."]
+    if found.offered_kv_tokens is None:
+        said.append(f"At the offered rate, {own}, no equilibrium exists.")
+    elif not found.shows_offered:
+        said.append(f"At the offered rate, {own}, it would be {at} tokens, far above the plot.")
+    return Plot(
+        "equilibrium-kv",
+        "equilibrium",
+        "KV tokens at the equilibrium against offered rate",
+        report.sources["equilibrium"].kind,
+        " ".join(said),
+        f"Capacity {capacity} tokens, filled at {_rps(found.full_rps)}; at the offered {own}: {at} tokens.",
+        found,
+    )
+
+
+def _roots(report: Report, model: ServingModel) -> Plot:
+    found = data.roots(model, report)
+    kind, radius = report.sources["stability"].kind, format_number(report.stability.spectral_radius, 6)
+    title = "Roots of the survival polynomial"
+    if found is None:
+        why = "Requests stay for a single iteration: there is no polynomial, and nothing to be unstable."
+        return Plot("roots", "stability", title, kind, why, "", None)
+    said = "The equilibrium is stable when every root is inside the unit circle; those outside are marked."
+    if found.roots.size < found.degree:
+        shown, degree = format_tokens(found.roots.size), format_tokens(found.degree)
+        said += f" The {shown} leading roots found, of {degree}."
+    outside = report.stability.unstable_modes
+    count = "not proved" if outside is None else format_tokens(outside)
+    return Plot(
+        "roots",
+        "stability",
+        title,
+        kind,
+        said,
+        f"Spectral radius {radius}, roots outside the unit circle: {count}.",
+        found,
+    )
+
+
+def _segments(report: Report, model: ServingModel, plan: Plan) -> Plot:
+    found = data.segment_memory(model, report, plan)
+    key, section, title = "nested-segments", "nested_wait", "Nested WAIT memory against number of segments"
+    kind = report.sources["nested_wait"].kind
+    if found is None:
+        why = (
+            "All requests have one decode length, so there is one segment."
+            if report.nested_wait.feasible
+            else "No thresholds exist at this load, with any number of segments."
+        )
+        return Plot(key, section, title, kind, why, "", None)
+    capacity = format_tokens(found.capacity_tokens)
+    least = format_tokens(report.nested_wait.required_kv_tokens)
+    said = f"What must be there so that it suffices with probability {format_percent(1 - plan.delta, 6)}."
+    if not found.shows_capacity:
+        said += f" The capacity, {capacity} tokens, is far above the plot."
+    numbers = f"{least} tokens with {_segments_text(found.chosen)}; capacity {capacity} tokens."
+    return Plot(key, section, title, kind, said, numbers, found)
+
+
+def _segments_text(count: int) -> str:
+    return "1 segment" if count == 1 else f"{count} segments"
+
+
+def _density(report: Report, model: ServingModel) -> Plot:
+    found = data.usage_density(model, report)
+    kind, title = report.sources["safety_buffer"].kind, "Spread of KV usage"
+    if found is None:
+        why = (
+            "No equilibrium exists whose spread it could show."
+            if report.equilibrium.kv_tokens is None
+            else "Usage has no spread to speak of."
+        )
+        return Plot("kv-density", "safety_buffer", title, kind, why, "", None)
+    said = [
+        "Before any eviction, for Poisson arrivals. Line: saddlepoint, which knows that full memory lengthens"
+    ]
+    said.append("iterations.")
+    if found.without_feedback is not None:
+        said.append("Steps: exact, at a constant iteration time.")
+    capacity, required = format_tokens(found.capacity_tokens), format_tokens(found.required_tokens)
+    if not found.shows_capacity:
+        said.append(
+            f"The capacity, {capacity} tokens, is far {'above' if found.has_room else 'below'} the plot."
+        )
+    return Plot(
+        "kv-density",
+        "safety_buffer",
+        title,
+        kind,
+        " ".join(said),
+        f"Mean {format_tokens(found.mean_tokens)} tokens, required with the buffer {required}, capacity {capacity}.",
+        found,
+    )
+
+
+def _timelines(runs: "Runs", model: ServingModel) -> Iterator[Plot]:
+    memory = model.replica.memory_tokens
+    for key, study, when in (
+        ("timeline-offered", runs.offered, "Poisson arrivals at the offered rates"),
+        ("timeline-saturated", runs.full, "all requests waiting at the start"),
+    ):
+        yield _timeline(key, data.timeline(study, memory), study, when)
+
+
+def _timeline(key: str, found: data.Timeline, study: "Study", when: str) -> Plot:
+    numbers = "; ".join(
+        f"{result.policy}: KV {format_tokens(result.kv_tokens.mean)} tokens on average, queue "
+        f"{format_tokens(result.queue.peak)} at most"
+        for result in study.results
+    )
+    return Plot(
+        key,
+        "simulation",
+        f"Memory and queue over time, {when}",
+        Basis.SIMULATED,
+        f"{format_tokens(found.requests)} requests, seed {found.seed}. Capacity dashed.",
+        f"{numbers}; capacity {format_tokens(found.capacity_tokens)} tokens.",
+        found,
+    )
+
+
+def _rps(value: float) -> str:
+    return f"{format_number(value)} requests/s"

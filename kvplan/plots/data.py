@@ -1,0 +1,339 @@
+"""What is in each plot: frozen arrays and levels, computed from the model and the report; nothing is drawn here."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import per_request
+from kvplan.analysis.kv_density import Density, saddlepoint_density
+from kvplan.analysis.nested import nested_wait
+from kvplan.analysis.overflow import usage_pmf_of
+from kvplan.analysis.roots import ComplexArray, leading_roots
+from kvplan.analysis.segments import lengths_of, segment_counts
+from kvplan.model import FloatArray, IntArray, Plan, ServingModel, survival_weights
+from kvplan.report import Report
+
+if TYPE_CHECKING:
+    from kvplan.simulation.outcome import Outcome
+    from kvplan.simulation.study import Study
+
+MOST_ROOTS = 400
+_FAR = 4.0  # times the middle of a plot: beyond, the profile's own rate is named in the caption instead
+_MARGIN = 1.2
+_CURVE_POINTS = 160
+_FULL = 1.3  # times the capacity: how far up the equilibrium is followed
+_BELOW, _ABOVE = 4.0, 5.0  # standard deviations around the mean usage
+_WIDENED = 1.7  # times, to have the capacity in the plot
+_BINS = 60
+_TIME_BINS = 200
+
+
+@dataclass(frozen=True)
+class RateThroughput:
+    """Throughput against offered rate, requests/s; straight between the points.
+
+    Attributes
+    ----------
+    rate_rps : ndarray, shape (n_points,)
+        Offered, ascending from 0.
+    capped_rps : ndarray, shape (n_points,)
+        Served where admissions are capped.
+    collapsed_rps : ndarray, shape (n_points,)
+        Served by a greedy replica that has collapsed and has a backlog.
+    danger_zone_rps : tuple of float or None
+        Rates that fit and that a collapsed replica does not serve.
+    offered_rps : float
+        Of the profile.
+    sustainable_rps : float
+    """
+
+    rate_rps: FloatArray
+    capped_rps: FloatArray
+    collapsed_rps: FloatArray
+    danger_zone_rps: tuple[float, float] | None
+    offered_rps: float
+    sustainable_rps: float
+
+    @property
+    def shows_offered(self) -> bool:
+        """Whether the profile's own rate is within the plot."""
+        return self.offered_rps <= float(self.rate_rps[-1])
+
+
+def rate_throughput(report: Report) -> RateThroughput:
+    """What is served of what is offered, with a cap and in the worst cycle (theory §2, §3)."""
+    offered, sustainable = report.load.offered_rps, report.load.sustainable_rps
+    worst = min(report.worst_cycle.throughput_rps, sustainable)
+    top = _MARGIN * (max(offered, sustainable) if offered <= _FAR * sustainable else sustainable)
+    rate = np.unique([0.0, worst, sustainable, top])
+    return RateThroughput(
+        rate_rps=rate,
+        capped_rps=np.minimum(rate, sustainable),
+        collapsed_rps=np.minimum(rate, worst),
+        danger_zone_rps=report.worst_cycle.danger_zone_rps,
+        offered_rps=offered,
+        sustainable_rps=sustainable,
+    )
+
+
+@dataclass(frozen=True)
+class EquilibriumCurve:
+    """KV tokens at the eviction-free equilibrium against offered rate.
+
+    Attributes
+    ----------
+    rate_rps : ndarray, shape (n_points,), requests/s
+    kv_tokens : ndarray, shape (n_points,)
+    capacity_tokens : int
+    full_rps : float
+        Rate at which the equilibrium fills memory, requests/s.
+    offered_rps : float
+        Of the profile.
+    offered_kv_tokens : float or None
+        At that rate; None where no equilibrium exists.
+    """
+
+    rate_rps: FloatArray
+    kv_tokens: FloatArray
+    capacity_tokens: int
+    full_rps: float
+    offered_rps: float
+    offered_kv_tokens: float | None
+
+    @property
+    def shows_offered(self) -> bool:
+        """Whether the profile's own point is within the plot."""
+        kv = self.offered_kv_tokens
+        return kv is not None and kv <= self.kv_tokens[-1] and self.offered_rps <= self.rate_rps[-1]
+
+
+def equilibrium_curve(model: ServingModel, report: Report) -> EquilibriumCurve:
+    """M*(r) = r·S·d0/(1 - r·work) for rates r of the same mix, up to a little more than memory (theory §2)."""
+    cost, d0, memory = per_request(model), model.timing.d0, model.replica.memory_tokens
+    own = report.equilibrium.kv_tokens
+    followed = _FULL * memory if own is None else min(max(_FULL * memory, own), _FAR * memory)
+    kv = np.linspace(0.0, followed, _CURVE_POINTS)
+    return EquilibriumCurve(
+        rate_rps=kv / (cost.held * d0 + kv * cost.work_s),
+        kv_tokens=kv,
+        capacity_tokens=memory,
+        full_rps=memory / (cost.held * d0 + memory * cost.work_s),
+        offered_rps=report.load.offered_rps,
+        offered_kv_tokens=own,
+    )
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Probability per token between edges: shapes (n_bins + 1,) and (n_bins,)."""
+
+    edge_tokens: FloatArray
+    density: FloatArray
+
+
+@dataclass(frozen=True)
+class UsageDensity:
+    """How KV usage spreads before any eviction.
+
+    Attributes
+    ----------
+    with_feedback : Density
+        Saddlepoint.
+    without_feedback : Histogram or None
+        Exact at a constant iteration time; None where requests are too long for it.
+    mean_tokens, required_tokens : float
+        M*, and the memory that bounds the risk.
+    capacity_tokens : int
+    low_tokens, high_tokens : float
+        Where the plot begins and ends.
+    """
+
+    with_feedback: Density
+    without_feedback: Histogram | None
+    mean_tokens: float
+    required_tokens: float
+    capacity_tokens: int
+    low_tokens: float
+    high_tokens: float
+
+    @property
+    def shows_capacity(self) -> bool:
+        """Whether the capacity is within the plot."""
+        return self.low_tokens <= self.capacity_tokens <= self.high_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the mean fits."""
+        return self.mean_tokens < self.capacity_tokens
+
+
+def usage_density(model: ServingModel, report: Report) -> UsageDensity | None:
+    """Density of KV usage around its mean; None where it has no spread (theory §7)."""
+    mean, std = report.equilibrium.kv_tokens, report.safety_buffer.kv_std_tokens
+    required = report.safety_buffer.required_kv_tokens
+    if mean is None or not std or required is None:
+        return None
+    memory = model.replica.memory_tokens
+    low = max(0.0, mean - _BELOW * std)
+    high = max(mean + _ABOVE * std, float(required))
+    high += 0.05 * (high - low)
+    if high < memory <= low + _WIDENED * (high - low):
+        high = memory + 0.05 * (high - low)
+    return UsageDensity(
+        with_feedback=saddlepoint_density(model, low, high),
+        without_feedback=_histogram(model, low, high),
+        mean_tokens=mean,
+        required_tokens=required,
+        capacity_tokens=memory,
+        low_tokens=low,
+        high_tokens=high,
+    )
+
+
+def _histogram(model: ServingModel, low: float, high: float) -> Histogram | None:
+    pmf = usage_pmf_of(model)
+    if pmf is None:
+        return None
+    # bins of whole lattice steps, or the lattice would show as a comb
+    steps = max(1, round((high - low) / _BINS / pmf.step))
+    first = int(low / pmf.step)
+    bins = min(int((high - low) / pmf.step / steps), (pmf.probability.size - first) // steps)
+    if bins < 2:
+        return None
+    held = pmf.probability[first : first + bins * steps].reshape(bins, steps).sum(axis=1)
+    edge = (first + steps * np.arange(bins + 1)) * pmf.step - pmf.step / 2
+    return Histogram(np.maximum(edge, 0.0), held / (steps * pmf.step))
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Roots of the survival polynomial.
+
+    Attributes
+    ----------
+    roots : ndarray of complex128, shape (n_roots,)
+        Descending modulus.
+    degree : int
+        How many there are in all.
+    radius : float
+        The largest modulus, as the report has it.
+    """
+
+    roots: ComplexArray
+    degree: int
+    radius: float
+
+
+def roots(model: ServingModel, report: Report) -> Roots | None:
+    """The leading roots of P(z) = Σ_k W_k z^(L-1-k); None for a single stage (theory §3)."""
+    mix = model.mix
+    weights = survival_weights(mix.stages, model.held_first_weight, mix.share)
+    if weights.size == 1:
+        return None
+    radius = report.stability.spectral_radius
+    return Roots(leading_roots(weights, radius, MOST_ROOTS), weights.size - 1, radius)
+
+
+@dataclass(frozen=True)
+class SegmentMemory:
+    """What Nested WAIT requires, by number of segments.
+
+    Attributes
+    ----------
+    count : ndarray of int64, shape (n_counts,)
+    base_tokens, boundary_tokens, buffer_tokens : ndarray, shape (n_counts,)
+        Filled segments, waiting at boundaries, buffer for their queues.
+    chosen : int
+        Number of segments in the report.
+    capacity_tokens : int
+    """
+
+    count: IntArray
+    base_tokens: FloatArray
+    boundary_tokens: FloatArray
+    buffer_tokens: FloatArray
+    chosen: int
+    capacity_tokens: int
+
+    @property
+    def required_tokens(self) -> FloatArray:
+        """Their sum."""
+        return self.base_tokens + self.boundary_tokens + self.buffer_tokens
+
+    @property
+    def shows_capacity(self) -> bool:
+        """Whether the capacity is within the plot."""
+        return self.capacity_tokens <= _FAR * float(self.required_tokens.max())
+
+
+def segment_memory(model: ServingModel, report: Report, plan: Plan) -> SegmentMemory | None:
+    """The least memory for each number of segments; None where there is one length or Λ >= 1 (theory §6)."""
+    lengths = lengths_of(model).decode.size
+    if lengths == 1 or not report.nested_wait.feasible:
+        return None
+    chosen = len(report.nested_wait.segments)
+    count = sorted({*segment_counts(lengths), chosen})
+    plans = [nested_wait(model, delta=plan.delta, horizon_s=plan.horizon_s, segments=k) for k in count]
+    parts = [(p.base_kv_tokens, p.boundary_kv_tokens, p.high_probability_kv_tokens) for p in plans]
+    base, boundary, buffer = np.array(parts, dtype=np.float64).T
+    return SegmentMemory(np.array(count), base, boundary, buffer, chosen, model.replica.memory_tokens)
+
+
+@dataclass(frozen=True)
+class Run:
+    """State over time under one policy; lines through the points pass every extreme.
+
+    Attributes
+    ----------
+    policy : str
+    kv_time_s, kv_tokens : ndarray, shape (n_kv_points,)
+    waiting_time_s, waiting : ndarray, shape (n_waiting_points,)
+    """
+
+    policy: str
+    kv_time_s: FloatArray
+    kv_tokens: IntArray
+    waiting_time_s: FloatArray
+    waiting: IntArray
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Simulated memory and queue over time."""
+
+    runs: tuple[Run, ...]
+    capacity_tokens: int
+    requests: int
+    seed: int
+
+
+def timeline(study: "Study", capacity_tokens: int) -> Timeline:
+    """The record of the first seed of each policy, thinned so that no peak is lost."""
+    runs = tuple(
+        _run(result.policy, outcome) for result, outcome in zip(study.results, study.first, strict=True)
+    )
+    return Timeline(runs, capacity_tokens, study.requests, study.seeds[0])
+
+
+def _run(policy: str, outcome: "Outcome") -> Run:
+    series = outcome.series
+    kv, waiting = extremes(series.kv_tokens, _TIME_BINS), extremes(series.waiting, _TIME_BINS)
+    return Run(
+        policy, series.time_s[kv], series.kv_tokens[kv], series.time_s[waiting], series.waiting[waiting]
+    )
+
+
+def extremes(values: IntArray, bins: int) -> IntArray:
+    """Positions of the first, the last, and of the least and the largest value in each of so many equal parts.
+
+    Examples
+    --------
+    >>> extremes(np.array([1, 5, 2, 2, 2, 0, 3]), 2).tolist()
+    [0, 1, 5, 6]
+    """
+    if values.size == 0:
+        return np.empty(0, dtype=np.int64)
+    parts = np.array_split(np.arange(values.size), min(bins, values.size))
+    found = {int(part[pick(values[part])]) for part in parts for pick in (np.argmin, np.argmax)}
+    return np.array(sorted(found | {0, values.size - 1}))

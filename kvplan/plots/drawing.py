@@ -1,0 +1,335 @@
+"""Plots drawn with matplotlib, which is optional: as SVG for a page that has its own colours, or as a file.
+
+The same plot gives the same bytes: no time stamps, and the names inside an SVG derive from the plot's key.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.plots import data
+from kvplan.plots.catalogue import Plot
+from kvplan.plots.palette import LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HOW_TO_INSTALL = "plots need matplotlib; in a checkout of kvplan: pip install '.[plot]'"
+
+_SIZE = (4.9, 3.2)  # inches; text of 9 points can then be read on a telephone
+_PIXELS_PER_INCH = 160
+_MOST_BARS_NAMED = 8
+_FEW_ROOTS = 60  # drawn larger
+_SPIKE = 3.0  # times the smooth density: how much of a spike is shown
+_RC = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": LIGHT["soft"],
+    "axes.grid": True,
+    "axes.labelcolor": LIGHT["ink"],
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9.0,
+    "grid.color": LIGHT["rule"],
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "text.color": LIGHT["ink"],
+    "xtick.color": LIGHT["soft"],
+    "xtick.labelcolor": LIGHT["ink"],
+    "ytick.color": LIGHT["soft"],
+    "ytick.labelcolor": LIGHT["ink"],
+}
+_POLICY_COLOURS = ("orange", "blue", "green", "violet")
+_POLICY_DASHES = ("-", "-", "--", ":")
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def require() -> None:
+    """Refuse politely where it is not.
+
+    Raises
+    ------
+    UsageError
+    """
+    if not available():
+        raise UsageError(HOW_TO_INSTALL)
+
+
+def inline_svg(plot: Plot) -> str:
+    """An ``<svg>`` element for a page that defines ``--paper``, ``--ink`` and the other colours of the palette.
+
+    Parameters
+    ----------
+    plot : Plot
+        With data.
+    """
+    text = _saved(plot, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"', "", text)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text.replace("xlink:href", "href"), count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would style the page as well
+    for role, colour in LIGHT.items():
+        text = text.replace(colour, f"var(--{role})")
+    text = re.sub(r"(font(?:-family)?: [^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1inherit", text)
+    return _shortened(_own_names(text, plot.key))
+
+
+def svg(plot: Plot) -> bytes:
+    """A file of its own, light, with text as outlines; parameters as `inline_svg`."""
+    return _saved(plot, "svg", {"svg.fonttype": "path"}, transparent=False)
+
+
+def png(plot: Plot) -> bytes:
+    """The same as pixels."""
+    return _saved(plot, "png", {}, transparent=False)
+
+
+def _own_names(text: str, key: str) -> str:
+    """Only names that are referred to, and none that another plot on the same page could have."""
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", text)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>{key}-", text)
+
+
+def _shortened(text: str) -> str:
+    """Coordinates to a hundredth of a point, and no blank lines: half the size."""
+    text = re.sub(
+        r' (?:d|x|y)="[^"]*"',
+        lambda found: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", found[0]),
+        text,
+    )
+    return re.sub(r"\s*\n\s*", "\n", text)
+
+
+def _saved(plot: Plot, kind: str, rc: dict[str, Any], *, transparent: bool) -> bytes:
+    logging.getLogger("matplotlib").setLevel(
+        logging.ERROR
+    )  # a home that cannot be written is nobody's concern
+    out = BytesIO()
+    with _own_style({**rc, "svg.hashsalt": plot.key}):
+        figure = _drawn(plot.data)
+        figure.savefig(
+            out,
+            format=kind,
+            dpi=_PIXELS_PER_INCH,
+            facecolor="none" if transparent else LIGHT["paper"],
+            # none of what would change from run to run or tell of the maker
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+            if kind == "svg"
+            else {"Software": None},
+        )
+    return out.getvalue()
+
+
+@contextmanager
+def _own_style(more: dict[str, Any]) -> Iterator[None]:
+    """Our settings on top of matplotlib's own, whatever the user's are."""
+    import matplotlib
+
+    settings: Any = matplotlib.rcParams
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        settings.update({**_RC, **more})
+        yield
+
+
+def _drawn(content: object) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    match content:
+        case data.Timeline():
+            figure.set_figheight(1.3 * _SIZE[1])
+            _timeline(figure, content)
+            return figure
+        case data.Roots():
+            _roots(figure, content)
+            return figure
+    axes = figure.add_subplot()
+    match content:
+        case data.RateThroughput():
+            _rate_throughput(axes, content)
+        case data.EquilibriumCurve():
+            _equilibrium(axes, content)
+        case data.UsageDensity():
+            _density(axes, content)
+        case data.SegmentMemory():
+            _segments(axes, content)
+    _legend(figure, axes)
+    return figure
+
+
+def _legend(figure: "Figure", axes: "Axes") -> None:
+    """Above the axes, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper left", ncols=3, fontsize=8.5, handlelength=1.6, columnspacing=1.2
+    )
+
+
+def _rate_throughput(axes: "Axes", content: data.RateThroughput) -> None:
+    rate = content.rate_rps
+    if content.danger_zone_rps is not None:
+        low, high = content.danger_zone_rps
+        axes.axvspan(low, high, color=LIGHT["red"], alpha=0.14, linewidth=0, label="danger zone")
+    axes.plot(rate, content.capped_rps, color=LIGHT["blue"], label="with a cap")
+    if content.danger_zone_rps is not None:
+        label = "greedy, collapsed"
+        axes.plot(rate, content.collapsed_rps, color=LIGHT["orange"], label=label, linestyle="--")
+    if content.shows_offered:
+        _mark(axes, content.offered_rps, "offered")
+    axes.set(xlabel="offered rate, requests/s", ylabel="throughput, requests/s")
+    axes.set_xlim(0, rate[-1])
+    axes.set_ylim(0, 1.15 * content.sustainable_rps)
+
+
+def _equilibrium(axes: "Axes", content: data.EquilibriumCurve) -> None:
+    axes.plot(content.rate_rps, content.kv_tokens, color=LIGHT["blue"], label="equilibrium")
+    _capacity(axes, content.capacity_tokens)
+    if content.shows_offered:
+        assert content.offered_kv_tokens is not None
+        point = ([content.offered_rps], [content.offered_kv_tokens])
+        axes.plot(*point, "o", color=LIGHT["ink"], label="at the offered rate")
+    axes.set(xlabel="offered rate, requests/s", ylabel="KV, tokens")
+    axes.set_xlim(0, 1.05 * content.rate_rps[-1])
+    axes.set_ylim(0, 1.02 * content.kv_tokens[-1])
+    _thousands(axes.yaxis)
+
+
+def _density(axes: "Axes", content: data.UsageDensity) -> None:
+    smooth, steps = content.with_feedback, content.without_feedback
+    if steps is not None:
+        axes.stairs(
+            steps.density,
+            steps.edge_tokens,
+            fill=True,
+            color=LIGHT["blue"],
+            alpha=0.22,
+            label="constant iteration time",
+        )
+    axes.plot(smooth.tokens, smooth.density, color=LIGHT["blue"], label="with feedback")
+    if content.mean_tokens >= content.low_tokens:
+        axes.axvline(content.mean_tokens, color=LIGHT["soft"], linewidth=1.2, linestyle=":", label="mean")
+    axes.axvspan(
+        content.mean_tokens,
+        content.required_tokens,
+        color=LIGHT["green"],
+        alpha=0.13,
+        linewidth=0,
+        label="buffer",
+    )
+    if content.shows_capacity:
+        axes.axvline(
+            content.capacity_tokens, color=LIGHT["red"], linewidth=1.4, linestyle="--", label="capacity"
+        )
+    axes.set(xlabel="KV, tokens", ylabel="probability per token")
+    axes.set_xlim(content.low_tokens, content.high_tokens)
+    axes.set_ylim(0, 1.1 * _highest(content))
+    axes.ticklabel_format(axis="y", scilimits=(-2, 3))
+    _thousands(axes.xaxis)
+
+
+def _highest(content: data.UsageDensity) -> float:
+    """Top of the density; a lone spike of the steps, as that of an empty memory, may leave the plot."""
+    top = float(content.with_feedback.density.max())
+    steps = content.without_feedback
+    return top if steps is None else max(top, min(float(steps.density.max()), _SPIKE * top))
+
+
+def _roots(figure: "Figure", content: data.Roots) -> None:
+    """In the plane, and by modulus: most are so near the circle that the plane does not tell."""
+    plane, moduli = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    turn = np.linspace(0, 2 * np.pi, 181)
+    circle = {"color": LIGHT["soft"], "linewidth": 1.0}
+    plane.plot(np.cos(turn), np.sin(turn), label="unit circle", **circle)
+    moduli.axhline(1, **circle)
+    modulus = np.abs(content.roots)
+    for chosen, colour, mark, label in (
+        (modulus <= 1, "blue", "o", "roots inside"),
+        (modulus > 1, "red", "D", "roots outside"),
+    ):
+        found = content.roots[chosen]
+        if found.size:
+            size = 3.6 if modulus.size < _FEW_ROOTS else 2.0
+            style = {"color": LIGHT[colour], "markersize": size, "linewidth": 0}
+            plane.plot(found.real, found.imag, mark, label=label, **style)
+            upper = found[found.imag >= 0]
+            moduli.plot(np.degrees(np.angle(upper)), np.abs(upper), mark, **style)
+    reach = 1.08 * max(1.0, float(modulus.max(initial=1.0)))
+    plane.set(xlabel="real part", ylabel="imaginary part", aspect="equal")
+    plane.set_xlim(-reach, reach)
+    plane.set_ylim(-reach, reach)
+    moduli.set(xlabel="angle, degrees", ylabel="modulus")
+    moduli.set_xlim(-5, 185)
+    moduli.set_xticks([0, 90, 180])
+    moduli.ticklabel_format(axis="y", useOffset=False)
+    _legend(figure, plane)
+
+
+def _segments(axes: "Axes", content: data.SegmentMemory) -> None:
+    place = np.arange(content.count.size)
+    below = np.zeros(place.size)
+    for part, colour, label in (
+        (content.base_tokens, "blue", "filled segments"),
+        (content.boundary_tokens, "orange", "waiting at boundaries"),
+        (content.buffer_tokens, "green", "buffer"),
+    ):
+        axes.bar(place, part, 0.8, bottom=below, color=LIGHT[colour], linewidth=0, label=label)
+        below = below + part
+    best = int(np.flatnonzero(content.count == content.chosen)[0])
+    top = float(below.max())
+    axes.plot([best], [below[best] + 0.03 * top], "v", color=LIGHT["ink"], label="in the report")
+    if content.shows_capacity:
+        _capacity(axes, content.capacity_tokens)
+        top = max(top, content.capacity_tokens)
+    every = -(-place.size // _MOST_BARS_NAMED)
+    axes.set_xticks(place[::every], [str(count) for count in content.count[::every]])
+    axes.set(xlabel="segments", ylabel="required KV, tokens")
+    axes.set_ylim(0, 1.1 * top)
+    axes.grid(visible=False, axis="x")
+    _thousands(axes.yaxis)
+
+
+def _timeline(figure: "Figure", content: data.Timeline) -> None:
+    above, below = figure.subplots(2, 1, sharex=True)
+    for number, run in enumerate(content.runs):
+        colour = LIGHT[_POLICY_COLOURS[number % len(_POLICY_COLOURS)]]
+        style = {"color": colour, "linewidth": 1.1, "label": run.policy}
+        above.plot(run.kv_time_s, run.kv_tokens, **style)
+        below.plot(run.waiting_time_s, run.waiting, **style)
+    _capacity(above, content.capacity_tokens)
+    above.set(ylabel="KV, tokens")
+    below.set(xlabel="time, s", ylabel="queue, requests")
+    above.set_ylim(0, 1.08 * content.capacity_tokens)
+    below.set_ylim(bottom=0)
+    _thousands(above.yaxis)
+    _thousands(below.yaxis)
+    _legend(figure, above)
+
+
+def _capacity(axes: "Axes", tokens: int) -> None:
+    axes.axhline(tokens, color=LIGHT["red"], linewidth=1.4, linestyle="--", label="capacity")
+
+
+def _mark(axes: "Axes", rate: float, label: str) -> None:
+    axes.axvline(rate, color=LIGHT["ink"], linewidth=1.4, linestyle=":", label=label)
+
+
+def _thousands(axis: Any) -> None:
+    """Ticks as 50k and 1.2M."""
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter(sep=""))

@@ -1,0 +1,126 @@
+"""The page in a headless Chromium: silent, as wide as the window, and readable, light and dark."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Browser, chromium
+
+from kvplan.cli import main
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+PROFILE = """
+schema = 1
+name = "<script>alert(1)</script> and a name_without_any_place_to_break_it_whatsoever_however_narrow_the_window_may_be"
+[gpu]
+memory_tokens = 41_408
+[timing]
+d0 = "14.5 ms"
+d1 = "0.25 us"
+[[classes]]
+name = "another_name_without_any_place_to_break_it_whatsoever_however_narrow_the_window_may_be<img src=x>"
+input = 1155
+decode = { 50 = 0.2, 200 = 0.5, 400 = 0.3 }
+rate = 3.0
+[[classes]]
+name = "tools | `x` **y** &amp; 'z'"
+input = 400
+decode = 128
+rate = 1.5
+"""
+# of every element with text of its own: the contrast of that text against what is behind it
+CONTRASTS = """
+(() => {
+  const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    throw new Error("nothing behind");
+  };
+  const found = [];
+  for (const node of document.body.querySelectorAll("*")) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+    if (!own) continue;
+    const style = getComputedStyle(node);
+    const text = parse(node instanceof SVGElement ? style.fill : style.color);
+    const [low, high] = [light(text), light(behind(node))].sort((a, b) => a - b);
+    found.push([(high + 0.05) / (low + 0.05), node.tagName, node.textContent.slice(0, 40)]);
+  }
+  return found.sort((a, b) => a[0] - b[0]);
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    profile = folder / "profile.toml"
+    profile.write_text(PROFILE)
+    found = {name: folder / f"{name}.html" for name in ("names", "tool-calls-h100", "paper-sic-limit-cycle")}
+    for name, path in found.items():
+        given = str(profile) if name == "names" else name
+        simulate = ["--simulate"] if name.startswith("paper") else []
+        assert main(["analyze", given, "--format", "html", "-o", str(path), *simulate]) == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ["names", "tool-calls-h100", "paper-sic-limit-cycle"])
+def test_a_page_is_silent_fits_and_can_be_read(name: str, browser: Browser, pages: dict[str, Path]) -> None:
+    browser.complaints.clear()
+    for width in (1280, 390):
+        for dark, paper in ((False, "rgb(255, 255, 255)"), (True, "rgb(16, 21, 28)")):
+            browser.open(pages[name], width=width, dark=dark)
+            assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+            assert browser.evaluate("innerWidth") == width
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            assert browser.evaluate("document.scripts.length") == 0
+            contrasts = browser.evaluate(CONTRASTS)
+            assert len(contrasts) > 150
+            assert contrasts[0][0] >= 4.5, contrasts[:3]
+    assert browser.complaints == []
+
+
+def test_plots_are_seen_and_have_names(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["tool-calls-h100"], width=1280)
+    plots = browser.evaluate(
+        "[...document.querySelectorAll('svg')].map(s => [s.getBoundingClientRect().width, s.ariaLabel])"
+    )
+    assert len(plots) == 4
+    assert all(width > 400 for width, _ in plots)
+    assert "Danger zone from 33.85 to 54.87 requests/s." in plots[0][1]
+    widths = "[...document.querySelectorAll('svg path[clip-path]')].map(path => path.getBBox().width)"
+    assert max(browser.evaluate(widths)) > 200
+    styles = "[...document.querySelectorAll('svg path')].map(path => getComputedStyle(path).stroke)"
+    assert "rgb(11, 87, 184)" in browser.evaluate(styles)  # the page's blue, by its variable
+
+
+def test_the_browser_would_complain(browser: Browser, tmp_path: Path) -> None:
+    """That it says nothing means something."""
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<p style='width: 2000px'>x<script>console.error('no')</script><img src='http://127.0.0.1:9/'>"
+    )
+    browser.complaints.clear()
+    browser.open(page, width=390)
+    assert browser.evaluate("document.documentElement.scrollWidth") > 390
+    assert len(browser.complaints) >= 2
+    browser.complaints.clear()
+
+
+def test_it_prints_on_a_few_pages(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+    browser.open(pages["tool-calls-h100"], width=1280, dark=True)
+    printed = tmp_path / "page.pdf"
+    browser.pdf(printed)
+    content = printed.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert 2 <= content.count(b"/Type /Page\n") <= 8

@@ -1,0 +1,201 @@
+"""The page: nothing loaded or run, nothing injected, the figures of the JSON report, the same bytes each time."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from kvplan.model import Replica, RequestClass, ServingModel, Timing
+from kvplan.plots.palette import DARK, LIGHT
+from kvplan.profile import load_profile, shipped_profiles
+from kvplan.render import document, html
+from kvplan.report import Report, analyze, to_document
+from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+
+SHIPPED = sorted(shipped_profiles())
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "\x1b[31mred\x1b[0m",
+    "`a` | b | {{c}} ${d}",
+    "</td></table></style><style>*{display:none}</style>",
+    "&lt;b&gt; &amp;",
+    "\u202egnp.exe",
+    "]]> <!-- x --> <![CDATA[",
+    "javascript:alert(1) https://example.org",
+    "日本語の名前",
+)
+ALLOWED = {
+    *("html", "head", "meta", "title", "link", "style", "body", "header", "main", "nav", "section", "footer"),
+    *("h1", "h2", "p", "div", "span", "strong", "b", "br", "a", "ol", "ul", "li", "pre"),
+    *("table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption", "svg"),
+}
+
+
+class Page(HTMLParser):
+    """Elements, attributes, and the text of every cell."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[str] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+        if tag in ("th", "td"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("th", "td"):
+            self.cells[-1] += data
+        self.text.append(data)
+
+
+@cache
+def shipped(name: str) -> Report:
+    profile = load_profile(name, stdin=BytesIO())
+    return analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
+
+
+def hostile() -> Report:
+    classes = tuple(RequestClass(name, 30 + i, (2 + i % 3,), (1.0,), 1.0) for i, name in enumerate(HOSTILE))
+    model = ServingModel(classes, Timing(0.01), Replica(40_000))
+    return analyze(model, name=HOSTILE[0] + HOSTILE[4], sha256="5e6f" * 16)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_tables_are_those_of_the_report(name: str) -> None:
+    shown = document.build(shipped(name))
+    tables = [shown.summary]
+    tables += [b for section in shown.sections for b in section.blocks if isinstance(b, document.Table)]
+    expected = [
+        cell for table in tables for row in ([c.name for c in table.columns], *table.rows) for cell in row
+    ]
+    assert Page(html.render(shown)).cells == expected
+
+
+def _at(report: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        report = report[part]
+    return report
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_its_figures_are_those_of_the_json_report(name: str) -> None:
+    cells = Page(html.render(document.build(shipped(name)))).cells
+    report = to_document(shipped(name))
+
+    def tokens(value: float | None) -> str:
+        return "–" if value is None else f"{format_number(value)} tokens"
+
+    expected: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+        ("Offered load", "load.offered_rps", lambda v: f"{format_number(v)} requests/s"),
+        ("Sustainable rate", "load.sustainable_rps", lambda v: f"{format_number(v)} requests/s"),
+        ("Headroom", "load.headroom", lambda v: format_percent(v, signed=True)),
+        ("Work rate", "load.work_rate", format_number),
+        ("KV tokens", "equilibrium.kv_tokens", format_tokens),
+        ("Loss", "worst_cycle.loss", format_percent),
+        ("Unstable modes", "stability.unstable_modes", format_number),
+        ("Engine max_num_seqs", "rate_cap.engine_max_num_seqs", format_number),
+        ("Iteration time", "equilibrium.iteration_time_s", format_seconds),
+        ("Required memory", "nested_wait.required_kv_tokens", tokens),
+        ("Spread of KV usage", "safety_buffer.kv_std_tokens", tokens),
+    )
+    for label, key, written in expected:
+        assert cells[cells.index(label) + 1] == written(_at(report, key)), key
+
+
+def test_names_cannot_inject_anything() -> None:
+    text = html.render(document.build(hostile()))
+    page = Page(text)
+    assert page.open == []
+    assert {tag for tag, _ in page.tags} <= ALLOWED
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert sum(tag == "style" for tag, _ in page.tags) == 1
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    shown = "".join(page.text)
+    for name in HOSTILE:
+        assert re.sub("[\x1b\u202e]", "\N{REPLACEMENT CHARACTER}", name) in shown
+
+
+def test_a_hostile_plot_caption_is_text() -> None:
+    picture = html.Picture(
+        None, HOSTILE[1], HOSTILE[0], HOSTILE[4], HOSTILE[1], "<svg viewBox='0 0 1 1'></svg>"
+    )
+    page = Page(html.render(document.build(hostile()), [picture, picture._replace(svg=None)], HOSTILE[0]))
+    assert {tag for tag, _ in page.tags} <= ALLOWED
+    (label,) = (attributes["aria-label"] for tag, attributes in page.tags if tag == "svg")
+    assert label == f"{HOSTILE[1]}. {HOSTILE[1]}"
+
+
+def test_headings_and_tables_have_their_roles() -> None:
+    page = Page(html.render(document.build(shipped("tool-calls-h100"))))
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("h1") == 1
+    assert ("html", {"lang": "en"}) in page.tags
+    assert {attributes["scope"] for tag, attributes in page.tags if tag == "th"} == {"col", "row"}
+    # what can be scrolled can be reached by keyboard and has a name
+    regions = [a for tag, a in page.tags if tag == "div" and a.get("class") == "scroll"]
+    assert len(regions) == tags.count("table") > 10
+    assert all(a["tabindex"] == "0" and a["role"] == "region" and a["aria-label"] for a in regions)
+    links = {str(a["href"])[1:] for tag, a in page.tags if tag == "a"}
+    assert links == {a["id"] for tag, a in page.tags if tag == "section" and "id" in a}
+
+
+def test_chosen_sections_only() -> None:
+    picture = html.Picture("stability", "Roots", "computed", "A caption.", "", "<svg></svg>")
+    text = html.render(document.build(shipped("tool-calls-h100"), ["load"]), [picture])
+    assert re.findall('<section id="([^"]*)"', text) == ["load"]
+    assert "<svg" not in text
+
+
+def test_what_is_missing_is_said() -> None:
+    assert "how to get &lt;it&gt;" in html.render(document.build(hostile()), notice="how to get <it>")
+
+
+# ------------------------------------------------------------------------------------------------ colours
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of sRGB (WCAG 2)."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_known() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_every_colour_can_be_read_on_paper(palette: dict[str, str]) -> None:
+    """Texts, lines of plots and, the other way round, the words of a verdict on their colour."""
+    for role in palette.keys() - {"paper", "rule"}:
+        assert contrast(palette[role], palette["paper"]) >= 4.5, role
+
+
+def test_the_stylesheet_has_both_palettes_and_uses_nothing_else() -> None:
+    (style,) = re.findall("<style>(.*?)</style>", html.render(document.build(hostile())), flags=re.DOTALL)
+    for palette in (LIGHT, DARK):
+        assert all(f"--{role}: {colour};" in style for role, colour in palette.items())
+    assert set(re.findall(r"#[0-9a-f]{6}\b", style)) == {*LIGHT.values(), *DARK.values()}
+    assert set(re.findall(r"var\(--([a-z]+)\)", style)) <= set(LIGHT) == set(DARK)

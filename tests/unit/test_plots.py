@@ -1,0 +1,283 @@
+"""Plots: what is in them against independent computations, and the drawings' manners."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from functools import cache
+from io import BytesIO
+
+import numpy as np
+import pytest
+from strategies import mix_model
+
+from kvplan.analysis.equilibrium import equilibrium
+from kvplan.analysis.kv_density import saddlepoint_density
+from kvplan.analysis.overflow import usage_pmf_of
+from kvplan.analysis.roots import largest_root, leading_roots
+from kvplan.model import Plan, RequestClass, ServingModel, Timing, survival_weights
+from kvplan.plots import catalogue, data, drawing
+from kvplan.plots.palette import LIGHT
+from kvplan.profile import Profile, load_profile, shipped_profiles
+from kvplan.report import Report, Status, analyze
+from kvplan.simulation.beside import simulate
+
+SHIPPED = sorted(shipped_profiles())
+TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
+EXTREMES = {
+    "one token to decode": mix_model((5, 1, 1.0), memory=100),
+    "a token of memory in all": mix_model((0, 1, 1.0), memory=1),
+    "memory for one request exactly": mix_model((50, 50, 1.0), memory=100),
+    "pages as large as memory": mix_model((10, 20, 1.0), (7, 5, 1.0), memory=10**6, block_tokens=10**6),
+    "100,000 and half of it": mix_model((50, 100_000, 0.1), (50, 50_000, 0.1), timing=TIMING),
+    "four thousand lengths": mix_model((10, tuple(range(1, 4001)), 1.0), timing=TIMING),
+    "rates of 1e-300": mix_model((50, 20, 1e-300), (50, 21, 1e-300), timing=TIMING),
+    "rates of 1e12": mix_model((50, 20, 1e12), (50, 21, 1e12), timing=TIMING),
+    "an input of 1e9": mix_model((10**9, 20, 1e-9), (0, 21, 1e-9), memory=10**10, timing=TIMING),
+    "an iteration of 1e12 s at 1e12 requests/s": mix_model((10, 20, 1e12), timing=Timing(1e12)),
+    "work rate just below one": mix_model((0, 1, 1.0), timing=Timing(1.0, 1 - 1e-15)),
+    "work rate one": mix_model((10, 20, 1.0), timing=Timing(1.0, 1 / 410)),
+    "a root on the circle": mix_model((0, 2, 2.0), (0, 3, 1.0)),
+}
+
+
+@cache
+def profile(name: str) -> Profile:
+    return load_profile(name, stdin=BytesIO())
+
+
+@cache
+def report(name: str) -> Report:
+    given = profile(name)
+    return analyze(given.model, name=given.name, sha256=given.sha256, plan=given.plan)
+
+
+@cache
+def plots(name: str) -> dict[str, catalogue.Plot]:
+    given = profile(name)
+    return {plot.key: plot for plot in catalogue.build(report(name), given.model, given.plan)}
+
+
+# --------------------------------------------------------------------------------------------------- data
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_throughput_is_the_rate_up_to_its_limit(name: str) -> None:
+    found, known = data.rate_throughput(report(name)), report(name)
+    at = np.linspace(0, found.rate_rps[-1], 50)
+    for line, limit in (
+        (found.capped_rps, known.load.sustainable_rps),
+        (found.collapsed_rps, min(known.worst_cycle.throughput_rps, known.load.sustainable_rps)),
+    ):
+        drawn = np.interp(at, found.rate_rps, line)
+        assert drawn == pytest.approx([min(rate, limit) for rate in at])
+    assert found.danger_zone_rps == known.worst_cycle.danger_zone_rps
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_equilibrium_curve_is_the_equilibrium_at_other_rates(name: str) -> None:
+    model = profile(name).model
+    found = data.equilibrium_curve(model, report(name))
+    for rate, kv in list(zip(found.rate_rps, found.kv_tokens, strict=True))[1::40]:
+        factor = rate / model.total_rate_rps
+        classes = tuple(
+            RequestClass(c.name, c.input_tokens, c.decode_tokens, c.decode_weights, c.rate_rps * factor)
+            for c in model.classes
+        )
+        scaled = equilibrium(ServingModel(classes, model.timing, model.replica))
+        assert scaled.kv_tokens == pytest.approx(kv, rel=1e-6)
+    full = np.interp(found.full_rps, found.rate_rps, found.kv_tokens)
+    assert full == pytest.approx(model.replica.memory_tokens, rel=1e-2)
+
+
+def test_the_density_is_one_in_all_and_has_the_moments_of_the_law() -> None:
+    for name in ("tool-calls-h100", "paper-wait-nested", "paper-fc-budgets"):
+        model, known = profile(name).model, report(name)
+        mean, std = known.equilibrium.kv_tokens, known.safety_buffer.kv_std_tokens
+        assert mean is not None
+        assert std is not None
+        f = saddlepoint_density(model, max(0.0, mean - 6 * std), mean + 8 * std)
+        mass = np.trapezoid(f.density, f.tokens)
+        first = np.trapezoid(f.density * f.tokens, f.tokens) / mass
+        second = np.trapezoid(f.density * (f.tokens - first) ** 2, f.tokens) / mass
+        assert mass == pytest.approx(1, abs=0.01)
+        assert first == pytest.approx(mean, rel=1e-3)
+        assert math.sqrt(second) == pytest.approx(std, rel=0.02)
+
+
+def test_without_feedback_density_and_steps_agree() -> None:
+    """At a constant iteration time both are the compound Poisson law."""
+    model = mix_model((10, 20, 50.0), (30, 5, 80.0), memory=60_000, timing=Timing(1.0))
+    found = data.usage_density(model, analyze(model, name="n", sha256=""))
+    assert found is not None
+    steps = found.without_feedback
+    assert steps is not None
+    middle = (steps.edge_tokens[1:] + steps.edge_tokens[:-1]) / 2
+    smooth = np.interp(middle, found.with_feedback.tokens, found.with_feedback.density)
+    assert steps.density == pytest.approx(smooth, abs=0.02 * smooth.max())
+
+
+def test_the_steps_are_the_exact_distribution() -> None:
+    model = mix_model((2, 3, 1.0), memory=200, timing=Timing(1.0))  # holds 3, 4, 5 tokens
+    found = data.usage_density(model, analyze(model, name="n", sha256=""))
+    pmf = usage_pmf_of(model)
+    assert found is not None
+    assert pmf is not None
+    steps = found.without_feedback
+    assert steps is not None
+    assert pmf.step == 1
+    assert pmf.probability[0] == pytest.approx(math.exp(-3))
+    assert steps.density[0] * np.diff(steps.edge_tokens)[0] == pytest.approx(math.exp(-3) / 2, rel=1.01)
+    assert float(steps.density @ np.diff(steps.edge_tokens)) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if 1 < profile(n).model.mix.stages.max() < 1000])
+def test_leading_roots_are_those_of_the_companion_matrix(name: str) -> None:
+    model = profile(name).model
+    weights = survival_weights(model.mix.stages, model.held_first_weight, model.mix.share)
+    found = leading_roots(weights, largest_root(weights).modulus, 300)
+    known = np.roots(weights)
+    assert found.size == min(300, known.size) or found.size == 299  # conjugates stay together
+    leading = known[np.argsort(-np.abs(known))][: found.size]
+    assert np.sort(np.abs(found)) == pytest.approx(np.sort(np.abs(leading)), abs=1e-10)
+    distance = np.abs(found[:, None] - known[None, :]).min(axis=1)
+    assert distance.max() < 1e-9
+    assert (np.diff(np.abs(found)) <= 1e-12).all()
+
+
+def test_leading_roots_of_a_line_and_of_nothing() -> None:
+    assert leading_roots(np.array([1.0]), 0.0, 9).size == 0
+    assert leading_roots(np.array([2.0, 1.0]), 0.5, 9) == pytest.approx([-0.5])
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if plots(n)["nested-segments"].data is not None])
+def test_the_report_has_the_cheapest_number_of_segments(name: str) -> None:
+    found = plots(name)["nested-segments"].data
+    assert isinstance(found, data.SegmentMemory)
+    known = report(name).nested_wait
+    at = found.count.tolist().index(len(known.segments))
+    assert found.required_tokens[at] == pytest.approx(known.required_kv_tokens)
+    if profile(name).plan.segments is None:
+        assert found.required_tokens.min() == pytest.approx(known.required_kv_tokens)
+    assert (np.diff(found.count) > 0).all()
+
+
+def test_a_thinned_record_keeps_every_peak() -> None:
+    values = np.random.default_rng(5).integers(0, 1000, 4096)
+    kept = data.extremes(values, 200)
+    assert kept.size <= 402
+    assert (np.diff(kept) > 0).all()
+    for part in np.array_split(np.arange(values.size), 200):
+        mine = kept[(kept >= part[0]) & (kept <= part[-1])]
+        assert values[mine].max() == values[part].max()
+        assert values[mine].min() == values[part].min()
+    assert data.extremes(np.empty(0, dtype=np.int64), 5).size == 0
+
+
+def test_the_timeline_is_the_first_run_of_each_policy() -> None:
+    given = profile("paper-sic-limit-cycle")
+    runs = simulate(given.model, given.plan, requests=2000)
+    found = catalogue.build(report("paper-sic-limit-cycle"), given.model, given.plan, runs)
+    offered, full = (plot for plot in found if plot.section == "simulation")
+    for plot, study in ((offered, runs.offered), (full, runs.full)):
+        assert isinstance(plot.data, data.Timeline)
+        assert plot.basis == "simulated"
+        assert [run.policy for run in plot.data.runs] == ["greedy", "rate-limited"]
+        for run, outcome in zip(plot.data.runs, study.first, strict=True):
+            assert run.kv_tokens.max() == outcome.series.kv_tokens.max() <= 600
+            assert run.waiting.max() == outcome.series.waiting.max()
+            assert (np.diff(run.kv_time_s) > 0).all()
+        drawing.inline_svg(plot)
+
+
+# ---------------------------------------------------------------------------------------------- catalogue
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_plot_says_its_basis_and_its_numbers(name: str) -> None:
+    for plot in plots(name).values():
+        assert plot.basis
+        assert plot.caption.endswith(".")
+        assert (plot.numbers == "") == (plot.data is None)
+
+
+def test_what_does_not_exist_is_a_sentence() -> None:
+    overworked = mix_model((100, 20, 50.0), (100, 40, 50.0), memory=400_000, timing=Timing(0.01, d1=1e-5))
+    one_stage = mix_model((9, 1, 1.0), memory=60)
+    for model, absent in (
+        (overworked, {"kv-density": "No equilibrium", "nested-segments": "No thresholds"}),
+        (one_stage, {"roots": "single iteration", "nested-segments": "one decode length"}),
+    ):
+        found = catalogue.build(analyze(model, name="n", sha256=""), model, Plan())
+        assert {plot.key for plot in found if plot.data is None} == set(absent)
+        assert all(absent[plot.key] in plot.caption for plot in found if plot.data is None)
+
+
+def test_an_offered_rate_far_beyond_is_said_and_leaves_the_plot_readable() -> None:
+    model = mix_model((10, 20, 1000.0), memory=410, timing=Timing(1.0))
+    known = analyze(model, name="n", sha256="")
+    assert known.verdict.status is Status.OVERLOADED
+    rate, curve, *_ = catalogue.build(known, model, Plan())
+    assert isinstance(rate.data, data.RateThroughput)
+    assert isinstance(curve.data, data.EquilibriumCurve)
+    assert rate.data.rate_rps[-1] < 3 * known.load.sustainable_rps
+    assert "1,000 requests/s, is far beyond the right edge" in rate.caption
+    assert "far above the plot" in curve.caption
+    assert not rate.data.shows_offered
+    assert not curve.data.shows_offered
+
+
+# ------------------------------------------------------------------------------------------------ drawing
+
+
+@pytest.mark.parametrize("name", ["tool-calls-h100", "paper-wait-nested", "azure-conv-overloaded"])
+def test_drawings_are_the_same_each_time_and_self_contained(name: str) -> None:
+    drawn = [plot for plot in plots(name).values() if plot.data is not None]
+    texts = [drawing.inline_svg(plot) for plot in drawn]
+    assert texts == [drawing.inline_svg(plot) for plot in drawn]
+    page = "\n".join(texts)
+    assert len(page) < 250_000
+    assert not re.search(r"https?:|<image|<script|@import|url\((?!#)", page)
+    assert not re.search("#[0-9a-f]{6}", page)  # all colours are the page's
+    assert set(re.findall(r"var\(--([a-z]+)\)", page)) <= set(LIGHT)
+    names = re.findall(r'\bid="([^"]*)"', page)
+    assert len(names) == len(set(names))
+    assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', page)) == set(names)
+    for text in texts:
+        assert ET.fromstring(text).get("viewBox")
+
+
+def test_files_are_the_same_each_time() -> None:
+    plot = plots("tool-calls-h100")["roots"]
+    for draw, start in ((drawing.svg, b"<?xml"), (drawing.png, b"\x89PNG")):
+        assert draw(plot) == draw(plot)
+        assert draw(plot).startswith(start)
+    assert b"date" not in drawing.svg(plot).lower()
+
+
+def test_axes_have_names_and_units() -> None:
+    for name in ("tool-calls-h100", "paper-wait-nested"):
+        for plot in plots(name).values():
+            if plot.data is not None and plot.key != "roots":
+                text = drawing.inline_svg(plot)
+                assert re.search(">(offered rate, requests/s|KV, tokens|segments|time, s)<", text), plot.key
+                assert re.search(
+                    ">(throughput, requests/s|KV, tokens|probability per token|required KV, tokens)<", text
+                ), plot.key
+
+
+@pytest.mark.parametrize("case", EXTREMES)
+def test_extremes_are_drawn_all_the_same(case: str) -> None:
+    model = EXTREMES[case]
+    for plot in catalogue.build(analyze(model, name=case, sha256=""), model, Plan()):
+        if plot.data is not None:
+            assert len(drawing.inline_svg(plot)) < 150_000
+
+
+def test_the_settings_of_the_user_change_nothing() -> None:
+    import matplotlib
+
+    plot = plots("tool-calls-h100")["rate-throughput"]
+    before = drawing.inline_svg(plot)
+    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "axes.grid": False}):
+        assert drawing.inline_svg(plot) == before
+        assert matplotlib.rcParams["font.size"] == 30
