@@ -5,10 +5,13 @@ Every refusal is one `ProfileError` with the line and the key path of the first 
 
 import os
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
+from operator import getitem
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import tomli
 
@@ -59,8 +62,45 @@ class Profile:
         *path : str or int
             Keys and list indices, such as ``"gate", "require", 0``.
         """
+        return ProfileError(self.source, message, key=written(path), line=self.line(*path))
+
+    def line(self, *path: str | int) -> int:
+        """Line of a key, or of the nearest table around it, counted from 1."""
         (offset,) = offsets(self.text, [path])
-        return ProfileError(self.source, message, key=written(path), line=line_at(self.text, offset))
+        return line_at(self.text, offset)
+
+    def tables(self) -> dict[str, Any]:
+        """The profile as written: tables, lists, numbers and text."""
+        return tomli.loads(self.text)
+
+    def changed(self, values: Mapping[tuple[str | int, ...], object]) -> ServingModel:
+        """The model of this profile with other values at keys that it has.
+
+        Parameters
+        ----------
+        values : mapping of key path to value
+            As TOML would give them.
+
+        Raises
+        ------
+        ProfileError
+            A value is not allowed there.
+
+        Examples
+        --------
+        >>> from io import BytesIO
+        >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+        >>> profile.changed({("classes", 0, "rate"): 40.0}).total_rate_rps
+        40.0
+        """
+        document = self.tables()
+        for (*outer, last), value in values.items():
+            reduce(getitem, outer, cast(Any, document))[last] = value
+        try:
+            return _model(schema.check(document))
+        except schema.SchemaError as error:
+            path, message, _ = error.problems[0]
+            raise self.error(message, *path) from None
 
 
 def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
