@@ -153,10 +153,9 @@ def exit_code(checked: Sequence[Checked]) -> ExitCode:
     return ExitCode.GATE_FAILED if Outcome.FAILED in outcomes else ExitCode.DONE
 
 
-def unusable(source: str, file: str | None, error: UsageError) -> Checked:
+def unusable(file: str | None, error: ProfileError) -> Checked:
     """The result for a profile that cannot be read."""
-    line = error.line if isinstance(error, ProfileError) else None
-    return Checked(source, file, None, None, (), (Problem(str(error), line),))
+    return Checked(error.source, file, None, None, (), (Problem(str(error), error.line),))
 
 
 def check(
@@ -267,6 +266,9 @@ def _mended(
 # ------------------------------------------------------------------------------------------------ baseline
 
 
+_DRIFT = Key("the tolerated drift", (), Kind.NUMBER, "", ())
+
+
 def read_tolerance(text: str) -> Tolerance:
     """A drift that is tolerated, ``KEY=2%``.
 
@@ -287,7 +289,7 @@ def read_tolerance(text: str) -> Tolerance:
     key = parse_key(name.strip())
     if key.kind is not Kind.NUMBER:
         raise UsageError(f"{key.text} is {key.kind} and cannot drift; demand it with --require")
-    found = parse_number(parse_key("load.headroom"), share.strip()) if share.strip()[:1] != "-" else -1.0
+    found = parse_number(_DRIFT, share.strip())
     if found < 0:
         raise UsageError(f"{key.text}: the tolerated drift cannot be negative, as {share.strip()!r} is")
     return Tolerance(key, found)

@@ -21,7 +21,7 @@ from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.errors import UsageError
 from kvplan.explanations import BLOCKS, EXPLANATIONS
 from kvplan.report import SCHEMA_VERSION, Analyses, Basis, ProfileIdentity, Status, plain
-from kvplan.units import TIME_UNITS
+from kvplan.units import TIME_UNITS, rounded
 
 MAX_LENGTH = 1000  # of a requirement, characters
 
@@ -263,6 +263,18 @@ def parse(text: str) -> Requirement:
     if key.kind is not Kind.NUMBER and symbol not in ("==", "!="):
         raise UsageError(f"{key.text} is {key.kind}, which only == and != compare, not {symbol}")
     return Requirement(stripped, key, symbol, bound, _value(key, bound))
+
+
+def named(name: str) -> str:
+    """How a requirement chooses the entry of a list by its name.
+
+    Examples
+    --------
+    >>> named("chat"), named("7"), named("a]b")
+    ('[chat]', '["7"]', '["a]b"]')
+    """
+    bare = _PART.fullmatch(f"[{name}]")
+    return f"[{name}]" if bare and bare[4] == name else f"[{json.dumps(name, ensure_ascii=False)}]"
 
 
 def parse_key(text: str) -> Key:
@@ -508,9 +520,9 @@ def telling_digits(requirement: Requirement, got: float, least: int = 4) -> int:
 
     Examples
     --------
-    >>> telling_digits(parse("load.headroom >= 0.2"), 0.1999999), format_number(0.1999999, 7)
-    (7, '0.1999999')
+    >>> telling_digits(parse("load.headroom >= 0.2"), 0.1999999)
+    7
     """
     compare, wanted = _COMPARE[requirement.symbol], requirement.wanted
-    same = (d for d in range(least, 17) if compare(float(f"{got:.{d}g}"), wanted) == compare(got, wanted))
-    return next(same, 17)
+    verdict = compare(got, wanted)
+    return next((d for d in range(least, 17) if compare(rounded(got, d), wanted) == verdict), 17)

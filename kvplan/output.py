@@ -50,9 +50,44 @@ def write_result(text: str, path: Path | None = None) -> None:
     except BrokenPipeError:
         raise ClosedPipeError from None
     except OSError as error:
-        place = "standard output" if path is None else str(path)
-        shown = place if place.isprintable() else repr(place)
+        shown = "standard output" if path is None else _shown(path)
         raise OutputError(f"{shown}: cannot be written: {error.strerror or error}") from None
+
+
+def append_result(text: str, path: Path) -> None:
+    """Write a result behind what a file has; where that fails, the file is as it was.
+
+    Raises
+    ------
+    OutputError
+        The result cannot be written there.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     append_result("4", Path(folder, "result.txt"))
+    ...     append_result("2\\n", Path(folder, "result.txt"))
+    ...     Path(folder, "result.txt").read_text()
+    '42\\n'
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            try:
+                data = text.encode()
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                if stat.S_ISREG(before.st_mode):
+                    file.truncate(before.st_size)
+                raise
+    except OSError as error:
+        raise OutputError(f"{_shown(path)}: cannot be written: {error.strerror or error}") from None
+
+
+def _shown(path: Path) -> str:
+    return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def _to_standard_output(text: str) -> None:

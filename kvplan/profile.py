@@ -119,23 +119,48 @@ def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
     ProfileError
         The profile cannot be found, read or used.
     """
+    data, source = read_reference(reference, stdin=stdin)
+    return parse_profile(data, source)
+
+
+def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, str]:
+    """The bytes that a reference such as that of `load_profile` leads to, and what messages call them.
+
+    Raises
+    ------
+    ProfileError
+        Nothing is there, or it cannot be read.
+    """
     if reference == "-":
-        return parse_profile(_read(stdin, "<stdin>"), "<stdin>")
+        return _read(stdin, "<stdin>"), "<stdin>"
     name = DEFAULT_PROFILE if reference is None else reference
-    source = name if name.isprintable() and 0 < len(name) <= 1000 else schema.shown(name)
-    path = Path(name)
     if reference is None or not os.path.lexists(name):
         shipped = shipped_profiles()
         if name not in shipped:
             nearest = schema.did_you_mean(name, shipped, "shipped profiles")
-            raise ProfileError(source, f"neither a file nor a shipped profile; {nearest}")
-        path = shipped[name]
+            raise ProfileError(_source(name), f"neither a file nor a shipped profile; {nearest}")
+        return read_file(str(shipped[name]), _source(name))
+    return read_file(name)
+
+
+def read_file(name: str, source: str | None = None) -> tuple[bytes, str]:
+    """The bytes of a file, and what messages call it: `source`, or else its name.
+
+    Raises
+    ------
+    ProfileError
+        It cannot be read, or is too large.
+    """
+    source = _source(name) if source is None else source
     try:
-        with path.open("rb") as file:
-            data = _read(file, source)
+        with Path(name).open("rb") as file:
+            return _read(file, source), source
     except OSError as error:
         raise ProfileError(source, f"cannot be read: {error.strerror}") from None
-    return parse_profile(data, source)
+
+
+def _source(name: str) -> str:
+    return name if name.isprintable() and 0 < len(name) <= 1000 else schema.shown(name)
 
 
 def shipped_profiles() -> dict[str, Path]:

@@ -4,11 +4,11 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -66,18 +66,29 @@ def read_base(base: str | None) -> "profile_file.Profile":
 def _loaded(profile: str | None) -> "profile_file.Profile":
     from kvplan.profile import load_profile
 
-    return load_profile(profile, stdin=sys.stdin.buffer if sys.stdin else io.BytesIO())
+    return load_profile(profile, stdin=standard_input())
+
+
+def standard_input() -> BinaryIO:
+    """The bytes of standard input; none where it is closed."""
+    return sys.stdin.buffer if sys.stdin else io.BytesIO()
 
 
 def section_text(section: "Section", origin: str, format: TableFormat, output: Path | None) -> str:
-    if format is TableFormat.MARKDOWN:
+    return sections_text([section], origin, output, as_markdown=format is TableFormat.MARKDOWN)
+
+
+def sections_text(
+    sections: "Sequence[Section]", origin: str, output: Path | None, *, as_markdown: bool
+) -> str:
+    if as_markdown:
         from kvplan.render import markdown
 
-        return markdown.render_section(section, origin)
+        return markdown.render_sections(sections, origin)
     from kvplan.render import terminal as to_terminal
 
     width, colour = terminal(output)
-    return to_terminal.render_section(section, origin, width=width, colour=colour)
+    return to_terminal.render_sections(sections, origin, width=width, colour=colour)
 
 
 def terminal(output: Path | None) -> tuple[int, bool]:
@@ -110,7 +121,8 @@ def say_compiling(policy: str) -> None:
 
 def say(message: str) -> None:
     if sys.stderr is not None:
-        print(" ".join(message.splitlines()), file=sys.stderr)
+        with suppress(OSError):  # nobody is there to be told; the exit code still tells
+            print(" ".join(message.splitlines()), file=sys.stderr, flush=True)
 
 
 def say_section(section: "Section", origin: str) -> None:
