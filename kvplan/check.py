@@ -189,7 +189,7 @@ def check(
     >>> check(profile, None, []).problems[0].message
     'tool-calls-h100: nothing is required of it: [gate] require is empty, and no --require or --tolerance is given'
     """
-    subject = Subject(ProfileIdentity(profile.name, profile.sha256), Analyses(profile.model, profile.plan))
+    subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile))
     results: list[Result] = []
     problems: list[Problem] = []
     for demand in _demands(profile, required, baseline, alone):
@@ -204,6 +204,11 @@ def check(
         return Checked(profile.source, file, profile.name, profile.sha256, (), tuple(problems))
     mended, together = _mended(profile, subject, results)
     return Checked(profile.source, file, profile.name, profile.sha256, mended, (), together)
+
+
+def report_of(profile: Profile) -> Analyses:
+    """The blocks of a profile's report, each computed when it is asked for."""
+    return Analyses(profile.model, profile.plan)
 
 
 class _Demand(NamedTuple):

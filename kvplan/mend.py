@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
@@ -23,7 +23,7 @@ from kvplan.model import ServingModel, as_written
 from kvplan.positions import KeyPath, written
 from kvplan.profile import Profile
 from kvplan.report import Analyses
-from kvplan.units import BYTE_UNITS, parse_bytes
+from kvplan.units import BYTE_UNITS
 
 MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, mends nothing
 _DIGITS = 4
@@ -168,8 +168,9 @@ def _subject(like: Subject, model: ServingModel, known: Mapping[str, object] | N
 
 def _rate_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
     before = subject.analyses.model.total_rate_rps
-    for digits, more in ((_DIGITS, 1.0), (_DIGITS, 1 + 10.0**-_DIGITS), (2 * _DIGITS, 1.0)):
-        changes = _rates(profile, partial(_part, divisor=(1 + excess) * more, digits=digits))
+    # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
+    for digits, rounding in ((_DIGITS, ROUND_HALF_EVEN), (_DIGITS, ROUND_FLOOR), (2 * _DIGITS, ROUND_FLOOR)):
+        changes = _rates(profile, partial(_part, divisor=1 + excess, digits=digits, rounding=rounding))
         model = _verified(profile, subject, changes, passes)
         if model is not None:
             after = model.total_rate_rps
@@ -211,35 +212,30 @@ def _rates(profile: Profile, changed: Callable[[float], float]) -> tuple[Change,
     return tuple(Change(path, before, changed(before)) for path, before in keys)
 
 
-def _part(rate: float, divisor: float, digits: int | None = None) -> float:
-    part = float(as_written(rate) / Fraction(divisor))
-    return part if digits is None else _floor(part, digits)
+def _part(rate: float, divisor: float, digits: int | None = None, rounding: str = ROUND_FLOOR) -> float:
+    part = as_written(rate) / Fraction(divisor)
+    return float(part if digits is None else _rounded(Decimal(float(part)), digits, rounding))
 
 
 def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
     """Memory for so many tokens, in the way in which the profile gives it: whole blocks, or bytes with their unit."""
     gpu = profile.tables()["gpu"]
+    block = subject.analyses.model.replica.block_tokens
     if "memory_tokens" in gpu:
-        block = subject.analyses.model.replica.block_tokens
         step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)
         return Change(("gpu", "memory_tokens"), gpu["memory_tokens"], math.ceil(tokens / step) * step)
     unit = re.sub(r"[^A-Za-z]*([eE][+-]?\d+)?", "", gpu["memory"], count=1).strip()
-    amount = Decimal(math.ceil(tokens) * gpu["kv_bytes_per_token"]) / Decimal(int(BYTE_UNITS[unit]))
-    text = f"{_rounded(amount, _DIGITS, ROUND_CEILING):f} {unit}"
-    assert parse_bytes(text) >= tokens * gpu["kv_bytes_per_token"]
-    return Change(("gpu", "memory"), gpu["memory"], text)
-
-
-def _floor(value: float, digits: int) -> float:
-    """The largest decimal of so many significant digits that is not above.
-
-    >>> _floor(43.8959, 4), _floor(1234567.0, 4)
-    (43.89, 1234000.0)
-    """
-    return float(_rounded(Decimal(value), digits, ROUND_FLOOR))
+    least = math.ceil(tokens / block) * block * gpu["kv_bytes_per_token"]
+    amount = _rounded(Decimal(least) / Decimal(int(BYTE_UNITS[unit])), _DIGITS, ROUND_CEILING)
+    return Change(("gpu", "memory"), gpu["memory"], f"{amount:f} {unit}")
 
 
 def _rounded(value: Decimal, digits: int, rounding: str) -> Decimal:
+    """A decimal of so many significant digits.
+
+    >>> _rounded(Decimal("43.8959"), 4, ROUND_FLOOR), _rounded(Decimal(1234567), 4, ROUND_CEILING)
+    (Decimal('43.89'), Decimal('1.235E+6'))
+    """
     return value.quantize(Decimal(1).scaleb(value.adjusted() + 1 - digits), rounding=rounding)
 
 

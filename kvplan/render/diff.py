@@ -9,7 +9,7 @@ from kvplan.units import ABSENT, format_number, format_percent, format_rate, for
 
 _SCHEMA_VERSION = 1
 MAX_ROWS = 40
-_MAX_TEXT = 60
+_MAX_TEXT = 20
 
 
 def build(found: Comparison) -> Section:
@@ -24,8 +24,8 @@ def build(found: Comparison) -> Section:
         cut = f"and {left} more keys with smaller effects; --format json has all" if left else None
         columns = (
             key_column("Key", [row[0] for row in rows]),
-            Column("Before", wraps=True),
-            Column("After", wraps=True),
+            Column("Before"),
+            Column("After"),
             Column("Change", right=True),
         )
         blocks.append(Table(columns, rows, cut))
