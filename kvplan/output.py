@@ -4,6 +4,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from kvplan.errors import OutputError
 
@@ -107,7 +108,20 @@ def abandon_standard_output() -> None:
 
     What is left in its buffer would fail again when Python exits, and change the exit code.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _abandon(sys.stdout)
+
+
+def tell(line: str) -> None:
+    """Write a line to standard error. Where that fails there is nobody to tell, and the exit code still tells."""
+    if sys.stderr is not None:
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except OSError:
+            _abandon(sys.stderr)
+
+
+def _abandon(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _to_path(data: bytes, path: Path) -> None:

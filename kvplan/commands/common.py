@@ -5,12 +5,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
+
+from kvplan.output import tell
 
 if TYPE_CHECKING:
     from kvplan import profile as profile_file
@@ -120,9 +122,7 @@ def say_compiling(policy: str) -> None:
 
 
 def say(message: str) -> None:
-    if sys.stderr is not None:
-        with suppress(OSError):  # nobody is there to be told; the exit code still tells
-            print(" ".join(message.splitlines()), file=sys.stderr, flush=True)
+    tell(" ".join(message.splitlines()))
 
 
 def say_section(section: "Section", origin: str) -> None:

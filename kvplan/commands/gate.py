@@ -1,8 +1,6 @@
 """`kvplan check` and `kvplan diff`: whether a report is good enough, and what has changed."""
 
 import os
-import sys
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +10,7 @@ import typer
 from kvplan import __version__
 from kvplan.commands.common import Output, complete_profile, say, sections_text, standard_input
 from kvplan.errors import ExitCode, UsageError
-from kvplan.output import append_result, write_result
+from kvplan.output import append_result, tell, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,12 +191,11 @@ def _outcome(checked: "Sequence[Checked]", format: GateFormat, output: Path | No
 
 def _tell_github(checked: "Sequence[Checked]") -> None:
     """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this."""
-    if os.environ.get("GITHUB_ACTIONS") == "true" and sys.stderr is not None:
+    if os.environ.get("GITHUB_ACTIONS") == "true":
         from kvplan.render.github import annotations
 
-        with suppress(OSError):  # the exit code still tells
-            for line in annotations(checked):
-                print(line, file=sys.stderr, flush=True)
+        for line in annotations(checked):
+            tell(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         append_result(_outcome(checked, GateFormat.MARKDOWN, None), Path(summary))
 
