@@ -86,13 +86,13 @@ def check(
 ) -> None:
     """Fail (exit code 1) where a profile does not meet what is required of it."""
     from kvplan import check as checking
+    from kvplan.render.github import without_commands
 
     required = _requirements(require or [])
     before = _baseline(baseline, tolerance or [])
     checked = [_checked(name, required, before, alone=len(profiles) == 1) for name in profiles]
-    for one in checked:
-        for problem in one.problems:
-            say(f"error: {problem.message}")
+    for problem in (problem for one in checked for problem in one.problems):
+        say(f"error: {without_commands(problem.message)}")
     _tell_github(checked)
     if junit is not None:
         from kvplan.render import junit as xml
