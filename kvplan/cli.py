@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvplan import __version__
-from kvplan.commands import analysis, catalogue, imports, ingest, simulation
+from kvplan.commands import analysis, catalogue, gate, imports, ingest, simulation
 from kvplan.commands.common import say
 from kvplan.errors import ExitCode, UsageError
 from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
@@ -40,6 +40,8 @@ def _kvplan(
 
 _EXAMPLES: dict[Callable[..., None], str] = {
     analysis.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
+    gate.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
+    gate.diff: "kvplan diff before.toml after.toml",
     simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
     ingest.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",

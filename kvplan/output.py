@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from kvplan.errors import OutputError
 
@@ -120,6 +121,35 @@ def check_writable(path: Path | None) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def append_result(text: str, path: Path) -> None:
+    """Write a result behind what a file has; where that fails, the file is as it was.
+
+    Raises
+    ------
+    OutputError
+        The result cannot be written there.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     append_result("4", Path(folder, "result.txt"))
+    ...     append_result("2\n", Path(folder, "result.txt"))
+    ...     Path(folder, "result.txt").read_text()
+    '42\n'
+    """
+    with _refusals(str(path)), path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno())
+        try:
+            data = text.encode()
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            if stat.S_ISREG(before.st_mode):
+                file.truncate(before.st_size)
+            raise
+
+
 def _to_standard_output(text: str) -> None:
     if sys.stdout is None:
         raise OSError("it is closed")
@@ -137,7 +167,20 @@ def abandon_standard_output() -> None:
 
     What is left in its buffer would fail again when Python exits, and change the exit code.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _abandon(sys.stdout)
+
+
+def tell(line: str) -> None:
+    """Write a line to standard error. Where that fails there is nobody to tell, and the exit code still tells."""
+    if sys.stderr is not None:
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except OSError:
+            _abandon(sys.stderr)
+
+
+def _abandon(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _to_path(data: bytes, path: Path) -> None:

@@ -5,10 +5,13 @@ Every refusal is one `ProfileError` with the line and the key path of the first 
 
 import os
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
+from operator import getitem
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import tomli
 
@@ -59,8 +62,45 @@ class Profile:
         *path : str or int
             Keys and list indices, such as ``"gate", "require", 0``.
         """
+        return ProfileError(self.source, message, key=written(path), line=self.line(*path))
+
+    def line(self, *path: str | int) -> int:
+        """Line of a key, or of the nearest table around it, counted from 1."""
         (offset,) = offsets(self.text, [path])
-        return ProfileError(self.source, message, key=written(path), line=line_at(self.text, offset))
+        return line_at(self.text, offset)
+
+    def tables(self) -> dict[str, Any]:
+        """The profile as written: tables, lists, numbers and text."""
+        return tomli.loads(self.text)
+
+    def changed(self, values: Mapping[tuple[str | int, ...], object]) -> ServingModel:
+        """The model of this profile with other values at keys that it has.
+
+        Parameters
+        ----------
+        values : mapping of key path to value
+            As TOML would give them.
+
+        Raises
+        ------
+        ProfileError
+            A value is not allowed there.
+
+        Examples
+        --------
+        >>> from io import BytesIO
+        >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+        >>> profile.changed({("classes", 0, "rate"): 40.0}).total_rate_rps
+        40.0
+        """
+        document = self.tables()
+        for (*outer, last), value in values.items():
+            reduce(getitem, outer, cast(Any, document))[last] = value
+        try:
+            return _model(schema.check(document))
+        except schema.SchemaError as error:
+            path, message, _ = error.problems[0]
+            raise self.error(message, *path) from None
 
 
 def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
@@ -79,23 +119,48 @@ def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
     ProfileError
         The profile cannot be found, read or used.
     """
+    data, source = read_reference(reference, stdin=stdin)
+    return parse_profile(data, source)
+
+
+def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, str]:
+    """The bytes that a reference such as that of `load_profile` leads to, and what messages call them.
+
+    Raises
+    ------
+    ProfileError
+        Nothing is there, or it cannot be read.
+    """
     if reference == "-":
-        return parse_profile(_read(stdin, "<stdin>"), "<stdin>")
+        return _read(stdin, "<stdin>"), "<stdin>"
     name = DEFAULT_PROFILE if reference is None else reference
-    source = name if name.isprintable() and 0 < len(name) <= 1000 else schema.shown(name)
-    path = Path(name)
     if reference is None or not os.path.lexists(name):
         shipped = shipped_profiles()
         if name not in shipped:
             nearest = schema.did_you_mean(name, shipped, "shipped profiles")
-            raise ProfileError(source, f"neither a file nor a shipped profile; {nearest}")
-        path = shipped[name]
+            raise ProfileError(_source(name), f"neither a file nor a shipped profile; {nearest}")
+        return read_file(str(shipped[name]), _source(name))
+    return read_file(name)
+
+
+def read_file(name: str, source: str | None = None) -> tuple[bytes, str]:
+    """The bytes of a file, and what messages call it: `source`, or else its name.
+
+    Raises
+    ------
+    ProfileError
+        It cannot be read, or is too large.
+    """
+    source = _source(name) if source is None else source
     try:
-        with path.open("rb") as file:
-            data = _read(file, source)
+        with Path(name).open("rb") as file:
+            return _read(file, source), source
     except OSError as error:
         raise ProfileError(source, f"cannot be read: {error.strerror}") from None
-    return parse_profile(data, source)
+
+
+def _source(name: str) -> str:
+    return name if name.isprintable() and 0 < len(name) <= 1000 else schema.shown(name)
 
 
 def shipped_profiles() -> dict[str, Path]:

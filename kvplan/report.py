@@ -5,7 +5,9 @@ carry more than the contract names; `BESIDE_CONTRACT` lists it, for the text and
 """
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,35 +147,122 @@ def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = 
     >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
     (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
     """
-    plan = plan or Plan()
-    binding, _ = sustainable_rate(model)
-    offered = load(model)
-    local = stability(model)
-    cycle = worst_cycle(model, local)
-    cap = rate_cap(model)
-    status = _status(offered, local, cycle)
-    waiting = wait(model)
-    budgets = [c.integer_budget for c in cap.classes if c.integer_budget is not None]
-    buffer = safety_buffer(model, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
+    found = Analyses(model, plan or Plan())
     return Report(
         schema_version=SCHEMA_VERSION,
         kvplan_version=__version__,
         profile=ProfileIdentity(name, sha256),
-        verdict=Verdict(status, binding, _summary(status, binding, offered, cycle)),
-        load=offered,
-        equilibrium=equilibrium(model),
-        saturation=saturation(model),
-        worst_cycle=cycle,
-        stability=local,
-        rate_cap=cap,
-        wait=waiting,
-        nested_wait=nested_wait(model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments),
-        safety_buffer=buffer,
+        verdict=found.verdict,
+        load=found.load,
+        equilibrium=found.equilibrium,
+        saturation=found.saturation,
+        worst_cycle=found.worst_cycle,
+        stability=found.stability,
+        rate_cap=found.rate_cap,
+        wait=found.wait,
+        nested_wait=found.nested_wait,
+        safety_buffer=found.safety_buffer,
         simulation=None,
-        sources=_sources(model, cycle),
-        notes=_notes(model, local, cycle, cap, plan, waiting, buffer),
-        actions=_actions(status, model, offered, local, cycle, cap, plan, buffer),
+        sources=found.sources,
+        notes=found.notes,
+        actions=found.actions,
     )
+
+
+class Analyses:
+    """Every analysis of a model, each run when it is first asked for: the blocks of a report by their names.
+
+    Parameters
+    ----------
+    model : ServingModel
+    plan : Plan
+    known : mapping of str to result
+        Blocks that another model is known to share, by name; they are not computed again.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
+    >>> Analyses(ServingModel((one,), Timing(1.0), Replica(60)), Plan()).load.headroom
+    9.0
+    """
+
+    def __init__(self, model: ServingModel, plan: Plan, known: Mapping[str, object] | None = None) -> None:
+        self.model = model
+        self.plan = plan
+        self.__dict__.update(known or {})  # where a cached property keeps what it has found
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The answer in a word; from load, stability and worst cycle."""
+        binding, _ = sustainable_rate(self.model)
+        status = _status(self.load, self.stability, self.worst_cycle)
+        return Verdict(status, binding, _summary(status, binding, self.load, self.worst_cycle))
+
+    @cached_property
+    def load(self) -> Load:
+        """Offered load against the sustainable rate."""
+        return load(self.model)
+
+    @cached_property
+    def equilibrium(self) -> Equilibrium:
+        """The eviction-free equilibrium."""
+        return equilibrium(self.model)
+
+    @cached_property
+    def saturation(self) -> Saturation:
+        """The equilibrium that exactly fills memory."""
+        return saturation(self.model)
+
+    @cached_property
+    def worst_cycle(self) -> WorstCycle:
+        """What greedy admission keeps once it has collapsed."""
+        return worst_cycle(self.model, self.stability)
+
+    @cached_property
+    def stability(self) -> Stability:
+        """Local stability under greedy admission."""
+        return stability(self.model)
+
+    @cached_property
+    def rate_cap(self) -> RateCap:
+        """Admission limits that prevent evictions."""
+        return rate_cap(self.model)
+
+    @cached_property
+    def wait(self) -> Wait:
+        """WAIT thresholds."""
+        return wait(self.model)
+
+    @cached_property
+    def nested_wait(self) -> NestedWait:
+        """Nested WAIT thresholds and memory."""
+        plan = self.plan
+        return nested_wait(self.model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments)
+
+    @cached_property
+    def safety_buffer(self) -> SafetyBuffer:
+        """Probability of overflow, and the buffer against it; under the integer budgets where there are any."""
+        budgets = [c.integer_budget for c in self.rate_cap.classes if c.integer_budget is not None]
+        plan = self.plan
+        return safety_buffer(self.model, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """Where the numbers of each block come from."""
+        return _sources(self.model, self.worst_cycle)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed or not modelled."""
+        cap, waiting, buffer = self.rate_cap, self.wait, self.safety_buffer
+        return _notes(self.model, self.stability, self.worst_cycle, cap, self.plan, waiting, buffer)
+
+    @cached_property
+    def actions(self) -> tuple[str, ...]:
+        """What to do, most important first."""
+        local, cycle, cap, buffer = self.stability, self.worst_cycle, self.rate_cap, self.safety_buffer
+        return _actions(self.verdict.status, self.model, self.load, local, cycle, cap, self.plan, buffer)
 
 
 def _status(offered: Load, local: Stability, cycle: WorstCycle) -> Status:
@@ -405,19 +494,26 @@ def to_document(report: Report) -> dict[str, Any]:
     >>> document["stability"]["spectral_radius"], document["wait"]["thresholds"]
     (0.0, [2])
     """
-    document = _plain(report, "")
+    document = plain(report)
     assert isinstance(document, dict)
     return document
 
 
-def _plain(value: Any, path: str) -> Any:
+def plain(value: Any, path: str = "") -> Any:
+    """A result at a path of the report as the contract has it; what stands beside the contract is left out.
+
+    Examples
+    --------
+    >>> plain(Verdict(Status.STABLE, "compute", "It fits."), "verdict")
+    {'status': 'stable', 'binding': 'compute', 'summary': 'It fits.'}
+    """
     if hasattr(value, "_fields"):  # a NamedTuple
         paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)
-        return {name: _plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}
+        return {name: plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}
     if isinstance(value, dict):
-        return {key: _plain(item, f"{path}.{key}") for key, item in value.items()}
+        return {key: plain(item, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(item, path) for item in value]
+        return [plain(item, path) for item in value]
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, StrEnum):

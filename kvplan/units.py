@@ -138,6 +138,15 @@ def format_number(value: float | None, digits: int = 4) -> str:
     return f"{value + 0.0:,.{digits}g}"  # + 0.0 takes the sign from a negative zero
 
 
+def rounded(value: float, digits: int) -> float:
+    """A number as `format_number` shows it.
+
+    >>> rounded(12345.6, 4), rounded(0.123456, 4)
+    (12346.0, 0.1235)
+    """
+    return float(format_number(value, digits).replace(",", ""))
+
+
 def format_tokens(value: float | None) -> str:
     """A number of tokens, whole, with thousands separators.
 

@@ -225,6 +225,38 @@ def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
     )
 
 
+def scaled_to_memory(cycle: WorstCycle, model: ServingModel, memory_tokens: int) -> WorstCycle:
+    """The worst cycle with other memory, where that was simulated: the fluid map has no scale of its own.
+
+    Everything in flight grows with memory, and so does what an iteration takes beyond d0.
+
+    Parameters
+    ----------
+    cycle : WorstCycle
+        Of the kind `simulated`, that of another model which differs in memory alone.
+    model : ServingModel
+        The model to scale to.
+    memory_tokens : int
+        Memory of the other model.
+
+    References
+    ----------
+    New, theory §3.
+    """
+    ratio, d0 = model.replica.memory_tokens / memory_tokens, model.timing.d0
+    per_iteration = cycle.throughput_per_iteration * ratio
+    variable = cycle.throughput_per_iteration / cycle.throughput_rps - d0
+    rps = per_iteration / (d0 + variable * ratio)
+    _, sustainable = sustainable_rate(model)
+    return cycle._replace(
+        throughput_per_iteration=per_iteration,
+        throughput_rps=rps,
+        evictions_per_iteration=cycle.evictions_per_iteration * ratio,
+        danger_zone_rps=(rps, sustainable) if rps < sustainable else None,
+        classes=tuple(class_cycle(model, i) for i in range(len(model.classes))),
+    )
+
+
 def _loss(per_iteration: float, full: Saturation) -> float:
     return max(0.0, 1 - per_iteration / full.admissions_per_iteration)
 

@@ -4,13 +4,15 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
+
+from kvplan.output import tell
 
 if TYPE_CHECKING:
     from kvplan import profile as profile_file
@@ -66,18 +68,29 @@ def read_base(base: str | None) -> "profile_file.Profile":
 def _loaded(profile: str | None) -> "profile_file.Profile":
     from kvplan.profile import load_profile
 
-    return load_profile(profile, stdin=sys.stdin.buffer if sys.stdin else io.BytesIO())
+    return load_profile(profile, stdin=standard_input())
+
+
+def standard_input() -> BinaryIO:
+    """The bytes of standard input; none where it is closed."""
+    return sys.stdin.buffer if sys.stdin else io.BytesIO()
 
 
 def section_text(section: "Section", origin: str, format: TableFormat, output: Path | None) -> str:
-    if format is TableFormat.MARKDOWN:
+    return sections_text([section], origin, output, as_markdown=format is TableFormat.MARKDOWN)
+
+
+def sections_text(
+    sections: "Sequence[Section]", origin: str, output: Path | None, *, as_markdown: bool
+) -> str:
+    if as_markdown:
         from kvplan.render import markdown
 
-        return markdown.render_section(section, origin)
+        return markdown.render_sections(sections, origin)
     from kvplan.render import terminal as to_terminal
 
     width, colour = terminal(output)
-    return to_terminal.render_section(section, origin, width=width, colour=colour)
+    return to_terminal.render_sections(sections, origin, width=width, colour=colour)
 
 
 def terminal(output: Path | None) -> tuple[int, bool]:
@@ -112,8 +125,7 @@ def say_compiling(policy: str, kept: bool) -> None:
 
 
 def say(message: str) -> None:
-    if sys.stderr is not None:
-        print(" ".join(message.splitlines()), file=sys.stderr)
+    tell(" ".join(message.splitlines()))
 
 
 def say_section(section: "Section", origin: str) -> None:

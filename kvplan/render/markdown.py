@@ -71,8 +71,15 @@ def render_section(section: Section, origin: str) -> str:
     <BLANKLINE>
     <sub>kvplan 0</sub>
     """
-    parts = [f"## {quote(section.title)}", *map(_block, section.blocks), f"<sub>{quote(origin)}</sub>"]
-    return "\n\n".join(parts) + "\n"
+    return render_sections([section], origin)
+
+
+def render_sections(sections: Iterable[Section], origin: str) -> str:
+    """The Markdown of several sections, unfolded, with the origin last."""
+    parts = [
+        part for section in sections for part in (f"## {quote(section.title)}", *map(_block, section.blocks))
+    ]
+    return "\n\n".join([*parts, f"<sub>{quote(origin)}</sub>"]) + "\n"
 
 
 def quote(text: str) -> str:

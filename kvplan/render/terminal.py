@@ -3,6 +3,7 @@
 Everything reaches Rich as `Text`, which it never interprets as markup.
 """
 
+from collections.abc import Sequence
 from io import StringIO
 
 from rich.cells import cell_len
@@ -78,9 +79,16 @@ def render_section(section: Section, origin: str, *, width: int = 80, colour: bo
     <BLANKLINE>
     kvplan 0
     """
+    return render_sections([section], origin, width=width, colour=colour)
+
+
+def render_sections(
+    sections: Sequence[Section], origin: str, *, width: int = 80, colour: bool = False
+) -> str:
+    """The text of several sections, with the origin last."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    parts = [*_section(section, width)[1:], Text(), Text(origin, "dim", overflow="fold")]
-    return _written(parts, width, colour)
+    parts = [part for section in sections for part in _section(section, width)]
+    return _written([*parts[1:], Text(), Text(origin, "dim", overflow="fold")], width, colour)
 
 
 def _written(parts: list[RenderableType], width: int, colour: bool) -> str:

@@ -25,6 +25,7 @@ def weights(stages: tuple[int, ...], input_tokens: float) -> tuple[np.ndarray, f
     return w, rounding_error(np.array(stages))
 
 
+ROOT = Path(__file__).resolve().parents[2]
 MIXES = {
     "one length": lambda size: weights((size,), 1000.0),
     "two neighbours": lambda size: weights((size - 1, size), 1000.0),
@@ -44,6 +45,22 @@ def test_analyze_takes_little_more_than_its_imports() -> None:
     imports = [sys.executable, "-c", "import numpy, typer, rich, pydantic"]
     launch(ANALYZE)()
     assert ratio(launch(ANALYZE), launch(imports), 25, "kvplan analyze against its imports") <= 2.5
+
+
+@pytest.mark.parametrize("rate", ["rate = 1.5", "rate = 3.5"], ids=["passing", "failing"])
+def test_checking_two_hundred_profiles_takes_less_than_25_analyses(tmp_path: Path, rate: str) -> None:
+    """The default profile, the largest part of whose report is computed; a failure is mended too."""
+    text = (ROOT / "profiles" / "llama-3.1-8b-rtx4090.toml").read_text("utf-8").replace("rate = 1.5", rate)
+    gate = '\n[gate]\nrequire = ["load.headroom >= 20%", "verdict.status != overloaded", "worst_cycle.loss <= 0.1"]\n'
+    for i in range(200):
+        (tmp_path / f"{i}.toml").write_text(text + gate, encoding="utf-8")
+    check = [sys.executable, "-m", "kvplan", "check", *map(str, sorted(tmp_path.glob("*.toml")))]
+
+    def checking() -> None:
+        done = subprocess.run(check, capture_output=True, check=False)
+        assert done.returncode == (0 if rate == "rate = 1.5" else 1)
+
+    assert ratio(checking, launch(ANALYZE), 3, f"200 profiles, {rate}, against one analyze") <= 25
 
 
 @pytest.mark.parametrize("input_tokens", [500, 0], ids=["stable", "unstable"])
@@ -118,7 +135,7 @@ def test_the_fluid_map_is_300_times_faster_than_a_numpy_shift() -> None:
     assert per_iteration <= 1 / 300
 
 
-AZURE = Path(__file__).resolve().parents[3] / "shared/data/azure-conv/AzureLLMInferenceTrace_conv.csv"
+AZURE = ROOT.parent / "shared/data/azure-conv/AzureLLMInferenceTrace_conv.csv"
 READ_WITH_CSV = "import sys, csv, numpy; list(csv.reader(open(sys.argv[1], newline='')))"
 
 

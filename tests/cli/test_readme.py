@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_block_is_of_a_kind_that_is_executed_here() -> None:
-    assert {name for name, _ in BLOCKS} == {"sh", "text", "toml"}
+    assert {name for name, _ in BLOCKS} == {"sh", "text", "toml", "yaml"}
     assert len(blocks("sh")) == 4
 
 
@@ -56,12 +56,52 @@ def test_shell_blocks_run_in_order_in_a_fresh_checkout(checkout: Path) -> None:
 
 
 def test_report_is_how_the_command_begins() -> None:
-    (report,) = blocks("text")
+    report, _ = blocks("text")
     command = [sys.executable, "-m", "kvplan", "analyze", "tool-calls-h100"]
     env = os.environ | {"COLUMNS": "80"}
     printed = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert len(report.splitlines()) > 15
     assert printed.startswith(report)
+
+
+def test_a_gate_that_fails_prints_what_is_shown() -> None:
+    _, shown = blocks("text")
+    command = ["check", "tool-calls-h100", "--require", "load.headroom >= 30%"]
+    assert "`kvplan " + " ".join([*command[:3], f"'{command[3]}'"]) + "`" in " ".join(README.split())
+    env = os.environ | {"COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan", *command], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, shown)
+
+
+@pytest.mark.parametrize("workflow", blocks("yaml"))
+@pytest.mark.parametrize(("rate", "code"), [(8.0, 0), (13.0, 1)])
+def test_the_gate_of_a_pipeline_passes_and_fails(
+    workflow: str, rate: float, code: int, tmp_path: Path
+) -> None:
+    """Its own command, in a checkout with profiles that sustain 60/5 = 12 requests/s."""
+    (command,) = re.findall(r"^ *- (?:run: )?(kvplan check .*)$", workflow, flags=re.MULTILINE)
+    assert re.search(r"^ *- (?:run: )?pip install \./tools/kvplan$", workflow, flags=re.MULTILINE)
+    (tmp_path / "capacity").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "capacity" / f"{name}.toml").write_text(
+            f"""schema = 1
+name = "{name}"
+gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
+timing = {{ d0 = 1 }}
+classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
+"""
+        )
+    command = f'kvplan() {{ "{sys.executable}" -m kvplan "$@"; }}; {command}'
+    env = os.environ | {"PYTHONPATH": str(ROOT), "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": ""}
+    done = subprocess.run(
+        ["bash", "-e", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("::error file=capacity/") == 2 * code
+    for report in re.findall(r"^ *junit: (.*)$", workflow, flags=re.MULTILINE):
+        assert (tmp_path / report).read_text().count("<failure") == 2 * code
 
 
 @pytest.mark.parametrize("profile", blocks("toml"))

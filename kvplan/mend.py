@@ -1,0 +1,250 @@
+"""The smallest single change of a profile that mends a requirement: less traffic, more memory, more replicas.
+
+Each is found by inverting the report: its formulas are evaluated at changed traffic or memory, and the change is
+halved until it is the least that passes. It is then rounded to the passing side, as one would write it into the
+profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no mend.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from enum import StrEnum
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from kvplan.analysis.worst_cycle import CycleKind, eviction_is_impossible, scaled_to_memory
+from kvplan.errors import UsageError
+from kvplan.gate import Requirement, Subject, holds
+from kvplan.model import ServingModel, as_written
+from kvplan.positions import KeyPath, written
+from kvplan.profile import Profile
+from kvplan.report import Analyses
+from kvplan.units import BYTE_UNITS
+
+MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, mends nothing
+_DIGITS = 4
+_FIRST_STEP = 1e-4
+_PRECISION = 1e-5
+_RATE_FREE = ("stability", "saturation", "worst_cycle")  # rates enter these only by their shares
+
+Passes = Callable[[Subject], bool]
+
+
+class Lever(StrEnum):
+    """What is changed."""
+
+    RATE = "rate"
+    MEMORY = "memory"
+    REPLICAS = "replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value of the profile before and after; `path` leads to its key."""
+
+    path: KeyPath
+    before: float | int | str
+    after: float | int | str
+
+    @property
+    def key(self) -> str:
+        """The key as people write it."""
+        return written(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """One change that mends.
+
+    Attributes
+    ----------
+    lever : Lever
+    amount : float
+        Total rate of a replica, requests/s; or memory, tokens; or replicas.
+    relative : float
+        How large the change is: \\|after/before - 1\\| of rate, memory, or replicas.
+    changes : tuple of Change
+        The same in the profile of one replica.
+    """
+
+    lever: Lever
+    amount: float
+    relative: float
+    changes: tuple[Change, ...]
+
+
+def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Mend, ...]:
+    """What mends a profile, the smallest change first; at most one for each lever.
+
+    Parameters
+    ----------
+    profile : Profile
+    subject : Subject
+        Its report.
+    wanted : sequence of Requirement
+        All that must hold after the change.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.gate import parse
+    >>> from kvplan.profile import load_profile
+    >>> from kvplan.report import ProfileIdentity
+    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> subject = Subject(ProfileIdentity("tools", ""), Analyses(profile.model, profile.plan))
+    >>> first, *_ = mends(profile, subject, [parse("load.headroom >= 0.25")])
+    >>> first.lever, first.amount, first.changes[0].key
+    (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
+    """
+
+    def passes(changed: Subject) -> bool:
+        return all(holds(requirement, changed) for requirement in wanted)
+
+    excess = _least(lambda x: passes(_with_rate(subject, 1 / (1 + x))))
+    found = [
+        *(_rate_mends(profile, subject, excess, passes) if excess else ()),
+        *(_replica_mends(profile, subject, excess, passes) if excess else ()),
+    ]
+    more = _least(lambda x: passes(_with_memory(subject, x)))
+    if more:
+        found += _memory_mends(profile, subject, more, passes)
+    return tuple(sorted(found, key=lambda mend: mend.relative))
+
+
+# --------------------------------------------------------------------------------------------- inverting
+
+
+def _least(passes: Callable[[float], bool]) -> float | None:
+    """The least relative change that passes: the first of doubling steps, halved towards the one before.
+
+    >>> _least(lambda x: x >= 0.3), _least(lambda x: False)  # doctest: +ELLIPSIS
+    (0.3000..., None)
+    """
+    steps = [0.0]
+    while steps[-1] < MAX_FACTOR:
+        steps.append(min(max(2 * steps[-1], _FIRST_STEP), MAX_FACTOR))
+    for low, high in pairwise(steps):
+        if passes(high):
+            while high - low > _PRECISION * (1 + low):
+                middle = (low + high) / 2
+                low, high = (low, middle) if passes(middle) else (middle, high)
+            return high
+    return None
+
+
+def _with_rate(subject: Subject, factor: float) -> Subject:
+    model = subject.analyses.model
+    classes = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
+    return _subject(subject, replace(model, classes=classes), _found(subject, _RATE_FREE))
+
+
+def _with_memory(subject: Subject, more: float) -> Subject:
+    model = subject.analyses.model
+    replica = model.replica
+    blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
+    changed = replace(model, replica=replace(replica, memory_tokens=blocks * replica.block_tokens))
+    known = _found(subject, ("stability",))
+    cycle = subject.analyses.__dict__.get("worst_cycle")
+    if cycle is not None and cycle.kind is CycleKind.SIMULATED and not eviction_is_impossible(changed):
+        known["worst_cycle"] = scaled_to_memory(cycle, changed, replica.memory_tokens)
+    return _subject(subject, changed, known)
+
+
+def _found(subject: Subject, blocks: Sequence[str]) -> dict[str, object]:
+    """What was computed for a report so far, of these blocks."""
+    return {name: value for name, value in subject.analyses.__dict__.items() if name in blocks}
+
+
+def _subject(like: Subject, model: ServingModel, known: Mapping[str, object] | None = None) -> Subject:
+    return Subject(like.identity, Analyses(model, like.analyses.plan, known))
+
+
+# ---------------------------------------------------------------------------------- writing into a profile
+
+
+def _rate_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
+    before = subject.analyses.model.total_rate_rps
+    # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
+    for digits, rounding in ((_DIGITS, ROUND_HALF_EVEN), (_DIGITS, ROUND_FLOOR), (2 * _DIGITS, ROUND_FLOOR)):
+        changes = _rates(profile, partial(_part, divisor=1 + excess, digits=digits, rounding=rounding))
+        model = _verified(profile, subject, changes, passes)
+        if model is not None:
+            after = model.total_rate_rps
+            yield Mend(Lever.RATE, after, 1 - after / before, changes)
+            return
+
+
+def _replica_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
+    least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
+    for replicas in (least, least + 1):
+        changes = _rates(profile, partial(_part, divisor=replicas))
+        if _verified(profile, subject, changes, passes) is not None:
+            yield Mend(Lever.REPLICAS, replicas, replicas - 1.0, changes)
+            return
+
+
+def _memory_mends(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Mend]:
+    before = subject.analyses.model.replica.memory_tokens
+    for _ in range(3):
+        changes = (_memory(profile, subject, before * (1 + more)),)
+        model = _verified(profile, subject, changes, passes)
+        if model is not None:
+            after = model.replica.memory_tokens
+            yield Mend(Lever.MEMORY, after, after / before - 1, changes)
+            return
+        more += 10.0**-_DIGITS * (1 + more)
+
+
+def _rates(profile: Profile, changed: Callable[[float], float]) -> tuple[Change, ...]:
+    """The keys that give rates, each changed."""
+    tables = profile.tables()
+    keys: list[tuple[KeyPath, Any]] = [
+        (("classes", i, "rate"), table["rate"])
+        for i, table in enumerate(tables["classes"])
+        if "rate" in table
+    ]
+    if "workload" in tables:
+        keys = [(("workload", "rate"), tables["workload"]["rate"])]
+    return tuple(Change(path, before, changed(before)) for path, before in keys)
+
+
+def _part(rate: float, divisor: float, digits: int | None = None, rounding: str = ROUND_FLOOR) -> float:
+    part = as_written(rate) / Fraction(divisor)
+    return float(part if digits is None else _rounded(Decimal(float(part)), digits, rounding))
+
+
+def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
+    """Memory for so many tokens, in the way in which the profile gives it: whole blocks, or bytes with their unit."""
+    gpu = profile.tables()["gpu"]
+    block = subject.analyses.model.replica.block_tokens
+    if "memory_tokens" in gpu:
+        step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)
+        return Change(("gpu", "memory_tokens"), gpu["memory_tokens"], math.ceil(tokens / step) * step)
+    unit = re.sub(r"[^A-Za-z]*([eE][+-]?\d+)?", "", gpu["memory"], count=1).strip()
+    least = math.ceil(tokens / block) * block * gpu["kv_bytes_per_token"]
+    amount = _rounded(Decimal(least) / Decimal(int(BYTE_UNITS[unit])), _DIGITS, ROUND_CEILING)
+    return Change(("gpu", "memory"), gpu["memory"], f"{amount:f} {unit}")
+
+
+def _rounded(value: Decimal, digits: int, rounding: str) -> Decimal:
+    """A decimal of so many significant digits.
+
+    >>> _rounded(Decimal("43.8959"), 4, ROUND_FLOOR), _rounded(Decimal(1234567), 4, ROUND_CEILING)
+    (Decimal('43.89'), Decimal('1.235E+6'))
+    """
+    return value.quantize(Decimal(1).scaleb(value.adjusted() + 1 - digits), rounding=rounding)
+
+
+def _verified(
+    profile: Profile, subject: Subject, changes: Sequence[Change], passes: Passes
+) -> ServingModel | None:
+    """The model of the profile so changed, if it is allowed and passes: nothing is taken over from the search."""
+    try:
+        model = profile.changed({change.path: change.after for change in changes})
+    except UsageError:
+        return None
+    return model if passes(_subject(subject, model)) else None

@@ -1,0 +1,202 @@
+"""Judged profiles for people and programs: a section each, and the JSON document."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.check import Checked, Origin, Outcome, Result
+from kvplan.gate import telling_digits
+from kvplan.mend import MAX_FACTOR, Lever, Mend
+from kvplan.render.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
+
+_SCHEMA_VERSION = 1
+_MAX_CHANGES = 8  # of a mend that are written out
+_LONG_KEY = 45  # longer ones wrap
+_NONE = f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory mends it"
+
+
+def build(checked: Sequence[Checked]) -> list[Section]:
+    """A section for each profile, with what is wrong in all of them before where there are several."""
+    return [*([_overview(checked)] if len(checked) > 1 else []), *map(_section, checked)]
+
+
+def _overview(checked: Sequence[Checked]) -> Section:
+    counts = ", ".join(
+        f"{sum(one.outcome is outcome for one in checked)} {outcome.value}" for outcome in Outcome
+    )
+    table = Table(
+        (Column("Outcome"), Column("Profile", wraps=True)),
+        tuple((one.outcome.value, title(one)) for one in checked if one.outcome is not Outcome.PASSED),
+    )
+    blocks: tuple[Block, ...] = (Paragraph(f"{len(checked)} profiles: {counts}."),)
+    return Section("check", "Check", (*blocks, table) if table.rows else blocks)
+
+
+def title(checked: Checked) -> str:
+    """What a profile is called: its name, and where it came from."""
+    return checked.source if checked.name is None else f"{checked.name} ({checked.source})"
+
+
+def _section(checked: Checked) -> Section:
+    heading = f"{checked.outcome.value.upper()}  {title(checked)}"
+    if checked.problems:
+        return Section("check", heading, (Bullets(tuple(problem.message for problem in checked.problems)),))
+    blocks: list[Block] = [_table(checked.results)]
+    if remarks := [line for result in checked.results for line in _remarks(result)]:
+        blocks.append(Bullets(tuple(remarks)))
+    if sum(not r.judgement.passed and r.requirement is not None for r in checked.results) > 1:
+        blocks.append(Bullets((f"All of them together: {mends_text(checked.mends)}.",)))
+    return Section("check", heading, tuple(blocks))
+
+
+def _table(results: Sequence[Result]) -> Table:
+    columns = (
+        key_column("Requirement", [result.key.text for result in results]),
+        Column("Wanted", wraps=True),
+        Column("Got", wraps=True),
+        Column("Margin", right=True),
+        Column("Result"),
+    )
+    return Table(columns, tuple(map(_row, results)))
+
+
+def key_column(name: str, keys: Sequence[str]) -> Column:
+    """A column of keys, which stay in one piece unless that takes half of the line."""
+    return Column(name, wraps=max(map(len, keys)) > _LONG_KEY)
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    return (
+        result.key.text,
+        wanted_text(result),
+        got_text(result),
+        margin_text(result),
+        "PASS" if result.judgement.passed else "FAIL",
+    )
+
+
+def wanted_text(result: Result) -> str:
+    """What is wanted, as written; of a drift the value in the baseline too."""
+    if result.origin is Origin.BASELINE:
+        return f"{_figure(result, result.wanted)} {result.bound}"
+    return result.bound
+
+
+def got_text(result: Result) -> str:
+    """What the report has, with as many digits as show on which side of the bound it is."""
+    got = result.judgement.got
+    if isinstance(got, bool | str) or result.requirement is None:
+        return _figure(result, got)
+    return _figure(result, got, telling_digits(result.requirement, got))
+
+
+def margin_text(result: Result) -> str:
+    """What is to spare, in the unit of the key and as a share of what is wanted."""
+    margin, wanted = result.judgement.margin, result.wanted
+    if margin is None:
+        return ABSENT
+    sign = "+" if margin >= 0 else "-"
+    shown = f"{sign}{_figure(result, abs(margin), 3)}"
+    if isinstance(wanted, bool | str) or wanted == 0 or result.bound.endswith("%"):
+        return shown
+    return f"{shown} ({format_percent(margin / abs(wanted), 3, signed=True)})"
+
+
+def _figure(result: Result, value: float | str | bool, digits: int = 4) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value
+    match result.key.unit:
+        case "s":
+            return format_seconds(value, digits)
+        case "" if result.bound.endswith("%") and result.requirement is not None:
+            return format_percent(value, digits)
+        case "" | "count" | "per request":
+            return format_number(value, digits)
+        case unit if unit.endswith("/s"):
+            return format_rate(value, unit.removesuffix("/s"), digits)
+        case unit:
+            return f"{format_number(value, digits)} {unit}"
+
+
+def _remarks(result: Result) -> list[str]:
+    """What stands below the table about a requirement that fails."""
+    judgement = result.judgement
+    if judgement.passed:
+        return []
+    remarks = [f"{result.key.text}: {judgement.doubt}, and doubt never passes."] if judgement.doubt else []
+    if result.requirement is not None:
+        remarks.append(f"{result.text}: {mends_text(result.mends)}.")
+    return remarks
+
+
+def mends_text(mends: Sequence[Mend]) -> str:
+    """The changes that mend, the smallest first."""
+    return "; or ".join(map(_mend_text, mends)) if mends else _NONE
+
+
+def _mend_text(mend: Mend) -> str:
+    changes = ", ".join(f"{c.key} = {_toml(c.after)}" for c in mend.changes[:_MAX_CHANGES])
+    more = ", …" if len(mend.changes) > _MAX_CHANGES else ""
+    change = format_percent(mend.relative)
+    match mend.lever:
+        case Lever.RATE:
+            return f"rate down {change} to {format_rate(mend.amount, 'requests')} ({changes}{more})"
+        case Lever.MEMORY:
+            return f"memory up {change} to {format_tokens(mend.amount)} tokens ({changes}{more})"
+        case Lever.REPLICAS:
+            return f"{mend.amount:.0f} replicas in place of one ({changes}{more} each)"
+
+
+def _toml(value: float | int | str) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def to_document(checked: Sequence[Checked], version: str) -> dict[str, Any]:
+    """The JSON document: schema_version 1, the profiles in order, all requirements of each."""
+    outcomes = {one.outcome for one in checked}
+    worst = next(o for o in (Outcome.UNUSABLE, Outcome.FAILED, Outcome.PASSED) if o in outcomes)
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "kvplan_version": version,
+        "outcome": worst.value,
+        "profiles": [
+            {
+                "name": one.name,
+                "source": one.source,
+                "sha256": one.sha256,
+                "outcome": one.outcome.value,
+                "problems": [{"message": p.message, "line": p.line} for p in one.problems],
+                "requirements": [_entry(result) for result in one.results],
+                "mends": [_mend_entry(mend) for mend in one.mends],
+            }
+            for one in checked
+        ],
+    }
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    judgement = result.judgement
+    return {
+        "requirement": result.text,
+        "origin": result.origin.value,
+        "line": result.line,
+        "key": result.key.text,
+        "operator": None if result.requirement is None else result.requirement.symbol,
+        "wanted": result.wanted,
+        "got": judgement.got,
+        "margin": judgement.margin,
+        "passed": judgement.passed,
+        "doubt": judgement.doubt or None,
+        "mends": [_mend_entry(mend) for mend in result.mends],
+    }
+
+
+def _mend_entry(mend: Mend) -> dict[str, Any]:
+    return {
+        "lever": mend.lever.value,
+        "amount": mend.amount,
+        "relative_change": mend.relative,
+        "changes": [{"key": c.key, "before": c.before, "after": c.after} for c in mend.changes],
+    }

@@ -1,0 +1,83 @@
+"""What differs between two reports, for people and programs."""
+
+from typing import Any
+
+from kvplan.diff import Change, Comparison, Leaf, Side
+from kvplan.render.check import key_column
+from kvplan.render.document import Block, Column, Paragraph, Section, Table
+from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
+
+_SCHEMA_VERSION = 1
+MAX_ROWS = 40
+_MAX_TEXT = 20
+
+
+def build(found: Comparison) -> Section:
+    """A table of what differs, the largest effect first; or that nothing does."""
+    a, b = found.before, found.after
+    blocks: list[Block] = [Paragraph(f"Before: {_name(a)}. After: {_name(b)}.")]
+    if not found.changes:
+        blocks.append(Paragraph("Nothing differs."))
+    else:
+        rows = tuple(_row(change) for change in found.changes[:MAX_ROWS])
+        left = len(found.changes) - len(rows)
+        cut = f"and {left} more keys with smaller effects; --format json has all" if left else None
+        columns = (
+            key_column("Key", [row[0] for row in rows]),
+            Column("Before"),
+            Column("After"),
+            Column("Change", right=True),
+        )
+        blocks.append(Table(columns, rows, cut))
+    return Section("diff", "What differs", tuple(blocks))
+
+
+def _name(side: Side) -> str:
+    return f"{side.name} ({side.source})"
+
+
+def _row(change: Change) -> tuple[str, ...]:
+    digits = next(
+        (d for d in range(4, 12) if _shown(change.before, change, d) != _shown(change.after, change, d)), 12
+    )
+    moved = ABSENT if change.relative is None else format_percent(change.relative, 3, signed=True)
+    return change.key, _shown(change.before, change, digits), _shown(change.after, change, digits), moved
+
+
+def _shown(value: Leaf, change: Change, digits: int) -> str:
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    if isinstance(value, str):
+        printable = "".join(c if c.isprintable() else "\ufffd" for c in value)
+        return printable if len(printable) <= _MAX_TEXT else printable[: _MAX_TEXT - 1] + "…"
+    match change.unit:
+        case "s":
+            return format_seconds(value, digits)
+        case unit if unit.endswith("/s"):
+            return format_rate(value, unit.removesuffix("/s"), digits)
+        case _:
+            return format_number(value, digits)
+
+
+def to_document(found: Comparison, version: str) -> dict[str, Any]:
+    """The JSON document: schema_version 1, every key that differs, the largest effect first."""
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "kvplan_version": version,
+        "before": _identity(found.before),
+        "after": _identity(found.after),
+        "changes": [
+            {"key": c.key, "before": c.before, "after": c.after, "relative_change": c.relative}
+            for c in found.changes
+        ],
+    }
+
+
+def _identity(side: Side) -> dict[str, Any]:
+    profile = side.document.get("profile")
+    sha256 = profile.get("sha256") if isinstance(profile, dict) else None
+    return {"name": side.name, "source": side.source, "sha256": sha256}

@@ -1,0 +1,407 @@
+"""`kvplan check` and `kvplan diff` as a pipeline runs them: exit codes, streams, files, GitHub, many profiles."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import kvplan
+from kvplan import cli, report
+
+# One class, input 1, decode 2, disaggregated: 5 token-iterations a request, so 60 tokens and iterations of 1 s sustain
+# 12 requests/s; at 8 offered the headroom is 0.5.
+PROFILE = """schema = 1
+name = "{name}"
+gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
+timing = {{ d0 = 1 }}
+classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
+[gate]
+require = ["load.headroom >= 0.25", {more}]
+"""
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(kvplan.__file__).parents[1])}
+
+
+def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    extra = options.pop("env", {})
+    assert isinstance(extra, dict)
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-m", "kvplan", *map(str, arguments)],
+        **{"capture_output": True, "encoding": "utf-8", "timeout": 120, **options},
+        env=ENVIRONMENT | extra,
+    )
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return written(tmp_path / "good.toml", rate=8.0)
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    return written(tmp_path / "bad.toml", rate=11.0)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    return written(tmp_path / "broken.toml", rate=8.0, more='"load.headrom >= 0.2"')
+
+
+def written(path: Path, *, rate: float, more: str = "", name: str | None = None) -> Path:
+    path.write_text(PROFILE.format(name=name or path.stem, rate=rate, more=more), encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------- exit codes
+
+
+def test_a_profile_that_meets_everything_is_exit_code_zero(good: Path) -> None:
+    result = run("check", good)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "load.headroom  >= 0.25  0.5  +0.25 (+100%)  PASS" in result.stdout
+
+
+def test_a_profile_that_fails_is_exit_code_one_with_what_mends_it(bad: Path) -> None:
+    """12/1.25 = 9.6 requests/s would do, or 11·5·1.25 = 68.75 tokens, or two replicas of 5.5 requests/s each."""
+    result = run("check", bad)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "FAIL" in result.stdout
+    text = " ".join(result.stdout.split())
+    assert "rate down 12.7% to 9.6 requests/s (classes[0].rate = 9.6); or memory up 15% to 69 tokens" in text
+    assert "(gpu.memory_tokens = 69); or 2 replicas in place of one (classes[0].rate = 5.5 each)." in text
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "json"])
+def test_a_profile_that_cannot_be_judged_is_exit_code_two_and_passes_nowhere(
+    form: str, broken: Path, tmp_path: Path
+) -> None:
+    result = run("check", broken, "--format", form, "--junit", tmp_path / "junit.xml")
+    assert result.returncode == 2
+    says = f"{broken}:7: gate.require[1]: unknown key 'load.headrom'; did you mean load.headroom?"
+    assert result.stderr == f"error: {says}\n"
+    assert "PASS" not in result.stdout
+    (case,) = ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testcase")
+    assert [child.tag for child in case] == ["error"]
+
+
+def test_what_cannot_be_judged_outweighs_what_passes_and_fails(good: Path, bad: Path, broken: Path) -> None:
+    result = run("check", good, broken, bad, "--format", "json")
+    assert result.returncode == 2
+    document = json.loads(result.stdout)
+    assert document["outcome"] == "unusable"
+    assert [profile["outcome"] for profile in document["profiles"]] == ["passed", "unusable", "failed"]
+    assert [len(profile["requirements"]) for profile in document["profiles"]] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("empty", ["no-such-profile", "/", ""])
+def test_a_profile_that_cannot_be_read_does_not_hide_the_others(empty: str, good: Path) -> None:
+    result = run("check", good, empty, "--format", "json")
+    assert result.returncode == 2
+    assert [p["outcome"] for p in json.loads(result.stdout)["profiles"]] == ["passed", "unusable"]
+
+
+def test_without_a_requirement_the_exit_code_is_two() -> None:
+    result = run("check", "tool-calls-h100")
+    assert result.returncode == 2
+    assert "nothing is required of it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("tool-calls-h100", "--require", "load.headrom > 0"),
+        ("tool-calls-h100", "--require", ""),
+        ("tool-calls-h100", "--require", "stability.recovery_iterations > 0"),
+        ("azure-conv-overloaded", "--require", "rate_cap.classes[nobody].per_iteration > 0"),
+        ("tool-calls-h100", "--require", "load.headroom > 0", "--tolerance", "load.headroom=1%"),
+        ("tool-calls-h100", "--require", "load.headroom > 0", "--baseline", "/dev/null"),
+        ("tool-calls-h100", "--require", "load.headroom > 0", "--format", "html"),
+        ("-", "--require", "load.headroom > 0"),
+    ],
+)
+def test_bad_usage_is_exit_code_two_and_never_a_pass(arguments: tuple[str, ...]) -> None:
+    result = run("check", *arguments, stdin=subprocess.DEVNULL)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "PASS" not in result.stdout
+    assert "Traceback" not in result.stderr
+
+
+def test_a_defect_of_kvplan_is_exit_code_three(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(report, "load", defect)
+    assert cli.main(["check", str(good)]) == 3
+
+
+def test_requirements_of_the_command_line_are_for_every_profile(good: Path, bad: Path) -> None:
+    result = run("check", good, bad, "--require", "load.offered_rps <= 8 requests/s", "--format", "json")
+    assert result.returncode == 1
+    kept = [[r["passed"] for r in p["requirements"]] for p in json.loads(result.stdout)["profiles"]]
+    assert kept == [[True, True], [False, False]]
+
+
+def test_a_profile_from_standard_input(good: Path) -> None:
+    assert run("check", "-", input=good.read_text()).returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------ baseline
+
+
+def test_drift_from_a_baseline(good: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    assert run("analyze", good, "--format", "json", "-o", old).returncode == 0
+    arguments = ("--baseline", old, "--tolerance", "load.sustainable_rps=2%")
+    assert run("check", good, *arguments).returncode == 0
+    smaller = tmp_path / "smaller.toml"
+    smaller.write_text(good.read_text().replace("memory_tokens = 60", "memory_tokens = 58"))
+    result = run("check", smaller, *arguments, "--format", "json")
+    assert result.returncode == 1  # 58/60 is 3.3 % less
+    own, drift = json.loads(result.stdout)["profiles"][0]["requirements"]
+    assert (own["passed"], drift["passed"], drift["origin"], drift["wanted"]) == (
+        True,
+        False,
+        "baseline",
+        12.0,
+    )
+    assert drift["margin"] == pytest.approx(0.02 * 12 - 0.4)
+    assert run("check", good, smaller, *arguments).returncode == 1
+    other = written(tmp_path / "other.toml", rate=8.0)
+    result = run("check", good, other, *arguments)
+    assert result.returncode == 2
+    assert "is a report on 'good', not on 'other'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "not JSON"),
+        ("[]", "no schema_version"),
+        ('{"schema_version": 2}', "must be 1"),
+        ('{"schema_version": 1}', "not in this report"),
+    ],
+)
+def test_a_baseline_that_is_no_report_is_exit_code_two(
+    content: str, says: str, good: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "old.json"
+    old.write_text(content)
+    result = run("check", good, "--baseline", old, "--tolerance", "load.headroom=2%")
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert "PASS" not in result.stdout
+
+
+# ------------------------------------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize("kind", ["good", "bad"])
+def test_a_reader_that_has_gone_is_no_pass(kind: str, request: pytest.FixtureRequest) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        path = request.getfixturevalue(kind)
+        result = run("check", path, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_the_exit_code_survives_streams_that_are_closed_or_full(good: Path, bad: Path) -> None:
+    for path, streams, code in (
+        (good, "2>&-", 0),
+        (bad, "2>&-", 1),
+        (bad, "2>/dev/full", 1),
+        (good, "<&-", 0),
+        (good, ">&-", 2),
+        (good, ">/dev/full", 2),
+        (bad, ">/dev/full 2>/dev/full", 2),
+    ):
+        command = f'"{sys.executable}" -m kvplan check "{path}" {streams}'
+        result = subprocess.run(
+            ["sh", "-c", command], env=ENVIRONMENT | {"GITHUB_ACTIONS": "true"}, capture_output=True
+        )
+        assert (streams, result.returncode) == (streams, code)
+        assert b"Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LC_ALL": "C"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_the_locale_changes_no_byte(environment: dict[str, str], tmp_path: Path) -> None:
+    path = written(tmp_path / "fernsehen.toml", rate=11.0, name="Größe – 日本")
+    plain = run("check", path, "--format", "markdown", "--junit", tmp_path / "1.xml")
+    found = run("check", path, "--format", "markdown", "--junit", tmp_path / "2.xml", env=environment)
+    assert (found.returncode, found.stdout) == (1, plain.stdout)
+    assert "Größe – 日本" in found.stdout
+    assert (tmp_path / "1.xml").read_bytes() == (tmp_path / "2.xml").read_bytes()
+
+
+def test_an_empty_environment_is_enough(good: Path, bad: Path) -> None:
+    found = f"import sys; sys.path.insert(0, {ENVIRONMENT['PYTHONPATH']!r})"
+    program = f"{found}; from kvplan.cli import main; sys.exit(main())"
+    for path, code in ((good, 0), (bad, 1)):
+        result = subprocess.run(
+            [sys.executable, "-c", program, "check", str(path)], env={}, capture_output=True
+        )
+        assert result.returncode == code
+
+
+# --------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("option", ["-o", "--junit"])
+def test_a_full_disk_leaves_the_old_file_and_is_no_pass(option: str, tmp_path: Path) -> None:
+    target = tmp_path / "result"
+    target.write_text("old")
+    profiles = [written(tmp_path / f"{i}.toml", rate=8.0) for i in range(30)]
+    result = run(
+        *("check", *profiles, option, target),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert result.returncode == 2
+    assert f"{target}: cannot be written" in result.stderr
+    assert "PASS" not in result.stdout
+    assert target.read_text() == "old"
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".toml"}
+
+
+@pytest.mark.parametrize("option", ["-o", "--junit"])
+@pytest.mark.parametrize("place", ["/dev/full", "/proc/nowhere/result", "/"])
+def test_a_place_that_cannot_be_written_is_exit_code_two(option: str, place: str, good: Path) -> None:
+    result = run("check", good, option, place)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {place}: cannot be written")
+
+
+def test_a_summary_that_cannot_be_written_is_exit_code_two(good: Path) -> None:
+    for place in ("/dev/full", "/proc/nowhere/summary"):
+        result = run("check", good, env={"GITHUB_STEP_SUMMARY": place})
+        assert (result.returncode, result.stdout) == (2, "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
+@pytest.mark.parametrize("option", ["-o", "--junit"])
+def test_a_read_only_folder_is_exit_code_two(option: str, good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "read-only"
+    folder.mkdir(mode=0o500)
+    result = run("check", good, option, folder / "result")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_only_reads_is_enough_for_the_result(bad: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        before = sorted(tmp_path.iterdir())
+        assert run("check", bad, cwd=tmp_path).returncode == 1
+        assert sorted(tmp_path.iterdir()) == before
+    finally:
+        tmp_path.chmod(0o700)
+
+
+# -------------------------------------------------------------------------------------------------- GitHub
+
+
+def test_annotations_point_at_the_line_of_the_requirement(bad: Path, broken: Path) -> None:
+    result = run("check", bad, broken, env={"GITHUB_ACTIONS": "true"})
+    assert result.returncode == 2
+    lines = [line for line in result.stderr.splitlines() if line.startswith("::")]
+    assert [line.partition(",title=")[0] for line in lines] == [
+        f"::error file={bad},line=7",
+        f"::error file={broken},line=7",
+    ]
+    assert run("check", bad, env={"GITHUB_ACTIONS": "false"}).stderr == ""
+
+
+def test_annotations_survive_what_names_can_hold(tmp_path: Path) -> None:
+    name = "100%, ::error::x %0A ##[error]y"
+    path = written(tmp_path / "a,b:c\n::error::d%0A.toml", rate=11.0, name=name)
+    result = run("check", path, env={"GITHUB_ACTIONS": "true"})
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    escaped = str(path).replace("%", "%25").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    assert line.startswith(
+        f"::error file={escaped},line=7,title=kvplan%3A 100%25%2C %3A%3Aerror%3A%3Ax %250A ##[error]y"
+    )
+    assert not any(out.lstrip().startswith("::") or "##[" in out for out in result.stdout.splitlines())
+    assert "##[" not in run("check", path, "--format", "json").stdout
+    assert json.loads(run("check", path, "--format", "json").stdout)["profiles"][0]["name"] == name
+
+
+def test_the_summary_is_appended(good: Path, bad: Path, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    run("check", good, env={"GITHUB_STEP_SUMMARY": str(summary)})
+    run("check", bad, env={"GITHUB_STEP_SUMMARY": str(summary)})
+    text = summary.read_text("utf-8")
+    assert text.startswith("before\n")
+    markdown = [run("check", path, "--format", "markdown").stdout for path in (good, bad)]
+    assert text == "before\n" + "".join(markdown)
+
+
+def test_a_summary_on_a_full_disk_is_as_it_was(good: Path, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("b" * 900)
+    result = run(
+        *("check", good),
+        env={"GITHUB_STEP_SUMMARY": str(summary)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert summary.read_text() == "b" * 900
+
+
+def test_escape_sequences_reach_no_output(tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[31mred.toml"
+    written(path, rate=11.0, name="red")
+    for arguments in ((path,), (path, "--require", "load.headroom >= \x1b[31m1"), ("\x1b[31m",)):
+        result = run("check", *arguments, "--junit", tmp_path / "junit.xml")
+        assert result.returncode in (1, 2)
+        assert "\x1b" not in result.stdout + result.stderr
+
+
+# --------------------------------------------------------------------------------------------- many, diff
+
+
+def test_two_hundred_profiles_in_one_call(tmp_path: Path) -> None:
+    """Offered 1/16 ... 200/16 requests/s: a headroom of 0.25 holds up to 9.6 requests/s, which the 153rd is below."""
+    paths = [written(tmp_path / f"{i:03}.toml", rate=i / 16) for i in range(1, 201)]
+    result = run("check", *paths, "--format", "json", "--junit", tmp_path / "junit.xml")
+    assert result.returncode == 1
+    outcomes = [profile["outcome"] for profile in json.loads(result.stdout)["profiles"]]
+    assert outcomes == ["passed"] * 153 + ["failed"] * 47
+    root = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (len(root), root.attrib["tests"], root.attrib["failures"]) == (200, "200", "47")
+    assert "200 profiles: 153 passed, 47 failed, 0 unusable." in run("check", *paths).stdout
+
+
+def test_a_difference_is_told_and_is_no_failure(good: Path, bad: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    run("analyze", good, "--format", "json", "-o", old)
+    same = run("diff", old, good)
+    assert (same.returncode, same.stderr) == (0, "")
+    assert "Nothing differs." in same.stdout
+    found = run("diff", old, bad, "--format", "json")
+    assert found.returncode == 0
+    moved = {c["key"]: c["relative_change"] for c in json.loads(found.stdout)["changes"]}
+    assert moved["load.offered_rps"] == pytest.approx(11 / 8 - 1)
+    assert moved["load.headroom"] == pytest.approx((12 / 11 - 1) / 0.5 - 1)
+    for form in ("text", "markdown"):
+        assert "load.headroom" in run("diff", old, bad, "--format", form).stdout
+
+
+@pytest.mark.parametrize("other", ["no-such-profile", "/dev/null"])
+def test_what_cannot_be_compared_is_exit_code_two(other: str, good: Path) -> None:
+    assert run("diff", good, other).returncode == 2

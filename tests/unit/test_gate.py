@@ -1,0 +1,568 @@
+"""Requirements: what is read, what is refused, and how reports are judged; expected values by hand."""
+
+import json
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from contract import KEYS
+from strategies import mix_model
+
+from kvplan import check as checking
+from kvplan import diff
+from kvplan.check import Baseline, Outcome, read_report, read_tolerance
+from kvplan.errors import ExitCode, UsageError
+from kvplan.gate import Kind, Named, Subject, judge, named, parse, parse_key, telling_digits, value_of
+from kvplan.model import Plan
+from kvplan.profile import load_profile, parse_profile, shipped_profiles
+from kvplan.render import check as tables
+from kvplan.render import diff as diff_tables
+from kvplan.render import github, junit, markdown, terminal
+from kvplan.report import Analyses, ProfileIdentity, analyze, to_document
+
+# One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
+# 1 s then sustain 60/5 = 12 requests/s; 8 are offered, so there is a headroom of 12/8 - 1 = 0.5 and 8 x 5 = 40 tokens.
+SMALL = """schema = 1
+name = "small"
+gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
+timing = {{ d0 = 1 }}
+[[classes]]
+name = "{name}"
+input = 1
+decode = 2
+rate = 8.0
+[gate]
+require = [
+    {require}
+]
+"""
+
+
+def small(*require: str, name: str = "a") -> Any:
+    written = ",\n    ".join(json.dumps(text, ensure_ascii=False) for text in require)
+    text = SMALL.format(require=written, name=name)
+    return parse_profile(text.encode(), "small.toml")
+
+
+def subject(**classes: int) -> Subject:
+    model = mix_model((1, 2, 8.0), memory=60)
+    return Subject(ProfileIdentity("small", "5e6f"), Analyses(model, Plan()))
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "symbol", "wanted"),
+    [
+        ("load.headroom >= 0.20", ("load", "headroom"), ">=", 0.2),
+        ("load.headroom>=20%", ("load", "headroom"), ">=", 0.2),
+        ("  load.headroom  <  1_000.5  ", ("load", "headroom"), "<", 1000.5),
+        ("load.headroom > -5e-1", ("load", "headroom"), ">", -0.5),
+        ("equilibrium.iteration_time_s <= 50 ms", ("equilibrium", "iteration_time_s"), "<=", 0.05),
+        ("equilibrium.iteration_time_s <= 50", ("equilibrium", "iteration_time_s"), "<=", 50.0),
+        ("wait.classes[0].latency_s < 2 min", ("wait", "classes", 0, "latency_s"), "<", 120.0),
+        ("load.sustainable_rps > 3 requests/s", ("load", "sustainable_rps"), ">", 3.0),
+        ("wait.kv_tokens <= 41_408 tokens", ("wait", "kv_tokens"), "<=", 41408.0),
+        ("wait.thresholds[1] == 3", ("wait", "thresholds", 1), "==", 3.0),
+        ("worst_cycle.danger_zone_rps[0] > 2", ("worst_cycle", "danger_zone_rps", 0), ">", 2.0),
+        (
+            "rate_cap.classes[tool call].name == x",
+            ("rate_cap", "classes", Named("tool call"), "name"),
+            "==",
+            "x",
+        ),
+        ('rate_cap.classes["0"].name == x', ("rate_cap", "classes", Named("0"), "name"), "==", "x"),
+        (
+            'rate_cap.classes["a] >= \\"b"].name == x',
+            ("rate_cap", "classes", Named('a] >= "b'), "name"),
+            "==",
+            "x",
+        ),
+        ("verdict.status != overloaded", ("verdict", "status"), "!=", "overloaded"),
+        ('profile.name == "3"', ("profile", "name"), "==", "3"),
+        ("sources.worst_cycle.kind != simulated", ("sources", "worst_cycle", "kind"), "!=", "simulated"),
+        ("stability.stable == true", ("stability", "stable"), "==", True),
+    ],
+)
+def test_a_requirement_is_read(text: str, path: tuple[object, ...], symbol: str, wanted: object) -> None:
+    found = parse(text)
+    assert (found.key.path, found.symbol, found.wanted) == (path, symbol, wanted)
+    assert type(found.wanted) is type(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "KEY OPERATOR VALUE"),
+        ("load.headroom", "KEY OPERATOR VALUE"),
+        ("load.headroom >=", "KEY OPERATOR VALUE"),
+        ("load.headroom = 0.2", "KEY OPERATOR VALUE"),
+        ("load.headroom => 0.2", "KEY OPERATOR VALUE"),
+        (">= 0.2", "KEY OPERATOR VALUE"),
+        ("0.2 <= load.headroom", "KEY OPERATOR VALUE"),
+        ("load..headroom >= 1", "KEY OPERATOR VALUE"),
+        ("rate_cap.classes[].per_iteration > 1", "KEY OPERATOR VALUE"),
+        ("load.headroom >= 0.2\n", "printable"),
+        ("load.headroom >= \x1b[31m1", "printable"),
+        ("load.headroom >= " + "1" * 1000, "at most 1000 characters"),
+        ("load.headrom >= 0.2", "did you mean load.headroom?"),
+        ("headroom >= 0.2", "unknown key"),
+        ("qqq >= 0.2", "the blocks are"),
+        ("wait.thresholds > 3", "wait.thresholds[0]"),
+        ("rate_cap.classes.per_iteration > 3", "did you mean rate_cap.classes[0].per_iteration?"),
+        ("simulation.completed > 3", "runs no simulation"),
+        ("load.headroom >= nan", "is a number"),
+        ("load.headroom >= inf", "is a number"),
+        ("load.headroom >= null", "is a number"),
+        ("load.headroom >= 0x10", "does not fit"),
+        ("load.headroom >= 1e999", "too large"),
+        ("load.headroom >= 0.2 0.3", "does not fit"),
+        ("load.headroom >= 20 ms", "does not fit load.headroom; write %, or nothing"),
+        ("stability.gcd == 3%", "write no unit"),
+        ("equilibrium.iteration_time_s <= 50%", "does not fit"),
+        ("equilibrium.kv_tokens <= 5 GiB", "write tokens, or nothing"),
+        ("load.sustainable_rps >= 5 tokens", "does not fit"),
+        ("verdict.status == stabel", "one of stable, needs_cap, overloaded, never 'stabel'"),
+        ("verdict.status == ''", "never ''"),
+        ("verdict.status > stable", "only == and !="),
+        ("stability.stable >= true", "only == and !="),
+        ("stability.stable == yes", "true or false"),
+        ("profile.name == 3", "write it in quotes"),
+        ("load.headroom >= stable", "is a number"),
+    ],
+)
+def test_what_is_no_requirement_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse(text)
+    assert says in str(refusal.value)
+    assert str(refusal.value).isprintable()
+
+
+def test_every_key_of_the_contract_is_known_with_its_kind() -> None:
+    """The kinds agree with what the reports of all shipped profiles hold."""
+    for name in sorted(shipped_profiles()):
+        if name in ("reasoning-h100", "two-tier-99-125"):
+            continue  # a second each, and nothing of another kind in them
+        loaded = load_profile(name, stdin=BytesIO())
+        document = to_document(
+            analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
+        )
+        for key in KEYS:
+            if key in ("simulation", "sources"):
+                continue
+            item = "[0]" if key == "worst_cycle.danger_zone_rps" else ""
+            known = parse_key(key.replace("[]", "[0]") + item)
+            try:
+                value = value_of(known, document.__getitem__)
+            except UsageError as error:
+                assert "null" in str(error)  # noqa: PT017
+                continue
+            kind = {bool: Kind.TRUTH, str: Kind.TEXT}.get(type(value), Kind.NUMBER)
+            assert (key, known.kind) == (key, kind)
+            assert not known.allowed or value in known.allowed
+
+
+@pytest.mark.parametrize(
+    "name", ["chat", "tool call", "0", "a]b", 'say "x"', "back\\slash", " edge ", "größer", "[", "x."]
+)
+def test_any_name_can_be_written_and_read(name: str) -> None:
+    assert parse_key(f"rate_cap.classes{named(name)}.per_iteration").path[2] == Named(name) or name.isdigit()
+
+
+# ------------------------------------------------------------------------------------------------- judging
+
+
+@pytest.mark.parametrize(
+    ("text", "got", "margin", "passed"),
+    [
+        ("load.headroom >= 0.5", 0.5, 0.0, True),
+        ("load.headroom > 0.5", 0.5, 0.0, False),
+        ("load.headroom < 0.75", 0.5, 0.25, True),
+        ("load.headroom <= 0.25", 0.5, -0.25, False),
+        ("load.headroom == 50%", 0.5, 0.0, True),
+        ("load.headroom == 0.75", 0.5, -0.25, False),
+        ("load.headroom != 0.75", 0.5, 0.25, True),
+        ("load.sustainable_rps >= 16", 12.0, -4.0, False),
+        ("equilibrium.kv_tokens <= 40 tokens", 40.0, 0.0, True),
+        ("equilibrium.iteration_time_s <= 500 ms", 1.0, -0.5, False),
+        ("verdict.binding == kv_memory", "kv_memory", None, True),
+        ("verdict.binding != kv_memory", "kv_memory", None, False),
+        ("equilibrium.classes[class 0].per_stage < 10", 8.0, 2.0, True),
+        ("schema_version == 1", 1, 0.0, True),
+        ("profile.name == small", "small", None, True),
+        ("stability.stable == false", False, None, True),
+    ],
+)
+def test_a_report_is_judged(text: str, got: object, margin: float | None, passed: bool) -> None:
+    found = judge(parse(text), subject())
+    assert found.got == pytest.approx(got) if isinstance(got, float) else found.got == got
+    assert (found.margin, found.passed) == (
+        pytest.approx(margin, abs=1e-12) if margin is not None else None,
+        passed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stability.recovery_iterations < 9", "null"),
+        ("rate_cap.classes[1].per_iteration > 0", "1 entries"),
+        ("rate_cap.classes[chat].per_iteration > 0", "there are 'class 0'"),
+        ("nested_wait.segments[chat].threshold > 0", "entries without names"),
+    ],
+)
+def test_what_has_no_value_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says.replace("[", r"\[")):
+        judge(parse(text), subject())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stability.stable == false",
+        "stability.stable == true",
+        "stability.spectral_radius <= 2",
+        "stability.unstable_modes >= 0",
+        "stability.unstable_modes <= 9",
+    ],
+)
+def test_doubt_never_passes(text: str) -> None:
+    about = subject()
+    doubtful = about.analyses.stability._replace(certified=False, stable=False, unstable_modes=None)
+    about = Subject(about.identity, Analyses(about.analyses.model, Plan(), {"stability": doubtful}))
+    found = judge(parse(text), about)
+    assert not found.passed
+    assert "too close to call" in found.doubt
+
+
+def test_a_radius_without_certificate_proves_nothing_though_stability_is_proved() -> None:
+    about = subject()
+    known = about.analyses.stability._replace(certified=True, radius_certified=False, stable=True)
+    about = Subject(about.identity, Analyses(about.analyses.model, Plan(), {"stability": known}))
+    assert not judge(parse("stability.spectral_radius < 2"), about).passed
+    assert judge(parse("stability.stable == true"), about).passed
+
+
+def test_only_the_blocks_that_are_asked_for_are_computed() -> None:
+    about = subject()
+    judge(parse("load.headroom >= 0"), about)
+    assert {
+        "stability",
+        "worst_cycle",
+        "nested_wait",
+        "safety_buffer",
+    } & about.analyses.__dict__.keys() == set()
+
+
+def test_a_figure_is_shown_on_the_side_of_the_bound_where_it_is() -> None:
+    requirement = parse("load.headroom >= 0.2")
+    assert telling_digits(requirement, 0.19999) == 5
+    assert telling_digits(requirement, 0.2) == 4
+    assert telling_digits(parse("wait.kv_tokens > 12346.2"), 12346.4) == 6
+
+
+# ------------------------------------------------------------------------------------------------ profiles
+
+
+def test_what_cannot_be_judged_names_file_line_and_requirement() -> None:
+    found = checking.check(small("load.headroom >= 0.2", "load.headrom >= 0.2"), "small.toml", [])
+    assert found.outcome is Outcome.UNUSABLE
+    assert found.results == ()  # nothing is called passed
+    (problem,) = found.problems
+    assert problem.message.startswith("small.toml:13: gate.require[1]: unknown key 'load.headrom'")
+    assert problem.line == 13
+
+
+def test_all_that_cannot_be_judged_is_told_at_once() -> None:
+    found = checking.check(small("a", "b"), "small.toml", [parse("stability.recovery_iterations > 1")])
+    assert [p.line for p in found.problems] == [12, 13, None]
+
+
+def test_without_a_requirement_nothing_passes() -> None:
+    assert checking.check(small(), None, []).outcome is Outcome.UNUSABLE
+    assert checking.exit_code([]) is ExitCode.USAGE
+
+
+def test_the_worst_outcome_is_the_exit_code() -> None:
+    good, bad, broken = (
+        checking.check(small(text), None, []) for text in ("load.headroom > 0", "load.headroom > 9", "load")
+    )
+    assert checking.exit_code([good]) is ExitCode.DONE
+    assert checking.exit_code([good, bad]) is ExitCode.GATE_FAILED
+    assert checking.exit_code([good, bad, broken]) is ExitCode.USAGE
+
+
+def test_the_mends_of_a_small_profile_are_those_of_the_formulas() -> None:
+    """Headroom 12/rate - 1 >= 1 needs a rate of 6, or 5·8·2 = 80 tokens, or two replicas of 4 requests/s each."""
+    (result,) = checking.check(small("load.headroom >= 1"), None, []).results
+    found = {mend.lever.value: (mend.amount, mend.relative) for mend in result.mends}
+    assert found == {"rate": (6.0, 0.25), "memory": (80, pytest.approx(1 / 3)), "replicas": (2, 1.0)}
+    assert [mend.lever.value for mend in result.mends] == ["rate", "memory", "replicas"]
+
+
+def test_a_mend_breaks_no_requirement_that_was_met() -> None:
+    """6 requests/s would do for the headroom, and 40 tokens in use would then be 30."""
+    results = checking.check(small("load.headroom >= 1", "equilibrium.kv_tokens >= 35"), None, []).results
+    assert [mend.lever.value for mend in results[0].mends] == ["memory"]
+
+
+def test_where_nothing_mends_that_is_said() -> None:
+    found = checking.check(small("load.work_rate > 1"), None, [])
+    assert found.results[0].mends == ()
+    assert "neither less traffic" in terminal.render_sections(tables.build([found]), "kvplan")
+
+
+# ------------------------------------------------------------------------------------------------ baseline
+
+
+def baseline(*tolerances: str, **load: object) -> Baseline:
+    document = {
+        "schema_version": 1,
+        "profile": {"name": "small"},
+        "load": {"headroom": 0.5, **load},
+        "stability": {"certified": True, "spectral_radius": 1.0},
+    }
+    return Baseline("old.json", document, tuple(map(read_tolerance, tolerances)))
+
+
+@pytest.mark.parametrize(
+    ("then", "share", "passed"),
+    [
+        (0.5, "0%", True),
+        (0.51, "2%", True),
+        (0.49, "2%", False),
+        (0.49, "0.03", True),
+        (0.6, "2%", False),
+        (0.0, "5%", False),
+    ],
+)
+def test_drift_in_either_direction_beyond_the_tolerance_fails(then: float, share: str, passed: bool) -> None:
+    found = checking.check(small(), None, [], baseline(f"load.headroom={share}", headroom=then))
+    assert found.results[0].judgement.passed is passed
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "load", "says"),
+    [
+        ("load.work_rate=1%", {}, "not in this report"),
+        ("wait.kv_tokens=1%", {}, "not in this report"),
+        ("load.headroom=1%", {"headroom": None}, "null"),
+        ("load.headroom=1%", {"headroom": "0.5"}, "is not a number"),
+        ("load.headroom=1%", {"headroom": True}, "is not a number"),
+        ("load.headroom=1%", {"headroom": 10**400}, "is not a number"),
+        ("load.headroom=1%", {"headroom": float("inf")}, "is not a number"),
+    ],
+)
+def test_a_baseline_without_the_number_is_refused(tolerance: str, load: dict[str, object], says: str) -> None:
+    found = checking.check(small(), None, [], baseline(tolerance, **load))
+    assert found.outcome is Outcome.UNUSABLE
+    assert "old.json" in found.problems[0].message
+    assert says in found.problems[0].message
+
+
+def test_several_profiles_need_baselines_of_their_name() -> None:
+    other = replace(small(), name="other")
+    old = baseline("load.headroom=1%")
+    assert checking.check(other, None, [], old).outcome is Outcome.PASSED
+    assert checking.check(other, None, [], old, alone=False).outcome is Outcome.UNUSABLE
+    assert checking.check(small(), None, [], old, alone=False).outcome is Outcome.PASSED
+
+
+def test_an_uncertified_baseline_is_no_yardstick() -> None:
+    old = baseline("stability.spectral_radius=50%")
+    old.document["stability"]["certified"] = False
+    assert checking.check(small(), None, [], old).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "load.headroom",
+        "load.headroom=",
+        "load.headroom=x",
+        "load.headroom=-1%",
+        "verdict.status=1%",
+        "a=1%",
+        "=1%",
+    ],
+)
+def test_what_is_no_tolerance_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        read_tolerance(text)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"schema = 1",
+        b"[]",
+        b"{}",
+        b'{"schema_version": 2}',
+        b'{"schema_version": true}',
+        b'{"schema_version": "1"}',
+        b'{"schema_version": 1, "load": NaN}',
+        b"\xff\xfe\xff",
+        b"[" * 100_000,
+        b'{"schema_version": ' + b"1" * 5000 + b"}",
+    ],
+)
+def test_what_is_no_report_is_refused(data: bytes) -> None:
+    with pytest.raises(UsageError, match=r"^old\.json: "):
+        read_report(data, "old.json")
+
+
+# --------------------------------------------------------------------------------------------------- names
+
+NASTY = "::error::x %0A `a` | <script>alert(1)</script> ##[error]y *b* [c](d) & \u2028"[:-2] + "a]b"
+
+
+def nasty() -> checking.Checked:
+    key = f"rate_cap.classes{named(NASTY)}.per_iteration"
+    profile = replace(small(f"{key} >= 1000", name=NASTY), name=NASTY, source=NASTY)
+    return checking.check(profile, NASTY, [])
+
+
+def test_no_name_becomes_a_command_of_github() -> None:
+    found = nasty()
+    assert found.outcome is Outcome.FAILED
+    for width in range(40, 101):
+        text = github.without_commands(terminal.render_sections(tables.build([found]), "kvplan", width=width))
+        assert "##[" not in text
+        assert not any(line.lstrip().startswith("::") for line in text.splitlines())
+    (line,) = github.annotations([found])
+    properties, _, message = line.removeprefix("::error ").partition("::")
+    fields = dict(pair.split("=", 1) for pair in properties.split(","))
+    assert set(fields) == {"file", "line", "title"}
+
+    def read(text: str) -> str:
+        for code, mark in (("%2C", ","), ("%3A", ":"), ("%0A", "\n"), ("%0D", "\r"), ("%25", "%")):
+            text = text.replace(code, mark)
+        return text
+
+    assert read(fields["file"]) == NASTY
+    assert fields["line"] == "12"
+    assert read(message).startswith(f"rate_cap.classes{named(NASTY)}.per_iteration: wanted >= 1000, got 12")
+
+
+def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
+    from markdown_it import MarkdownIt
+
+    found = nasty()
+    tokens = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .parse(markdown.render_sections(tables.build([found]), "kvplan"))
+    )
+    cells = []
+    for i, token in enumerate(tokens):
+        if token.type == "td_open":
+            cells.append(
+                "".join(
+                    {"html_inline": ""}.get(child.type, child.content)
+                    for child in tokens[i + 1].children or []
+                )
+            )
+            assert not any(
+                child.type in ("link_open", "code_inline", "em_open")
+                for child in tokens[i + 1].children or []
+            )
+    assert cells[0] == f"rate_cap.classes{named(NASTY)}.per_iteration"
+    assert cells[1:3] == [">= 1000", "12 requests"]
+    assert cells[4] == "FAIL"
+    html = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .render(markdown.render_sections(tables.build([found]), "kvplan"))
+    )
+    assert "<script" not in html
+
+
+# Attributes (required, optional) and children that the schemas of Jenkins and Surefire have in common.
+_JUNIT = {
+    "testsuites": (set(), {"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
+    "testsuite": ({"name", "tests", "failures", "errors"}, {"skipped", "time"}, {"testcase"}),
+    "testcase": ({"name"}, {"classname", "time"}, {"failure", "error", "skipped"}),
+    "failure": ({"type", "message"}, set(), set()),
+    "error": ({"type", "message"}, set(), set()),
+}
+
+
+def test_junit_has_the_elements_that_readers_know() -> None:
+    broken = checking.check(replace(small("load"), source="a\x00b\x1b[31m\ud800"), None, [])
+    good = checking.check(small("load.headroom > 0"), None, [])
+    text = junit.render([nasty(), broken, good])
+    root = ElementTree.fromstring(text.encode())
+    for element in root.iter():
+        required, optional, children = _JUNIT[element.tag]
+        assert required <= set(element.keys()) <= required | optional
+        assert {child.tag for child in element} <= children
+    assert [(s.attrib["tests"], s.attrib["failures"], s.attrib["errors"]) for s in root] == [
+        ("1", "1", "0"),
+        ("1", "0", "1"),
+        ("1", "0", "0"),
+    ]
+    assert root.attrib == {"name": "kvplan check", "tests": "3", "failures": "1", "errors": "1"}
+    assert root[0].attrib["name"] == f"{NASTY} ({NASTY})"
+
+
+# ---------------------------------------------------------------------------------------------------- diff
+
+
+def side(**blocks: object) -> diff.Side:
+    return diff.Side("a.json", {"schema_version": 1, "profile": {"name": "a", "sha256": ""}, **blocks})
+
+
+def test_a_difference_is_found_and_ordered_by_its_effect() -> None:
+    a = side(
+        verdict={"status": "stable", "summary": "It fits."},
+        load={"headroom": 0.5, "work_rate": 0.2, "load_factor_max": 1.5},
+        wait={"thresholds": [3]},
+        notes=["one"],
+    )
+    b = side(
+        verdict={"status": "needs_cap", "summary": "It fits, but."},
+        load={"headroom": 0.4, "work_rate": 0.5, "load_factor_max": 1.5},
+        wait={"thresholds": [3, 4]},
+        notes=["one", "two"],
+    )
+    found = diff.compare(a, b).changes
+    assert [c.key for c in found] == [
+        "verdict.status",
+        "load.work_rate",
+        "load.headroom",
+        "verdict.summary",
+        "notes",
+        "wait.thresholds[1]",
+    ]
+    assert [c.relative for c in found] == [None, pytest.approx(1.5), pytest.approx(-0.2), None, None, None]
+
+
+def test_the_last_digit_of_a_float_is_no_difference() -> None:
+    a, b = side(load={"headroom": 0.1 + 0.2}), side(load={"headroom": 0.3})
+    found = diff.compare(a, b)
+    assert found.changes == ()
+    assert "Nothing differs." in terminal.render_section(diff_tables.build(found), "kvplan")
+
+
+def test_classes_are_compared_by_their_names() -> None:
+    a = side(rate_cap={"classes": [{"name": "x", "integer_budget": 1}, {"name": "y", "integer_budget": 2}]})
+    b = side(rate_cap={"classes": [{"name": "y", "integer_budget": 3}, {"name": "x", "integer_budget": 1}]})
+    assert [(c.key, c.relative) for c in diff.compare(a, b).changes] == [
+        ("rate_cap.classes[y].integer_budget", 0.5)
+    ]
+
+
+def test_from_nothing_to_something_is_the_largest_change_of_a_number() -> None:
+    a, b = (
+        side(load={"headroom": None, "work_rate": 0.0, "offered_rps": 1.0}),
+        side(load={"headroom": 1.0, "work_rate": 1.0, "offered_rps": 9.0}),
+    )
+    assert [c.key for c in diff.compare(a, b).changes] == [
+        "load.headroom",
+        "load.work_rate",
+        "load.offered_rps",
+    ]
