@@ -134,9 +134,9 @@ def append_result(text: str, path: Path) -> None:
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     append_result("4", Path(folder, "result.txt"))
-    ...     append_result("2\n", Path(folder, "result.txt"))
+    ...     append_result("2\\n", Path(folder, "result.txt"))
     ...     Path(folder, "result.txt").read_text()
-    '42\n'
+    '42\\n'
     """
     with _refusals(str(path)), path.open("ab", buffering=0) as file:
         before = os.fstat(file.fileno())

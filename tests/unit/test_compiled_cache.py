@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = ["simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "40000", "--format", "csv"]
+COMMAND = ["simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "300000", "--format", "csv"]
 WITHOUT_FOLDER = """
 import sys
 from numba.core import caching
