@@ -71,9 +71,9 @@ def test_a_million_requests_need_less_than_a_gigabyte() -> None:
 
 
 def test_two_cores_run_a_thousand_scenarios_faster_than_one() -> None:
-    lone = RequestClass("a", 30, (20,), (1.0,), 1.0)
-    model = ServingModel((lone,), Timing(1.0), Replica(1500, prefill=Prefill.DISAGGREGATED))
-    requests = saturated(model, requests=20_000)
+    lone = RequestClass("a", 30, (200,), (1.0,), 1.0)
+    model = ServingModel((lone,), Timing(1.0), Replica(5000, prefill=Prefill.DISAGGREGATED))
+    requests = saturated(model, requests=5000)
     run(model, "greedy", requests)
 
     def on_one() -> None:
