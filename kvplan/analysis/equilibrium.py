@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, Prefill, ServingModel, sum_by
+from kvplan.model import FloatArray, Prefill, Replica, ServingModel, Timing, sum_by
 
 
 class Sensitivity(NamedTuple):
@@ -101,7 +101,12 @@ def per_request(model: ServingModel) -> PerRequest:
     >>> per_request(ServingModel((one,), Timing(0.5, d1=0.1), Replica(9, prefill=Prefill.INLINE))).held
     6.0
     """
-    mix, timing = model.mix, model.timing
+    return _costs(model, model.timing)
+
+
+def _costs(model: ServingModel, timing: Timing) -> PerRequest:
+    """The same with another timing."""
+    mix = model.mix
     work = timing.d1 * mix.footprint + timing.d2 * model.prefill_tokens + timing.d3 * mix.stages
     # s + n - 1: the iteration that ends a prefill computes no token beyond the prompt, but never none at all
     prompt = 0 if model.replica.prefill is Prefill.DISAGGREGATED else np.maximum(mix.input_tokens - 1, 0)
@@ -124,7 +129,10 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     ----------
     WAIT-s eq. 3-6; engine limits new, theory §2.
     """
-    cost, replica, d0 = per_request(model), model.replica, model.timing.d0
+    return _rates(per_request(model), model.timing.d0, model.replica)
+
+
+def _rates(cost: PerRequest, d0: float, replica: Replica) -> dict[str, float]:
     memory = "compute" if replica.memory_tokens * cost.work_s > cost.held * d0 else "kv_memory"
     rates = {memory: replica.memory_tokens / (cost.held * d0 + replica.memory_tokens * cost.work_s)}
     for name, limit, need in (
@@ -170,18 +178,19 @@ def load(model: ServingModel) -> Load:
 
 def sensitivity(model: ServingModel) -> Sensitivity:
     """What +10 % of memory, d0 or d1 does to the sustainable rate, every limit considered."""
-    _, base = sustainable_rate(model)
-    timing, replica = model.timing, model.replica
+    timing, replica, cost = model.timing, model.replica, per_request(model)
+    base = min(_rates(cost, timing.d0, replica).values())
 
-    def change(changed: ServingModel) -> float:
-        return sustainable_rate(changed)[1] / base - 1
+    def change(cost: PerRequest, d0: float, replica: Replica) -> float:
+        return min(_rates(cost, d0, replica).values()) / base - 1
 
     # A tenth more tokens need not be whole: the formulas are continuous in M.
     more_memory = replace(replica, memory_tokens=replica.memory_tokens * 1.1)  # type: ignore[arg-type]
+    more_d1 = _costs(model, replace(timing, d1=timing.d1 * 1.1))
     return Sensitivity(
-        memory_tokens=change(replace(model, replica=more_memory)),
-        d0=change(replace(model, timing=replace(timing, d0=timing.d0 * 1.1))),
-        d1=change(replace(model, timing=replace(timing, d1=timing.d1 * 1.1))),
+        memory_tokens=change(cost, timing.d0, more_memory),
+        d0=change(cost, timing.d0 * 1.1, replica),
+        d1=change(more_d1, timing.d0, replica),
     )
 
 
