@@ -58,7 +58,7 @@ _IMPORTS: dict[Callable[..., None], str] = {
 for _command, _example in _EXAMPLES.items():
     app.command(epilog=f"Example: {_example}")(_command)
 _importing = typer.Typer(
-    help="Take a replica or its traffic from what an engine or a model says.", rich_markup_mode=None
+    help="Memory or traffic from what an engine or model says.", rich_markup_mode=None
 )
 for _command, _example in _IMPORTS.items():
     _importing.command(epilog=f"Example: {_example}")(_command)

@@ -84,7 +84,7 @@ def analyze(
         PlotFormat, typer.Option("--plot-format", help="How to write the plots.")
     ] = PlotFormat.SVG,
 ) -> None:
-    """Load, worst cycle, stability, rate cap, WAIT thresholds and safety buffer of a replica."""
+    """Load, worst cycle, stability, caps and thresholds."""
     from kvplan import report
 
     if plot is not None:
@@ -118,7 +118,7 @@ def explain(
     format: Annotated[PageFormat, typer.Option("--format", help="How to write it.")] = PageFormat.TEXT,
     output: Output = None,
 ) -> None:
-    """What a number of the report means: formula, source, and the profile's figures put into it."""
+    """What a number of the report means, with its formula."""
     from kvplan import explain as explaining
     from kvplan import report
     from kvplan.render import explanation

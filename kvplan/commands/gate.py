@@ -84,7 +84,7 @@ def check(
         typer.Option("--junit", metavar="FILE", help="Write JUnit XML to this file.", show_default=False),
     ] = None,
 ) -> None:
-    """Fail (exit code 1) where a profile does not meet what is required of it."""
+    """Fail, with exit code 1, where a requirement is not met."""
     from kvplan import check as checking
     from kvplan.render.github import without_commands
 
@@ -110,7 +110,7 @@ def diff(
     format: Format = GateFormat.TEXT,
     output: Output = None,
 ) -> None:
-    """What differs between two profiles or reports, the largest effect first."""
+    """What differs between two profiles or reports."""
     from kvplan import diff as comparing
     from kvplan.render import diff as tables
     from kvplan.render import json

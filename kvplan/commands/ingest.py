@@ -130,7 +130,7 @@ def calibrate(
     ] = FitFormat.TOML,
     output: Output = None,
 ) -> None:
-    """Fit the iteration time d0 ... d3 to what an engine logged."""
+    """Fit the iteration time to what an engine logged."""
     if files and (model is not None or gpu is not None):
         raise UsageError("a FILE is measured; --model and --gpu are for where nothing is")
     if files:

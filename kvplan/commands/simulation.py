@@ -101,7 +101,7 @@ def simulate(
     format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = TableFormat.TEXT,
     output: Output = None,
 ) -> None:
-    """Policies side by side on the same arrivals, with confidence intervals."""
+    """Policies side by side on the same arrivals."""
     from kvplan.render import json
     from kvplan.render import simulation as tables
     from kvplan.simulation import options, study
