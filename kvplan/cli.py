@@ -57,9 +57,7 @@ _IMPORTS: dict[Callable[..., None], str] = {
 }
 for _command, _example in _EXAMPLES.items():
     app.command(epilog=f"Example: {_example}")(_command)
-_importing = typer.Typer(
-    help="Memory or traffic from what an engine or model says.", rich_markup_mode=None
-)
+_importing = typer.Typer(help="Memory or traffic from what an engine or model says.", rich_markup_mode=None)
 for _command, _example in _IMPORTS.items():
     _importing.command(epilog=f"Example: {_example}")(_command)
 app.add_typer(_importing, name="import")
