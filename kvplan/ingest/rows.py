@@ -5,7 +5,7 @@ Formats are told apart by content, never by name:
 =====================  =====================================================================================
 Azure LLM inference    CSV with TIMESTAMP, ContextTokens, GeneratedTokens
 BurstGPT               CSV with Timestamp (seconds), Request tokens, Response tokens
-Mooncake               JSON lines with timestamp (ms), input_length, output_length, hash_ids
+Mooncake               JSON lines with timestamp (whole ms), input_length, output_length, hash_ids
 Qwen-Bailian           the same with chat_id, and the timestamp in seconds
 vLLM bench             one JSON object with input_lens, output_lens, and start_times or duration
 CSV, JSON lines        any with a column each for time, input and output under a usual name
@@ -37,38 +37,28 @@ MAX_OUTPUT_TOKENS = 10**6
 _MAX_TIME_S = 1e12
 _MAX_LINE = 64_000_000  # characters; the results of a benchmark are one line
 _MAX_BLOCKS = 4_000_000  # prefix blocks remembered
+_DELIMITERS = ",;\t"
 _SHOWN = 60  # characters of a line in a message
 
-# Usual names, without case, spaces and underscores; the first that is there counts.
-_TIME = (
-    *(
-        "timestamp",
-        "arrivaltime",
-        "arrivaltimestamp",
-        "arrivaltimes",
-        "arrivals",
-        "arrivalms",
-        "arrival",
-        "arrivedat",
-    ),
-    *("timestampms", "timestamps", "times", "timems", "time"),
-)
-_INPUT = (
-    *(
-        "contexttokens",
-        "requesttokens",
-        "inputlength",
-        "inputtoks",
-        "inputtokens",
-        "inputlen",
-        "prompttokens",
-    ),
-    *("promptlength", "promptlen", "promptsize", "numprefilltokens", "input", "prompt"),
-)
-_OUTPUT = (
-    *("generatedtokens", "responsetokens", "outputlength", "outputtoks", "outputtokens", "outputlen"),
-    *("completiontokens", "decodetokens", "decodelength", "numdecodetokens", "tokensize", "output", "decode"),
-)
+
+def _names(text: str) -> tuple[str, ...]:
+    """Usual names, without case, spaces and underscores; the first that is there counts."""
+    return tuple(text.split())
+
+
+_TIME = _names("""
+    timestamp arrivaltime arrivaltimestamp arrivaltimes arrivals arrivalms arrival arrivedat
+    timestampms timestamps times timems time
+""")
+_INPUT = _names("""
+    contexttokens requesttokens inputlength inputtoks inputtokens inputlen prompttokens promptlength
+    promptlen promptsize numprefilltokens numprompttokens numinputtokens input prompt
+""")
+_OUTPUT = _names("""
+    generatedtokens responsetokens outputlength outputtoks outputtokens outputlen completiontokens
+    decodetokens decodelength numdecodetokens numcompletiontokens numoutputtokens tokensize output
+    decode
+""")
 
 
 class Rows(NamedTuple):
@@ -153,9 +143,10 @@ class TraceFile:
         if not first:
             raise UsageError(f"{self.source}: empty; a trace has a row for every request")
         if not first.lstrip().startswith("{"):
-            names = next(csv.reader([first]))
+            delimiter = max(_DELIMITERS, key=first.count)
+            names = next(csv.reader([first], delimiter=delimiter))
             columns = self._columns(names, names, first, lines.number)
-            offset, reader = lines.number, csv.reader(lines)
+            offset, reader = lines.number, csv.reader(lines, delimiter=delimiter)
             numbered = ((offset + reader.line_num, row) for row in reader if row)
             yield from self._decoded(numbered, lambda row: columns.values(row), lines)
             return
@@ -205,7 +196,7 @@ class TraceFile:
                 self.format = "BurstGPT CSV"
             case "timestamp", "input_length", "output_length" if in_json and "chat_id" in row:
                 self.format = "Qwen-Bailian JSON lines"
-            case "timestamp", "input_length", "output_length" if in_json:
+            case "timestamp", "input_length", "output_length" if in_json and isinstance(row[time], int):
                 self.format, scale = "Mooncake JSON lines", 1e-3
             case _:
                 self.format = "JSON lines" if in_json else "CSV"
@@ -322,7 +313,11 @@ def _time(value: Any, name: str) -> float:
     except (TypeError, ValueError, OverflowError, AttributeError):
         seconds = math.nan
     if not abs(seconds) <= _MAX_TIME_S:
-        raise _BadRowError(f"{shown(value)}; must be a time: a number of seconds, or a date", name)
+        raise _BadRowError(
+            f"{shown(value)}; must be a time: a number of seconds, or a date; a column of milliseconds is called "
+            "timestamp_ms",
+            name,
+        )
     return seconds
 
 

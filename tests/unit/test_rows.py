@@ -94,6 +94,20 @@ def test_bom_mixed_line_ends_blank_lines_and_a_missing_last_one_change_nothing(t
     assert rows == [(1.5, 374, 44), (2.75, 396, 109), (3, 1, 2), (4, 5, 6)]
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_columns_may_be_parted_by_semicolons_or_tabs(tmp_path: Path, delimiter: str) -> None:
+    content = PLAIN + "1.5,374,44\n2.5,396,109\n"
+    assert rows_of(tmp_path, content.replace(",", delimiter))[1] == rows_of(tmp_path, content)[1]
+
+
+def test_fractions_of_a_timestamp_are_of_seconds_whole_ones_in_mooncake_traces_of_milliseconds(
+    tmp_path: Path,
+) -> None:
+    row = '{"timestamp": %s, "input_length": 100, "output_length": 5}\n'
+    assert rows_of(tmp_path, row % "10" + row % "2500")[1] == [(0.01, 100, 5), (2.5, 100, 5)]
+    assert rows_of(tmp_path, row % "0.5" + row % "2.0")[1] == [(0.5, 100, 5), (2.0, 100, 5)]
+
+
 def test_gzip_is_read_and_hashed_as_stored(tmp_path: Path) -> None:
     packed = gzip.compress((PLAIN + "1.5,374,44\n").encode())
     trace, rows = rows_of(tmp_path, packed)
