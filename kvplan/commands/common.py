@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from kvplan.errors import UsageError
 from kvplan.output import tell
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ def read_base(base: str | None) -> "profile_file.Profile":
     if base is None:
         say(f"note: no --base given; what is not measured is that of the shipped {loaded.source}")
     return loaded
+
+
+def refuse_overwriting(output: Path | None, inputs: Sequence[Path]) -> None:
+    """Refuse to write a result over what it is made from, unless that is a device or a pipe."""
+    for path in inputs:
+        if output is not None and output.is_file() and path.exists() and os.path.samefile(output, path):
+            raise UsageError(f"-o {output}: would overwrite what is read")
 
 
 def _loaded(profile: str | None) -> "profile_file.Profile":

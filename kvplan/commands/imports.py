@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.commands.common import Output, read_base, say
+from kvplan.commands.common import Output, read_base, refuse_overwriting, say
 from kvplan.commands.ingest import Base, KvType, TensorParallel
 from kvplan.output import write_result
 
@@ -31,6 +31,7 @@ def log(
     from kvplan.ingest.engine_log import read_engine_log
     from kvplan.ingest.replica_text import log_part
 
+    refuse_overwriting(output, [file])
     kept = read_base(base)
     found = read_engine_log(file)
     _write(
@@ -83,6 +84,7 @@ def metrics(
     from kvplan.ingest.replica_text import metrics_parts
     from kvplan.units import parse_time
 
+    refuse_overwriting(output, [file] if since is None else [file, since])
     kept = read_base(base)
     interval_s = None if interval is None else parse_time(interval, "--interval")
     found = read_metrics(file, since, interval_s=interval_s, model=model)
@@ -147,7 +149,7 @@ def model(
     part = estimate_part(found, shape, device, kept)
     several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     replica = f"{shape.name} on {several}{device.name}"
-    _write(kept, base, [part], (*shape.notes, *found.notes), Path(name), replica=replica, output=output)
+    _write(kept, base, [part], found.notes, Path(name), replica=replica, output=output)
 
 
 def _write(

@@ -12,6 +12,7 @@ from kvplan.commands.common import (
     TableFormat,
     complete_profile,
     read_base,
+    refuse_overwriting,
     say,
     say_section,
     section_text,
@@ -69,6 +70,7 @@ def fit(
     """Turn a request trace into the classes and rates of a profile."""
     from kvplan.ingest import traffic_fit, traffic_text
 
+    refuse_overwriting(output, [trace])
     kept = read_base(base)
     traffic = traffic_fit.measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
@@ -131,9 +133,12 @@ def calibrate(
     output: Output = None,
 ) -> None:
     """Fit the iteration time to what an engine logged."""
-    if files and (model is not None or gpu is not None):
-        raise UsageError("a FILE is measured; --model and --gpu are for where nothing is")
+    if files and (model is not None or gpu is not None or tensor_parallel != 1 or kv_dtype != "auto"):
+        raise UsageError("a FILE is measured; --model, --gpu and their like are for where nothing is")
+    if not files and format is not FitFormat.TOML:
+        raise UsageError("--format says how good a fit is shown; without a FILE nothing is fitted")
     if files:
+        refuse_overwriting(output, files)
         _calibrate(files, base, capacity, group, format, output)
     elif model is not None and gpu is not None:
         _estimate_timing(model, gpu, tensor_parallel, kv_dtype, base, output)
@@ -156,7 +161,7 @@ def _calibrate(
 
     kept = read_base(base) if base is not None or format is FitFormat.TOML else None
     known = kept.model.replica.memory_tokens if kept is not None and base is not None else None
-    groups = read_groups(files, capacity_tokens=capacity or known, group=group)
+    groups = read_groups(files, capacity_tokens=capacity, assumed_tokens=known, group=group)
     found = [calibration.Calibration(samples, fit_timing(*samples)) for samples in groups]
     section, origin = calibration.build(found), f"kvplan {__version__}"
     if kept is None or format is not FitFormat.TOML:

@@ -38,8 +38,11 @@ _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 # Keys that make the formulas above wrong. A refusal is better than a number that is off by a factor.
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of the names of their classes
 _UNSUPPORTED = {
     "block_configs": "layers of different shapes",
+    "block_types": "layers listed by kind",
+    "hybrid_layer_ids": "layers that share one attention",
     "cross_attention_layers": "layers that attend to images",
     "global_head_dim": "full-attention layers with heads of another size",
     "interleave_moe_layer_step": "experts in every second layer",
@@ -144,7 +147,8 @@ def read_model(reference: str | Path) -> ModelShape:
         return read_model(Path(text) / "config.json")
     if isinstance(reference, Path) or os.path.exists(text) or text.endswith(".json"):
         path = Path(text)
-        return shape_of(read_object(path), path.absolute().parent.name or path.stem)
+        folder = path.absolute().parent.name if path.name == "config.json" else ""
+        return shape_of(read_object(path), folder or path.stem)
     known = catalogue()
     aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
     name = named.find(text, {name: name for name in known}, aliases, "model in the catalogue nor file")
@@ -200,6 +204,9 @@ def shape_of(whole: Keys, name: str) -> ModelShape:
     for key, why in _UNSUPPORTED.items():
         if keys.values.get(key):
             raise keys.error(key, f"{why} are not supported; state kv_bytes_per_token in the profile instead")
+    kinds = keys.values.get("architectures")
+    if isinstance(kinds, list) and kinds and not any(str(kind).endswith(_GENERATING) for kind in kinds):
+        raise keys.error("architectures", "none of these generates text, and so keeps KV")
     context = keys.optional_size("max_position_embeddings", "model_max_length", "max_seq_len")
     layers = keys.size("num_hidden_layers", most=_LAYERS)
     full, sliding, window = _layers(keys, layers, context)

@@ -78,7 +78,7 @@ def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Pro
         f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV at {found.kv_bytes_per_token:,} bytes a token, beside "
         f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
         "assumption.",
-        *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
+        *(f"Note: {note}." for note in found.notes),
     )
     values = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
     return replica_part(base, values, about)

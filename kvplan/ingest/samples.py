@@ -36,6 +36,8 @@ from kvplan.ingest.rows import shown
 from kvplan.ingest.text_file import text_of
 from kvplan.model import FloatArray, IntArray
 
+_SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
+_MOST = 1e12  # of anything
 _DECODE_LOG_INTERVAL = 40  # SGLang's default: decode batches from one line to the next
 
 _ITERATION = re.compile(
@@ -48,6 +50,9 @@ _STATS = re.compile(
 )
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
 _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+_BLOCKS = re.compile(r"GPU blocks: (\d+)")
+_BLOCK_SIZE = re.compile(r"\bblock_size=(\d+)")
+_BLOCK_TOKENS = 16  # vLLM's default
 _DECODE = re.compile(
     r"Decode batch[.,] #running-req: (\d+), #(?:full )?token: (\d+),.*?gen throughput \(token/s\): ([\d.]+)"
 )
@@ -107,14 +112,18 @@ class Samples:
     sha256: str = ""
 
 
-def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Samples, ...]:
+def read_samples(
+    path: Path, *, capacity_tokens: int | None = None, assumed_tokens: int | None = None
+) -> tuple[Samples, ...]:
     """Read the samples of a file, which may be compressed with gzip or zstd.
 
     Parameters
     ----------
     path : Path
     capacity_tokens : int, optional
-        KV capacity, for formats that state a share of it. A log that states the capacity itself needs none.
+        KV capacity, for formats that state a share of it; whatever a log says.
+    assumed_tokens : int, optional
+        KV capacity where a log states none.
 
     Returns
     -------
@@ -130,14 +139,20 @@ def read_samples(path: Path, *, capacity_tokens: int | None = None) -> tuple[Sam
     source = str(path)
     try:
         with text_of(path) as (text, digest):
-            found = parse_samples(text, source, capacity_tokens=capacity_tokens)
+            found = parse_samples(
+                text, source, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens
+            )
     except csv.Error as error:
         raise UsageError(f"{source}: not CSV: {error}; is a quote open?") from None
     return tuple(replace(some, sha256=digest.hex) for some in found)
 
 
 def read_groups(
-    paths: Sequence[Path], *, capacity_tokens: int | None = None, group: str | None = None
+    paths: Sequence[Path],
+    *,
+    capacity_tokens: int | None = None,
+    assumed_tokens: int | None = None,
+    group: str | None = None,
 ) -> tuple[tuple[Samples, ...], ...]:
     """Samples of several files, those of one replica together.
 
@@ -156,7 +171,7 @@ def read_groups(
     """
     found: dict[str, tuple[Samples, ...]] = {}
     for path in paths:
-        for some in read_samples(path, capacity_tokens=capacity_tokens):
+        for some in read_samples(path, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens):
             found[some.group] = (*found.get(some.group, ()), some)
     if group is None:
         return tuple(found.values())
@@ -167,7 +182,11 @@ def read_groups(
 
 
 def parse_samples(
-    lines: Iterable[str], source: str, *, capacity_tokens: int | None = None
+    lines: Iterable[str],
+    source: str,
+    *,
+    capacity_tokens: int | None = None,
+    assumed_tokens: int | None = None,
 ) -> tuple[Samples, ...]:
     """The samples in some lines; see `read_samples`.
 
@@ -194,7 +213,7 @@ def parse_samples(
     if not first:
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     everything = _chained((first_line, first), numbered)
-    reader = _Reader(source, capacity_tokens)
+    reader = _Reader(source, capacity_tokens, assumed_tokens)
     if first.lstrip().startswith("{"):
         reader.table(_json_rows(everything, source), first)
     elif _kind(header := next(csv.reader([first]))) is not None:
@@ -272,11 +291,11 @@ class _Row:
             value = math.nan if isinstance(seen, bool) else float(seen)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             value = math.nan
-        if not 0 <= value < math.inf:
+        if not 0 <= value <= _MOST:
             what = "missing" if seen is None or seen == "" else shown(seen)
             raise ProfileError(
                 self.source,
-                f"{what}; must be a number, at least 0",
+                f"{what}; must be a number, from 0 to {_MOST:g}",
                 key=self.written.get(name, name),
                 line=self.line,
             )
@@ -326,9 +345,11 @@ class _Group:
 class _Reader:
     """Collects samples, and counts what gave none."""
 
-    def __init__(self, source: str, capacity_tokens: int | None) -> None:
+    def __init__(self, source: str, capacity_tokens: int | None, assumed_tokens: int | None) -> None:
         self.source = source
-        self.capacity = capacity_tokens
+        self.given = capacity_tokens
+        self.capacity = assumed_tokens if capacity_tokens is None else capacity_tokens
+        self.block_tokens = _BLOCK_TOKENS
         self.groups: dict[tuple[str, str], _Group] = {}
         self.left_out: dict[str, tuple[int, int]] = {}
 
@@ -346,9 +367,15 @@ class _Reader:
         hidden_prefill: bool = False,
     ) -> None:
         """A sample (K, P, B, τ), unless nothing ran."""
-        if not (values[2] > 0 and 0 < values[3] < math.inf):
+        if not (values[2] > 0 and values[3] > 0):
             self.skip("nothing was generated", line)
             return
+        if not _SHORTEST_S <= values[3] <= _LONGEST_S:
+            raise ProfileError(
+                self.source,
+                f"an iteration of {values[3]:g} s; must be from {_SHORTEST_S:g} to {_LONGEST_S:,.0f} s",
+                line=line,
+            )
         self.groups.setdefault((form, group), _Group(form, hidden_prefill)).rows.append((*values, line))
 
     def used(self, percent: float, line: int) -> float:
@@ -426,13 +453,12 @@ class _Reader:
 
     def log(self, numbered: Iterator[tuple[int, str]]) -> None:
         """Samples of the engines' lines. Iteration details, being exact, take the place of the averages around them."""
-        stats: list[tuple[float, float, float, float, int]] = []
+        stats: list[tuple[float, float, float, float, int, int | None]] = []
         details = False
         usage: float | None = None
         new_tokens, prefills, interval = 0, 0, _DECODE_LOG_INTERVAL
         for line, text in numbered:
-            if stated := _CAPACITY.search(text):
-                self.capacity = int(stated[1].replace(",", ""))
+            self.stated(text)
             if found := _USAGE.search(text):
                 usage = float(found[1])
             if "Iteration(" in text:
@@ -440,7 +466,7 @@ class _Reader:
                 self.iteration(text, usage, line)
             elif "Avg prompt throughput" in text:
                 if (found := _STATS.search(text)) and (values := _floats(found)):
-                    stats.append((values[0], values[1], values[2], values[3], line))
+                    stats.append((values[0], values[1], values[2], values[3], line, self.capacity))
                 else:
                     self.skip("cut off or in an unknown form", line)
             elif found := _INTERVAL.search(text):
@@ -465,11 +491,25 @@ class _Reader:
                 else:
                     self.skip("cut off or in an unknown form", line)
                 new_tokens, prefills = 0, 0
-        for prompt, generated, running, percent, line in stats:
+        for prompt, generated, running, percent, line, capacity in stats:
             if details:
                 self.skip("an average, where iterations are logged one by one", line)
             else:
+                self.capacity = (
+                    capacity  # as it was when the line was logged: the engine may have been started anew
+                )
                 self.averaged("vLLM stats log", prompt, generated, running, percent, line)
+
+    def stated(self, text: str) -> None:
+        """Take the capacity of a line that states one, unless it was given."""
+        if self.given is not None:
+            return
+        if found := _BLOCK_SIZE.search(text):
+            self.block_tokens = int(found[1])
+        if found := _CAPACITY.search(text):
+            self.capacity = int(found[1].replace(",", ""))
+        elif found := _BLOCKS.search(text):
+            self.capacity = int(found[1]) * self.block_tokens
 
     def iteration(self, text: str, usage: float | None, line: int) -> None:
         found = _ITERATION.search(text)

@@ -32,6 +32,12 @@ _STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
 _STEPS = 30
 _ABOVE_ENVELOPE, _AWAY = 2.0, 3.0  # spreads from the fit at which a sample is left out
 _GROSS = 0.6  # relative error at which a measured sample may be left out
+_CLOSE, _SPREADS = (
+    0.04,
+    6.0,
+)  # spread of samples that lie close to the formula, and how many of them are too far
+_FEWEST = 2  # samples
+_DOUBTFUL = 0.2  # held-out error of which to warn
 _HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an envelope; of measurements
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
@@ -146,7 +152,7 @@ def fit_timing(*samples: Samples) -> TimingFit:
     seconds = np.concatenate([s.seconds for s in samples])
     envelope = any(s.hidden_prefill for s in samples)
     varying = np.array([True, *(np.ptp(column) > 0 for column in design.T[1:])])
-    if seconds.size < varying.sum():
+    if seconds.size < max(varying.sum(), _FEWEST):
         raise UsageError(
             f"{samples[0].source}: {seconds.size} samples of iterations; at least {varying.sum()} are needed to tell "
             f"{', '.join(name for name, seen in zip(_TERMS, varying, strict=True) if seen)} apart"
@@ -170,7 +176,7 @@ def fit_timing(*samples: Samples) -> TimingFit:
         held_out_error=None if held_out is None else float(held_out[used].mean()),
         held_out_median=None if held_out is None else float(np.median(held_out)),
         outliers=_outliers(samples, design, seconds, fitted, used, opposed),
-        warnings=tuple(_warnings(design, seconds, used, varying)),
+        warnings=(*_doubts(held_out, used), *_warnings(design, seconds, used, varying)),
         measured_s=seconds,
         fitted_s=fitted,
         kept=used,
@@ -221,7 +227,15 @@ def _near_envelope(off: FloatArray) -> BoolArray:
 
 
 def _not_grossly_off(off: FloatArray, kept: BoolArray) -> BoolArray:
-    """Which relative residuals are small, against those of the samples kept so far."""
+    """Which relative residuals are small, against those of the samples kept so far.
+
+    Where nearly all samples lie close to the formula, what is some spreads off is no noise. Elsewhere it is the
+    formula that is rough, and only what is grossly off is left out.
+    """
+    spread = _TO_SIGMA * float(np.median(np.abs(off[kept])))
+    close = np.asarray(np.abs(off) <= max(_SPREADS * spread, 1e-6))
+    if spread < _CLOSE and close.mean() >= _MOST:
+        return close
     return np.asarray(np.abs(off) <= max(_AWAY * float(np.sqrt((off[kept] ** 2).mean())), _GROSS))
 
 
@@ -332,6 +346,14 @@ def _contradicted(design: FloatArray, seconds: FloatArray) -> IntArray:
         opposed[group == worst] = first[int(np.argmax(np.where(opponents, middle, 0)))]
         against[worst, :] = against[:, worst] = False
     return opposed
+
+
+def _doubts(held_out: FloatArray | None, used: BoolArray) -> list[str]:
+    """What a large error says: that samples contradict each other, or that time has another form."""
+    error = 0.0 if held_out is None else float(held_out[used].mean())
+    if error < _DOUBTFUL:
+        return []
+    return [f"samples not fitted to are off by {error:.0%} on average: many outliers, or no such law of time"]
 
 
 def _warnings(design: FloatArray, seconds: FloatArray, kept: BoolArray, varying: BoolArray) -> list[str]:

@@ -120,8 +120,9 @@ def outlier_text(outlier: Outlier) -> str:
     """One sample that is off, and why."""
     against = f", contradicts line {outlier.contradicts}" if outlier.contradicts is not None else ""
     return (
-        f"line {outlier.line} ({format_tokens(outlier.sequences)} sequences, {format_tokens(outlier.kv_tokens)} KV "
-        f"tokens: {format_seconds(outlier.seconds)} for {format_seconds(outlier.fitted_s)}{against})"
+        f"line {outlier.line} ({format_tokens(outlier.sequences)} sequences, {format_tokens(outlier.kv_tokens)} KV and "
+        f"{format_tokens(outlier.prefill_tokens)} prefill tokens: "
+        f"{format_seconds(outlier.seconds)} for {format_seconds(outlier.fitted_s)}{against})"
     )
 
 

@@ -13,7 +13,7 @@ from kvplan.render.document import Block, Bullets, Column, Figure, Paragraph, Se
 from kvplan.render.plot import scatter
 from kvplan.units import ABSENT, format_percent, format_seconds, format_tokens
 
-_NAMED = 10  # outliers listed
+_NAMED, _NAMED_EACH = 10, 2  # outliers listed, of one replica and of each of several
 _PLOT_WIDTH = 76
 
 
@@ -29,15 +29,28 @@ def build(found: Sequence[Calibration]) -> Section:
     blocks: list[Block] = [_table(found, _terms)]
     if len(found) > 1:
         blocks.append(_table(found, _trust))
+        named = [
+            f"{_name(one.samples[0])}: {'; '.join(_outliers(one.fit, _NAMED_EACH))}"
+            for one in found
+            if one.fit.outliers and not one.fit.envelope
+        ]
+        if named:
+            blocks += [Paragraph("Outliers, the furthest off first:"), Bullets(tuple(named))]
     else:
         samples, fit = found[0]
         blocks += [Paragraph(accuracy(fit)), Paragraph("Measured time against the fit:"), _residuals(fit)]
         if fit.outliers and not fit.envelope:
-            blocks += [Paragraph("Outliers:"), Bullets(tuple(map(outlier_text, fit.outliers[:_NAMED])))]
+            blocks += [Paragraph("Outliers, the furthest off first:"), Bullets(_outliers(fit, _NAMED))]
         if said := notes(fit, samples):
             blocks.append(Bullets(tuple(said)))
     title = "Iteration time, d0 + d1·KV tokens + d2·prefill tokens + d3·sequences"
     return Section("timing", title, tuple(blocks), "computed")
+
+
+def _outliers(fit: TimingFit, most: int) -> tuple[str, ...]:
+    left = len(fit.outliers) - most
+    more = (f"and {left} more",) if left > 0 else ()
+    return (*map(outlier_text, fit.outliers[:most]), *more)
 
 
 def _table(found: Sequence[Calibration], figures: Callable[[TimingFit], dict[str, str]]) -> Table:
@@ -76,6 +89,6 @@ def _residuals(fit: TimingFit) -> Figure:
             ~fit.kept,
             width=_PLOT_WIDTH,
             ticks=(edge, "fit", edge.replace("+", "-")),
-            below=f"fitted time, {low} to {high}, logarithmic; . kept, o several, x left out",
+            below=f"{low} to {high} by the fit, logarithmic; o several, x left out",
         )
     )

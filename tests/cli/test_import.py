@@ -190,6 +190,8 @@ def test_a_config_json_is_read_like_a_model_of_the_catalogue(run: Run, tmp_path:
         (["calibrate"], "a FILE is wanted, or --model and --gpu"),
         (["calibrate", "--model", "Llama-3.1-8B"], "a FILE is wanted, or --model and --gpu"),
         (["calibrate", "some.log", "--gpu", "L4"], "a FILE is measured"),
+        (["calibrate", "some.log", "--tp", "2"], "a FILE is measured"),
+        (["calibrate", "--model", "Llama-3.1-8B", "--gpu", "L4", "--format", "text"], "nothing is fitted"),
         (["import", "metrics", "nothing.prom"], "nothing.prom: cannot be read"),
     ],
 )
@@ -198,6 +200,50 @@ def test_what_is_not_known_is_refused_in_one_line(run: Run, arguments: list[str]
     assert (code, text) == (2, "")
     assert message in messages.splitlines()[-1]
     assert messages.splitlines()[-1].startswith("error: ")
+
+
+def test_what_is_read_is_never_written_over(run: Run, log: str, tmp_path: Path) -> None:
+    trace, iterations = tmp_path / "trace.csv", tmp_path / "iterations.csv"
+    trace.write_text(TRACE)
+    iterations.write_text(ITERATIONS)
+    for command, file in (
+        (["fit"], trace),
+        (["calibrate"], iterations),
+        (["import", "log"], Path(log)),
+        (["import", "metrics"], trace),
+    ):
+        before = file.read_bytes()
+        code, text, messages = run(*command, str(file), "-o", str(file))
+        assert (code, text) == (2, "")
+        assert messages == f"error: -o {file}: would overwrite what is read\n"
+        assert file.read_bytes() == before
+
+
+def test_notes_of_a_model_are_said_once(run: Run) -> None:
+    _, text, messages = run("import", "model", "DeepSeek-V3", "--gpu", "H200", "--tp", "8")
+    assert messages.count("bytes of fp8 weights") == 1
+    assert " ".join(text.replace("\n# ", " ").split()).count("bytes of fp8 weights") == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ('"hybrid_layer_ids": [1, 3]', "hybrid_layer_ids: layers that share one attention are not supported"),
+        ('"block_types": ["recurrent", "attention"]', "block_types: layers listed by kind are not supported"),
+        ('"architectures": ["BertForMaskedLM"]', "architectures: none of these generates text"),
+    ],
+)
+def test_a_model_whose_cache_is_not_understood_is_refused(
+    run: Run, tmp_path: Path, keys: str, message: str
+) -> None:
+    config = tmp_path / "mine.json"
+    config.write_text(
+        '{"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, '
+        f'"vocab_size": 100, {keys}}}'
+    )
+    code, text, messages = run("import", "model", str(config), "--gpu", "L4")
+    assert (code, text) == (2, "")
+    assert message in messages
 
 
 def test_what_cannot_be_imported_exits_2(run: Run, tmp_path: Path) -> None:

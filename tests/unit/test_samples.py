@@ -55,8 +55,26 @@ def test_stats_lines_of_vllm_before_v1_are_read_too() -> None:
     assert rows(one(OLD_STATS, capacity=40_000)) == [(4000, 0, 4, 0.01)]
 
 
-def test_the_capacity_a_log_states_wins_over_the_one_given() -> None:
-    assert rows(one(CAPACITY, STATS, capacity=1))[0][0] == 20_000
+def test_a_given_capacity_wins_over_what_a_log_states_and_that_over_an_assumed_one() -> None:
+    """Half of 40,000, of what was given, of what was assumed."""
+    assert rows(one(CAPACITY, STATS, capacity=1000))[0][0] == 500
+    for first, kv_tokens in ((CAPACITY, 20_000), ("", 500)):
+        (found,) = parse_samples([first, STATS], "log", assumed_tokens=1000)
+        assert rows(found)[0][0] == kv_tokens
+
+
+def test_every_line_has_the_capacity_of_its_own_start() -> None:
+    other = CAPACITY.replace("40,000", "80,000")
+    assert [row[0] for row in rows(one(CAPACITY, STATS, other, STATS))] == [20_000, 40_000]
+    blocks = "# GPU blocks: 1000, # CPU blocks: 512\n"
+    assert rows(one(blocks, STATS))[0][0] == 8000
+    assert rows(one("block_size=32,\n", blocks, STATS))[0][0] == 16_000
+
+
+@pytest.mark.parametrize("milliseconds", ["1e300", "1e-300", "1e12"])
+def test_an_iteration_of_no_real_length_is_refused(milliseconds: str) -> None:
+    with pytest.raises(UsageError, match=":2: "):
+        one("kv_tokens,iteration_ms\n", f"100,{milliseconds}\n")
 
 
 def test_idle_and_truncated_lines_are_counted() -> None:
@@ -152,7 +170,9 @@ def test_plain_tables_are_read_by_the_names_of_their_columns(header: str, row: s
 
 
 def test_a_row_that_cannot_be_used_is_refused_with_line_and_column() -> None:
-    with pytest.raises(UsageError, match=r"^file:3: iteration_ms: 'fast'; must be a number, at least 0$"):
+    with pytest.raises(
+        UsageError, match=r"^file:3: iteration_ms: 'fast'; must be a number, from 0 to 1e\+12$"
+    ):
         one("kv_tokens,iteration_ms\n", "1000,12\n", "1000,fast\n", "1000,12\n")
     with pytest.raises(UsageError, match=r"^file:2: iteration_ms: missing; must be a number"):
         one("kv_tokens,iteration_ms\n", "1000\n")
