@@ -14,7 +14,7 @@ The loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
     two arrivals).
 
-Stage policies (all but `vllm`)
+Stage policies (all but `vllm` and `trtllm-no-evict`)
     A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
     whole blocks: b·ceil(weight/b). A resident request that pauses before stage k holds what it computed last,
     a + k - 1, in whole blocks. K sums the unrounded weights of the requests that run, B counts them, P sums the
@@ -72,6 +72,12 @@ Stage policies (all but `vllm`)
     in it; `recomputed_tokens` by the computed tokens of a preempted request. Memory held is allocated blocks times b.
     Livelock: the only running request preempts itself, which is counted. It had all usable blocks and can never come
     back.
+
+`trtllm-no-evict` (max_new, one a class)
+    As `vllm`, but all blocks of the memory are usable, and the queue is admitted as long as the blocks of
+    input + max_new of everybody resident, the next in line included, are no more than there are; those who are done
+    no longer count. So blocks never lack and nobody is preempted. Livelock: the next in line would not fit even alone,
+    nobody is resident and no arrival is to come.
 
 Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
 """
@@ -537,10 +543,38 @@ class Vllm(Run):
         return work
 
 
+class TrtllmNoEvict(Vllm):
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.usable_blocks = replica.memory_tokens // self.block
+
+    def at_its_longest(self, request: Request) -> int:
+        """Blocks."""
+        return math.ceil((request.input_tokens + self.params["max_new"][request.class_index]) / self.block)
+
+    def preempt(self, victim: Request) -> None:
+        raise AssertionError("nobody is preempted")
+
+    def admit_from_the_queue(self) -> None:
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        while self.queue and self.budget > 0 and len(self.resident) < seats:
+            request = self.queue[0]
+            if sum(map(self.at_its_longest, [*self.resident, request])) > self.usable_blocks:
+                return
+            tokens = int(min(request.input_tokens, self.budget))
+            self.queue.pop(0)
+            self.resident.append(request)
+            request.blocks = math.ceil(tokens / self.block)
+            self.grant(request, tokens)
+
+
 POLICIES: dict[str, type[Run]] = {
     "greedy": Greedy,
     "rate-limited": RateLimited,
     "vllm": Vllm,
+    "trtllm-no-evict": TrtllmNoEvict,
     "wait": Wait,
     "nested-wait": NestedWait,
 }

@@ -44,6 +44,8 @@ from kvplan.simulation.state import (
     PARTIAL,
     PARTLY,
     PLACE,
+    PROMISE,
+    PROMISED,
     PROMPT,
     PROMPTS,
     QUEUE,
@@ -257,6 +259,7 @@ def seat(s: State, request: int) -> None:
     take_out(s, request)
     c[WAITING] -= 1
     c[RESIDENT] += 1
+    c[PROMISED] += s.request[request, PROMISE]
     s.request[request, ADMISSION] = c[SEQUENCE]
     c[SEQUENCE] += 1
 
@@ -290,6 +293,7 @@ def evict(s: State, request: int) -> None:
         tokens = lost = s.request[request, PARKED]
     c[HELD] -= blocks_of(s, tokens)
     c[RESIDENT] -= 1
+    c[PROMISED] -= s.request[request, PROMISE]
     c[WAITING] += 1
     c[EVICTED] += 1
     c[RECOMPUTED] += lost
@@ -413,6 +417,7 @@ def complete(s: State, request: int, now: float) -> None:
     c = s.counter
     s.time[request, FINISH] = now
     c[RESIDENT] -= 1
+    c[PROMISED] -= s.request[request, PROMISE]
     c[COMPLETED] += 1
     c[LAST_COMPLETION] = c[ITERATIONS]
     if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:

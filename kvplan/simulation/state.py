@@ -46,8 +46,9 @@ OUTSIDE, PARTIAL = -1, -2
     RECORDED,
     STRIDE,
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
+    PROMISED,  # blocks reserved for residents, held ones included
     _COUNTERS,
-) = range(24)
+) = range(25)
 
 NOW, KV_SUM = range(2)  # positions in `State.clock`
 
@@ -74,8 +75,9 @@ ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
     AFTER,
     DUE_BEFORE,  # neighbours among those due at the same tick
     DUE_AFTER,
+    PROMISE,  # blocks reserved for it while it is resident
     _REQUEST_COLUMNS,
-) = range(16)
+) = range(17)
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
@@ -156,6 +158,8 @@ class Setup(NamedTuple):
         Blocks that it may use; None: all that fit in memory.
     first_weight, stages : ndarray of int64 or None, shape (n_requests,)
         Where the policy counts memory as its engine does; None: the profile's prefill convention.
+    promise : ndarray of int64 or None, shape (n_requests,)
+        Blocks that an admission reserves until the request leaves; None: nothing is reserved.
     """
 
     queue_of: IntArray
@@ -165,6 +169,7 @@ class Setup(NamedTuple):
     capacity_blocks: int | None = None
     first_weight: IntArray | None = None
     stages: IntArray | None = None
+    promise: IntArray | None = None
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -201,6 +206,7 @@ def new_state(
     request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages
     request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
     request[:, PLACE] = OUTSIDE
+    request[:, PROMISE] = 0 if setup.promise is None else setup.promise
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size

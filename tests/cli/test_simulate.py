@@ -113,6 +113,10 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--set", "vllm.watermark=1"], "from 0 to below 1"),
         (["--set", "vllm.max_num_seqs=0.5"], "a whole number above 0"),
         (["--policy", "wait", "--set", "wait.thresholds=1,2"], "1 whole numbers above 0"),
+        (
+            ["--policy", "trtllm-no-evict", "--set", "trtllm-no-evict.max_new=383"],
+            "trtllm-no-evict.max_new = 383: requests of tool call generate up to 384 tokens",
+        ),
         (["--policy", "nested-wait", "--set", "nested-wait.thresholds=1"], "belong together"),
         (["--policy", "rate-limited", "--set", "rate-limited.beta=0"], "at least 1e-6"),
         (["--cv", "3"], "--cv goes with --arrivals gamma only"),

@@ -21,6 +21,7 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
 
 CLASSES = 3
+ENGINES = ("vllm", "trtllm-no-evict")  # they count memory and chunks of prompts as engines do
 MANY = settings(max_examples=250, deadline=None)
 EXAMPLES = settings(max_examples=200, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
@@ -67,6 +68,9 @@ class Case:
         ):  # the last token's KV is never computed, and a block is reserved; a prompt has a token
             longest = np.maximum(self.requests.input_tokens, 1) + self.requests.decode_tokens
             return bool((-(-(longest - 1) // block) > memory // block - 1).any())
+        if name == "trtllm-no-evict":  # what it could come to counts, not what it does
+            max_new = np.array(self.parameters["max_new"])[self.requests.class_index]
+            longest = np.maximum(self.requests.input_tokens, 1) + max_new
         return bool((-(-longest // block) > memory // block).any())
 
 
@@ -100,6 +104,7 @@ REPLICAS = st.builds(
 CLIENTS = st.none() | st.integers(1, 5)
 HORIZONS = st.none() | st.floats(0.0, 40.0)
 THRESHOLDS = st.tuples(*[st.integers(1, 4)] * CLASSES)
+LONGEST = st.tuples(*[st.integers(9, 12)] * CLASSES)  # tokens; no request generates more
 PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     "greedy": st.just({}),
     "pairs": st.just({}),
@@ -107,6 +112,7 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
         {"beta": st.tuples(st.sampled_from([0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
     ),
     "vllm": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
+    "trtllm-no-evict": st.fixed_dictionaries({"max_new": LONGEST}),
     "wait": st.fixed_dictionaries({"thresholds": THRESHOLDS}),
     "nested-wait": st.builds(
         lambda boundaries, n: {"boundaries": tuple(sorted(boundaries)), "thresholds": n[: len(boundaries)]},
@@ -126,9 +132,10 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     inputs, decode, kinds, gaps = (np.array(column) for column in zip(*draw(ROWS), strict=True))
     clients = draw(CLIENTS)
     arrivals = np.cumsum(gaps) if clients is None else np.zeros(gaps.size)
-    replica = draw(REPLICAS)
+    replica, parameters = draw(REPLICAS), draw(PARAMETERS[name])
     if possible:
-        enough = int(np.maximum(inputs, 1).max() + decode.max() + 2 * replica.block_tokens)
+        longest = max(*parameters.get("max_new", ()), int(decode.max()), 1)
+        enough = int(np.maximum(inputs, 1).max() + longest + 2 * replica.block_tokens)
         replica = replace(replica, memory_tokens=max(replica.memory_tokens, enough))
     end = draw(HORIZONS) if horizon else None
     more_later = end is not None and clients is None and draw(st.booleans())
@@ -136,7 +143,7 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
         Requests(arrivals, inputs, decode, kinds, clients, more_later),
         draw(TIMINGS),
         replica,
-        draw(PARAMETERS[name]),
+        parameters,
         end,
     )
 
@@ -241,9 +248,9 @@ def test_no_lost_work_silently_evicted_tokens_are_counted(name: str, data: st.Da
     evicted = int(outcome.evictions.sum())
     if evicted == 0:
         assert outcome.recomputed_tokens == 0
-    elif name == "vllm" or (requests.input_tokens > 0).all():
+    elif name in ENGINES or (requests.input_tokens > 0).all():
         assert outcome.recomputed_tokens >= evicted
-    if name != "vllm":  # there a chunk of a single token is not counted
+    if name not in ENGINES:  # there a chunk of a single token is not counted
         ready = replica.prefill is Prefill.DISAGGREGATED
         prompts = 0 if ready else int(requests.input_tokens.sum())
         again = int((requests.input_tokens * outcome.evictions).sum()) if ready else 0
@@ -266,6 +273,8 @@ def test_determinism_the_same_requests_leave_the_same_bytes(name: str, data: st.
 def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data: st.DataObject) -> None:
     """One request is made longer: until its shorter version is done, nothing is different."""
     case = data.draw(cases(name))
+    if "max_new" in case.parameters:  # declared, and enough for the longer one
+        case = replace(case, parameters={**case.parameters, "max_new": (29.0,) * CLASSES})
     size = case.requests.decode_tokens.size
     one = data.draw(st.integers(0, size - 1))
     decode = case.requests.decode_tokens.copy()

@@ -242,6 +242,17 @@ def test_vllm_finds_a_request_that_outgrows_all_blocks() -> None:
     assert (fits.livelock, fits.iterations) == (False, 2)
 
 
+def test_trtllm_admits_only_what_fits_at_its_longest() -> None:
+    """Five blocks of 4; (5, 3) may come to (5, 7), three blocks: one at a time, though two would fit to the end."""
+    two = requests((0, 5, 3), (0, 5, 3))
+    result = simulate("trtllm-no-evict", two, SLOT, Replica(20, block_tokens=4), {"max_new": [7]})
+    both = simulate("trtllm-no-evict", two, SLOT, Replica(20, block_tokens=4), {"max_new": [3]})
+    assert result.batches == [[(0, 5)], [(0, 1)], [(0, 1)], [(1, 5)], [(1, 1)], [(1, 1)]]
+    assert result.waiting_per_iteration == [1, 1, 1, 0, 0, 0]
+    assert result.kv_per_iteration == [8] * 6
+    assert both.batches == [[(0, 5), (1, 5)], [(0, 1), (1, 1)], [(0, 1), (1, 1)]]
+
+
 # -- the loop ---------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +280,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "rate-limited": {"beta": 0.8},
     "vllm": {"watermark": 0.05},
+    "trtllm-no-evict": {"max_new": [11, 11]},
     "wait": {"thresholds": [3, 2]},
     "nested-wait": {"boundaries": [3, 6, 12], "thresholds": [4, 2, 1]},
 }
@@ -310,7 +322,7 @@ def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, pre
     for i in range(size):
         s, d = int(arrivals.input_tokens[i]), int(arrivals.decode_tokens[i])
         ran = [label for batch in result.batches for index, label in batch if index == i]
-        if policy == "vllm":
+        if policy in ("vllm", "trtllm-no-evict"):
             assert sum(ran) >= s + d - 1
             continue
         n = d + 1 if prefill is Prefill.INLINE else d
@@ -319,7 +331,7 @@ def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, pre
         starts = result.evictions[i] if prefill is Prefill.DISAGGREGATED else ran.count(0)
         silent = ran.count(0) if prefill is Prefill.INLINE else 0
         prompts += starts * s + len(ran) - silent
-    if policy == "vllm":
+    if policy in ("vllm", "trtllm-no-evict"):
         grants = sum(grant for batch in result.batches for _, grant in batch)
         lengths = int(arrivals.input_tokens.sum() + arrivals.decode_tokens.sum()) - size
         assert grants == lengths + result.recomputed_tokens
@@ -341,7 +353,10 @@ def test_a_run_is_a_livelock_exactly_where_some_request_never_fits(policy: str) 
         )
         result = simulate(policy, arrivals, SLOT, Replica(memory, block_tokens=block), PARAMETERS[policy])
         longest = int((arrivals.input_tokens + arrivals.decode_tokens).max())
-        if policy == "vllm":  # the last token's KV is never computed, and one block is reserved
+        if policy == "trtllm-no-evict":  # what is reserved counts
+            longest = int(arrivals.input_tokens.max()) + 11
+            impossible = -(-longest // block) > memory // block
+        elif policy == "vllm":  # the last token's KV is never computed, and one block is reserved
             impossible = -(-(longest - 1) // block) > memory // block - 1
         else:
             impossible = -(-longest // block) * block > memory

@@ -170,11 +170,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     watermark = settings.number("watermark", 0.0)
     if not 0 <= watermark < 1:
         raise UsageError(f"vllm.watermark = {watermark:g}: a share of the blocks, from 0 to below 1")
-    sequences = settings.number("max_num_seqs", replica.max_num_seqs or _UNLIMITED)
-    tokens = settings.number("max_num_batched_tokens", replica.max_num_batched_tokens or _UNLIMITED)
-    for name, value in (("max_num_seqs", sequences), ("max_num_batched_tokens", tokens)):
-        if value < 1 or value != int(value):
-            raise UsageError(f"vllm.{name} = {value:g}: a whole number above 0")
+    sequences, tokens = limits(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - 1, 0)
     setup = one_queue(scenario.requests)._replace(
         knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]),
@@ -184,17 +180,40 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     )
     return setup, {
         "watermark": watermark,
+        **as_run(sequences, tokens),
+    }
+
+
+def limits(scenario: Scenario, settings: Settings) -> tuple[float, float]:
+    """Most requests running, and most tokens in an iteration."""
+    replica = scenario.model.replica
+    sequences = settings.number("max_num_seqs", replica.max_num_seqs or _UNLIMITED)
+    tokens = settings.number("max_num_batched_tokens", replica.max_num_batched_tokens or _UNLIMITED)
+    for name, value in (("max_num_seqs", sequences), ("max_num_batched_tokens", tokens)):
+        if value < 1 or value != int(value):
+            raise UsageError(f"{settings.policy}.{name} = {value:g}: a whole number above 0")
+    return sequences, tokens
+
+
+def as_run(sequences: float, tokens: float) -> dict[str, object]:
+    """The limits as a result shows them; None where there is none."""
+    return {
         "max_num_seqs": None if sequences == _UNLIMITED else int(sequences),
         "max_num_batched_tokens": None if tokens == _UNLIMITED else int(tokens),
     }
+
+
+LIMITS = {
+    "max_num_seqs": "most requests running; the profile's",
+    "max_num_batched_tokens": "token budget of an iteration; the profile's",
+}
 
 
 POLICY = Policy(
     "vLLM's V1 scheduler: chunked prefill, the last running request is preempted and recomputed",
     {
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
-        "max_num_seqs": "most requests running; the profile's",
-        "max_num_batched_tokens": "token budget of an iteration; the profile's",
+        **LIMITS,
     },
     prepare,
     form_batch,
