@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvplan import __version__
-from kvplan.commands import analysis, catalogue, imports, ingest, simulation
+from kvplan.commands import analysis, catalogue, emit, imports, ingest, simulation
 from kvplan.commands.common import say
 from kvplan.errors import ExitCode, UsageError
 from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
@@ -41,6 +41,7 @@ def _kvplan(
 _EXAMPLES: dict[Callable[..., None], str] = {
     analysis.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
     simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
+    emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
     analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
     ingest.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",
     ingest.calibrate: "kvplan calibrate serve.log --base my-service.toml -o calibrated.toml",
