@@ -242,13 +242,13 @@ def study(
     if scenarios[0].requests.arrival_s.size == 0:
         raise UsageError("no request arrives before the horizon; a longer one is wanted")
     jobs = [
-        _Job(name, POLICIES[name], settings, scenario, load.horizon_s)
+        Job(name, POLICIES[name], settings, scenario, load.horizon_s)
         for name, settings in policies.items()
         for scenario in scenarios
     ]
     for job in jobs[:: len(scenarios)]:
         job.prepare()  # refuses what cannot be run before anything is
-    outcomes, interrupted = _run_all(jobs, progress, announce)
+    outcomes, interrupted = run_all(jobs, progress, announce)
     runs = {name: outcomes[i * len(seeds) : (i + 1) * len(seeds)] for i, name in enumerate(policies)}
     kept = _comparable(runs) if interrupted else list(range(len(seeds)))
     shown = {name: [found for i in kept if (found := mine[i]) is not None] for name, mine in runs.items()}
@@ -286,7 +286,9 @@ def _comparable(runs: Mapping[str, Sequence[Outcome | None]]) -> list[int]:
     return whole or [0]
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
+    """A run to be made: a policy, set in some way, on some requests."""
+
     name: str
     policy: Policy
     settings: Settings
@@ -294,9 +296,11 @@ class _Job(NamedTuple):
     horizon_s: float | None
 
     def prepare(self) -> tuple[Any, dict[str, object]]:
+        """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
         return self.policy.prepare(self.scenario, self.settings)
 
     def run(self, watch: Callable[[int], bool], announce: Callable[[bool], None] | None) -> Outcome:
+        """Make it."""
         setup, _ = self.prepare()
         model = self.scenario.model
         return engine.run(
@@ -311,12 +315,20 @@ class _Job(NamedTuple):
         )
 
 
-def _run_all(
-    jobs: Sequence[_Job],
+def run_all(
+    jobs: Sequence[Job],
     progress: Callable[[float], None] | None,
     announce: Callable[[str, bool], None] | None,
 ) -> tuple[list[Outcome | None], bool]:
-    """Outcomes in the order of the jobs; None for those that had not begun when interrupted."""
+    """Run them on all cores.
+
+    Returns
+    -------
+    list of Outcome or None
+        In the order of the jobs; None for those that had not begun when interrupted.
+    bool
+        Whether somebody pressed Ctrl-C.
+    """
     stop, done = threading.Event(), [0] * len(jobs)
     total = sum(job.scenario.requests.arrival_s.size for job in jobs)
 

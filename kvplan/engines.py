@@ -1,0 +1,524 @@
+"""Plan → settings of vLLM, SGLang and TensorRT-LLM: candidates from the report, and which of them gain anything.
+
+Every candidate comes from a block of the report and is tried before it is recommended: the engine's policy is
+simulated with and without it on the same requests (`kvplan.simulation.paired`). A cap does not always help. Where
+prefill is cheap, preempting now and then costs less than the requests that a cap holds back; where it is dear, or
+lengths are fixed, the cap wins.
+
+Nothing here runs a simulation: `advise` is given a function that does.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from kvplan.errors import UsageError
+from kvplan.model import Plan, ServingModel
+from kvplan.report import Report, Status, requests_in_memory
+from kvplan.simulation.paired import Gains, Measured, Variant, gains
+from kvplan.units import format_number, format_seconds, format_tokens
+
+LEAST_GAIN = 0.005  # that the 95 % interval of a gain must reach: less is not worth a setting
+_LARGEST_LOSS = (
+    0.001  # from which an interval below 0 counts: when the last requests happen to end moves less
+)
+_STEPS = (2, 4)  # times the iteration of a full replica that one with as much prefill as allowed may take
+_SHARES = (1, 2, 4)  # a standard deviation of KV usage, half of it, a quarter
+_LEAST_REQUESTS, _MOST_REQUESTS = 2_000, 10_000
+_TURNS = 10  # so many times what memory holds: shorter runs are mostly filling and draining
+_FEW_TURNS = 4
+
+
+class Engine(StrEnum):
+    """Engines that settings can be written for."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+
+
+class Kind(StrEnum):
+    """What a setting limits; its name in the JSON."""
+
+    RUNNING = "running_requests"
+    WATERMARK = "watermark"
+    TOKENS = "batched_tokens"
+    SCHEDULER = "scheduler"
+
+
+class Candidate(NamedTuple):
+    """A setting that might gain.
+
+    Attributes
+    ----------
+    kind : Kind
+    flag, value : str
+        As the engine wants them.
+    block : str
+        Key of the report that it follows from.
+    why : str
+        How.
+    variant : Variant
+        What is simulated: a policy, and what is set of it.
+    """
+
+    kind: Kind
+    flag: str
+    value: str
+    block: str
+    why: str
+    variant: Variant
+
+
+class Verdict(StrEnum):
+    """What became of a candidate."""
+
+    EMITTED = "emitted"
+    SURPASSED = "another value gains more"
+    NO_USE = "gains alone, but adds nothing to the others"
+    NO_GAIN = "gains nothing"
+    LOSES = "loses"
+    UNENDED = "could not be run to the end"
+
+
+class Tried(NamedTuple):
+    """A candidate after simulation; no gains where a run could not be ended."""
+
+    candidate: Candidate
+    gains: Gains | None
+    verdict: Verdict
+
+
+class Mention(NamedTuple):
+    """A setting that is not simulated, with a value where one follows from the plan."""
+
+    flag: str
+    value: str | None
+    why: str
+
+
+class Advice(NamedTuple):
+    """Settings for an engine.
+
+    Attributes
+    ----------
+    engine : Engine
+    policy : str
+        Simulated with the engine's defaults.
+    tried : tuple of Tried
+        All candidates, in the order of the report's blocks; those to set are `EMITTED`.
+    together : Gains or None
+        Of all emitted settings at once, if there are several.
+    mentions : tuple of Mention
+    notes : tuple of str
+    """
+
+    engine: Engine
+    policy: str
+    tried: tuple[Tried, ...]
+    together: Gains | None
+    mentions: tuple[Mention, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def emitted(self) -> tuple[Tried, ...]:
+        """What to set, most useful first."""
+        found = [one for one in self.tried if one.verdict is Verdict.EMITTED]
+        return tuple(sorted(found, key=_score_of, reverse=True))
+
+
+Measure = Callable[[Sequence[Variant]], Sequence[Measured | None]]
+
+_POLICY = {Engine.VLLM: "vllm", Engine.SGLANG: "vllm", Engine.TRTLLM: "trtllm-no-evict"}
+_PARAMETER = {
+    Kind.RUNNING: "max_num_seqs",
+    Kind.WATERMARK: "watermark",
+    Kind.TOKENS: "max_num_batched_tokens",
+}
+_FLAG = {
+    (Engine.VLLM, Kind.RUNNING): "--max-num-active-seqs",
+    (Engine.VLLM, Kind.WATERMARK): "--watermark",
+    (Engine.VLLM, Kind.TOKENS): "--max-num-batched-tokens",
+    (Engine.SGLANG, Kind.RUNNING): "--max-running-requests",
+    (Engine.TRTLLM, Kind.RUNNING): "max_batch_size",
+    (Engine.TRTLLM, Kind.TOKENS): "max_num_tokens",
+    (Engine.TRTLLM, Kind.SCHEDULER): "capacity_scheduler_policy",
+}
+_VERSION = {
+    "--max-num-active-seqs": "vLLM 0.31.0 and later (pull request 56758).",
+    "--max-num-seqs": "Sizes buffers and CUDA graphs too; from vLLM 0.31.0 on --max-num-active-seqs does not.",
+    "--watermark": "Merged into vLLM in June 2026 (pull request 44594), off by default: check your version.",
+    "--max-num-batched-tokens": "vLLM refuses less than max_num_seqs.",
+    "--max-num-queued-reqs": "In vLLM 0.29.0 (pull request 49445, July 2026); beyond it clients get HTTP 503.",
+    "--max-running-requests": "Check your version: SGLang.",
+    "--schedule-conservativeness": "Check your version: SGLang.",
+    "--mem-fraction-static": "Check your version: SGLang.",
+    "max_batch_size": "For the file of trtllm-serve --config; check your version.",
+    "max_num_tokens": "For the file of trtllm-serve --config; check your version.",
+    "capacity_scheduler_policy": "Under scheduler_config; GUARANTEED_NO_EVICT is the default of TensorRT-LLM.",
+}
+
+
+def version_note(flag: str) -> str:
+    """Since when a setting exists, as far as that was verified.
+
+    >>> version_note("--max-num-active-seqs")
+    'vLLM 0.31.0 and later (pull request 56758).'
+    """
+    return _VERSION[flag]
+
+
+def default_requests(model: ServingModel) -> int:
+    """Requests of a run: so many that memory is filled several times over.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> default_requests(ServingModel((RequestClass("a", 10, (9,), (1.0,), 1.0),), Timing(1.0), Replica(9000)))
+    6000
+    """
+    wanted = math.ceil(_TURNS * requests_in_memory(model))
+    return min(max(wanted, _LEAST_REQUESTS), _MOST_REQUESTS)
+
+
+# --------------------------------------------------------------------------------------------------- candidates
+
+
+def candidates(engine: Engine, report: Report, model: ServingModel) -> tuple[Candidate, ...]:
+    """Settings that follow from a report, each value once; those that would change nothing are left out.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.report import analyze
+    >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 1.0),), Timing(1.0), Replica(1025))
+    >>> for c in candidates(Engine.SGLANG, analyze(model, name="", sha256=""), model):
+    ...     print(c.flag, c.value, c.block)
+    --max-running-requests 41 rate_cap.engine_max_num_seqs
+    --max-running-requests 50 saturation.admissions_per_iteration
+    --max-running-requests 46 safety_buffer.kv_std_tokens
+    """
+    kinds = [kind for maker, kind in _FLAG if maker is engine]
+    found = [c for kind in kinds for c in _MAKERS[kind](engine, report, model)]
+    first = {(c.flag, c.value): c for c in reversed(found)}
+    return tuple(c for c in found if first[c.flag, c.value] is c)
+
+
+def _running(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
+    limit, memory = model.replica.max_num_seqs, model.replica.memory_tokens
+    held, spread = requests_in_memory(model), report.safety_buffer.kv_std_tokens
+    flag = _FLAG[engine, Kind.RUNNING]
+    if engine is Engine.VLLM and limit is None:
+        flag = "--max-num-seqs"
+    longest = max(c.max_tokens for c in model.classes)
+    rules = [
+        (
+            float(report.rate_cap.engine_max_num_seqs),
+            "rate_cap.engine_max_num_seqs",
+            f"so many fit even at their longest ({format_tokens(longest)} tokens): nothing is ever evicted",
+        ),
+        (held, "saturation.admissions_per_iteration", "so many fit on average: n* times the mean stay"),
+    ]
+    if spread is not None:
+        rules.append(
+            (
+                held * (1 - spread / memory),
+                "safety_buffer.kv_std_tokens",
+                f"so many fit on average beside one standard deviation of usage ({format_tokens(spread)} tokens)",
+            )
+        )
+    for number, block, why in rules:
+        cap = math.floor(number)
+        if cap >= 1 and (limit is None or cap < limit):
+            yield _candidate(Kind.RUNNING, engine, flag, cap, str(cap), block, why)
+
+
+def _watermark(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
+    buffer, memory = report.safety_buffer, model.replica.memory_tokens
+    rules = []
+    if buffer.watermark_fraction is not None:
+        why = "what keeps an overflow within the horizon as rare as the plan wants, above the mean usage"
+        rules.append((buffer.watermark_fraction, "safety_buffer.watermark_fraction", why))
+    if buffer.kv_std_tokens is not None:
+        parts = {1: "one", 2: "half a", 4: "a quarter of a"}
+        for share in _SHARES:
+            tokens = format_tokens(buffer.kv_std_tokens / share)
+            why = f"{parts[share]} standard deviation of usage, {tokens} tokens, as a share of the memory"
+            rules.append((buffer.kv_std_tokens / share / memory, "safety_buffer.kv_std_tokens", why))
+    for number, block, why in rules:
+        share_of_blocks = (
+            math.ceil(number * 1000) / 1000
+        )  # as it is written, so that this is what is simulated
+        if 0 < share_of_blocks < 1:
+            flag, text = _FLAG[engine, Kind.WATERMARK], f"{share_of_blocks:.3f}".rstrip("0")
+            yield _candidate(Kind.WATERMARK, engine, flag, share_of_blocks, text, block, why)
+
+
+def _tokens(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
+    replica, full = model.replica, report.saturation.iteration_time_s
+    if model.timing.d2 <= 0:
+        return  # prefill takes no time: no reason to cut it up
+    held = requests_in_memory(model)
+    least = replica.max_num_seqs or math.ceil(held)
+    for step in _STEPS:
+        tokens = max(math.floor((step - 1) * full / model.timing.d2 + held), least)
+        why = (
+            f"an iteration full of prefill takes {step} times one of a full replica ({format_seconds(full)})"
+        )
+        if tokens != replica.max_num_batched_tokens:
+            flag = _FLAG[engine, Kind.TOKENS]
+            yield _candidate(
+                Kind.TOKENS, engine, flag, tokens, str(tokens), "saturation.iteration_time_s", why
+            )
+
+
+def _scheduler(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
+    why = "requests are admitted without room for their longest output, and paused when memory runs out"
+    flag = _FLAG[engine, Kind.SCHEDULER]
+    yield Candidate(
+        Kind.SCHEDULER, flag, "MAX_UTILIZATION", "worst_cycle.throughput_rps", why, Variant("vllm")
+    )
+
+
+_MAKERS: dict[Kind, Callable[[Engine, Report, ServingModel], Iterator[Candidate]]] = {
+    Kind.RUNNING: _running,
+    Kind.WATERMARK: _watermark,
+    Kind.TOKENS: _tokens,
+    Kind.SCHEDULER: _scheduler,
+}
+
+
+def _candidate(
+    kind: Kind, engine: Engine, flag: str, number: float, text: str, block: str, why: str
+) -> Candidate:
+    variant = Variant(_POLICY[engine], ((_PARAMETER[kind], float(number)),))
+    return Candidate(kind, flag, text, block, why, variant)
+
+
+# ---------------------------------------------------------------------------------------------------- judgement
+
+
+def gains_something(found: Gains) -> bool:
+    """Whether one of the two measures surely gains at least 0.5 %, and nothing surely loses.
+
+    Saturated throughput must not lose even on average: the replica must never serve less for it.
+
+    Examples
+    --------
+    >>> from kvplan.simulation.paired import Gain
+    >>> even, more, less = Gain(0.0, -0.01, 0.01), Gain(0.02, 0.005, 0.035), Gain(-0.02, -0.03, -0.01)
+    >>> gains_something(Gains(more, even, even)), gains_something(Gains(more, less, even))
+    (True, False)
+    >>> gains_something(Gains(Gain(0.02, 0.0049, 0.04), even, even))
+    False
+    """
+    best = max(found.saturated_throughput.low, found.offered_e2e.low)
+    return best >= LEAST_GAIN and not loses_something(found)
+
+
+def loses_something(found: Gains) -> bool:
+    """Whether a measure is surely worse, or saturated throughput is on average.
+
+    Examples
+    --------
+    >>> from kvplan.simulation.paired import Gain
+    >>> even, less = Gain(0.0, 0.0, 0.0), Gain(-0.02, -0.03, -0.01)
+    >>> loses_something(Gains(even, less, even)), loses_something(Gains(even, even, even))
+    (True, False)
+    """
+    return found.saturated_throughput.mean < 0 or any(gain.high < -_LARGEST_LOSS for gain in found)
+
+
+def score(found: Gains) -> float:
+    """By what candidates are compared: both gains together."""
+    return found.saturated_throughput.mean + found.offered_e2e.mean
+
+
+def _score_of(one: Tried) -> float:
+    return -math.inf if one.gains is None else score(one.gains)
+
+
+def _first_verdict(found: Gains | None) -> Verdict:
+    if found is None:
+        return Verdict.UNENDED
+    if gains_something(found):
+        return Verdict.EMITTED
+    return Verdict.LOSES if loses_something(found) else Verdict.NO_GAIN
+
+
+def _best_of_each(tried: Sequence[Tried]) -> tuple[Tried, ...]:
+    """Of the settings to emit the best of each kind; the others are surpassed."""
+    best: dict[Kind, Tried] = {}
+    for one in tried:
+        kind = one.candidate.kind
+        if one.verdict is Verdict.EMITTED and (kind not in best or _score_of(one) > _score_of(best[kind])):
+            best[kind] = one
+    return tuple(
+        one._replace(verdict=Verdict.SURPASSED)
+        if one.verdict is Verdict.EMITTED and one is not best[one.candidate.kind]
+        else one
+        for one in tried
+    )
+
+
+def together(policy: str, chosen: Sequence[Candidate]) -> Variant:
+    """Several settings at once.
+
+    >>> one = Candidate(Kind.RUNNING, "", "", "", "", Variant("vllm", (("max_num_seqs", 9.0),)))
+    >>> two = Candidate(Kind.WATERMARK, "", "", "", "", Variant("vllm", (("watermark", 0.1),)))
+    >>> together("vllm", [one, two])
+    Variant(policy='vllm', parameters=(('max_num_seqs', 9.0), ('watermark', 0.1)))
+    """
+    policies = [c.variant.policy for c in chosen if c.variant.policy != policy]
+    return Variant(
+        policies[0] if policies else policy, tuple(p for c in chosen for p in c.variant.parameters)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- advice
+
+
+def advise(
+    engine: Engine, report: Report, model: ServingModel, plan: Plan, *, requests: int, measure: Measure
+) -> Advice:
+    """Try every candidate and keep what gains.
+
+    Of several values of a setting the best is kept. All kept settings are then simulated together: while that is not
+    at least as good as the best of them alone, the least useful one is dropped.
+
+    Parameters
+    ----------
+    engine : Engine
+    report : Report
+        Of the model.
+    model : ServingModel
+    plan : Plan
+    requests : int
+        In each run that `measure` makes.
+    measure : function
+        From variants to what was measured of each, None where a run could not be ended.
+
+    Raises
+    ------
+    UsageError
+        With the engine's defaults some request never fits.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.report import analyze
+    >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 1.0),), Timing(1.0), Replica(1025))
+    >>> same = Measured((1.0, 1.0), (1.0, 1.0), (1.0, 1.0), 0)
+    >>> report = analyze(model, name="", sha256="")
+    >>> advise(Engine.VLLM, report, model, Plan(), requests=99, measure=lambda tried: [same] * len(tried)).emitted
+    ()
+    """
+    policy = _POLICY[engine]
+    found = candidates(engine, report, model)
+    without, *results = measure([Variant(policy), *(c.variant for c in found)])
+    if without is None:
+        raise UsageError(
+            f"--engine {engine}: with its defaults a request never fits in the blocks that it may use, even alone"
+        )
+    each = [None if one is None else gains(without, one) for one in results]
+    tried = _best_of_each([Tried(c, g, _first_verdict(g)) for c, g in zip(found, each, strict=True)])
+    chosen = sorted((one for one in tried if one.verdict is Verdict.EMITTED), key=_score_of, reverse=True)
+    all_at_once = None
+    while len(chosen) > 1:
+        [result] = measure([together(policy, [one.candidate for one in chosen])])
+        all_at_once = None if result is None else gains(without, result)
+        if all_at_once is not None and not _is_worse(all_at_once, chosen[0]):
+            break
+        dropped, all_at_once = chosen.pop(), None
+        tried = tuple(one._replace(verdict=Verdict.NO_USE) if one is dropped else one for one in tried)
+    return Advice(
+        engine=engine,
+        policy=policy,
+        tried=tried,
+        together=all_at_once,
+        mentions=_mentions(engine, report, model, plan, chosen),
+        notes=tuple(_notes(engine, report, model, without, chosen, requests)),
+    )
+
+
+def _is_worse(all_at_once: Gains, best: Tried) -> bool:
+    return not gains_something(all_at_once) or score(all_at_once) < _score_of(best)
+
+
+def _mentions(
+    engine: Engine, report: Report, model: ServingModel, plan: Plan, chosen: Sequence[Tried]
+) -> tuple[Mention, ...]:
+    if engine is Engine.SGLANG:
+        tokens = format_tokens(model.replica.memory_tokens)
+        return (
+            Mention(
+                "--schedule-conservativeness",
+                None,
+                "how much of its longest output a running request is thought to need; not simulated here",
+            ),
+            Mention(
+                "--mem-fraction-static",
+                None,
+                "does not follow from tokens alone, it needs weights and activations; raise it until the engine "
+                f"logs the {tokens} KV tokens of the profile, or correct the profile",
+            ),
+        )
+    if engine is Engine.VLLM and report.verdict.status is Status.OVERLOADED:
+        return (_queue_limit(report, model, plan, chosen),)
+    return ()
+
+
+def _queue_limit(report: Report, model: ServingModel, plan: Plan, chosen: Sequence[Tried]) -> Mention:
+    """Little's law: who waits as long as the horizon at the sustainable rate has so many before him."""
+    caps = [int(one.candidate.value) for one in chosen if one.candidate.kind is Kind.RUNNING]
+    running = min([*caps, model.replica.max_num_seqs or math.inf, math.ceil(requests_in_memory(model))])
+    rate = report.load.sustainable_rps
+    number = math.ceil(running + rate * plan.horizon_s)
+    return Mention(
+        "--max-num-queued-reqs",
+        str(number),
+        f"the load is more than can be sustained and the queue would grow without end: {running:,.0f} running and "
+        f"{format_number(rate)} requests/s for the plan's horizon of {format_seconds(plan.horizon_s)}, so that "
+        "nobody waits longer; for another wait take that. Refusals are not simulated",
+    )
+
+
+def _notes(
+    engine: Engine,
+    report: Report,
+    model: ServingModel,
+    without: Measured,
+    chosen: Sequence[Tried],
+    requests: int,
+) -> Iterator[str]:
+    if engine is Engine.SGLANG:
+        yield (
+            "SGLang's own scheduler is not simulated: vLLM's stands in for it. Both preempt and recompute, but SGLang "
+            "reserves room for output that is still to come and evicts others first."
+        )
+    if any(one.candidate.kind is Kind.SCHEDULER for one in chosen) or engine is Engine.TRTLLM:
+        yield "For MAX_UTILIZATION vLLM's scheduler stands in: it pauses the last admitted, and computes it again."
+    if without.evictions == 0:
+        yield (
+            "With the engine's defaults nobody was evicted in any run: there is nothing that a cap or a watermark "
+            "could prevent."
+        )
+    if report.verdict.status is Status.OVERLOADED:
+        yield (
+            "The offered load is more than can be sustained: its queue grows as long as the run lasts, and so does "
+            "the mean time end to end."
+        )
+    held = requests_in_memory(model)
+    if requests < _FEW_TURNS * held:
+        yield (
+            f"Memory holds some {format_number(held, 2)} requests: runs of {format_number(requests)} are mostly "
+            "filling and draining. Take more with --requests."
+        )
+    if model.mix.share.size == 1:
+        yield "All requests are alike: saturated runs have no chance in them, and their intervals no width."
+    if model.replica.max_num_batched_tokens is None and engine is not Engine.SGLANG:
+        yield (
+            "The profile has no max_num_batched_tokens, so prompts are computed whole; engines have a limit of "
+            "their own. Put it into the profile for figures that hold for it."
+        )
