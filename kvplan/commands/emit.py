@@ -45,15 +45,16 @@ def emit(
     """The plan as engine settings, those that gain in simulation, and how much."""
     from kvplan import report
     from kvplan.engines import Engine, advise, default_requests
-    from kvplan.simulation.options import load
     from kvplan.simulation.options import seeds as chosen
     from kvplan.simulation.paired import measure
+    from kvplan.simulation.study import MAX_REQUESTS
 
     if seeds < _LEAST_SEEDS:
         raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
+    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
+        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
     check_writable(output)
     loaded = read(profile)
-    load(kind=None, cv=None, concurrency=None, burst=None, trace=None, requests=requests, horizon=None)
     size, all_seeds = requests or default_requests(loaded.model), chosen(0, seeds)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     with progress_bar() as progress:
