@@ -10,9 +10,11 @@ Nothing here runs a simulation: `advise` is given a function that does.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from kvplan.analysis.overflow import safety_buffer
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.report import Report, Status, requests_in_memory
@@ -23,11 +25,13 @@ LEAST_GAIN = 0.005  # that the 95 % interval of a gain must reach: less is not w
 _LARGEST_LOSS = (
     0.001  # from which an interval below 0 counts: when the last requests happen to end moves less
 )
+_LEAST_ADDITION = 0.001  # to what is set already
 _STEPS = (2, 4)  # times the iteration of a full replica that one with as much prefill as allowed may take
-_SHARES = (1, 2, 4)  # a standard deviation of KV usage, half of it, a quarter
+_SHARES = {1: "one", 2: "half a", 4: "a quarter of a", 8: "an eighth of a"}  # standard deviation of KV usage
 _LEAST_REQUESTS, _MOST_REQUESTS = 2_000, 10_000
 _TURNS = 10  # so many times what memory holds: shorter runs are mostly filling and draining
 _FEW_TURNS = 4
+_ANY_DELTA, _ANY_HORIZON_S = 0.01, 3600.0  # the spread does not depend on them
 
 
 class Engine(StrEnum):
@@ -151,9 +155,9 @@ _VERSION = {
     "--watermark": "Merged into vLLM in June 2026 (pull request 44594), off by default: check your version.",
     "--max-num-batched-tokens": "vLLM refuses less than max_num_seqs.",
     "--max-num-queued-reqs": "In vLLM 0.29.0 (pull request 49445, July 2026); beyond it clients get HTTP 503.",
-    "--max-running-requests": "Check your version: SGLang.",
-    "--schedule-conservativeness": "Check your version: SGLang.",
-    "--mem-fraction-static": "Check your version: SGLang.",
+    "--max-running-requests": "Check that your version of SGLang has it.",
+    "--schedule-conservativeness": "Check that your version of SGLang has it.",
+    "--mem-fraction-static": "Check that your version of SGLang has it.",
     "max_batch_size": "For the file of trtllm-serve --config; check your version.",
     "max_num_tokens": "For the file of trtllm-serve --config; check your version.",
     "capacity_scheduler_policy": "Under scheduler_config; GUARANTEED_NO_EVICT is the default of TensorRT-LLM.",
@@ -207,7 +211,7 @@ def candidates(engine: Engine, report: Report, model: ServingModel) -> tuple[Can
 
 def _running(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
     limit, memory = model.replica.max_num_seqs, model.replica.memory_tokens
-    held, spread = requests_in_memory(model), report.safety_buffer.kv_std_tokens
+    held, spread = requests_in_memory(model), _spread(report, model)
     flag = _FLAG[engine, Kind.RUNNING]
     if engine is Engine.VLLM and limit is None:
         flag = "--max-num-seqs"
@@ -234,18 +238,27 @@ def _running(engine: Engine, report: Report, model: ServingModel) -> Iterator[Ca
             yield _candidate(Kind.RUNNING, engine, flag, cap, str(cap), block, why)
 
 
+def _spread(report: Report, model: ServingModel) -> float | None:
+    """Standard deviation of KV usage, tokens; of a load that cannot be sustained, at the rate that can."""
+    if report.verdict.status is not Status.OVERLOADED:
+        return report.safety_buffer.kv_std_tokens
+    share = report.load.sustainable_rps / report.load.offered_rps
+    classes = tuple(replace(c, rate_rps=c.rate_rps * share) for c in model.classes)
+    at_capacity = replace(model, classes=classes)
+    return safety_buffer(at_capacity, delta=_ANY_DELTA, horizon_s=_ANY_HORIZON_S).kv_std_tokens
+
+
 def _watermark(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
-    buffer, memory = report.safety_buffer, model.replica.memory_tokens
+    buffer, memory, spread = report.safety_buffer, model.replica.memory_tokens, _spread(report, model)
     rules = []
     if buffer.watermark_fraction is not None:
         why = "what keeps an overflow within the horizon as rare as the plan wants, above the mean usage"
         rules.append((buffer.watermark_fraction, "safety_buffer.watermark_fraction", why))
-    if buffer.kv_std_tokens is not None:
-        parts = {1: "one", 2: "half a", 4: "a quarter of a"}
-        for share in _SHARES:
-            tokens = format_tokens(buffer.kv_std_tokens / share)
-            why = f"{parts[share]} standard deviation of usage, {tokens} tokens, as a share of the memory"
-            rules.append((buffer.kv_std_tokens / share / memory, "safety_buffer.kv_std_tokens", why))
+    if spread is not None:
+        for share, part in _SHARES.items():
+            tokens = format_tokens(spread / share)
+            why = f"{part} standard deviation of usage, {tokens} tokens, as a share of the memory"
+            rules.append((spread / share / memory, "safety_buffer.kv_std_tokens", why))
     for number, block, why in rules:
         share_of_blocks = (
             math.ceil(number * 1000) / 1000
@@ -276,9 +289,7 @@ def _tokens(engine: Engine, report: Report, model: ServingModel) -> Iterator[Can
 def _scheduler(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
     why = "requests are admitted without room for their longest output, and paused when memory runs out"
     flag = _FLAG[engine, Kind.SCHEDULER]
-    yield Candidate(
-        Kind.SCHEDULER, flag, "MAX_UTILIZATION", "worst_cycle.throughput_rps", why, Variant("vllm")
-    )
+    yield Candidate(Kind.SCHEDULER, flag, "MAX_UTILIZATION", "worst_cycle.loss", why, Variant("vllm"))
 
 
 _MAKERS: dict[Kind, Callable[[Engine, Report, ServingModel], Iterator[Candidate]]] = {
@@ -314,11 +325,11 @@ def gains_something(found: Gains) -> bool:
     False
     """
     best = max(found.saturated_throughput.low, found.offered_e2e.low)
-    return best >= LEAST_GAIN and not loses_something(found)
+    return best >= LEAST_GAIN and found.saturated_throughput.mean >= 0 and not loses_something(found)
 
 
 def loses_something(found: Gains) -> bool:
-    """Whether a measure is surely worse, or saturated throughput is on average.
+    """Whether a measure is surely worse, by more than the chance of when the last requests end.
 
     Examples
     --------
@@ -327,7 +338,7 @@ def loses_something(found: Gains) -> bool:
     >>> loses_something(Gains(even, less, even)), loses_something(Gains(even, even, even))
     (True, False)
     """
-    return found.saturated_throughput.mean < 0 or any(gain.high < -_LARGEST_LOSS for gain in found)
+    return any(gain.high < -_LARGEST_LOSS for gain in found)
 
 
 def score(found: Gains) -> float:
@@ -384,8 +395,8 @@ def advise(
 ) -> Advice:
     """Try every candidate and keep what gains.
 
-    Of several values of a setting the best is kept. All kept settings are then simulated together: while that is not
-    at least as good as the best of them alone, the least useful one is dropped.
+    Of several values of a setting the best is kept. Kept settings are then simulated together, the most useful
+    first: another one stays only if it adds to those before it.
 
     Parameters
     ----------
@@ -423,27 +434,34 @@ def advise(
         )
     each = [None if one is None else gains(without, one) for one in results]
     tried = _best_of_each([Tried(c, g, _first_verdict(g)) for c, g in zip(found, each, strict=True)])
-    chosen = sorted((one for one in tried if one.verdict is Verdict.EMITTED), key=_score_of, reverse=True)
-    all_at_once = None
-    while len(chosen) > 1:
-        [result] = measure([together(policy, [one.candidate for one in chosen])])
-        all_at_once = None if result is None else gains(without, result)
-        if all_at_once is not None and not _is_worse(all_at_once, chosen[0]):
-            break
-        dropped, all_at_once = chosen.pop(), None
-        tried = tuple(one._replace(verdict=Verdict.NO_USE) if one is dropped else one for one in tried)
+    chosen, all_at_once = _adding_up(policy, tried, without, measure)
+    tried = tuple(
+        one._replace(verdict=Verdict.NO_USE) if one.verdict is Verdict.EMITTED and one not in chosen else one
+        for one in tried
+    )
     return Advice(
         engine=engine,
         policy=policy,
         tried=tried,
         together=all_at_once,
         mentions=_mentions(engine, report, model, plan, chosen),
-        notes=tuple(_notes(engine, report, model, without, chosen, requests)),
+        notes=tuple(_notes(engine, report, model, without, requests)),
     )
 
 
-def _is_worse(all_at_once: Gains, best: Tried) -> bool:
-    return not gains_something(all_at_once) or score(all_at_once) < _score_of(best)
+def _adding_up(
+    policy: str, tried: Sequence[Tried], without: Measured, measure: Measure
+) -> tuple[list[Tried], Gains | None]:
+    """The most useful setting, those that add to it, and what they gain together if they are several."""
+    ranked = sorted((one for one in tried if one.verdict is Verdict.EMITTED), key=_score_of, reverse=True)
+    chosen, all_at_once = ranked[:1], None
+    for one in ranked[1:]:
+        [result] = measure([together(policy, [other.candidate for other in (*chosen, one)])])
+        more = None if result is None else gains(without, result)
+        so_far = _score_of(chosen[0]) if all_at_once is None else score(all_at_once)
+        if more is not None and gains_something(more) and score(more) > so_far + _LEAST_ADDITION:
+            chosen, all_at_once = [*chosen, one], more
+    return chosen, all_at_once
 
 
 def _mentions(
@@ -455,7 +473,8 @@ def _mentions(
             Mention(
                 "--schedule-conservativeness",
                 None,
-                "how much of its longest output a running request is thought to need; not simulated here",
+                "how much of its longest output a running request is thought to need. Less admits more: where "
+                "memory stays unused while requests wait, SGLang's documentation suggests 0.3",
             ),
             Mention(
                 "--mem-fraction-static",
@@ -479,8 +498,8 @@ def _queue_limit(report: Report, model: ServingModel, plan: Plan, chosen: Sequen
         "--max-num-queued-reqs",
         str(number),
         f"the load is more than can be sustained and the queue would grow without end: {running:,.0f} running and "
-        f"{format_number(rate)} requests/s for the plan's horizon of {format_seconds(plan.horizon_s)}, so that "
-        "nobody waits longer; for another wait take that. Refusals are not simulated",
+        f"{format_number(rate)} requests/s for the plan's horizon of {format_seconds(plan.horizon_s)}. So nobody "
+        "waits longer than that; it is the place for a shorter wait. Refusals are not simulated",
     )
 
 
@@ -489,7 +508,6 @@ def _notes(
     report: Report,
     model: ServingModel,
     without: Measured,
-    chosen: Sequence[Tried],
     requests: int,
 ) -> Iterator[str]:
     if engine is Engine.SGLANG:
@@ -497,9 +515,13 @@ def _notes(
             "SGLang's own scheduler is not simulated: vLLM's stands in for it. Both preempt and recompute, but SGLang "
             "reserves room for output that is still to come and evicts others first."
         )
-    if any(one.candidate.kind is Kind.SCHEDULER for one in chosen) or engine is Engine.TRTLLM:
-        yield "For MAX_UTILIZATION vLLM's scheduler stands in: it pauses the last admitted, and computes it again."
-    if without.evictions == 0:
+    if engine is Engine.TRTLLM:
+        yield (
+            "GUARANTEED_NO_EVICT reserves the longest output that clients ask for, here the longest decode length of "
+            "their class. For MAX_UTILIZATION vLLM's scheduler stands in: it pauses the last admitted, and computes "
+            "it again."
+        )
+    elif without.evictions == 0:
         yield (
             "With the engine's defaults nobody was evicted in any run: there is nothing that a cap or a watermark "
             "could prevent."

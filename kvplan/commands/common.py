@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from kvplan.render.document import Section
 
 
+class DocumentFormat(StrEnum):
+    """How an outcome is written."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
 class TableFormat(StrEnum):
     """How a comparison is written."""
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan import __version__
-from kvplan.commands.analysis import Format
-from kvplan.commands.common import Output, Profile, progress_bar, read, say_compiling
+from kvplan.commands.common import DocumentFormat, Output, Profile, progress_bar, read, say_compiling
 from kvplan.errors import UsageError
 from kvplan.output import check_writable, write_result
 
@@ -30,7 +29,9 @@ class EngineName(StrEnum):
 def emit(
     engine: Annotated[EngineName, typer.Option("--engine", help="For which engine.", show_default=False)],
     profile: Profile = None,
-    format: Annotated[Format, typer.Option("--format", help="How to write them.")] = Format.TEXT,
+    format: Annotated[
+        DocumentFormat, typer.Option("--format", help="How to write them.")
+    ] = DocumentFormat.TEXT,
     output: Output = None,
     requests: Annotated[
         int | None,
@@ -45,15 +46,16 @@ def emit(
     """The plan as engine settings, those that gain in simulation, and how much."""
     from kvplan import report
     from kvplan.engines import Engine, advise, default_requests
-    from kvplan.simulation.options import load
     from kvplan.simulation.options import seeds as chosen
     from kvplan.simulation.paired import measure
+    from kvplan.simulation.study import MAX_REQUESTS
 
     if seeds < _LEAST_SEEDS:
         raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
+    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
+        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
     check_writable(output)
     loaded = read(profile)
-    load(kind=None, cv=None, concurrency=None, burst=None, trace=None, requests=requests, horizon=None)
     size, all_seeds = requests or default_requests(loaded.model), chosen(0, seeds)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     with progress_bar() as progress:
@@ -70,12 +72,14 @@ def emit(
     write_result(_rendered(advice, loaded, format, size, all_seeds), output)
 
 
-def _rendered(advice: "Advice", loaded: "Loaded", format: Format, requests: int, seeds: list[int]) -> str:
+def _rendered(
+    advice: "Advice", loaded: "Loaded", format: DocumentFormat, requests: int, seeds: list[int]
+) -> str:
     from kvplan.render import json, markdown, settings
 
     origin = f"kvplan {__version__}, profile {loaded.sha256[:12]} (sha256)"
     match format:
-        case Format.JSON:
+        case DocumentFormat.JSON:
             document = settings.to_document(
                 advice,
                 name=loaded.name,
@@ -85,7 +89,7 @@ def _rendered(advice: "Advice", loaded: "Loaded", format: Format, requests: int,
                 seeds=seeds,
             )
             return json.render(document)
-        case Format.MARKDOWN:
+        case DocumentFormat.MARKDOWN:
             return markdown.render_section(settings.build(advice, loaded.name, requests, seeds), origin)
-        case Format.TEXT:
+        case DocumentFormat.TEXT:
             return settings.text(advice, loaded.name, origin, requests, seeds)

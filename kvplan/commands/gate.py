@@ -1,14 +1,20 @@
 """`kvplan check` and `kvplan diff`: whether a report is good enough, and what has changed."""
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvplan import __version__
-from kvplan.commands.common import Output, complete_profile, say, sections_text, standard_input
+from kvplan.commands.common import (
+    DocumentFormat,
+    Output,
+    complete_profile,
+    say,
+    sections_text,
+    standard_input,
+)
 from kvplan.errors import ExitCode, UsageError
 from kvplan.output import append_result, tell, write_result
 
@@ -18,14 +24,6 @@ if TYPE_CHECKING:
     from kvplan.check import Baseline, Checked
     from kvplan.diff import Side
     from kvplan.gate import Requirement
-
-
-class GateFormat(StrEnum):
-    """How the outcome is written."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
 
 
 Profiles = Annotated[
@@ -64,7 +62,7 @@ Tolerances = Annotated[
         show_default=False,
     ),
 ]
-Format = Annotated[GateFormat, typer.Option("--format", help="How to write it.")]
+Format = Annotated[DocumentFormat, typer.Option("--format", help="How to write it.")]
 _A_SIDE = typer.Argument(
     help="A profile, or a report of analyze --format json.",
     show_default=False,
@@ -77,7 +75,7 @@ def check(
     require: Require = None,
     baseline: BaselineFile = None,
     tolerance: Tolerances = None,
-    format: Format = GateFormat.TEXT,
+    format: Format = DocumentFormat.TEXT,
     output: Output = None,
     junit: Annotated[
         Path | None,
@@ -107,7 +105,7 @@ def check(
 def diff(
     before: Annotated[str, _A_SIDE],
     after: Annotated[str, _A_SIDE],
-    format: Format = GateFormat.TEXT,
+    format: Format = DocumentFormat.TEXT,
     output: Output = None,
 ) -> None:
     """What differs between two profiles or reports."""
@@ -116,12 +114,12 @@ def diff(
     from kvplan.render import json
 
     found = comparing.compare(_side(before), _side(after))
-    if format is GateFormat.JSON:
+    if format is DocumentFormat.JSON:
         text = json.render(tables.to_document(found, __version__))
     else:
         section = tables.build(found)
         text = sections_text(
-            [section], f"kvplan {__version__}", output, as_markdown=format is GateFormat.MARKDOWN
+            [section], f"kvplan {__version__}", output, as_markdown=format is DocumentFormat.MARKDOWN
         )
     write_result(text, output)
 
@@ -175,16 +173,16 @@ def _checked(
     return checking.check(loaded, file, required, baseline, alone=alone)
 
 
-def _outcome(checked: "Sequence[Checked]", format: GateFormat, output: Path | None) -> str:
+def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:
     from kvplan.render import check as tables
     from kvplan.render.github import without_commands
 
-    if format is GateFormat.JSON:
+    if format is DocumentFormat.JSON:
         from kvplan.render import json
 
         # "##[" would be a command to GitHub's runner; to JSON both spellings are the same
         return json.render(tables.to_document(checked, __version__)).replace("##[", "#\\u0023[")
-    as_markdown = format is GateFormat.MARKDOWN
+    as_markdown = format is DocumentFormat.MARKDOWN
     text = sections_text(tables.build(checked), f"kvplan {__version__}", output, as_markdown=as_markdown)
     return without_commands(text)
 
@@ -197,7 +195,7 @@ def _tell_github(checked: "Sequence[Checked]") -> None:
         for line in annotations(checked):
             tell(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        append_result(_outcome(checked, GateFormat.MARKDOWN, None), Path(summary))
+        append_result(_outcome(checked, DocumentFormat.MARKDOWN, None), Path(summary))
 
 
 def _side(reference: str) -> "Side":

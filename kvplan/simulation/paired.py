@@ -121,12 +121,24 @@ def measure(
         for v in variants
         for scenario in scenarios
     ]
-    outcomes, interrupted = run_all(jobs, progress, announce)
+    outcomes, interrupted = run_all(jobs, progress, None if announce is None else _once(announce))
     if interrupted:
         raise KeyboardInterrupt
     ended = [found for found in outcomes if found is not None]
     size = len(scenarios)
     return [_measured(ended[i * size : (i + 1) * size], len(seeds)) for i in range(len(variants))]
+
+
+def _once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:
+    """Tell of each policy once: several runs come to be compiled at the same time."""
+    told: set[str] = set()
+
+    def tell(policy: str, kept: bool) -> None:
+        if policy not in told:
+            told.add(policy)
+            announce(policy, kept)
+
+    return tell
 
 
 def _settings(variant: Variant) -> Settings:

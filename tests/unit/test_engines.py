@@ -1,0 +1,309 @@
+"""Engine settings: candidates worked out by hand, and what is made of gains that are given, not simulated."""
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from strategies import mix_model
+
+from kvplan.engines import Advice, Candidate, Engine, Kind, Verdict, advise, candidates, default_requests
+from kvplan.errors import UsageError
+from kvplan.model import Plan, ServingModel, Timing
+from kvplan.render import settings
+from kvplan.report import Report, analyze
+from kvplan.simulation.paired import Gain, Measured, Variant, gains, measure, paired
+
+# A request holds 16 … 25 tokens, 205 in all over ten iterations: 5 admissions an iteration fill the memory.
+ONE = mix_model((15, 10, 0.1), memory=1025, prefill="fused", timing=Timing(1.0, d2=0.125))
+BASE = Measured((10.0, 10.0), (1.0, 1.0), (4.0, 4.0), 7)
+
+Fake = Callable[[Sequence[Variant]], list[Measured | None]]
+
+
+def report_of(model: ServingModel) -> Report:
+    return analyze(model, name="one", sha256="")
+
+
+def found(engine: Engine, model: ServingModel) -> list[tuple[str, str, str]]:
+    return [(c.flag, c.value, c.block) for c in candidates(engine, report_of(model), model)]
+
+
+def limited(model: ServingModel, **limits: int) -> ServingModel:
+    return replace(model, replica=replace(model.replica, **limits))
+
+
+def measured(rps: float, e2e_s: float = 4.0, spread: float = 0.0) -> Measured:
+    """Two seeds that differ by `spread` from their mean."""
+    return Measured((rps - spread, rps + spread), (1.0, 1.0), (e2e_s, e2e_s), 0)
+
+
+def given(results: dict[tuple[tuple[str, float], ...], Measured | None], other: Measured = BASE) -> Fake:
+    """In place of simulations: what was measured, by parameters; `other` for all else."""
+
+    def fake(variants: Sequence[Variant]) -> list[Measured | None]:
+        return [results.get(tuple(sorted(v.parameters)), other) for v in variants]
+
+    return fake
+
+
+def advice(fake: Fake, engine: Engine = Engine.VLLM, model: ServingModel = ONE) -> Advice:
+    return advise(engine, report_of(model), model, Plan(), requests=500, measure=fake)
+
+
+def emitted(one: Advice) -> list[tuple[str, str]]:
+    return [(t.candidate.flag, t.candidate.value) for t in one.emitted]
+
+
+# -- candidates -------------------------------------------------------------------------------------------------
+
+
+def test_caps_follow_from_the_longest_the_mean_and_the_spread() -> None:
+    """1025/25 = 41; 5·10 = 50.
+
+    Without feedback usage is compound Poisson: a variance of Σ(λτ·w²), with Poisson(0.1·τ) requests at each stage.
+    """
+    model = replace(ONE, timing=Timing(1.0))
+    variance = 0.1 * sum(w**2 for w in range(16, 26))
+    within = math.floor(50 * (1 - math.sqrt(variance) / 1025))
+    assert found(Engine.SGLANG, model) == [
+        ("--max-running-requests", "41", "rate_cap.engine_max_num_seqs"),
+        ("--max-running-requests", "50", "saturation.admissions_per_iteration"),
+        ("--max-running-requests", str(within), "safety_buffer.kv_std_tokens"),
+    ]
+
+
+def test_caps_that_do_not_bind_are_left_out() -> None:
+    caps = [value for flag, value, _ in found(Engine.SGLANG, limited(ONE, max_num_seqs=50))]
+    assert "41" in caps
+    assert "50" not in caps
+    assert found(Engine.SGLANG, limited(ONE, max_num_seqs=41)) == []
+
+
+def test_watermarks_are_parts_of_the_spread_rounded_up_as_they_are_written() -> None:
+    model = replace(ONE, timing=Timing(1.0))
+    share = math.sqrt(0.1 * sum(w**2 for w in range(16, 26))) / 1025
+    marks = [(value, block) for flag, value, block in found(Engine.VLLM, model) if flag == "--watermark"]
+    wanted = [math.ceil(share / part * 1000) / 1000 for part in (1, 2, 4, 8)]
+    assert [float(value) for value, block in marks if block.endswith("kv_std_tokens")] == wanted
+    for c in candidates(Engine.VLLM, report_of(model), model):
+        if c.kind is Kind.WATERMARK:
+            assert c.variant.parameters == (("watermark", float(c.value)),)
+
+
+def test_batched_tokens_keep_an_iteration_within_twice_and_four_times_a_full_one() -> None:
+    """τ(M) = 1 + 0.125·5·15 = 10.375, the time of 83 tokens of prefill; 50 requests decode beside them."""
+    tokens = [value for flag, value, _ in found(Engine.VLLM, ONE) if flag == "--max-num-batched-tokens"]
+    assert tokens == [str(83 + 50), str(3 * 83 + 50)]
+    limits = limited(ONE, max_num_seqs=200, max_num_batched_tokens=299)
+    assert [v for flag, v, _ in found(Engine.VLLM, limits) if flag == "--max-num-batched-tokens"] == ["200"]
+
+
+def test_free_prefill_is_not_cut_up() -> None:
+    model = replace(ONE, timing=Timing(1.0))
+    assert not [flag for flag, *_ in found(Engine.VLLM, model) if flag == "--max-num-batched-tokens"]
+
+
+def test_a_cap_is_an_active_one_where_the_profile_already_has_a_limit() -> None:
+    assert found(Engine.VLLM, ONE)[0][0] == "--max-num-seqs"
+    assert found(Engine.VLLM, limited(ONE, max_num_seqs=99))[0][0] == "--max-num-active-seqs"
+
+
+def test_tensorrt_llm_may_give_up_its_guarantee() -> None:
+    last = candidates(Engine.TRTLLM, report_of(ONE), ONE)[-1]
+    assert (last.flag, last.value) == ("capacity_scheduler_policy", "MAX_UTILIZATION")
+    assert last.variant == Variant("vllm")
+
+
+def test_the_spread_of_an_overloaded_replica_is_that_at_its_capacity() -> None:
+    """Offered ten times what memory sustains: 5 an iteration of a second, stages of Poisson(5) each."""
+    model = mix_model((15, 10, 50.0), memory=1025, prefill="fused", timing=Timing(1.0))
+    share = math.sqrt(5 * sum(w**2 for w in range(16, 26))) / 1025
+    marks = [float(value) for flag, value, _ in found(Engine.VLLM, model) if flag == "--watermark"]
+    assert marks == [math.ceil(share / part * 1000) / 1000 for part in (1, 2, 4, 8)]
+
+
+def test_runs_fill_the_memory_ten_times_within_bounds() -> None:
+    assert default_requests(ONE) == 2_000  # 10·50 are fewer
+    assert default_requests(mix_model((15, 10, 0.1), memory=10_250, prefill="fused")) == 5_000
+    assert default_requests(mix_model((15, 10, 0.1), memory=10**7, prefill="fused")) == 10_000
+
+
+# -- judgement --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_emitted_where_nothing_gains() -> None:
+    one = advice(given({}))
+    assert one.emitted == ()
+    assert {t.verdict for t in one.tried} == {Verdict.NO_GAIN}
+    assert one.together is None
+
+
+def test_the_best_value_of_a_setting_is_emitted() -> None:
+    fake = given({(("max_num_seqs", 41.0),): measured(10.4), (("max_num_seqs", 50.0),): measured(10.7)})
+    one = advice(fake)
+    assert emitted(one) == [("--max-num-seqs", "50")]
+    (best,) = one.emitted
+    assert best.gains is not None
+    assert best.gains.saturated_throughput.mean == pytest.approx(0.07)
+    assert [t.verdict for t in one.tried if t.candidate.value == "41"] == [Verdict.SURPASSED]
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict"),
+    [
+        (measured(10.04), Verdict.NO_GAIN),  # 0.4 %
+        (measured(10.06), Verdict.EMITTED),  # 0.6 %
+        (measured(10.06, spread=0.01), Verdict.NO_GAIN),  # 0.6 % ± 1.3 %
+        (measured(10.5, e2e_s=4.1), Verdict.LOSES),  # 5 % more, 2.5 % later
+        (measured(9.9, e2e_s=3.0), Verdict.LOSES),  # sooner, but less in all
+        (measured(9.995, e2e_s=3.0), Verdict.NO_GAIN),  # the same with next to no loss: still never less
+        (measured(10.0, e2e_s=3.9), Verdict.EMITTED),
+        (None, Verdict.UNENDED),
+    ],
+)
+def test_a_gain_has_to_be_sure_and_no_measure_may_lose(result: Measured | None, verdict: Verdict) -> None:
+    one = advice(given({(("max_num_seqs", 41.0),): result}))
+    assert one.tried[0].verdict is verdict
+
+
+def test_settings_that_add_up_are_emitted_together() -> None:
+    cap, tokens = ("max_num_seqs", 41.0), ("max_num_batched_tokens", 133.0)
+    one = advice(given({(cap,): measured(10.3), (tokens,): measured(10.5), (tokens, cap): measured(10.8)}))
+    assert emitted(one) == [("--max-num-batched-tokens", "133"), ("--max-num-seqs", "41")]
+    assert one.together is not None
+    assert one.together.saturated_throughput.mean == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize("both", [10.4, 10.5, 10.505])
+def test_a_setting_that_adds_nothing_to_a_better_one_is_dropped(both: float) -> None:
+    cap, tokens = ("max_num_seqs", 41.0), ("max_num_batched_tokens", 133.0)
+    one = advice(given({(cap,): measured(10.3), (tokens,): measured(10.5), (tokens, cap): measured(both)}))
+    assert emitted(one) == [("--max-num-batched-tokens", "133")]
+    assert one.together is None
+    assert [t.verdict for t in one.tried if t.candidate.value == "41"] == [Verdict.NO_USE]
+
+
+def test_an_engine_that_can_serve_nothing_by_default_is_refused() -> None:
+    with pytest.raises(UsageError, match="--engine vllm: with its defaults a request never fits"):
+        advice(lambda variants: [None] * len(variants))
+
+
+def test_an_overloaded_engine_gets_a_bound_on_its_queue_by_little() -> None:
+    """Memory sustains 5 requests/s and holds 50: 50 + 5·3600, or as many running as the cap allows."""
+    model = mix_model((15, 10, 50.0), memory=1025, prefill="fused", timing=Timing(1.0))
+    (mention,) = advice(given({}), model=model).mentions
+    assert (mention.flag, mention.value) == ("--max-num-queued-reqs", "18050")
+    capped = advice(given({(("max_num_seqs", 41.0),): measured(11)}), model=model)
+    assert capped.mentions[0].value == "18041"
+    assert advice(given({})).mentions == ()
+
+
+def test_what_is_no_result_of_the_engine_is_said() -> None:
+    assert any("vLLM's stands in" in note for note in advice(given({}), Engine.SGLANG).notes)
+    assert any("MAX_UTILIZATION" in note for note in advice(given({}), Engine.TRTLLM).notes)
+    never = advice(given({}, other=replace_evictions(BASE, 0)))
+    assert any("nobody was evicted" in note for note in never.notes)
+    assert not any("nobody was evicted" in note for note in advice(given({})).notes)
+
+
+def replace_evictions(one: Measured, evictions: int) -> Measured:
+    return one._replace(evictions=evictions)
+
+
+# -- paired differences -----------------------------------------------------------------------------------------
+
+
+def test_an_interval_of_paired_differences_is_students() -> None:
+    """1 %, 2 %, 6 %: mean 3 %, s = √7 %, t₂ = 4.3027; ± 6.573 %."""
+    low, high = 0.03 - 0.065725, 0.03 + 0.065725
+    assert paired([0.01, 0.02, 0.06]) == pytest.approx(Gain(0.03, low, high), abs=1e-5)
+
+
+def test_what_is_common_to_both_cancels_out() -> None:
+    """Seeds differ tenfold, the gain does not."""
+    without = Measured((1.0, 10.0), (1.0, 10.0), (5.0, 50.0), 0)
+    with_it = Measured((1.1, 11.0), (1.0, 10.0), (4.0, 40.0), 0)
+    one = gains(without, with_it)
+    assert one.saturated_throughput == pytest.approx(Gain(0.1, 0.1, 0.1))
+    assert one.offered_e2e == pytest.approx(Gain(0.2, 0.2, 0.2))
+    assert one.offered_throughput == Gain(0.0, 0.0, 0.0)
+
+
+def test_requests_that_never_fit_leave_no_figures() -> None:
+    model = mix_model((15, 10, 0.1), memory=24, prefill="fused")
+    assert measure(model, Plan(), [Variant("trtllm-no-evict")], requests=5, seeds=[0, 1]) == [None]
+
+
+# -- as text ----------------------------------------------------------------------------------------------------
+
+NASTY = "x\n--trust-remote-code $(touch /tmp/x) `id` \x1b[31m\u2028!! 'q' \"q\" # <script>|"
+
+
+@pytest.mark.parametrize("engine", [Engine.VLLM, Engine.SGLANG])
+def test_a_shell_reads_the_settings_and_nothing_else(engine: Engine) -> None:
+    one = advice(given({(("max_num_seqs", 41.0),): measured(11)}), engine)
+    text = settings.text(one, NASTY, "kvplan 0", 500, [0, 1])
+    (setting,) = one.emitted
+    assert shlex.split(text, comments=True) == [setting.candidate.flag, "41"]
+    assert all(line.startswith(("#", setting.candidate.flag)) for line in text.splitlines())
+    assert not set('`$!\x1b\u2028<>|"\\') & set(text)
+
+
+def test_yaml_of_tensorrt_llm_has_the_scheduler_in_its_place() -> None:
+    """Without comments it is two lines, the second indented below the first."""
+
+    def fake(variants: Sequence[Variant]) -> list[Measured | None]:
+        return [measured(11) if v == Variant("vllm") else BASE for v in variants]
+
+    text = settings.text(advice(fake, Engine.TRTLLM), NASTY, "kvplan 0", 500, [0, 1])
+    code = [line.partition("#")[0].rstrip() for line in text.splitlines()]
+    assert [line for line in code if line] == [
+        "scheduler_config:",
+        "  capacity_scheduler_policy: MAX_UTILIZATION",
+    ]
+
+
+def test_without_a_setting_everything_is_a_comment() -> None:
+    text = settings.text(advice(given({})), "one", "kvplan 0", 500, [0, 1])
+    assert "# Nothing to set: leave the engine's defaults." in text
+    assert shlex.split(text, comments=True) == []
+
+
+def test_json_has_what_is_needed_to_set_and_to_simulate_it() -> None:
+    one = advice(given({(("max_num_seqs", 41.0),): measured(11)}), model=limited(ONE, max_num_seqs=99))
+    document = settings.to_document(one, name="n", sha256="5e6f", version="0", requests=500, seeds=[0, 1])
+    assert list(document) == [
+        "schema_version",
+        "kvplan_version",
+        "profile",
+        "engine",
+        "simulated",
+        "settings",
+        "together",
+        "left_out",
+        "not_simulated",
+        "notes",
+    ]
+    (setting,) = document["settings"]
+    assert setting["flag"] == "--max-num-active-seqs"
+    assert setting["value"] == "41"
+    assert setting["profile_key"] == "gpu.max_num_seqs"
+    assert setting["parameters"] == {"max_num_seqs": 41.0}
+    assert setting["gains"]["saturated_throughput"] == {
+        "mean": pytest.approx(0.1),
+        "ci95": [pytest.approx(0.1), pytest.approx(0.1)],
+    }
+    assert len(document["left_out"]) == len(one.tried) - 1
+
+
+def test_every_flag_has_a_note_about_versions() -> None:
+    models = (ONE, limited(ONE, max_num_seqs=99))
+    flags = {c.flag for engine in Engine for model in models for c in all_of(engine, model)}
+    assert len(flags) == 8
+    assert all(settings.version_note(flag) for flag in flags)
+
+
+def all_of(engine: Engine, model: ServingModel) -> tuple[Candidate, ...]:
+    return candidates(engine, report_of(model), model)
