@@ -222,10 +222,36 @@ def parse_profile(data: bytes, source: str) -> Profile:
         source=source,
         sha256=sha256(data).hexdigest(),
         text=text,
-        plan=Plan(checked.plan.delta, checked.plan.horizon, checked.plan.segments),
+        plan=_plan(checked),
         requirements=tuple(checked.gate.require),
         model=_model(checked),
     )
+
+
+def model_of(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
+    """A model and plan from tables that have all a profile has but its schema and name.
+
+    Raises
+    ------
+    ProfileError
+        A value is not allowed.
+
+    Examples
+    --------
+    >>> tables = {
+    ...     "gpu": {"memory_tokens": 100},
+    ...     "timing": {"d0": 1},
+    ...     "classes": [{"name": "a", "input": 2, "decode": 4, "rate": 0.5}],
+    ... }
+    >>> model_of("slots", tables)[0].replica.memory_tokens
+    100
+    """
+    try:
+        checked = schema.check({"schema": 1, "name": source, **tables})
+    except schema.SchemaError as error:
+        path, message, _ = error.problems[0]
+        raise ProfileError(source, message, key=written(path)) from None
+    return _model(checked), _plan(checked)
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -277,6 +303,10 @@ def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> Pr
     first = min(range(len(found)), key=found.__getitem__)
     path, message, _ = candidates[first]
     return ProfileError(source, message, key=written(path), line=line_at(text, found[first]))
+
+
+def _plan(document: schema.Document) -> Plan:
+    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments)
 
 
 def _model(document: schema.Document) -> ServingModel:

@@ -1,0 +1,244 @@
+"""Experiments: a published table, figure or example, as a TOML file that is shipped with kvplan.
+
+.. code-block:: toml
+
+    source = "SIC Example 2"
+    title = "Three equilibria of one class"
+    claim = "What the paper says, in a sentence."
+    assumed = "What it does not say and had to be chosen."
+
+    [workloads.node]                     # a profile, without schema and name; `like` takes over another one's tables
+    gpu = { memory_tokens = 360, prefill = "disaggregated" }
+    timing = { d0 = 1 }
+    classes = [{ name = "a", input = 2, decode = 3, rate = 1.0 }]
+
+    [[runs]]                             # without `policy`, `fluid` or `gaps`: the report of the workload
+    name = "greedy"
+    workload = "node"
+    policy = "greedy"
+    arrivals = "saturated"
+    horizon = "400 s"
+
+    [[figures]]
+    what = "Throughput"
+    of = "greedy.throughput_per_iteration"
+    printed = 24
+    tolerance = 0.01
+    verdict = "reproduced"
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from kvplan.errors import UsageError
+from kvplan.schema import did_you_mean
+
+
+class Verdict(StrEnum):
+    """How what kvplan gets stands to what is printed, best first."""
+
+    REPRODUCED = "reproduced"
+    SAME_DIRECTION = "same direction"
+    REFUTED = "refuted"
+    NOT_DETERMINABLE = "not determinable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Something to compute on a workload; the options of a simulation are those of `kvplan simulate`.
+
+    Attributes
+    ----------
+    name, workload : str
+    policy : str or None
+        Simulated; None: the report of the workload, unless `fluid` or `gaps` is given.
+    set : tuple of str
+        ``POLICY.KEY=VALUE``.
+    grid : mapping of str to tuple
+        ``POLICY.KEY`` to values to try; the best one by `best` is kept.
+    best : str
+        Figure by which it is chosen: the largest, or with a minus sign in front the smallest.
+    arrivals, requests, horizon, burst, concurrency, cv, seeds
+        As on the command line.
+    fluid : tuple of float
+        Masses by stage, stage 0 first: the fluid map runs from there for `iterations`.
+    iterations : int
+    gaps : tuple of int
+        Gaps between cohorts: the cycle that keeps them (SIC eq. 25).
+    """
+
+    name: str
+    workload: str
+    policy: str | None = None
+    set: tuple[str, ...] = ()
+    grid: Mapping[str, tuple[float, ...]] | None = None
+    best: str = "throughput_rps"
+    arrivals: str = "poisson"
+    requests: int | None = None
+    horizon: str | None = None
+    burst: str | None = None
+    concurrency: int | None = None
+    cv: float | None = None
+    seeds: int = 1
+    fluid: tuple[float, ...] | None = None
+    iterations: int = 0
+    gaps: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number to compare.
+
+    Attributes
+    ----------
+    what : str
+    of : tuple of str
+        ``RUN.KEY``, keys as in the JSON of the report or of a simulated policy; the mean where there are several.
+    over : tuple of str
+        If given, the figure is the relative change of `of` over this.
+    printed : float or None
+        What the paper prints.
+    tolerance : float
+        Largest relative error that counts as reproduced; absolute where 0 is printed.
+    at_least, at_most : float or None
+        Where the paper states an inequality instead.
+    verdict : Verdict
+        On record; a test compares it with what comes out.
+    reason : str
+        Why, where it is not reproduced.
+    """
+
+    what: str
+    verdict: Verdict
+    of: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    printed: float | None = None
+    tolerance: float = 0.01
+    at_least: float | None = None
+    at_most: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A published result.
+
+    Attributes
+    ----------
+    name : str
+        Of its file.
+    source : str
+        Paper key and place.
+    title, claim : str
+    assumed : str
+        What the text does not give and had to be chosen.
+    workloads : mapping of str to tables of a profile
+    runs : tuple of Run
+    figures : tuple of Figure
+    """
+
+    name: str
+    source: str
+    title: str
+    claim: str
+    assumed: str
+    workloads: Mapping[str, Mapping[str, Any]]
+    runs: tuple[Run, ...]
+    figures: tuple[Figure, ...]
+
+
+def shipped_experiments() -> dict[str, Path]:
+    """Files of the experiments by name: among the tests in a checkout, inside the package once installed."""
+    package = Path(__file__).parent.parent
+    folders = (package / "experiments", package.parent / "tests" / "papers" / "experiments")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def load_experiment(name: str) -> Experiment:
+    """A shipped experiment.
+
+    Raises
+    ------
+    UsageError
+        There is none of that name.
+
+    Examples
+    --------
+    >>> load_experiment("sic-example-02").source
+    'SIC Example 2'
+    """
+    shipped = shipped_experiments()
+    if name not in shipped:
+        raise UsageError(f"no experiment {name!r}; {did_you_mean(name, shipped, 'there are')}")
+    return parse_experiment(name, shipped[name].read_text("utf-8"))
+
+
+def parse_experiment(name: str, text: str) -> Experiment:
+    """An experiment from TOML.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A key or value is not one: the files are kvplan's own.
+    """
+    tables = tomli.loads(text)
+    experiment = Experiment(
+        name=name,
+        source=tables.pop("source"),
+        title=tables.pop("title"),
+        claim=tables.pop("claim"),
+        assumed=tables.pop("assumed", ""),
+        workloads=_inherited(tables.pop("workloads", {})),
+        runs=tuple(Run(**_tuples(run)) for run in tables.pop("runs", [])),
+        figures=tuple(_figure(figure) for figure in tables.pop("figures")),
+    )
+    if tables:
+        raise ValueError(f"{name}: unknown keys {sorted(tables)}")
+    return experiment
+
+
+def _figure(table: dict[str, Any]) -> Figure:
+    for key in ("of", "over"):
+        if isinstance(table.get(key), str):
+            table[key] = [table[key]]
+    figure = Figure(**_tuples({**table, "verdict": Verdict(table["verdict"])}))
+    compared = [figure.printed, figure.at_least, figure.at_most]
+    if figure.of and all(bound is None for bound in compared):
+        raise ValueError(f"{figure.what}: nothing to compare with")
+    if bool(figure.of) is (figure.verdict is Verdict.NOT_DETERMINABLE):
+        raise ValueError(f"{figure.what}: what is not determinable has no value, and everything else has one")
+    return figure
+
+
+def _inherited(workloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Workloads with the tables that they take over; a table that is given again is merged, a list replaced."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, tables in workloads.items():
+        own = {key: value for key, value in tables.items() if key != "like"}
+        found[name] = _merged(found[tables["like"]], own) if "like" in tables else own
+    return found
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(old[key], new[key]) for key in old if key in new and isinstance(new[key], dict)}
+    return {**old, **new, **both}
+
+
+def _tuples(table: dict[str, Any]) -> dict[str, Any]:
+    """Lists as tuples, for frozen data."""
+    known = {field.name for kind in (Run, Figure) for field in fields(kind)}
+    if unknown := set(table) - known:
+        raise ValueError(f"unknown keys {sorted(unknown)}")
+    return {
+        key: tuple(value)
+        if isinstance(value, list)
+        else {inner: tuple(each) for inner, each in value.items()}
+        if isinstance(value, dict)
+        else value
+        for key, value in table.items()
+    }

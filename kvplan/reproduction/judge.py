@@ -1,0 +1,126 @@
+"""What is printed against what kvplan gets."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvplan.reproduction.experiment import Experiment, Figure, Verdict
+
+_ORDER = (Verdict.REPRODUCED, Verdict.SAME_DIRECTION, Verdict.NOT_DETERMINABLE, Verdict.REFUTED)
+
+
+class Measured(NamedTuple):
+    """A value with its 95 % confidence interval, which has no width where nothing is simulated."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Compared(NamedTuple):
+    """A figure, what came out for it (None where it is not determinable), and the verdict."""
+
+    figure: Figure
+    measured: Measured | None
+    verdict: Verdict
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether the verdict is the one on record."""
+        return self.verdict is self.figure.verdict
+
+
+class Reproduction(NamedTuple):
+    """An experiment and all its figures."""
+
+    experiment: Experiment
+    compared: tuple[Compared, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the figure which fares worst."""
+        return max((one.verdict for one in self.compared), key=_ORDER.index)
+
+
+def reproduction(experiment: Experiment, documents: Mapping[str, Mapping[str, Any]]) -> Reproduction:
+    """Judge all figures of an experiment by the documents of its runs.
+
+    Examples
+    --------
+    >>> from kvplan.reproduction.experiment import load_experiment
+    >>> from kvplan.reproduction.runs import run_all
+    >>> example = load_experiment("sic-example-02")
+    >>> reproduction(example, run_all(example)).verdict.value
+    'reproduced'
+    """
+    return Reproduction(experiment, tuple(_compared(figure, documents) for figure in experiment.figures))
+
+
+def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]]) -> Compared:
+    if not figure.of:
+        return Compared(figure, None, Verdict.NOT_DETERMINABLE)
+    found = _mean([_measured(path, documents) for path in figure.of])
+    if figure.over:
+        found = relative_change(found, _mean([_measured(path, documents) for path in figure.over]))
+    return Compared(figure, found, judged(figure, found))
+
+
+def judged(figure: Figure, found: Measured) -> Verdict:
+    """The verdict on a measured value.
+
+    Printed values are reproduced within the tolerance. Failing that, a change is of the same direction if its whole
+    interval has the printed sign. An inequality holds or does not, interval included.
+
+    Examples
+    --------
+    >>> gain = Figure(what="", verdict=Verdict.REPRODUCED, of=("a.x",), over=("b.x",), printed=0.2, tolerance=0.1)
+    >>> [judged(gain, Measured(v, v - 0.01, v + 0.01)).value for v in (0.21, 0.1, 0.005)]
+    ['reproduced', 'same direction', 'refuted']
+    """
+    if figure.printed is None:
+        enough = figure.at_least is None or found.low >= figure.at_least
+        little = figure.at_most is None or found.high <= figure.at_most
+        return Verdict.REPRODUCED if enough and little else Verdict.REFUTED
+    if abs(found.value - figure.printed) <= figure.tolerance * (abs(figure.printed) or 1):
+        return Verdict.REPRODUCED
+    if figure.over and min(found.low * figure.printed, found.high * figure.printed) > 0:
+        return Verdict.SAME_DIRECTION
+    return Verdict.REFUTED
+
+
+def relative_change(of: Measured, over: Measured) -> Measured:
+    """By how much one exceeds the other, of positive values; the interval allows for any two values of theirs.
+
+    Examples
+    --------
+    >>> relative_change(Measured(12.0, 11.0, 13.0), Measured(10.0, 10.0, 10.0)).low
+    0.1
+    """
+    low = of.low / over.high - 1 if over.high > 0 else -1.0
+    high = of.high / over.low - 1 if over.low > 0 else float("inf")
+    return Measured(round(of.value / over.value - 1, 12), round(low, 12), round(high, 12))
+
+
+def _mean(values: Sequence[Measured]) -> Measured:
+    return Measured(*(sum(part) / len(values) for part in zip(*values, strict=True)))
+
+
+def _measured(path: str, documents: Mapping[str, Mapping[str, Any]]) -> Measured:
+    run, _, key = path.partition(".")
+    value = value_at(documents[run], key)
+    if value is None:
+        raise ValueError(f"{path}: there is no such figure")
+    interval = documents[run].get("ci95", {}).get(key)
+    return Measured(value, *(interval or (value, value)))
+
+
+def value_at(document: Any, key: str) -> float | None:
+    """The number at a key of a document: names and list positions with dots between; None where it is null.
+
+    Examples
+    --------
+    >>> value_at({"wait": {"thresholds": [3, 5]}}, "wait.thresholds.-1")
+    5.0
+    """
+    for part in key.split("."):
+        document = document[int(part)] if isinstance(document, list | tuple) else document[part]
+    return None if document is None else float(document)

@@ -1,0 +1,135 @@
+"""Runs of an experiment: a report, a simulation, the fluid map or a cycle, each as one document of figures."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.model import Plan, ServingModel
+from kvplan.reproduction.experiment import Experiment, Run
+
+Document = Mapping[str, Any]
+Announce = Callable[[str, bool], None]
+
+
+def run_all(
+    experiment: Experiment,
+    progress: Callable[[float], None] | None = None,
+    announce: Announce | None = None,
+) -> dict[str, Document]:
+    """The documents of all runs of an experiment, by name.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    progress : function, optional
+        Told the share that is done.
+    announce : function, optional
+        As for `kvplan.simulation.study.study`.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        A simulation was interrupted.
+
+    Examples
+    --------
+    >>> from kvplan.reproduction.experiment import load_experiment
+    >>> run_all(load_experiment("sic-example-02"))["level 2"]["throughput_per_iteration"]
+    1.6
+    """
+    from kvplan.profile import model_of
+
+    given = {name: model_of(name, tables) for name, tables in experiment.workloads.items()}
+    found: dict[str, Document] = {}
+    for done, run in enumerate(experiment.runs):
+        model, plan = given[run.workload]
+        found[run.name] = document(run, model, plan, announce)
+        if progress is not None:
+            progress((done + 1) / len(experiment.runs))
+    return found
+
+
+def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | None = None) -> Document:
+    """The figures of one run."""
+    if run.gaps is not None:
+        return _gaps(run, model)
+    if run.fluid is not None:
+        return _fluid(run, model)
+    if run.policy is None:
+        from kvplan.report import analyze, to_document
+
+        return to_document(analyze(model, name="", sha256="", plan=plan))
+    if run.grid:
+        return _best(run, partial(_simulated, model=model, plan=plan, announce=announce))
+    return _simulated(run, model=model, plan=plan, announce=announce)
+
+
+def _gaps(run: Run, model: ServingModel) -> Document:
+    from kvplan.analysis.worst_cycle import gap_cycle_throughput
+
+    (stages,), (weight,) = model.mix.stages, model.mix.first_weight
+    x = gap_cycle_throughput(int(stages), float(weight), model.replica.memory_tokens, run.gaps or ())
+    return {"throughput_per_iteration": x}
+
+
+def _fluid(run: Run, model: ServingModel) -> Document:
+    """The fluid map from given masses; rates are those of its last third, whole longest stays."""
+    from kvplan.analysis.fluid_map import fluid_map, state_by_stage
+    from kvplan.analysis.fluid_map import run as iterate
+
+    mix = model.mix
+    system = fluid_map(mix.stages, mix.first_weight, mix.share, float(model.replica.memory_tokens))
+    masses = np.zeros(system.weight.size)
+    masses[: len(run.fluid or ())] = run.fluid
+    history = iterate(system, state_by_stage(masses), run.iterations)
+    late = max(run.iterations // 3 // masses.size, 1) * masses.size
+    evicting = np.flatnonzero(history.evicted > 0)
+    return {
+        "throughput_per_iteration": float(history.completed[-late:].mean()),
+        "evictions_per_iteration": float(history.evicted[-late:].mean()),
+        "first_eviction": int(evicting[0]) + 1 if evicting.size else None,
+        "completed": history.completed.tolist(),
+        "evicted": history.evicted.tolist(),
+    }
+
+
+def _best(run: Run, simulated: Callable[[Run], Document]) -> Document:
+    """The run with the best values of its grid."""
+    from kvplan.reproduction.judge import value_at
+
+    assert run.grid is not None
+    sign, key = (-1, run.best[1:]) if run.best.startswith("-") else (1, run.best)
+    found = []
+    for values in product(*run.grid.values()):
+        settings = tuple(f"{name}={value:g}" for name, value in zip(run.grid, values, strict=True))
+        found.append(simulated(replace(run, set=(*run.set, *settings), grid=None)))
+    return max(found, key=lambda one: sign * (value_at(one, key) or 0.0))
+
+
+def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
+    from kvplan.simulation import options, study
+
+    assert run.policy is not None
+    load = options.load(
+        kind=run.arrivals,
+        cv=run.cv,
+        concurrency=run.concurrency,
+        burst=run.burst,
+        trace=None,
+        requests=run.requests,
+        horizon=run.horizon,
+    )
+    policies = study.chosen([run.policy], run.set)
+    found = study.study(model, plan, load, policies, options.seeds(0, run.seeds), announce=announce)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    (result,) = study.to_document(found, name="", sha256="", version="")["policies"]
+    if result["status"] == "livelock":
+        raise UsageError(f"run {run.name}: a livelock, so there are no figures")
+    completed = result["completed"]
+    return {**result, "arrived": completed + result["unfinished"]}
