@@ -63,6 +63,8 @@ class Run:
         ``POLICY.KEY`` to values to try; the best one by `best` is kept.
     best : str
         Figure by which it is chosen: the largest, or with a minus sign in front the smallest.
+    arrive : tuple of float
+        Arrival times of requests of the only class, instead of `arrivals`; the document then has `series` too.
     arrivals, requests, horizon, burst, concurrency, cv, seeds
         As on the command line.
     fluid : tuple of float
@@ -78,6 +80,7 @@ class Run:
     set: tuple[str, ...] = ()
     grid: Mapping[str, tuple[float, ...]] | None = None
     best: str = "throughput_rps"
+    arrive: tuple[float, ...] | None = None
     arrivals: str = "poisson"
     requests: int | None = None
     horizon: str | None = None

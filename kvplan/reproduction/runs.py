@@ -1,16 +1,19 @@
 """Runs of an experiment: a report, a simulation, the fluid map or a cycle, each as one document of figures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.reproduction.experiment import Experiment, Run
+
+if TYPE_CHECKING:
+    from kvplan.simulation.requests import Requests
 
 Document = Mapping[str, Any]
 Announce = Callable[[str, bool], None]
@@ -92,6 +95,7 @@ def _fluid(run: Run, model: ServingModel) -> Document:
     return {
         "throughput_per_iteration": float(history.completed[-late:].mean()),
         "evictions_per_iteration": float(history.evicted[-late:].mean()),
+        "evictions": float(history.evicted.sum()),
         "first_eviction": int(evicting[0]) + 1 if evicting.size else None,
         "completed": history.completed.tolist(),
         "evicted": history.evicted.tolist(),
@@ -116,11 +120,11 @@ def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce 
 
     assert run.policy is not None
     load = options.load(
-        kind=run.arrivals,
+        kind=run.arrivals if run.arrive is None else None,
         cv=run.cv,
         concurrency=run.concurrency,
         burst=run.burst,
-        trace=None,
+        trace=None if run.arrive is None else partial(_requests, run.arrive, model),
         requests=run.requests,
         horizon=run.horizon,
     )
@@ -131,5 +135,27 @@ def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce 
     (result,) = study.to_document(found, name="", sha256="", version="")["policies"]
     if result["status"] == "livelock":
         raise UsageError(f"run {run.name}: a livelock, so there are no figures")
-    completed = result["completed"]
-    return {**result, "arrived": completed + result["unfinished"]}
+    if run.arrive is None:
+        return dict(result)
+    series = found.first[0].series
+    return {
+        **result,
+        "series": {
+            "kv_tokens": series.kv_tokens.tolist(),
+            "completions": series.completions.tolist(),
+            "evictions": series.evictions.tolist(),
+        },
+    }
+
+
+def _requests(arrive: Sequence[float], model: ServingModel) -> "Requests":
+    from kvplan.simulation.requests import Requests
+
+    (lone,) = model.classes
+    size = len(arrive)
+    return Requests(
+        np.array(arrive, dtype=np.float64),
+        np.full(size, lone.input_tokens),
+        np.full(size, lone.decode_tokens[0]),
+        np.zeros(size, dtype=np.int64),
+    )
