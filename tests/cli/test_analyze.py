@@ -61,18 +61,18 @@ def test_a_profile_is_read_from_a_path_and_from_standard_input() -> None:
     assert run("analyze", "-", "--format", "json", input=path.read_text("utf-8")).stdout == shipped
 
 
-@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+# one each of: several lengths, many lengths, a cycle that is simulated, segments
+@pytest.mark.parametrize("name", [DEFAULT_PROFILE, "reasoning-h100", "two-tier-99-125", "paper-wait-nested"])
 def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
-    first, second, again = (
-        run("analyze", name, "--format", "json", env={"PYTHONHASHSEED": seed}).stdout
-        for seed in ("1", "2", "2")
+    first, second = (
+        run("analyze", name, "--format", "json", env={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")
     )
-    assert first == second == again
+    assert first == second
     assert json.loads(first)["schema_version"] == 1
 
 
 def test_output_to_a_file_is_what_standard_output_shows(tmp_path: Path) -> None:
-    for form in ("text", "markdown", "json", "html"):
+    for form in ("text", "json"):
         result = run("analyze", DEFAULT_PROFILE, "--format", form, "-o", str(tmp_path / form))
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
         assert (tmp_path / form).read_text("utf-8") == run(

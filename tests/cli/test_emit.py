@@ -239,7 +239,7 @@ def test_settings_put_into_the_profile_of_the_file_never_lower_its_throughput(ru
     serves_no_less(parse_profile(Path(dear).read_bytes(), "").model, {"max_num_seqs": 21}, 0.0, 300, 2)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(model=models(max_classes=2, max_input=40, max_decode=30, blocks=False, min_memory=4.0), data=st.data())
 def test_settings_of_random_profiles_never_lower_throughput(model: ServingModel, data: st.DataObject) -> None:
     memory = min(model.replica.memory_tokens, 2000)

@@ -24,7 +24,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def process(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder), "HOME": "/nonexistent", "NUMBA_OPT": "0"}
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder), "HOME": "/nonexistent"}
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=True, env=environment, timeout=250
     )
