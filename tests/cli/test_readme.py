@@ -36,7 +36,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     # collecting is enough to see that the test commands work; running them here would run this test again
-    env = os.environ | {"PYTEST_ADDOPTS": "--collect-only -q -n 0", "PIP_NO_COMPILE": "1"}
+    env = os.environ | {
+        "PYTEST_ADDOPTS": "--collect-only -q -n 0 -o testpaths=tests/cli",
+        "PIP_NO_COMPILE": "1",
+    }
     return subprocess.run(
         ["bash", "-e", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=280
     )
