@@ -22,8 +22,9 @@ from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup,
 
 CLASSES = 3
 ENGINES = ("vllm", "trtllm-no-evict")  # they count memory and chunks of prompts as engines do
-MANY = settings(max_examples=250, deadline=None)
-EXAMPLES = settings(max_examples=200, deadline=None)  # of each invariant
+MAY_HANG = ("alpha-protection",)  # those who begin together can overflow together again and again
+MANY = settings(max_examples=150, deadline=None)
+EXAMPLES = settings(max_examples=100, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
@@ -53,7 +54,7 @@ class Case:
         )
 
     def slow(self, name: str) -> slow_simulator.SlowResult:
-        single = ("beta", "watermark")
+        single = ("beta", "watermark", "budget", "alpha")
         given = {k: v[0] if k in single else v for k, v in self.parameters.items()}
         return slow_simulator.simulate(
             name, self.requests, self.timing, self.replica, given, horizon_s=self.horizon_s
@@ -118,6 +119,11 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
         lambda boundaries, n: {"boundaries": tuple(sorted(boundaries)), "thresholds": n[: len(boundaries)]},
         st.sets(st.integers(1, 9), min_size=1, max_size=3),
         THRESHOLDS,
+    ),
+    "flow": st.fixed_dictionaries({"budgets": THRESHOLDS}),
+    "flow-unknown": st.fixed_dictionaries({"budget": st.tuples(st.integers(1, 5))}),
+    "alpha-protection": st.fixed_dictionaries(
+        {"alpha": st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.7]))}
     ),
 }
 
@@ -245,12 +251,15 @@ def test_no_lost_work_silently_evicted_tokens_are_counted(name: str, data: st.Da
     case = data.draw(cases(name, possible=True, horizon=False))
     outcome = run(name, case)
     requests, replica = case.requests, case.replica
+    assert outcome.ending is Ending.FINISHED or name in MAY_HANG
     evicted = int(outcome.evictions.sum())
     if evicted == 0:
         assert outcome.recomputed_tokens == 0
     elif name in ENGINES or (requests.input_tokens > 0).all():
         assert outcome.recomputed_tokens >= evicted
-    if name not in ENGINES:  # there a chunk of a single token is not counted
+    if (
+        name not in ENGINES and outcome.ending is Ending.FINISHED
+    ):  # in engines a chunk of a single token is not counted
         ready = replica.prefill is Prefill.DISAGGREGATED
         prompts = 0 if ready else int(requests.input_tokens.sum())
         again = int((requests.input_tokens * outcome.evictions).sum()) if ready else 0
@@ -309,8 +318,8 @@ def test_progress_a_run_ends_and_stops_moving_only_where_a_request_never_fits(
     if outcome.ending is Ending.HORIZON:
         assert outcome.end_s == case.horizon_s
     else:
-        impossible = case.some_request_never_fits(name)
-        assert outcome.ending is (Ending.LIVELOCK if impossible else Ending.FINISHED)
+        stuck = case.some_request_never_fits(name) or (name in MAY_HANG and outcome.ending is Ending.LIVELOCK)
+        assert outcome.ending is (Ending.LIVELOCK if stuck else Ending.FINISHED)
 
 
 # ------------------------------------------------------------------------------- a policy that nobody shipped

@@ -1,6 +1,16 @@
 """The policies by name."""
 
-from kvplan.simulation.policies import greedy, nested_wait, rate_limited, trtllm_no_evict, vllm, wait
+from kvplan.simulation.policies import (
+    alpha_protection,
+    flow,
+    flow_unknown,
+    greedy,
+    nested_wait,
+    rate_limited,
+    trtllm_no_evict,
+    vllm,
+    wait,
+)
 from kvplan.simulation.policies.protocol import Policy
 
 POLICIES: dict[str, Policy] = {
@@ -10,4 +20,7 @@ POLICIES: dict[str, Policy] = {
     "trtllm-no-evict": trtllm_no_evict.POLICY,
     "wait": wait.POLICY,
     "nested-wait": nested_wait.POLICY,
+    "flow": flow.POLICY,
+    "flow-unknown": flow_unknown.POLICY,
+    "alpha-protection": alpha_protection.POLICY,
 }
