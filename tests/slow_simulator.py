@@ -94,6 +94,16 @@ Stage policies (all but `vllm` and `trtllm-no-evict`)
     Livelock: those evicted are exactly those who began together after the eviction before; nobody was done, nobody
     joined. They will be the first in line each time, and do the same again, with others or without.
 
+`mc` (assume)
+    All residents run. The queue is admitted in order as long as, in this and in every later iteration, all residents
+    and the next in line together need M at most, in whole blocks: each a token more in each iteration, until the one
+    that it is predicted to end with. Predicted is its own decode length, or with `max` the longest of all requests.
+    Whoever has left needs nothing more. Nobody is evicted.
+
+`mc-sf`
+    As `mc` with decode lengths known, the queue in order of decode length, then of arrival. The first one that does
+    not fit holds up all others.
+
 Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
 """
 
@@ -514,6 +524,49 @@ class AlphaProtection(StageRun):
         return batch
 
 
+class Mc(StageRun):
+    """Predicted stages are in `predicted`; of the present, what is held counts, not what was predicted."""
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        longest = max(request.stages for request in self.all)
+        known = self.params.get("assume", "exact") == "exact"
+        self.predicted = {request: request.stages if known else longest for request in self.all}
+
+    def order(self) -> list[Request]:
+        return list(self.queue)
+
+    def needs(self, request: Request, later: int) -> int:
+        """Memory that a request is predicted to need so many iterations from now."""
+        if request.stage + later >= self.predicted[request]:
+            return 0
+        return self.whole_blocks(request.weight + later)
+
+    def fits_to_the_end(self, request: Request, batch: list[Request]) -> bool:
+        if not self.fits(request, batch):
+            return False
+        return all(
+            sum(self.needs(other, later) for other in [*self.resident, request]) <= self.replica.memory_tokens
+            for later in range(1, self.predicted[request])
+        )
+
+    def form(self, drain: bool) -> list[Request]:
+        batch = list(self.resident)
+        assert self.kv_held(batch) <= self.replica.memory_tokens
+        for request in self.order():
+            if not self.fits_to_the_end(request, batch):
+                break
+            self.admit(request, batch)
+        return batch
+
+
+class McSf(Mc):
+    def order(self) -> list[Request]:
+        return sorted(self.queue, key=lambda request: (request.decode_tokens, request.index))
+
+
 class Vllm(Run):
     def __init__(
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
@@ -647,6 +700,8 @@ POLICIES: dict[str, type[Run]] = {
     "flow": Flow,
     "flow-unknown": FlowUnknown,
     "alpha-protection": AlphaProtection,
+    "mc": Mc,
+    "mc-sf": McSf,
 }
 
 

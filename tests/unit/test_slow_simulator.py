@@ -228,6 +228,44 @@ def test_alpha_protection_hangs_where_those_who_begin_together_overflow_together
     assert result.evictions == [2, 2]
 
 
+# -- looking ahead ----------------------------------------------------------------------------------------------
+
+# weights 3 4 5 6, then 1, then 2 3 in M=9
+MIXED = requests((0, 2, 4), (0, 0, 1), (0, 1, 2), (0, 2, 4))
+
+
+def test_mc_admits_in_order_while_nobody_will_overflow() -> None:
+    """3 + 1 + 2, then 4 + 3; the last would fit next to 5, but not with 4 next to 6."""
+    result = simulate("mc", MIXED, SLOT, ready_made(9), {})
+    assert result.batches[:2] == [[(0, 0), (1, 0), (2, 0)], [(0, 1), (2, 1)]]
+    assert result.batches[2:4] == [[(0, 2)], [(0, 3), (3, 0)]]
+    assert result.kv_per_iteration == [6, 7, 5, 9, 4, 5, 6]
+    assert sum(result.evictions) == 0
+
+
+def test_mc_holds_up_the_queue_behind_one_that_does_not_fit() -> None:
+    """The second overlaps the first by no iteration in M=8; the third could, but is not the first in line."""
+    arrivals = requests((0, 2, 4), (0, 2, 4), (0, 0, 1))
+    result = simulate("mc", arrivals, SLOT, ready_made(8), {})
+    assert result.batches == [[(0, k)] for k in range(4)] + [[(1, 0), (2, 0)], [(1, 1)], [(1, 2)], [(1, 3)]]
+
+
+def test_mc_takes_unknown_lengths_for_the_longest() -> None:
+    """1 2 3 4 next to 3 4 5 6 is too much, 1 2 3 4 next to 4 5 6 is not, nor 2 3 4 5 next to 5 6."""
+    result = simulate("mc", MIXED, SLOT, ready_made(9), {"assume": "max"})
+    assert result.batches[:3] == [[(0, 0)], [(0, 1), (1, 0)], [(0, 2), (2, 0)]]
+    assert sum(result.evictions) == 0
+
+
+def test_mc_sf_takes_the_shortest_first() -> None:
+    """In M=9 three of them: 1 + 2 + 3, then 3 + 4; in M=6 the third has to wait for an iteration."""
+    result = simulate("mc-sf", MIXED, SLOT, ready_made(9), {})
+    assert result.batches[:2] == [[(1, 0), (2, 0), (0, 0)], [(2, 1), (0, 1)]]
+    result = simulate("mc-sf", MIXED, SLOT, ready_made(6), {})
+    order = [[index for index, _ in batch] for batch in result.batches]
+    assert order == [[1, 2], [2, 0], [0], [0], [0], [3], [3], [3], [3]]
+
+
 # -- vllm -------------------------------------------------------------------------------------------------------
 
 
@@ -342,6 +380,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "flow": {"budgets": [2, 1]},
     "flow-unknown": {"budget": 2},
     "alpha-protection": {"alpha": 0.8},
+    "mc": {},
+    "mc-sf": {},
 }
 
 

@@ -5,6 +5,8 @@ from kvplan.simulation.policies import (
     flow,
     flow_unknown,
     greedy,
+    mc,
+    mc_sf,
     nested_wait,
     rate_limited,
     trtllm_no_evict,
@@ -23,4 +25,6 @@ POLICIES: dict[str, Policy] = {
     "flow": flow.POLICY,
     "flow-unknown": flow_unknown.POLICY,
     "alpha-protection": alpha_protection.POLICY,
+    "mc": mc.POLICY,
+    "mc-sf": mc_sf.POLICY,
 }
