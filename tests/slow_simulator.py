@@ -104,6 +104,13 @@ Stage policies (all but `vllm` and `trtllm-no-evict`)
     As `mc` with decode lengths known, the queue in order of decode length, then of arrival. The first one that does
     not fit holds up all others.
 
+`a-min` (shortest)
+    As `mc`, every request predicted to have the decode length `shortest` at first; whoever runs longer than predicted
+    needs what it holds now, and nothing later. While the residents need more than M, the one with the shortest
+    predicted length is evicted, of equals the last admitted, to the front of the queue; it is then predicted to be no
+    shorter than what it had generated. Then, also in that iteration, the queue is admitted.
+    Livelock: as greedy, or a request that is never admitted.
+
 Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
 """
 
@@ -567,6 +574,29 @@ class McSf(Mc):
         return sorted(self.queue, key=lambda request: (request.decode_tokens, request.index))
 
 
+class AMin(Mc):
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        silent = 1 if self.inline else 0
+        self.predicted = {request: int(self.params["shortest"]) + silent for request in self.all}
+
+    def form(self, drain: bool) -> list[Request]:
+        while self.kv_held(self.resident) > self.replica.memory_tokens:
+            victim = min(reversed(self.resident), key=lambda request: self.predicted[request])
+            self.predicted[victim] = max(self.predicted[victim], victim.stage)
+            self.resident.remove(victim)
+            self.recomputed_tokens += victim.weight - 1
+            victim.stage = 0
+            victim.evictions += 1
+            self.queue.insert(0, victim)
+            self.evicted += 1
+            if not self.resident:
+                raise LivelockError
+        return super().form(drain)
+
+
 class Vllm(Run):
     def __init__(
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
@@ -702,6 +732,7 @@ POLICIES: dict[str, type[Run]] = {
     "alpha-protection": AlphaProtection,
     "mc": Mc,
     "mc-sf": McSf,
+    "a-min": AMin,
 }
 
 

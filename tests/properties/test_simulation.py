@@ -54,7 +54,7 @@ class Case:
         )
 
     def slow(self, name: str) -> slow_simulator.SlowResult:
-        single = ("beta", "watermark", "budget", "alpha")
+        single = ("beta", "watermark", "budget", "alpha", "shortest")
         given: dict[str, Any] = {k: v[0] if k in single else v for k, v in self.parameters.items()}
         if "assume" in given:
             given["assume"] = ("exact", "max")[int(given["assume"][0])]
@@ -76,6 +76,10 @@ class Case:
             longest = np.maximum(self.requests.input_tokens, 1) + max_new
         if self.parameters.get("assume") == (1.0,):
             longest = self.requests.input_tokens + self.requests.decode_tokens.max()
+        if "shortest" in self.parameters:
+            longest = self.requests.input_tokens + np.maximum(
+                self.requests.decode_tokens, self.parameters["shortest"]
+            )
         return bool((-(-longest // block) > memory // block).any())
 
 
@@ -126,6 +130,7 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     ),
     "mc": st.fixed_dictionaries({"assume": st.tuples(st.sampled_from([0.0, 1.0]))}),
     "mc-sf": st.just({}),
+    "a-min": st.fixed_dictionaries({"shortest": st.tuples(st.integers(1, 4))}),
     "flow": st.fixed_dictionaries({"budgets": THRESHOLDS}),
     "flow-unknown": st.fixed_dictionaries({"budget": st.tuples(st.integers(1, 5))}),
     "alpha-protection": st.fixed_dictionaries(
@@ -146,7 +151,7 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     arrivals = np.cumsum(gaps) if clients is None else np.zeros(gaps.size)
     replica, parameters = draw(REPLICAS), draw(PARAMETERS[name])
     if possible:
-        longest = max(*parameters.get("max_new", ()), int(decode.max()), 1)
+        longest = max(*parameters.get("max_new", ()), *parameters.get("shortest", ()), int(decode.max()), 1)
         enough = int(np.maximum(inputs, 1).max() + longest + 2 * replica.block_tokens)
         replica = replace(replica, memory_tokens=max(replica.memory_tokens, enough))
     end = draw(HORIZONS) if horizon else None

@@ -266,6 +266,37 @@ def test_mc_sf_takes_the_shortest_first() -> None:
     assert order == [[1, 2], [2, 0], [0], [0], [0], [3], [3], [3], [3]]
 
 
+def test_a_min_raises_the_length_it_expects_of_those_it_evicts() -> None:
+    """M=9, weights 3 4 5 6 taken for 3. Expected lengths, after each eviction: 1 2, 3 2, 3 3, 3 3.
+
+    At 5 + 5 the second goes, of equals; at 6 + 4 the first, expected to be shorter; at 5 + 6 the second.
+    """
+    arrivals = requests((0, 2, 4), (0, 2, 4))
+    result = simulate("a-min", arrivals, SLOT, ready_made(9), {"shortest": 1})
+    assert result.batches == [
+        [(0, 0), (1, 0)],
+        [(0, 1), (1, 1)],
+        [(0, 2), (1, 0)],
+        [(1, 1), (0, 0)],
+        [(1, 2), (0, 1)],
+        [(0, 2), (1, 0)],
+        [(0, 3), (1, 0)],
+        [(1, 1)],
+        [(1, 2)],
+        [(1, 3)],
+    ]
+    assert result.evicted_per_iteration == [0, 0, 1, 1, 0, 1, 1, 0, 0, 0]
+    assert result.recomputed_tokens == 4 + 5 + 5 + 3
+
+
+def test_a_min_leaves_out_whoever_would_not_fit_at_the_length_expected() -> None:
+    """Taken for 3 long, 3 4 5 next to 4 5 is too much for M=7: the second waits. Taken for 1 it begins."""
+    result = simulate("a-min", requests((0, 2, 3), (1, 2, 3)), SLOT, ready_made(7), {"shortest": 3})
+    assert result.batches == [[(0, 0)], [(0, 1)], [(0, 2)], [(1, 0)], [(1, 1)], [(1, 2)]]
+    result = simulate("a-min", requests((0, 2, 3), (1, 2, 3)), SLOT, ready_made(7), {"shortest": 1})
+    assert result.batches[1] == [(0, 1), (1, 0)]
+
+
 # -- vllm -------------------------------------------------------------------------------------------------------
 
 
@@ -382,6 +413,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "alpha-protection": {"alpha": 0.8},
     "mc": {},
     "mc-sf": {},
+    "a-min": {"shortest": 1},
 }
 
 

@@ -1,6 +1,7 @@
 """The policies by name."""
 
 from kvplan.simulation.policies import (
+    a_min,
     alpha_protection,
     flow,
     flow_unknown,
@@ -27,4 +28,5 @@ POLICIES: dict[str, Policy] = {
     "alpha-protection": alpha_protection.POLICY,
     "mc": mc.POLICY,
     "mc-sf": mc_sf.POLICY,
+    "a-min": a_min.POLICY,
 }
