@@ -79,12 +79,45 @@ Stage policies (all but `vllm` and `trtllm-no-evict`)
     no longer count. So blocks never lack and nobody is preempted. Livelock: the next in line would not fit even alone,
     nobody is resident and no arrival is to come.
 
+`flow` (budgets, one a class)
+    All residents run. Then, class after class in profile order, at most b_i of its queue are admitted. While all of
+    them need more than M the last admitted goes, to the front of its class's queue; of somebody who was admitted in
+    this very iteration that is no eviction. So nobody is admitted in an iteration that evicts.
+
+`flow-unknown` (budget)
+    As `flow`, with one queue and one budget.
+
+`alpha-protection` (alpha)
+    All residents run. Where they need more than M all of them are evicted, to the front of the queue in order of
+    admission. Then, also in that iteration, the queue is admitted in order as long as memory held stays (1-alpha)M at
+    most.
+    Livelock: those evicted are exactly those who began together after the eviction before; nobody was done, nobody
+    joined. They will be the first in line each time, and do the same again, with others or without.
+
+`mc` (assume)
+    All residents run. The queue is admitted in order as long as, in this and in every later iteration, all residents
+    and the next in line together need M at most, in whole blocks: each a token more in each iteration, until the one
+    that it is predicted to end with. Predicted is its own decode length, or with `max` the longest of all requests.
+    Whoever has left needs nothing more. Nobody is evicted.
+
+`mc-sf`
+    As `mc` with decode lengths known, the queue in order of decode length, then of arrival. The first one that does
+    not fit holds up all others.
+
+`a-min` (shortest)
+    As `mc`, every request predicted to have the decode length `shortest` at first; whoever runs longer than predicted
+    needs what it holds now, and nothing later. While the residents need more than M, the one with the shortest
+    predicted length is evicted, of equals the last admitted, to the front of the queue; it is then predicted to be no
+    shorter than what it had generated. Then, also in that iteration, the queue is admitted.
+    Livelock: as greedy, or a request that is never admitted.
+
 Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from kvplan.model import Prefill, Replica, Timing
@@ -447,6 +480,123 @@ class NestedWait(StageRun):
         return batch
 
 
+class Flow(StageRun):
+    def lines(self) -> list[tuple[list[Request], int]]:
+        """Queues, and how many of each may be admitted."""
+        budgets = self.params["budgets"]
+        return [
+            ([request for request in self.queue if request.class_index == i], int(budgets[i]))
+            for i in range(len(budgets))
+        ]
+
+    def form(self, drain: bool) -> list[Request]:
+        batch = list(self.resident)
+        chosen = [request for line, budget in self.lines() for request in line[:budget]]
+        if self.evict_until_they_fit(batch):
+            return batch
+        for request in chosen:
+            if not self.fits(request, batch):
+                break  # it would go again, and those after it before it
+            self.admit(request, batch)
+        return batch
+
+
+class FlowUnknown(Flow):
+    def lines(self) -> list[tuple[list[Request], int]]:
+        return [(list(self.queue), int(self.params["budget"]))]
+
+
+class AlphaProtection(StageRun):
+    began: list[Request] | None = None  # together, after an overflow
+
+    def form(self, drain: bool) -> list[Request]:
+        limit = (1 - Fraction(str(self.params["alpha"]))) * self.replica.memory_tokens
+        batch = list(self.resident)
+        overflow = self.kv_held(batch) > self.replica.memory_tokens
+        if overflow:
+            for victim in self.resident:
+                self.recomputed_tokens += victim.weight - 1
+                victim.stage = 0
+                victim.evictions += 1
+            self.evicted += len(self.resident)
+            same_again = self.resident == self.began
+            self.queue = self.resident + self.queue
+            self.resident, batch = [], []
+            if same_again:
+                raise LivelockError
+        while self.queue and self.kv_held(batch) + self.whole_blocks(self.queue[0].first_weight) <= limit:
+            self.admit(self.queue[0], batch)
+        if overflow:
+            self.began = list(self.resident)
+        return batch
+
+
+class Mc(StageRun):
+    """Predicted stages are in `predicted`; of the present, what is held counts, not what was predicted."""
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        longest = max(request.stages for request in self.all)
+        known = self.params.get("assume", "exact") == "exact"
+        self.predicted = {request: request.stages if known else longest for request in self.all}
+
+    def order(self) -> list[Request]:
+        return list(self.queue)
+
+    def needs(self, request: Request, later: int) -> int:
+        """Memory that a request is predicted to need so many iterations from now."""
+        if request.stage + later >= self.predicted[request]:
+            return 0
+        return self.whole_blocks(request.weight + later)
+
+    def fits_to_the_end(self, request: Request, batch: list[Request]) -> bool:
+        if not self.fits(request, batch):
+            return False
+        return all(
+            sum(self.needs(other, later) for other in [*self.resident, request]) <= self.replica.memory_tokens
+            for later in range(1, self.predicted[request])
+        )
+
+    def form(self, drain: bool) -> list[Request]:
+        batch = list(self.resident)
+        assert self.kv_held(batch) <= self.replica.memory_tokens
+        for request in self.order():
+            if not self.fits_to_the_end(request, batch):
+                break
+            self.admit(request, batch)
+        return batch
+
+
+class McSf(Mc):
+    def order(self) -> list[Request]:
+        return sorted(self.queue, key=lambda request: (request.decode_tokens, request.index))
+
+
+class AMin(Mc):
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        silent = 1 if self.inline else 0
+        self.predicted = {request: int(self.params["shortest"]) + silent for request in self.all}
+
+    def form(self, drain: bool) -> list[Request]:
+        while self.kv_held(self.resident) > self.replica.memory_tokens:
+            victim = min(reversed(self.resident), key=lambda request: self.predicted[request])
+            self.predicted[victim] = max(self.predicted[victim], victim.stage)
+            self.resident.remove(victim)
+            self.recomputed_tokens += victim.weight - 1
+            victim.stage = 0
+            victim.evictions += 1
+            self.queue.insert(0, victim)
+            self.evicted += 1
+            if not self.resident:
+                raise LivelockError
+        return super().form(drain)
+
+
 class Vllm(Run):
     def __init__(
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
@@ -577,6 +727,12 @@ POLICIES: dict[str, type[Run]] = {
     "trtllm-no-evict": TrtllmNoEvict,
     "wait": Wait,
     "nested-wait": NestedWait,
+    "flow": Flow,
+    "flow-unknown": FlowUnknown,
+    "alpha-protection": AlphaProtection,
+    "mc": Mc,
+    "mc-sf": McSf,
+    "a-min": AMin,
 }
 
 

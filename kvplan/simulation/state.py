@@ -76,10 +76,15 @@ ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
     DUE_BEFORE,  # neighbours among those due at the same tick
     DUE_AFTER,
     PROMISE,  # blocks reserved for it while it is resident
+    EXPECTED,  # stages that the policy expects of it
+    BELOW,  # neighbours in the pile of a rank
+    ABOVE,
     _REQUEST_COLUMNS,
-) = range(17)
+) = range(20)
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
+
+COUNT, TOP = range(2)  # columns of `State.rank`
 
 # Columns of `State.group`.
 (
@@ -118,6 +123,10 @@ class State(NamedTuple):
         Members by (first weight - start) modulo the block: who needs a block at a tick.
     ring : ndarray of int64
         First of those due to leave at each tick, a ring for each group.
+    future : ndarray of int64
+        Blocks that residents are expected to hold at each later tick, a ring; see `kvplan.simulation.forecast`.
+    rank : ndarray of int64, shape (2 n_leaves, 2)
+        How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
     histogram : ndarray of int64, shape (n_bins,)
         Iterations by KV tokens held.
     record_time : ndarray, shape (RECORDS,), seconds
@@ -136,6 +145,8 @@ class State(NamedTuple):
     group: IntArray
     phase: IntArray
     ring: IntArray
+    future: IntArray
+    rank: IntArray
     histogram: IntArray
     record_time: FloatArray
     record: IntArray
@@ -160,6 +171,10 @@ class Setup(NamedTuple):
         Where the policy counts memory as its engine does; None: the profile's prefill convention.
     promise : ndarray of int64 or None, shape (n_requests,)
         Blocks that an admission reserves until the request leaves; None: nothing is reserved.
+    expected : ndarray of int64 or None, shape (n_requests,)
+        Stages that the policy expects of each request; None: it looks at no later tick.
+    ranks : int
+        How many ranks there are, numbered from 0; 0: the policy has none.
     """
 
     queue_of: IntArray
@@ -170,6 +185,8 @@ class Setup(NamedTuple):
     first_weight: IntArray | None = None
     stages: IntArray | None = None
     promise: IntArray | None = None
+    expected: IntArray | None = None
+    ranks: int = 0
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -207,6 +224,12 @@ def new_state(
     request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
     request[:, PLACE] = OUTSIDE
     request[:, PROMISE] = 0 if setup.promise is None else setup.promise
+    if setup.expected is not None:
+        request[:, EXPECTED] = setup.expected
+    ahead = max(longest, int(request[:, EXPECTED].max(initial=0)))
+    leaves = 1 << (setup.ranks - 1).bit_length() if setup.ranks else 0
+    rank = np.zeros((2 * leaves, 2), dtype=np.int64)
+    rank[:, TOP] = NOBODY
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
@@ -234,6 +257,8 @@ def new_state(
         group=group,
         phase=np.zeros((groups, block), dtype=np.int64),
         ring=np.full(int(ring_size.sum()), NOBODY),
+        future=np.zeros(0 if setup.expected is None else ahead, dtype=np.int64),
+        rank=rank,
         histogram=np.zeros(replica.memory_tokens // bin_tokens + 1, dtype=np.int64),
         record_time=np.zeros(RECORDS),
         record=np.zeros((RECORDS, 5), dtype=np.int64),

@@ -191,8 +191,15 @@ def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]
             raise UsageError(f"--set {text!r}: {policy} {what}")
         if key in given[policy]:
             raise UsageError(f"--set {text!r}: {place} is set twice")
-        given[policy][key] = _numbers(text, value)
+        words = POLICIES[policy].words.get(key)
+        given[policy][key] = _numbers(text, value) if words is None else _word(text, value, words)
     return {name: Settings(name, found) for name, found in given.items()}
+
+
+def _word(text: str, value: str, words: tuple[str, ...]) -> tuple[float, ...]:
+    if value not in words:
+        raise UsageError(f"--set {text!r}: {' or '.join(words)} is wanted")
+    return (float(words.index(value)),)
 
 
 def _numbers(text: str, value: str) -> tuple[float, ...]:

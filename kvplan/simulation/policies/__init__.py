@@ -1,6 +1,19 @@
 """The policies by name."""
 
-from kvplan.simulation.policies import greedy, nested_wait, rate_limited, trtllm_no_evict, vllm, wait
+from kvplan.simulation.policies import (
+    a_min,
+    alpha_protection,
+    flow,
+    flow_unknown,
+    greedy,
+    mc,
+    mc_sf,
+    nested_wait,
+    rate_limited,
+    trtllm_no_evict,
+    vllm,
+    wait,
+)
 from kvplan.simulation.policies.protocol import Policy
 
 POLICIES: dict[str, Policy] = {
@@ -10,4 +23,10 @@ POLICIES: dict[str, Policy] = {
     "trtllm-no-evict": trtllm_no_evict.POLICY,
     "wait": wait.POLICY,
     "nested-wait": nested_wait.POLICY,
+    "flow": flow.POLICY,
+    "flow-unknown": flow_unknown.POLICY,
+    "alpha-protection": alpha_protection.POLICY,
+    "mc": mc.POLICY,
+    "mc-sf": mc_sf.POLICY,
+    "a-min": a_min.POLICY,
 }

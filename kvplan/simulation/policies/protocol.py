@@ -81,12 +81,15 @@ class Policy(NamedTuple):
         From a scenario and settings to what the engine needs, and the parameters as they will be run.
     form_batch : function
         Marked `kernel`: advances groups, evicts and admits.
+    words : mapping of str to tuple of str
+        Parameters that are set by a word, and the words; in settings a word stands as its position.
     """
 
     summary: str
     parameters: Mapping[str, str]
     prepare: Callable[[Scenario, Settings], tuple[Setup, dict[str, object]]]
     form_batch: Callable[[State], None]
+    words: Mapping[str, tuple[str, ...]] = {}
 
 
 def one_queue(requests: Requests) -> Setup:

@@ -1,0 +1,78 @@
+"""What residents are expected to hold at later ticks: the future-memory check of policies that plan ahead (FC 4.1.1).
+
+For policies with one group. A resident grows by a token each tick and leaves at the end of the stages expected of it,
+so `State.future` has the blocks of each later tick; what is held now is counted, not expected. An admission costs a
+step for each stage expected of the request, whoever else is resident.
+"""
+
+from kvplan.simulation.actions import blocks_of, due_slot, fits, kernel
+from kvplan.simulation.state import (
+    BLOCK,
+    CAPACITY,
+    DUE_AFTER,
+    EXPECTED,
+    FIRST_WEIGHT,
+    NOBODY,
+    START,
+    TICK,
+    State,
+)
+
+
+@kernel
+def begin_tick(s: State) -> None:
+    """After `advance`: nothing is expected of this tick any more."""
+    s.future[s.group[0, TICK] % s.future.shape[0]] = 0
+
+
+@kernel
+def fits_to_the_end(s: State, request: int) -> bool:
+    """Whether a queued request fits now, and next to what is expected of residents until its own expected end."""
+    if not fits(s, s.request[request, FIRST_WEIGHT]):
+        return False
+    future, block = s.future, s.fixed[BLOCK]
+    size = future.shape[0]
+    taken = blocks_of(s, s.request[request, FIRST_WEIGHT])
+    spare, free = taken * block - s.request[request, FIRST_WEIGHT], s.fixed[CAPACITY] - taken
+    slot = s.group[0, TICK] % size
+    for _ in range(s.request[request, EXPECTED] - 1):
+        slot += 1
+        if slot == size:
+            slot = 0
+        if spare == 0:
+            free -= 1
+            spare = block
+        spare -= 1
+        if future[slot] > free:
+            return False
+    return True
+
+
+@kernel
+def expect(s: State, request: int, sign: int) -> None:
+    """Add what a resident is expected to hold at later ticks, or with -1 take it back."""
+    future, block = s.future, s.fixed[BLOCK]
+    size = future.shape[0]
+    stage = s.group[0, TICK] - s.request[request, START]
+    weight = s.request[request, FIRST_WEIGHT] + stage
+    taken = blocks_of(s, weight)
+    spare = taken * block - weight
+    slot = s.group[0, TICK] % size
+    for _ in range(s.request[request, EXPECTED] - 1 - stage):
+        slot += 1
+        if slot == size:
+            slot = 0
+        if spare == 0:
+            taken += 1
+            spare = block
+        spare -= 1
+        future[slot] += sign * taken
+
+
+@kernel
+def end_tick(s: State) -> None:
+    """The batch is formed: of those who will be done after it, nothing more is expected."""
+    request = s.ring[due_slot(s, 0, s.group[0, TICK])]
+    while request != NOBODY:
+        expect(s, request, -1)
+        request = s.request[request, DUE_AFTER]

@@ -1,0 +1,70 @@
+"""Admission that looks ahead with lower bounds of decode lengths, raised where they prove too low (FC 4.1.1)."""
+
+import numpy as np
+
+from kvplan.model import Prefill
+from kvplan.simulation.actions import admit, advance, due_slot, evict, kernel, overflows
+from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.ranks import last_of, lowest, pile, unpile
+from kvplan.simulation.state import DUE_AFTER, EXPECTED, HEAD, NOBODY, START, TICK, Setup, State
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Everybody runs; where memory lacks those expected to be shortest go, of equals the last admitted first.
+
+    Then admit in order of arrival while nobody is expected to overflow memory.
+    """
+    advance(s, 0)
+    begin_tick(s)
+    while overflows(s):
+        give_up(s, last_of(s, lowest(s)))
+    request = s.list[0, HEAD]
+    while request != NOBODY and fits_to_the_end(s, request):
+        admit(s, request, 0)
+        expect(s, request, 1)
+        pile(s, s.request[request, EXPECTED], request)
+        request = s.list[0, HEAD]
+    end_tick(s)
+    request = s.ring[due_slot(s, 0, s.group[0, TICK])]
+    while request != NOBODY:
+        unpile(s, s.request[request, EXPECTED], request)
+        request = s.request[request, DUE_AFTER]
+
+
+@kernel
+def give_up(s: State, request: int) -> None:
+    """Evict a request; from now on it is expected to be no shorter than it came to be."""
+    expect(s, request, -1)
+    unpile(s, s.request[request, EXPECTED], request)
+    stages = s.group[0, TICK] - s.request[request, START]
+    if stages > s.request[request, EXPECTED]:
+        s.request[request, EXPECTED] = stages
+    evict(s, request)
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Every request is taken for the shortest of all classes until it is evicted."""
+    given = settings.counts("shortest", 1, "the shortest decode length")
+    shortest = shortest_possible(scenario) if given is None else given[0]
+    requests = scenario.requests
+    inline = scenario.model.replica.prefill is Prefill.INLINE
+    longest = max(int(requests.decode_tokens.max(initial=1)), shortest) + inline
+    expected = np.full(requests.decode_tokens.size, shortest + inline, dtype=np.int64)
+    setup = one_queue(requests)._replace(expected=expected, ranks=longest + 1)
+    return setup, {"shortest": shortest}
+
+
+def shortest_possible(scenario: Scenario) -> int:
+    """Shortest decode length of the requests, and of the profile's classes where they are theirs."""
+    declared = [c.decode_tokens[0] for c in scenario.model.classes if c.name in scenario.names]
+    return min([*declared, *scenario.requests.decode_tokens.tolist()], default=1)
+
+
+POLICY = Policy(
+    "admit while memory suffices for lower bounds of decode lengths; evict the shortest bound first (FC 4.1.1)",
+    {"shortest": "decode length that all requests are taken for at first; the shortest of all classes"},
+    prepare,
+    form_batch,
+)

@@ -1,0 +1,72 @@
+"""Greedy admission below a protected share of memory; an overflow clears all of it (FC 4.1.1)."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.simulation.actions import admit, advance, blocks_of, evict, group_list, kernel, overflows
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.state import (
+    COMPLETED,
+    FIRST_WEIGHT,
+    HEAD,
+    HELD,
+    NOBODY,
+    SEQUENCE,
+    STUCK,
+    TAIL,
+    Setup,
+    State,
+)
+
+# Blocks that admissions may fill; then how many were done and how many had ever been admitted once the batch after
+# the last overflow was formed.
+LIMIT, DONE, ADMITTED = range(3)
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Where memory overflows everybody goes; then admit in order of arrival while it stays below the limit.
+
+    Those who began together after an overflow, and overflow before anybody is done or joins them, will do so forever.
+    """
+    advance(s, 0)
+    cleared = overflows(s)
+    if cleared:
+        same = s.knobs[DONE] == s.counter[COMPLETED] and s.knobs[ADMITTED] == s.counter[SEQUENCE]
+        request = s.list[group_list(s, 0), TAIL]
+        while request != NOBODY:
+            evict(s, request)
+            request = s.list[group_list(s, 0), TAIL]
+        s.counter[STUCK] = same
+    request = s.list[0, HEAD]
+    while (
+        request != NOBODY
+        and s.counter[HELD] + blocks_of(s, s.request[request, FIRST_WEIGHT]) <= s.knobs[LIMIT]
+    ):
+        admit(s, request, 0)
+        request = s.list[0, HEAD]
+    if cleared:
+        s.knobs[DONE], s.knobs[ADMITTED] = s.counter[COMPLETED], s.counter[SEQUENCE]
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """A tenth is protected unless it is set."""
+    alpha = settings.number("alpha", 0.1)
+    if not 0 <= alpha < 1:
+        raise UsageError(f"alpha-protection.alpha = {alpha:g}: a share of memory, from 0 to below 1")
+    replica = scenario.model.replica
+    # exact, as the decimal that was written
+    limit = math.floor((1 - Fraction(repr(alpha))) * replica.memory_tokens / replica.block_tokens)
+    knobs = np.array([limit, -1.0, -1.0])
+    return one_queue(scenario.requests)._replace(knobs=knobs), {"alpha": alpha}
+
+
+POLICY = Policy(
+    "admit while memory stays below 1 - α; an overflow evicts everybody (FC 4.1.1)",
+    {"alpha": "share of memory kept free at admission; 0.1"},
+    prepare,
+    form_batch,
+)

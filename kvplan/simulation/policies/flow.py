@@ -1,0 +1,61 @@
+"""Flow control: a budget of admissions for each class in each iteration (FC Algorithm 1)."""
+
+import numpy as np
+
+from kvplan.analysis.admission import rate_cap
+from kvplan.errors import UsageError
+from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, kernel
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.state import Setup, State
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Everybody runs; of each queue at most its budget is admitted, last admitted first to go where memory lacks.
+
+    So whoever is admitted goes before anybody who runs: in an iteration that evicts nobody is admitted, and in others
+    as many as fit.
+    """
+    advance(s, 0)
+    if evict_until_it_fits(s):
+        return
+    for queue in range(s.knobs.shape[0]):
+        if not admit_in_order(s, queue, 0, int(s.knobs[queue])):
+            return
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """The budgets are the report's `rate_cap.classes[].integer_budget` unless they are set."""
+    found = settings.counts("budgets", len(scenario.names), "one for each class")
+    if found is None:
+        found = _planned(scenario)
+    return one_queue(scenario.requests)._replace(
+        queue_of=scenario.requests.class_index,
+        queues=len(found),
+        knobs=np.array(found, dtype=np.float64),
+    ), {"budgets": list(found)}
+
+
+def _planned(scenario: Scenario) -> tuple[int, ...]:
+    classes = scenario.model.classes
+    if len(scenario.names) != len(classes):
+        raise UsageError(
+            f"flow: a trace is one class, the profile's budgets are for {len(classes)}; "
+            "--set flow.budgets=N gives one"
+        )
+    found = [c.integer_budget for c in rate_cap(scenario.model).classes]
+    budgets = tuple(b for b in found if b is not None)
+    if len(budgets) < len(found):
+        raise UsageError(
+            "flow: no whole budgets above the arrivals of an iteration fit into memory; "
+            "--set flow.budgets=... gives some"
+        )
+    return budgets
+
+
+POLICY = Policy(
+    "at most so many admissions of each class in an iteration (FC Algorithm 1)",
+    {"budgets": "one for each class, with commas; rate_cap.classes[].integer_budget"},
+    prepare,
+    form_batch,
+)

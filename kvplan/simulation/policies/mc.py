@@ -1,0 +1,55 @@
+"""Admission that looks ahead: first come first served while memory suffices to everybody's end (FC 4.1.1)."""
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.model import Prefill
+from kvplan.simulation.actions import admit, advance, kernel
+from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.state import HEAD, NOBODY, Setup, State, stage_weights
+
+EXACT, MAX = range(2)
+ASSUME = ("exact", "max")
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Everybody runs; admit in order of arrival while nobody is expected to overflow memory."""
+    advance(s, 0)
+    begin_tick(s)
+    request = s.list[0, HEAD]
+    while request != NOBODY and fits_to_the_end(s, request):
+        admit(s, request, 0)
+        expect(s, request, 1)
+        request = s.list[0, HEAD]
+    end_tick(s)
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Decode lengths are known, or all are taken for the longest of all classes."""
+    requests = scenario.requests
+    assume = settings.number("assume", EXACT)
+    if assume not in (EXACT, MAX):
+        raise UsageError(f"mc.assume = {assume:g}: {EXACT} (exact) or {MAX} (max)")
+    _, stages = stage_weights(requests, scenario.model.replica.prefill)
+    if assume == MAX:
+        inline = scenario.model.replica.prefill is Prefill.INLINE
+        stages = np.full_like(stages, longest_possible(scenario) + inline)
+    return one_queue(requests)._replace(expected=stages), {"assume": ASSUME[int(assume)]}
+
+
+def longest_possible(scenario: Scenario) -> int:
+    """Longest decode length of the requests, and of the profile's classes where they are theirs."""
+    declared = {c.name: c.decode_tokens[-1] for c in scenario.model.classes}  # a trace is none of them
+    longest = int(scenario.requests.decode_tokens.max(initial=1))
+    return max(longest, *(declared.get(name, 1) for name in scenario.names))
+
+
+POLICY = Policy(
+    "first come first served while the memory of all residents suffices to their ends (FC 4.1.1)",
+    {"assume": "exact: decode lengths are known; max: all are taken for the longest; exact"},
+    prepare,
+    form_batch,
+    {"assume": ASSUME},
+)

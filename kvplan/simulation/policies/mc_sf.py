@@ -1,0 +1,47 @@
+"""Admission that looks ahead, shortest decode length first (FC 4.1.1)."""
+
+import numpy as np
+
+from kvplan.simulation.actions import admit, advance, kernel
+from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.ranks import count, lowest
+from kvplan.simulation.state import HEAD, JOINED, NOBODY, QUEUE, Setup, State, stage_weights
+
+RANKED = 0  # requests that have joined a queue and been counted
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Everybody runs; admit the shortest, and of equals the first, while nobody is expected to overflow memory."""
+    advance(s, 0)
+    begin_tick(s)
+    for request in range(int(s.knobs[RANKED]), s.counter[JOINED]):
+        count(s, s.request[request, QUEUE], 1)
+    s.knobs[RANKED] = s.counter[JOINED]
+    queue = lowest(s)
+    while queue != NOBODY and fits_to_the_end(s, s.list[queue, HEAD]):
+        request = s.list[queue, HEAD]
+        admit(s, request, 0)
+        expect(s, request, 1)
+        count(s, queue, -1)
+        queue = lowest(s)
+    end_tick(s)
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Nothing can be set. There is a queue for each decode length."""
+    _, stages = stage_weights(scenario.requests, scenario.model.replica.prefill)
+    lengths, queue_of = np.unique(stages, return_inverse=True)
+    queues = max(lengths.size, 1)
+    return one_queue(scenario.requests)._replace(
+        queue_of=queue_of, queues=queues, ranks=queues, expected=stages, knobs=np.zeros(1)
+    ), {}
+
+
+POLICY = Policy(
+    "shortest decode length first while the memory of all residents suffices to their ends (FC 4.1.1)",
+    {},
+    prepare,
+    form_batch,
+)
