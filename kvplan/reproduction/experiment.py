@@ -7,7 +7,8 @@
     claim = "What the paper says, in a sentence."
     assumed = "What it does not say and had to be chosen."
 
-    [workloads.node]                     # a profile, without schema and name; `like` takes over another one's tables
+    [workloads.node]                     # a profile, without schema and name; `like` takes over the tables of another
+                                         # one of the file, `shipped` those of a profile that comes with kvplan
     gpu = { memory_tokens = 360, prefill = "disaggregated" }
     timing = { d0 = 1 }
     classes = [{ name = "a", input = 2, decode = 3, rate = 1.0 }]
@@ -36,6 +37,7 @@ from typing import Any
 import tomli
 
 from kvplan.errors import UsageError
+from kvplan.profile import shipped_profiles
 from kvplan.schema import did_you_mean
 
 
@@ -213,8 +215,10 @@ def _figure(table: dict[str, Any]) -> Figure:
     compared = [figure.printed, figure.at_least, figure.at_most]
     if figure.of and all(bound is None for bound in compared):
         raise ValueError(f"{figure.what}: nothing to compare with")
-    if bool(figure.of) is (figure.verdict is Verdict.NOT_DETERMINABLE):
-        raise ValueError(f"{figure.what}: what is not determinable has no value, and everything else has one")
+    if not figure.of and figure.verdict is not Verdict.NOT_DETERMINABLE:
+        raise ValueError(f"{figure.what}: {figure.verdict.value}, but nothing is computed")
+    if not figure.reason and figure.verdict is not Verdict.REPRODUCED:
+        raise ValueError(f"{figure.what}: {figure.verdict.value}, without a reason")
     return figure
 
 
@@ -222,8 +226,12 @@ def _inherited(workloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
     """Workloads with the tables that they take over; a table that is given again is merged, a list replaced."""
     found: dict[str, dict[str, Any]] = {}
     for name, tables in workloads.items():
-        own = {key: value for key, value in tables.items() if key != "like"}
-        found[name] = _merged(found[tables["like"]], own) if "like" in tables else own
+        own = {key: value for key, value in tables.items() if key not in ("like", "shipped")}
+        base = found[tables["like"]] if "like" in tables else {}
+        if "shipped" in tables:
+            text = shipped_profiles()[tables["shipped"]].read_text("utf-8")
+            base = {key: value for key, value in tomli.loads(text).items() if key not in ("schema", "name")}
+        found[name] = _merged(base, own)
     return found
 
 

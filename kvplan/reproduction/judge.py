@@ -1,9 +1,11 @@
 """What is printed against what kvplan gets."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.reproduction.experiment import Experiment, Figure, Verdict
+from kvplan.simulation.paired import paired
 
 _ORDER = (Verdict.REPRODUCED, Verdict.SAME_DIRECTION, Verdict.NOT_DETERMINABLE, Verdict.REFUTED)
 
@@ -58,9 +60,8 @@ def reproduction(experiment: Experiment, documents: Mapping[str, Mapping[str, An
 def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]]) -> Compared:
     if not figure.of:
         return Compared(figure, None, Verdict.NOT_DETERMINABLE)
-    found = _mean([_measured(path, documents) for path in figure.of])
-    if figure.over:
-        found = relative_change(found, _mean([_measured(path, documents) for path in figure.over]))
+    of, over = ([_at(path, documents) for path in paths] for paths in (figure.of, figure.over))
+    found = measured(of, over)
     return Compared(figure, found, judged(figure, found))
 
 
@@ -68,23 +69,54 @@ def judged(figure: Figure, found: Measured) -> Verdict:
     """The verdict on a measured value.
 
     Printed values are reproduced within the tolerance. Failing that, a change is of the same direction if its whole
-    interval has the printed sign. An inequality holds or does not, interval included.
+    interval has the printed sign. An inequality holds or fails with the whole interval; where chance decides, it is
+    not determinable.
 
     Examples
     --------
     >>> gain = Figure(what="", verdict=Verdict.REPRODUCED, of=("a.x",), over=("b.x",), printed=0.2, tolerance=0.1)
     >>> [judged(gain, Measured(v, v - 0.01, v + 0.01)).value for v in (0.21, 0.1, 0.005)]
     ['reproduced', 'same direction', 'refuted']
+    >>> more = Figure(what="", verdict=Verdict.REPRODUCED, of=("a.x",), over=("b.x",), at_least=0.0)
+    >>> [judged(more, Measured(v, v - 0.01, v + 0.01)).value for v in (0.02, 0.005, -0.02)]
+    ['reproduced', 'not determinable', 'refuted']
     """
     if figure.printed is None:
-        enough = figure.at_least is None or found.low >= figure.at_least
-        little = figure.at_most is None or found.high <= figure.at_most
-        return Verdict.REPRODUCED if enough and little else Verdict.REFUTED
+        least = -math.inf if figure.at_least is None else figure.at_least
+        most = math.inf if figure.at_most is None else figure.at_most
+        if least <= found.low and found.high <= most:
+            return Verdict.REPRODUCED
+        apart = found.high < least or found.low > most
+        return Verdict.REFUTED if apart else Verdict.NOT_DETERMINABLE
     if abs(found.value - figure.printed) <= figure.tolerance * (abs(figure.printed) or 1):
         return Verdict.REPRODUCED
     if figure.over and min(found.low * figure.printed, found.high * figure.printed) > 0:
         return Verdict.SAME_DIRECTION
     return Verdict.REFUTED
+
+
+Place = tuple[Mapping[str, Any], str]  # a document, and a key of it
+
+
+def measured(of: Sequence[Place], over: Sequence[Place] = ()) -> Measured:
+    """The mean of figures, or its relative change over that of others.
+
+    Simulations of several seeds are compared seed by seed, with Student's interval; of one seed, its own interval
+    counts, and for a change any two values of both intervals.
+
+    Examples
+    --------
+    >>> one, two = ({"seeds": [{"x": a}, {"x": b}]} for a, b in ((11.0, 22.0), (10.0, 20.0)))
+    >>> measured([(one, "x")], [(two, "x")]).value
+    0.1
+    """
+    seeds = max(len(document.get("seeds", ())) for document, _ in (*of, *over))
+    if seeds > 1:
+        each = [_mean(of, seed).value for seed in range(seeds)]
+        if over:
+            each = [value / _mean(over, seed).value - 1 for seed, value in enumerate(each)]
+        return Measured(*(round(part, 12) for part in paired(each)))
+    return relative_change(_mean(of, 0), _mean(over, 0)) if over else _mean(of, 0)
 
 
 def relative_change(of: Measured, over: Measured) -> Measured:
@@ -96,20 +128,28 @@ def relative_change(of: Measured, over: Measured) -> Measured:
     0.1
     """
     low = of.low / over.high - 1 if over.high > 0 else -1.0
-    high = of.high / over.low - 1 if over.low > 0 else float("inf")
+    high = of.high / over.low - 1 if over.low > 0 else math.inf
     return Measured(round(of.value / over.value - 1, 12), round(low, 12), round(high, 12))
 
 
-def _mean(values: Sequence[Measured]) -> Measured:
+def _at(path: str, documents: Mapping[str, Mapping[str, Any]]) -> Place:
+    run, _, key = path.partition(".")
+    return documents[run], key
+
+
+def _mean(places: Sequence[Place], seed: int) -> Measured:
+    values = [_of_seed(document, key, seed) for document, key in places]
     return Measured(*(sum(part) / len(values) for part in zip(*values, strict=True)))
 
 
-def _measured(path: str, documents: Mapping[str, Mapping[str, Any]]) -> Measured:
-    run, _, key = path.partition(".")
-    value = value_at(documents[run], key)
+def _of_seed(document: Mapping[str, Any], key: str, seed: int) -> Measured:
+    """What is not simulated is the same for every seed."""
+    if "seeds" in document:
+        document = document["seeds"][seed]
+    value = value_at(document, key)
     if value is None:
-        raise ValueError(f"{path}: there is no such figure")
-    interval = documents[run].get("ci95", {}).get(key)
+        raise ValueError(f"{key}: there is no such figure")
+    interval = document.get("ci95", {}).get(key)
     return Measured(value, *(interval or (value, value)))
 
 

@@ -1,6 +1,7 @@
 """Runs of an experiment: a report, a simulation, the fluid map or a cycle, each as one document of figures."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,12 +20,16 @@ Document = Mapping[str, Any]
 Announce = Callable[[str, bool], None]
 
 
+class LivelockError(UsageError):
+    """A policy came to a standstill, so that a run has no figures."""
+
+
 def run_all(
     experiment: Experiment,
     progress: Callable[[float], None] | None = None,
     announce: Announce | None = None,
 ) -> dict[str, Document]:
-    """The documents of all runs of an experiment, by name.
+    """The documents of all runs of an experiment, by name; a simulation's has one for each of its `seeds`.
 
     Parameters
     ----------
@@ -104,18 +109,26 @@ def _fluid(run: Run, model: ServingModel) -> Document:
 
 def _best(run: Run, simulated: Callable[[Run], Document]) -> Document:
     """The run with the best values of its grid."""
-    from kvplan.reproduction.judge import value_at
+    from kvplan.reproduction.judge import measured
 
     assert run.grid is not None
     sign, key = (-1, run.best[1:]) if run.best.startswith("-") else (1, run.best)
     found = []
     for values in product(*run.grid.values()):
         settings = tuple(f"{name}={value:g}" for name, value in zip(run.grid, values, strict=True))
-        found.append(simulated(replace(run, set=(*run.set, *settings), grid=None)))
-    return max(found, key=lambda one: sign * (value_at(one, key) or 0.0))
+        with suppress(LivelockError):  # it is none of the best
+            found.append(simulated(replace(run, set=(*run.set, *settings), grid=None)))
+    if not found:
+        raise LivelockError(f"run {run.name}: a livelock at all values of its grid, so there are no figures")
+    return max(found, key=lambda one: sign * measured([(one, key)]).value)
 
 
 def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
+    """A simulation of each seed for itself, so that runs can be compared seed by seed."""
+    return {"seeds": [_of_seed(run, seed, model, plan, announce) for seed in range(run.seeds)]}
+
+
+def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
     from kvplan.simulation import options, study
 
     assert run.policy is not None
@@ -128,13 +141,12 @@ def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce 
         requests=run.requests,
         horizon=run.horizon,
     )
-    policies = study.chosen([run.policy], run.set)
-    found = study.study(model, plan, load, policies, options.seeds(0, run.seeds), announce=announce)
+    found = study.study(model, plan, load, study.chosen([run.policy], run.set), [seed], announce=announce)
     if found.interrupted:
         raise KeyboardInterrupt
     (result,) = study.to_document(found, name="", sha256="", version="")["policies"]
     if result["status"] == "livelock":
-        raise UsageError(f"run {run.name}: a livelock, so there are no figures")
+        raise LivelockError(f"run {run.name}: a livelock, so there are no figures")
     if run.arrive is None:
         return dict(result)
     series = found.first[0].series
