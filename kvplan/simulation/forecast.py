@@ -2,7 +2,8 @@
 
 For policies with one group. A resident grows by a token each tick and leaves at the end of the stages expected of it,
 so `State.future` has the blocks of each later tick; what is held now is counted, not expected. An admission costs a
-step for each stage expected of the request, whoever else is resident.
+step for each stage expected of the request, whoever else is resident. Where memory would have lacked for the request
+that is next in line, it mostly lacks in the next iteration too: that tick is looked at first.
 """
 
 from kvplan.simulation.actions import blocks_of, due_slot, fits, kernel
@@ -12,6 +13,7 @@ from kvplan.simulation.state import (
     DUE_AFTER,
     EXPECTED,
     FIRST_WEIGHT,
+    LACKING,
     NOBODY,
     START,
     TICK,
@@ -31,11 +33,15 @@ def fits_to_the_end(s: State, request: int) -> bool:
     if not fits(s, s.request[request, FIRST_WEIGHT]):
         return False
     future, block = s.future, s.fixed[BLOCK]
-    size = future.shape[0]
-    taken = blocks_of(s, s.request[request, FIRST_WEIGHT])
-    spare, free = taken * block - s.request[request, FIRST_WEIGHT], s.fixed[CAPACITY] - taken
-    slot = s.group[0, TICK] % size
-    for _ in range(s.request[request, EXPECTED] - 1):
+    size, tick, weight = future.shape[0], s.group[0, TICK], s.request[request, FIRST_WEIGHT]
+    later = s.counter[LACKING] - tick
+    stays = 0 < later < s.request[request, EXPECTED]
+    if stays and future[(tick + later) % size] + blocks_of(s, weight + later) > s.fixed[CAPACITY]:
+        return False
+    taken = blocks_of(s, weight)
+    spare, free = taken * block - weight, s.fixed[CAPACITY] - taken
+    slot = tick % size
+    for stage in range(1, s.request[request, EXPECTED]):
         slot += 1
         if slot == size:
             slot = 0
@@ -44,6 +50,7 @@ def fits_to_the_end(s: State, request: int) -> bool:
             spare = block
         spare -= 1
         if future[slot] > free:
+            s.counter[LACKING] = tick + stage
             return False
     return True
 

@@ -47,8 +47,9 @@ OUTSIDE, PARTIAL = -1, -2
     STRIDE,
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     PROMISED,  # blocks reserved for residents, held ones included
+    LACKING,  # tick at which memory would have lacked for a request that was not admitted
     _COUNTERS,
-) = range(25)
+) = range(26)
 
 NOW, KV_SUM = range(2)  # positions in `State.clock`
 

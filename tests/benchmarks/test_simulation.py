@@ -58,6 +58,59 @@ def test_a_request_of_a_million_costs_no_more_than_one_of_ten_thousand(policy: s
     assert whole / 100 <= 1.5
 
 
+LONG = ServingModel(
+    (RequestClass("a", 300, tuple(range(10, 1000, 3)), (1.0,) * 330, 9.0),),
+    Timing(0.01, d1=2.5e-7, d2=2e-5),
+    Replica(60_000, block_tokens=16),
+)
+FLOW = ServingModel(
+    tuple(RequestClass(f"{d} tokens", 10, (d,), (1.0,), 5.0) for d in (20, 40, 60)),
+    Timing(1.0),
+    Replica(16_492, prefill=Prefill.DISAGGREGATED),
+)
+
+
+# the model, and an alpha with which those who begin together do not overflow together for ever
+@pytest.mark.parametrize(
+    ("model", "alpha"), [(FLOW, 0.7), (LONG, 0.3)], ids=["FC 4.1", "330 lengths up to 997"]
+)
+@pytest.mark.parametrize(
+    ("policy", "given", "bound"),
+    [
+        ("flow", {"budgets": (4.0,)}, 3),
+        ("flow-unknown", {}, 3),
+        ("alpha-protection", {}, 3),
+        ("a-min", {}, 3),
+        ("mc", {}, 10),
+        ("mc", {"assume": (1.0,)}, 10),
+        ("mc-sf", {}, 10),
+    ],
+)
+def test_a_request_event_costs_little_more_than_under_greedy(
+    model: ServingModel, alpha: float, policy: str, given: dict[str, tuple[float, ...]], bound: float
+) -> None:
+    """Events: arrivals, admissions, evictions, completions. More arrives than is served: the queues are long."""
+    requests = poisson(model, np.random.default_rng(1), requests=100_000, horizon_s=None)
+    names = tuple(c.name for c in model.classes)
+    given = {key: value * len(names) if key == "budgets" else value for key, value in given.items()}
+    if policy == "alpha-protection":
+        given = {"alpha": (alpha,)}
+
+    def served(name: str, given: dict[str, tuple[float, ...]]) -> Outcome:
+        setup, _ = POLICIES[name].prepare(Scenario(model, Plan(), requests, names), Settings(name, given))
+        form_batch = POLICIES[name].form_batch
+        return engine.run(form_batch, requests, model.timing, model.replica, setup, compile=True)
+
+    events = []
+    for outcome in (served(policy, given), served("greedy", {})):  # and all is compiled
+        done, evictions = np.isfinite(outcome.finish_s).sum(), outcome.evictions.sum()
+        events.append(int(requests.arrival_s.size + 2 * done + 2 * evictions))
+    label = f"{policy} {given}, {events[0]:,} events, against greedy, {events[1]:,}"
+    whole = ratio(lambda: served(policy, given), lambda: served("greedy", {}), 5, label)
+    print(f"of one event: {whole * events[1] / events[0]:.3g}")
+    assert whole * events[1] / events[0] <= bound
+
+
 def test_a_million_requests_need_less_than_a_gigabyte() -> None:
     code = (
         "import resource, sys; from kvplan.cli import main; "

@@ -153,6 +153,26 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert message in line
 
 
+def test_flow_control_takes_its_budgets_from_the_plan(tmp_path: Path) -> None:
+    """FC 4.1: Σ b_i S_i = 4060 b < 16492 for (4, 4, 4); n* = 16492/(4060/3) = 12.2."""
+    target = tmp_path / "found.json"
+    command = ["simulate", "paper-fc-budgets", "--policy", "flow,flow-unknown,mc", "--set", "mc.assume=max"]
+    assert main([*command, "--requests", "20", "--format", "json", "-o", str(target)]) == 0
+    found = {one["policy"]: one["parameters"] for one in json.loads(target.read_text())["policies"]}
+    assert found == {"flow": {"budgets": [4, 4, 4]}, "flow-unknown": {"budget": 12}, "mc": {"assume": "max"}}
+
+
+def test_flow_control_without_budgets_says_how_to_set_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "azure-conv-overloaded", "--policy", "flow", "--requests", "9"]) == 2
+    assert "no whole budgets above the arrivals" in capsys.readouterr().err
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time,input,output\n0,10,5\n1,10,5\n")
+    assert main(["simulate", "paper-fc-budgets", "--policy", "flow", "--trace", str(trace)]) == 2
+    assert "--set flow.budgets=N" in capsys.readouterr().err
+
+
 def test_more_requests_than_can_be_are_refused_before_they_are_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
