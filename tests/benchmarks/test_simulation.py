@@ -58,6 +58,22 @@ def test_a_request_of_a_million_costs_no_more_than_one_of_ten_thousand(policy: s
     assert whole / 100 <= 1.5
 
 
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "greedy"])
+def test_no_policy_takes_three_times_as_long_as_greedy(policy: str) -> None:
+    """Per request event: arrival, admission, eviction, completion."""
+    requests = saturated(BENCH, requests=20_000)
+
+    def events(name: str) -> int:
+        return 3 * 20_000 + 2 * int(run(BENCH, name, requests).evictions.sum())
+
+    per_event = events("greedy") / events(policy)
+    whole = ratio(
+        lambda: run(BENCH, policy, requests), lambda: run(BENCH, "greedy", requests), 5, f"{policy}, greedy"
+    )
+    print(f"{policy}: {whole * per_event:.3g} times greedy's time per request event")
+    assert whole * per_event <= 3
+
+
 def test_a_million_requests_need_less_than_a_gigabyte() -> None:
     code = (
         "import resource, sys; from kvplan.cli import main; "

@@ -1,12 +1,13 @@
 """The policies by name."""
 
-from kvplan.simulation.policies import greedy, nested_wait, rate_limited, trtllm_no_evict, vllm, wait
+from kvplan.simulation.policies import greedy, nested_wait, rate_limited, sglang, trtllm_no_evict, vllm, wait
 from kvplan.simulation.policies.protocol import Policy
 
 POLICIES: dict[str, Policy] = {
     "greedy": greedy.POLICY,
     "rate-limited": rate_limited.POLICY,
     "vllm": vllm.POLICY,
+    "sglang": sglang.POLICY,
     "trtllm-no-evict": trtllm_no_evict.POLICY,
     "wait": wait.POLICY,
     "nested-wait": nested_wait.POLICY,

@@ -184,21 +184,21 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     }
 
 
-def limits(scenario: Scenario, settings: Settings) -> tuple[float, float]:
-    """Most requests running, and most tokens in an iteration."""
+def limits(scenario: Scenario, settings: Settings, most_running: str = "max_num_seqs") -> tuple[float, float]:
+    """Most requests running, a parameter that engines name differently, and most tokens in an iteration."""
     replica = scenario.model.replica
-    sequences = settings.number("max_num_seqs", replica.max_num_seqs or _UNLIMITED)
+    sequences = settings.number(most_running, replica.max_num_seqs or _UNLIMITED)
     tokens = settings.number("max_num_batched_tokens", replica.max_num_batched_tokens or _UNLIMITED)
-    for name, value in (("max_num_seqs", sequences), ("max_num_batched_tokens", tokens)):
+    for name, value in ((most_running, sequences), ("max_num_batched_tokens", tokens)):
         if value < 1 or value != int(value):
             raise UsageError(f"{settings.policy}.{name} = {value:g}: a whole number above 0")
     return sequences, tokens
 
 
-def as_run(sequences: float, tokens: float) -> dict[str, object]:
+def as_run(sequences: float, tokens: float, most_running: str = "max_num_seqs") -> dict[str, object]:
     """The limits as a result shows them; None where there is none."""
     return {
-        "max_num_seqs": None if sequences == _UNLIMITED else int(sequences),
+        most_running: None if sequences == _UNLIMITED else int(sequences),
         "max_num_batched_tokens": None if tokens == _UNLIMITED else int(tokens),
     }
 
