@@ -14,7 +14,7 @@ The loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
     two arrivals).
 
-Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`)
+Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`)
     A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
     whole blocks: b·ceil(weight/b). A resident request that pauses before stage k holds what it computed last,
     a + k - 1, in whole blocks. K sums the unrounded weights of the requests that run, B counts them, P sums the
@@ -78,6 +78,10 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     input + max_new of everybody resident, the next in line included, are no more than there are; those who are done
     no longer count. So blocks never lack and nobody is preempted. Livelock: the next in line would not fit even alone,
     nobody is resident and no arrival is to come.
+
+`sarathi` (cap)
+    As `vllm`, but all blocks are usable, there is no watermark, and the queue is asked in an iteration that evicted too.
+    With a cap, iteration t admits at most floor((t+1)·cap) - floor(t·cap), and t moves on as in `rate-limited`.
 
 `sglang` (conservativeness, max_new, one a class)
     As `vllm` in counting (P sums grants of more than one token), but all blocks are usable. An iteration either
@@ -585,6 +589,58 @@ class TrtllmNoEvict(Vllm):
             self.grant(request, tokens)
 
 
+class Sarathi(Vllm):
+    t = 0
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.usable_blocks = replica.memory_tokens // self.block
+
+    def form(self, drain: bool) -> list[Request]:
+        limit = self.replica.max_num_batched_tokens
+        self.budget = math.inf if limit is None else limit
+        for request in self.all:
+            request.granted = 0
+        self.walk_the_running_list()
+        self.admit_from_the_queue()
+        return [request for request in self.resident if request.granted > 0]
+
+    def fits(self, request: Request) -> bool:
+        return math.ceil((request.input_tokens + request.generated) / self.block) <= self.free_blocks()
+
+    def allowance(self) -> float:
+        """Most admissions in this iteration."""
+        if "cap" not in self.params:
+            return math.inf
+        cap = float(self.params["cap"])
+        allowance = math.floor((self.t + 1) * cap) - math.floor(self.t * cap)
+        if not self.resident and self.queue and self.fits(self.queue[0]):
+            while allowance == 0:
+                self.t += 1
+                allowance = math.floor((self.t + 1) * cap) - math.floor(self.t * cap)
+        return allowance
+
+    def admit_from_the_queue(self) -> None:
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        allowance, admitted = self.allowance(), 0
+        while self.queue and self.budget > 0 and len(self.resident) < seats and admitted < allowance:
+            request = self.queue[0]
+            if not self.fits(request):
+                return
+            tokens = int(min(request.input_tokens + request.generated, self.budget))
+            self.queue.pop(0)
+            self.resident.append(request)
+            admitted += 1
+            request.blocks = math.ceil(tokens / self.block)
+            self.grant(request, tokens)
+
+    def execute(self, batch: list[Request]) -> Work:
+        self.t += 1
+        return super().execute(batch)
+
+
 class Sglang(Vllm):
     def __init__(
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
@@ -677,6 +733,7 @@ POLICIES: dict[str, type[Run]] = {
     "rate-limited": RateLimited,
     "vllm": Vllm,
     "sglang": Sglang,
+    "sarathi": Sarathi,
     "trtllm-no-evict": TrtllmNoEvict,
     "wait": Wait,
     "nested-wait": NestedWait,

@@ -21,7 +21,12 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
 
 CLASSES = 3
-ENGINES = ("vllm", "sglang", "trtllm-no-evict")  # they count memory and chunks of prompts as engines do
+ENGINES = (
+    "vllm",
+    "sglang",
+    "sarathi",
+    "trtllm-no-evict",
+)  # they count memory and chunks of prompts as engines do
 MANY = settings(max_examples=250, deadline=None)
 EXAMPLES = settings(max_examples=200, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
@@ -53,7 +58,7 @@ class Case:
         )
 
     def slow(self, name: str) -> slow_simulator.SlowResult:
-        single = ("beta", "watermark", "conservativeness")
+        single = ("beta", "watermark", "conservativeness", "cap")
         given = {k: v[0] if k in single else v for k, v in self.parameters.items()}
         return slow_simulator.simulate(
             name, self.requests, self.timing, self.replica, given, horizon_s=self.horizon_s
@@ -68,6 +73,8 @@ class Case:
         ):  # the last token's KV is never computed, and a block is reserved; a prompt has a token
             longest = np.maximum(self.requests.input_tokens, 1) + self.requests.decode_tokens
             return bool((-(-(longest - 1) // block) > memory // block - 1).any())
+        if name in ("sarathi", "vllm-v0"):  # of the last token no KV is computed
+            longest = np.maximum(self.requests.input_tokens, 1) + self.requests.decode_tokens - 1
         if name == "sglang":  # a token at least beside the prompt; of the last one no KV is computed
             longest = np.maximum(self.requests.input_tokens, 1) + np.maximum(
                 self.requests.decode_tokens - 1, 1
@@ -119,6 +126,8 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     "sglang": st.fixed_dictionaries(
         {"conservativeness": st.tuples(st.sampled_from([0.0, 0.3, 1.0, 1.5])), "max_new": LONGEST}
     ),
+    "sarathi": st.just({})
+    | st.fixed_dictionaries({"cap": st.tuples(st.sampled_from([0.125, 0.3, 0.5, 1.0, 1.7, 3.0]))}),
     "trtllm-no-evict": st.fixed_dictionaries({"max_new": LONGEST}),
     "wait": st.fixed_dictionaries({"thresholds": THRESHOLDS}),
     "nested-wait": st.builds(

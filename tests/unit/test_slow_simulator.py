@@ -253,6 +253,23 @@ def test_trtllm_admits_only_what_fits_at_its_longest() -> None:
     assert both.batches == [[(0, 5), (1, 5)], [(0, 1), (1, 1)], [(0, 1), (1, 1)]]
 
 
+def test_sarathi_admits_no_more_than_its_cap() -> None:
+    """0.5 is one in every second iteration: the first of an empty replica at once, the next two iterations later."""
+    four = requests(*[(0, 1, 4)] * 4)
+    capped = simulate("sarathi", four, SLOT, Replica(99), {"cap": 0.5})
+    assert capped.waiting_per_iteration[:5] == [3, 3, 2, 2, 1]
+    assert simulate("sarathi", four, SLOT, Replica(99), {}).waiting_per_iteration == [0] * 4
+
+
+def test_sarathi_chunks_prompts_beside_decodes_in_all_blocks() -> None:
+    """Of six tokens 2 are (2, 3)'s, and 2 half of (4, 1)'s; for the other half 3 are left beside it, one too few."""
+    replica = Replica(6, max_num_batched_tokens=4)
+    result = simulate("sarathi", requests((0, 2, 3), (0, 4, 1)), SLOT, replica, {})
+    assert result.batches == [[(0, 2), (1, 2)], [(0, 1)], [(0, 1)], [(1, 4)]]
+    assert result.kv_per_iteration == [4, 3, 4, 4]
+    assert result.recomputed_tokens == 2
+
+
 def test_sglang_computes_prompts_in_iterations_of_their_own() -> None:
     """(2, 3) decodes only once (4, 1) has been computed, in two chunks of 3 and 1."""
     replica = Replica(99, max_num_batched_tokens=3)
@@ -321,12 +338,13 @@ def test_in_a_closed_loop_each_completion_brings_the_next() -> None:
 
 # -- promises ---------------------------------------------------------------------------------------------------
 
-ENGINES = ("vllm", "sglang", "trtllm-no-evict")
+ENGINES = ("vllm", "sglang", "sarathi", "trtllm-no-evict")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "rate-limited": {"beta": 0.8},
     "vllm": {"watermark": 0.05},
     "sglang": {"conservativeness": 0.3, "max_new": [11, 11]},
+    "sarathi": {"cap": 0.7},
     "trtllm-no-evict": {"max_new": [11, 11]},
     "wait": {"thresholds": [3, 2]},
     "nested-wait": {"boundaries": [3, 6, 12], "thresholds": [4, 2, 1]},
@@ -406,6 +424,8 @@ def test_a_run_is_a_livelock_exactly_where_some_request_never_fits(policy: str) 
         elif policy == "sglang":  # the last token's KV is never computed
             longest = int((arrivals.input_tokens + np.maximum(arrivals.decode_tokens - 1, 1)).max())
             impossible = -(-longest // block) > memory // block
+        elif policy in ("sarathi", "vllm-v0"):  # nor is it here
+            impossible = -(-(longest - 1) // block) > memory // block
         elif policy == "vllm":  # the last token's KV is never computed, and one block is reserved
             impossible = -(-(longest - 1) // block) > memory // block - 1
         else:

@@ -1,6 +1,15 @@
 """The policies by name."""
 
-from kvplan.simulation.policies import greedy, nested_wait, rate_limited, sglang, trtllm_no_evict, vllm, wait
+from kvplan.simulation.policies import (
+    greedy,
+    nested_wait,
+    rate_limited,
+    sarathi,
+    sglang,
+    trtllm_no_evict,
+    vllm,
+    wait,
+)
 from kvplan.simulation.policies.protocol import Policy
 
 POLICIES: dict[str, Policy] = {
@@ -8,6 +17,7 @@ POLICIES: dict[str, Policy] = {
     "rate-limited": rate_limited.POLICY,
     "vllm": vllm.POLICY,
     "sglang": sglang.POLICY,
+    "sarathi": sarathi.POLICY,
     "trtllm-no-evict": trtllm_no_evict.POLICY,
     "wait": wait.POLICY,
     "nested-wait": nested_wait.POLICY,
