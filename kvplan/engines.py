@@ -14,11 +14,13 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import safety_buffer
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.report import Report, Status, requests_in_memory
 from kvplan.simulation.paired import Gains, Measured, Variant, gains
+from kvplan.simulation.policies.sglang import FORESIGHT, ratios
 from kvplan.units import format_number, format_seconds, format_tokens
 
 LEAST_GAIN = 0.005  # that the 95 % interval of a gain must reach: less is not worth a setting
@@ -28,6 +30,7 @@ _LARGEST_LOSS = (
 _LEAST_ADDITION = 0.001  # to what is set already
 _STEPS = (2, 4)  # times the iteration of a full replica that one with as much prefill as allowed may take
 _SHARES = {1: "one", 2: "half a", 4: "a quarter of a", 8: "an eighth of a"}  # standard deviation of KV usage
+_SUGGESTED = 0.3  # of --schedule-conservativeness
 _LEAST_REQUESTS, _MOST_REQUESTS = 2_000, 10_000
 _TURNS = 10  # so many times what memory holds: shorter runs are mostly filling and draining
 _FEW_TURNS = 4
@@ -49,6 +52,7 @@ class Kind(StrEnum):
     WATERMARK = "watermark"
     TOKENS = "batched_tokens"
     SCHEDULER = "scheduler"
+    CONSERVATIVENESS = "conservativeness"
 
 
 class Candidate(NamedTuple):
@@ -134,17 +138,22 @@ class Advice(NamedTuple):
 
 Measure = Callable[[Sequence[Variant]], Sequence[Measured | None]]
 
-_POLICY = {Engine.VLLM: "vllm", Engine.SGLANG: "vllm", Engine.TRTLLM: "trtllm-no-evict"}
+_POLICY = {Engine.VLLM: "vllm", Engine.SGLANG: "sglang", Engine.TRTLLM: "trtllm-no-evict"}
 _PARAMETER = {
-    Kind.RUNNING: "max_num_seqs",
-    Kind.WATERMARK: "watermark",
-    Kind.TOKENS: "max_num_batched_tokens",
+    (Engine.VLLM, Kind.RUNNING): "max_num_seqs",
+    (Engine.VLLM, Kind.WATERMARK): "watermark",
+    (Engine.VLLM, Kind.TOKENS): "max_num_batched_tokens",
+    (Engine.SGLANG, Kind.RUNNING): "max_running_requests",
+    (Engine.SGLANG, Kind.CONSERVATIVENESS): "conservativeness",
+    (Engine.TRTLLM, Kind.RUNNING): "max_num_seqs",
+    (Engine.TRTLLM, Kind.TOKENS): "max_num_batched_tokens",
 }
 _FLAG = {
     (Engine.VLLM, Kind.RUNNING): "--max-num-active-seqs",
     (Engine.VLLM, Kind.WATERMARK): "--watermark",
     (Engine.VLLM, Kind.TOKENS): "--max-num-batched-tokens",
     (Engine.SGLANG, Kind.RUNNING): "--max-running-requests",
+    (Engine.SGLANG, Kind.CONSERVATIVENESS): "--schedule-conservativeness",
     (Engine.TRTLLM, Kind.RUNNING): "max_batch_size",
     (Engine.TRTLLM, Kind.TOKENS): "max_num_tokens",
     (Engine.TRTLLM, Kind.SCHEDULER): "capacity_scheduler_policy",
@@ -202,6 +211,9 @@ def candidates(engine: Engine, report: Report, model: ServingModel) -> tuple[Can
     --max-running-requests 41 rate_cap.engine_max_num_seqs
     --max-running-requests 50 saturation.admissions_per_iteration
     --max-running-requests 46 safety_buffer.kv_std_tokens
+    --schedule-conservativeness 0.3 saturation.admissions_per_iteration
+    --schedule-conservativeness 1.43 safety_buffer.kv_std_tokens
+    --schedule-conservativeness 0.75 safety_buffer.kv_std_tokens
     """
     kinds = [kind for maker, kind in _FLAG if maker is engine]
     found = [c for kind in kinds for c in _MAKERS[kind](engine, report, model)]
@@ -286,6 +298,46 @@ def _tokens(engine: Engine, report: Report, model: ServingModel) -> Iterator[Can
             )
 
 
+def _conservativeness(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
+    """SGLang's default is 1. Less admits more; more than what makes all output to come count changes nothing."""
+    first, least, _ = ratios(1.0)
+    rules = [
+        (
+            _SUGGESTED,
+            "saturation.admissions_per_iteration",
+            "less room kept for output to come, so more run: SGLang's documentation suggests it where memory stays "
+            "unused while requests wait",
+        )
+    ]
+    spread, to_come = _spread(report, model), _longest_to_come(model)
+    if spread is not None and to_come > 0:
+        for share, part in list(_SHARES.items())[:-1]:
+            why = (
+                f"in the long run {part} standard deviation of usage, {format_tokens(spread / share)} tokens, is kept "
+                "free for output to come of a full replica"
+            )
+            rules.append((spread / share / (least * to_come), "safety_buffer.kv_std_tokens", why))
+    for number, block, why in rules:
+        value = min(math.ceil(round(number * 100, 6)), math.ceil(100 / first)) / 100
+        if value != 1:
+            flag = _FLAG[engine, Kind.CONSERVATIVENESS]
+            yield _candidate(Kind.CONSERVATIVENESS, engine, flag, value, f"{value:g}", block, why)
+
+
+def _longest_to_come(model: ServingModel) -> float:
+    """Tokens that all requests in a full memory may still generate, as far as SGLang counts them."""
+
+    def up_to(tokens: int) -> int:
+        """Σ min(x, 4096) for x = 1 … tokens."""
+        counted = min(tokens, FORESIGHT)
+        return counted * (counted + 1) // 2 + (tokens - counted) * FORESIGHT
+
+    mix = model.mix
+    longest = [model.classes[i].decode_tokens[-1] for i in mix.class_index]
+    stays = [up_to(m - 1) - up_to(m - int(d)) for m, d in zip(longest, mix.decode_tokens, strict=True)]
+    return saturation(model).admissions_per_iteration * float(mix.share @ stays)
+
+
 def _scheduler(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
     why = "requests are admitted without room for their longest output, and paused when memory runs out"
     flag = _FLAG[engine, Kind.SCHEDULER]
@@ -297,13 +349,14 @@ _MAKERS: dict[Kind, Callable[[Engine, Report, ServingModel], Iterator[Candidate]
     Kind.WATERMARK: _watermark,
     Kind.TOKENS: _tokens,
     Kind.SCHEDULER: _scheduler,
+    Kind.CONSERVATIVENESS: _conservativeness,
 }
 
 
 def _candidate(
     kind: Kind, engine: Engine, flag: str, number: float, text: str, block: str, why: str
 ) -> Candidate:
-    variant = Variant(_POLICY[engine], ((_PARAMETER[kind], float(number)),))
+    variant = Variant(_POLICY[engine], ((_PARAMETER[engine, kind], float(number)),))
     return Candidate(kind, flag, text, block, why, variant)
 
 
@@ -471,12 +524,6 @@ def _mentions(
         tokens = format_tokens(model.replica.memory_tokens)
         return (
             Mention(
-                "--schedule-conservativeness",
-                None,
-                "how much of its longest output a running request is thought to need. Less admits more: where "
-                "memory stays unused while requests wait, SGLang's documentation suggests 0.3",
-            ),
-            Mention(
                 "--mem-fraction-static",
                 None,
                 "does not follow from tokens alone, it needs weights and activations; raise it until the engine "
@@ -512,8 +559,8 @@ def _notes(
 ) -> Iterator[str]:
     if engine is Engine.SGLANG:
         yield (
-            "SGLang's own scheduler is not simulated: vLLM's stands in for it. Both preempt and recompute, but SGLang "
-            "reserves room for output that is still to come and evicts others first."
+            "SGLang's scheduler is simulated without its prefix cache, and keeps room for the longest output that "
+            "clients ask for, here the longest decode length of their class."
         )
     if engine is Engine.TRTLLM:
         yield (
@@ -539,7 +586,7 @@ def _notes(
         )
     if model.mix.share.size == 1:
         yield "All requests are alike: saturated runs have no chance in them, and their intervals no width."
-    if model.replica.max_num_batched_tokens is None and engine is not Engine.SGLANG:
+    if model.replica.max_num_batched_tokens is None:
         yield (
             "The profile has no max_num_batched_tokens, so prompts are computed whole; engines have a limit of "
             "their own. Put it into the profile for figures that hold for it."

@@ -14,7 +14,7 @@ The loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
     two arrivals).
 
-Stage policies (all but `vllm` and `trtllm-no-evict`)
+Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`)
     A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
     whole blocks: b·ceil(weight/b). A resident request that pauses before stage k holds what it computed last,
     a + k - 1, in whole blocks. K sums the unrounded weights of the requests that run, B counts them, P sums the
@@ -110,6 +110,25 @@ Stage policies (all but `vllm` and `trtllm-no-evict`)
     predicted length is evicted, of equals the last admitted, to the front of the queue; it is then predicted to be no
     shorter than what it had generated. Then, also in that iteration, the queue is admitted.
     Livelock: as greedy, or a request that is never admitted.
+
+`sarathi` (cap)
+    As `vllm`, but all blocks are usable, there is no watermark, and the queue is asked in an iteration that evicted,
+    too. With a cap, iteration t admits at most floor((t+1)·cap) - floor(t·cap), and t moves on as in `rate-limited`.
+
+`sglang` (conservativeness, max_new, one a class)
+    As `vllm` in counting (P sums grants of more than one token), but all blocks are usable. An iteration either
+    computes prompts or decodes. It computes prompts where one begun before goes on, or the next in line fits:
+    prompt and what it had generated, with the smaller of its remaining max_new and 4096, are no more than the free
+    blocks' tokens less ratio times the sum, over those running, of the smaller of remaining max_new and 4096;
+    those computed or admitted in this same iteration count whole instead of by the ratio, and are not among those
+    running yet. max_new is cut to the usable tokens less the input, at least 1. Prompts are admitted in order
+    while that holds, the token budget lasts and fewer than max_num_seqs are resident; the budget cuts the last
+    one, which goes on in the next iteration. Otherwise all decode, whatever the budget. While blocks lack for that
+    the one with the fewest outputs is retracted, of equals the one with the longest input, of these the last of
+    the running list; it goes to the end of the queue. ratio starts at min(1, 0.7·conservativeness). An iteration
+    that decodes lowers it by 1/600 of the way from there to 0.14 of that, down to that; one that retracts sets it
+    to min(1, (outputs of those left + 20 each)/(their max_new + 1)). It is the first one again where nothing is
+    resident. Livelock: the only one is retracted, which is counted; or the next in line would not fit even alone.
 
 Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
 """
@@ -720,10 +739,151 @@ class TrtllmNoEvict(Vllm):
             self.grant(request, tokens)
 
 
+class Sarathi(Vllm):
+    t = 0
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.usable_blocks = replica.memory_tokens // self.block
+
+    def form(self, drain: bool) -> list[Request]:
+        limit = self.replica.max_num_batched_tokens
+        self.budget = math.inf if limit is None else limit
+        for request in self.all:
+            request.granted = 0
+        self.walk_the_running_list()
+        self.admit_from_the_queue()
+        return [request for request in self.resident if request.granted > 0]
+
+    def fits(self, request: Request) -> bool:
+        return math.ceil((request.input_tokens + request.generated) / self.block) <= self.free_blocks()
+
+    def allowance(self) -> float:
+        """Most admissions in this iteration."""
+        if "cap" not in self.params:
+            return math.inf
+        cap = float(self.params["cap"])
+        allowance = math.floor((self.t + 1) * cap) - math.floor(self.t * cap)
+        if not self.resident and self.queue and self.fits(self.queue[0]):
+            while allowance == 0:
+                self.t += 1
+                allowance = math.floor((self.t + 1) * cap) - math.floor(self.t * cap)
+        return allowance
+
+    def admit_from_the_queue(self) -> None:
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        allowance, admitted = self.allowance(), 0
+        while self.queue and self.budget > 0 and len(self.resident) < seats and admitted < allowance:
+            request = self.queue[0]
+            if not self.fits(request):
+                return
+            tokens = int(min(request.input_tokens + request.generated, self.budget))
+            self.queue.pop(0)
+            self.resident.append(request)
+            admitted += 1
+            request.blocks = math.ceil(tokens / self.block)
+            self.grant(request, tokens)
+
+    def execute(self, batch: list[Request]) -> Work:
+        self.t += 1
+        return super().execute(batch)
+
+
+class Sglang(Vllm):
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.usable_blocks = replica.memory_tokens // self.block
+        self.first_ratio = min(1.0, 0.7 * params["conservativeness"])
+        self.ratio = self.first_ratio
+        self.begun: Request | None = None  # its prompt is computed in part
+
+    def max_new(self, request: Request) -> int:
+        beside_the_input = self.usable_blocks * self.block - request.input_tokens
+        return max(1, min(int(self.params["max_new"][request.class_index]), beside_the_input))
+
+    def remaining(self, request: Request) -> int:
+        return min(self.max_new(request) - request.generated, 4096)
+
+    def form(self, drain: bool) -> list[Request]:
+        for request in self.all:
+            request.granted = 0
+        self.compute_prompts()
+        batch = [request for request in self.resident if request.granted > 0]
+        if not batch:
+            self.decode()
+            batch = list(self.resident)
+        return batch
+
+    def compute_prompts(self) -> None:
+        limit = self.replica.max_num_batched_tokens
+        self.budget = math.inf if limit is None else limit
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        running = [request for request in self.resident if request is not self.begun]
+        whole = 0  # to come of those computed in this iteration
+        if self.begun is not None:
+            whole += self.remaining(self.begun)
+            self.compute_some(self.begun)
+        while self.queue and self.budget > 0 and len(self.resident) < seats:
+            request = self.queue[0]
+            sequence = request.input_tokens + request.generated
+            kept = self.ratio * sum(self.remaining(other) for other in running) + whole
+            if sequence + self.remaining(request) > self.free_blocks() * self.block - kept:
+                return
+            self.queue.pop(0)
+            self.resident.append(request)
+            whole += self.remaining(request)
+            self.compute_some(request)
+
+    def compute_some(self, request: Request) -> None:
+        uncomputed = request.input_tokens + request.generated - request.computed
+        tokens = int(min(uncomputed, self.budget))
+        request.blocks = math.ceil((request.computed + tokens) / self.block)
+        self.grant(request, tokens)
+        self.begun = request if tokens < uncomputed else None
+
+    def decode(self) -> None:
+        self.budget = math.inf
+        if not self.resident:
+            self.ratio = self.first_ratio
+            return
+        retracted = False
+        while sum(map(self.blocks_after, self.resident)) > self.usable_blocks:
+            victim = max(self.resident, key=self.goes_first)
+            self.resident.remove(victim)
+            self.preempt(victim)
+            self.queue.append(self.queue.pop(0))
+            retracted = True
+            if not self.resident:
+                raise LivelockError
+        for request in self.resident:
+            request.blocks = self.blocks_after(request)
+            self.grant(request, 1)
+        if retracted:
+            generated = sum(request.generated for request in self.resident)
+            longest = sum(map(self.max_new, self.resident))
+            self.ratio = min(1.0, (generated + 20 * len(self.resident)) / (longest + 1))
+        else:
+            least = 0.14 * self.first_ratio
+            self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
+
+    def blocks_after(self, request: Request) -> int:
+        """Blocks that a running request needs to decode once."""
+        return math.ceil((request.computed + 1) / self.block)
+
+    def goes_first(self, request: Request) -> tuple[int, int, int]:
+        return -request.generated, request.input_tokens, self.resident.index(request)
+
+
 POLICIES: dict[str, type[Run]] = {
     "greedy": Greedy,
     "rate-limited": RateLimited,
     "vllm": Vllm,
+    "sglang": Sglang,
+    "sarathi": Sarathi,
     "trtllm-no-evict": TrtllmNoEvict,
     "wait": Wait,
     "nested-wait": NestedWait,

@@ -237,6 +237,14 @@ def advance(s: State, group: int) -> None:
     s.counter[HELD] += s.phase[group, (1 - s.group[group, TICK]) % s.fixed[BLOCK]]
 
 
+@kernel
+def stand_by(s: State, group: int) -> None:
+    """Let only those run who enter a group from now on; its members keep what they hold, and are not in the batch."""
+    s.group[group, RUNS] = 1
+    s.counter[MORE_TOKENS] -= s.group[group, WEIGHT]
+    s.counter[MORE_REQUESTS] -= s.list[group_list(s, group), LENGTH]
+
+
 # ------------------------------------------------------------------------------------- admission and eviction
 
 

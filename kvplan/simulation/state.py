@@ -46,7 +46,7 @@ OUTSIDE, PARTIAL = -1, -2
     RECORDED,
     STRIDE,
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
-    PROMISED,  # blocks reserved for residents, held ones included
+    PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
     _COUNTERS,
 ) = range(26)
@@ -76,7 +76,7 @@ ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
     AFTER,
     DUE_BEFORE,  # neighbours among those due at the same tick
     DUE_AFTER,
-    PROMISE,  # blocks reserved for it while it is resident
+    PROMISE,  # while it is resident: blocks or tokens, as the policy counts
     EXPECTED,  # stages that the policy expects of it
     BELOW,  # neighbours in the pile of a rank
     ABOVE,
@@ -171,7 +171,7 @@ class Setup(NamedTuple):
     first_weight, stages : ndarray of int64 or None, shape (n_requests,)
         Where the policy counts memory as its engine does; None: the profile's prefill convention.
     promise : ndarray of int64 or None, shape (n_requests,)
-        Blocks that an admission reserves until the request leaves; None: nothing is reserved.
+        Blocks or tokens that an admission promises until the request leaves; None: nothing is promised.
     expected : ndarray of int64 or None, shape (n_requests,)
         Stages that the policy expects of each request; None: it looks at no later tick.
     ranks : int

@@ -58,6 +58,25 @@ def test_a_request_of_a_million_costs_no_more_than_one_of_ten_thousand(policy: s
     assert whole / 100 <= 1.5
 
 
+LOOKING_AHEAD = ("alpha-protection", "mc", "mc-sf", "a-min")  # see below
+
+
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("greedy", *LOOKING_AHEAD)])
+def test_no_policy_takes_three_times_as_long_as_greedy(policy: str) -> None:
+    """Per request event: arrival, admission, eviction, completion."""
+    requests = saturated(BENCH, requests=20_000)
+
+    def events(name: str) -> int:
+        return 3 * 20_000 + 2 * int(run(BENCH, name, requests).evictions.sum())
+
+    per_event = events("greedy") / events(policy)
+    whole = ratio(
+        lambda: run(BENCH, policy, requests), lambda: run(BENCH, "greedy", requests), 5, f"{policy}, greedy"
+    )
+    print(f"{policy}: {whole * per_event:.3g} times greedy's time per request event")
+    assert whole * per_event <= 3
+
+
 LONG = ServingModel(
     (RequestClass("a", 300, tuple(range(10, 1000, 3)), (1.0,) * 330, 9.0),),
     Timing(0.01, d1=2.5e-7, d2=2e-5),

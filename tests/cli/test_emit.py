@@ -88,6 +88,25 @@ def test_the_gain_of_a_cap_is_that_of_a_slow_simulator(run: Run, dear: str) -> N
     assert cap["gains"]["saturated_throughput"]["ci95"] == pytest.approx([gain, gain], rel=1e-6)
 
 
+def test_what_sglangs_conservativeness_does_is_that_of_a_slow_simulator(run: Run, dear: str) -> None:
+    found = document(run, dear, "--engine", "sglang", *SMALL)
+    assert found["simulated"]["policy"] == "sglang"
+    flags = {one["flag"]: one for one in (*found["settings"], *found["left_out"]) if one["value"] == "0.3"}
+    assert set(flags) == {"--schedule-conservativeness"}
+
+    def rate(conservativeness: float) -> float:
+        replica = Replica(4096, block_tokens=16, max_num_seqs=64, max_num_batched_tokens=2048)
+        at_once = Requests(np.zeros(300), np.full(300, 128), np.full(300, 64), np.zeros(300, dtype=np.int64))
+        parameters = {"conservativeness": conservativeness, "max_new": [64]}
+        slow = slow_simulator.simulate("sglang", at_once, Timing(0.01, d2=0.000625), replica, parameters)
+        return 300 / slow.end_s
+
+    gain = rate(0.3) / rate(1.0) - 1
+    assert gain != 0
+    measured = flags["--schedule-conservativeness"]["gains"]["saturated_throughput"]["mean"]
+    assert measured == pytest.approx(gain, rel=1e-6)
+
+
 def test_lines_for_the_shell_say_the_same_as_the_json(run: Run, dear: str) -> None:
     code, text, messages = run(dear, "--engine", "vllm", *SMALL)
     assert (code, messages) == (0, "")

@@ -67,7 +67,7 @@ def test_caps_follow_from_the_longest_the_mean_and_the_spread() -> None:
     model = replace(ONE, timing=Timing(1.0))
     variance = 0.1 * sum(w**2 for w in range(16, 26))
     within = math.floor(50 * (1 - math.sqrt(variance) / 1025))
-    assert found(Engine.SGLANG, model) == [
+    assert [one for one in found(Engine.SGLANG, model) if one[0] == "--max-running-requests"] == [
         ("--max-running-requests", "41", "rate_cap.engine_max_num_seqs"),
         ("--max-running-requests", "50", "saturation.admissions_per_iteration"),
         ("--max-running-requests", str(within), "safety_buffer.kv_std_tokens"),
@@ -75,10 +75,47 @@ def test_caps_follow_from_the_longest_the_mean_and_the_spread() -> None:
 
 
 def test_caps_that_do_not_bind_are_left_out() -> None:
-    caps = [value for flag, value, _ in found(Engine.SGLANG, limited(ONE, max_num_seqs=50))]
-    assert "41" in caps
-    assert "50" not in caps
-    assert found(Engine.SGLANG, limited(ONE, max_num_seqs=41)) == []
+    def caps(limit: int) -> list[str]:
+        all_found = found(Engine.SGLANG, limited(ONE, max_num_seqs=limit))
+        return [value for flag, value, _ in all_found if flag == "--max-running-requests"]
+
+    assert "41" in caps(50)
+    assert "50" not in caps(50)
+    assert caps(41) == []
+
+
+def test_sglang_keeps_parts_of_the_spread_free_in_the_long_run() -> None:
+    """5 requests at each stage; after k tokens 10 - k may come: 5·45 in all, of which 0.7·0.14 times the setting count.
+
+    A spread of √428.5 tokens is 0.9388 of that, half of it 0.469, a quarter 0.235; rounded up as they are written.
+    """
+    model = replace(ONE, timing=Timing(1.0))
+    tried = [c for c in candidates(Engine.SGLANG, report_of(model), model) if c.kind is Kind.CONSERVATIVENESS]
+    assert [(c.flag, c.value) for c in tried] == [
+        ("--schedule-conservativeness", value) for value in ("0.3", "0.94", "0.47", "0.24")
+    ]
+    assert [c.variant for c in tried] == [
+        Variant("sglang", (("conservativeness", float(c.value)),)) for c in tried
+    ]
+
+
+def test_more_conservative_than_all_output_to_come_is_not_tried() -> None:
+    """1/0.7 keeps all of it at first. With two tokens of output next to nothing is to come: no part is small enough."""
+    model = mix_model((500, 2, 0.1), memory=10_040, prefill="fused")
+    values = [value for flag, value, _ in found(Engine.SGLANG, model) if "conservativeness" in flag]
+    assert values == ["0.3", "1.43"]
+
+
+def test_sglang_counts_4096_tokens_to_come_of_each() -> None:
+    """Before its last token comes, after the first, one of 6000 has 5999 … 1 to come, of these 4096 count at most."""
+    model = mix_model((10, 6000, 0.001), memory=20_000_000, prefill="fused", timing=Timing(1.0))
+    report = report_of(model)
+    spread = report.safety_buffer.kv_std_tokens
+    assert spread is not None
+    to_come = report.saturation.admissions_per_iteration * sum(min(x, 4096) for x in range(1, 6000))
+    wanted = math.ceil(spread / (0.7 * 0.14 * to_come) * 100) / 100
+    values = [float(v) for flag, v, b in found(Engine.SGLANG, model) if "conservativeness" in flag]
+    assert values[1] == wanted
 
 
 def test_watermarks_are_parts_of_the_spread_rounded_up_as_they_are_written() -> None:
@@ -201,7 +238,8 @@ def test_an_overloaded_engine_gets_a_bound_on_its_queue_by_little() -> None:
 
 
 def test_what_is_no_result_of_the_engine_is_said() -> None:
-    assert any("vLLM's stands in" in note for note in advice(given({}), Engine.SGLANG).notes)
+    assert any("prefix cache" in note for note in advice(given({}), Engine.SGLANG).notes)
+    assert advice(given({}), Engine.SGLANG).policy == "sglang"
     assert any("MAX_UTILIZATION" in note for note in advice(given({}), Engine.TRTLLM).notes)
     never = advice(given({}, other=replace_evictions(BASE, 0)))
     assert any("nobody was evicted" in note for note in never.notes)
@@ -243,7 +281,8 @@ NASTY = "x\n--trust-remote-code $(touch /tmp/x) `id` \x1b[31m\u2028!! 'q' \"q\" 
 
 @pytest.mark.parametrize("engine", [Engine.VLLM, Engine.SGLANG])
 def test_a_shell_reads_the_settings_and_nothing_else(engine: Engine) -> None:
-    one = advice(given({(("max_num_seqs", 41.0),): measured(11)}), engine)
+    cap = "max_running_requests" if engine is Engine.SGLANG else "max_num_seqs"
+    one = advice(given({((cap, 41.0),): measured(11)}), engine)
     text = settings.text(one, NASTY, "kvplan 0", 500, [0, 1])
     (setting,) = one.emitted
     assert shlex.split(text, comments=True) == [setting.candidate.flag, "41"]
@@ -301,7 +340,7 @@ def test_json_has_what_is_needed_to_set_and_to_simulate_it() -> None:
 def test_every_flag_has_a_note_about_versions() -> None:
     models = (ONE, limited(ONE, max_num_seqs=99))
     flags = {c.flag for engine in Engine for model in models for c in all_of(engine, model)}
-    assert len(flags) == 8
+    assert len(flags) == 9
     assert all(settings.version_note(flag) for flag in flags)
 
 

@@ -378,6 +378,68 @@ def test_trtllm_admits_only_what_fits_at_its_longest() -> None:
     assert both.batches == [[(0, 5), (1, 5)], [(0, 1), (1, 1)], [(0, 1), (1, 1)]]
 
 
+def test_sarathi_admits_no_more_than_its_cap() -> None:
+    """0.5 is one in every second iteration: the first of an empty replica at once, the next two iterations later."""
+    four = requests(*[(0, 1, 4)] * 4)
+    capped = simulate("sarathi", four, SLOT, Replica(99), {"cap": 0.5})
+    assert capped.waiting_per_iteration[:5] == [3, 3, 2, 2, 1]
+    assert simulate("sarathi", four, SLOT, Replica(99), {}).waiting_per_iteration == [0] * 4
+
+
+def test_sarathi_chunks_prompts_beside_decodes_in_all_blocks() -> None:
+    """Of six tokens 2 are (2, 3)'s, and 2 half of (4, 1)'s; for the other half 3 are left beside it, one too few."""
+    replica = Replica(6, max_num_batched_tokens=4)
+    result = simulate("sarathi", requests((0, 2, 3), (0, 4, 1)), SLOT, replica, {})
+    assert result.batches == [[(0, 2), (1, 2)], [(0, 1)], [(0, 1)], [(1, 4)]]
+    assert result.kv_per_iteration == [4, 3, 4, 4]
+    assert result.recomputed_tokens == 2
+
+
+def test_sglang_computes_prompts_in_iterations_of_their_own() -> None:
+    """(2, 3) decodes only once (4, 1) has been computed, in two chunks of 3 and 1."""
+    replica = Replica(99, max_num_batched_tokens=3)
+    arrivals = requests((0, 2, 3), (0.5, 4, 1))
+    result = simulate("sglang", arrivals, SLOT, replica, {"conservativeness": 1, "max_new": [3]})
+    assert result.batches == [[(0, 2)], [(1, 3)], [(1, 1)], [(0, 1)], [(0, 1)]]
+    assert result.kv_per_iteration == [2, 5, 6, 3, 4]
+
+
+def test_sglang_keeps_room_for_a_share_of_what_may_come() -> None:
+    """(5, 4) may generate 10: together 15. Then it holds 5, may generate 9, and 0.7·9 = 6.3 are kept.
+
+    Of 19 tokens 7.7 are left for (2, 1) with its 10: it waits, until (6 computed) 8 and 0.7 less 0.602/600 of these
+    remain, and so on to the end of the first one. Without any share kept, 12 of 14 are enough at once.
+    """
+    arrivals = requests((0, 5, 4), (0.5, 2, 1))
+    waits = simulate("sglang", arrivals, SLOT, Replica(19), {"conservativeness": 1, "max_new": [10]})
+    at_once = simulate("sglang", arrivals, SLOT, Replica(19), {"conservativeness": 0, "max_new": [10]})
+    assert [len(batch) for batch in waits.batches] == [1, 1, 1, 1, 1]
+    assert waits.finish_s == [4.0, 5.0]
+    assert at_once.finish_s == [5.0, 2.0]
+
+
+def test_sglang_counts_whoever_comes_in_the_same_iteration_whole() -> None:
+    """2 and 5 to come; then 2 and 5 more fit into 14 tokens, but not into 13, although nobody runs yet."""
+    two = requests((0, 2, 1), (0, 2, 1))
+    parameters = {"conservativeness": 0, "max_new": [5]}
+    assert simulate("sglang", two, SLOT, Replica(14), parameters).iterations == 1
+    assert simulate("sglang", two, SLOT, Replica(13), parameters).iterations == 2
+
+
+def test_sglang_retracts_the_fewest_outputs_then_the_longest_input_to_the_end_of_the_queue() -> None:
+    """Of 12 tokens 6, 2 and 3 are computed; the first has 3 outputs, the others 2 each: the one of input 2 goes.
+
+    (1, 1) is there already, and goes before it when both others are done.
+    """
+    arrivals = requests((0, 4, 4), (1.5, 1, 3), (2.5, 2, 3), (3.5, 1, 1))
+    result = simulate("sglang", arrivals, SLOT, Replica(12), {"conservativeness": 0, "max_new": [4]})
+    prompts = [[(0, 4)], [(0, 1)], [(1, 1)], [(2, 2)]]
+    assert result.batches == [*prompts, [(0, 1), (1, 1), (2, 1)], [(0, 1), (1, 1)], [(3, 1), (2, 4)]]
+    assert result.kv_per_iteration == [4, 5, 6, 8, 11, 10, 5]
+    assert result.evictions == [0, 0, 1, 0]
+    assert result.recomputed_tokens == 3
+
+
 # -- the loop ---------------------------------------------------------------------------------------------------
 
 
@@ -401,10 +463,13 @@ def test_in_a_closed_loop_each_completion_brings_the_next() -> None:
 
 # -- promises ---------------------------------------------------------------------------------------------------
 
+ENGINES = ("vllm", "sglang", "sarathi", "trtllm-no-evict")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "rate-limited": {"beta": 0.8},
     "vllm": {"watermark": 0.05},
+    "sglang": {"conservativeness": 0.3, "max_new": [11, 11]},
+    "sarathi": {"cap": 0.7},
     "trtllm-no-evict": {"max_new": [11, 11]},
     "wait": {"thresholds": [3, 2]},
     "nested-wait": {"boundaries": [3, 6, 12], "thresholds": [4, 2, 1]},
@@ -452,7 +517,7 @@ def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, pre
     for i in range(size):
         s, d = int(arrivals.input_tokens[i]), int(arrivals.decode_tokens[i])
         ran = [label for batch in result.batches for index, label in batch if index == i]
-        if policy in ("vllm", "trtllm-no-evict"):
+        if policy in ENGINES:
             assert sum(ran) >= s + d - 1
             continue
         n = d + 1 if prefill is Prefill.INLINE else d
@@ -461,7 +526,7 @@ def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, pre
         starts = result.evictions[i] if prefill is Prefill.DISAGGREGATED else ran.count(0)
         silent = ran.count(0) if prefill is Prefill.INLINE else 0
         prompts += starts * s + len(ran) - silent
-    if policy in ("vllm", "trtllm-no-evict"):
+    if policy in ENGINES:
         grants = sum(grant for batch in result.batches for _, grant in batch)
         lengths = int(arrivals.input_tokens.sum() + arrivals.decode_tokens.sum()) - size
         assert grants == lengths + result.recomputed_tokens
@@ -486,6 +551,11 @@ def test_a_run_is_a_livelock_exactly_where_some_request_never_fits(policy: str) 
         if policy == "trtllm-no-evict":  # what is reserved counts
             longest = int(arrivals.input_tokens.max()) + 11
             impossible = -(-longest // block) > memory // block
+        elif policy == "sglang":  # the last token's KV is never computed
+            longest = int((arrivals.input_tokens + np.maximum(arrivals.decode_tokens - 1, 1)).max())
+            impossible = -(-longest // block) > memory // block
+        elif policy in ("sarathi", "vllm-v0"):  # nor is it here
+            impossible = -(-(longest - 1) // block) > memory // block
         elif policy == "vllm":  # the last token's KV is never computed, and one block is reserved
             impossible = -(-(longest - 1) // block) > memory // block - 1
         else:

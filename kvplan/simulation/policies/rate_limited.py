@@ -23,15 +23,15 @@ def form_batch(s: State) -> None:
     evict_until_it_fits(s)
     request = s.list[0, HEAD]
     if s.counter[RESIDENT] == 0 and request != NOBODY and fits(s, s.request[request, FIRST_WEIGHT]):
-        while allowance(s) == 0:
+        while allowance(s, CAP) == 0:
             s.knobs[SKIPPED] += 1
-    admit_in_order(s, 0, 0, allowance(s))
+    admit_in_order(s, 0, 0, allowance(s, CAP))
 
 
 @kernel
-def allowance(s: State) -> int:
-    """Admissions of this iteration, ⌊(t + 1)β⌋ - ⌊tβ⌋."""
-    t, cap = s.counter[ITERATIONS] + s.knobs[SKIPPED], s.knobs[CAP]
+def allowance(s: State, at: int) -> int:
+    """Admissions of this iteration, ⌊(t + 1)β⌋ - ⌊tβ⌋; β is the parameter at `at`, the next one iterations skipped."""
+    t, cap = s.counter[ITERATIONS] + s.knobs[at + 1], s.knobs[at]
     return int(math.floor((t + 1) * cap) - math.floor(t * cap))
 
 

@@ -52,12 +52,22 @@ from kvplan.simulation.state import (
 )
 
 MAX_SEQUENCES, MAX_TOKENS, WATERMARK = range(3)
+NO_CAP = 1 << 30  # admissions in an iteration
 _UNLIMITED = float(1 << 50)
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests get a token each and blocks for it, the last ones give way; then prompts are admitted."""
+    """Running requests first, then prompts."""
+    admit_prompts(s, serve_running(s), NO_CAP)
+
+
+@kernel
+def serve_running(s: State) -> int:
+    """Running requests get a token each and blocks for it, the last ones give way; then the prompt begun goes on.
+
+    Returns what is left of the budget: nothing where somebody was preempted, for then nobody is admitted.
+    """
     budget = int(s.knobs[MAX_TOKENS])
     advance(s, 0)
     paused = max(s.list[group_list(s, 0), LENGTH] - budget, 0)
@@ -77,8 +87,7 @@ def form_batch(s: State) -> None:
         else:
             preempt(s, request, False)
             preempted = True
-    if not preempted:
-        admit_prompts(s, budget)
+    return 0 if preempted else budget
 
 
 @kernel
@@ -109,9 +118,9 @@ def further_blocks(s: State, request: int, budget: int) -> int:
 
 
 @kernel
-def admit_prompts(s: State, budget: int) -> None:
+def admit_prompts(s: State, budget: int, most: int) -> None:
     """In order of arrival, while the whole next sequence fits; only the part granted takes blocks."""
-    while budget > 0 and s.counter[RESIDENT] < s.knobs[MAX_SEQUENCES]:
+    while budget > 0 and most > 0 and s.counter[RESIDENT] < s.knobs[MAX_SEQUENCES]:
         request = s.list[0, HEAD]
         if request == NOBODY:
             return
@@ -121,6 +130,7 @@ def admit_prompts(s: State, budget: int) -> None:
             return
         seat(s, request)
         s.request[request, PARKED] = 0
+        most -= 1
         budget -= compute_prompt(s, request, budget)
 
 
@@ -184,21 +194,21 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     }
 
 
-def limits(scenario: Scenario, settings: Settings) -> tuple[float, float]:
-    """Most requests running, and most tokens in an iteration."""
+def limits(scenario: Scenario, settings: Settings, most_running: str = "max_num_seqs") -> tuple[float, float]:
+    """Most requests running, a parameter that engines name differently, and most tokens in an iteration."""
     replica = scenario.model.replica
-    sequences = settings.number("max_num_seqs", replica.max_num_seqs or _UNLIMITED)
+    sequences = settings.number(most_running, replica.max_num_seqs or _UNLIMITED)
     tokens = settings.number("max_num_batched_tokens", replica.max_num_batched_tokens or _UNLIMITED)
-    for name, value in (("max_num_seqs", sequences), ("max_num_batched_tokens", tokens)):
+    for name, value in ((most_running, sequences), ("max_num_batched_tokens", tokens)):
         if value < 1 or value != int(value):
             raise UsageError(f"{settings.policy}.{name} = {value:g}: a whole number above 0")
     return sequences, tokens
 
 
-def as_run(sequences: float, tokens: float) -> dict[str, object]:
+def as_run(sequences: float, tokens: float, most_running: str = "max_num_seqs") -> dict[str, object]:
     """The limits as a result shows them; None where there is none."""
     return {
-        "max_num_seqs": None if sequences == _UNLIMITED else int(sequences),
+        most_running: None if sequences == _UNLIMITED else int(sequences),
         "max_num_batched_tokens": None if tokens == _UNLIMITED else int(tokens),
     }
 

@@ -1,0 +1,59 @@
+"""Sarathi's scheduler: decodes first, then chunks of prompts within a token budget; a cap if wanted (SIC Table 3).
+
+It is `vllm` without its reserved block and its watermark: all blocks are usable, memory is counted as tokens computed
+so far, in whole blocks, and the whole next sequence must fit for admission. Evicted requests head the queue, and
+nobody is admitted in an iteration that evicts: whoever was evicted last does not fit, or he would have stayed.
+The cap counts all admissions, those of evicted requests too.
+"""
+
+import math
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.simulation.actions import blocks_of, kernel
+from kvplan.simulation.policies import vllm
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.rate_limited import allowance
+from kvplan.simulation.policies.vllm import NO_CAP, admit_prompts, serve_running
+from kvplan.simulation.state import CAPACITY, FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, STAGE, Setup, State
+
+LIMIT, PASSED = 3, 4  # the parameters before are those of vllm
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Running requests first, then prompts, as many as the cap allows.
+
+    Where nothing runs and only the cap holds a request back, iterations without admissions pass in no time.
+    """
+    budget = serve_running(s)
+    request = s.list[0, HEAD]
+    if s.counter[RESIDENT] == 0 and request != NOBODY:
+        whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+        if blocks_of(s, whole) <= s.fixed[CAPACITY]:
+            while allowance(s, LIMIT) == 0:
+                s.knobs[PASSED] += 1
+    admit_prompts(s, budget, allowance(s, LIMIT))
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Engine limits from the profile; no cap unless one is set."""
+    sequences, tokens = vllm.limits(scenario, settings)
+    cap = settings.number("cap", NO_CAP)
+    if not 1e-6 <= cap < math.inf:
+        raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")
+    setup = one_queue(scenario.requests)._replace(
+        knobs=np.array([sequences, tokens, 0.0, cap, 0.0]),
+        first_weight=np.maximum(scenario.requests.input_tokens, 1),
+        stages=scenario.requests.decode_tokens,
+    )
+    return setup, {"cap": None if cap == NO_CAP else cap, **vllm.as_run(sequences, tokens)}
+
+
+POLICY = Policy(
+    "Sarathi: decodes first, then chunks of prompts within a token budget; the last admitted is evicted",
+    {"cap": "most admissions per iteration, 0.5 is one in two; none", **vllm.LIMITS},
+    prepare,
+    form_batch,
+)

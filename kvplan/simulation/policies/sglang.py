@@ -1,0 +1,225 @@
+"""SGLang's scheduler: room is kept for a share of the output still to come, and the share follows what happens.
+
+Memory is counted as in `vllm`, but all blocks are usable: tokens computed so far, in whole blocks. Where several ways
+were open it does what SGLang does by default (its `schedule_policy.py`, `schedule_batch.py` and `scheduler.py`):
+
+- Prompts first, in iterations without decodes (`enable_mixed_chunk` is off); all running requests get a token in
+  every other one. The budget limits prompts alone, and a prompt cut by it goes on in the next iteration.
+- Whoever was admitted in this same iteration counts with his whole longest output, not with a share of it.
+- A longest output beyond the memory is cut to what is left beside the prompt.
+- The share decays in iterations that decode without retracting; it is the first one again where nothing runs.
+- Requests are retracted until the others can decode; of equals the one that came last into the batch. They go to the
+  end of the queue, and compute prompt and generated tokens again. One that cannot go on alone can never end.
+
+Left out: the prefix cache, the page that admission sets aside beyond whole blocks, chunks cut to whole pages, and the
+flag that spares SGLang from asking again until a request has ended.
+"""
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.simulation.actions import advance, append, group_list, kernel, overflows, seat, stand_by, take_out
+from kvplan.simulation.policies import vllm
+from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, compute_prompt, preempt
+from kvplan.simulation.state import (
+    AFTER,
+    BLOCK,
+    CAPACITY,
+    FIRST_WEIGHT,
+    HEAD,
+    HELD,
+    LENGTH,
+    NOBODY,
+    PARKED,
+    PARTLY,
+    PROMISE,
+    PROMISED,
+    QUEUE,
+    RESIDENT,
+    STAGE,
+    START,
+    TICK,
+    WEIGHT,
+    Setup,
+    State,
+)
+
+RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS = range(2, 7)
+FORESIGHT = 4096  # tokens of output still to come that count at most
+_INITIAL, _LEAST, _DECAY_ITERATIONS = 0.7, 0.14, 600
+_STEPS_AHEAD = 20
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Prompts, if any goes on or is admitted; else a token for all who run."""
+    begun = s.counter[PARTLY]
+    if s.knobs[EXCESS] > 0 and (begun != NOBODY or next_fits(s, reserve(s))):
+        s.knobs[EXCESS] = excess(s)
+    reserved = reserve(s)
+    if begun == NOBODY and not next_fits(s, reserved):
+        decode(s)
+        return
+    stand_by(s, 0)
+    budget = int(s.knobs[MAX_TOKENS])
+    if begun != NOBODY:
+        reserved += outlook(s, begun)
+        s.knobs[EXCESS] += longest_left(s, begun) - outlook(s, begun)
+        budget -= compute_prompt(s, begun, budget)
+    while budget > 0 and next_fits(s, reserved):
+        request = s.list[0, HEAD]
+        seat(s, request)
+        s.request[request, PARKED] = 0
+        reserved += outlook(s, request)
+        s.knobs[EXCESS] += longest_left(s, request) - outlook(s, request)
+        budget -= compute_prompt(s, request, budget)
+
+
+@kernel
+def longest_left(s: State, request: int) -> int:
+    """Tokens that a request outside the running ones may still generate."""
+    return int(s.request[request, PROMISE] - s.request[request, FIRST_WEIGHT] - s.request[request, STAGE])
+
+
+@kernel
+def outlook(s: State, request: int) -> int:
+    """As many of these as count."""
+    return min(longest_left(s, request), FORESIGHT)
+
+
+@kernel
+def next_fits(s: State, reserved: float) -> bool:
+    """Whether the next in line fits, its output included, beside what is reserved."""
+    request = s.list[0, HEAD]
+    if request == NOBODY or s.counter[RESIDENT] >= s.knobs[MAX_SEQUENCES]:
+        return False
+    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+    free = (s.fixed[CAPACITY] - s.counter[HELD]) * s.fixed[BLOCK]
+    return bool(whole + outlook(s, request) <= free - reserved)
+
+
+@kernel
+def reserve(s: State) -> float:
+    """Tokens kept for running requests; less than that, where the excess is too high since some have left.
+
+    A request promised its input and longest output, t tokens of it computed, may generate all but t + 1 of them.
+    """
+    left = s.counter[PROMISED] - s.group[0, WEIGHT] - s.list[group_list(s, 0), LENGTH]
+    if s.counter[PARTLY] != NOBODY:
+        left -= s.request[s.counter[PARTLY], PROMISE]
+    return float((left - s.knobs[EXCESS]) * s.knobs[RATIO])
+
+
+@kernel
+def excess(s: State) -> int:
+    """Tokens that running requests may still generate beyond what counts of each."""
+    beyond = 0
+    request = s.list[group_list(s, 0), HEAD]
+    while request != NOBODY:
+        done = s.request[request, FIRST_WEIGHT] + s.group[0, TICK] - s.request[request, START] + 1
+        beyond += max(s.request[request, PROMISE] - done - FORESIGHT, 0)
+        request = s.request[request, AFTER]
+    return int(beyond)
+
+
+@kernel
+def decode(s: State) -> None:
+    """A token for all who run; those who are least far are retracted while blocks lack for that."""
+    advance(s, 0)
+    if s.counter[RESIDENT] == 0:
+        s.knobs[RATIO] = s.knobs[FIRST_RATIO]
+    elif overflows(s):
+        while overflows(s):
+            retract(s, least_far(s))
+        s.knobs[RATIO] = ratio_after_retraction(s)
+    else:
+        s.knobs[RATIO] = max(s.knobs[RATIO] - s.knobs[DECAY], s.knobs[LEAST_RATIO])
+
+
+@kernel
+def least_far(s: State) -> int:
+    """The running request with the fewest outputs; of equals the one with the longest input, then the last one."""
+    found = request = s.list[group_list(s, 0), HEAD]
+    while request != NOBODY:
+        later = s.request[request, START] - s.request[found, START]
+        if later > 0 or (later == 0 and s.request[request, FIRST_WEIGHT] >= s.request[found, FIRST_WEIGHT]):
+            found = request
+        request = s.request[request, AFTER]
+    return int(found)
+
+
+@kernel
+def retract(s: State, request: int) -> None:
+    """Free a running request's blocks; it goes to the end of the queue."""
+    preempt(s, request, False)
+    take_out(s, request)
+    append(s, s.request[request, QUEUE], request)
+
+
+@kernel
+def ratio_after_retraction(s: State) -> float:
+    """Of those left: what they have generated, and 20 tokens each, as a share of their longest outputs."""
+    generated, longest, left = 0, 0, s.list[group_list(s, 0), LENGTH]
+    request = s.list[group_list(s, 0), HEAD]
+    while request != NOBODY:
+        generated += s.group[0, TICK] - s.request[request, START]
+        longest += s.request[request, PROMISE] - s.request[request, FIRST_WEIGHT]
+        request = s.request[request, AFTER]
+    return float(min((generated + _STEPS_AHEAD * left) / (longest + 1), 1.0))
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
+    conservativeness = settings.number("conservativeness", 1.0)
+    if conservativeness < 0:
+        raise UsageError(f"sglang.conservativeness = {conservativeness:g}: at least 0")
+    sequences, tokens = vllm.limits(scenario, settings, _MOST_RUNNING)
+    max_new = longest_outputs(scenario, settings)
+    replica, requests = scenario.model.replica, scenario.requests
+    usable = replica.memory_tokens // replica.block_tokens * replica.block_tokens
+    inputs = np.maximum(requests.input_tokens, 1)
+    longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
+    first, least, decay = ratios(conservativeness)
+    setup = one_queue(requests)._replace(
+        knobs=np.array([sequences, tokens, first, first, least, decay, 0.0]),
+        first_weight=inputs,
+        stages=requests.decode_tokens,
+        promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
+    )
+    return setup, {
+        "conservativeness": conservativeness,
+        "max_new": list(max_new),
+        **vllm.as_run(sequences, tokens, _MOST_RUNNING),
+    }
+
+
+def ratios(conservativeness: float) -> tuple[float, float, float]:
+    """The share of output still to come that counts: at first, at least, and what it loses in an iteration.
+
+    Examples
+    --------
+    >>> [round(x, 6) for x in ratios(1.0)]
+    [0.7, 0.098, 0.001003]
+    >>> [round(x, 6) for x in ratios(9.0)]
+    [1.0, 0.14, 0.001433]
+    """
+    first = min(_INITIAL * conservativeness, 1.0)
+    least = first * _LEAST
+    return first, least, (first - least) / _DECAY_ITERATIONS
+
+
+_MOST_RUNNING = "max_running_requests"
+
+POLICY = Policy(
+    "SGLang's scheduler: room for a share of the output to come, prompts first, least progressed retracted",
+    {
+        "conservativeness": "how large that share is, SGLang's --schedule-conservativeness; 1",
+        **MAX_NEW,
+        _MOST_RUNNING: vllm.LIMITS["max_num_seqs"],
+        "max_num_batched_tokens": "most tokens of prompts in an iteration; the profile's",
+    },
+    prepare,
+    form_batch,
+)
