@@ -14,7 +14,7 @@ The loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
     two arrivals).
 
-Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`)
+Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`, `vllm-v0`)
     A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
     whole blocks: b·ceil(weight/b). A resident request that pauses before stage k holds what it computed last,
     a + k - 1, in whole blocks. K sums the unrounded weights of the requests that run, B counts them, P sums the
@@ -112,8 +112,16 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     Livelock: as greedy, or a request that is never admitted.
 
 `sarathi` (cap)
-    As `vllm`, but all blocks are usable, there is no watermark, and the queue is asked in an iteration that evicted,
-    too. With a cap, iteration t admits at most floor((t+1)·cap) - floor(t·cap), and t moves on as in `rate-limited`.
+    As `vllm`, but all blocks are usable, there is no watermark, and who evicts goes on to ask the queue.
+    With a cap, iteration t admits at most floor((t+1)·cap) - floor(t·cap), and t moves on as in `rate-limited`.
+
+`vllm-v0` (watermark)
+    Counts as `vllm`, but all blocks are usable. Whole sequences (input + generated) of the queue are computed in
+    order, in an iteration in which nobody decodes: while fewer than max_num_seqs are resident, their blocks are
+    free beyond the watermark's (a share of all blocks, rounded up, which binds while anybody is resident), and all
+    of this iteration are within the token budget; the first of an iteration may exceed it. Where there is none,
+    all who run decode, whatever the budget; while blocks lack for that the last admitted is preempted, to the
+    front of the queue. Livelock as in `vllm`.
 
 `sglang` (conservativeness, max_new, one a class)
     As `vllm` in counting (P sums grants of more than one token), but all blocks are usable. An iteration either
@@ -739,6 +747,57 @@ class TrtllmNoEvict(Vllm):
             self.grant(request, tokens)
 
 
+class VllmV0(Vllm):
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.usable_blocks = replica.memory_tokens // self.block
+
+    def form(self, drain: bool) -> list[Request]:
+        self.budget = math.inf  # of decodes
+        prompts = self.prompts()
+        for request in self.all:
+            request.granted = request.input_tokens + request.generated if request in prompts else 0
+        for request in prompts:
+            request.blocks = self.blocks_for(request)
+        if prompts:
+            return prompts
+        while self.resident and sum(map(self.blocks_for, self.resident)) > self.usable_blocks:
+            victim = self.resident.pop()
+            self.preempt(victim)
+            if not self.resident:
+                raise LivelockError
+        for request in self.resident:
+            request.blocks = self.blocks_for(request)
+            request.granted = 1
+        return list(self.resident)
+
+    def blocks_for(self, request: Request) -> int:
+        """Blocks that hold all but the token that comes next."""
+        return math.ceil((request.input_tokens + request.generated) / self.block)
+
+    def prompts(self) -> list[Request]:
+        """Those that are admitted now."""
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        limit = (
+            math.inf if self.replica.max_num_batched_tokens is None else self.replica.max_num_batched_tokens
+        )
+        watermark_blocks = math.ceil(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
+        admitted: list[Request] = []
+        held = sum(request.blocks for request in self.resident)
+        while self.queue and len(self.resident) < seats:
+            request = self.queue[0]
+            held += self.blocks_for(request)
+            kept_free = watermark_blocks if self.resident else 0
+            tokens = sum(one.input_tokens + one.generated for one in [*admitted, request])
+            if held > self.usable_blocks - kept_free or (admitted and tokens > limit):
+                break
+            admitted.append(self.queue.pop(0))
+            self.resident.append(request)
+        return admitted
+
+
 class Sarathi(Vllm):
     t = 0
 
@@ -884,6 +943,7 @@ POLICIES: dict[str, type[Run]] = {
     "vllm": Vllm,
     "sglang": Sglang,
     "sarathi": Sarathi,
+    "vllm-v0": VllmV0,
     "trtllm-no-evict": TrtllmNoEvict,
     "wait": Wait,
     "nested-wait": NestedWait,

@@ -22,7 +22,7 @@ from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup,
 
 CLASSES = 3
 # they count memory and chunks of prompts as engines do
-ENGINES = ("vllm", "sglang", "sarathi", "trtllm-no-evict")
+ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-no-evict")
 MAY_HANG = ("alpha-protection",)  # those who begin together can overflow together again and again
 MANY = settings(max_examples=100, deadline=None)
 EXAMPLES = settings(max_examples=60, deadline=None)  # of each invariant
@@ -133,6 +133,7 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     ),
     "sarathi": st.just({})
     | st.fixed_dictionaries({"cap": st.tuples(st.sampled_from([0.125, 0.3, 0.5, 1.0, 1.7, 3.0]))}),
+    "vllm-v0": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
     "trtllm-no-evict": st.fixed_dictionaries({"max_new": LONGEST}),
     "wait": st.fixed_dictionaries({"thresholds": THRESHOLDS}),
     "nested-wait": st.builds(

@@ -395,6 +395,23 @@ def test_sarathi_chunks_prompts_beside_decodes_in_all_blocks() -> None:
     assert result.recomputed_tokens == 2
 
 
+def test_vllm_v0_computes_whole_prompts_before_any_decode() -> None:
+    """(2, 3) waits for (3, 1) and (4, 1). Together they are beyond the budget, and 4 is so alone."""
+    replica = Replica(99, max_num_batched_tokens=3)
+    arrivals = requests((0, 2, 3), (0.5, 3, 1), (0.5, 4, 1))
+    result = simulate("vllm-v0", arrivals, SLOT, replica, {})
+    assert result.batches == [[(0, 2)], [(1, 3)], [(2, 4)], [(0, 1)], [(0, 1)]]
+    assert result.kv_per_iteration == [2, 5, 6, 3, 4]
+
+
+def test_vllm_v0_preempts_the_last_and_computes_it_again_whole() -> None:
+    """Of 7 tokens 3 and 4 are computed: (2, 3) goes on alone, then 3 input and 2 generated tokens are a prompt."""
+    result = simulate("vllm-v0", requests((0, 2, 3), (0, 3, 3)), SLOT, Replica(7), {})
+    assert result.batches == [[(0, 2), (1, 3)], [(0, 1), (1, 1)], [(0, 1)], [(1, 5)]]
+    assert (result.evictions, result.recomputed_tokens) == ([0, 1], 4)
+    assert result.finish_s == [3.0, 4.0]
+
+
 def test_sglang_computes_prompts_in_iterations_of_their_own() -> None:
     """(2, 3) decodes only once (4, 1) has been computed, in two chunks of 3 and 1."""
     replica = Replica(99, max_num_batched_tokens=3)
@@ -463,13 +480,14 @@ def test_in_a_closed_loop_each_completion_brings_the_next() -> None:
 
 # -- promises ---------------------------------------------------------------------------------------------------
 
-ENGINES = ("vllm", "sglang", "sarathi", "trtllm-no-evict")
+ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-no-evict")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "rate-limited": {"beta": 0.8},
     "vllm": {"watermark": 0.05},
     "sglang": {"conservativeness": 0.3, "max_new": [11, 11]},
     "sarathi": {"cap": 0.7},
+    "vllm-v0": {"watermark": 0.05},
     "trtllm-no-evict": {"max_new": [11, 11]},
     "wait": {"thresholds": [3, 2]},
     "nested-wait": {"boundaries": [3, 6, 12], "thresholds": [4, 2, 1]},

@@ -14,6 +14,7 @@ from kvplan.simulation.policies import (
     sglang,
     trtllm_no_evict,
     vllm,
+    vllm_v0,
     wait,
 )
 from kvplan.simulation.policies.protocol import Policy
@@ -24,6 +25,7 @@ POLICIES: dict[str, Policy] = {
     "vllm": vllm.POLICY,
     "sglang": sglang.POLICY,
     "sarathi": sarathi.POLICY,
+    "vllm-v0": vllm_v0.POLICY,
     "trtllm-no-evict": trtllm_no_evict.POLICY,
     "wait": wait.POLICY,
     "nested-wait": nested_wait.POLICY,

@@ -1,0 +1,95 @@
+"""vLLM's scheduler before V1: whole prompts first, in iterations without decodes; the baseline of WAIT 6.
+
+Memory is counted as tokens computed so far, in whole blocks, and all blocks are usable. The token budget limits
+prompts alone. One longer than it is computed in an iteration of its own: the engine does not start with a budget below
+its longest sequence, so it would not come to that. While anything runs the watermark keeps blocks free of prompts.
+"""
+
+import math
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.simulation.actions import (
+    advance,
+    blocks_of,
+    kernel,
+    last_admitted,
+    overflows,
+    seat,
+    stand_by,
+)
+from kvplan.simulation.policies import vllm
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, WATERMARK, compute_prompt, preempt
+from kvplan.simulation.state import (
+    CAPACITY,
+    FIRST_WEIGHT,
+    HEAD,
+    HELD,
+    NOBODY,
+    PARKED,
+    RESIDENT,
+    STAGE,
+    Setup,
+    State,
+)
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """Whole prompts, if the next one fits; else a token for all who run, the last admitted giving way."""
+    if not next_fits(s):
+        advance(s, 0)
+        while overflows(s):
+            preempt(s, last_admitted(s), False)
+        return
+    stand_by(s, 0)
+    budget = left = int(s.knobs[MAX_TOKENS])
+    while next_fits(s):
+        request = s.list[0, HEAD]
+        whole = int(s.request[request, FIRST_WEIGHT] + s.request[request, STAGE])
+        if whole > left and left < budget:
+            return
+        seat(s, request)
+        s.request[request, PARKED] = 0
+        left -= compute_prompt(s, request, whole)
+
+
+@kernel
+def next_fits(s: State) -> bool:
+    """Whether the next in line may run, and its whole sequence fits."""
+    request = s.list[0, HEAD]
+    if request == NOBODY or s.counter[RESIDENT] >= s.knobs[MAX_SEQUENCES]:
+        return False
+    spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
+    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+    return bool(s.counter[HELD] + blocks_of(s, whole) <= s.fixed[CAPACITY] - spared)
+
+
+def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    """Engine limits from the profile; absent ones do not bind."""
+    replica = scenario.model.replica
+    watermark = settings.number("watermark", 0.0)
+    if not 0 <= watermark < 1:
+        raise UsageError(f"vllm-v0.watermark = {watermark:g}: a share of the blocks, from 0 to below 1")
+    sequences, tokens = vllm.limits(scenario, settings)
+    blocks = replica.memory_tokens // replica.block_tokens
+    setup = one_queue(scenario.requests)._replace(
+        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]),
+        first_weight=np.maximum(scenario.requests.input_tokens, 1),
+        stages=scenario.requests.decode_tokens,
+    )
+    return setup, {"watermark": watermark, **vllm.as_run(sequences, tokens)}
+
+
+POLICY = Policy(
+    "vLLM before V1: whole prompts before any decode, the last admitted is preempted and recomputed",
+    {
+        "watermark": vllm.POLICY.parameters["watermark"],
+        "max_num_seqs": vllm.LIMITS["max_num_seqs"],
+        "max_num_batched_tokens": "most tokens of prompts in an iteration; the profile's",
+    },
+    prepare,
+    form_batch,
+)
