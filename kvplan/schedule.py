@@ -57,6 +57,15 @@ class StepCourse:
         """Largest factor."""
         return float(self.factors.max())
 
+    @property
+    def least(self) -> float:
+        """Smallest factor."""
+        return float(self.factors.min())
+
+    def time_above(self, factor: float) -> float:
+        """Time of a period in which the factor is larger than this one, seconds."""
+        return float(self._lasts[self.factors > factor].sum())
+
     @cached_property
     def ramp(self) -> tuple[float, float]:
         """A factor r and a time D, seconds: the worst window of length L <= D holds at least r·L; here exactly."""
@@ -124,16 +133,15 @@ class StepCourse:
         starts = np.concatenate([self.starts_s, self.starts_s + self.period_s])
         sums = np.concatenate([self._sums[:-1], self._sums[:-1] + total])
         factors = np.tile(self.factors, 2)
-        most = np.zeros(length.shape)
-        for b, done in zip(self.starts_s.tolist(), self._sums.tolist(), strict=False):
-            # differences of starts first: nothing of a short window is lost in a long period
-            after = np.searchsorted(starts, b + rest, side="right") - 1
-            forward = (sums[after] - done) + factors[after] * ((b - starts[after]) + rest)
-            end = b + self.period_s
-            before = np.searchsorted(starts, end - rest, side="right") - 1
-            backward = ((done + total) - sums[before]) - factors[before] * ((end - starts[before]) - rest)
-            most = np.maximum(most, np.maximum(forward, backward))
-        rounding = _ULPS * math.ulp(total) * np.maximum(periods + 1, 1)
+        # one column for each step; differences of starts first: nothing of a short window is lost in a long period
+        rest, begin, done = rest[..., None], self.starts_s, self._sums[:-1]
+        after = np.searchsorted(starts, begin + rest, side="right") - 1
+        forward = (sums[after] - done) + factors[after] * ((begin - starts[after]) + rest)
+        end = begin + self.period_s
+        before = np.searchsorted(starts, end - rest, side="right") - 1
+        backward = ((done + total) - sums[before]) - factors[before] * ((end - starts[before]) - rest)
+        most = np.maximum(forward, backward).max(axis=-1)
+        rounding = _ULPS * math.ulp(total) * (periods + 1)
         return np.asarray(np.where(length <= lasts, factor * length, periods * total + most + rounding))
 
 
@@ -163,6 +171,21 @@ class SineCourse:
     def peak(self) -> float:
         """Largest factor."""
         return 1.0 + self.amplitude
+
+    @property
+    def least(self) -> float:
+        """Smallest factor."""
+        return 1.0 - self.amplitude
+
+    def time_above(self, factor: float) -> float:
+        """Time of a period in which the factor is larger than this one, seconds.
+
+        >>> SineCourse(24.0, 0.5, 12.0).time_above(1.25)
+        8.0
+        """
+        if not self.least <= factor < self.peak:
+            return self.period_s if factor < self.least else 0.0
+        return self.period_s / math.pi * math.acos((factor - 1) / self.amplitude)
 
     @cached_property
     def ramp(self) -> tuple[float, float]:
