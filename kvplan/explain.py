@@ -84,8 +84,8 @@ _OF_CONSTANT_RATES = frozenset(
     }
 )
 _VARYING = (
-    " Rates vary here: λ·ΔT is the most that arrives in any window of length ΔT, p_k the largest share of any time, and "
-    "other rates are means over the period."
+    " Rates vary here: λ·ΔT is the most that arrives in any window of length ΔT, p_k the largest share of any time, "
+    "and other rates are means over the period."
 )
 
 
