@@ -91,7 +91,7 @@ class StepCourse:
         return np.asarray(periods * self._sums[-1] + part)
 
     def inverse(self, amounts: FloatArray) -> FloatArray:
-        """Times at which the integral reaches amounts >= 0, the earliest where the factor is 0 from then on.
+        """Times at which the integral reaches amounts >= 0; at the end of a time in which the factor is 0.
 
         Examples
         --------

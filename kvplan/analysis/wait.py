@@ -440,7 +440,7 @@ def wait(model: ServingModel) -> Wait:
     """
     means, d0 = class_means(model), model.timing.d0
     windows = class_windows(model)
-    varies = windows is not None
+    varies = windows is not None and windows.vary
     if windows is not None:
         means = means._replace(rate_rps=windows.mean_rps)
     varied = any(len(c.decode_tokens) > 1 for c in model.classes)

@@ -49,6 +49,11 @@ class Windows(NamedTuple):
         return min(course.ramp[1] for course in self.courses)
 
     @property
+    def vary(self) -> bool:
+        """Whether any of the rates does."""
+        return any(course.least < course.peak for course in self.courses)
+
+    @property
     def period_s(self) -> float:
         """Time after which they repeat, seconds."""
         return self.courses[0].period_s

@@ -74,7 +74,6 @@ def test_integrals_of_steps_are_sums_over_them(
     if course.mean > 0:
         back = course.inverse(np.array([float(total)]))
         assert float(course.integral(back)[0]) == pytest.approx(float(total), abs=1e-9)
-        assert back[0] <= float(time) + 1e-9  # the factor may be 0 until then
 
 
 @given(schedules(classes=2), st.fractions(Fraction(1, 9), 40, max_denominator=9))
@@ -160,7 +159,7 @@ def test_wait_thresholds_are_the_least_for_the_worst_window(steps: Steps, first:
     found = wait(model)
     load = float(windows.mean_rps @ class_means(model).work_s)
     assert found.feasible is (load < 1)
-    assert found.worst_window
+    assert found.worst_window is windows.vary
     if found.thresholds is not None and load < 0.9:
         assert list(found.thresholds) == slow_thresholds(model)
         assert found.smallest
