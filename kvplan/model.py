@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.schedule import Schedule
+if TYPE_CHECKING:
+    from kvplan.schedule import Schedule
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -161,7 +163,7 @@ class ServingModel:
     classes: tuple[RequestClass, ...]
     timing: Timing
     replica: Replica
-    schedule: Schedule | None = None
+    schedule: "Schedule | None" = None
 
     @cached_property
     def mix(self) -> Mix:

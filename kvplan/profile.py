@@ -11,7 +11,7 @@ from functools import reduce
 from hashlib import sha256
 from operator import getitem
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import tomli
 
@@ -19,7 +19,9 @@ from kvplan import schema
 from kvplan.errors import ProfileError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing, as_written
 from kvplan.positions import line_at, offsets, written
-from kvplan.schedule import Schedule, Sinusoid, Steps
+
+if TYPE_CHECKING:
+    from kvplan.schedule import Schedule
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
@@ -300,9 +302,11 @@ def _request_class(table: schema.Class, workload: schema.Workload | None) -> Req
     return RequestClass(table.name, table.input, tuple(table.decode), tuple(table.decode.values()), rate)
 
 
-def _schedule(workload: schema.Workload, classes: Sequence[schema.Class]) -> Schedule | None:
+def _schedule(workload: schema.Workload, classes: Sequence[schema.Class]) -> "Schedule | None":
     if not workload.schedule or workload.period is None:
         return None
+    from kvplan.schedule import Sinusoid, Steps
+
     only, period = workload.schedule[0], workload.period
     if only.amplitude is not None:
         return Sinusoid(period, only.amplitude, period / 2 if only.peak is None else only.peak)

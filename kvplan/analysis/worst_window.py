@@ -6,13 +6,15 @@ requests as a threshold takes (WAIT 7.1; WAIT-s B.1, eq. 10). Windows are those 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import FloatArray, ServingModel
-from kvplan.schedule import Course, Steps
+
+if TYPE_CHECKING:  # profiles without a schedule do without it
+    from kvplan.schedule import Course
 
 
 class Windows(NamedTuple):
@@ -26,7 +28,7 @@ class Windows(NamedTuple):
     """
 
     rate_rps: FloatArray
-    courses: tuple[Course, ...]
+    courses: tuple["Course", ...]
 
     @property
     def mean_rps(self) -> FloatArray:
@@ -79,6 +81,7 @@ def class_windows(model: ServingModel) -> Windows | None:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.schedule import Steps
     >>> classes = (RequestClass("a", 5, (1,), (1.0,), 2.0), RequestClass("b", 5, (1,), (1.0,), 1.0))
     >>> schedule = Steps(10.0, (0.0, 4.0), ((1.0, 1.0), (3.0, 2.0)))
     >>> model = ServingModel(classes, Timing(1.0), Replica(60), schedule)
@@ -147,7 +150,7 @@ class Peak(NamedTuple):
     sustainable_rps: float
     overloaded_s: float
     period_s: float
-    course: Course
+    course: "Course"
     same_mix: bool
 
 
@@ -157,6 +160,7 @@ def peak(model: ServingModel) -> Peak | None:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.schedule import Steps
     >>> schedule = Steps(24.0, (0.0, 8.0, 18.0), ((1.0,), (20.0,), (2.0,)))
     >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60), schedule)
     >>> found = peak(model)
@@ -166,6 +170,8 @@ def peak(model: ServingModel) -> Peak | None:
     schedule, total = model.schedule, model.total_rate_rps
     if schedule is None:
         return None
+    from kvplan.schedule import Steps
+
     course = schedule.course(_rates(model))
     offered, sustainable = total * course.peak, sustainable_rate(model)[1]
     overloaded = course.time_above(sustainable / total)
