@@ -14,10 +14,10 @@ from strategies import mix_model
 from kvplan.analysis.nested import nested_wait
 from kvplan.analysis.wait import class_means, wait
 from kvplan.analysis.worst_window import at_factors, class_windows, peak, total_windows
-from kvplan.model import ServingModel, Timing
+from kvplan.model import Plan, ServingModel, Timing
 from kvplan.schedule import SineCourse, Sinusoid, StepCourse, Steps
 from kvplan.simulation.requests import burst, poisson, renewal
-from kvplan.simulation.study import Arrivals, Load, generate
+from kvplan.simulation.study import Arrivals, Load, chosen, generate, study
 
 SIGMAS = 6.0
 
@@ -397,3 +397,30 @@ def test_courses_of_steps_merge_neighbours_that_agree() -> None:
     course = Steps(24.0, (0.0, 1.0, 2.0), ((1.0,), (1.0,), (3.0,))).course([1])
     assert isinstance(course, StepCourse)
     assert course.starts_s.tolist() == [0.0, 2.0]
+
+
+def test_simulated_waits_stay_within_the_bounds_of_the_worst_window() -> None:
+    """WAIT through short peaks: with its thresholds the queue and the memory stay small, with others they do not."""
+    plain = mix_model((10, 10, 40.0), (10, 20, 40.0), prefill="inline", timing=Timing(0.0625, d1=2.5e-5))
+    model = replace(plain, schedule=Steps(40.0, (0.0, 10.0, 20.0), ((0.5, 0.5), (1.6, 1.4), (0.3, 0.9))))
+    bounds, constant = wait(model), wait(plain)
+    assert bounds.thresholds is not None
+    assert constant.thresholds is not None
+    assert bounds.kv_tokens is not None
+    usual = ",".join(map(str, constant.thresholds))
+    load, seeds = Load(requests=None, horizon_s=80.0), (0, 1)
+    found, other = (
+        study(model, Plan(), load, chosen(["wait"], settings), seeds).results[0]
+        for settings in ([], [f"wait.thresholds={usual}"])
+    )
+    assert found.kv_tokens.peak <= bounds.kv_tokens
+    assert 2 * found.queue.peak < other.queue.peak
+    for one, bound in zip(found.classes, bounds.classes, strict=True):
+        assert bound.mean_wait_bound_s is not None
+        assert bound.latency_s is not None
+        assert bounds.iteration_time_s is not None
+        # the wait is until the first iteration begins; inline, the first token comes with the second
+        assert one.ttft_s.mean is not None
+        assert one.ttft_s.mean - 2 * bounds.iteration_time_s < bound.mean_wait_bound_s
+        assert one.e2e_s.mean is not None
+        assert one.e2e_s.mean < bound.latency_s
