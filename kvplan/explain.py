@@ -59,10 +59,34 @@ class Inputs:
         By the names of `kvplan.explanations.SYMBOLS`, and what cases are chosen by.
     entries : mapping of str to sequence of mappings
         For lists of the report, by their key, the figures of each entry (`ENTRY_SYMBOLS`).
+    varying : bool
+        Whether rates vary over time: figures of thresholds are then not those that the formulas name.
     """
 
     values: Entry
     entries: Mapping[str, tuple[Entry, ...]]
+    varying: bool = False
+
+
+# Where rates vary over time, these keys are about the worst window.
+_OF_CONSTANT_RATES = frozenset(
+    {
+        "wait.feasible",
+        "wait.thresholds[]",
+        "wait.classes[].threshold",
+        "wait.classes[].mean_wait_bound_s",
+        "wait.classes[].latency_s",
+        "wait.max_thresholds[]",
+        "nested_wait.feasible",
+        "nested_wait.segments[].rate_rps",
+        "nested_wait.segments[].continue_probability",
+        "nested_wait.segments[].threshold",
+    }
+)
+_VARYING = (
+    " Rates vary here: λ·ΔT is the most that arrives in any window of length ΔT, p_k the largest share of any time, "
+    "and other rates are means over the period."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +207,8 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
         (*lists, "wait.thresholds", "wait.max_thresholds"), classes
     )
     entries["nested_wait.segments"] = tuple(_of_segments(model, report))
-    return Inputs({**_of_model(model, report), **_of_plan(model, plan, report)}, entries)
+    values = {**_of_model(model, report), **_of_plan(model, plan, report)}
+    return Inputs(values, entries, varying=model.schedule is not None)
 
 
 def _of_model(model: ServingModel, report: Report) -> dict[str, Value]:
@@ -347,7 +372,7 @@ def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explai
     names = dict(item for place in places[:_MAX_ROWS] for item in place.names.items())
     return Explained(
         key=found.name if found.entry is None else about.key.replace("[]", f"[{found.entry}]"),
-        meaning=about.meaning,
+        meaning=about.meaning + (_VARYING if inputs.varying and about.key in _OF_CONSTANT_RATES else ""),
         rows=rows,
         cut=f"… {format_number(left_out)} more; see --format json of analyze" if left_out > 0 else "",
         formula=about.formula,
@@ -458,6 +483,8 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _template(about: Explanation, scope: _Scope) -> str:
+    if scope.inputs.varying and about.key in _OF_CONSTANT_RATES:
+        return ""
     if isinstance(about.here, Mapping):
         return about.here.get(str(scope[about.case]), "")
     return about.here or ""

@@ -207,7 +207,7 @@ def _rates(profile: Profile, changed: Callable[[float], float]) -> tuple[Change,
         for i, table in enumerate(tables["classes"])
         if "rate" in table
     ]
-    if "workload" in tables:
+    if "rate" in tables.get("workload", {}):
         keys = [(("workload", "rate"), tables["workload"]["rate"])]
     return tuple(Change(path, before, changed(before)) for path, before in keys)
 

@@ -19,9 +19,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from kvplan.schedule import Schedule
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -143,6 +147,8 @@ class Mix:
 class ServingModel:
     """Traffic on one replica: what every formula and the simulator start from.
 
+    Rates of classes are what `schedule` multiplies where they vary over time; None: they do not.
+
     Examples
     --------
     >>> model = ServingModel(
@@ -157,6 +163,7 @@ class ServingModel:
     classes: tuple[RequestClass, ...]
     timing: Timing
     replica: Replica
+    schedule: "Schedule | None" = None
 
     @cached_property
     def mix(self) -> Mix:

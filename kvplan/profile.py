@@ -5,13 +5,13 @@ Every refusal is one `ProfileError` with the line and the key path of the first 
 
 import os
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
 from operator import getitem
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import tomli
 
@@ -19,6 +19,9 @@ from kvplan import schema
 from kvplan.errors import ProfileError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing, as_written
 from kvplan.positions import line_at, offsets, written
+
+if TYPE_CHECKING:
+    from kvplan.schedule import Schedule
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
@@ -317,12 +320,28 @@ def _model(document: schema.Document) -> ServingModel:
         replica=Replica(
             gpu.capacity_tokens, gpu.block_tokens, gpu.prefill, gpu.max_num_seqs, gpu.max_num_batched_tokens
         ),
+        schedule=None if document.workload is None else _schedule(document.workload, document.classes),
     )
 
 
 def _request_class(table: schema.Class, workload: schema.Workload | None) -> RequestClass:
     rate = table.rate or 0.0
-    if workload is not None and table.share is not None:
+    if workload is not None and workload.rate is not None and table.share is not None:
         # In decimals and rounded once, so that as_written() gives back the product of what was written.
         rate = float(as_written(table.share) * as_written(workload.rate))
     return RequestClass(table.name, table.input, tuple(table.decode), tuple(table.decode.values()), rate)
+
+
+def _schedule(workload: schema.Workload, classes: Sequence[schema.Class]) -> "Schedule | None":
+    if not workload.schedule or workload.period is None:
+        return None
+    from kvplan.schedule import Sinusoid, Steps
+
+    only, period = workload.schedule[0], workload.period
+    if only.amplitude is not None:
+        return Sinusoid(period, only.amplitude, period / 2 if only.peak is None else only.peak)
+    starts = [part.at or 0.0 for part in workload.schedule]
+    factors = [tuple(part.factor_of(c.name) for c in classes) for part in workload.schedule]
+    if starts[0] > 0:  # until then the last step of the period before holds
+        starts, factors = [0.0, *starts], [factors[-1], *factors]
+    return Steps(period, tuple(starts), tuple(factors))

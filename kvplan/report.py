@@ -29,11 +29,14 @@ from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.wait import Wait, wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible, worst_cycle
+from kvplan.analysis.worst_window import Peak, peak
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 SCHEMA_VERSION = 1
 FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
+
+_NOTHING = "Nothing"  # to be done, begins an action that says so
 
 BESIDE_CONTRACT = frozenset(
     {
@@ -47,6 +50,7 @@ BESIDE_CONTRACT = frozenset(
         "wait.smallest",
         "wait.mean_lengths",
         "wait.dial",
+        "wait.worst_window",
         "wait.classes.queue_bound",
         "safety_buffer.theorem_bound_is_vacuous",
         "safety_buffer.saddlepoint_probability",
@@ -256,13 +260,25 @@ class Analyses:
     def notes(self) -> tuple[str, ...]:
         """What was assumed or not modelled."""
         cap, waiting, buffer = self.rate_cap, self.wait, self.safety_buffer
-        return _notes(self.model, self.stability, self.worst_cycle, cap, self.plan, waiting, buffer)
+        usual = _notes(self.model, self.stability, self.worst_cycle, cap, self.plan, waiting, buffer)
+        varying = self.peak
+        return usual if varying is None else (*usual, *_schedule_notes(varying, self.load, waiting))
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """What the schedule offers at its heaviest; None where rates do not vary."""
+        return peak(self.model)
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
         """What to do, most important first."""
         local, cycle, cap, buffer = self.stability, self.worst_cycle, self.rate_cap, self.safety_buffer
-        return _actions(self.verdict.status, self.model, self.load, local, cycle, cap, self.plan, buffer)
+        status = self.verdict.status
+        usual = _actions(status, self.model, self.load, local, cycle, cap, self.plan, buffer)
+        first = None if self.peak is None else _at_peak(self.peak, status, local, cycle, cap)
+        if first is None:
+            return usual
+        return first, *(action for action in usual if not action.startswith(_NOTHING))
 
 
 def _status(offered: Load, local: Stability, cycle: WorstCycle) -> Status:
@@ -326,7 +342,7 @@ def _actions(
             actions.append("Stability is too close to call in floating point; the cap is safe either way.")
     elif eviction_is_impossible(model):
         actions.append(
-            "Nothing: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
+            f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
         )
     elif (buffer.overflow_probability_horizon or 0) > plan.delta:
         actions.append(
@@ -338,11 +354,12 @@ def _actions(
         time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
         iterations = format_number(local.recovery_iterations, 3)
         actions.append(
-            f"Nothing. Even at full load a disturbance decays e-fold in {time}: {iterations} iterations."
+            f"{_NOTHING}. Even at full load a disturbance decays e-fold in {time}: {iterations} iterations."
         )
     else:
         actions.append(
-            f"Nothing at this load. Above {format_number(cycle.throughput_rps)} requests/s cap admissions at {limit}."
+            f"{_NOTHING} at this load. Above {format_number(cycle.throughput_rps)} requests/s cap admissions at "
+            f"{limit}."
         )
     if offered.headroom is not None and 0 <= offered.headroom < 0.1:
         actions.append(f"Headroom is only {format_percent(offered.headroom)}: a burst fills memory for long.")
@@ -352,6 +369,51 @@ def _actions(
             f"Memory holds about {format_number(held, 2)} requests: with so few, whole-request effects add to the loss."
         )
     return tuple(actions)
+
+
+def _at_peak(varying: Peak, status: Status, local: Stability, cycle: WorstCycle, cap: RateCap) -> str | None:
+    """What to do about the heaviest load of a schedule; None if nothing beyond what is done anyway."""
+    period = format_seconds(varying.period_s)
+    rate, limit = format_number(varying.offered_rps), format_number(varying.sustainable_rps)
+    if varying.offered_rps > varying.sustainable_rps:
+        replicas = math.ceil(varying.offered_rps / varying.sustainable_rps)
+        return (
+            f"At its peak the schedule offers {rate} requests/s where {limit} are sustainable: for "
+            f"{format_seconds(varying.overloaded_s)} of every {period} a backlog grows. Serve that with at least "
+            f"{replicas} replicas, or cap admissions and let it wait."
+        )
+    collapsed = varying.most_rps > cycle.throughput_rps and not (local.stable and local.certified)
+    if status is Status.STABLE and varying.same_mix and collapsed:
+        seconds = varying.course.time_above(cycle.throughput_rps / varying.most_rps * varying.course.peak)
+        return (
+            f"At its peak the schedule offers {rate} requests/s: for {format_seconds(seconds)} of every {period} more "
+            f"than the {format_number(cycle.throughput_rps)} at which greedy admission, once collapsed, can stay. Cap "
+            f"admissions at {format_number(min(cap.per_second, varying.sustainable_rps))} requests/s."
+        )
+    return None
+
+
+def _schedule_notes(varying: Peak, offered: Load, waiting: Wait) -> tuple[str, ...]:
+    period = format_seconds(varying.period_s)
+    notes = [
+        f"Rates vary over {period}: {format_number(varying.least_rps)} to {format_number(varying.most_rps)} "
+        f"requests/s, {format_number(varying.mean_rps)} in the mean. wait and nested_wait are for the worst window of "
+        "the schedule; every other figure, the verdict too, is for the rates of the classes as they stand, "
+        f"{format_number(offered.offered_rps)} requests/s.",
+        f"At its peak the schedule offers {format_number(varying.offered_rps)} requests/s where "
+        f"{format_number(varying.sustainable_rps)} are sustainable: "
+        + (
+            f"too much for {format_seconds(varying.overloaded_s)} of every {period}."
+            if varying.overloaded_s > 0
+            else "never too much."
+        ),
+    ]
+    if waiting.feasible:
+        notes.append(
+            "wait: waits and latencies are bounds for the mean over all requests of a period; the dial is for the "
+            "largest rates."
+        )
+    return tuple(notes)
 
 
 def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
@@ -374,6 +436,9 @@ def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         ),
     }[cycle.kind]
     waits = "queue bounds for several classes" if len(model.classes) > 1 else "exact queue of one class"
+    windows = ""
+    if model.schedule is not None:
+        waits, windows = "queue bounds", "; worst window of rates that vary (WAIT 7.1, WAIT-s eq. 10)"
     return {
         "verdict": Source("load, worst_cycle and stability taken together", Basis.COMPUTED),
         "load": equilibrium_source,
@@ -385,10 +450,11 @@ def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         ),
         "rate_cap": Source(f"SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets{extension}", basis),
         "wait": Source(
-            f"WAIT-s eq. 7, Theorem 4.1; smallest and largest whole thresholds, {waits}: new", Basis.COMPUTED
+            f"WAIT-s eq. 7, Theorem 4.1{windows}; smallest and largest whole thresholds, {waits}: new",
+            Basis.COMPUTED,
         ),
         "nested_wait": Source(
-            "WAIT-s Theorem 5.1, D.2; tokens per segment corrected (the printed forms are wrong): new",
+            f"WAIT-s Theorem 5.1, D.2{windows}; tokens per segment corrected (the printed forms are wrong): new",
             Basis.COMPUTED,
         ),
         "safety_buffer": Source(

@@ -31,6 +31,7 @@ from kvplan.units import (
     BYTE_UNITS,
     TIME_UNITS,
     format_number,
+    format_seconds,
     format_tokens,
     parse_bytes,
     parse_seconds,
@@ -43,6 +44,9 @@ MAX_MEMORY_TOKENS = 10**12
 # Far outside anything real, and near enough that no figure of a report overflows or divides by zero.
 _TINY, _HUGE = 1e-12, 1e12
 _WEIGHTS = f"a number from {format_number(_TINY)} to {format_number(_HUGE)}"
+_LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6  # of a rate, where it is not 0
+_FACTORS = f"0, or a number from {format_number(_LEAST_FACTOR)} to {format_number(_MOST_FACTOR)}"
+_MOST_STEPS = 1000
 _LENGTHS = f"a whole number of tokens from 1 to {format_tokens(MAX_DECODE_TOKENS)}"
 
 
@@ -122,6 +126,28 @@ def _segments(value: object) -> int | None:
     return value
 
 
+def _factor(value: object) -> float:
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not number or not (value == 0 or _LEAST_FACTOR <= cast(float, value) <= _MOST_FACTOR):
+        raise _refusal(f"must be {_FACTORS}, not {shown(value)}")
+    return float(cast(float, value))
+
+
+def _factors(value: object) -> dict[str, float]:
+    """Factor of each class that is named."""
+    if not isinstance(value, dict) or not value:
+        raise _refusal(
+            f"must be a table of class = factor, not {shown(value) if value else 'an empty table'}"
+        )
+    found = {}
+    for name, factor in value.items():
+        try:
+            found[name] = _factor(factor)
+        except PydanticCustomError as error:
+            raise _refusal(str(error), name) from None
+    return found
+
+
 def _seconds_schema(least: float) -> WithJsonSchema:
     text = {"type": "string", "pattern": quantity_pattern(TIME_UNITS)}
     return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least, "maximum": _HUGE}, text]})
@@ -136,6 +162,10 @@ _WEIGHTS_SCHEMA = {
     "additionalProperties": False,
     "minProperties": 1,
 }
+_FACTOR_SCHEMA: JsonDict = {
+    "anyOf": [{"const": 0}, {"type": "number", "minimum": _LEAST_FACTOR, "maximum": _MOST_FACTOR}]
+}
+_FACTORS_SCHEMA = {"type": "object", "additionalProperties": _FACTOR_SCHEMA, "minProperties": 1}
 _NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r"\S"}
 
 _Name = Annotated[str, AfterValidator(_printable), WithJsonSchema(_NAME_SCHEMA)]
@@ -154,6 +184,8 @@ _Decode = Annotated[
     BeforeValidator(_decode),
     WithJsonSchema({"anyOf": [_LENGTH_SCHEMA, _WEIGHTS_SCHEMA]}),
 ]
+_Factor = Annotated[float, BeforeValidator(_factor), WithJsonSchema(_FACTOR_SCHEMA)]
+_Factors = Annotated[dict[str, float], BeforeValidator(_factors), WithJsonSchema(_FACTORS_SCHEMA)]
 _Segments = Annotated[
     int | None,
     BeforeValidator(_segments),
@@ -168,10 +200,25 @@ _MEMORY_ONE_WAY: JsonDict = {
     ]
 }
 _RATES_ONE_WAY: JsonDict = {
-    "if": {"required": ["workload"]},
+    "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
     "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
     "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
 }
+_RATE_OR_SCHEDULE: JsonDict = {
+    "anyOf": [{"required": ["rate"]}, {"required": ["schedule"]}],
+    "dependentRequired": {"schedule": ["period"], "period": ["schedule"]},
+}
+_STEP_OR_SINUSOID: JsonDict = {
+    "oneOf": [
+        {
+            "required": ["at"],
+            "anyOf": [{"required": ["factor"]}, {"required": ["factors"]}],
+            "properties": {"amplitude": False, "peak": False},
+        },
+        {"required": ["amplitude"], "properties": {"at": False, "factor": False, "factors": False}},
+    ]
+}
+_ALONE: JsonDict = {"if": {"contains": {"required": ["amplitude"]}}, "then": {"maxItems": 1}}
 
 
 class _Table(BaseModel):
@@ -236,12 +283,45 @@ class Class(_Table):
     )
 
 
+class Part(_Table):
+    """Part of a schedule: a step (at, with factor or factors), or all of it, a sinusoid (amplitude)."""
+
+    model_config = ConfigDict(title="Part of a schedule", json_schema_extra=_STEP_OR_SINUSOID)
+
+    at: _Cost | None = _about(
+        'When the step begins: seconds from the start of the period, or a string such as "8 h"; ascending. '
+        "It holds until the next, the last until the first of the next period.",
+        None,
+    )
+    factor: _Factor | None = _about("Multiplies the rate of every class that factors does not name; 1.", None)
+    factors: _Factors | None = _about("Factors of single classes: class = factor.", None)
+    amplitude: Annotated[float, Field(ge=0, le=1)] | None = _about(
+        "Rates vary as a sinusoid, by up to so much of what they are in the mean.", None
+    )
+    peak: _Cost | None = _about(
+        "When the sinusoid is highest, from the start of the period; in its middle.", None
+    )
+
+    def factor_of(self, name: str) -> float:
+        """Factor of a class in this step."""
+        return (self.factors or {}).get(name, 1.0 if self.factor is None else self.factor)
+
+
+_Schedule = Annotated[
+    list[Part], FailFast(), Field(min_length=1, max_length=_MOST_STEPS, json_schema_extra=_ALONE)
+]
+
+
 class Workload(_Table):
-    """The total rate, where classes give shares of it."""
+    """The total rate, where classes give shares of it, and how rates vary over time."""
 
-    model_config = ConfigDict(title="Workload")
+    model_config = ConfigDict(title="Workload", json_schema_extra=_RATE_OR_SCHEDULE)
 
-    rate: _Rate = _about("Arrivals of all classes together, requests/s.")
+    rate: _Rate | None = _about(
+        "Arrivals of all classes together, requests/s; or each class has a rate.", None
+    )
+    period: _Duration | None = _about('Time after which the schedule repeats, such as "24 h".', None)
+    schedule: _Schedule = _about("How rates vary over the period: steps in order, or one sinusoid.", ())
 
 
 class _Plan(_Table):
@@ -335,7 +415,7 @@ def json_schema() -> dict[str, Any]:
 
         def default_schema(self, schema: Any) -> JsonSchemaValue:
             described = super().default_schema(schema)
-            if schema.get("default") is None or isinstance(schema["default"], BaseModel):
+            if schema.get("default") in (None, ()) or isinstance(schema["default"], BaseModel):
                 described.pop("default", None)
             return described
 
@@ -355,6 +435,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     """What is wrong between values that are each right."""
     yield from _memory_conflicts(document.gpu)
     yield from _rate_conflicts(document)
+    yield from _schedule_conflicts(document)
     yield from _class_conflicts(document)
     distinct = len({d for c in document.classes for d in c.decode})
     if (document.plan.segments or 1) > distinct:
@@ -382,7 +463,7 @@ def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
 
 
 def _rate_conflicts(document: Document) -> Iterator[Problem]:
-    if document.workload is None:
+    if document.workload is None or document.workload.rate is None:
         here, other = "rate", "share"
         why = "is a share of [workload] rate, which is not given; give that, or a rate here"
     else:
@@ -399,6 +480,64 @@ def _rate_conflicts(document: Document) -> Iterator[Problem]:
         last = len(shares) - 1
         seen = format_number(total, digits=12)
         yield Problem(("classes", last, "share"), f"the shares of all classes must sum to 1, not {seen}")
+
+
+def _schedule_conflicts(document: Document) -> Iterator[Problem]:
+    workload = document.workload
+    if workload is None:
+        return
+    if not workload.schedule:
+        if workload.period is not None:
+            yield Problem(("workload", "period"), "goes with a [[workload.schedule]], which is not given")
+        elif workload.rate is None:
+            yield Problem(("workload", "rate"), "required", missing=True)
+        return
+    if workload.period is None:
+        yield Problem(("workload", "period"), "required where rates have a schedule", missing=True)
+    before: float | None = None
+    for i, part in enumerate(workload.schedule):
+        place = ("workload", "schedule", i)
+        yield from _part_conflicts(part, place, len(workload.schedule))
+        for key, time in (("at", part.at), ("peak", part.peak)):
+            if time is not None and workload.period is not None and time >= workload.period:
+                limit = format_seconds(workload.period)
+                yield Problem(
+                    (*place, key),
+                    f"must be before the period ends, less than {limit}, not {format_seconds(time)}",
+                )
+        if part.at is not None:
+            if before is not None and part.at <= before:
+                seen = f"{format_seconds(before)}, not {format_seconds(part.at)}"
+                yield Problem((*place, "at"), f"must be later than the step before, after {seen}")
+            before = part.at
+        names = [c.name for c in document.classes]
+        for name in part.factors or ():
+            if name not in names:
+                nearest = did_you_mean(name, names, "classes")
+                yield Problem((*place, "factors", name), f"no class has this name; {nearest}")
+    steps = [part for part in workload.schedule if part.at is not None]
+    for c in document.classes:
+        if steps and all(part.factor_of(c.name) == 0 for part in steps):
+            yield Problem(
+                ("workload", "schedule"), f"class {shown(c.name)} never arrives: factor 0 all the time"
+            )
+
+
+def _part_conflicts(part: Part, place: KeyPath, parts: int) -> Iterator[Problem]:
+    if part.amplitude is None:
+        if part.peak is not None:
+            yield Problem((*place, "peak"), "goes with the amplitude of a sinusoid, which is not given")
+        if part.at is None:
+            yield Problem((*place, "at"), "required in a step; a sinusoid has an amplitude", missing=True)
+        if part.factor is None and part.factors is None:
+            yield Problem(place, "needs a factor, or factors of classes", missing=True)
+        return
+    for key in ("at", "factor", "factors"):
+        if getattr(part, key) is not None:
+            yield Problem((*place, key), "not allowed beside an amplitude: a step or a sinusoid, not both")
+            return
+    if parts > 1:
+        yield Problem((*place, "amplitude"), f"a sinusoid is a schedule by itself, not one of {parts} tables")
 
 
 def _class_conflicts(document: Document) -> Iterator[Problem]:
@@ -432,6 +571,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("timing",): _Timing,
     ("classes",): Class,
     ("workload",): Workload,
+    ("workload", "schedule"): Part,
     ("plan",): _Plan,
     ("gate",): _Gate,
 }
@@ -449,6 +589,7 @@ _ALLOWED = {
     "greater_than_equal": "must be at least {ge}, not {value}",
     "less_than_equal": "must be at most {le}, not {value}",
     "too_short": "must have at least {min_length}, not {actual_length}",
+    "too_long": "must have at most {max_length}, not more",
     "enum": "must be {expected}, not {value}",
 }
 
@@ -464,7 +605,7 @@ def _problems(error: ValidationError, document: dict[str, Any]) -> list[Problem]
 def _translated(error: ErrorDetails, document: dict[str, Any]) -> Problem:
     path, context = error["loc"], error.get("ctx", {})
     if error["type"] == "extra_forbidden":
-        known = _TABLES[path[:1] if len(path) > 1 else ()].model_fields
+        known = _TABLES[tuple(key for key in path[:-1] if isinstance(key, str))].model_fields
         keys = [field.alias or name for name, field in known.items()]
         return Problem(path, f"unknown key; {did_you_mean(str(path[-1]), keys, 'known here')}")
     if error["type"] == "missing":

@@ -7,6 +7,9 @@ filled, n_k at the boundaries, and what the boundary queues exceed that by with 
 Segments that merge several lengths are filled by their longest: n_k requests enter, any of them may stay to the end,
 and memory is certified for the case that all do. Iteration times need no such caution, only their mean has to stay
 below n_1/Λ_1, so they count every request for as long as it lasts. With one segment per length the two agree.
+
+Where rates vary over time, Λ_1ΔT gives way to the most arrivals in any window of length ΔT, and p_k to the largest
+share of any time (WAIT 7.1; WAIT-s eq. 10).
 """
 
 import math
@@ -15,8 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.segments import Segments, candidate_ends, lengths_of, segments_of
+from kvplan.analysis.segments import (
+    Lengths,
+    Segments,
+    candidate_ends,
+    lengths_of,
+    segments_of,
+    worst_segments,
+)
 from kvplan.analysis.wait import GUARD
+from kvplan.analysis.worst_window import at_rates, class_windows
 from kvplan.model import FloatArray, IntArray, ServingModel
 
 _SEARCHED_TOGETHER = (0, 16, 64, math.inf)  # segmentations with numbers of segments between these, in turn
@@ -27,6 +38,7 @@ _EXPONENTS = (
     (1.0, 2.0, 6.0, 10.0, 14.0, 18.0, 22.0, 28.0, 32.0, 40.0, 60.0, 100.0, 400.0),
 )
 _LEAST_STEPS = 40  # towards the least first threshold, before settling for one that is only locally so
+_TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
 _NARROWING_STEPS = 120
 _MOST_ITERATIONS = 1e300
 _NEWTON_STEPS = 60
@@ -251,7 +263,7 @@ def _raised(
     filled = fill(first, segments.continuing[:, columns], slack[:, columns])
     rate, work = segments.rate[:, columns], segments.work[:, columns]
     time = filled * work
-    keeps_up = np.floor(rate[0] * GUARD * (d0 + time.sum(axis=0))) + 1 <= first
+    keeps_up = np.floor(segments.arrivals(d0 + time.sum(axis=0), columns)) + 1 <= first
     with np.errstate(over="ignore"):
         order = np.argsort(filled / rate, axis=0)
     load = np.cumsum(np.take_along_axis(rate * work, order, axis=0), axis=0) * GUARD
@@ -259,7 +271,14 @@ def _raised(
     idle = 1 - load
     bound = (d0 + passed[-1] - passed) / idle * (1 - 1e-14 / idle)
     least_time = np.maximum(bound.max(axis=0), d0 + passed[-1])
-    return np.where(keeps_up, first, np.floor(rate[0] * GUARD * least_time) + 1)
+    if segments.windows is not None:  # the same for the steepest windows, as far as they go
+        windows = segments.windows
+        idle = 1 - load * (float(windows.ramp_rps[0]) / rate[0])
+        sure = np.where(idle < -_TOO_CLOSE, np.inf, 0.0)
+        np.divide(d0 + passed[-1] - passed, idle, out=sure, where=idle > _TOO_CLOSE)
+        steep = sure * (1 - 1e-14 / np.maximum(idle, _TOO_CLOSE))
+        least_time = np.maximum(least_time, np.minimum(steep.max(axis=0), windows.ramp_s))
+    return np.where(keeps_up, first, np.floor(segments.arrivals(least_time, columns)) + 1)
 
 
 def _demand(
@@ -268,7 +287,7 @@ def _demand(
     """⌊Λ_1 ΔT⌋ + 1 for given first thresholds, which keep up where they are no smaller."""
     filled = fill(first, segments.continuing[:, columns], slack[:, columns])
     time = d0 + (filled * segments.work[:, columns]).sum(axis=0)
-    demand: FloatArray = np.floor(segments.rate[0, columns] * GUARD * time) + 1
+    demand: FloatArray = np.floor(segments.arrivals(time, columns)) + 1
     return demand
 
 
@@ -482,21 +501,26 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     >>> [(s.upto_decode, s.threshold) for s in result.segments], result.fits
     ([(80, 15), (160, 2)], False)
     """
-    lengths, d0 = lengths_of(model), model.timing.d0
+    means = None if model.schedule is None else class_windows(model)
+    lengths, d0 = lengths_of(model if means is None else at_rates(model, means.mean_rps)), model.timing.d0
     mixed = len({c.input_tokens for c in model.classes}) > 1
+    nothing = NestedWait(False, (), None, None, None, None, False, None, None, None, mixed, None)
     if not lengths.work_to[-1] * GUARD < 1:
-        return NestedWait(False, (), None, None, None, None, False, None, None, None, mixed, None)
-    candidates = segments_of(lengths, candidate_ends(lengths, segments))
+        return nothing
+    ends = candidate_ends(lengths, segments)
+    candidates = segments_of(lengths, ends) if means is None else worst_segments(model, lengths, ends)
+    if not candidates.count.size:
+        return nothing
     column, *found = least_requirement(candidates, d0, delta=delta, horizon_s=horizon_s)
     one = candidates.take(np.array([column]))
     rows = len(one.rate)
     needs, least = (requirement(one, n[:rows, None], d0, delta=delta, horizon_s=horizon_s) for n in found)
     thresholds = found[0][:rows]
-    ends = lengths.decode[one.end[:, 0]]
+    upto = lengths.decode[one.end[:, 0]]
     required = float(needs.total[0])
     return NestedWait(
         feasible=True,
-        segments=_report(one, ends, thresholds, needs),
+        segments=_report(one, lengths, thresholds, needs),
         base_kv_tokens=float(needs.base[0]),
         boundary_kv_tokens=float(needs.boundary[0]),
         high_probability_kv_tokens=float(needs.high_probability[0]),
@@ -506,20 +530,22 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
         iterations=int(needs.iterations[0]),
         smallest_thresholds_kv_tokens=float(least.total[0]),
         mixed_inputs=mixed,
-        printed=printed_memory(ends, one.input_tokens[:, 0], thresholds),
+        printed=printed_memory(upto, one.input_tokens[:, 0], thresholds),
     )
 
 
 def _report(
-    one: Segments, ends: FloatArray, thresholds: FloatArray, needs: Requirement
+    one: Segments, lengths: Lengths, thresholds: FloatArray, needs: Requirement
 ) -> tuple[Segment, ...]:
+    ends = one.end[:, 0]
+    reaching = lengths.rate_from[np.append(0, ends[:-1] + 1)]
     rows = []
     for k, threshold in enumerate(thresholds.tolist()):
         theta = float(needs.theta[k, 0])
         rows.append(
             Segment(
-                upto_decode=int(ends[k]),
-                rate_rps=float(one.rate[k, 0]),
+                upto_decode=int(lengths.decode[ends[k]]),
+                rate_rps=float(reaching[k]),
                 continue_probability=float(one.continuing[k, 0]) if k else None,
                 threshold=int(threshold),
                 theta=theta if math.isfinite(theta) else None,

@@ -4,12 +4,13 @@ Lengths are those of all classes together. A segment ends at one of them; its re
 that reach it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.analysis.wait import GUARD
+from kvplan.analysis.worst_window import Windows, mixes, total_windows
 from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, sum_by
 
 _SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
@@ -67,6 +68,9 @@ class Segments:
         Added to an iteration by one unit of the threshold.
     count : ndarray of int64, shape (n_candidates,)
         Number of segments.
+    windows : Windows or None
+        All requests as one stream, where rates vary. The first row of `rate` is then their mean rate, rows below what
+        `continuing` makes of it, which is the worst of any time; as are the figures of single segments.
     """
 
     end: IntArray
@@ -77,6 +81,13 @@ class Segments:
     waiting: FloatArray
     work: FloatArray
     count: IntArray
+    windows: Windows | None = None
+
+    def arrivals(self, time: FloatArray, columns: IntArray) -> FloatArray:
+        """Most requests that arrive within a time, of shape (n_columns,), a little more: Λ_1·T, or the worst window."""
+        if self.windows is None:
+            return np.asarray(self.rate[0, columns] * GUARD * time)
+        return self.windows.most_of_one(time) * GUARD
 
     def take(self, columns: IntArray) -> "Segments":
         """Those columns, without rows that are empty in all of them."""
@@ -90,6 +101,7 @@ class Segments:
             waiting=self.waiting[:rows, columns],
             work=self.work[:rows, columns],
             count=self.count[columns],
+            windows=self.windows,
         )
 
 
@@ -168,6 +180,48 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
     waiting[0] = 0.0
     work = (lengths.work_to[end + 1] - lengths.work_to[start]) / rate
     return Segments(end, rate, continuing, inputs, held, waiting, work, count)
+
+
+def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) -> Segments:
+    """Segmentations for rates that vary: the worst share that goes on and the worst costs of any mix (WAIT-s eq. 10).
+
+    A batch holds requests of some window; what they hold, cost and do on average lies between what the mixes within
+    that window do. Segmentations whose work would not leave time to spare at the mean rate are left out.
+
+    Parameters
+    ----------
+    model : ServingModel
+        With a schedule.
+    lengths : Lengths
+        Of the mean rates.
+    ends : list of ndarray of int64
+        As for `segments_of`.
+    """
+    found = segments_of(lengths, ends)
+    windows = total_windows(model)
+    varying = mixes(model)
+    if varying:
+        with np.errstate(divide="ignore", invalid="ignore"):  # lengths that a mix does not have cost nothing
+            parts = [segments_of(lengths_of(mix), ends) for mix in varying]
+
+        def worst(name: str) -> FloatArray:
+            there = [np.nan_to_num(getattr(part, name), posinf=0.0) for part in parts]
+            return np.asarray(np.max(there, axis=0))
+
+        continuing = worst("continuing")
+        reached = found.rate[0] * np.cumprod(np.vstack([np.ones(len(ends)), continuing[1:]]), axis=0)
+        found = replace(
+            found,
+            rate=reached,
+            continuing=continuing,
+            input_tokens=worst("input_tokens"),
+            held=worst("held"),
+            waiting=worst("waiting"),
+            work=worst("work"),
+        )
+    found = replace(found, windows=windows)
+    possible = np.flatnonzero((found.work * found.rate).sum(axis=0) * GUARD < 1)
+    return found.take(possible) if possible.size else replace(found, count=found.count[:0])
 
 
 def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:

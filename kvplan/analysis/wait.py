@@ -4,10 +4,12 @@ WAIT keeps up to n_i requests of class i at every stage and runs a class only on
 up with arrivals when an iteration with everything aboard, ΔT(n), is shorter than n_i/λ_i for every class. Small
 thresholds wait little and spend little memory; large ones spread the fixed cost d0 over more requests.
 
-A class with several decode lengths enters at the mean of its footprint and iterations.
+A class with several decode lengths enters at the mean of its footprint and iterations. Where rates vary over time,
+λ_iΔT gives way to the most arrivals in any window of length ΔT (WAIT 7.1).
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from kvplan.analysis.admission import mean_queue
 from kvplan.analysis.equilibrium import held_footprint, iteration_time, per_request
+from kvplan.analysis.worst_window import Windows, at_rates, class_windows
 from kvplan.model import FloatArray, ServingModel, sum_by
 
 # λ_i ΔT this close below a whole number counts as having reached it: rounding can then never report a threshold
@@ -22,6 +25,7 @@ from kvplan.model import FloatArray, ServingModel, sum_by
 GUARD = 1 + 1e-12
 
 _ROUNDING = Fraction(1, 2**48)  # of Λ
+_TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
 _MAX_STEPS = 2_000  # of the fixed-point iteration; after that: feasible, but perhaps not the smallest
 _BISECTIONS = 120
 _LOWERING_STEPS = 65
@@ -83,7 +87,8 @@ class Wait(NamedTuple):
     the smallest: False only where Λ is so close to 1 that the search was cut short (they are then feasible, and
     fail just below), None where Λ >= 1.
     `mean_lengths` says that some class has several decode lengths, for which every number is that of its mean.
-    `dial` is empty where the equilibrium does not fit.
+    `dial` is empty where the equilibrium does not fit. `worst_window` says that rates vary over time: thresholds
+    are then for the worst window, the dial for the largest rates, and waits are bounds for the mean over a period.
     """
 
     feasible: bool
@@ -96,6 +101,7 @@ class Wait(NamedTuple):
     smallest: bool | None
     mean_lengths: bool
     dial: tuple[DialRow, ...]
+    worst_window: bool
 
 
 class ClassMeans(NamedTuple):
@@ -132,7 +138,7 @@ def class_means(model: ServingModel) -> ClassMeans:
 
 
 def smallest_thresholds(
-    rate_rps: FloatArray, work_s: FloatArray, d0: float
+    rate_rps: FloatArray, work_s: FloatArray, d0: float, windows: Windows | None = None
 ) -> tuple[FloatArray, bool] | None:
     """Smallest whole thresholds n_i > λ_i·ΔT(n), ΔT(n) = d0 + Σ n_i c_i: the least fixed point.
 
@@ -142,6 +148,10 @@ def smallest_thresholds(
     satisfies T >= d0 + Σ_A c_i λ_i T + Σ_rest c_i n_i for every set A of classes, and the best A is a prefix of the
     classes in order of n_i/λ_i.
 
+    With `windows` λ_i·T is the most that arrives in any window of length T, W_i(T). Thresholds then exist where the
+    mean rates leave time to spare, since W_i(T) is at most λ_i·T for the mean rate λ_i and a constant; and the step is
+    made for the mean rates, which W_i exceeds, and up to some length for rates close to the largest.
+
     Parameters
     ----------
     rate_rps : ndarray, shape (n_classes,), requests/s
@@ -149,6 +159,8 @@ def smallest_thresholds(
     work_s : ndarray, shape (n_classes,), seconds
         c_i, what one more request at every stage of class i adds to an iteration.
     d0 : float, seconds
+    windows : Windows, optional
+        One stream for each class, where rates vary; `rate_rps` is then their mean.
 
     Returns
     -------
@@ -168,28 +180,56 @@ def smallest_thresholds(
     load = rate * work_s
     if not float(load.sum()) < 1:
         return None
-    if (
-        rate.size == 1
-    ):  # n(1 - λc) > λ·d0, in exact fractions but for the rounding in c: near Λ = 1 digits count
-        slack = 1 - Fraction(float(rate_rps[0])) * Fraction(float(work_s[0])) - _ROUNDING
-        return np.array([float(Fraction(float(rate[0])) * Fraction(d0) // slack + 1)]), True
+    if rate.size == 1:
+        alone = _alone(float(rate_rps[0] if windows is None else windows.ramp_rps[0]), float(work_s[0]), d0)
+        if windows is None:
+            assert alone is not None
+            return np.array([alone]), True
+        if alone is not None and d0 + alone * float(work_s[0]) <= windows.ramp_s:
+            most = float(windows.most_in(d0 + alone * float(work_s[0]))[0])
+            if math.floor(most * GUARD) + 1 == alone:
+                return np.array([alone]), True
+    arrivals = _arrivals(rate, windows)
     thresholds = np.zeros(rate.size)
     for _ in range(_MAX_STEPS):
-        raised = np.maximum(thresholds, np.floor(rate * _least_time(thresholds, rate, work_s, d0)) + 1)
+        time = _least_time(thresholds, rate, work_s, d0)
+        if windows is not None:
+            time = max(time, _least_ramp_time(thresholds, windows, work_s, d0))
+        raised = np.maximum(thresholds, np.floor(arrivals(time)) + 1)
         if np.array_equal(raised, thresholds):
             return thresholds, True
         thresholds = raised
-    return _crossing(thresholds, rate, work_s, d0), False
+    # d0 + Λ·T + Σc = T is feasible, with what windows hold beyond the mean rates: less than a period's worth
+    most = 0.0 if windows is None else float(windows.peak_rps @ work_s) * windows.period_s * GUARD
+    enough = (d0 + float(work_s.sum()) + most) / (1 - float(rate @ work_s))
+    return _crossing(thresholds, arrivals, work_s, d0, enough), False
 
 
-def _crossing(below: FloatArray, rate: FloatArray, work_s: FloatArray, d0: float) -> FloatArray:
+def _alone(rate_rps: float, work_s: float, d0: float) -> float | None:
+    """Smallest threshold of a single class: n(1 - λc) > λ·d0, in exact fractions but for the rounding in c.
+
+    Near Λ = 1 digits count. None where Λ >= 1.
+    """
+    slack = 1 - Fraction(rate_rps) * Fraction(work_s) - _ROUNDING
+    return float(Fraction(rate_rps * GUARD) * Fraction(d0) // slack + 1) if slack > 0 else None
+
+
+def _arrivals(rate: FloatArray, windows: Windows | None) -> Callable[[float], FloatArray]:
+    """Most arrivals of each class in a window, by its length; a little more, as `rate` is."""
+    if windows is None:
+        return lambda time: rate * time
+    return lambda time: windows.most_in(time) * GUARD
+
+
+def _crossing(
+    below: FloatArray, arrivals: Callable[[float], FloatArray], work_s: FloatArray, d0: float, high: float
+) -> FloatArray:
     """Feasible thresholds ⌊λ_i T⌋ + 1 at a time T >= ΔT just above one where they are not; `below` are not."""
 
     def at(time: float) -> FloatArray:
-        return np.floor(rate * time) + 1
+        return np.floor(arrivals(time)) + 1
 
     low = d0 + float(below @ work_s)
-    high = (d0 + float(work_s.sum())) / (1 - float(rate @ work_s))  # d0 + Λ·T + Σc = T: feasible
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         if d0 + float(at(middle) @ work_s) <= middle:
@@ -211,10 +251,25 @@ def _least_time(thresholds: FloatArray, rate: FloatArray, work_s: FloatArray, d0
     return max(float(jump.max()), d0 + float(fixed.sum()))
 
 
+def _least_ramp_time(thresholds: FloatArray, windows: Windows, work_s: FloatArray, d0: float) -> float:
+    """The same for the rates of the steepest windows, which hold up to some length: that length where none is less."""
+    rate = windows.ramp_rps * GUARD
+    load = float(rate @ work_s)
+    if load > 1 - _TOO_CLOSE:
+        return windows.ramp_s if load > 1 + _TOO_CLOSE else 0.0
+    return min(_least_time(thresholds, rate, work_s, d0), windows.ramp_s)
+
+
 def largest_thresholds(
-    smallest: FloatArray, means: ClassMeans, d0: float, memory_tokens: float
+    smallest: FloatArray,
+    means: ClassMeans,
+    d0: float,
+    memory_tokens: float,
+    windows: Windows | None = None,
 ) -> FloatArray | None:
     """Largest whole thresholds along n = t·λ, namely ⌊t·λ_i⌋ + 1, that fit memory and keep up.
+
+    With `windows` t·λ_i is the most that arrives in any window of length t.
 
     The smallest thresholds lie on that line (t = ΔT), as do those of every multiple of the rates. Memory grows with
     t, and a large enough t keeps up; only just above the smallest thresholds may rounding leave some t that fit but
@@ -246,8 +301,11 @@ def largest_thresholds(
     if float(smallest @ means.held) > memory_tokens:
         return None
 
+    arrivals = _arrivals(means.rate_rps, windows)
+    safely = _arrivals(means.rate_rps * GUARD, windows)
+
     def at(interval: float) -> FloatArray:
-        thresholds: FloatArray = np.maximum(np.floor(means.rate_rps * interval) + 1, smallest)
+        thresholds: FloatArray = np.maximum(np.floor(arrivals(interval)) + 1, smallest)
         return thresholds
 
     low = d0 + float(smallest @ means.work_s)
@@ -260,7 +318,7 @@ def largest_thresholds(
             high = middle
     for interval in np.geomspace(low, d0 + float(smallest @ means.work_s), _LOWERING_STEPS).tolist():
         thresholds = at(interval)
-        if (means.rate_rps * GUARD * (d0 + float(thresholds @ means.work_s)) < thresholds).all():
+        if (safely(d0 + float(thresholds @ means.work_s)) < thresholds).all():
             return thresholds
     return smallest
 
@@ -301,12 +359,20 @@ def queue_at_start(arrivals: float, threshold: int, *, alone: bool) -> float:
     )
 
 
-def mean_wait(rate_rps: float, iteration_time_s: float, threshold: int, *, alone: bool) -> float:
+def mean_wait(
+    rate_rps: float,
+    iteration_time_s: float,
+    threshold: int,
+    *,
+    alone: bool,
+    arrivals: float | None = None,
+) -> float:
     """Mean wait before the first iteration, seconds: exact for one class, a bound for several.
 
     For one class the queue W at the start of an iteration has, over a cycle, the time average E[W] - (n + 1)/2
     (its second moment is the same at both ends of the cycle), and Little's law turns it into a wait. With n = 1
-    that is Pollaczek and Khinchine's λΔT²/(2(1 - λΔT)). The bound for several classes holds at all times.
+    that is Pollaczek and Khinchine's λΔT²/(2(1 - λΔT)). The bound for several classes holds at all times; where rates
+    vary it needs the most that may arrive during an iteration, `arrivals`, and the mean rate.
 
     References
     ----------
@@ -317,7 +383,8 @@ def mean_wait(rate_rps: float, iteration_time_s: float, threshold: int, *, alone
     >>> mean_wait(2.0, 0.25, 1, alone=True)  # M/D/1 at half load: half a service time
     0.125
     """
-    queue = queue_at_start(rate_rps * iteration_time_s, threshold, alone=alone)
+    brought = rate_rps * iteration_time_s if arrivals is None else arrivals
+    queue = queue_at_start(brought, threshold, alone=alone)
     return (queue - (threshold + 1) / 2 if alone else queue) / rate_rps
 
 
@@ -372,15 +439,21 @@ def wait(model: ServingModel) -> Wait:
     ((25, 25), 14625.0, (34, 34))
     """
     means, d0 = class_means(model), model.timing.d0
+    windows = class_windows(model)
+    varies = windows is not None and windows.vary
+    if windows is not None:
+        means = means._replace(rate_rps=windows.mean_rps)
     varied = any(len(c.decode_tokens) > 1 for c in model.classes)
-    found = smallest_thresholds(means.rate_rps, means.work_s, d0)
+    found = smallest_thresholds(means.rate_rps, means.work_s, d0, windows)
     if found is None:
         nothing = tuple(ClassWait(c.name, None, None, None, None) for c in model.classes)
-        return Wait(False, None, None, None, False, nothing, None, None, varied, ())
+        return Wait(False, None, None, None, False, nothing, None, None, varied, (), varies)
     thresholds, least = found
     iteration = d0 + float(thresholds @ means.work_s)
     kv_tokens = float(thresholds @ means.held)
-    largest = largest_thresholds(thresholds, means, d0, model.replica.memory_tokens)
+    largest = largest_thresholds(thresholds, means, d0, model.replica.memory_tokens, windows)
+    arrivals = means.rate_rps * iteration if windows is None else windows.most_in(iteration)
+    alone = len(model.classes) == 1 and not varies
     return Wait(
         feasible=True,
         thresholds=tuple(int(n) for n in thresholds),
@@ -388,24 +461,39 @@ def wait(model: ServingModel) -> Wait:
         kv_tokens=kv_tokens,
         fits=kv_tokens <= model.replica.memory_tokens,
         classes=tuple(
-            _class_wait(c.name, c.rate_rps, int(n), float(stages), iteration, alone=len(model.classes) == 1)
-            for c, n, stages in zip(model.classes, thresholds, means.iterations, strict=True)
+            _class_wait(c.name, rate, int(n), float(stages), iteration, brought, alone=alone)
+            for c, rate, n, stages, brought in zip(
+                model.classes,
+                means.rate_rps.tolist(),
+                thresholds,
+                means.iterations,
+                arrivals.tolist(),
+                strict=True,
+            )
         ),
         max_thresholds=None if largest is None else tuple(int(n) for n in largest),
         smallest=least,
         mean_lengths=varied,
-        dial=dial(model),
+        dial=dial(model if windows is None else at_rates(model, windows.peak_rps)),
+        worst_window=varies,
     )
 
 
 def _class_wait(
-    name: str, rate_rps: float, threshold: int, iterations: float, iteration_time_s: float, *, alone: bool
+    name: str,
+    rate_rps: float,
+    threshold: int,
+    iterations: float,
+    iteration_time_s: float,
+    arrivals: float,
+    *,
+    alone: bool,
 ) -> ClassWait:
-    before = mean_wait(rate_rps, iteration_time_s, threshold, alone=alone)
+    before = mean_wait(rate_rps, iteration_time_s, threshold, alone=alone, arrivals=arrivals)
     return ClassWait(
         name=name,
         threshold=threshold,
         mean_wait_bound_s=before,
         latency_s=before + (iterations - 1) * threshold / rate_rps + iteration_time_s,
-        queue_bound=queue_at_start(rate_rps * iteration_time_s, threshold, alone=alone),
+        queue_bound=queue_at_start(arrivals, threshold, alone=alone),
     )

@@ -335,7 +335,7 @@ def _wait(report: Report) -> Section:
     if plan.thresholds is None:
         return Section("wait", "WAIT thresholds", (Paragraph(_NO_THRESHOLDS),))
     largest = plan.max_thresholds or (None,) * len(plan.classes)
-    alone = len(plan.classes) == 1
+    alone = len(plan.classes) == 1 and not plan.worst_window
     figures = _figures(
         ("Iteration time", format_seconds(plan.iteration_time_s), basis),
         ("Memory", _unit(plan.kv_tokens, "tokens"), basis),

@@ -101,6 +101,13 @@ def _classes(found: Study) -> Table:
 
 def _notes(found: Study) -> tuple[str, ...]:
     notes = [f"{interruption(found)[:1].upper()}{interruption(found)[1:]}."] if found.interrupted else []
+    if found.scheduled is not None:
+        notes.append(
+            "Rates follow the schedule of the profile, from the start of its period on. Intervals from a single seed "
+            "take that for chance and are too wide; several seeds give better ones."
+            if found.scheduled
+            else "The schedule of the profile is left out: these arrivals do not follow rates."
+        )
     for result, run in zip(found.results, found.first, strict=True):
         if run.ending is Ending.LIVELOCK:
             why = "a request can never fit in the memory it may use, even alone"

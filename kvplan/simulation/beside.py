@@ -62,8 +62,10 @@ def simulate(
     """Simulate the offered load, and a saturated replica.
 
     Poisson arrivals under greedy and rate-limited admission show the equilibrium, all requests at once the worst
-    cycle and the rate cap, and ten times the memory how far usage spreads.
+    cycle and the rate cap, and ten times the memory how far usage spreads. Rates are those that the formulas are
+    for, without a schedule.
     """
+    model = replace(model, schedule=None)
     room = _ROOM * model.replica.memory_tokens
     roomy = replace(model, replica=replace(model.replica, memory_tokens=room))
     offered, full, spread = (

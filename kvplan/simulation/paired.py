@@ -7,6 +7,7 @@ is common to both, who comes when and how long they are, cancels out.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +106,7 @@ def measure(
     >>> found.saturated_rps, found.evictions
     ((0.2, 0.2), 0)
     """
+    model = replace(model, schedule=None)  # offered are the rates as they stand, at any time
     alike = model.mix.share.size == 1  # no order to draw: one saturated run is as good as many
     saturated, offered = (
         Load(Arrivals.CLOSED, requests, concurrency=requests),

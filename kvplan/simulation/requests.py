@@ -1,6 +1,9 @@
 """Who arrives when, and how long they are: Poisson, renewal, burst, saturated, closed loop.
 
 Requests depend on the model and the generator alone, never on a policy: with one seed all policies see the same.
+
+Where rates vary over time, arrivals are drawn at the rates of the classes as they stand and time is then changed: a
+clock that runs at the factor of the schedule shows when they come. That is exact for Poisson arrivals.
 """
 
 import math
@@ -10,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, ServingModel
+from kvplan.schedule import Course, Steps
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,9 @@ def poisson(
     >>> some.arrival_s.size, set(some.decode_tokens.tolist()) <= {20, 40}
     (3, True)
     """
-    rate = model.total_rate_rps
+    rate, horizon_s = model.total_rate_rps, _unchanged(model, horizon_s)
     ticks = _ticks(rng, requests, None if horizon_s is None else rate * horizon_s)
-    return _of_any_class(model, rng, ticks / rate)
+    return _of_any_class(model, rng, _changed(model, ticks / rate))
 
 
 def burst(
@@ -79,7 +83,7 @@ def burst(
     """Poisson arrivals at `high` times the rates of the model while on and `low` times while off, on first.
 
     Exact by a change of time: the rate so far, piecewise linear in time, adds up to the ticks of a clock that ticks
-    at random once per unit.
+    at random once per unit. With a schedule `on_s` and `off_s` are by the clock of that: shorter where it is busier.
 
     Parameters
     ----------
@@ -102,7 +106,7 @@ def burst(
     >>> bool((some.arrival_s % 4.0 <= 1.0).all())
     True
     """
-    rate, period = model.total_rate_rps, on_s + off_s
+    rate, period, horizon_s = model.total_rate_rps, on_s + off_s, _unchanged(model, horizon_s)
     while_on, each_period = rate * high * on_s, rate * (high * on_s + low * off_s)
     end = None
     if horizon_s is not None:
@@ -114,7 +118,7 @@ def burst(
     # at a rate of 0, only rounding leaves anything to divide
     on, off = (1 / (rate * factor) if factor > 0 else 0.0 for factor in (high, low))
     inside = np.where(rest < while_on, rest * on, on_s + (rest - while_on) * off)
-    return _of_any_class(model, rng, np.maximum.accumulate(periods * period + inside))
+    return _of_any_class(model, rng, _changed(model, np.maximum.accumulate(periods * period + inside)))
 
 
 def renewal(
@@ -152,8 +156,14 @@ def renewal(
     wanted = math.inf if requests is None else requests
     streams = [_GammaStream(rng, c.rate_rps, cv) for c in model.classes]
     until = min(end, 1.1 * wanted / model.total_rate_rps)
+    clocks = [_clock(model, weights) for weights in np.eye(len(streams)).tolist()]
     while True:
-        times = [stream.before(until) for stream in streams]
+        times = [
+            stream.before(until)
+            if clock is None
+            else clock.inverse(stream.before(float(clock.integral(until))))
+            for stream, clock in zip(streams, clocks, strict=True)
+        ]
         if until == end or sum(part.size for part in times) >= wanted:
             break
         until = min(end, 1.5 * until)
@@ -185,7 +195,8 @@ def saturated(model: ServingModel, *, requests: int) -> Requests:
 
 
 def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, requests: int) -> Requests:
-    """`clients` requests at a time: each completion brings the next, classes at random by share."""
+    """`clients` requests at a time: each completion brings the next, classes at random by share; no schedule."""
+    model = replace(model, schedule=None)
     return replace(_of_any_class(model, rng, np.zeros(requests)), clients=clients)
 
 
@@ -270,10 +281,50 @@ def _interleaved(amounts: Sequence[float], count: int) -> IntArray:
     return result
 
 
+def _clock(model: ServingModel, weights: Sequence[float]) -> Course | None:
+    """The factor of the classes, so weighted, over time; None where rates do not vary."""
+    return None if model.schedule is None else model.schedule.course(weights)
+
+
+def _total_clock(model: ServingModel) -> Course | None:
+    return _clock(model, [c.rate_rps for c in model.classes])
+
+
+def _unchanged(model: ServingModel, time_s: float | None) -> float | None:
+    """The time that the clock of the schedule shows then."""
+    clock = _total_clock(model)
+    return time_s if clock is None or time_s is None else float(clock.integral(time_s))
+
+
+def _changed(model: ServingModel, time_s: FloatArray) -> FloatArray:
+    """When the clock of the schedule shows these times, ascending."""
+    clock = _total_clock(model)
+    return time_s if clock is None else np.maximum.accumulate(clock.inverse(time_s))
+
+
 def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatArray) -> Requests:
-    """Draw a class for each request, by share, and a decode length."""
-    shares = _cumulative([c.rate_rps for c in model.classes])
-    return _with_lengths(model, rng, arrival, np.searchsorted(shares, rng.random(arrival.size), side="right"))
+    """Draw a class for each request, by share at the time, and a decode length."""
+    rates, chance = np.array([c.rate_rps for c in model.classes]), rng.random(arrival.size)
+    if isinstance(model.schedule, Steps):
+        kind = _by_share_of_step(model.schedule, rates, arrival, chance)
+    else:
+        kind = np.searchsorted(_cumulative(rates.tolist()), chance, side="right")
+    return _with_lengths(model, rng, arrival, kind)
+
+
+def _by_share_of_step(
+    schedule: Steps, rates: FloatArray, arrival: FloatArray, chance: FloatArray
+) -> IntArray:
+    """Classes by their shares in the step of each arrival."""
+    factors = np.array(schedule.factors)
+    busy = factors.max(axis=1) > 0  # nobody arrives in the others, but by rounding at their start
+    shares = np.cumsum(np.where(busy[:, None], factors, 1.0) * rates, axis=1)
+    shares /= shares[:, -1:]
+    step = np.searchsorted(schedule.starts_s, arrival % schedule.period_s, side="right") - 1
+    kind: IntArray = np.zeros(arrival.size, dtype=np.int64)
+    for ends in shares.T[:-1]:
+        kind += chance >= ends[step]
+    return kind
 
 
 def _with_lengths(

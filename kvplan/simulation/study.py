@@ -85,6 +85,8 @@ class Study(NamedTuple):
     missing : tuple of str
         Policies that had not begun when the study was interrupted.
     interrupted : bool
+    scheduled : bool or None
+        Whether arrivals follow the schedule of the profile; None where it has none.
     """
 
     load: Load
@@ -94,6 +96,7 @@ class Study(NamedTuple):
     first: tuple[Outcome, ...]
     missing: tuple[str, ...]
     interrupted: bool
+    scheduled: bool | None = None
 
     @property
     def cut_short(self) -> tuple[str, ...]:
@@ -116,7 +119,12 @@ def generate(model: ServingModel, load: Load, seed: int) -> Requests:
         return load.trace
     found = _generated(model, load, np.random.default_rng(seed))
     cut = load.horizon_s is not None and found.arrival_s.size != load.requests
-    return replace(found, more_later=cut and load.kind not in (Arrivals.SATURATED, Arrivals.CLOSED))
+    return replace(found, more_later=cut and _follows_rates(load))
+
+
+def _follows_rates(load: Load) -> bool:
+    """Whether the rates of the model say when requests arrive."""
+    return load.trace is None and load.kind not in (Arrivals.SATURATED, Arrivals.CLOSED)
 
 
 def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
@@ -152,7 +160,10 @@ def _expected(model: ServingModel, load: Load) -> float:
         return 3 * saturation(model).throughput_rps * load.horizon_s
     high, low, on_s, off_s = load.burst
     factor = (high * on_s + low * off_s) / (on_s + off_s) if load.kind is Arrivals.BURST else 1.0
-    return factor * model.total_rate_rps * load.horizon_s
+    seconds = load.horizon_s
+    if model.schedule is not None:  # at the rates as they stand
+        seconds = float(model.schedule.course([c.rate_rps for c in model.classes]).integral(seconds))
+    return factor * model.total_rate_rps * seconds
 
 
 def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
@@ -280,6 +291,7 @@ def study(
         first=tuple(mine[0] for mine in shown.values()),
         missing=tuple(name for name in policies if name not in shown),
         interrupted=interrupted,
+        scheduled=None if model.schedule is None else _follows_rates(load),
     )
 
 
@@ -375,6 +387,7 @@ def to_document(found: Study, *, name: str, sha256: str, version: str) -> dict[s
             "kind": "trace" if found.load.trace is not None else found.load.kind.value,
             "requests": found.requests,
             "horizon_s": found.load.horizon_s,
+            **({} if found.scheduled is None else {"scheduled": found.scheduled}),
         },
         "seeds": list(found.seeds),
         **({"interrupted": True} if found.interrupted else {}),

@@ -63,6 +63,13 @@ def edit(old: str, new: str, line: int, key: str | None, says: str) -> Bad:
 SHARES = GOOD.replace("rate = 1.5", "share = 0.4").replace("rate = 0.5", "share = 0.6")
 WORKLOAD = "\n[workload]\nrate = 10\n"
 
+
+def day(*parts: str, period: str = '"24 h"') -> str:
+    """A schedule before the plan, its period on line 25; part i, counted from 0, is on line 27 + i."""
+    listed = "".join(f"  {{ {part} }},\n" for part in parts)
+    return f"[workload]\nperiod = {period}\nschedule = [\n{listed}]\n[plan]"
+
+
 BAD = {
     # Syntax
     "empty": Bad(b"", 1, None, "empty"),
@@ -274,10 +281,137 @@ BAD = {
     "byte order mark": Bad(b"\xef\xbb\xbf" + GOOD.replace("= 211", "= 0").encode(), 15, "classes[0].decode", "not 0"),
 }  # fmt: skip
 
+NIGHT = "at = 0, factor = 0.5"
+BAD |= {
+    # Rates that vary
+    "no period": edit(
+        "[plan]", "[[workload.schedule]]\nat = 0\nfactor = 2\n[plan]", 24, "workload.period", "required"
+    ),
+    "period without schedule": edit(
+        "[plan]",
+        '[workload]\nperiod = "24 h"\n[plan]',
+        25,
+        "workload.period",
+        "goes with a [[workload.schedule]]",
+    ),
+    "workload of nothing": edit("[plan]", "[workload]\n[plan]", 24, "workload.rate", "required"),
+    "schedule of nothing": edit("[plan]", day(), 26, "workload.schedule", "must have at least 1, not 0"),
+    "schedule that is a table": edit(
+        "[plan]",
+        "[workload]\nperiod = 9\n[workload.schedule]\nat = 0\nfactor = 2\n[plan]",
+        26,
+        "workload.schedule",
+        "must be a list, not a table",
+    ),
+    "1,001 steps": edit(
+        "[plan]",
+        day(*(f"at = {i}, factor = 1" for i in range(1001))),
+        26,
+        "workload.schedule",
+        "must have at most 1,000, not more",
+    ),
+    "unknown key of a step": edit(
+        "[plan]", day("at = 0, factr = 2"), 27, "workload.schedule[0].factr", "did you mean factor?"
+    ),
+    "step without a time": edit(
+        "[plan]", day("factor = 2"), 27, "workload.schedule[0].at", "required in a step"
+    ),
+    "step without a factor": edit(
+        "[plan]", day(NIGHT, "at = 9"), 28, "workload.schedule[1]", "needs a factor, or factors of classes"
+    ),
+    "steps out of order": edit(
+        "[plan]",
+        day(NIGHT, 'at = "8 h", factor = 2', 'at = "7 h", factor = 1'),
+        29,
+        "workload.schedule[2].at",
+        "must be later than the step before, after 8 h, not 7 h",
+    ),
+    "two steps at once": edit(
+        "[plan]", day(NIGHT, NIGHT), 28, "workload.schedule[1].at", "must be later than the step before"
+    ),
+    "step after the period": edit(
+        "[plan]",
+        day('at = "24 h", factor = 2'),
+        27,
+        "workload.schedule[0].at",
+        "must be before the period ends, less than 24 h, not 24 h",
+    ),
+    "negative time": edit("[plan]", day("at = -1, factor = 2"), 27, "workload.schedule[0].at", "at least 0"),
+    "time of day": edit(
+        "[plan]", day('at = "8:00", factor = 2'), 27, "workload.schedule[0].at", "is not a time"
+    ),
+    "negative factor": edit(
+        "[plan]",
+        day("at = 0, factor = -1"),
+        27,
+        "workload.schedule[0].factor",
+        "must be 0, or a number from 1e-06",
+    ),
+    "factor that is true": edit(
+        "[plan]", day("at = 0, factor = true"), 27, "workload.schedule[0].factor", "not true"
+    ),
+    "factor of no class": edit(
+        "[plan]",
+        day("at = 0, factors = { chta = 2 }"),
+        27,
+        "workload.schedule[0].factors.chta",
+        "no class has this name; did you mean chat?",
+    ),
+    "huge factor of a class": edit(
+        "[plan]",
+        day("at = 0, factors = { chat = 1e7 }"),
+        27,
+        "workload.schedule[0].factors.chat",
+        "not 10000000.0",
+    ),
+    "no factors": edit(
+        "[plan]", day("at = 0, factors = {}"), 27, "workload.schedule[0].factors", "not an empty table"
+    ),
+    "class that never arrives": edit(
+        "[plan]",
+        day("at = 0, factors = { code = 0 }", "at = 9, factor = 0"),
+        26,
+        "workload.schedule",
+        "class 'code' never arrives",
+    ),
+    "amplitude over 1": edit(
+        "[plan]", day("amplitude = 1.5"), 27, "workload.schedule[0].amplitude", "must be at most 1, not 1.5"
+    ),
+    "negative amplitude": edit(
+        "[plan]", day("amplitude = -0.5"), 27, "workload.schedule[0].amplitude", "must be at least 0"
+    ),
+    "step and sinusoid in one": edit(
+        "[plan]",
+        day("amplitude = 0.5, factor = 2"),
+        27,
+        "workload.schedule[0].factor",
+        "a step or a sinusoid",
+    ),
+    "steps and a sinusoid": edit(
+        "[plan]", day(NIGHT, "amplitude = 0.5"), 28, "workload.schedule[1].amplitude", "not one of 2 tables"
+    ),
+    "peak of no sinusoid": edit(
+        "[plan]",
+        day("at = 0, factor = 2, peak = 9"),
+        27,
+        "workload.schedule[0].peak",
+        "goes with the amplitude",
+    ),
+    "peak after the period": edit(
+        "[plan]",
+        day("amplitude = 0.5, peak = 9", period="8"),
+        27,
+        "workload.schedule[0].peak",
+        "less than 8 s",
+    ),
+}
+
 
 def test_the_profile_that_the_cases_spoil_is_good() -> None:
     assert parse_profile(GOOD.encode(), "good.toml").name == "bad on purpose"
     assert parse_profile((SHARES + WORKLOAD).encode(), "good.toml").model.total_rate_rps == 10.0
+    varying = GOOD.replace("[plan]", day(NIGHT, "at = 9, factor = 2, factors = { chat = 1 }"))
+    assert parse_profile(varying.encode(), "good.toml").model.total_rate_rps == 2.0
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)

@@ -44,6 +44,18 @@ rate = 1.5
 segments = 2
 """
 SHARES = GOOD.replace("rate = 1.5", "share = 1") + "[workload]\nrate = 10\n"
+STEPS = """\
+[workload]
+period = "24 h"
+schedule = [{ at = "8 h", factor = 2.5 }, { at = 72_000, factors = { chat = 0.5 } }, { at = "23 h", factor = 0 }]
+"""
+WAVE = """\
+[workload]
+period = "24 h"
+[[workload.schedule]]
+amplitude = 1
+peak = "15 h"
+"""
 
 
 def test_the_committed_file_is_what_is_generated() -> None:
@@ -93,6 +105,9 @@ PROFILES = {
     "numbers with units": GOOD.replace('"14.5 ms"', '" +1.45e1 ms "').replace("2.5e-7", '"0 s"'),
     "whole seconds": GOOD.replace('"14.5 ms"', "1"),
     "automatic segments": GOOD.replace("segments = 2", 'segments = "auto"\nhorizon = 60'),
+    "steps": GOOD.replace("[plan]", f"{STEPS}[plan]"),
+    "steps of a share": SHARES + STEPS.removeprefix("[workload]\n"),
+    "sinusoid": GOOD.replace("[plan]", f"{WAVE}[plan]"),
     "one length": GOOD.replace("{ 50 = 0.2, 200 = 0.8 }", "211").replace("= 2\n", "= 1\n"),
 }
 
@@ -135,6 +150,19 @@ BAD = {
     "no rate": ("rate = 1.5\n", ""),
     "share without workload": ("rate = 1.5", "share = 1"),
     "rate and workload": ("[plan]", "[workload]\nrate = 1\n[plan]"),
+    "workload of nothing": ("[plan]", "[workload]\n[plan]"),
+    "schedule without period": ("[plan]", STEPS.replace("period", "# ") + "[plan]"),
+    "period without schedule": ("[plan]", "[workload]\nperiod = 9\n[plan]"),
+    "schedule and a share": ("rate = 1.5", f"share = 1\n{STEPS}"),
+    "schedule of nothing": ("[plan]", "[workload]\nperiod = 9\nschedule = []\n[plan]"),
+    "step without a time": ("[plan]", STEPS.replace('at = "8 h", ', "") + "[plan]"),
+    "step without a factor": ("[plan]", STEPS.replace(", factor = 2.5", "") + "[plan]"),
+    "negative factor": ("[plan]", STEPS.replace("2.5", "-2.5") + "[plan]"),
+    "negative factor of a class": ("[plan]", STEPS.replace("0.5", "-0.5") + "[plan]"),
+    "factors of nothing": ("[plan]", STEPS.replace("{ chat = 0.5 }", "{}") + "[plan]"),
+    "amplitude over 1": ("[plan]", WAVE.replace("= 1", "= 1.5") + "[plan]"),
+    "amplitude and factor": ("[plan]", f"{WAVE}factor = 1\n[plan]"),
+    "two sinusoids": ("[plan]", f"{WAVE}[[workload.schedule]]\namplitude = 1\n[plan]"),
     "delta over 1": ("[plan]", "[plan]\ndelta = 1.5"),
     "segments 0": ("segments = 2", "segments = 0"),
     "segments by another word": ("segments = 2", 'segments = "automatic"'),

@@ -1,0 +1,200 @@
+"""Rates that vary over time: most arrivals in any window as long as an iteration, and what a peak does.
+
+WAIT and Nested WAIT keep up if no window of an iteration's length, wherever it lies in the schedule, brings as many
+requests as a threshold takes (WAIT 7.1; WAIT-s B.1, eq. 10). Windows are those of `kvplan.schedule`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.model import FloatArray, ServingModel
+
+if TYPE_CHECKING:  # profiles without a schedule do without it
+    from kvplan.schedule import Course
+
+
+class Windows(NamedTuple):
+    """Streams of requests whose rates vary; arrays of shape (n_streams,).
+
+    Attributes
+    ----------
+    rate_rps : ndarray, requests/s
+        What the factors of `courses` multiply.
+    courses : tuple of Course
+    """
+
+    rate_rps: FloatArray
+    courses: tuple["Course", ...]
+
+    @property
+    def mean_rps(self) -> FloatArray:
+        """Rates in the mean over a period; the worst window of any length holds at least as much."""
+        return np.asarray(self.rate_rps * [course.mean for course in self.courses])
+
+    @property
+    def peak_rps(self) -> FloatArray:
+        """Largest rates."""
+        return np.asarray(self.rate_rps * [course.peak for course in self.courses])
+
+    @property
+    def ramp_rps(self) -> FloatArray:
+        """Rates that worst windows of at most `ramp_s` have at least, and all but exactly."""
+        return np.asarray(self.rate_rps * [course.ramp[0] for course in self.courses])
+
+    @property
+    def ramp_s(self) -> float:
+        """The length up to which `ramp_rps` holds, seconds."""
+        return min(course.ramp[1] for course in self.courses)
+
+    @property
+    def vary(self) -> bool:
+        """Whether any of the rates does."""
+        return any(course.least < course.peak for course in self.courses)
+
+    @property
+    def period_s(self) -> float:
+        """Time after which they repeat, seconds."""
+        return self.courses[0].period_s
+
+    def most_in(self, length_s: float) -> FloatArray:
+        """Most arrivals of each stream in a window of this length, sup_t ∫_t^(t+L) λ_i.
+
+        References
+        ----------
+        WAIT 7.1; WAIT-s eq. 10.
+        """
+        return np.asarray(self.rate_rps * [float(course.most_in(length_s)) for course in self.courses])
+
+    def most_of_one(self, length_s: FloatArray) -> FloatArray:
+        """The same for the first stream and several lengths, of any shape."""
+        most: FloatArray = self.rate_rps[0] * self.courses[0].most_in(length_s)
+        return most
+
+
+def class_windows(model: ServingModel) -> Windows | None:
+    """The classes of a model, one stream each; None where its rates do not vary.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.schedule import Steps
+    >>> classes = (RequestClass("a", 5, (1,), (1.0,), 2.0), RequestClass("b", 5, (1,), (1.0,), 1.0))
+    >>> schedule = Steps(10.0, (0.0, 4.0), ((1.0, 1.0), (3.0, 2.0)))
+    >>> model = ServingModel(classes, Timing(1.0), Replica(60), schedule)
+    >>> class_windows(model).most_in(5.0).tolist(), total_windows(model).most_in(5.0).tolist()
+    ([30.0, 10.0], [40.0])
+    """
+    if model.schedule is None:
+        return None
+    of_one = np.eye(len(model.classes)).tolist()
+    courses = tuple(model.schedule.course(weights) for weights in of_one)
+    return Windows(np.array([c.rate_rps for c in model.classes]), courses)
+
+
+def total_windows(model: ServingModel) -> Windows | None:
+    """All classes of a model together, one stream; None where its rates do not vary."""
+    if model.schedule is None:
+        return None
+    return Windows(np.array([model.total_rate_rps]), (model.schedule.course(_rates(model)),))
+
+
+def mixes(model: ServingModel) -> list[ServingModel]:
+    """The model at constant rates, once for every mix of its schedule; none where the mix does not vary."""
+    found = () if model.schedule is None else model.schedule.mixes()
+    return [at_factors(model, factors) for factors in found] if len(found) > 1 else []
+
+
+def at_factors(model: ServingModel, factors: Sequence[float]) -> ServingModel:
+    """The model at constant rates: those of its classes times a factor each."""
+    return at_rates(model, [c.rate_rps * f for c, f in zip(model.classes, factors, strict=True)])
+
+
+def at_rates(model: ServingModel, rate_rps: Iterable[float]) -> ServingModel:
+    """The model at these constant rates of its classes, requests/s."""
+    classes = zip(model.classes, rate_rps, strict=True)
+    return replace(
+        model, classes=tuple(replace(c, rate_rps=float(rate)) for c, rate in classes), schedule=None
+    )
+
+
+def _rates(model: ServingModel) -> list[float]:
+    return [c.rate_rps for c in model.classes]
+
+
+class Peak(NamedTuple):
+    """Offered load over a period of the schedule.
+
+    Attributes
+    ----------
+    least_rps, mean_rps, most_rps : float
+        Total rate.
+    offered_rps, sustainable_rps : float
+        When the load is heaviest against what is sustainable for the mix of that time.
+    overloaded_s : float
+        Time of each period in which more is offered than is sustainable.
+    period_s : float
+    course : Course
+        Of the total rate.
+    same_mix : bool
+        Whether only the total varies, not the mix.
+    """
+
+    least_rps: float
+    mean_rps: float
+    most_rps: float
+    offered_rps: float
+    sustainable_rps: float
+    overloaded_s: float
+    period_s: float
+    course: "Course"
+    same_mix: bool
+
+
+def peak(model: ServingModel) -> Peak | None:
+    """What a schedule offers, and for how long that is too much (new); None where rates do not vary.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.schedule import Steps
+    >>> schedule = Steps(24.0, (0.0, 8.0, 18.0), ((1.0,), (20.0,), (2.0,)))
+    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60), schedule)
+    >>> found = peak(model)
+    >>> found.offered_rps, found.sustainable_rps, found.overloaded_s
+    (20.0, 10.0, 10.0)
+    """
+    schedule, total = model.schedule, model.total_rate_rps
+    if schedule is None:
+        return None
+    from kvplan.schedule import Steps
+
+    course = schedule.course(_rates(model))
+    offered, sustainable = total * course.peak, sustainable_rate(model)[1]
+    overloaded = course.time_above(sustainable / total)
+    same = len(schedule.mixes()) <= 1
+    if isinstance(schedule, Steps) and not same:
+        lasts = np.diff(schedule.starts_s, append=schedule.period_s).tolist()
+        found = []
+        for factors, seconds in zip(schedule.factors, lasts, strict=True):
+            if any(factors):
+                step = at_factors(model, factors)
+                served = tuple(c for c in step.classes if c.rate_rps > 0)
+                step = replace(step, classes=served)
+                found.append((step.total_rate_rps, sustainable_rate(step)[1], seconds))
+        overloaded = sum(seconds for rate, limit, seconds in found if rate > limit)
+        offered, sustainable, _ = max(found, key=lambda step: step[0] / step[1])
+    return Peak(
+        least_rps=total * course.least,
+        mean_rps=total * course.mean,
+        most_rps=total * course.peak,
+        offered_rps=offered,
+        sustainable_rps=sustainable,
+        overloaded_s=overloaded,
+        period_s=schedule.period_s,
+        course=course,
+        same_mix=same,
+    )

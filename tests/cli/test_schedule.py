@@ -1,0 +1,227 @@
+"""A profile whose rates vary: what reaches the model, what the report says about it, and a day simulated."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.cli import main
+from kvplan.explain import find, page
+from kvplan.model import Plan, ServingModel
+from kvplan.profile import parse_profile
+from kvplan.render.document import build
+from kvplan.report import Report, Status, analyze, to_document
+from kvplan.schedule import Sinusoid, Steps
+from kvplan.simulation.study import generate
+
+GOOD = """\
+schema = 1
+name = "a day"
+gpu = { memory_tokens = 40_000 }
+timing = { d0 = "10 ms", d1 = "0.5 us", d2 = "20 us" }
+
+[[classes]]
+name = "chat"
+input = 200
+decode = { 50 = 1, 100 = 1 }
+rate = 6
+
+[[classes]]
+name = "tools"
+input = 300
+decode = 20
+rate = 4
+"""
+STEPS = """\
+[workload]
+period = "24 h"
+schedule = [{ at = "8 h", factor = 2 }, { at = "20 h", factors = { chat = 0.5 } }]
+"""
+WAVE = """\
+[workload]
+period = "24 h"
+schedule = [{ amplitude = 0.5 }]
+"""
+
+
+def model_of(text: str) -> ServingModel:
+    return parse_profile(text.encode(), "day.toml").model
+
+
+def report_of(model: ServingModel) -> Report:
+    return analyze(model, name="a day", sha256="0" * 64)
+
+
+def test_steps_hold_until_the_next_and_the_last_into_the_next_period() -> None:
+    found = model_of(GOOD + STEPS)
+    assert found.schedule == Steps(86_400.0, (0.0, 28_800.0, 72_000.0), ((0.5, 1.0), (2.0, 2.0), (0.5, 1.0)))
+    assert found.classes == model_of(GOOD).classes
+
+
+def test_a_sinusoid_is_highest_in_the_middle_unless_it_says_when() -> None:
+    assert model_of(GOOD + WAVE).schedule == Sinusoid(86_400.0, 0.5, 43_200.0)
+    assert model_of(GOOD + WAVE.replace("0.5", '0.5, peak = "15 h"')).schedule == Sinusoid(
+        86_400.0, 0.5, 54_000.0
+    )
+
+
+def test_shares_of_a_rate_vary_as_well() -> None:
+    text = GOOD.replace("rate = 6", "share = 0.6").replace("rate = 4", "share = 0.4")
+    found = model_of(text + STEPS.replace("[workload]", "[workload]\nrate = 10"))
+    assert found == model_of(GOOD + STEPS)
+
+
+def figures(report: Report) -> dict[str, Any]:
+    document = to_document(report)
+    return {key: value for key, value in document.items() if key not in {"notes", "sources"}}
+
+
+@pytest.mark.parametrize("text", [GOOD, GOOD.partition('\n\n[[classes]]\nname = "tools"')[0] + "\n"])
+@pytest.mark.parametrize("schedule", ["{ at = 0, factor = 1 }, { at = 9, factor = 1 }", "{ amplitude = 0 }"])
+def test_a_schedule_that_does_not_vary_changes_no_figure(schedule: str, text: str) -> None:
+    """For two classes, and for one, whose wait is known exactly."""
+    same = model_of(text + f"[workload]\nperiod = 3600\nschedule = [{schedule}]\n")
+    assert same.schedule is not None
+    assert json.dumps(figures(report_of(same))) == json.dumps(figures(report_of(model_of(text))))
+
+
+def at_rate(factor: float) -> Report:
+    """`GOOD` for some mean rate, twice of that from 8 h to 20 h."""
+    varying = model_of(GOOD + STEPS.replace("factors = { chat = 0.5 }", "factor = 0.5"))
+    classes = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in varying.classes)
+    return report_of(replace(varying, classes=classes))
+
+
+def first_screen(report: Report) -> str:
+    return " ".join(build(report).actions)
+
+
+def test_a_peak_beyond_what_is_sustainable_is_the_first_thing_to_do() -> None:
+    sustainable = at_rate(1.0).load.sustainable_rps
+    found = at_rate(0.6 * sustainable / 10)
+    assert found.verdict.status is not Status.OVERLOADED
+    first = build(found).actions[0]
+    assert f"offers {2 * 0.6 * sustainable:.4g} requests/s where {sustainable:.4g} are sustainable" in first
+    assert "for 12 h of every 24 h a backlog grows" in first
+    assert "at least 2 replicas" in first
+    assert "Nothing" not in first_screen(found)
+    assert any("too much for 12 h of every 24 h" in note for note in found.notes)
+
+
+def test_a_peak_that_fits_is_a_note_and_the_verdict_stays() -> None:
+    found, plain = at_rate(0.5), report_of(replace(model_of(GOOD), classes=at_rate_classes(0.5)))
+    assert found.verdict == plain.verdict
+    assert found.load == plain.load
+    assert found.actions == plain.actions
+    assert any("2.5 to 10 requests/s, 6.25 in the mean" in note for note in found.notes)
+    assert any("never too much" in note for note in found.notes)
+    assert not any("schedule" in note for note in plain.notes)
+
+
+def at_rate_classes(factor: float) -> Any:
+    return tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model_of(GOOD).classes)
+
+
+def test_a_peak_in_the_danger_zone_is_said() -> None:
+    text = GOOD.replace("{ 50 = 1, 100 = 1 }", "20").replace("200", "300")  # one length: never stable
+    plain = report_of(model_of(text))
+    worst, limit = plain.worst_cycle.throughput_rps, plain.load.sustainable_rps
+    assert worst < limit
+    base = (worst + limit) / 4  # twice that lies between
+    varying = model_of(text + STEPS.replace("factors = { chat = 0.5 }", "factor = 0.5"))
+    classes = tuple(replace(c, rate_rps=c.rate_rps * base / 10) for c in varying.classes)
+    found = report_of(replace(varying, classes=classes))
+    assert found.verdict.status is Status.STABLE
+    first = build(found).actions[0]
+    assert f"for 12 h of every 24 h more than the {worst:.4g} at which greedy admission" in first
+    assert "Nothing" not in first_screen(found)
+
+
+def test_thresholds_and_their_sources_are_those_of_the_worst_window() -> None:
+    busy = GOOD.replace("rate = 6", "rate = 18").replace("rate = 4", "rate = 12")
+    varying, plain = (report_of(model_of(text)) for text in (busy + STEPS, busy))
+    assert varying.wait.thresholds is not None
+    assert plain.wait.thresholds is not None
+    assert varying.wait.thresholds > plain.wait.thresholds
+    for block in ("wait", "nested_wait"):
+        assert "worst window" in varying.sources[block].source
+        assert "worst window" not in plain.sources[block].source
+    assert any("for the worst window of the schedule" in note for note in varying.notes)
+
+
+def test_explanations_of_thresholds_say_that_rates_vary() -> None:
+    model = model_of(GOOD + STEPS)
+    explained = page(find("wait.thresholds"), report_of(model), model, Plan())
+    assert "Rates vary here" in explained.meaning
+    load = page(find("load.offered_rps"), report_of(model), model, Plan())
+    assert "Rates vary" not in load.meaning
+
+
+def simulated(tmp_path: Path, text: str, *options: str) -> Any:
+    path, out = tmp_path / "day.toml", tmp_path / "out.json"
+    path.write_text(text)
+    command = ["simulate", str(path), "--policy", "greedy", *options]
+    assert main([*command, "--format", "json", "-o", str(out)]) == 0
+    return json.loads(out.read_text())
+
+
+def test_a_day_is_simulated_as_it_is_scheduled(tmp_path: Path) -> None:
+    """A short one: 240 s. As many requests as the steps bring, all served, at the mean rate."""
+    text = GOOD + STEPS.replace(" h", " s").replace('"24 s"', '"240 s"').replace('"8 s"', "80").replace(
+        '"20 s"', "200"
+    )
+    found = simulated(tmp_path, text, "--horizon", "240")
+    expected = 120 * (3 + 4) + 120 * 20
+    assert found["arrivals"]["scheduled"] is True
+    assert (
+        found["arrivals"]["requests"]
+        == generate_count(text)
+        == pytest.approx(expected, abs=6 * expected**0.5)
+    )
+    (greedy,) = found["policies"]
+    assert greedy["completed"] + greedy["unfinished"] == found["arrivals"]["requests"]
+    assert greedy["throughput_rps"] == pytest.approx(expected / 240, rel=0.15)
+
+
+def generate_count(text: str) -> int:
+    from kvplan.simulation.study import Load
+
+    return generate(model_of(text), Load(requests=None, horizon_s=240.0), 0).arrival_s.size
+
+
+def test_saturated_arrivals_leave_the_schedule_out_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--arrivals", "saturated", "--requests", "50")
+    assert simulated(tmp_path, GOOD + STEPS, *options)["arrivals"]["scheduled"] is False
+    assert "scheduled" not in simulated(tmp_path, GOOD, *options)["arrivals"]
+    capsys.readouterr()
+    (tmp_path / "day.toml").write_text(GOOD + STEPS)
+    assert main(["simulate", str(tmp_path / "day.toml"), "--policy", "greedy", *options]) == 0
+    out, _ = capsys.readouterr()
+    assert "The schedule of the profile is left out" in " ".join(out.split())
+
+
+def test_an_unreadable_schedule_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "day.toml"
+    path.write_text(GOOD + STEPS.replace("factor = 2", "factor = -2"))
+    assert main(["simulate", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {path}:19: workload.schedule[0].factor: must be 0, or a number from 1e-06")
+    assert err.count("\n") == 1
+
+
+def test_the_readme_quotes_what_its_example_says() -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+    (example,) = (part for part in text.split("```toml\n")[1:] if "schedule = [" in part)
+    model = model_of(example.partition("```")[0])
+    found = build(report_of(model))
+    quoted = " ".join(text.replace("\n> ", " ").split())
+    assert found.actions[0] in quoted
+    assert found.status is Status.STABLE
+    assert ("Headroom", "+59%", "computed") in found.summary.rows

@@ -1,0 +1,426 @@
+"""Rates that vary over time against slow sums: integrals, worst windows, thresholds, and what is drawn from them."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import mix_model
+
+from kvplan.analysis.nested import nested_wait
+from kvplan.analysis.wait import class_means, wait
+from kvplan.analysis.worst_window import at_factors, class_windows, peak, total_windows
+from kvplan.model import Plan, ServingModel, Timing
+from kvplan.schedule import SineCourse, Sinusoid, StepCourse, Steps
+from kvplan.simulation.requests import burst, poisson, renewal
+from kvplan.simulation.study import Arrivals, Load, chosen, generate, study
+
+SIGMAS = 6.0
+
+
+@st.composite
+def schedules(draw: st.DrawFn, classes: int = 1, period: int = 12, idle: bool = True) -> Steps:
+    """Steps that begin at whole times, with factors of quarters; no class is idle all the time."""
+    starts = sorted(draw(st.sets(st.integers(1, period - 1), max_size=4)) | {0})
+    quarters = st.integers(0 if idle else 1, 8).map(lambda n: n / 4)
+    rows = [[draw(quarters) for _ in range(classes)] for _ in starts]
+    for c in range(classes):
+        if not any(row[c] for row in rows):
+            rows[0][c] = 1.0
+    return Steps(float(period), tuple(map(float, starts)), tuple(map(tuple, rows)))
+
+
+def factor_at(steps: Steps, weights: list[int], time: Fraction) -> Fraction:
+    """Weighted mean factor at a time, exactly."""
+    inside = time % int(steps.period_s)
+    row = [f for s, f in zip(steps.starts_s, steps.factors, strict=True) if s <= inside][-1]
+    return sum((w * Fraction(f) for w, f in zip(weights, row, strict=True)), Fraction(0)) / sum(weights)
+
+
+def integral(steps: Steps, weights: list[int], begin: Fraction, end: Fraction) -> Fraction:
+    """Between two times, step by step, exactly."""
+    period = int(steps.period_s)
+    first, last = begin // period, end // period
+    cuts = {n * period + int(s) for n in range(first, last + 1) for s in steps.starts_s}
+    times = sorted({begin, end} | {Fraction(t) for t in cuts if begin < t < end})
+    return sum(((b - a) * factor_at(steps, weights, a) for a, b in pairwise(times)), Fraction(0))
+
+
+def worst(steps: Steps, weights: list[int], length: Fraction) -> Fraction:
+    """Largest integral over windows that begin or end at a step, or at any of many other times."""
+    period = int(steps.period_s)
+    starts = {Fraction(s) for s in steps.starts_s}
+    starts |= {(s - length) % period for s in starts} | {Fraction(i * period, 31) for i in range(31)}
+    return max(integral(steps, weights, s, s + length) for s in starts)
+
+
+@given(
+    schedules(classes=2),
+    st.tuples(st.integers(1, 3), st.integers(0, 3)),
+    st.fractions(0, 40, max_denominator=7),
+)
+@settings(max_examples=60, deadline=None)
+def test_integrals_of_steps_are_sums_over_them(
+    steps: Steps, weights: tuple[int, int], time: Fraction
+) -> None:
+    course, exact = steps.course(weights), list(weights)
+    total = integral(steps, exact, Fraction(0), time)
+    assert float(course.integral(float(time))) == pytest.approx(float(total), abs=1e-12)
+    assert course.mean * 12 == pytest.approx(float(integral(steps, exact, Fraction(0), Fraction(12))))
+    if course.mean > 0:
+        back = course.inverse(np.array([float(total)]))
+        assert float(course.integral(back)[0]) == pytest.approx(float(total), abs=1e-9)
+
+
+@given(schedules(classes=2), st.fractions(Fraction(1, 9), 40, max_denominator=9))
+@settings(max_examples=60, deadline=None)
+def test_no_window_of_steps_holds_more_than_the_worst_and_one_holds_as_much(
+    steps: Steps, length: Fraction
+) -> None:
+    found = float(steps.course([1, 2]).most_in(float(length)))
+    exact = worst(steps, [1, 2], length)
+    assert found >= float(exact) * (1 - 1e-15)
+    assert found == pytest.approx(float(exact), rel=1e-12)
+
+
+@given(schedules(), st.floats(1e-6, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_a_short_window_fits_into_the_peak_and_holds_a_product(steps: Steps, length: float) -> None:
+    course = steps.course([1])
+    assert float(course.most_in(length)) == max(f for (f,) in steps.factors) * length
+    assert course.ramp[0] == course.peak
+    assert course.ramp[1] >= 1.0
+
+
+def test_a_spike_in_a_day_loses_nothing_of_its_window() -> None:
+    """A hundredth of a second at 1,000 times the rate, and a window five times as long."""
+    day = Steps(86_400.0, (0.0, 50_000.0, 50_000.01), ((1.0,), (1000.0,), (2.0,)))
+    assert float(day.course([1]).most_in(0.05)) == pytest.approx(10 + 0.04 * 2, rel=1e-8)
+
+
+@pytest.mark.parametrize("amplitude", [0.0, 0.3, 1.0])
+def test_a_sinusoid_against_a_fine_grid(amplitude: float) -> None:
+    course = SineCourse(10.0, amplitude, 7.0)
+    size = 100_000
+    middles = (np.arange(2 * size) + 0.5) * 10 / size
+    sums = np.append(0.0, np.cumsum(1 + amplitude * np.cos(2 * np.pi * (middles - 7.0) / 10))) * 10 / size
+    times = np.arange(2 * size + 1) * 10 / size
+    assert np.abs(course.integral(times) - sums).max() < 1e-7
+    for cells in (1, 13_000, 50_000, 90_000):
+        length = cells * 10 / size
+        windows = sums[cells:] - sums[:-cells]
+        assert float(course.most_in(length)) == pytest.approx(windows.max(), abs=1e-7)
+        assert float(course.most_in(length + 30)) == pytest.approx(windows.max() + 30, abs=1e-7)
+        factor, lasts = course.ramp
+        assert length > lasts or factor * length <= float(course.most_in(length))
+    amounts = np.linspace(0, 30, 5001)
+    assert np.abs(course.integral(course.inverse(amounts)) - amounts).max() < 1e-9
+    above = np.count_nonzero(1 + amplitude * np.cos(2 * np.pi * middles[:size] / 10) > 1.2) * 10 / size
+    assert course.time_above(1.2) == pytest.approx(above, abs=1e-3)
+
+
+# ------------------------------------------------------------------------------------------- thresholds
+
+
+def scheduled(rows: list[tuple[int, int, float]], steps: Steps | Sinusoid, d1: float = 0.002) -> ServingModel:
+    """Classes of (input, decode, rate) on a replica whose iterations are about as long as its steps."""
+    return replace(mix_model(*rows, timing=Timing(1.0, d1=d1)), schedule=steps)
+
+
+def window_arrivals(model: ServingModel, index: int, time: Fraction) -> Fraction:
+    """Most arrivals of a class in a window, exactly."""
+    assert isinstance(model.schedule, Steps)
+    weights = [int(i == index) for i in range(len(model.classes))]
+    return Fraction(repr(model.classes[index].rate_rps)) * worst(model.schedule, weights, time)
+
+
+def slow_thresholds(model: ServingModel) -> list[int]:
+    """From 0 up in exact fractions: n_i becomes ⌊W_i(ΔT(n))⌋ + 1."""
+    costs = [Fraction(c).limit_denominator(10**9) for c in class_means(model).work_s.tolist()]
+    thresholds = [0] * len(costs)
+    while True:
+        time = 1 + sum((n * c for n, c in zip(thresholds, costs, strict=True)), Fraction(0))
+        raised = [math.floor(window_arrivals(model, i, time)) + 1 for i in range(len(costs))]
+        if raised == thresholds:
+            return thresholds
+        thresholds = raised
+
+
+@given(schedules(classes=2), st.integers(1, 6), st.integers(1, 6))
+@settings(max_examples=25, deadline=None)
+def test_wait_thresholds_are_the_least_for_the_worst_window(steps: Steps, first: int, second: int) -> None:
+    model = scheduled([(10, 4, first / 2), (3, 9, second / 4)], steps)
+    windows = class_windows(model)
+    assert windows is not None
+    found = wait(model)
+    load = float(windows.mean_rps @ class_means(model).work_s)
+    assert found.feasible is (load < 1)
+    assert found.worst_window is windows.vary
+    if found.thresholds is not None and load < 0.9:
+        assert list(found.thresholds) == slow_thresholds(model)
+        assert found.smallest
+
+
+@pytest.mark.parametrize("step", [(0.5, 2.0), (2.0, 0.0), (0.0, 3.0)])
+def test_no_smaller_thresholds_keep_up_with_every_window(step: tuple[float, float]) -> None:
+    """Every vector below the one found, each tried against both classes."""
+    steps = Steps(12.0, (0.0, 9.0), ((1.0, 1.0), step))
+    model = scheduled([(10, 4, 1.5), (3, 9, 1.0)], steps)
+    found = wait(model).thresholds
+    assert found is not None
+    costs = [Fraction(c).limit_denominator(10**9) for c in class_means(model).work_s.tolist()]
+
+    def keeps_up(thresholds: tuple[int, ...]) -> bool:
+        time = 1 + sum((n * c for n, c in zip(thresholds, costs, strict=True)), Fraction(0))
+        return all(window_arrivals(model, i, time) < n for i, n in enumerate(thresholds))
+
+    below = product(*(range(1, n + 1) for n in found))
+    assert [n for n in below if keeps_up(n)] == [found]
+
+
+def test_a_peak_that_no_iteration_could_serve_leaves_thresholds_that_outlast_it() -> None:
+    """Work rates of 1.5 for a twelfth of the time: one class, whose iteration must be longer than the peak."""
+    steps = Steps(12.0, (0.0, 1.0), ((6.0,), (1.0,)))
+    model = scheduled([(10, 4, 1.0)], steps, d1=0.25 / 50)
+    (cost,) = class_means(model).work_s.tolist()
+    assert cost == pytest.approx(0.25)
+    found = wait(model)
+    assert list(found.thresholds or ()) == slow_thresholds(model)
+    assert found.iteration_time_s is not None
+    assert found.iteration_time_s > 1.0
+    at_peak = at_factors(model, [6.0])
+    assert not wait(at_peak).feasible
+
+
+def test_thresholds_for_long_steps_are_those_of_the_largest_rates() -> None:
+    """An hour is many iterations: the worst window lies within the busiest step of each class."""
+    model = mix_model((10, [3, 9], 1.5), (30, [5, 9, 20], 1.0), prefill="fused", timing=Timing(0.05, d1=1e-4))
+    steps = Steps(86_400.0, (0.0, 30_000.0), ((0.5, 0.5), (2.0, 2.0)))
+    varying, busiest = replace(model, schedule=steps), at_factors(model, [2.0, 2.0])
+    assert wait(varying).thresholds == wait(busiest).thresholds
+    assert wait(varying).max_thresholds == wait(busiest).max_thresholds
+    found, expected = (
+        nested_wait(m, delta=0.01, horizon_s=3600.0, segments=None) for m in (varying, busiest)
+    )
+    assert found.required_kv_tokens == expected.required_kv_tokens
+    assert [(s.upto_decode, s.threshold) for s in found.segments] == [
+        (s.upto_decode, s.threshold) for s in expected.segments
+    ]
+
+
+@given(schedules(classes=2, idle=False), st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_nested_thresholds_keep_up_with_every_window_and_every_mix(steps: Steps, segments: int) -> None:
+    """Against slow sums: all requests in a window, and the shares that outlive a segment, at any time."""
+    model = scheduled([(10, 4, 1.0), (3, 9, 0.5)], steps)
+    model = replace(
+        model,
+        classes=(
+            replace(model.classes[0], decode_tokens=(4, 6), decode_weights=(1.0, 1.0)),
+            model.classes[1],
+        ),
+    )
+    found = nested_wait(model, delta=0.01, horizon_s=1000.0, segments=segments)
+    if not found.feasible:
+        return
+    assert found.iteration_time_s is not None
+    time = Fraction(found.iteration_time_s)
+    assert Fraction(3, 2) * worst(steps, [2, 1], time) < found.segments[0].threshold
+    reach = {
+        0: (Fraction(1), Fraction(1, 2)),
+        4: (Fraction(1, 2), Fraction(1, 2)),
+        6: (Fraction(0), Fraction(1, 2)),
+    }
+    ends = [0, *(s.upto_decode for s in found.segments[:-1])]
+    for before, here, (lower, segment) in zip(
+        ends, ends[1:], zip(found.segments, found.segments[1:], strict=False), strict=False
+    ):
+        shares = []
+        for row in steps.factors:
+            there, going = (
+                sum(Fraction(f) * part for f, part in zip(row, reach[at], strict=True))
+                for at in (before, here)
+            )
+            shares.append(going / there)
+        assert segment.continue_probability == pytest.approx(float(max(shares)), rel=1e-12)
+        assert segment.threshold > max(shares) * lower.threshold or segment.threshold == lower.threshold
+
+
+@given(schedules(), st.integers(1, 8))
+@settings(max_examples=25, deadline=None)
+def test_one_segment_has_the_least_threshold_for_its_windows(steps: Steps, rate: int) -> None:
+    model = scheduled([(10, 4, rate / 2)], steps)
+    found = nested_wait(model, delta=0.01, horizon_s=1000.0, segments=1)
+    windows = total_windows(model)
+    assert windows is not None
+    (cost,) = class_means(model).work_s.tolist()
+    assert found.feasible is (float(windows.mean_rps[0]) * cost < 1)
+    if found.feasible and float(windows.mean_rps[0]) * cost < 0.9:
+        assert [found.segments[0].threshold] == slow_thresholds(model)
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0, 8.0])
+def test_thresholds_for_a_sinusoid_are_the_least(rate: float) -> None:
+    """By counting up, with the worst window of a fine grid of cosines."""
+    model = scheduled([(10, 4, rate)], Sinusoid(5.0, 0.8, 1.0))
+    (cost,) = class_means(model).work_s.tolist()
+
+    def arrivals(time: float) -> float:
+        grid = (np.arange(200_001) / 200_000 - 0.5) * time  # around the peak: periods beyond add their mean
+        return rate * time * float(np.mean(1 + 0.8 * np.cos(2 * np.pi * grid[:-1] / 5)))
+
+    def most(time: float) -> float:
+        whole, part = divmod(time, 5.0)
+        return rate * 5.0 * whole + (arrivals(part) if part else 0.0)
+
+    expected = next(n for n in range(1, 10_000) if most(1 + n * cost) < n)
+    assert wait(model).thresholds == (expected,)
+    nested = nested_wait(model, delta=0.01, horizon_s=100.0, segments=1)
+    assert nested.segments[0].threshold == expected
+
+
+def test_the_peak_is_where_the_load_is_heaviest_for_its_mix() -> None:
+    """Few long requests weigh more than many short ones."""
+    model = mix_model((0, 2, 10.0), (0, 200, 1.0), memory=1000, timing=Timing(1.0))
+    steps = Steps(24.0, (0.0, 8.0, 9.0), ((1.0, 0.0), (2.0, 0.0), (0.1, 0.5)))
+    found = peak(replace(model, schedule=steps))
+    assert found is not None
+    # d tokens in all are held d(d + 1)/2 token-iterations: 3 or 20,100, of 1,000 tokens an iteration
+    assert (found.offered_rps, found.most_rps) == (1.5, 20.0)
+    assert found.sustainable_rps == pytest.approx(1000 / ((3 * 1.0 + 20_100 * 0.5) / 1.5))
+    assert found.overloaded_s == 15.0
+    assert found.mean_rps == pytest.approx((8 * 10 + 20 + 15 * 1.5) / 24)
+
+
+# --------------------------------------------------------------------------------------------- arrivals
+
+DAY = Steps(10.0, (0.0, 3.0, 4.0, 8.0), ((1.0, 1.0), (4.0, 0.0), (0.0, 0.0), (0.5, 3.0)))
+TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))
+VARYING = replace(TWO, schedule=DAY)
+
+
+def assert_counts(seen: np.ndarray, expected: np.ndarray, clump: float = 1.0) -> None:
+    """Pearson's chi-square within six standard deviations of its mean."""
+    assert (seen[expected == 0] == 0).all()
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    statistic = ((seen - expected) ** 2 / expected / clump).sum()
+    assert statistic < seen.size + SIGMAS * math.sqrt(2 * seen.size)
+
+
+def cells(arrival: np.ndarray, kind: np.ndarray) -> np.ndarray:
+    """Arrivals by class and half second of the period, shape (2, 20)."""
+    seen = [np.histogram(arrival[kind == c] % 10.0, 20, (0.0, 10.0))[0] for c in range(2)]
+    return np.array(seen)
+
+
+def expected_cells(periods: int) -> np.ndarray:
+    by_step = np.array(DAY.factors) * [3.0, 1.0] * 0.5 * periods
+    return np.repeat(by_step, [6, 2, 8, 4], axis=0).T
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_poisson_arrivals_have_the_rates_of_each_step_and_class(seed: int) -> None:
+    some = poisson(VARYING, np.random.default_rng(seed), requests=None, horizon_s=20_000.0)
+    assert_counts(cells(some.arrival_s, some.class_index).ravel(), expected_cells(2000).ravel())
+    # from one period to the next, as chance wants it
+    by_period = np.histogram(some.arrival_s, 2000, (0.0, 20_000.0))[0]
+    mean = 3 * 4 + 12 + 2 * 4.5
+    assert by_period.var() == pytest.approx(mean, rel=SIGMAS * math.sqrt(2 / 2000))
+    assert (np.diff(some.arrival_s) >= 0).all()
+    assert some.arrival_s[-1] < 20_000.0
+
+
+@pytest.mark.parametrize("cv", [0.5, 2.0])
+def test_gamma_and_burst_arrivals_have_them_too(cv: float) -> None:
+    some = renewal(VARYING, np.random.default_rng(3), cv=cv, requests=None, horizon_s=20_000.0)
+    assert_counts(
+        cells(some.arrival_s, some.class_index).ravel(), expected_cells(2000).ravel(), clump=1 + cv**2
+    )
+    # on and off for 5 s in turns of a clock that runs 33 a period: bursts fall on all times of it alike
+    on = {"high": 1.5, "low": 0.5, "on_s": 5.0, "off_s": 5.0}
+    some = burst(VARYING, np.random.default_rng(4), **on, requests=None, horizon_s=20_000.0)
+    assert some.arrival_s.size == pytest.approx(66_000, abs=SIGMAS * 260 + 5)
+    rest = cells(some.arrival_s, some.class_index)
+    assert (rest[:, 8:16] == 0).all()
+    assert (rest[1, 6:8] == 0).all()
+
+
+def test_a_sinusoid_brings_most_at_its_peak() -> None:
+    model = replace(TWO, schedule=Sinusoid(10.0, 0.9, 4.0))
+    some = poisson(model, np.random.default_rng(5), requests=None, horizon_s=10_000.0)
+    edges = np.linspace(0.0, 10.0, 21)
+    course = SineCourse(10.0, 0.9, 4.0)
+    seen = np.histogram(some.arrival_s % 10.0, edges)[0]
+    assert_counts(seen, 4.0 * 1000 * np.diff(course.integral(edges)))
+    assert np.argmax(seen) in (7, 8)
+    assert np.count_nonzero(some.class_index) == pytest.approx(10_000, abs=SIGMAS * 100)
+
+
+@pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
+@pytest.mark.parametrize(
+    "schedule", [Steps(7.0, (0.0, 3.0), ((1.0, 1.0), (1.0, 1.0))), Sinusoid(7.0, 0.0, 2.0)]
+)
+def test_a_schedule_that_does_not_vary_brings_the_same_requests(
+    kind: Arrivals, schedule: Steps | Sinusoid
+) -> None:
+    same = replace(TWO, schedule=schedule)
+    for load in (Load(kind, 2000), Load(kind, None, 400.0)):
+        plain, found = (generate(model, load, 7) for model in (TWO, same))
+        assert found.arrival_s == pytest.approx(plain.arrival_s, rel=1e-12, abs=1e-12)
+        assert found.class_index.tolist() == plain.class_index.tolist()
+        assert found.decode_tokens.tolist() == plain.decode_tokens.tolist()
+        assert found.more_later == plain.more_later
+
+
+@pytest.mark.parametrize("kind", [Arrivals.SATURATED, Arrivals.CLOSED])
+def test_arrivals_without_rates_leave_the_schedule_out(kind: Arrivals) -> None:
+    plain, found = (generate(model, Load(kind, 500), 7) for model in (TWO, VARYING))
+    assert found.class_index.tolist() == plain.class_index.tolist()
+    assert found.decode_tokens.tolist() == plain.decode_tokens.tolist()
+
+
+@pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
+def test_one_seed_gives_one_run_and_the_earlier_end_counts(kind: Arrivals) -> None:
+    whole, again = (generate(VARYING, Load(kind, 1000), 3) for _ in range(2))
+    assert whole.arrival_s.tolist() == again.arrival_s.tolist()
+    cut = generate(VARYING, Load(kind, 1000, 55.0), 3)
+    assert 0 < cut.arrival_s.size < 1000
+    assert cut.arrival_s[-1] < 55.0
+    assert cut.more_later
+
+
+def test_courses_of_steps_merge_neighbours_that_agree() -> None:
+    course = Steps(24.0, (0.0, 1.0, 2.0), ((1.0,), (1.0,), (3.0,))).course([1])
+    assert isinstance(course, StepCourse)
+    assert course.starts_s.tolist() == [0.0, 2.0]
+
+
+def test_simulated_waits_stay_within_the_bounds_of_the_worst_window() -> None:
+    """WAIT through short peaks: with its thresholds the queue and the memory stay small, with others they do not."""
+    plain = mix_model((10, 10, 40.0), (10, 20, 40.0), prefill="inline", timing=Timing(0.0625, d1=2.5e-5))
+    model = replace(plain, schedule=Steps(40.0, (0.0, 10.0, 20.0), ((0.5, 0.5), (1.6, 1.4), (0.3, 0.9))))
+    bounds, constant = wait(model), wait(plain)
+    assert bounds.thresholds is not None
+    assert constant.thresholds is not None
+    assert bounds.kv_tokens is not None
+    usual = ",".join(map(str, constant.thresholds))
+    load, seeds = Load(requests=None, horizon_s=80.0), (0, 1)
+    found, other = (
+        study(model, Plan(), load, chosen(["wait"], settings), seeds).results[0]
+        for settings in ([], [f"wait.thresholds={usual}"])
+    )
+    assert found.kv_tokens.peak <= bounds.kv_tokens
+    assert 2 * found.queue.peak < other.queue.peak
+    for one, bound in zip(found.classes, bounds.classes, strict=True):
+        assert bound.mean_wait_bound_s is not None
+        assert bound.latency_s is not None
+        assert bounds.iteration_time_s is not None
+        # the wait is until the first iteration begins; inline, the first token comes with the second
+        assert one.ttft_s.mean is not None
+        assert one.ttft_s.mean - 2 * bounds.iteration_time_s < bound.mean_wait_bound_s
+        assert one.e2e_s.mean is not None
+        assert one.e2e_s.mean < bound.latency_s
