@@ -17,7 +17,8 @@ Three placements are compared:
 ============  ========================================================================================
 
 Better is, in this order: less demand that no policy could serve (overloaded groups), then less *expected loss*, then
-a smaller spectral radius of the worst group, then more headroom of the tightest. The expected loss is the share of
+a smaller spectral radius of the worst group, then more headroom of the tightest. Losses that differ by less than
+0.01 % and radii that differ by less than 0.001 count as equal, by rounding. The expected loss is the share of
 completions lost in the worst cycle of each group, weighted by the group's share of the requests: 0 where the
 equilibrium is proved stable or nothing can be evicted. It is what greedy admission stands to lose once it collapses,
 not what it loses every day.
@@ -49,7 +50,8 @@ CYCLE_ITERATIONS = 20_000
 MAX_POOLS = 2_000  # sets of classes that a local search may analyse
 _RANDOM_STARTS = 4
 _COMPILED_CLASSES = 5  # so many classes have so many subsets that compiling the fluid map pays off
-_DIGITS = 9  # to which placements are told apart
+# what placements are told apart by, in decimals: iterated cycles are no more exact, and radii so near recover alike
+_LOSS_DIGITS, _RADIUS_DIGITS, _DIGITS = 4, 3, 9
 
 
 class Pool(NamedTuple):
@@ -128,9 +130,13 @@ class Score(NamedTuple):
 
     @property
     def key(self) -> tuple[float, ...]:
-        """Smaller is better; rounded, so that the last digit of a float decides nothing."""
-        values = (self.unserved, self.expected_loss, self.spectral_radius, -self.headroom)
-        return tuple(round(value, _DIGITS) for value in values)
+        """Smaller is better; rounded, so that what means nothing decides nothing."""
+        return (
+            round(self.unserved, _DIGITS),
+            round(self.expected_loss, _LOSS_DIGITS),
+            round(self.spectral_radius, _RADIUS_DIGITS),
+            round(-self.headroom, _DIGITS),
+        )
 
 
 class Placement(NamedTuple):
@@ -428,7 +434,7 @@ def exact_search(count: int, replicas: int, pool_of: PoolOf) -> tuple[Placement,
         if best is not None and best.score.unserved == 0:
             # nothing that loses more can be better: no need to give replicas out
             loss = math.fsum(map(weighted, groups)) / total
-            if round(loss, _DIGITS) > best.score.key[1]:
+            if round(loss, _LOSS_DIGITS) > best.score.key[1]:
                 continue
         found = place(groups, replicas, pool_of)
         if best is None or found.score.key < best.score.key:

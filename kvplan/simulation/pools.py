@@ -96,10 +96,10 @@ def measure(
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 3, (5,), (1.0,), 0.1),), Timing(1.0), Replica(8))
+    >>> model = ServingModel((RequestClass("a", 7, (2,), (1.0,), 0.1),), Timing(1.0), Replica(9))
     >>> [found] = measure([Pooled(model, replicas=2, requests=10)], Plan(), seeds=[0, 1])
     >>> found.saturated.requests, found.saturated.throughput_rps, found.saturated.evictions
-    (20, (0.4, 0.4), (0, 0))
+    (20, (1.0, 1.0), (0, 0))
     """
     jobs = [
         Job(policy, POLICIES[policy], Settings(policy, {}), _scenario(group, plan, load, seed), None)

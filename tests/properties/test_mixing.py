@@ -77,8 +77,8 @@ def by_brute_force(count: int, replicas: int, pool_of: Callable[[int], Pool]) ->
         headroom = min(r * p.sustainable_rps / p.offered_rps for p, r in zip(pools, chosen, strict=True)) - 1
         key = (
             round(unserved / total, 9),
-            round(sum(p.loss * p.offered_rps for p in pools) / total, 9),
-            round(max(p.spectral_radius for p in pools), 9),
+            round(sum(p.loss * p.offered_rps for p in pools) / total, 4),
+            round(max(p.spectral_radius for p in pools), 3),
             round(-headroom, 9),
         )
         best = key if best is None else min(best, key)
@@ -276,3 +276,20 @@ def test_limits_that_cannot_be_moved_are_left_alone() -> None:
     placement: Placement = compare(model, 2).segregated
     found: Any = diversifications(model, placement)
     assert {(c.class_index, c.new_decode) for c in found} == {(1, 3)}
+
+
+def test_a_radius_that_is_hardly_smaller_is_not_worth_headroom() -> None:
+    """Together the radius is larger by 0.0004, apart a replica is nearly full."""
+    together = made_up(0, 2)(0b11)._replace(
+        loss=0.0, spectral_radius=0.9904, sustainable_rps=4.0, offered_rps=4.0
+    )
+    parts = {
+        0b11: together,
+        0b01: together._replace(spectral_radius=0.99, offered_rps=3.9),
+        0b10: together._replace(spectral_radius=0.99, offered_rps=0.1),
+    }
+    best, _ = mixing.exact_search(2, 2, parts.__getitem__)
+    assert [g.classes for g in best.groups] == [(0, 1)]
+    parts[0b11] = together._replace(spectral_radius=0.992)
+    best, _ = mixing.exact_search(2, 2, parts.__getitem__)
+    assert [g.classes for g in best.groups] == [(0,), (1,)]
