@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvplan import __version__
-from kvplan.commands import analysis, catalogue, emit, gate, imports, ingest, reproduction, simulation
+from kvplan.commands import analysis, catalogue, emit, gate, imports, ingest, mixing, reproduction, simulation
 from kvplan.commands.common import say
 from kvplan.errors import ExitCode, UsageError
 from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
@@ -44,6 +44,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     gate.diff: "kvplan diff before.toml after.toml",
     simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
+    mixing.mix: "kvplan mix two-tier-100-125 --replicas 2",
     analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
     reproduction.reproduce: "kvplan reproduce sic-example-02",
     ingest.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",

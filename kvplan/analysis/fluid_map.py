@@ -219,8 +219,11 @@ def compiled() -> Callable[..., None]:
         return numba.njit(iterate, nogil=True)  # type: ignore[no-any-return]
 
 
-def run(system: FluidMap, state: State, iterations: int) -> Run:
+def run(system: FluidMap, state: State, iterations: int, *, compile_above: int | None = None) -> Run:
     """Run the map for a number of iterations from a state, which is left as it was.
+
+    `compile_above` is the number of inner steps from which the compiled loop is used: less than by default pays off
+    where many runs follow each other.
 
     Examples
     --------
@@ -246,7 +249,9 @@ def run(system: FluidMap, state: State, iterations: int) -> Run:
         np.zeros(system.leave_after.size),
         *np.zeros((3, iterations)),
     )
-    if iterations * (system.leave_after.size + 4) > _COMPILE_ABOVE:
+    if iterations * (system.leave_after.size + 4) > (
+        _COMPILE_ABOVE if compile_above is None else compile_above
+    ):
         compiled()(state.clock, system.capacity, *parameters, *work)
         mass, _, _, by_length, completed, evicted, in_flight = work
     else:
@@ -286,10 +291,17 @@ class Attractor(NamedTuple):
     settled: bool
 
 
-def settle(system: FluidMap, state: State, max_iterations: int | None = None) -> Attractor:
+def settle(
+    system: FluidMap,
+    state: State,
+    max_iterations: int | None = None,
+    *,
+    compile_above: int | None = None,
+) -> Attractor:
     """Iterate until the completions repeat, their mean comes to rest, or the budget is spent.
 
-    The budget is 400,000 iterations, fewer where an iteration has many decode lengths to look at.
+    The budget is 400,000 iterations, fewer where an iteration has many decode lengths to look at; `compile_above`
+    is that of `run`.
     """
     size = system.weight.size
     if max_iterations is None:
@@ -298,7 +310,7 @@ def settle(system: FluidMap, state: State, max_iterations: int | None = None) ->
     block = min(max(4 * size, 256), max_iterations)
     done, previous = 0, float("inf")
     while True:
-        history = run(system, state, block)
+        history = run(system, state, block, compile_above=compile_above)
         state, done = history.state, done + block
         # evictions can take longer to repeat than completions: one series carries both
         both = history.completed + _INCOMMENSURABLE * history.evicted
@@ -310,7 +322,7 @@ def settle(system: FluidMap, state: State, max_iterations: int | None = None) ->
         if period is not None or rests or done >= max_iterations:
             break
         block, previous = min(2 * block, max_iterations - done), mean
-    measured = run(system, state, period or block)
+    measured = run(system, state, period or block, compile_above=compile_above)
     by_length = measured.completed_by_length / (system.leave_share * measured.completed.size)
     return Attractor(
         throughput=float(measured.completed.mean()),

@@ -206,7 +206,7 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
 def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
     """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map."""
     full = saturation(model)
-    kind, cycle, attractor = _mixed_cycle(model, stability)
+    kind, cycle, attractor = mixed_cycle(model, stable=stability.stable and stability.certified)
     per_iteration, rps = full.admissions_per_iteration, full.throughput_rps
     if cycle is not None:
         per_iteration, rps = cycle.throughput, cycle_throughput_rps(model, cycle)
@@ -280,20 +280,51 @@ def _closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
     return CycleKind.HOMOGENEOUS if homogeneous else CycleKind.PULSE, cycle
 
 
-def _mixed_cycle(
-    model: ServingModel, stability: Stability
+def mixed_cycle(
+    model: ServingModel,
+    *,
+    stable: bool,
+    max_iterations: int | None = None,
+    compile_above: int | None = None,
 ) -> tuple[CycleKind, Cycle | None, Attractor | None]:
+    """The worst cycle of the mix, and where the fluid map settled if that is where it comes from.
+
+    Parameters
+    ----------
+    model : ServingModel
+    stable : bool
+        Whether the eviction-free equilibrium is proved stable: then nothing else is taken to attract.
+    max_iterations, compile_above : int, optional
+        As for `kvplan.analysis.fluid_map.settle`.
+
+    Returns
+    -------
+    CycleKind
+    Cycle or None
+        None where nothing is lost.
+    Attractor or None
+
+    Examples
+    --------
+    >>> from kvplan.model import RequestClass, Replica, Timing
+    >>> alone = ServingModel((RequestClass("a", 2, (3,), (1.0,), 1.0),), Timing(1.0), Replica(12))
+    >>> kind, cycle, _ = mixed_cycle(alone, stable=False)
+    >>> str(kind), cycle.throughput
+    ('homogeneous', 0.8)
+    """
     known = _closed_form(model)
     if known is not None:
         return (*known, None)
-    if stability.stable and stability.certified:
+    if stable:
         return CycleKind.NONE, None, None
-    worst = simulate_worst(model)
+    worst = simulate_worst(model, max_iterations, compile_above=compile_above)
     cycle = Cycle(worst.mix_throughput, worst.throughput, worst.evictions, worst.in_flight, worst.period)
     return CycleKind.SIMULATED, cycle, worst
 
 
-def simulate_worst(model: ServingModel) -> Attractor:
+def simulate_worst(
+    model: ServingModel, max_iterations: int | None = None, *, compile_above: int | None = None
+) -> Attractor:
     """Where the fluid map settles, from a disturbed equilibrium and from empty; the lower throughput of the two.
 
     Without evictions memory is full of admissions that are n* on average, whatever their pattern; a run that has
@@ -305,7 +336,8 @@ def simulate_worst(model: ServingModel) -> Attractor:
         eviction_free_state(system, disturbance=_DISTURBANCE),
         state_by_stage(np.zeros(system.weight.size)),
     )
-    worst = min((settle(system, start) for start in starts), key=lambda attractor: attractor.mix_throughput)
+    found = [settle(system, start, max_iterations, compile_above=compile_above) for start in starts]
+    worst = min(found, key=lambda attractor: attractor.mix_throughput)
     if worst.evictions == 0:
         full = system.eviction_free_throughput
         return worst._replace(throughput=full, mix_throughput=full)

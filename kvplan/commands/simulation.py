@@ -98,6 +98,12 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    hindsight: Annotated[
+        bool,
+        typer.Option(
+            "--hindsight", help="Add what no policy can surpass; small runs, iterations of d0 alone."
+        ),
+    ] = False,
     format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = TableFormat.TEXT,
     output: Output = None,
 ) -> None:
@@ -105,6 +111,7 @@ def simulate(
     from kvplan.render import json
     from kvplan.render import simulation as tables
     from kvplan.simulation import options, study
+    from kvplan.simulation.bound import study_bounds
 
     if series is not None and output is not None and os.path.realpath(series) == os.path.realpath(output):
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
@@ -121,25 +128,26 @@ def simulate(
         horizon=horizon,
     )
     policies = study.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
+    all_seeds = options.seeds(seed, seeds, replayed=trace is not None)
+    if hindsight and format is TableFormat.CSV:
+        raise UsageError("--hindsight does not go with --format csv")
+    # before anything is run: most profiles are too large for it
+    bounds = study_bounds(loaded.model, load, list(policies), all_seeds) if hindsight else ()
     with progress_bar() as progress:
         found = study.study(
-            loaded.model,
-            loaded.plan,
-            load,
-            policies,
-            options.seeds(seed, seeds, replayed=trace is not None),
-            progress=progress,
-            announce=say_compiling,
+            loaded.model, loaded.plan, load, policies, all_seeds, progress=progress, announce=say_compiling
         )
     if series is not None:
         write_result(tables.series_csv(found), series)
     if format is TableFormat.JSON:
         document = study.to_document(found, name=loaded.name, sha256=loaded.sha256, version=__version__)
+        if hindsight:
+            document["hindsight"] = {one.figure: tables.plain_bound(one) for one in bounds}
         text = json.render(document)
     elif format is TableFormat.CSV:
         text = tables.as_csv(found)
     else:
-        section = tables.build(found, loaded.name)
+        section = tables.build(found, loaded.name, bounds)
         text = section_text(
             section, f"kvplan {__version__}, profile {loaded.sha256[:12]} (sha256)", format, output
         )

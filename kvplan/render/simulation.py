@@ -1,12 +1,14 @@
 """A study for people: policies side by side, a column each; and as CSV, a line for each figure."""
 
 import csv
+from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
 import numpy as np
 
 from kvplan.render.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.simulation.bound import StudyBound
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.study import Arrivals, Load, Study
@@ -37,12 +39,12 @@ _NAMED = 5  # unfinished requests
 _WITH_INTERVAL = ("throughput_rps", "ttft_s.mean", "e2e_s.mean", "e2e_s.p95")
 
 
-def build(found: Study, name: str) -> Section:
-    """The tables: all policies on all figures, then latencies by class."""
+def build(found: Study, name: str, bounds: Sequence[StudyBound] = ()) -> Section:
+    """The tables: all policies on all figures, then latencies by class; and what none of them could surpass."""
     blocks: list[Block] = [Paragraph(_what(found)), _side_by_side(found)]
     if len(found.results[0].classes) > 1:
         blocks += [Paragraph("Mean time to first token and end to end, by class:"), _classes(found)]
-    notes = _notes(found)
+    notes = (*map(_bound, bounds), *_notes(found))
     if notes:
         blocks.append(Bullets(notes))
     return Section("simulation", name, tuple(blocks), "simulated")
@@ -55,6 +57,24 @@ def _what(found: Study) -> str:
     until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
     how = "replayed from a trace" if load.trace is not None else f"{_arrivals(load)}, {seeds}"
     return f"{amount}{until}, {how}; simulated, means with 95% confidence intervals where they can be had."
+
+
+_BOUNDED = {
+    "throughput_rps": ("no more than {} requests/s", format_number),
+    "decode_tokens_per_s": ("no more than {} decode tokens/s", format_number),
+    "e2e_s.mean": ("no less than {} mean time end to end", format_seconds),
+}
+
+
+def _bound(one: StudyBound) -> str:
+    words, written = _BOUNDED[one.figure]
+    how = "an optimum" if one.proven else "a bound, the optimum was not found in time"
+    return f"Hindsight (FC 4): any policy has {words.format(written(one.bound))} on these requests; computed, {how}."
+
+
+def plain_bound(one: StudyBound) -> dict[str, Any]:
+    """As JSON has it, under the key of the figure."""
+    return {"bound": one.bound, "proven": one.proven, "gap": one.gap}
 
 
 def _arrivals(load: Load) -> str:

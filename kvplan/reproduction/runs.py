@@ -47,7 +47,7 @@ def run_all(
     Examples
     --------
     >>> from kvplan.reproduction.experiment import load_experiment
-    >>> run_all(load_experiment("sic-example-02"))["level 2"]["throughput_per_iteration"]
+    >>> round(run_all(load_experiment("sic-example-02"))["level 2"]["throughput_per_iteration"], 9)
     1.6
     """
     from kvplan.profile import model_of

@@ -1,0 +1,76 @@
+"""`kvplan simulate --hindsight`: a bound beside the policies, only where it is asked for and can be had."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvplan.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = main(["simulate", *arguments])
+        out, err = capfd.readouterr()
+        return code, out, "".join(s for s in err.splitlines(True) if "compiling" not in s)
+
+    return command
+
+
+def document(run: Run, *arguments: str) -> dict[str, Any]:
+    code, text, messages = run(*arguments, "--format", "json")
+    assert (code, messages) == (0, "")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_the_bound_is_a_further_key_and_nothing_else_changes(run: Run) -> None:
+    few = ["paper-fc-budgets", "--policy", "greedy", "--requests", "6", "--arrivals", "saturated"]
+    plain, bounded = document(run, *few), document(run, *few, "--hindsight")
+    bound = bounded.pop("hindsight")
+    assert bounded == plain
+    # all six fit at once: two of each of 20, 40 and 60 slots
+    assert bound == {"e2e_s.mean": {"bound": 40.0, "proven": True, "gap": 0.0}}
+    assert plain["policies"][0]["e2e_s"]["mean"] == 40.0
+
+
+def test_with_a_horizon_rates_are_bounded(run: Run) -> None:
+    """Memory for 600 tokens, 3 + 4 + 5 for a request: 50 an iteration at most, from the third on."""
+    until = ["paper-sic-limit-cycle", "--policy", "greedy", "--requests", "240", "--horizon", "6 s"]
+    found = document(run, *until, "--arrivals", "saturated", "--hindsight")
+    (greedy,) = found["policies"]
+    rate, tokens = found["hindsight"]["throughput_rps"], found["hindsight"]["decode_tokens_per_s"]
+    assert greedy["throughput_rps"] <= rate["bound"] <= 50.0
+    assert tokens["bound"] == pytest.approx(3 * rate["bound"], rel=1e-3)
+
+
+def test_people_are_told_what_the_bound_is(run: Run) -> None:
+    few = ["paper-fc-budgets", "--policy", "greedy", "--requests", "6", "--arrivals", "saturated"]
+    code, text, _ = run(*few, "--hindsight")
+    assert code == 0
+    said = " ".join(text.split())
+    assert (
+        "any policy has no less than 40 s mean time end to end on these requests; computed, an optimum"
+        in said
+    )
+    assert "Hindsight" not in run(*few)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["paper-fc-budgets"], "at most 20,000 and 2,000,000 can be solved"),
+        (["tool-calls-h100", "--requests", "5"], "d1, d2 and d3 of [timing] must be 0"),
+        (["paper-fc-budgets", "--arrivals", "closed", "--requests", "5"], "in a closed loop"),
+        (["paper-fc-budgets", "--requests", "5", "--format", "csv"], "does not go with --format csv"),
+    ],
+)
+def test_what_cannot_be_bounded_is_refused_in_one_line(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments, "--hindsight")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
