@@ -148,7 +148,8 @@ def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Ann
     if result["status"] == "livelock":
         raise LivelockError(f"run {run.name}: a livelock, so there are no figures")
     if run.arrive is None:
-        return dict(result)
+        lone = all(len(c.decode_tokens) == 1 for c in model.classes)
+        return {**result, "ci95": {}} if run.arrivals == "saturated" and lone else dict(result)  # no chance in it
     series = found.first[0].series
     return {
         **result,
