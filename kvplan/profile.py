@@ -97,7 +97,7 @@ class Profile:
         for (*outer, last), value in values.items():
             reduce(getitem, outer, cast(Any, document))[last] = value
         try:
-            return _model(schema.check(document))
+            return model_of(schema.check(document))
         except schema.SchemaError as error:
             path, message, _ = error.problems[0]
             raise self.error(message, *path) from None
@@ -222,9 +222,9 @@ def parse_profile(data: bytes, source: str) -> Profile:
         source=source,
         sha256=sha256(data).hexdigest(),
         text=text,
-        plan=Plan(checked.plan.delta, checked.plan.horizon, checked.plan.segments),
+        plan=plan_of(checked),
         requirements=tuple(checked.gate.require),
-        model=_model(checked),
+        model=model_of(checked),
     )
 
 
@@ -279,7 +279,13 @@ def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> Pr
     return ProfileError(source, message, key=written(path), line=line_at(text, found[first]))
 
 
-def _model(document: schema.Document) -> ServingModel:
+def plan_of(document: schema.Document) -> Plan:
+    """The plan of a checked document."""
+    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments)
+
+
+def model_of(document: schema.Document) -> ServingModel:
+    """The model of a checked document."""
     gpu, timing = document.gpu, document.timing
     return ServingModel(
         classes=tuple(_request_class(c, document.workload) for c in document.classes),
