@@ -106,7 +106,8 @@ def _stacked(models: Sequence[ServingModel]) -> _Stack:
     first = models[0]
     lengths = [len(c.decode_tokens) for c in first.classes]
     index = np.repeat(np.arange(len(lengths)), lengths)
-    inputs = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)[:, index]
+    class_input = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)
+    inputs = class_input[:, index]
     class_rate = np.array([[c.rate_rps for c in m.classes] for m in models])
     decode: list[IntArray] = []
     rate: list[FloatArray] = []
@@ -117,7 +118,7 @@ def _stacked(models: Sequence[ServingModel]) -> _Stack:
         weights = _rows([c.decode_weights for c in mine])
         total = np.array([row.sum() for row in weights])[:, None]
         rate.append(class_rate[:, i : i + 1] * weights / total)
-    decode_tokens, rates_rps = np.concatenate(decode, axis=1), np.concatenate(rate, axis=1)
+    decode_tokens, rates_rps = np.concatenate(decode, axis=1), _in_rows(np.concatenate(rate, axis=1))
     inline = first.replica.prefill is Prefill.INLINE
     stages = decode_tokens + 1 if inline else decode_tokens
     n = stages.astype(np.float64)
@@ -155,7 +156,12 @@ def _limits(values: Sequence[int | None]) -> FloatArray:
 
 def _mean(share: FloatArray, amount: FloatArray | IntArray) -> FloatArray:
     """Mean over the mix of each model, by the product that one model's mean is taken with."""
-    return np.array([p @ x for p, x in zip(share, amount, strict=True)])
+    return np.array([p @ x for p, x in zip(_in_rows(share), _in_rows(amount), strict=True)])
+
+
+def _in_rows(amount: FloatArray | IntArray) -> FloatArray:
+    """Each row in one piece, as the arrays of one model are: the order of sums depends on it."""
+    return np.ascontiguousarray(amount, dtype=np.float64)
 
 
 def _costs(stack: _Stack, d1: FloatArray) -> _Costs:

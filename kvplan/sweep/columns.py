@@ -3,6 +3,7 @@
 ``simulation.POLICY.KEY`` are the keys of `kvplan simulate`; all others are those of `kvplan analyze`.
 """
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class Column:
                 found = found[part] if part < len(found) else None
             else:
                 found = found[part] if isinstance(found, dict) else getattr(found, part)
+        if type(found) is float:  # most are, and there are many
+            return found if math.isfinite(found) else None
         return plain(found)  # type: ignore[no-any-return]
 
 

@@ -91,10 +91,8 @@ def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
 def _cell(value: Value) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return str(value).lower()
     if not isinstance(value, str):
-        return repr(value)
+        return repr(value).lower() if isinstance(value, bool) else repr(value)
     # '#' too: where it begins comments, it does not inside quotes
     if value != value.strip() or any(c in value for c in ',"#\n\r'):
         return '"' + value.replace('"', '""') + '"'
