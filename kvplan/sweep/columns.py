@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from kvplan.errors import UsageError
@@ -154,6 +155,9 @@ def _matching(text: str, every: dict[str, str], simulated: bool) -> Iterable[str
         names = [name for name, general in every.items() if text in (name, general)]
     if not names and "*" in text:
         raise UsageError(f"--columns {text[:80]!r}: no key of the report is like that")
+    if not names and text.startswith("simulation"):
+        nearest = get_close_matches(text[:100], every, n=1, cutoff=0)
+        raise UsageError(f"--columns {text[:80]!r}: unknown key; did you mean {nearest[0]}?")
     return names or [text]
 
 

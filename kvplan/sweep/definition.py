@@ -77,7 +77,7 @@ class Sweep:
     def batch(self) -> int:
         """Points that are computed together. Batches begin at multiples of this, whoever computes them."""
         if self.runs is not None:
-            return min(max(2_000 // self.runs.total, 1), 256)
+            return min(max(1_000 // self.runs.total, 1), 256)
         return 1024 if all(column.block in _TOGETHER for column in self.columns) else 16
 
     @cached_property

@@ -236,7 +236,9 @@ def _foreign(path: Path, sweep: Sweep) -> str:
     if theirs.get("kvplan_version") != ours["kvplan_version"]:
         return f"was begun by kvplan {theirs.get('kvplan_version')}, and this is {ours['kvplan_version']}"
     different = [key for key in ours if theirs.get(key) != ours[key]]
-    return f"is of another sweep: {', '.join(different) or 'its columns'} differ"
+    if not different:
+        return "has been changed since it was written"
+    return f"is of another sweep: {', '.join(different)} differ"
 
 
 def _header(found: bytes) -> dict[str, Any] | None:
