@@ -21,7 +21,8 @@ from kvplan.errors import EngineError, UsageError
 
 HOW_TO_INSTALL = "is the extra dask: pip install '.[dask]' in the checkout"
 _ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
-_PATIENCE_S = 10.0  # with a scheduler that does not answer
+_CONNECT_S = 10.0  # until there are a scheduler and a worker
+_LOST_S = 5.0  # without the scheduler, after which it is gone
 _AHEAD = 4  # pieces for each worker, so that none waits for the first one to be done
 MAX_WORKERS = 1024
 
@@ -157,13 +158,15 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
     """A client of a scheduler; with one's own cluster, that too."""
     import logging
 
-    # it reports lost workers with tracebacks; what matters of it is said by the sweep
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     import dask
     from distributed import Client, LocalCluster
 
+    # it reports lost workers at length; what matters of it is said by the sweep
+    talkers = ("distributed", "tornado", "asyncio")
+    for name in [*talkers, *(n for n in logging.root.manager.loggerDict if n.startswith(talkers))]:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     settings = {
-        "distributed.comm.timeouts.connect": f"{_PATIENCE_S:g}s",
+        "distributed.comm.timeouts.connect": f"{_CONNECT_S:g}s",
         "distributed.admin.tick.limit": "1h",
     }
     with dask.config.set(settings):
@@ -173,8 +176,8 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
                 cluster = LocalCluster(
                     n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
                 )
-            client = Client(cluster or kind, timeout=_PATIENCE_S, set_as_default=False)
-            client.wait_for_workers(1, timeout=_PATIENCE_S)
+            client = Client(cluster or kind, timeout=_CONNECT_S, set_as_default=False)
+            client.wait_for_workers(1, timeout=_CONNECT_S)
         except (OSError, ValueError) as error:
             raise EngineError(
                 f"{kind}: no Dask scheduler with workers answers ({' '.join(str(error).split())})"
@@ -197,7 +200,7 @@ def _watched(client: Any, kind: str) -> Callable[[], str | None]:
         nonlocal answered
         if client.status == "running":
             answered = monotonic()
-        if client.status in ("closed", "closing") or monotonic() - answered > _PATIENCE_S:
+        if client.status in ("closed", "closing") or monotonic() - answered > _LOST_S:
             return f"{kind}: the Dask scheduler is gone"
         return None
 
