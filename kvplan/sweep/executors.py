@@ -125,11 +125,17 @@ def cores() -> int:
 @contextmanager
 def _processes(workers: int) -> Iterator[Engine]:
     from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
+    others = active_children()
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare_worker)
     try:
         yield Engine(pool, _AHEAD * workers, lambda: None)
+    except BaseException:
+        for child in active_children():  # what they are at is of no use any more, and can take long
+            if child not in others:
+                child.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -81,6 +81,7 @@ def sweep(
 
         parquet.require()
         if resume and parquet.is_whole(definition, path):
+            store.growing(path).unlink(missing_ok=True)  # if the last call ended just before doing so
             return Outcome(definition.points, definition.points, False)
     with store.opened(definition, path, resume=resume) as results:
         resumed = results.done

@@ -187,7 +187,9 @@ def test_a_file_cut_anywhere_is_completed_to_the_same_bytes(tmp_path: Path, suff
 def test_a_sweep_killed_ten_times_ends_as_one_left_alone(profile: Path, tmp_path: Path) -> None:
     """Processes that have everything imported, so that they are at work nearly all of their time."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["kvplan.commands.sweep", "kvplan.sweep.run", "kvplan.simulation.study"])
+    context.set_forkserver_preload(
+        ["kvplan.cli", "kvplan.sweep.run", "kvplan.simulation.study", "scipy.special"]
+    )
     whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
     options = ["--vary", "gpu.memory_tokens=100:1k:400", *SMALL]
     assert run(profile, *options, "-o", whole) == 0
