@@ -7,9 +7,20 @@ from typing import Annotated
 import typer
 
 from kvplan import __version__
-from kvplan.commands import analysis, catalogue, emit, gate, imports, ingest, mixing, reproduction, simulation
+from kvplan.commands import (
+    analysis,
+    catalogue,
+    emit,
+    gate,
+    imports,
+    ingest,
+    mixing,
+    reproduction,
+    simulation,
+    sweep,
+)
 from kvplan.commands.common import say
-from kvplan.errors import ExitCode, UsageError
+from kvplan.errors import EngineError, ExitCode, UsageError
 from kvplan.output import ClosedPipeError, abandon_standard_output, write_result
 
 _CLOSED_PIPE = 141  # as if the signal had ended the process, which is what shells expect
@@ -43,6 +54,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     gate.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
     gate.diff: "kvplan diff before.toml after.toml",
     simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
+    sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",
     emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
     mixing.mix: "kvplan mix two-tier-100-125 --replicas 2",
     analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
@@ -97,6 +109,9 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as error:
         say(f"error: {error}")
         return ExitCode.USAGE
+    except EngineError as error:
+        say(f"error: {error}")
+        return ExitCode.INTERNAL
     except OSError as error:  # only Typer writes without `write_result`: help onto a full disk
         abandon_standard_output()
         say(f"error: standard output: cannot be written: {error.strerror}")

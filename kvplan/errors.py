@@ -7,7 +7,8 @@
     exit 2    UsageError            bad usage, profile or file
                 ├── ProfileError    the profile: file, line, key path
                 └── OutputError     a result that could not be written
-    exit 3    anything else         kvplan itself failed
+    exit 3    EngineError           what kvplan was told to run on has failed
+              anything else         kvplan itself failed
     exit 130  interrupted
 """
 
@@ -26,6 +27,10 @@ class ExitCode(IntEnum):
 
 class UsageError(Exception):
     """Something the user gave is not usable; the message says what and what is allowed."""
+
+
+class EngineError(Exception):
+    """What the work was to run on has failed: a scheduler that is gone, workers that die again and again."""
 
 
 class OutputError(UsageError):

@@ -296,6 +296,17 @@ def parse_key(text: str) -> Key:
     return _key(text, path)
 
 
+def known_keys() -> tuple[str, ...]:
+    """Every key of the report that has a value, in its order; entries of lists as ``[]``.
+
+    Examples
+    --------
+    >>> "rate_cap.classes[].integer_budget" in known_keys()
+    True
+    """
+    return tuple(_KNOWN)
+
+
 def _path(text: str) -> tuple[KeyPath, int]:
     """The key that a text begins with, and where it ends."""
     path: list[str | int | Named] = []

@@ -100,7 +100,7 @@ class Profile:
         for (*outer, last), value in values.items():
             reduce(getitem, outer, cast(Any, document))[last] = value
         try:
-            return _model(schema.check(document))
+            return model_of(schema.check(document))
         except schema.SchemaError as error:
             path, message, _ = error.problems[0]
             raise self.error(message, *path) from None
@@ -225,13 +225,13 @@ def parse_profile(data: bytes, source: str) -> Profile:
         source=source,
         sha256=sha256(data).hexdigest(),
         text=text,
-        plan=_plan(checked),
+        plan=plan_of(checked),
         requirements=tuple(checked.gate.require),
-        model=_model(checked),
+        model=model_of(checked),
     )
 
 
-def model_of(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
+def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
     """A model and plan from tables that have all a profile has but its schema and name.
 
     Raises
@@ -246,7 +246,7 @@ def model_of(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan
     ...     "timing": {"d0": 1},
     ...     "classes": [{"name": "a", "input": 2, "decode": 4, "rate": 0.5}],
     ... }
-    >>> model_of("slots", tables)[0].replica.memory_tokens
+    >>> from_tables("slots", tables)[0].replica.memory_tokens
     100
     """
     try:
@@ -254,7 +254,7 @@ def model_of(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan
     except schema.SchemaError as error:
         path, message, _ = error.problems[0]
         raise ProfileError(source, message, key=written(path)) from None
-    return _model(checked), _plan(checked)
+    return model_of(checked), plan_of(checked)
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -308,11 +308,13 @@ def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> Pr
     return ProfileError(source, message, key=written(path), line=line_at(text, found[first]))
 
 
-def _plan(document: schema.Document) -> Plan:
+def plan_of(document: schema.Document) -> Plan:
+    """The plan of a checked document."""
     return Plan(document.plan.delta, document.plan.horizon, document.plan.segments)
 
 
-def _model(document: schema.Document) -> ServingModel:
+def model_of(document: schema.Document) -> ServingModel:
+    """The model of a checked document."""
     gpu, timing = document.gpu, document.timing
     return ServingModel(
         classes=tuple(_request_class(c, document.workload) for c in document.classes),

@@ -6,7 +6,7 @@ Nothing else in the package uses pydantic.
 
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -381,13 +381,65 @@ def check(document: dict[str, Any]) -> Document:
     SchemaError
         What is wrong between values is looked for only where every value is right.
     """
-    try:
-        checked = Document.model_validate(document)
-    except ValidationError as error:
-        raise SchemaError(_problems(error, document)) from None
+    checked = check_values(document)
     if conflicts := list(_conflicts(checked)):
         raise SchemaError(conflicts)
     return checked
+
+
+def check_values(document: dict[str, Any]) -> Document:
+    """The same, each value for itself: what relates several values is not looked at.
+
+    Raises
+    ------
+    SchemaError
+    """
+    try:
+        return Document.model_validate(document)
+    except ValidationError as error:
+        raise SchemaError(_problems(error, document)) from None
+
+
+def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
+    """A checked document with other values, which are right each for itself; only what relates values is checked.
+
+    Parameters
+    ----------
+    document : Document
+    values : mapping of key path to value
+        As `check_values` gives them: times in seconds, ``decode`` as weights by length. None takes a key away.
+
+    Raises
+    ------
+    SchemaError
+        The values do not go together.
+
+    Examples
+    --------
+    >>> a = {"name": "a", "input": 9, "decode": 2, "rate": 1}
+    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
+    >>> replaced(check(tables), {("gpu", "memory_tokens"): 60, ("classes", 0, "rate"): 2.0}).classes[0].rate
+    2.0
+    """
+    tables: dict[str, dict[str, object]] = {}
+    entries: dict[int, dict[str, object]] = {}
+    for path, value in values.items():
+        if isinstance(path[1], int):
+            entries.setdefault(path[1], {})[str(path[2])] = value
+        else:
+            tables.setdefault(str(path[0]), {})[path[1]] = value
+    update: dict[str, object] = {
+        name: getattr(document, name).model_copy(update=changed) for name, changed in tables.items()
+    }
+    if entries:
+        update["classes"] = [
+            table.model_copy(update=entries[i]) if i in entries else table
+            for i, table in enumerate(document.classes)
+        ]
+    found = document.model_copy(update=update)
+    if conflicts := list(_conflicts(found)):
+        raise SchemaError(conflicts)
+    return found
 
 
 def json_schema() -> dict[str, Any]:

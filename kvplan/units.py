@@ -33,6 +33,7 @@ BYTE_UNITS: Mapping[str, Fraction] = {
 # The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.
 _UNSIGNED = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
 _QUANTITY = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]+)")
+_QUANTITY_OR_NUMBER = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]*)")
 
 
 def parse_seconds(text: str) -> float:
@@ -102,6 +103,34 @@ def _parse(text: str, units: Mapping[str, Fraction], noun: str, example: str) ->
     raise UsageError(
         f'{_quoted(text)} is not {noun}; write a number and one of {", ".join(units)}, such as "{example}"'
     )
+
+
+COUNT_UNITS: Mapping[str, Fraction] = {
+    "": Fraction(1),
+    "k": Fraction(10**3),
+    "M": Fraction(10**6),
+    "G": Fraction(10**9),
+}
+
+
+def parse_exact(text: str, units: Mapping[str, Fraction]) -> Fraction:
+    """A number with a unit, exactly as the decimals say; where `units` has "", one without a unit too.
+
+    Raises
+    ------
+    UsageError
+        Not a number and one of the units.
+
+    Examples
+    --------
+    >>> parse_exact("20k", COUNT_UNITS), parse_exact("41_408", COUNT_UNITS), parse_exact("2.5 ms", TIME_UNITS)
+    (Fraction(20000, 1), Fraction(41408, 1), Fraction(1, 400))
+    """
+    match = _QUANTITY_OR_NUMBER.fullmatch(re.sub(r"(?<=[0-9])_(?=[0-9])", "", text[:200].strip(" ")))
+    if match and match[2] in units and len(text) <= 200:
+        return Fraction(match[1]) * units[match[2]]
+    named = ", ".join(unit for unit in units if unit)
+    raise UsageError(f"{_quoted(text)} is not a number {'or a number ' * ('' in units)}with one of {named}")
 
 
 def quantity_pattern(units: Mapping[str, Fraction]) -> str:

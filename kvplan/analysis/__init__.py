@@ -3,6 +3,7 @@
 Results are NamedTuples: a frozen dataclass takes seven times as long to define, and a report needs forty of them.
 
 ``equilibrium``  load, sustainable rate, equilibrium, saturation      theory §2
+``batch``        the same for many models at once
 ``fluid_map``    the saturated fluid map and the cycles it settles on theory §3
 ``worst_cycle``  closed-form cycles, and which one greedy can be stuck in
 ``stability``    survival polynomial: spectral radius, minimum input, advice

@@ -50,9 +50,9 @@ def run_all(
     >>> round(run_all(load_experiment("sic-example-02"))["level 2"]["throughput_per_iteration"], 9)
     1.6
     """
-    from kvplan.profile import model_of
+    from kvplan.profile import from_tables
 
-    given = {name: model_of(name, tables) for name, tables in experiment.workloads.items()}
+    given = {name: from_tables(name, tables) for name, tables in experiment.workloads.items()}
     found: dict[str, Document] = {}
     for done, run in enumerate(experiment.runs):
         model, plan = given[run.workload]
@@ -149,7 +149,9 @@ def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Ann
         raise LivelockError(f"run {run.name}: a livelock, so there are no figures")
     if run.arrive is None:
         lone = all(len(c.decode_tokens) == 1 for c in model.classes)
-        return {**result, "ci95": {}} if run.arrivals == "saturated" and lone else dict(result)  # no chance in it
+        return (
+            {**result, "ci95": {}} if run.arrivals == "saturated" and lone else dict(result)
+        )  # no chance in it
     series = found.first[0].series
     return {
         **result,

@@ -232,6 +232,8 @@ def study(
     *,
     progress: Callable[[float], None] | None = None,
     announce: Callable[[str, bool], None] | None = None,
+    compile: bool | None = None,
+    threads: int | None = None,
 ) -> Study:
     """Run every policy on every seed, on all cores, and sum up.
 
@@ -248,6 +250,10 @@ def study(
         Told now and then what part is done.
     announce : function, optional
         Told before a loop is compiled: the policy, and whether later processes find it on disk.
+    compile : bool, optional
+        Run compiled loops from the beginning, or never; see `kvplan.simulation.engine.run`.
+    threads : int, optional
+        How many runs go on at once; as many as there are cores if None.
 
     Returns
     -------
@@ -266,7 +272,7 @@ def study(
     ]
     for job in jobs[:: len(scenarios)]:
         job.prepare()  # refuses what cannot be run before anything is
-    outcomes, interrupted = run_all(jobs, progress, announce)
+    outcomes, interrupted = run_all(jobs, progress, announce, compile=compile, threads=threads)
     runs = {name: outcomes[i * len(seeds) : (i + 1) * len(seeds)] for i, name in enumerate(policies)}
     kept = _comparable(runs) if interrupted else list(range(len(seeds)))
     shown = {name: [found for i in kept if (found := mine[i]) is not None] for name, mine in runs.items()}
@@ -318,7 +324,12 @@ class Job(NamedTuple):
         """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
         return self.policy.prepare(self.scenario, self.settings)
 
-    def run(self, watch: Callable[[int], bool], announce: Callable[[bool], None] | None) -> Outcome:
+    def run(
+        self,
+        watch: Callable[[int], bool],
+        announce: Callable[[bool], None] | None,
+        compile: bool | None = None,
+    ) -> Outcome:
         """Make it."""
         setup, _ = self.prepare()
         model = self.scenario.model
@@ -329,6 +340,7 @@ class Job(NamedTuple):
             model.replica,
             setup,
             horizon_s=self.horizon_s,
+            compile=compile,
             watch=watch,
             announce=announce,
         )
@@ -338,8 +350,11 @@ def run_all(
     jobs: Sequence[Job],
     progress: Callable[[float], None] | None,
     announce: Callable[[str, bool], None] | None,
+    *,
+    compile: bool | None = None,
+    threads: int | None = None,
 ) -> tuple[list[Outcome | None], bool]:
-    """Run them on all cores.
+    """Run them on all cores, or in so many threads.
 
     Returns
     -------
@@ -360,9 +375,10 @@ def run_all(
             return not stop.is_set()
 
         name = jobs[index].name
-        return jobs[index].run(watch, partial(announce, name) if announce is not None else None)
+        told = partial(announce, name) if announce is not None else None
+        return jobs[index].run(watch, told, compile)
 
-    with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(len(jobs), threads or os.cpu_count() or 1)) as pool:
         futures = [pool.submit(work, index) for index in range(len(jobs))]
         pending = set(futures)
         try:

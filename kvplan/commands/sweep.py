@@ -1,0 +1,192 @@
+"""`kvplan sweep`: figures at many points of a profile."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.commands.common import Profile, read, say, say_compiling
+from kvplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvplan import profile as profile_file
+    from kvplan.sweep.definition import Runs
+    from kvplan.sweep.run import Progress
+
+
+def sweep(
+    profile: Profile = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=VALUES",
+            help="A number of the profile and its values: a list, LOW:HIGH:COUNT or LOW:HIGH:logCOUNT.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the results to this file: .csv, .jsonl or .parquet.",
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--columns",
+            metavar="KEY,...",
+            help="Keys of the report, with * for anything; only these are computed.",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            metavar="random:N|lhs:N",
+            help="Draw points from ranges LOW:HIGH or LOW:HIGH:log instead of a grid.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of samples and simulations.")] = 0,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Simulate every point as well.")] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy", metavar="NAME,...", help="Policies to simulate; greedy,vllm.", show_default=False
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", help="How many seeds to simulate each point with; 1.", show_default=False),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", help="Requests of each simulation; 1,000.", show_default=False),
+    ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            "--executor",
+            metavar="NAME",
+            help="Where: serial, cores, dask, or a running Dask scheduler, tcp://HOST:PORT.",
+        ),
+    ] = "cores",
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", help="How many processes; as many as cores.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of the same sweep.")] = False,
+) -> None:
+    """Figures at many points of a profile."""
+    from kvplan.sweep import executors, store
+    from kvplan.sweep.definition import define
+    from kvplan.sweep.run import sweep as run
+
+    if output is None:
+        raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
+    store.format_of(output)
+    executors.check(executor, workers)
+    runs = _runs(simulate, policy, seeds, requests)
+    loaded = read(profile)
+    keys = [key for text in columns or [] for key in text.split(",") if key.strip()]
+    if columns and not keys:
+        raise UsageError("--columns: at least one key of the report, such as load.headroom")
+    definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
+    if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
+        _compile(loaded, runs)
+    try:
+        with _bar(definition.points) as progress:
+            found = run(
+                definition, output, executor=executor, workers=workers, resume=resume, progress=progress
+            )
+    except KeyboardInterrupt:
+        say(f"note: interrupted; --resume goes on with {store.growing(output)}")
+        raise
+    if found.dropped:
+        say("note: the last line was cut off; its point was computed again")
+    if resume:
+        say(f"note: {found.resumed:,} of {found.points:,} points were there already")
+
+
+def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":
+    from kvplan.sweep.definition import DEFAULT_POLICIES, DEFAULT_REQUESTS, Runs
+
+    given = {"--policy": policy, "--seeds": seeds, "--requests": requests}
+    if not simulate:
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"{name} goes with --simulate only")
+        return None
+    from kvplan.simulation import options, study
+
+    names = [name.strip() for name in (policy or DEFAULT_POLICIES).split(",") if name.strip()]
+    load = options.load(
+        kind=None,
+        cv=None,
+        concurrency=None,
+        burst=None,
+        trace=None,
+        requests=DEFAULT_REQUESTS if requests is None else requests,
+        horizon=None,
+    )
+    assert load.requests is not None
+    count = len(options.seeds(0, 1 if seeds is None else seeds))
+    return Runs(tuple(study.chosen(names, [])), load.requests, count)
+
+
+def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
+    """Compile the loops once, before several processes would; they find them on disk."""
+    from contextlib import suppress
+
+    from kvplan.simulation import study
+
+    for name in runs.policies:
+        with suppress(UsageError):  # what one point cannot run, others may
+            study.study(
+                profile.model,
+                profile.plan,
+                study.Load(requests=1),
+                study.chosen([name], []),
+                [0],
+                announce=say_compiling,
+                compile=True,
+            )
+
+
+@contextmanager
+def _bar(points: int) -> "Iterator[Progress | None]":
+    """Points done, how many a second, and the time left, on standard error if that is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from time import monotonic
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = Progress(
+        TextColumn("points"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    began = monotonic()
+    with shown as bar:
+        task = bar.add_task("points", total=points, rate="")
+
+        def progress(done: int, mine: int) -> None:
+            bar.update(task, completed=done, rate=f"{mine / (monotonic() - began + 1e-9):,.1f}/s")
+
+        yield progress

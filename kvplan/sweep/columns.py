@@ -1,0 +1,225 @@
+"""Which figures a sweep has, and where they are found: keys of the report, and of the simulation by policy.
+
+``simulation.POLICY.KEY`` are the keys of `kvplan simulate`; all others are those of `kvplan analyze`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from kvplan.errors import UsageError
+from kvplan.gate import Kind, Named, known_keys, named, parse_key
+from kvplan.report import plain
+from kvplan.schema import did_you_mean
+
+DEFAULT = (
+    "verdict.status",
+    "verdict.binding",
+    "load.offered_rps",
+    "load.sustainable_rps",
+    "load.headroom",
+    "equilibrium.kv_utilization",
+    "equilibrium.iteration_time_s",
+    "worst_cycle.loss",
+    "stability.spectral_radius",
+)
+DEFAULT_BESIDE_SIMULATED = ("load.offered_rps", "load.sustainable_rps", "load.headroom")
+DEFAULT_SIMULATED = (
+    "status",
+    "throughput_rps",
+    "evictions",
+    "ttft_s.mean",
+    "ttft_s.p95",
+    "tpot_s.mean",
+    "e2e_s.mean",
+    "e2e_s.p95",
+)
+
+_LATENCIES = tuple(
+    f"{block}.{figure}" for block in ("ttft_s", "tpot_s", "e2e_s") for figure in ("mean", "p50", "p95", "p99")
+)
+_FIGURES = (
+    "completed",
+    "unfinished",
+    "makespan_s",
+    "iterations",
+    "throughput_rps",
+    "decode_tokens_per_s",
+    "throughput_per_iteration",
+    "evictions",
+    "evictions_per_iteration",
+    "recomputed_tokens",
+    "recomputed_share",
+    "kv_tokens.mean",
+    "kv_tokens.p99",
+    "kv_tokens.peak",
+    "queue.peak",
+    "queue.end",
+    *_LATENCIES,
+)
+# one entry for each class; other lists have as many entries as a point needs
+_BY_CLASS = ("wait.thresholds", "wait.max_thresholds")
+_ENDS = "worst_cycle.danger_zone_rps"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure.
+
+    Attributes
+    ----------
+    name : str
+        Its key.
+    block : str
+        Of the report; or ``simulation``.
+    policy : str
+        Of the simulation; else empty.
+    path : tuple
+        Names of fields and numbers of entries, from the block or the policy's result on.
+    kind : Kind
+    """
+
+    name: str
+    block: str
+    policy: str
+    path: tuple[str | int, ...]
+    kind: Kind
+
+    def of(self, result: object) -> int | float | str | bool | None:
+        """The figure in a block, or in the result of a policy; None where it does not exist.
+
+        Examples
+        --------
+        >>> from kvplan.analysis.equilibrium import Saturation
+        >>> (column,) = expand(["saturation.throughput_rps"], ["a"], [])
+        >>> column.of(Saturation(2.0, 0.5, 4.0))
+        4.0
+        """
+        found: Any = result
+        for part in self.path:
+            if found is None:
+                return None
+            if isinstance(part, int):
+                found = found[part] if part < len(found) else None
+            else:
+                found = found[part] if isinstance(found, dict) else getattr(found, part)
+        if type(found) is float:  # most are, and there are many
+            return found if math.isfinite(found) else None
+        return plain(found)  # type: ignore[no-any-return]
+
+
+def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[str]) -> tuple[Column, ...]:
+    """The columns that keys and patterns name, in their order, each once.
+
+    Parameters
+    ----------
+    patterns : iterable of str
+        Keys such as ``rate_cap.classes[chat].integer_budget``, with ``*`` for anything and ``[]`` for every class.
+    classes : sequence of str
+        Names of the profile's classes.
+    policies : sequence of str
+        What is simulated.
+
+    Raises
+    ------
+    UsageError
+        There is no such key; names the nearest.
+
+    Examples
+    --------
+    >>> [column.name for column in expand(["saturation.*", "wait.classes[].threshold"], ["a", "b c"], [])][-3:]
+    ['saturation.throughput_rps', 'wait.classes[a].threshold', 'wait.classes[b c].threshold']
+    """
+    every = dict([*_of_report(classes), *_of_simulation(classes, policies)])
+    found: dict[str, Column] = {}
+    for text in patterns:
+        for name in _matching(text.strip(), every, bool(policies)):
+            found.setdefault(name, _column(name, classes))
+    if not found:
+        raise UsageError("--columns: at least one key of the report, such as load.headroom")
+    return tuple(found.values())
+
+
+def _matching(text: str, every: dict[str, str], simulated: bool) -> Iterable[str]:
+    if text.startswith("simulation") and not simulated:
+        raise UsageError(f"--columns {text[:80]!r}: needs --simulate")
+    if "*" in text:
+        pattern = re.compile(".*".join(map(re.escape, text.split("*"))))
+        names = [
+            name for name, general in every.items() if pattern.fullmatch(name) or pattern.fullmatch(general)
+        ]
+    else:
+        names = [name for name, general in every.items() if text in (name, general)]
+    if not names and "*" in text:
+        raise UsageError(f"--columns {text[:80]!r}: no key of the report is like that")
+    if not names and text.startswith("simulation"):
+        nearest = get_close_matches(text[:100], every, n=1, cutoff=0)
+        raise UsageError(f"--columns {text[:80]!r}: unknown key; did you mean {nearest[0]}?")
+    return names or [text]
+
+
+def _of_report(classes: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Keys that every point has, and their general form."""
+    for key in known_keys():
+        block, entries, rest = key.partition(".classes[]")
+        if entries:
+            if rest != ".name":
+                yield from ((f"{block}.classes{named(name)}{rest}", key) for name in classes)
+        elif key.removesuffix("[]") in _BY_CLASS:
+            yield from ((f"{key.removesuffix('[]')}[{i}]", key) for i in range(len(classes)))
+        elif key.removesuffix("[]") == _ENDS:
+            yield from ((f"{_ENDS}[{i}]", key) for i in range(2))
+        elif "[]" not in key:
+            yield key, key
+
+
+def _of_simulation(classes: Sequence[str], policies: Sequence[str]) -> Iterable[tuple[str, str]]:
+    for policy in policies:
+        keys = [
+            ("status", "status"),
+            *((key, key) for key in _FIGURES),
+            *((f"ci95.{key}[{i}]", f"ci95.{key}[]") for key in _FIGURES for i in range(2)),
+            *(
+                (f"classes{named(name)}.{key}", f"classes[].{key}")
+                for name in classes
+                for key in ("completed", *_LATENCIES)
+            ),
+        ]
+        yield from ((f"simulation.{policy}.{key}", f"simulation.{policy}.{general}") for key, general in keys)
+
+
+_ENTRY = re.compile(r"classes(\[.*\])\.(.*)")
+
+
+def _column(name: str, classes: Sequence[str]) -> Column:
+    if name.startswith("simulation."):
+        return _simulated(name, classes)
+    try:
+        key = parse_key(name)
+    except UsageError as error:
+        raise UsageError(f"--columns: {error}") from None
+    block, *rest = key.path
+    path: list[str | int] = []
+    for part in rest:
+        if isinstance(part, Named) and part.name not in classes:
+            what = did_you_mean(part.name, classes, "the classes are")
+            raise UsageError(f"--columns {name[:80]!r}: no class has that name; {what}")
+        if isinstance(part, int) and rest[0] == "classes" and part >= len(classes):
+            raise UsageError(f"--columns {name[:80]!r}: there are {len(classes)} classes, counted from 0")
+        path.append(classes.index(part.name) if isinstance(part, Named) else part)
+    return Column(name, str(block), "", tuple(path), key.kind)
+
+
+def _simulated(name: str, classes: Sequence[str]) -> Column:
+    _, policy, key = name.split(".", 2)
+    kind = Kind.TEXT if key == "status" else Kind.NUMBER
+    if entry := _ENTRY.fullmatch(key):
+        index = [named(c) for c in classes].index(entry[1])
+        return Column(name, "simulation", policy, ("classes", index, *entry[2].split(".")), kind)
+    if key.startswith("ci95."):
+        figure, end = key.removeprefix("ci95.")[:-1].split("[")
+        return Column(name, "simulation", policy, ("ci95", figure, int(end)), kind)
+    return Column(name, "simulation", policy, tuple(key.split(".")), kind)

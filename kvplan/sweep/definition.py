@@ -1,0 +1,164 @@
+"""What a sweep is: profile, what is varied, which figures. Everything that its results depend on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from kvplan import __version__
+from kvplan.errors import UsageError
+from kvplan.profile import Profile
+from kvplan.sweep.columns import (
+    DEFAULT,
+    DEFAULT_BESIDE_SIMULATED,
+    DEFAULT_SIMULATED,
+    Column,
+    expand,
+)
+from kvplan.sweep.vary import Axis, Sample, count_points, parse_axes, parse_sample
+
+DEFAULT_POLICIES = "greedy,vllm"
+DEFAULT_REQUESTS = 1_000
+FORMAT = 1  # of the files
+_WORTH_COMPILING = 50_000  # requests: about ten seconds of plain Python
+_TOGETHER = ("load", "equilibrium", "saturation")  # blocks that are computed for many points at once
+
+
+class Runs(NamedTuple):
+    """What is simulated at every point: policies on the same Poisson arrivals.
+
+    Point i has the seeds ``seed + i·seeds`` and on, so that points share no chance.
+    """
+
+    policies: tuple[str, ...]
+    requests: int
+    seeds: int
+
+    @property
+    def total(self) -> int:
+        """Requests of one point."""
+        return len(self.policies) * self.requests * self.seeds
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep, before anything is computed. Equal sweeps have equal results, wherever they are computed.
+
+    Attributes
+    ----------
+    name, sha256, text : str
+        Of the profile.
+    axes : tuple of Axis
+    sample : Sample or None
+        None is a grid.
+    seed : int
+    columns : tuple of Column
+    runs : Runs or None
+    version : str
+        Of kvplan.
+    """
+
+    name: str
+    sha256: str
+    text: str
+    axes: tuple[Axis, ...]
+    sample: Sample | None
+    seed: int
+    columns: tuple[Column, ...]
+    runs: Runs | None
+    version: str = __version__
+
+    @cached_property
+    def points(self) -> int:
+        """How many points there are."""
+        return count_points(self.axes, self.sample)
+
+    @cached_property
+    def batch(self) -> int:
+        """Points that are computed together. Batches begin at multiples of this, whoever computes them."""
+        if self.runs is not None:
+            return min(max(1_000 // self.runs.total, 1), 256)
+        return 1024 if all(column.block in _TOGETHER for column in self.columns) else 16
+
+    @cached_property
+    def compiled(self) -> bool:
+        """Whether there is so much to simulate that compiling the loops first is worth it."""
+        return self.runs is not None and self.points * self.runs.total >= _WORTH_COMPILING
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns of the results."""
+        return (
+            "point",
+            *(axis.key for axis in self.axes),
+            *(column.name for column in self.columns),
+            "error",
+        )
+
+    def header(self) -> dict[str, Any]:
+        """What a file of results says of itself; files of the same header have the same rows."""
+        sample, runs = self.sample, self.runs
+        return {
+            "kvplan_sweep": FORMAT,
+            "kvplan_version": self.version,
+            "profile": {"name": self.name, "sha256": self.sha256},
+            "points": self.points,
+            "vary": {axis.key: axis.text for axis in self.axes},
+            "sample": None if sample is None else f"{sample.kind}:{sample.points}",
+            "seed": self.seed,
+            "simulate": None if runs is None else runs._asdict() | {"policies": list(runs.policies)},
+            "columns": [column.name for column in self.columns],
+        }
+
+
+def define(
+    profile: Profile,
+    vary: Sequence[str],
+    *,
+    sample: str | None = None,
+    seed: int = 0,
+    columns: Sequence[str] | None = None,
+    runs: Runs | None = None,
+) -> Sweep:
+    """A sweep from what the command line says, checked; nothing is computed yet.
+
+    Parameters
+    ----------
+    profile : Profile
+    vary : sequence of str
+        See `kvplan.sweep.vary.parse_axes`.
+    sample : str, optional
+        ``random:N`` or ``lhs:N``.
+    seed : int
+    columns : sequence of str, optional
+        See `kvplan.sweep.columns.expand`; a few if None.
+    runs : Runs, optional
+        What to simulate.
+
+    Raises
+    ------
+    UsageError
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.profile import load_profile
+    >>> define(load_profile("tool-calls-h100", stdin=BytesIO()), ["plan.delta=1e-6:1e-2:log5"]).points
+    5
+    """
+    from kvplan import schema
+
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: 0 or more")
+    tables = profile.tables()
+    drawn = None if sample is None else parse_sample(sample, seed)
+    axes = parse_axes(vary, schema.check(tables), tables, drawn)
+    policies = () if runs is None else runs.policies
+    simulated = [f"simulation.{policy}.{key}" for policy in policies for key in DEFAULT_SIMULATED]
+    usual = DEFAULT if runs is None else (*DEFAULT_BESIDE_SIMULATED, *simulated)
+    found = expand(columns or usual, [c.name for c in profile.model.classes], policies)
+    if runs is not None and all(column.block != "simulation" for column in found):
+        raise UsageError(
+            "--columns has no key of the simulation, such as simulation.greedy.ttft_s.p95; or leave out --simulate"
+        )
+    return Sweep(profile.name, profile.sha256, profile.text, axes, drawn, seed, found, runs)

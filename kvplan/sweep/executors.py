@@ -1,0 +1,213 @@
+"""Where the work of a sweep is done, each behind `concurrent.futures.Executor`.
+
+======================  ====================================================================================
+``serial``              this process
+``cores``               processes of this machine; those that die are replaced
+``dask``                a Dask cluster of this machine, for as long as the sweep takes
+``tcp://HOST:PORT``     a Dask scheduler that is running; also ``tls://``; its workers need the same kvplan
+======================  ====================================================================================
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvplan.errors import EngineError, UsageError
+
+HOW_TO_INSTALL = "is the extra dask: pip install '.[dask]' in the checkout"
+_ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
+_CONNECT_S = 10.0  # until there are a scheduler and a worker
+_LOST_S = 5.0  # without the scheduler, after which it is gone
+_AHEAD = 4  # pieces for each worker, so that none waits for the first one to be done
+MAX_WORKERS = 1024
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Something that does work.
+
+    Attributes
+    ----------
+    executor : Executor
+    ahead : int
+        How many pieces of work to give to it before the first is back.
+    failure : function
+        Why work that was given to it will never be done; None as long as it will.
+    """
+
+    executor: Executor
+    ahead: int
+    failure: Callable[[], str | None]
+
+
+class Serial(Executor):
+    """Work done at once, in this process.
+
+    Examples
+    --------
+    >>> Serial().submit(max, 3, 5).result()
+    5
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do it now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def check(kind: str, workers: int | None) -> None:
+    """Refuse what is no executor, or cannot be had, before work begins.
+
+    Raises
+    ------
+    UsageError
+
+    Examples
+    --------
+    >>> check("threads", None)
+    Traceback (most recent call last):
+    ...
+    kvplan.errors.UsageError: --executor 'threads': serial, cores, dask or the address of a scheduler, tcp://HOST:PORT
+    """
+    remote = kind.startswith(_ADDRESSES)
+    if not remote and kind not in ("serial", "cores", "dask"):
+        raise UsageError(
+            f"--executor {kind[:60]!r}: serial, cores, dask or the address of a scheduler, tcp://HOST:PORT"
+        )
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise UsageError(f"--workers {workers}: 1 to {MAX_WORKERS:,}")
+    if workers is not None and (remote or kind == "serial"):
+        why = "the scheduler has its own" if remote else "is one process"
+        raise UsageError(f"--workers does not go with --executor {kind}: {why}")
+    if remote or kind == "dask":
+        from importlib.util import find_spec
+
+        if find_spec("distributed") is None:
+            raise UsageError(f"--executor {kind}: Dask {HOW_TO_INSTALL}")
+
+
+@contextmanager
+def started(kind: str, workers: int | None) -> Iterator[Engine]:
+    """An executor of a kind that `check` has let pass.
+
+    Raises
+    ------
+    EngineError
+        No scheduler answers.
+    """
+    if kind == "serial" or (kind == "cores" and (workers or cores()) == 1):
+        yield Engine(Serial(), 1, lambda: None)
+    elif kind == "cores":
+        with _processes(workers or cores()) as engine:
+            yield engine
+    else:
+        with _dask(kind, workers or cores()) as engine:
+            yield engine
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ----------------------------------------------------------------------------------------------- processes
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Engine]:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import active_children, get_context
+
+    others = active_children()
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare_worker)
+    try:
+        yield Engine(pool, _AHEAD * workers, lambda: None)
+    except BaseException:
+        for child in active_children():  # what they are at is of no use any more, and can take long
+            if child not in others:
+                child.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the parent, and never outlive it: it may be killed without a word."""
+    from multiprocessing import parent_process
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    parent = parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# ---------------------------------------------------------------------------------------------------- Dask
+
+
+@contextmanager
+def _dask(kind: str, workers: int) -> Iterator[Engine]:
+    """A client of a scheduler; with one's own cluster, that too."""
+    import logging
+
+    import dask
+    from distributed import Client, LocalCluster
+
+    # it reports lost workers at length; what matters of it is said by the sweep
+    talkers = ("distributed", "tornado", "asyncio")
+    for name in [*talkers, *(n for n in logging.root.manager.loggerDict if n.startswith(talkers))]:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    settings = {
+        "distributed.comm.timeouts.connect": f"{_CONNECT_S:g}s",
+        "distributed.admin.tick.limit": "1h",
+    }
+    with dask.config.set(settings):
+        cluster = None
+        try:
+            if kind == "dask":
+                cluster = LocalCluster(
+                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+                )
+            client = Client(cluster or kind, timeout=_CONNECT_S, set_as_default=False)
+            client.wait_for_workers(1, timeout=_CONNECT_S)
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                f"{kind}: no Dask scheduler with workers answers ({' '.join(str(error).split())})"
+            ) from None
+        try:
+            threads = sum(client.ncores().values())
+            yield Engine(client.get_executor(pure=False), _AHEAD * threads, _watched(client, kind))
+        finally:
+            client.close(timeout=2)
+            if cluster is not None:
+                cluster.close(timeout=5)
+
+
+def _watched(client: Any, kind: str) -> Callable[[], str | None]:
+    from time import monotonic
+
+    answered = monotonic()
+
+    def failure() -> str | None:
+        nonlocal answered
+        if client.status == "running":
+            answered = monotonic()
+        if client.status in ("closed", "closing") or monotonic() - answered > _LOST_S:
+            return f"{kind}: the Dask scheduler is gone"
+        return None
+
+    return failure

@@ -1,0 +1,141 @@
+"""Points of a sweep: the profile with other values, checked as a profile is, and the figures that are wanted."""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import tomli
+
+from kvplan import __version__, schema
+from kvplan.analysis import batch
+from kvplan.errors import UsageError
+from kvplan.model import Plan, ServingModel, as_written
+from kvplan.positions import KeyPath, written
+from kvplan.profile import model_of, plan_of
+from kvplan.report import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.simulation.metrics import PolicyResult
+from kvplan.sweep.definition import Sweep
+from kvplan.sweep.vary import Axis, Number, stretch
+
+Value = int | float | str | bool | None
+
+
+class Point(NamedTuple):
+    """What a point asks about."""
+
+    model: ServingModel
+    plan: Plan
+
+
+def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
+    """Rows of the points from `start` up to `stop`: number, values, figures, and why there are none, if so.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.profile import load_profile
+    >>> from kvplan.sweep.definition import define
+    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
+    >>> list(rows(sweep, 0, 2))
+    [[0, 10, 'max_num_seqs', None], [1, 1000, 'compute', None]]
+    """
+    if sweep.version != __version__:
+        raise UsageError(
+            f"a worker has kvplan {__version__}, and this is {sweep.version}; they must be the same"
+        )
+    document = _document(sweep.text)
+    values = list(stretch(sweep.axes, sweep.sample, start, stop))
+    points = [_point(document, sweep.axes, mine) for mine in values]
+    good = [point for point in points if isinstance(point, Point)]
+    report = any(column.block != "simulation" for column in sweep.columns)
+    shared = iter(batch.blocks([point.model for point in good]) if report else [])
+    for index, mine, point in zip(range(start, stop), values, points, strict=True):
+        if isinstance(point, Point):
+            known = next(shared)._asdict() if report else {}
+            figures, error = _figures(sweep, index, point, known)
+        else:
+            figures, error = [None] * len(sweep.columns), point
+        yield [index, *mine, *figures, error]
+
+
+@lru_cache(maxsize=4)
+def _document(text: str) -> schema.Document:
+    return schema.check(tomli.loads(text))
+
+
+def _point(document: schema.Document, axes: Sequence[Axis], values: Sequence[Number]) -> Point | str:
+    """The point, or why there is none."""
+    changes: dict[KeyPath, object] = {}
+    for axis, value in zip(axes, values, strict=True):
+        changes[axis.path] = {value: 1.0} if axis.path[-1] == "decode" else value
+    if ("gpu", "memory_tokens") in changes:  # takes the place of what says the same
+        changes |= {("gpu", "memory"): None, ("gpu", "kv_bytes_per_token"): None}
+    try:
+        changes |= _other_shares(document, changes)
+        found = schema.replaced(document, changes)
+    except schema.SchemaError as error:
+        path, message, _ = error.problems[0]
+        return f"{written(path)}: {message}"
+    return Point(model_of(found), plan_of(found))
+
+
+def _other_shares(document: schema.Document, changes: dict[KeyPath, object]) -> dict[KeyPath, object]:
+    """Shares that are not varied divide what is left in the proportions they have."""
+    varied = {int(path[1]): as_written(float(str(v))) for path, v in changes.items() if path[-1] == "share"}
+    others = {i: as_written(c.share) for i, c in enumerate(document.classes) if c.share and i not in varied}
+    if not varied or not others:
+        return {}
+    left = (1 - sum(varied.values())) / sum(others.values(), Fraction(0))
+    if left <= 0:
+        first = ("classes", min(varied), "share")
+        raise schema.SchemaError(
+            [schema.Problem(first, "the varied shares leave nothing to the other classes")]
+        )
+    return {("classes", i, "share"): float(share * left) for i, share in others.items()}
+
+
+def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> tuple[list[Value], str | None]:
+    """The figures of a point, and why some are missing."""
+    blocks: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        "kvplan_version": sweep.version,
+        "profile": ProfileIdentity(sweep.name, sweep.sha256),
+    }
+    analyses = Analyses(point.model, point.plan, known)
+    results: dict[str, PolicyResult] = {}
+    error = None
+    if sweep.runs is not None:
+        try:
+            results = _simulated(sweep, index, point)
+        except UsageError as refused:
+            error = " ".join(str(refused).split())
+    figures: list[Value] = []
+    for column in sweep.columns:
+        if column.block == "simulation":
+            figures.append(column.of(results.get(column.policy)))
+        else:
+            block = blocks[column.block] if column.block in blocks else getattr(analyses, column.block)
+            figures.append(column.of(block))
+    return figures, error
+
+
+def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult]:
+    from kvplan.simulation.study import Load, chosen, study
+
+    runs = sweep.runs
+    assert runs is not None
+    first = sweep.seed + index * runs.seeds
+    found = study(
+        point.model,
+        point.plan,
+        Load(requests=runs.requests),
+        chosen(runs.policies, []),
+        range(first, first + runs.seeds),
+        compile=True if sweep.compiled else None,
+        threads=1,
+    )
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return {result.policy: result for result in found.results}

@@ -1,0 +1,250 @@
+"""The file that results go to: a header line, then a line for each point, in order.
+
+Lines are only ever added at the end, so that whatever stopped a sweep leaves a beginning of the finished file. Going on
+checks that beginning: the header must be the sweep's own, lines must count up; a line that was cut off is dropped.
+
+======== ================================================================================
+.jsonl   the header as a JSON object, then an object for each point
+.csv     the header as JSON behind ``# ``, column names, then a line for each point
+.parquet made from ``FILE.partial.jsonl`` when all is there; the header is in its metadata
+======== ================================================================================
+"""
+
+import csv
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kvplan.errors import OutputError, UsageError
+from kvplan.sweep.definition import Sweep
+from kvplan.sweep.points import Value, rows
+
+_KEPT = "what is there is kept, and --resume goes on from it"
+_LONGEST = 10**7  # bytes of a line
+
+
+class Format(StrEnum):
+    """How results are written; the suffix of the file."""
+
+    CSV = ".csv"
+    JSONL = ".jsonl"
+    PARQUET = ".parquet"
+
+
+def format_of(path: Path) -> Format:
+    """What the name of a file asks for.
+
+    Raises
+    ------
+    UsageError
+        Its suffix is none of the formats.
+    """
+    try:
+        return Format(path.suffix)
+    except ValueError:
+        raise UsageError(f"-o {path}: the name must end in {', '.join(Format)}") from None
+
+
+def growing(path: Path) -> Path:
+    """The file that grows while a sweep goes on: the file itself, or beside one that can only be written whole."""
+    return path.with_name(f"{path.name}.partial.jsonl") if format_of(path) is Format.PARQUET else path
+
+
+# -------------------------------------------------------------------------------------------------- lines
+
+
+def head(sweep: Sweep, format: Format) -> bytes:
+    """What a file of results begins with."""
+    header = json.dumps(sweep.header(), ensure_ascii=False)
+    if format is Format.CSV:
+        return f"# {header}\n{','.join(map(_cell, sweep.names))}\n".encode()
+    return f"{header}\n".encode()
+
+
+def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
+    """The lines of some points. Floats are the shortest decimals that read back as they are.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.profile import load_profile
+    >>> from kvplan.sweep.definition import define
+    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
+    >>> lines(sweep, Format.CSV, 0, 2)
+    [b'0,10,max_num_seqs,\\n', b'1,1000,compute,\\n']
+    """
+    found = rows(sweep, start, stop)
+    if format is Format.CSV:
+        return [",".join(map(_cell, row)).encode() + b"\n" for row in found]
+    names = sweep.names
+    return [
+        json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False).encode() + b"\n" for row in found
+    ]
+
+
+def _cell(value: Value) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return repr(value).lower() if isinstance(value, bool) else repr(value)
+    # '#' too: where it begins comments, it does not inside quotes
+    if value != value.strip() or any(c in value for c in ',"#\n\r'):
+        return '"' + value.replace('"', '""') + '"'
+    return value
+
+
+def _number(line: bytes, names: tuple[str, ...], format: Format) -> int:
+    """Number of the point that a line is about; -1 where it is no line of such a file."""
+    try:
+        if format is Format.CSV:
+            (cells,) = csv.reader([line.decode()], strict=True)
+            return int(cells[0]) if len(cells) == len(names) else -1
+        found = json.loads(line)
+        return int(found["point"]) if tuple(found) == names else -1
+    except (ValueError, TypeError, KeyError, csv.Error):
+        return -1
+
+
+# --------------------------------------------------------------------------------------------------- file
+
+
+class Store:
+    """A file of results that is open, and locked, for adding to.
+
+    Attributes
+    ----------
+    path : Path
+    done : int
+        Points that it has.
+    dropped : bool
+        Whether a line that was cut off has been dropped.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path, done: int, dropped: bool) -> None:
+        self._file = file
+        self.path = path
+        self.done = done
+        self.dropped = dropped
+
+    def add(self, more: list[bytes]) -> None:
+        """Add lines; where that fails, the file ends with a whole line.
+
+        Raises
+        ------
+        OutputError
+        """
+        try:
+            before = self._file.seek(0, os.SEEK_END)
+            try:
+                _write(self._file, b"".join(more))
+            except OSError:
+                self._file.truncate(before)
+                raise
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OutputError(f"{self.path}: cannot be written: {why}; {_KEPT}") from None
+        self.done += len(more)
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+@contextmanager
+def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
+    """The file of a sweep's results, made anew, or gone on with.
+
+    Raises
+    ------
+    UsageError
+        Without `resume`: it is there already. With it: it is not of this sweep, or has been changed since.
+    OutputError
+        It cannot be read or written.
+    """
+    format = format_of(path)
+    target = growing(path)
+    for there in {path, target}:
+        if there.exists() and not there.is_file():
+            raise UsageError(f"-o {path}: must be a file")
+        if there.exists() and not resume:
+            raise UsageError(f"-o {there}: is there already; --resume goes on with it, or remove it")
+    try:
+        file = open(os.open(target, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"-o {target}: another sweep is writing it") from None
+        form = Format.JSONL if format is Format.PARQUET else format
+        begin = head(sweep, form)
+        done, end = _read(target, begin, sweep, form)
+        size = file.seek(0, os.SEEK_END)
+        store = Store(file, target, done, dropped=end < size)
+        try:
+            file.truncate(end)
+        except OSError as error:
+            raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+        if end == 0:
+            store.add([begin])
+            store.done = 0
+        yield store
+        os.fsync(file.fileno())
+
+
+def _read(path: Path, begin: bytes, sweep: Sweep, format: Format) -> tuple[int, int]:
+    """Points that a file has, and where the last of them ends; (0, 0) where it has not even begun."""
+    with path.open("rb") as file:
+        found = file.read(len(begin))
+        if found != begin:
+            if begin.startswith(found):
+                return 0, 0
+            raise UsageError(f"--resume: {path}: {_foreign(path, sweep)}")
+        count, end = 0, len(begin)
+        while line := file.readline(_LONGEST):
+            if not line.endswith(b"\n"):
+                if file.read(1):
+                    raise UsageError(f"--resume: {path}: is no result of this sweep from point {count:,} on")
+                break  # the last line, cut off
+            if _number(line, sweep.names, format) != count or count >= sweep.points:
+                raise UsageError(
+                    f"--resume: {path}: the line of point {count:,} is damaged or not of this sweep; remove "
+                    "it and what follows"
+                )
+            count, end = count + 1, end + len(line)
+        return count, end
+
+
+def _foreign(path: Path, sweep: Sweep) -> str:
+    """Why a file does not belong to this sweep."""
+    with path.open("rb") as file:
+        theirs = _header(file.readline(_LONGEST))
+    ours = sweep.header()
+    if theirs is None:
+        return "is not the result of a sweep; another name is wanted"
+    if theirs.get("profile") != ours["profile"]:
+        return "is of another profile, or the profile has changed since"
+    if theirs.get("kvplan_version") != ours["kvplan_version"]:
+        return f"was begun by kvplan {theirs.get('kvplan_version')}, and this is {ours['kvplan_version']}"
+    different = [key for key in ours if theirs.get(key) != ours[key]]
+    if not different:
+        return "has been changed since it was written"
+    return f"is of another sweep: {', '.join(different)} differ"
+
+
+def _header(found: bytes) -> dict[str, Any] | None:
+    line = found.decode("utf-8", "replace").removeprefix("# ")
+    try:
+        header = json.loads(line)
+    except ValueError:
+        return None
+    return header if isinstance(header, dict) and "kvplan_sweep" in header else None

@@ -1,0 +1,401 @@
+"""What a sweep varies: ``KEY=VALUES`` read and checked, and the values of each of its points.
+
+A grid has every combination of the values of its keys, the last key changing fastest. A sample draws each key from a
+range instead; point i of a sample depends on the seed and on i alone, so any stretch of points can be had by itself.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.model import FloatArray, IntArray
+from kvplan.positions import KeyPath
+from kvplan.schema import Document, SchemaError, check_values, did_you_mean
+from kvplan.units import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
+
+MAX_POINTS = 10**7
+MAX_LATIN = 10**6  # its permutations are held in memory
+_CHUNK = 1024  # points of a sample that are drawn at once; part of what a seed means
+_HOW = "KEY=VALUES, such as classes.chat.rate=0.5,1,2 or gpu.memory_tokens=20k:400k:20"
+
+Number = int | float
+
+
+class Quantity(NamedTuple):
+    """How values of a key are written, and whether they are whole."""
+
+    units: Mapping[str, Fraction]
+    whole: bool
+
+
+_TOKENS = Quantity(COUNT_UNITS, True)
+_NUMBER = Quantity(COUNT_UNITS, False)
+_BYTES = Quantity(BYTE_UNITS, True)
+_SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One key and the values it takes: a list of them, or a range.
+
+    Attributes
+    ----------
+    key : str
+        As written; the name of its column.
+    path : tuple
+        Where the value stands in a profile.
+    text : str
+        The values as written.
+    whole : bool
+    values : tuple of numbers
+        Empty for a range.
+    low, high : Fraction
+        Ends of the range.
+    log : bool
+        Whether its logarithm is spaced evenly.
+    count : int
+        How many values; 0 where a sample draws them.
+    """
+
+    key: str
+    path: KeyPath
+    text: str
+    whole: bool
+    values: tuple[Number, ...] = ()
+    low: Fraction = Fraction(0)
+    high: Fraction = Fraction(0)
+    log: bool = False
+    count: int = 0
+
+    def at(self, index: int) -> Number:
+        """Value number `index` of a grid."""
+        if self.values:
+            return self.values[index]
+        if index in (0, self.count - 1):
+            return self._number(self.high if index else self.low)
+        step = Fraction(index, self.count - 1)
+        return self._number(self._log(float(step)) if self.log else self.low + (self.high - self.low) * step)
+
+    def drawn(self, u: float) -> Number:
+        """The value at a place from 0 to 1 of the range; whole ones are equally likely where it is linear."""
+        if self.log:
+            return self._number(self._log(u))
+        if self.whole:
+            return min(int(self.low + int((self.high - self.low + 1) * Fraction(u))), int(self.high))
+        return float(self.low) + u * float(self.high - self.low)
+
+    def _log(self, place: float) -> Fraction:
+        value = float(self.low) * (float(self.high) / float(self.low)) ** place
+        return min(max(Fraction(f"{value:.15g}"), self.low), self.high)
+
+    def _number(self, value: Fraction) -> Number:
+        return math.floor(value + Fraction(1, 2)) if self.whole else float(value)
+
+
+class Kind(StrEnum):
+    """How a sample is drawn."""
+
+    RANDOM = "random"
+    LATIN = "lhs"
+
+
+class Sample(NamedTuple):
+    """A sample in place of a grid."""
+
+    kind: Kind
+    points: int
+    seed: int
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def parse_sample(text: str, seed: int) -> Sample:
+    """Read ``random:N`` or ``lhs:N``.
+
+    Raises
+    ------
+    UsageError
+        It is neither, or too many points.
+
+    Examples
+    --------
+    >>> parse_sample("lhs:200", 7)
+    Sample(kind=<Kind.LATIN: 'lhs'>, points=200, seed=7)
+    """
+    kind, _, number = text.partition(":")
+    if kind not in tuple(Kind):
+        raise UsageError(f"--sample {text[:60]!r}: random:N or lhs:N, with the number of points")
+    most = MAX_POINTS if kind == Kind.RANDOM else MAX_LATIN
+    count = _count(number, f"--sample {text[:60]!r}", least=1)
+    if count > most:
+        raise UsageError(f"--sample {text[:60]!r}: {count:,} points; {most:,} is the most")
+    return Sample(Kind(kind), count, seed)
+
+
+def parse_axes(
+    texts: Sequence[str], document: Document, tables: Mapping[str, Any], sample: Sample | None
+) -> tuple[Axis, ...]:
+    """Read what is varied.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        ``KEY=VALUES``: a list with commas, ``LOW:HIGH:COUNT`` or ``LOW:HIGH:logCOUNT``; with a sample ``LOW:HIGH`` or
+        ``LOW:HIGH:log``.
+    document : Document
+        The checked profile.
+    tables : mapping
+        The same as written.
+    sample : Sample or None
+
+    Raises
+    ------
+    UsageError
+        Anything that is not so; keys that the profile has not, values that they cannot take, too many points.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan import schema
+    >>> from kvplan.profile import load_profile
+    >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables()
+    >>> axes = parse_axes(["timing.d1=10ns:1us:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
+    Traceback (most recent call last):
+    ...
+    kvplan.errors.UsageError: --vary timing.d1: '10ns' is not a number or a number with one of us, ms, s, min, h
+    >>> axes = parse_axes(["timing.d1=1e-8:1e-6:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
+    >>> list(stretch(axes, None, 0, 6))[:3]
+    [(1e-08, 64), (1e-08, 1000), (1e-07, 64)]
+    """
+    if not texts:
+        raise UsageError(f"nothing is varied; --vary {_HOW}")
+    known = known_keys(document)
+    axes: list[Axis] = []
+    for text in texts:
+        if not text.isprintable() or len(text) > 100_000:
+            raise UsageError(f"--vary: printable text is wanted, {_HOW}")
+        key, equals, values = (part.strip() for part in text.rpartition("="))
+        if not equals or not key:
+            raise UsageError(f"--vary {text[:80]!r}: {_HOW}")
+        path = _path(key, document)
+        if path not in known:
+            nearest = did_you_mean(key, known.values(), "its numbers are")
+            raise UsageError(f"--vary {key[:80]!r}: not a number of this profile; {nearest}")
+        if any(axis.path == path for axis in axes):
+            raise UsageError(f"--vary {key!r}: varied twice")
+        axes.append(_axis(key, path, values, sample))
+    _refuse_both_ways(axes)
+    count_points(axes, sample)
+    for axis in axes:
+        _refuse_wrong_values(axis, tables)
+    return tuple(axes)
+
+
+def count_points(axes: Sequence[Axis], sample: Sample | None) -> int:
+    """How many points there are.
+
+    Raises
+    ------
+    UsageError
+        More than `MAX_POINTS`.
+    """
+    if sample is not None:
+        return sample.points
+    count = math.prod(axis.count for axis in axes)
+    if count > MAX_POINTS:
+        product = " × ".join(f"{axis.count:,}" for axis in axes)
+        how = f" ({product})" if len(axes) > 1 else ""
+        raise UsageError(f"--vary asks for {count:,} points{how}; {MAX_POINTS:,} is the most")
+    return count
+
+
+def known_keys(document: Document) -> dict[KeyPath, str]:
+    """The numbers of a profile that can be varied, and how they are written.
+
+    Examples
+    --------
+    >>> a = {"name": "tool calls", "input": 9, "decode": 2, "rate": 1}
+    >>> from kvplan.schema import check
+    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
+    >>> known_keys(check(tables))[("classes", 0, "rate")]
+    'classes.tool calls.rate'
+    """
+    rate = "rate" if document.workload is None else "share"
+    fields = [key for key in _QUANTITIES if key.partition(".")[0] in ("gpu", "timing", "plan")]
+    if document.gpu.memory is None:
+        fields = [key for key in fields if key not in ("gpu.memory", "gpu.kv_bytes_per_token")]
+    if document.workload is not None:
+        fields.append("workload.rate")
+    found: dict[KeyPath, str] = {tuple(key.split(".")): key for key in fields}
+    for i, c in enumerate(document.classes):
+        for field in (rate, "input", "decode"):
+            found["classes", i, field] = f"classes.{c.name}.{field}"
+    return found
+
+
+_QUANTITIES: Mapping[str, Quantity] = {
+    "gpu.memory_tokens": _TOKENS,
+    "gpu.memory": _BYTES,
+    "gpu.kv_bytes_per_token": _TOKENS,
+    "gpu.block_tokens": _TOKENS,
+    "gpu.max_num_seqs": _TOKENS,
+    "gpu.max_num_batched_tokens": _TOKENS,
+    "timing.d0": _SECONDS,
+    "timing.d1": _SECONDS,
+    "timing.d2": _SECONDS,
+    "timing.d3": _SECONDS,
+    "workload.rate": _NUMBER,
+    "classes.rate": _NUMBER,
+    "classes.share": _NUMBER,
+    "classes.input": _TOKENS,
+    "classes.decode": _TOKENS,
+    "plan.delta": _NUMBER,
+    "plan.horizon": _SECONDS,
+    "plan.segments": _TOKENS,
+}
+_INDEXED = re.compile(r"classes\[ *(.+?) *\]\.([a-z]+)")
+
+
+def _path(key: str, document: Document) -> KeyPath:
+    """Where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
+    head, dot, field = key.rpartition(".")
+    if head.startswith("classes."):
+        for i, c in enumerate(document.classes):
+            if c.name == head.removeprefix("classes."):
+                return ("classes", i, field)
+    elif found := _INDEXED.fullmatch(key):
+        for i, c in enumerate(document.classes):
+            if found[1] in (str(i), c.name):
+                return ("classes", i, found[2])
+    return (head, field) if dot else (key,)
+
+
+def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
+    quantity = _QUANTITIES[f"{path[0]}.{path[-1]}"]
+
+    def number(part: str) -> Fraction:
+        try:
+            value = parse_exact(part, quantity.units)
+        except UsageError as error:
+            raise UsageError(f"--vary {key}: {error}") from None
+        if quantity.units is BYTE_UNITS:
+            value = Fraction(math.floor(value))
+        if quantity.whole and value.denominator != 1:
+            raise UsageError(f"--vary {key}: must be a whole number, not {part.strip()!r}")
+        return value
+
+    if ":" not in text:
+        if sample is not None:
+            raise UsageError(f"--vary {key}={text[:60]}: --sample draws from LOW:HIGH or LOW:HIGH:log")
+        exact = [number(part) for part in text.split(",")]
+        values = tuple(int(value) if quantity.whole else float(value) for value in exact)
+        if len(set(values)) < len(values):
+            raise UsageError(f"--vary {key}={text[:60]}: a value is there twice")
+        return Axis(key, path, text, quantity.whole, values, count=len(values))
+    low, high, *rest = text.split(":")
+    how = rest[0].strip() if rest else ""
+    log = how.startswith("log")
+    if len(rest) > 1 or (sample is not None and how not in ("", "log")):
+        shape = "LOW:HIGH:COUNT or LOW:HIGH:logCOUNT" if sample is None else "LOW:HIGH or LOW:HIGH:log"
+        raise UsageError(f"--vary {key}={text[:60]}: a range is {shape}{' with --sample' * bool(sample)}")
+    place = f"--vary {key}={text[:60]}"
+    if sample is None and not how:
+        raise UsageError(f"{place}: how many values? LOW:HIGH:COUNT or LOW:HIGH:logCOUNT")
+    count = 0 if sample is not None else _count(how.removeprefix("log"), place, least=2)
+    axis = Axis(key, path, text, quantity.whole, low=number(low), high=number(high), log=log, count=count)
+    if axis.low >= axis.high:
+        raise UsageError(f"{place}: an empty range; LOW must be below HIGH")
+    if log and axis.low <= 0:
+        raise UsageError(f"{place}: a log range must start above 0")
+    # the first step of a log range is its smallest
+    step = float(axis.high - axis.low) / max(count - 1, 1)
+    if log and count > 1:
+        step = float(axis.low) * math.expm1(math.log(float(axis.high) / float(axis.low)) / (count - 1))
+    if quantity.whole and count and step < 1 - 1e-9:
+        raise UsageError(f"{place}: {count:,} values, but they must be whole and steps at least 1")
+    return axis
+
+
+def _count(text: str, place: str, *, least: int) -> int:
+    if not re.fullmatch("[0-9](?:_?[0-9]){0,29}", text):
+        raise UsageError(f"{place}: the number of values must be a whole number, not {text[:40]!r}")
+    count = int(text)
+    if count < least:
+        raise UsageError(f"{place}: {count} values; at least {least}")
+    return count
+
+
+def _refuse_both_ways(axes: Sequence[Axis]) -> None:
+    paths = {axis.path for axis in axes}
+    for other in ("memory", "kv_bytes_per_token"):
+        if {("gpu", "memory_tokens"), ("gpu", other)} <= paths:
+            raise UsageError(f"--vary: gpu.memory_tokens and gpu.{other} say the same; vary one of them")
+
+
+def _refuse_wrong_values(axis: Axis, tables: Mapping[str, Any]) -> None:
+    """What every key may be is an interval, so that the ends of a range speak for all of it."""
+    ends = axis.values or tuple(int(value) if axis.whole else float(value) for value in (axis.low, axis.high))
+    for value in ends:
+        try:
+            check_values(_with(tables, axis.path, f"{value} B" if axis.path[-1] == "memory" else value))
+        except SchemaError as error:
+            raise UsageError(f"--vary {axis.key}: {error.problems[0].message}") from None
+
+
+def _with(tables: Mapping[str, Any], path: KeyPath, value: object) -> dict[str, Any]:
+    """The tables with another value at a path."""
+    changed = dict(tables)
+    if len(path) == 2:
+        changed[str(path[0])] = {**changed.get(str(path[0]), {}), str(path[1]): value}
+    else:
+        entries = list(changed["classes"])
+        index = int(path[1])
+        entries[index] = {**entries[index], str(path[2]): value}
+        changed["classes"] = entries
+    return changed
+
+
+# -------------------------------------------------------------------------------------------------- points
+
+
+def stretch(
+    axes: Sequence[Axis], sample: Sample | None, start: int, stop: int
+) -> Iterator[tuple[Number, ...]]:
+    """Values of the points from `start` up to `stop`, in the order of the axes."""
+    if sample is None:
+        for index in range(start, stop):
+            values = []
+            for axis in reversed(axes):
+                index, place = divmod(index, axis.count)
+                values.append(axis.at(place))
+            yield tuple(reversed(values))
+        return
+    for first in range(start - start % _CHUNK, stop, _CHUNK):
+        places = _places(sample, len(axes), first)
+        for row in places[max(start - first, 0) : stop - first].tolist():
+            yield tuple(axis.drawn(u) for axis, u in zip(axes, row, strict=True))
+
+
+def _places(sample: Sample, axes: int, first: int) -> FloatArray:
+    """Where in its range each value lies, of the points from `first` on; shape (at most _CHUNK, axes)."""
+    size = min(_CHUNK, sample.points - first)
+    inside = np.random.default_rng([sample.seed, 0, first]).random((_CHUNK, axes))[:size]
+    if sample.kind is Kind.RANDOM:
+        return inside
+    # every stretch of 1/count of a range is met once (McKay, Beckman, Conover 1979)
+    return (_strata(sample, axes)[first : first + size] + inside) / sample.points
+
+
+@lru_cache(maxsize=2)
+def _strata(sample: Sample, axes: int) -> IntArray:
+    rng = np.random.default_rng([sample.seed, 1])
+    return np.stack([rng.permutation(sample.points) for _ in range(axes)], axis=1)

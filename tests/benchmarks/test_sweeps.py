@@ -1,0 +1,68 @@
+"""What a sweep costs. Run with `pytest tests/benchmarks -s -n 0`; not part of the test command."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from measure import ratio, seconds
+
+from kvplan.sweep import executors
+
+PROFILE = """schema = 1
+name = "four classes"
+gpu = { memory_tokens = 100_000, block_tokens = 16, max_num_seqs = 256, max_num_batched_tokens = 8192 }
+timing = { d0 = "14.5 ms", d1 = "0.25 us", d2 = "85 us" }
+classes = [
+    { name = "chat", input = 1155, decode = { 50 = 0.2, 200 = 0.5, 400 = 0.3 }, rate = 0.5 },
+    { name = "tools", input = 400, decode = 128, rate = 0.3 },
+    { name = "documents", input = 4000, decode = { 100 = 1, 300 = 2 }, rate = 0.1 },
+    { name = "code", input = 900, decode = 500, rate = 0.2 },
+]
+"""
+CLOSED_FORM = ["--columns", "load.*,equilibrium.*,saturation.*"]
+SIMULATED = ["--simulate", "--policy", "vllm", "--requests", "2000"]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "four.toml"
+    path.write_text(PROFILE)
+    return path
+
+
+def swept(profile: Path, memory: int, rates: int, *options: str) -> None:
+    out = profile.with_name("out.csv")
+    out.unlink(missing_ok=True)
+    vary = [
+        "--vary",
+        f"gpu.memory_tokens=20k:400k:{memory}",
+        "--vary",
+        f"classes.chat.rate=0.01:4:log{rates}",
+    ]
+    command = [sys.executable, "-m", "kvplan", "sweep", str(profile), *vary, *options, "-o", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert out.read_bytes().count(b"\n") == memory * rates + 2
+
+
+def test_a_hundred_thousand_points_take_less_than_a_minute_and_bounded_memory(profile: Path) -> None:
+    taken = seconds(lambda: swept(profile, 500, 200, *CLOSED_FORM))
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"\n100,000 points of four classes: {taken:.1f} s, at most {memory:.0f} MiB in a process")
+    assert taken < 60
+    assert memory < 400
+
+
+def test_five_times_the_points_take_five_times_as_long(profile: Path) -> None:
+    many, few = (lambda n=n: swept(profile, n, 200, *CLOSED_FORM, "--executor", "serial") for n in (250, 50))
+    assert ratio(many, few, 3, "50,000 points against 10,000") < 6
+
+
+@pytest.mark.skipif(executors.cores() < 2, reason="one core")
+def test_two_cores_are_nearly_twice_as_fast_as_one(profile: Path) -> None:
+    swept(profile, 20, 5, *SIMULATED)  # compiles the loop, if nobody has
+    one, two = (
+        lambda n=n: swept(profile, 80, 20, *SIMULATED, "--executor", "cores", "--workers", n) for n in "12"
+    )
+    assert ratio(one, two, 1, "1,600 simulated points on one core against two") >= 1.7

@@ -1,0 +1,447 @@
+"""`kvplan sweep`: its figures are those of other commands, and whatever stops it, its file comes out the same."""
+
+import csv
+import errno
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from io import BytesIO
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan import __version__
+from kvplan.cli import main
+from kvplan.profile import load_profile, parse_profile
+from kvplan.sweep import executors, store
+from kvplan.sweep.definition import Sweep, define
+from kvplan.sweep.run import sweep
+
+PROFILE = """schema = 1
+name = "two classes"
+gpu = { memory_tokens = 1000, prefill = "disaggregated" }
+timing = { d0 = 0.5, d1 = 0.001 }
+classes = [
+    { name = "tool calls", input = 9, decode = 3, rate = 1.0 },
+    { name = "b.c", input = 20, decode = { 5 = 1, 7 = 2 }, rate = 0.5 },
+]
+"""
+SMALL = ["--simulate", "--policy", "greedy", "--requests", "50", "--seeds", "2", "--executor", "serial"]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "two.toml"
+    path.write_text(PROFILE)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main(["sweep", *map(str, arguments)])
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    header, *found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert header["points"] == len(found)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- figures
+
+
+def test_a_grid_has_every_combination_with_the_figures_of_analyze(profile: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    keys = "load.headroom,rate_cap.classes[b.c].integer_budget,wait.*,nested_wait.fits"
+    memory, rates = [30, 515, 1000], [0.5, 40.0]
+    vary = ["--vary", "gpu.memory_tokens=30:1k:3", "--vary", "classes.b.c.rate=0.5,40"]
+    assert run(profile, *vary, "--columns", keys, "--executor", "serial", "-o", out) == 0
+    found = rows(out)
+    points = [(row["gpu.memory_tokens"], row["classes.b.c.rate"]) for row in found]
+    assert points == list(product(memory, rates))
+    for row in (found[0], found[-1]):
+        text = PROFILE.replace("memory_tokens = 1000", f"memory_tokens = {row['gpu.memory_tokens']}")
+        changed = text.replace("rate = 0.5", f"rate = {row['classes.b.c.rate']}")
+        report = analyzed(tmp_path, changed)
+        assert row["load.headroom"] == report["load"]["headroom"]
+        budget = report["rate_cap"]["classes"][1]["integer_budget"]
+        assert row["rate_cap.classes[b.c].integer_budget"] == budget
+        assert row["nested_wait.fits"] == report["nested_wait"]["fits"]
+        assert row["wait.classes[tool calls].latency_s"] == report["wait"]["classes"][0]["latency_s"]
+        thresholds = report["wait"]["thresholds"] or [None, None]
+        assert [row[f"wait.thresholds[{i}]"] for i in range(2)] == thresholds
+        assert row["error"] is None
+
+
+def analyzed(folder: Path, profile: str) -> dict[str, Any]:
+    (folder / "changed.toml").write_text(profile)
+    out = folder / "report.json"
+    assert main(["analyze", str(folder / "changed.toml"), "--format", "json", "-o", str(out)]) == 0
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
+
+
+def test_without_columns_there_are_the_verdict_and_a_few(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert run("tool-calls-h100", "--vary", "classes[0].rate=45", "-o", out) == 0
+    (row,) = rows(out)
+    report = analyzed(tmp_path, load_profile("tool-calls-h100", stdin=BytesIO()).text)
+    assert len(row) == 12
+    for key, value in row.items():
+        if key not in ("point", "classes[0].rate", "error"):
+            block, _, name = key.partition(".")
+            assert value == report[block][name]
+
+
+def test_simulated_figures_are_those_of_simulate_at_the_seeds_of_the_point(
+    profile: Path, tmp_path: Path
+) -> None:
+    out, alone = tmp_path / "out.jsonl", tmp_path / "alone.json"
+    vary = ["--vary", "gpu.max_num_seqs=5,9,90"]
+    keys = "simulation.greedy.*"
+    assert run(profile, *vary, *SMALL, "--seed", "3", "--columns", keys, "-o", out) == 0
+    changed = tmp_path / "changed.toml"
+    changed.write_text(PROFILE.replace("memory_tokens = 1000", "memory_tokens = 1000, max_num_seqs = 90"))
+    # point 2 of two seeds each, counted from 3: seeds 7 and 8
+    options = ["--policy", "greedy", "--requests", "50", "--seed", "7", "--seeds", "2"]
+    assert main(["simulate", str(changed), *options, "--format", "json", "-o", str(alone)]) == 0
+    (policy,) = json.loads(alone.read_text())["policies"]
+    row = rows(out)[2]
+    assert row["simulation.greedy.throughput_rps"] == policy["throughput_rps"]
+    assert row["simulation.greedy.e2e_s.p95"] == policy["e2e_s"]["p95"]
+    assert row["simulation.greedy.ci95.e2e_s.p95[1]"] == policy["ci95"]["e2e_s.p95"][1]
+    assert row["simulation.greedy.classes[b.c].ttft_s.mean"] == policy["classes"][1]["ttft_s"]["mean"]
+    assert row["simulation.greedy.status"] == policy["status"]
+
+
+def test_a_point_that_no_profile_may_have_says_why(profile: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    vary = ["--vary", "gpu.memory_tokens=20,100", "--columns", "load.headroom"]
+    assert run(profile, *vary, "--executor", "serial", "-o", out) == 0
+    comment, *table = out.read_text().splitlines()
+    assert json.loads(comment.removeprefix("# "))["kvplan_sweep"] == 1
+    first, second = csv.DictReader(table)
+    assert first["load.headroom"] == ""
+    assert first["error"].startswith("classes[1]: class 'b.c' does not fit")
+    assert (second["error"], float(second["load.headroom"]) > 0) == ("", True)
+
+
+def test_memory_in_tokens_takes_the_place_of_memory_in_bytes(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    vary = ["--vary", "gpu.memory_tokens=100k,200k", "--columns", "saturation.admissions_per_iteration"]
+    assert run("tool-calls-h100", *vary, "-o", out) == 0
+    one, two = (row["saturation.admissions_per_iteration"] for row in rows(out))
+    assert two == pytest.approx(2 * one)
+
+
+def test_shares_that_are_not_varied_divide_what_is_left(tmp_path: Path) -> None:
+    """Two tiers share half and half; their decode limits are 99 and 125."""
+    out = tmp_path / "out.jsonl"
+    vary = ["--vary", "classes.short tier.share=0.25,0.8,1", "--columns", "equilibrium.decode_tokens_per_s"]
+    assert run("two-tier-99-125", *vary, "-o", out) == 0
+    *found, nothing_left = rows(out)
+    rates = [row["equilibrium.decode_tokens_per_s"] for row in found]
+    assert rates == pytest.approx([24 * (0.25 * 99 + 0.75 * 125), 24 * (0.8 * 99 + 0.2 * 125)])
+    assert "leave nothing" in nothing_left["error"]
+
+
+# ------------------------------------------------------------------------------------- stopped and resumed
+
+
+def a_sweep(points: int = 1500, **options: Any) -> Sweep:
+    vary = [f"gpu.memory_tokens=100:90k:{points}"]
+    return define(parse_profile(PROFILE.encode(), "two.toml"), vary, **{"columns": ["load.*"], **options})
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_file_cut_anywhere_is_completed_to_the_same_bytes(tmp_path: Path, suffix: str) -> None:
+    whole, part = tmp_path / f"whole.{suffix}", tmp_path / f"part.{suffix}"
+    sweep(a_sweep(), whole, executor="serial")
+    data = whole.read_bytes()
+    begin = len(store.head(a_sweep(), store.format_of(whole)))
+    rng = random.Random(5)
+    for cut in [
+        0,
+        1,
+        begin - 1,
+        begin,
+        begin + 1,
+        len(data) - 1,
+        len(data),
+        *rng.choices(range(len(data)), k=6),
+    ]:
+        part.write_bytes(data[:cut])
+        found = sweep(a_sweep(), part, executor="serial", resume=True)
+        assert part.read_bytes() == data
+        assert found.resumed == max(data[begin:cut].count(b"\n"), 0)
+        assert found.dropped == (cut > 0 and not data[:cut].endswith(b"\n"))
+
+
+def test_a_sweep_killed_ten_times_ends_as_one_left_alone(profile: Path, tmp_path: Path) -> None:
+    """Processes that have everything imported, so that they are at work nearly all of their time."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(
+        ["kvplan.cli", "kvplan.sweep.run", "kvplan.simulation.study", "scipy.special"]
+    )
+    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
+    options = ["--vary", "gpu.memory_tokens=100:1k:400", *SMALL]
+    assert run(profile, *options, "-o", whole) == 0
+    command = ["sweep", str(profile), *options, "-o", str(part), "--resume"]
+    rng, sizes = random.Random(11), [0]
+    for _ in range(10):
+        process = context.Process(target=main, args=(command,))
+        process.start()
+        deadline = time.monotonic() + 60
+        while (part.stat().st_size if part.exists() else 0) <= sizes[-1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.05))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        sizes.append(part.stat().st_size)
+    assert len(set(sizes)) == 11
+    assert sizes[-1] < whole.stat().st_size  # else nothing is left for the last
+    assert main(command) == 0
+    assert part.read_bytes() == whole.read_bytes()
+
+
+def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    options = ["--vary", "gpu.memory_tokens=100:90k:40000", "--columns", "rate_cap.*", "--workers", "2"]
+    command = [sys.executable, "-m", "kvplan", "sweep", str(profile), *options, "-o", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for_lines(out, 3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == f"note: interrupted; --resume goes on with {out}\n"
+    assert out.read_bytes().endswith(b"\n")
+
+
+def wait_for_lines(path: Path, lines: int) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_bytes().count(b"\n") > lines):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_full_disk_leaves_whole_lines_and_room_is_all_it_takes_to_go_on(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of this process may only grow so far, which fails in the middle of a write as a full disk does."""
+    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
+    options = ["--vary", "gpu.memory_tokens=100:90k:3000", "--columns", "load.*", "--executor", "serial"]
+    assert run(profile, *options, "-o", whole) == 0
+    data = whole.read_bytes()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) * 2 // 3, most))
+    try:
+        assert run(profile, *options, "-o", part) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    kept = part.read_bytes()
+    assert data.startswith(kept)
+    assert kept.endswith(b"\n")
+    assert kept.count(b"\n") > 1000
+    why = os.strerror(errno.EFBIG)
+    said = f"error: {part}: cannot be written: {why}; what is there is kept, and --resume goes on from it\n"
+    assert capsys.readouterr().err == said
+    assert run(profile, *options, "-o", part, "--resume") == 0
+    assert part.read_bytes() == data
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_what_is_no_file_is_refused(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("full", "folder"):
+        out = tmp_path / f"{name}.csv"
+        assert run(profile, "--vary", "gpu.max_num_seqs=5", "-o", out) == 2
+        assert capsys.readouterr().err == f"error: -o {out}: must be a file\n"
+
+
+def test_a_file_of_something_else_is_noticed(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    command = ["--vary", "gpu.max_num_seqs=5,9", "--columns", "load.headroom", "-o", out]
+    assert run(profile, *command) == 0
+    good = out.read_bytes()
+    capsys.readouterr()
+
+    def refused(*more: object, content: bytes = good) -> str:
+        out.write_bytes(content)
+        assert run(*more) == 2
+        assert out.read_bytes() == content
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1
+        return said
+
+    assert "is there already; --resume" in refused(profile, *command)
+    for foreign in (b"a,b\n1,2\n", b"\x00\xff" * 400, b'{"kvplan": 1}\n' + good, good[9:]):
+        assert "is not the result of a sweep" in refused(profile, *command, "--resume", content=foreign)
+    assert "columns differ" in refused(profile, *command, "--columns", "wait.fits", "--resume")
+    assert "vary differ" in refused(profile, *command[2:], "--vary", "gpu.max_num_seqs=5,8", "--resume")
+    older = good.replace(f'"kvplan_version": "{__version__}"'.encode(), b'"kvplan_version": "0.0.1"')
+    assert "was begun by kvplan 0.0.1" in refused(profile, *command, "--resume", content=older)
+    middle = good.splitlines(keepends=True)
+    missing = b"".join([*middle[:2], middle[3]])
+    assert "point 0 is damaged" in refused(profile, *command, "--resume", content=missing)
+    torn = b"".join([*middle[:2], middle[2][:3] + b"\n", middle[3]])
+    assert "point 0 is damaged" in refused(profile, *command, "--resume", content=torn)
+    assert "point 2 is damaged" in refused(profile, *command, "--resume", content=good + middle[3])
+    profile.write_text(PROFILE + "# another comment\n")
+    assert "the profile has changed" in refused(profile, *command, "--resume")
+
+
+def test_two_sweeps_do_not_write_the_same_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    with (
+        store.opened(a_sweep(), out, resume=False),
+        pytest.raises(Exception, match="another sweep is writing it"),
+        store.opened(a_sweep(), out, resume=True),
+    ):
+        pass
+
+
+# ----------------------------------------------------------------------------------------------- executors
+
+
+def test_cores_give_the_bytes_of_one_process(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    sweep(a_sweep(), one, executor="serial")
+    sweep(a_sweep(), two, executor="cores", workers=2)
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_worker_that_is_killed_is_replaced(profile: Path, tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
+    options = ["--vary", "gpu.memory_tokens=100:90k:800", "--columns", "rate_cap.*"]
+    assert run(profile, *options, "--executor", "serial", "-o", whole) == 0
+    command = [
+        sys.executable,
+        "-m",
+        "kvplan",
+        "sweep",
+        str(profile),
+        *options,
+        "--workers",
+        "2",
+        "-o",
+        str(part),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    wait_for_lines(part, 9)
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+    assert process.communicate(timeout=100) == (None, b"")
+    assert process.returncode == 0
+    assert part.read_bytes() == whole.read_bytes()
+
+
+def workers_of(pid: int) -> list[int]:
+    """Processes that a pool of a process has started; the tracker of its resources is none of them."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_work_at_once_keeps_an_error_for_its_result() -> None:
+    future = executors.Serial().submit(int, "x")
+    assert isinstance(future.exception(), ValueError)
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", "nothing is varied"),
+        ("--vary gpu.memory_tokens", "KEY=VALUES"),
+        ("--vary =5", "KEY=VALUES"),
+        ("--vary gpu.memory_token=5k", "did you mean gpu.memory_tokens?"),
+        ("--vary classes.x.rate=5", "did you mean classes."),
+        ("--vary workload.rate=5", "not a number of this profile"),
+        ("--vary gpu.prefill=5", "not a number of this profile"),
+        ("--vary classes.b.c.share=0.5", "not a number of this profile"),
+        ("--vary gpu.memory_tokens=", "'' is not a number"),
+        ("--vary gpu.memory_tokens=5k,", "'' is not a number"),
+        ("--vary gpu.memory_tokens=5k,x", "'x' is not a number"),
+        ("--vary gpu.memory_tokens=5.5", "must be a whole number"),
+        ("--vary gpu.memory_tokens=nan", "'nan' is not a number"),
+        ("--vary gpu.memory_tokens=0", "must be at least 1"),
+        ("--vary gpu.memory_tokens=1000,1k", "a value is there twice"),
+        ("--vary classes.b.c.rate=-1:5:3", "must be at least"),
+        ("--vary plan.delta=0.5:1.5:3", "must be at most 1"),
+        ("--vary gpu.memory_tokens=20k:400k", "how many values?"),
+        ("--vary gpu.memory_tokens=20k:400k:x", "whole number, not 'x'"),
+        ("--vary gpu.memory_tokens=20k:400k:1", "at least 2"),
+        ("--vary gpu.memory_tokens=20k:400k:2:3", "a range is LOW:HIGH:COUNT"),
+        ("--vary gpu.memory_tokens=400k:20k:5", "an empty range"),
+        ("--vary gpu.memory_tokens=20k:20k:5", "an empty range"),
+        ("--vary timing.d1=0:1e-6:log5", "must start above 0"),
+        ("--vary gpu.block_tokens=1:4:9", "must be whole and steps at least 1"),
+        ("--vary gpu.block_tokens=1:16:log9", "must be whole and steps at least 1"),
+        ("--vary gpu.max_num_seqs=5 --vary gpu.max_num_seqs=6", "varied twice"),
+        ("--vary classes.b.c.rate=5 --vary classes[1].rate=6", "varied twice"),
+        ("--vary timing.d0=1:2:1_000_000_000", "1,000,000,000 points; 10,000,000 is the most"),
+        (
+            "--vary timing.d0=1:2:1000 --vary timing.d1=0:1:1000 --vary timing.d2=0:1:1000",
+            "1,000,000,000 points (1,000 × 1,000 × 1,000)",
+        ),
+        ("--vary timing.d0=1:2 --sample random:1000000000", "1,000,000,000 points"),
+        ("--vary timing.d0=1:2 --sample lhs:2000000", "1,000,000 is the most"),
+        ("--vary timing.d0=1:2 --sample sobol:9", "random:N or lhs:N"),
+        ("--vary timing.d0=1:2 --sample lhs:0", "at least 1"),
+        ("--vary timing.d0=1,2 --sample lhs:9", "--sample draws from"),
+        ("--vary timing.d0=1:2:3 --sample lhs:9", "a range is LOW:HIGH or LOW:HIGH:log"),
+        ("--vary timing.d0=1 --seed -1", "--seed -1"),
+        ("--vary timing.d0=1 --columns load.headrom", "did you mean load.headroom?"),
+        ("--vary timing.d0=1 --columns load.x*", "no key of the report is like that"),
+        ("--vary timing.d0=1 --columns wait.classes[b.d].threshold", "no class has that name"),
+        ("--vary timing.d0=1 --columns wait.classes[2].threshold", "there are 2 classes"),
+        ("--vary timing.d0=1 --columns ,", "at least one key"),
+        ("--vary timing.d0=1 --columns simulation.greedy.status", "needs --simulate"),
+        ("--vary timing.d0=1 --simulate --columns load.headroom", "no key of the simulation"),
+        ("--vary timing.d0=1 --simulate --columns simulation.greedy.x", "did you mean"),
+        ("--vary timing.d0=1 --simulate --policy fifo", "'fifo' does not exist"),
+        ("--vary timing.d0=1 --simulate --requests 0", "--requests 0"),
+        ("--vary timing.d0=1 --simulate --seeds 0", "--seeds 0"),
+        ("--vary timing.d0=1 --policy greedy", "--policy goes with --simulate only"),
+        ("--vary timing.d0=1 --executor threads", "serial, cores, dask"),
+        ("--vary timing.d0=1 --executor serial --workers 2", "--workers does not go with"),
+        ("--vary timing.d0=1 --workers 0", "--workers 0"),
+        ("--vary timing.d0=1 -o out.txt", ".csv, .jsonl, .parquet"),
+        ("--vary timing.d0=1 -o no/such/folder.csv", "cannot be written"),
+    ],
+)
+def test_rubbish_is_refused_in_one_line_before_any_work(
+    options: str, said: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    more = [] if "-o " in options else ["-o", out]
+    assert run(profile, *options.split(), *more) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_file_to_write_to_is_wanted(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(profile, "--vary", "timing.d0=1") == 2
+    assert "-o FILE is wanted" in capsys.readouterr().err
+
+
+def test_a_shipped_profile_can_be_swept() -> None:
+    assert define(load_profile(None, stdin=BytesIO()), ["timing.d0=10 ms:20 ms:3"]).points == 3
