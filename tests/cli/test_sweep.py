@@ -5,11 +5,13 @@ import errno
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from io import BytesIO
 from itertools import product
 from multiprocessing import get_context
@@ -224,6 +226,31 @@ def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert said == f"note: interrupted; --resume goes on with {out}\n"
     assert out.read_bytes().endswith(b"\n")
+
+
+def test_a_terminal_shows_the_rate_and_the_time_left(profile: Path, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    options = ["--vary", "gpu.memory_tokens=100:90k:3000", "--columns", "load.*", "--executor", "serial"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvplan",
+        "sweep",
+        str(profile),
+        *options,
+        "-o",
+        str(tmp_path / "out.csv"),
+    ]
+    env = os.environ | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
+    done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, env=env, check=True)
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # how a terminal that nobody writes to any more ends
+        while more := os.read(ours, 65536):
+            said += more
+    os.close(ours)
+    assert done.stdout == b""
+    assert re.search(r"points .* 3000/3000 [0-9,.]+/s, 0 s left", said.decode())
 
 
 def wait_for_lines(path: Path, lines: int) -> None:
