@@ -61,7 +61,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def test_a_grid_has_every_combination_with_the_figures_of_analyze(profile: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    keys = "load.headroom,rate_cap.classes[b.c].integer_budget,wait.*,nested_wait.fits"
+    keys = (
+        "load.headroom,rate_cap.classes[b.c].integer_budget,wait.*,nested_wait.fits,stability.spectral_radius"
+    )
     memory, rates = [30, 515, 1000], [0.5, 40.0]
     vary = ["--vary", "gpu.memory_tokens=30:1k:3", "--vary", "classes.b.c.rate=0.5,40"]
     assert run(profile, *vary, "--columns", keys, "--executor", "serial", "-o", out) == 0
@@ -77,6 +79,7 @@ def test_a_grid_has_every_combination_with_the_figures_of_analyze(profile: Path,
         assert row["rate_cap.classes[b.c].integer_budget"] == budget
         assert row["nested_wait.fits"] == report["nested_wait"]["fits"]
         assert row["wait.classes[tool calls].latency_s"] == report["wait"]["classes"][0]["latency_s"]
+        assert row["stability.spectral_radius"] == report["stability"]["spectral_radius"]
         thresholds = report["wait"]["thresholds"] or [None, None]
         assert [row[f"wait.thresholds[{i}]"] for i in range(2)] == thresholds
         assert row["error"] is None
