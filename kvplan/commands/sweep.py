@@ -171,22 +171,25 @@ def _bar(points: int) -> "Iterator[Progress | None]":
     from time import monotonic
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from kvplan.units import format_rate, format_seconds
 
     shown = Progress(
         TextColumn("points"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[pace]}"),
         console=Console(stderr=True),
         transient=True,
     )
     began = monotonic()
     with shown as bar:
-        task = bar.add_task("points", total=points, rate="")
+        task = bar.add_task("points", total=points, pace="")
 
         def progress(done: int, mine: int) -> None:
-            bar.update(task, completed=done, rate=f"{mine / (monotonic() - began + 1e-9):,.1f}/s")
+            rate = mine / (monotonic() - began + 1e-9)  # of this call, which a resumed one has not all of
+            left = format_seconds((points - done) / rate, 2)
+            bar.update(task, completed=done, pace=f"{format_rate(rate, digits=3)}, {left} left")
 
         yield progress

@@ -38,11 +38,14 @@ class Engine:
         How many pieces of work to give to it before the first is back.
     failure : function
         Why work that was given to it will never be done; None as long as it will.
+    cancelled : str
+        What it means when it cancels work by itself.
     """
 
     executor: Executor
     ahead: int
     failure: Callable[[], str | None]
+    cancelled: str = "the work was cancelled"
 
 
 class Serial(Executor):
@@ -189,15 +192,16 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
                 f"{kind}: no Dask scheduler with workers answers ({' '.join(str(error).split())})"
             ) from None
         try:
+            gone = f"{kind}: the Dask scheduler is gone"
             threads = sum(client.ncores().values())
-            yield Engine(client.get_executor(pure=False), _AHEAD * threads, _watched(client, kind))
+            yield Engine(client.get_executor(pure=False), _AHEAD * threads, _watched(client, gone), gone)
         finally:
             client.close(timeout=2)
             if cluster is not None:
                 cluster.close(timeout=5)
 
 
-def _watched(client: Any, kind: str) -> Callable[[], str | None]:
+def _watched(client: Any, gone: str) -> Callable[[], str | None]:
     from time import monotonic
 
     answered = monotonic()
@@ -207,7 +211,7 @@ def _watched(client: Any, kind: str) -> Callable[[], str | None]:
         if client.status == "running":
             answered = monotonic()
         if client.status in ("closed", "closing") or monotonic() - answered > _LOST_S:
-            return f"{kind}: the Dask scheduler is gone"
+            return gone
         return None
 
     return failure

@@ -1,6 +1,7 @@
 """Points of a sweep: the profile with other values, checked as a profile is, and the figures that are wanted."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -9,8 +10,9 @@ import tomli
 
 from kvplan import __version__, schema
 from kvplan.analysis import batch
+from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
-from kvplan.model import Plan, ServingModel, as_written
+from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
 from kvplan.positions import KeyPath, written
 from kvplan.profile import model_of, plan_of
 from kvplan.report import SCHEMA_VERSION, Analyses, ProfileIdentity
@@ -103,6 +105,8 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
         "kvplan_version": sweep.version,
         "profile": ProfileIdentity(sweep.name, sweep.sha256),
     }
+    if _shares_stability(sweep):
+        known["stability"] = _stability(replace(point.model, timing=_ANY_TIMING, replica=_roomy(point.model)))
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}
     error = None
@@ -119,6 +123,26 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
             block = blocks[column.block] if column.block in blocks else getattr(analyses, column.block)
             figures.append(column.of(block))
     return figures, error
+
+
+# ``stability.advice`` apart, memory, timing and limits have no part in stability, which takes longest of all
+_ON_STABILITY = frozenset({"stability", "verdict", "worst_cycle", "sources", "notes"})
+_ANY_TIMING = Timing(1.0)
+
+
+@lru_cache(maxsize=8)
+def _shares_stability(sweep: Sweep) -> bool:
+    names = {column.name for column in sweep.columns}
+    return "stability.advice" not in names and any(c.block in _ON_STABILITY for c in sweep.columns)
+
+
+def _roomy(model: ServingModel) -> Replica:
+    return Replica(schema.MAX_MEMORY_TOKENS, model.replica.block_tokens, model.replica.prefill)
+
+
+@lru_cache(maxsize=256)
+def _stability(model: ServingModel) -> Stability:
+    return stability(model)
 
 
 def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult]:

@@ -146,7 +146,9 @@ def _result(future: Future[list[bytes]], engine: executors.Engine) -> list[bytes
         except FutureTimeoutError:
             why = engine.failure()
         except CancelledError:
-            why = engine.failure() or "the work was cancelled"
+            why = engine.cancelled
+        except OSError as error:  # a connection that broke
+            why = f"{engine.cancelled} ({' '.join(str(error).split())})"
         except ImportError as error:
             why = f"a worker has not what it needs: {error}"
         except Exception as error:

@@ -235,7 +235,7 @@ def _foreign(path: Path, sweep: Sweep) -> str:
         return "is of another profile, or the profile has changed since"
     if theirs.get("kvplan_version") != ours["kvplan_version"]:
         return f"was begun by kvplan {theirs.get('kvplan_version')}, and this is {ours['kvplan_version']}"
-    different = [key for key in ours if theirs.get(key) != ours[key]]
+    different = [key for key in ours if json.dumps(theirs.get(key)) != json.dumps(ours[key])]
     if not different:
         return "has been changed since it was written"
     return f"is of another sweep: {', '.join(different)} differ"

@@ -5,11 +5,13 @@ import errno
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from io import BytesIO
 from itertools import product
 from multiprocessing import get_context
@@ -59,7 +61,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def test_a_grid_has_every_combination_with_the_figures_of_analyze(profile: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    keys = "load.headroom,rate_cap.classes[b.c].integer_budget,wait.*,nested_wait.fits"
+    keys = (
+        "load.headroom,rate_cap.classes[b.c].integer_budget,wait.*,nested_wait.fits,stability.spectral_radius"
+    )
     memory, rates = [30, 515, 1000], [0.5, 40.0]
     vary = ["--vary", "gpu.memory_tokens=30:1k:3", "--vary", "classes.b.c.rate=0.5,40"]
     assert run(profile, *vary, "--columns", keys, "--executor", "serial", "-o", out) == 0
@@ -75,6 +79,7 @@ def test_a_grid_has_every_combination_with_the_figures_of_analyze(profile: Path,
         assert row["rate_cap.classes[b.c].integer_budget"] == budget
         assert row["nested_wait.fits"] == report["nested_wait"]["fits"]
         assert row["wait.classes[tool calls].latency_s"] == report["wait"]["classes"][0]["latency_s"]
+        assert row["stability.spectral_radius"] == report["stability"]["spectral_radius"]
         thresholds = report["wait"]["thresholds"] or [None, None]
         assert [row[f"wait.thresholds[{i}]"] for i in range(2)] == thresholds
         assert row["error"] is None
@@ -224,6 +229,31 @@ def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert said == f"note: interrupted; --resume goes on with {out}\n"
     assert out.read_bytes().endswith(b"\n")
+
+
+def test_a_terminal_shows_the_rate_and_the_time_left(profile: Path, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    options = ["--vary", "gpu.memory_tokens=100:90k:3000", "--columns", "load.*", "--executor", "serial"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvplan",
+        "sweep",
+        str(profile),
+        *options,
+        "-o",
+        str(tmp_path / "out.csv"),
+    ]
+    env = os.environ | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
+    done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, env=env, check=True)
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # how a terminal that nobody writes to any more ends
+        while more := os.read(ours, 65536):
+            said += more
+    os.close(ours)
+    assert done.stdout == b""
+    assert re.search(r"points .* 3000/3000 [0-9,.]+/s, 0 s left", said.decode())
 
 
 def wait_for_lines(path: Path, lines: int) -> None:
