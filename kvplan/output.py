@@ -153,13 +153,31 @@ def append_result(text: str, path: Path) -> None:
 def _to_standard_output(text: str) -> None:
     if sys.stdout is None:
         raise OSError("it is closed")
-    encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
     try:
-        sys.stdout.buffer.write(text.encode(encoding, errors="replace"))
+        sys.stdout.buffer.write(text.encode(_encoding(), errors="replace"))
         sys.stdout.flush()
     except OSError:
         abandon_standard_output()
         raise
+
+
+def can_show(characters: str) -> bool:
+    """Whether standard output can encode these.
+
+    Examples
+    --------
+    >>> can_show("plain")
+    True
+    """
+    try:
+        characters.encode(_encoding())
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encoding() -> str:
+    return sys.stdout.encoding if sys.stdout is not None and sys.stdout.isatty() else "utf-8"
 
 
 def abandon_standard_output() -> None:

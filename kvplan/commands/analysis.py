@@ -9,7 +9,7 @@ import typer
 
 from kvplan.commands.common import Output, Profile, progress_bar, read, say, say_compiling, terminal
 from kvplan.errors import UsageError
-from kvplan.output import write_into, write_result
+from kvplan.output import can_show, write_into, write_result
 
 if TYPE_CHECKING:
     from kvplan.plots.catalogue import Plot
@@ -169,7 +169,13 @@ def _rendered(
     from kvplan.render import terminal as to_terminal
 
     width, colour = terminal(output)
-    return to_terminal.render(document.build(result, sections), width=width, colour=colour)
+    picture = None
+    if width >= to_terminal.MAX_WIDTH:
+        from kvplan.render import plot
+
+        blocks = can_show("".join(plot.BLOCKS))
+        picture = plot.rate_section(result, width=to_terminal.MAX_WIDTH - 2, blocks=blocks)
+    return to_terminal.render(document.build(result, sections), width=width, colour=colour, picture=picture)
 
 
 def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:

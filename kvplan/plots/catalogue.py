@@ -74,7 +74,7 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     'All requests have one decode length, so there is one segment.'
     """
     found = [
-        _rate_throughput(report),
+        rate_throughput(report),
         _equilibrium(report, model),
         _roots(report, model),
         _segments(report, model, plan),
@@ -83,7 +83,8 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     return (*found, *(_timelines(runs, model) if runs is not None else ()))
 
 
-def _rate_throughput(report: Report) -> Plot:
+def rate_throughput(report: Report) -> Plot:
+    """The plot of the first screen."""
     found = data.rate_throughput(report)
     own, most = _rps(found.offered_rps), _rps(found.sustainable_rps)
     said = ["With a cap everything up to the sustainable rate is served."]
