@@ -307,6 +307,15 @@ class Timeline:
     requests: int
     seed: int
 
+    @property
+    def alike(self) -> tuple[tuple[str, ...], ...]:
+        """Policies whose lines are the same, those of each such group together."""
+        groups: dict[tuple[bytes, ...], list[str]] = {}
+        for run in self.runs:
+            lines = (run.kv_time_s, run.kv_tokens, run.waiting_time_s, run.waiting)
+            groups.setdefault(tuple(line.tobytes() for line in lines), []).append(run.policy)
+        return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
 
 def timeline(study: "Study", capacity_tokens: int) -> Timeline:
     """The record of the first seed of each policy, thinned so that no peak is lost."""
