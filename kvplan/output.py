@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -80,6 +80,29 @@ def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         with _refusals(str(folder / name)):
             _to_path(content, folder / name)
+
+
+def remove_from(folder: Path, names: Iterable[str]) -> list[str]:
+    """Remove the files of these names from a folder; those that were there.
+
+    Raises
+    ------
+    OutputError
+        One cannot be removed.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as place:
+    ...     write_into(Path(place), {"a.svg": b"<svg/>", "mine.svg": b"<svg/>"})
+    ...     remove_from(Path(place), ["a.svg", "b.svg"]), os.listdir(place)
+    (['a.svg'], ['mine.svg'])
+    """
+    found = [name for name in names if (folder / name).is_file()]
+    for name in found:
+        with _refusals(str(folder / name)):
+            (folder / name).unlink()
+    return found
 
 
 @contextmanager
