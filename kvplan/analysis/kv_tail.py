@@ -75,7 +75,7 @@ class CumulantTable:
         by_curvature = (next_curvature - curvature) / step
         by_slope = 2 * (next_slope - slope - curvature * step) / step**2
         # the cube of the root would overflow sooner
-        return float(3 * by_slope - 2 * by_curvature) / curvature / math.sqrt(curvature)
+        return float((3 * by_slope - 2 * by_curvature) / curvature / math.sqrt(curvature))
 
     @cached_property
     def log_tails(self) -> FloatArray:
