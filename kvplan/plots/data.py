@@ -66,7 +66,7 @@ def rate_throughput(report: Report) -> RateThroughput:
     offered, sustainable = report.load.offered_rps, report.load.sustainable_rps
     worst = min(report.worst_cycle.throughput_rps, sustainable)
     top = _MARGIN * (max(offered, sustainable) if offered <= _FAR * sustainable else sustainable)
-    rate = np.unique([0.0, worst, sustainable, top])
+    rate = np.array(sorted({0.0, worst, sustainable, top}))  # np.unique imports much at its first call
     return RateThroughput(
         rate_rps=rate,
         capped_rps=np.minimum(rate, sustainable),

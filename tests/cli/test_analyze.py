@@ -297,6 +297,7 @@ def test_help_is_plain_and_has_an_example(arguments: tuple[str, ...]) -> None:
         (["--version"], {"numpy", "pydantic", "rich", "scipy", "numba", "matplotlib"}),
         (["--help"], {"numpy", "pydantic", "rich", "scipy", "numba"}),
         (["analyze", DEFAULT_PROFILE, "-o", os.devnull], {"scipy", "numba", "matplotlib"}),
+        (["analyze", DEFAULT_PROFILE], {"scipy", "numba", "matplotlib"}),
         (["analyze", DEFAULT_PROFILE, "--format", "json", "-o", os.devnull], {"rich", "scipy", "matplotlib"}),
         (["analyze", DEFAULT_PROFILE, "--format", "html", "-o", os.devnull], {"rich", "scipy", "numba"}),
     ],
@@ -305,8 +306,9 @@ def test_only_what_a_command_needs_is_imported(arguments: list[str], unneeded: s
     program = (
         f"import sys; from kvplan.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
     )
+    wide = ENVIRONMENT | {"COLUMNS": "120"}
     result = subprocess.run(
-        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], env=wide, capture_output=True, text=True, check=True
     )
     assert "kvplan.cli" in result.stderr.split()
     assert unneeded & set(result.stderr.split()) == set()
