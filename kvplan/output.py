@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -82,6 +82,29 @@ def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
             _to_path(content, folder / name)
 
 
+def remove_from(folder: Path, names: Iterable[str]) -> list[str]:
+    """Remove the files of these names from a folder; those that were there.
+
+    Raises
+    ------
+    OutputError
+        One cannot be removed.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as place:
+    ...     write_into(Path(place), {"a.svg": b"<svg/>", "mine.svg": b"<svg/>"})
+    ...     remove_from(Path(place), ["a.svg", "b.svg"]), os.listdir(place)
+    (['a.svg'], ['mine.svg'])
+    """
+    found = [name for name in names if (folder / name).is_file()]
+    for name in found:
+        with _refusals(str(folder / name)):
+            (folder / name).unlink()
+    return found
+
+
 @contextmanager
 def _refusals(place: str) -> Iterator[None]:
     """What the system says, as errors of kvplan that name the place."""
@@ -153,13 +176,31 @@ def append_result(text: str, path: Path) -> None:
 def _to_standard_output(text: str) -> None:
     if sys.stdout is None:
         raise OSError("it is closed")
-    encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
     try:
-        sys.stdout.buffer.write(text.encode(encoding, errors="replace"))
+        sys.stdout.buffer.write(text.encode(_encoding(), errors="replace"))
         sys.stdout.flush()
     except OSError:
         abandon_standard_output()
         raise
+
+
+def can_show(characters: str) -> bool:
+    """Whether standard output can encode these.
+
+    Examples
+    --------
+    >>> can_show("plain")
+    True
+    """
+    try:
+        characters.encode(_encoding())
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encoding() -> str:
+    return sys.stdout.encoding if sys.stdout is not None and sys.stdout.isatty() else "utf-8"
 
 
 def abandon_standard_output() -> None:

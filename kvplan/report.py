@@ -35,6 +35,7 @@ from kvplan.units import format_number, format_percent, format_seconds, format_t
 
 SCHEMA_VERSION = 1
 FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
+SIMULATED_OVERFLOW = "KV above memory, per iteration"  # the row of the simulation that is a probability
 
 _NOTHING = "Nothing"  # to be done, begins an action that says so
 

@@ -74,7 +74,8 @@ class CumulantTable:
         # both are the third derivative of K at first order; together at second
         by_curvature = (next_curvature - curvature) / step
         by_slope = 2 * (next_slope - slope - curvature * step) / step**2
-        return float(3 * by_slope - 2 * by_curvature) / math.sqrt(curvature) ** 3
+        # the cube of the root would overflow sooner
+        return float((3 * by_slope - 2 * by_curvature) / curvature / math.sqrt(curvature))
 
     @cached_property
     def log_tails(self) -> FloatArray:

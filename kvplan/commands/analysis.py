@@ -9,7 +9,7 @@ import typer
 
 from kvplan.commands.common import Output, Profile, progress_bar, read, say, say_compiling, terminal
 from kvplan.errors import UsageError
-from kvplan.output import write_into, write_result
+from kvplan.output import can_show, remove_from, write_into, write_result
 
 if TYPE_CHECKING:
     from kvplan.plots.catalogue import Plot
@@ -133,14 +133,25 @@ def explain(
 
 
 def _write_plots(plots: "tuple[Plot, ...]", folder: Path, format: PlotFormat) -> None:
-    """A file for each plot there is; what there is not is said."""
+    """A file for each plot there is; what there is not is said, and gone if an earlier run had it."""
     from kvplan.plots import drawing
+    from kvplan.plots.catalogue import KEYS
 
     draw = drawing.svg if format is PlotFormat.SVG else drawing.png
-    write_into(folder, {f"{plot.key}.{format.value}": draw(plot) for plot in plots if plot.data is not None})
-    for plot in plots:
-        if plot.data is None:
-            say(f"note: no plot {plot.key}: {plot.caption}")
+    drawn = {f"{plot.key}.{format.value}": draw(plot) for plot in plots if plot.data is not None}
+    write_into(folder, drawn)
+    absent = {plot.key: plot.caption for plot in plots if plot.data is None}
+    for key, why in absent.items():
+        say(f"note: no plot {key}: {why}")
+    removed = remove_from(
+        folder, [f"{key}.{format.value}" for key in KEYS if f"{key}.{format.value}" not in drawn]
+    )
+    if removed:
+        say(f"note: {folder}: removed what an earlier run had plotted: {', '.join(removed)}")
+    others = [f"{key}.{other.value}" for key in KEYS for other in PlotFormat if other is not format]
+    left = [name for name in others if (folder / name).exists()]
+    if left:
+        say(f"note: {folder}: left there, from an earlier run: {', '.join(left)}")
 
 
 def _rendered(
@@ -169,7 +180,13 @@ def _rendered(
     from kvplan.render import terminal as to_terminal
 
     width, colour = terminal(output)
-    return to_terminal.render(document.build(result, sections), width=width, colour=colour)
+    picture = None
+    if width >= to_terminal.MAX_WIDTH:
+        from kvplan.render import plot
+
+        blocks = can_show("".join(plot.BLOCKS))
+        picture = plot.rate_section(result, width=to_terminal.MAX_WIDTH - 2, blocks=blocks)
+    return to_terminal.render(document.build(result, sections), width=width, colour=colour, picture=picture)
 
 
 def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:
@@ -178,6 +195,7 @@ def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:
     from kvplan.render import html
 
     if not drawing.available():
+        say(f"note: plots are left out: {drawing.HOW_TO_INSTALL}")
         return html.render(document, notice=f"Plots are left out: {drawing.HOW_TO_INSTALL}")
     shown = {None, *(section.key for section in document.sections)}
     pictures = [

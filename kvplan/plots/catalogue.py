@@ -22,6 +22,17 @@ PlotData = (
 )
 
 
+KEYS = (
+    "rate-throughput",
+    "equilibrium-kv",
+    "roots",
+    "nested-segments",
+    "kv-density",
+    "timeline-offered",
+    "timeline-saturated",
+)
+
+
 class Plot(NamedTuple):
     """One plot, or why there is none.
 
@@ -74,7 +85,7 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     'All requests have one decode length, so there is one segment.'
     """
     found = [
-        _rate_throughput(report),
+        rate_throughput(report),
         _equilibrium(report, model),
         _roots(report, model),
         _segments(report, model, plan),
@@ -83,7 +94,8 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     return (*found, *(_timelines(runs, model) if runs is not None else ()))
 
 
-def _rate_throughput(report: Report) -> Plot:
+def rate_throughput(report: Report) -> Plot:
+    """The plot of the first screen."""
     found = data.rate_throughput(report)
     own, most = _rps(found.offered_rps), _rps(found.sustainable_rps)
     said = ["With a cap everything up to the sustainable rate is served."]
@@ -199,9 +211,11 @@ def _density(report: Report, model: ServingModel) -> Plot:
         said.append("Steps: exact, at a constant iteration time.")
     capacity, required = format_tokens(found.capacity_tokens), format_tokens(found.required_tokens)
     if not found.shows_capacity:
-        said.append(
-            f"The capacity, {capacity} tokens, is far {'above' if found.has_room else 'below'} the plot."
-        )
+        where = "below the plot"
+        if found.has_room:
+            times = format_number(found.capacity_tokens / found.high_tokens, 2)
+            where = f"beyond the right edge: {times} times as much"
+        said.append(f"The capacity, {capacity} tokens, is far {where}.")
     return Plot(
         "kv-density",
         "safety_buffer",
@@ -228,12 +242,14 @@ def _timeline(key: str, found: data.Timeline, study: "Study", when: str) -> Plot
         f"{format_tokens(result.queue.peak)} at most"
         for result in study.results
     )
+    said = [f"{format_tokens(found.requests)} requests, seed {found.seed}. Capacity dashed."]
+    said += [f"The lines of {' and '.join(group)} are the same." for group in found.alike]
     return Plot(
         key,
         "simulation",
         f"Memory and queue over time, {when}",
         Basis.SIMULATED,
-        f"{format_tokens(found.requests)} requests, seed {found.seed}. Capacity dashed.",
+        " ".join(said),
         f"{numbers}; capacity {format_tokens(found.capacity_tokens)} tokens.",
         found,
     )

@@ -66,7 +66,7 @@ def rate_throughput(report: Report) -> RateThroughput:
     offered, sustainable = report.load.offered_rps, report.load.sustainable_rps
     worst = min(report.worst_cycle.throughput_rps, sustainable)
     top = _MARGIN * (max(offered, sustainable) if offered <= _FAR * sustainable else sustainable)
-    rate = np.unique([0.0, worst, sustainable, top])
+    rate = np.array(sorted({0.0, worst, sustainable, top}))  # np.unique imports much at its first call
     return RateThroughput(
         rate_rps=rate,
         capped_rps=np.minimum(rate, sustainable),
@@ -306,6 +306,15 @@ class Timeline:
     capacity_tokens: int
     requests: int
     seed: int
+
+    @property
+    def alike(self) -> tuple[tuple[str, ...], ...]:
+        """Policies whose lines are the same, those of each such group together."""
+        groups: dict[tuple[bytes, ...], list[str]] = {}
+        for run in self.runs:
+            lines = (run.kv_time_s, run.kv_tokens, run.waiting_time_s, run.waiting)
+            groups.setdefault(tuple(line.tobytes() for line in lines), []).append(run.policy)
+        return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def timeline(study: "Study", capacity_tokens: int) -> Timeline:

@@ -13,7 +13,7 @@ from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle
 from kvplan.errors import UsageError
-from kvplan.report import Basis, Report, Status
+from kvplan.report import SIMULATED_OVERFLOW, Basis, Report, Status
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
 MAX_ROWS = 20  # of a table of classes; programs read the JSON, people do not read a thousand rows
@@ -490,7 +490,7 @@ def _simulation(report: Report) -> Section:
     rows = (
         (
             row["figure"],
-            format_number(row["formula"]),
+            (_probability if row["figure"] == SIMULATED_OVERFLOW else format_number)(row["formula"]),
             format_number(row["simulated"]),
             ABSENT if row["ci95"] is None else " to ".join(map(format_number, row["ci95"])),
             agreement[row["agrees"]],

@@ -15,7 +15,10 @@ from kvplan.report import Status
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "orange", Status.OVERLOADED: "red"}
-_SIDE_BY_SIDE = 1060  # pixels from which a plot stands beside its tables
+_SIDE_BY_SIDE = (
+    1060  # pixels from which a plot stands beside its tables, and small sections beside each other
+)
+_STACKED = 4  # columns from which a table is too wide for a telephone
 
 
 class Picture(NamedTuple):
@@ -89,7 +92,7 @@ def render(document: Document, pictures: Sequence[Picture] = (), notice: str | N
             "<main>",
             f"<section>{_beside(first, [p for p in pictures if p.section is None])}</section>",
             _contents(document.sections),
-            *(_section(section, pictures) for section in document.sections),
+            *_sections(document.sections, pictures),
             "</main>",
             f"<footer>{quote(document.origin)}</footer>",
             "</body>",
@@ -115,11 +118,24 @@ def _contents(sections: Iterable[Section]) -> str:
     return f'<nav aria-label="Sections"><ul>{"".join(links)}</ul></nav>'
 
 
-def _section(section: Section, pictures: Iterable[Picture]) -> str:
+def _sections(sections: Sequence[Section], pictures: Sequence[Picture]) -> list[str]:
+    """All sections; those of tables alone share the width of the page, two and two."""
+    drawn = {picture.section for picture in pictures if picture.svg is not None}
+    small = [
+        section.key
+        for section in sections
+        if section.key not in drawn and any(isinstance(block, Table) for block in section.blocks)
+    ]
+    pairs = set(small[: len(small) // 2 * 2])
+    return [_section(section, pictures, half=section.key in pairs) for section in sections]
+
+
+def _section(section: Section, pictures: Iterable[Picture], *, half: bool) -> str:
     basis = f' <span class="basis">{quote(section.basis)}</span>' if section.basis else ""
     mine = [picture for picture in pictures if picture.section == section.key]
     body = _beside([_block(block, section.title) for block in section.blocks], mine)
-    return f'<section id="{section.key}">\n<h2>{quote(section.title)}{basis}</h2>\n{body}\n</section>'
+    kind = _class("half" if half else "")
+    return f'<section id="{section.key}"{kind}>\n<h2>{quote(section.title)}{basis}</h2>\n{body}\n</section>'
 
 
 def _beside(parts: Iterable[str], pictures: Sequence[Picture]) -> str:
@@ -128,7 +144,7 @@ def _beside(parts: Iterable[str], pictures: Sequence[Picture]) -> str:
     absent = [_absent(picture) for picture in pictures if picture.svg is None]
     text = _lines([*parts, *absent])
     if not drawn:
-        return f'<div class="alone">{text}</div>'
+        return text
     return f'<div class="beside"><div>{text}</div><div>{_lines(drawn)}</div></div>'
 
 
@@ -163,26 +179,42 @@ def _list(kind: str, items: Iterable[str]) -> str:
 
 
 def _table(table: Table, title: str) -> str:
-    """A table that scrolls by itself where it is too wide, by keyboard as well."""
+    """A table that scrolls by itself where it is too wide, by keyboard as well.
+
+    One of many columns becomes a list of cards on a telephone: below the first cell of a row stand the others, each
+    after the name of its column.
+    """
+    stacks = len(table.columns) >= _STACKED
+    # a name or a sentence that heads a card needs no heading
+    labels = [
+        column.name if stacks and (number or column.right) else ""
+        for number, column in enumerate(table.columns)
+    ]
     classes = [("right" if column.right else "wraps" if column.wraps else "") for column in table.columns]
     heads = (
         # a column without a name heads nothing
         f'<th scope="col"{_class(kind)}>{quote(column.name)}</th>' if column.name else "<td></td>"
         for column, kind in zip(table.columns, classes, strict=True)
     )
-    rows = (_row(row, classes) for row in table.rows)
+    rows = (_row(row, classes, labels) for row in table.rows)
     cut = f'<p class="soft">{quote(table.cut)}</p>' if table.cut else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{quote(title)}"><table>\n'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{quote(title)}">'
+        f"<table{_class('stacks' if stacks else '')}>\n"
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{_lines(rows)}\n</tbody></table></div>{cut}"
     )
 
 
-def _row(row: tuple[str, ...], classes: Sequence[str]) -> str:
-    cells = zip(row, classes, strict=True)
-    first, kind = next(cells)
-    head = f'<th scope="row"{_class(kind)}>{quote(first)}</th>'
-    return f"<tr>{head}{''.join(f'<td{_class(k)}>{quote(cell)}</td>' for cell, k in cells)}</tr>"
+def _row(row: tuple[str, ...], classes: Sequence[str], labels: Sequence[str]) -> str:
+    first, *others = (
+        f"{_class(kind)}{_label(label)}>{quote(cell)}"
+        for cell, kind, label in zip(row, classes, labels, strict=True)
+    )
+    return f'<tr><th scope="row"{first}</th>{"".join(f"<td{cell}</td>" for cell in others)}</tr>'
+
+
+def _label(name: str) -> str:
+    return f' data-label="{quote(name)}"' if name else ""
 
 
 def _class(name: str) -> str:
@@ -230,9 +262,13 @@ tbody th {{ font-weight: 400; }}
 .right {{ text-align: right; white-space: nowrap; }}
 .wraps {{ overflow-wrap: anywhere; min-width: 8em; }}
 pre {{ overflow-x: auto; font-size: .8rem; line-height: 1.2; }}
-svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin-bottom: .5rem; }}
-.alone {{ max-width: 48rem; }}
+svg {{ display: block; width: 100%; height: auto; max-width: 34rem; margin-bottom: .5rem; }}
 @media (min-width: {_SIDE_BY_SIDE}px) {{
+  main {{ display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); grid-auto-flow: dense;
+    column-gap: 1.25rem; }}
+  main > * {{ grid-column: 1 / -1; }}
+  main > .half {{ grid-column: auto; }}
+  main > section > p, main > section > ul {{ max-width: 60rem; }}
   .beside {{ display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 2rem; }}
 }}
 @media (max-width: 480px) {{
@@ -240,6 +276,16 @@ svg {{ display: block; width: 100%; height: auto; max-width: 36rem; margin-botto
   main > section {{ padding: .9rem .8rem .4rem; }}
   table {{ font-size: .85rem; }}
   th, td {{ padding-right: .5rem; }}
+  .stacks, .stacks tbody {{ display: block; }}
+  .stacks thead {{ display: none; }}
+  .stacks tr {{ display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.25rem; padding: .3rem 0;
+    border-bottom: 1px solid var(--rule); }}
+  .stacks th, .stacks td {{ display: flex; flex-wrap: wrap; justify-content: flex-end; column-gap: .75rem;
+    padding: .1rem 0; border: 0; }}
+  .stacks th {{ grid-column: 1 / -1; font-weight: 600; justify-content: flex-start; }}
+  .stacks [data-label]::before {{ content: attr(data-label); color: var(--soft); font-weight: 400;
+    margin-right: auto; }}
+  .stacks th[data-label]::before {{ margin-right: 0; }}
 }}
 @media print {{
   html {{ font-size: 80%; }}

@@ -22,7 +22,9 @@ _MIN_WRAPPED = 16  # columns that names and sentences are given at least
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "yellow", Status.OVERLOADED: "red"}
 
 
-def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
+def render(
+    document: Document, *, width: int = 80, colour: bool = False, picture: Section | None = None
+) -> str:
     """The text to print.
 
     Parameters
@@ -32,6 +34,8 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
         Columns of the terminal; more than 100 are not filled.
     colour : bool
         Write ANSI escape sequences.
+    picture : Section, optional
+        What stands below the key figures.
 
     Examples
     --------
@@ -50,6 +54,7 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
     kvplan 0
     """
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    sections = document.sections if picture is None else (picture, *document.sections)
     return _written(
         [
             Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
@@ -59,7 +64,7 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
             _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),
             Text(),
             _table(document.summary, width),
-            *(part for section in document.sections for part in _section(section, width)),
+            *(part for section in sections for part in _section(section, width)),
             Text(),
             Text(document.origin, "dim", overflow="fold"),
         ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvplan.model import Plan, ServingModel
-from kvplan.report import Report, Status
+from kvplan.report import SIMULATED_OVERFLOW, Report, Status
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.study import DEFAULT_REQUESTS, Arrivals, Load, Study, chosen, plain, study
@@ -123,7 +123,7 @@ def _overflow(chance: float | None, roomy: Outcome, memory_tokens: int) -> Compa
     share = above / max(roomy.iterations, 1)
     enough = chance is not None and above >= _LEAST_EVENTS
     near = chance is not None and abs(share - chance) <= _TAIL_TOLERANCE * chance
-    return Compared("KV above memory, per iteration", chance, share, None, near if enough else None)
+    return Compared(SIMULATED_OVERFLOW, chance, share, None, near if enough else None)
 
 
 def _compared(figure: str, formula: float | None, result: PolicyResult, key: str) -> Compared:

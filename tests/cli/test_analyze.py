@@ -84,6 +84,19 @@ def test_the_width_follows_the_terminal() -> None:
     assert run("analyze", env={"COLUMNS": "60"}).stdout != run("analyze", env={"COLUMNS": "100"}).stdout
 
 
+@pytest.mark.parametrize(("columns", "there"), [("99", False), ("100", True), ("300", True)])
+def test_a_plot_is_shown_where_the_width_allows(columns: str, there: bool) -> None:
+    text = run("analyze", "tool-calls-h100", env={"COLUMNS": columns}).stdout
+    assert ("═ danger zone" in text) == there
+    assert ("Throughput against offered rate, requests/s  computed\n" in text) == there
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_file_is_the_same_whatever_the_terminal(tmp_path: Path) -> None:
+    run("analyze", DEFAULT_PROFILE, "-o", str(tmp_path / "report.txt"), env={"COLUMNS": "200"})
+    assert (tmp_path / "report.txt").read_text("utf-8") == run("analyze", DEFAULT_PROFILE).stdout
+
+
 # ------------------------------------------------------------------------------------------------ refusals
 
 
@@ -209,7 +222,7 @@ def on_terminal(*arguments: str, **environment: str) -> str:
         received += data
     os.close(leader)
     assert process.wait(timeout=60) == 0
-    return received.decode()
+    return received.decode(environment.get("PYTHONIOENCODING", "utf-8"))
 
 
 def test_colour_is_for_terminals_that_want_it(tmp_path: Path) -> None:
@@ -220,6 +233,18 @@ def test_colour_is_for_terminals_that_want_it(tmp_path: Path) -> None:
     assert "\x1b" not in run(*arguments).stdout
     on_terminal(*arguments, "-o", str(tmp_path / "report.txt"))
     assert "\x1b" not in (tmp_path / "report.txt").read_text("utf-8")
+
+
+def test_a_terminal_draws_with_what_its_encoding_has() -> None:
+    for encoding, legend in (
+        ("utf-8", "░ only with a cap"),
+        ("cp437", "░ only with a cap"),
+        ("ascii", ". only"),
+    ):
+        received = on_terminal(
+            "analyze", "tool-calls-h100", COLUMNS="120", PYTHONIOENCODING=encoding, NO_COLOR="1"
+        )
+        assert legend in received, encoding
 
 
 def test_an_ascii_terminal_gets_a_replacement_instead_of_a_crash() -> None:
@@ -272,6 +297,7 @@ def test_help_is_plain_and_has_an_example(arguments: tuple[str, ...]) -> None:
         (["--version"], {"numpy", "pydantic", "rich", "scipy", "numba", "matplotlib"}),
         (["--help"], {"numpy", "pydantic", "rich", "scipy", "numba"}),
         (["analyze", DEFAULT_PROFILE, "-o", os.devnull], {"scipy", "numba", "matplotlib"}),
+        (["analyze", DEFAULT_PROFILE], {"scipy", "numba", "matplotlib"}),
         (["analyze", DEFAULT_PROFILE, "--format", "json", "-o", os.devnull], {"rich", "scipy", "matplotlib"}),
         (["analyze", DEFAULT_PROFILE, "--format", "html", "-o", os.devnull], {"rich", "scipy", "numba"}),
     ],
@@ -280,8 +306,9 @@ def test_only_what_a_command_needs_is_imported(arguments: list[str], unneeded: s
     program = (
         f"import sys; from kvplan.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
     )
+    wide = ENVIRONMENT | {"COLUMNS": "120"}
     result = subprocess.run(
-        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], env=wide, capture_output=True, text=True, check=True
     )
     assert "kvplan.cli" in result.stderr.split()
     assert unneeded & set(result.stderr.split()) == set()

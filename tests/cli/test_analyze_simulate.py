@@ -8,6 +8,7 @@ from contract import KEYS, keys_of
 
 from kvplan.cli import main
 from kvplan.profile import load_profile
+from kvplan.render.document import Table, build
 from kvplan.report import analyze
 from kvplan.simulation.beside import figures, simulate
 
@@ -63,3 +64,23 @@ def test_the_text_says_what_agrees(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nSimulation  simulated\n" in text
     assert text.count("agrees") == 4
     assert "simulated" not in text.split("Simulation")[0]
+
+
+def test_a_probability_is_written_alike_in_all_sections() -> None:
+    """Of KV above memory: by formula under the safety buffer, and again beside what was simulated."""
+    profile = load_profile("tool-calls-h100", stdin=None)  # type: ignore[arg-type]
+    found = analyze(profile.model, name="n", sha256="")
+    chance = found.safety_buffer.overflow_probability_per_iteration
+    assert chance is not None
+    assert chance < 1e-12
+    runs = simulate(profile.model, profile.plan, requests=2000)
+    block = figures(found, runs, profile.model.replica.memory_tokens)
+    shown = {section.key: section for section in build(found._replace(simulation=block)).sections}
+    cells = {
+        row[0]: row[1]
+        for key in ("safety_buffer", "simulation")
+        for table in shown[key].blocks
+        if isinstance(table, Table)
+        for row in table.rows
+    }
+    assert cells["Overflow, per iteration"] == cells["KV above memory, per iteration"] == "below 1e-12"

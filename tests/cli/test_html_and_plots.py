@@ -59,6 +59,24 @@ def test_plots_are_written_beside_the_report(
     )
 
 
+def test_plots_of_an_earlier_run_do_not_stay_unnoticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = {"notes.svg": "mine", "roots.svg.bak": "mine", "kv-density.png": "old"}
+    for name, content in {**mine, "nested-segments.svg": "old", "timeline-offered.svg": "old"}.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "timeline-saturated.svg").mkdir()
+    assert main(["analyze", NAME, "--plot", str(tmp_path), "-o", os.devnull]) == 0
+    expected = {*mine, *(f"{name}.svg" for name in FILES), "timeline-saturated.svg"}
+    assert set(os.listdir(tmp_path)) == expected
+    assert {name: (tmp_path / name).read_text() for name in mine} == mine
+    _, removed, left = capsys.readouterr().err.splitlines()
+    assert removed.endswith(
+        ": removed what an earlier run had plotted: nested-segments.svg, timeline-offered.svg"
+    )
+    assert left.endswith(": left there, from an earlier run: kv-density.png")
+
+
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "file"
     place.write_text("mine")
@@ -71,9 +89,13 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("without_matplotlib")
-def test_without_matplotlib_the_page_says_how_to_get_plots(tmp_path: Path) -> None:
+def test_without_matplotlib_the_page_says_how_to_get_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.html"
     assert main(["analyze", NAME, "--format", "html", "-o", str(page)]) == 0
+    said = f"note: plots are left out: {drawing.HOW_TO_INSTALL}\n"
+    assert capsys.readouterr() == ("", said)
     text = page.read_text("utf-8")
     assert "<svg" not in text
     assert "pip install &#x27;.[plot]&#x27;" in text

@@ -53,6 +53,16 @@ CONTRASTS = """
   return found.sort((a, b) => a[0] - b[0]);
 })()
 """
+# of every text in a plot: how many pixels high its font is on the screen
+SIZES = """
+[...document.querySelectorAll('svg text, svg tspan')].filter((node) => node.textContent.trim()).map((node) => {
+  const plot = node.ownerSVGElement;
+  const scale = plot.getBoundingClientRect().width / plot.viewBox.baseVal.width;
+  return parseFloat(getComputedStyle(node).fontSize) * scale;
+})
+"""
+# what can be scrolled sideways without anything that says so
+HIDDEN = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +97,10 @@ def test_a_page_is_silent_fits_and_can_be_read(name: str, browser: Browser, page
             contrasts = browser.evaluate(CONTRASTS)
             assert len(contrasts) > 150
             assert contrasts[0][0] >= 4.5, contrasts[:3]
+            sizes = browser.evaluate(SIZES)
+            assert len(sizes) > 50
+            assert min(sizes) >= 10
+            assert browser.evaluate(HIDDEN) == 0
     assert browser.complaints == []
 
 
@@ -102,6 +116,20 @@ def test_plots_are_seen_and_have_names(browser: Browser, pages: dict[str, Path])
     assert max(browser.evaluate(widths)) > 200
     styles = "[...document.querySelectorAll('svg path')].map(path => getComputedStyle(path).stroke)"
     assert "rgb(11, 87, 184)" in browser.evaluate(styles)  # the page's blue, by its variable
+
+
+def test_small_sections_stand_beside_each_other_where_there_is_room(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    places = "['load', 'saturation'].map(id => document.getElementById(id).getBoundingClientRect().toJSON())"
+    browser.open(pages["tool-calls-h100"], width=1280)
+    left, right = browser.evaluate(places)
+    assert left["top"] == right["top"]
+    assert left["right"] < right["left"]
+    assert right["right"] - left["left"] > 1100
+    browser.open(pages["tool-calls-h100"], width=390)
+    above, below = browser.evaluate(places)
+    assert above["bottom"] < below["top"]
 
 
 def test_the_browser_would_complain(browser: Browser, tmp_path: Path) -> None:

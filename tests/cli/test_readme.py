@@ -67,6 +67,21 @@ def test_report_is_how_the_command_begins() -> None:
     assert printed.startswith(report)
 
 
+def test_the_excerpt_of_a_design_document_is_what_the_command_prints() -> None:
+    section = README.split("\n## In a design document\n")[1].split("\n## ")[0]
+    _, shown, _ = section.split("\n---\n")
+    command = ["analyze", "tool-calls-h100", "--format", "markdown"]
+    assert "`kvplan " + " ".join(command) + "`" in " ".join(section.split())
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan", *command], capture_output=True, text=True, check=True
+    )
+    assert shown.startswith("\n**NEEDS CAP**")
+    assert shown.count("\n| Offered load |") == shown.count("</details>") == 1
+    title, printed = done.stdout.split("\n", 1)
+    assert title.startswith("## ")
+    assert printed.startswith(shown)
+
+
 def test_a_gate_that_fails_prints_what_is_shown() -> None:
     _, shown = blocks("text")
     command = ["check", "tool-calls-h100", "--require", "load.headroom >= 30%"]

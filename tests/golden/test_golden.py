@@ -14,13 +14,22 @@ from typing import Any
 import pytest
 
 from kvplan.profile import load_profile, shipped_profiles
-from kvplan.render import document, markdown, terminal
+from kvplan.render import document, markdown, plot, terminal
 from kvplan.render import json as json_format
 from kvplan.report import Report, analyze, to_document
 
 FOLDER = Path(__file__).parent
+
+
+def _wide(report: Report) -> str:
+    """What a terminal of 100 columns has and one of 80 has not: a plot."""
+    picture = plot.rate_section(report, width=98, blocks=True)
+    return terminal.render(document.build(report, ["load"]), width=100, picture=picture)
+
+
 RENDERERS = {
     "txt": lambda report: terminal.render(document.build(report)),
+    "wide": _wide,
     "md": lambda report: markdown.render(document.build(report)),
     "json": lambda report: json_format.render(to_document(report)),
 }

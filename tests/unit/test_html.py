@@ -155,6 +155,35 @@ def test_headings_and_tables_have_their_roles() -> None:
     assert links == {a["id"] for tag, a in page.tags if tag == "section" and "id" in a}
 
 
+def test_cells_of_wide_tables_carry_the_name_of_their_column() -> None:
+    """For narrow windows, where they stand below each other."""
+    shown = document.build(shipped("paper-wait-nested"))
+    tables = [b for section in shown.sections for b in section.blocks if isinstance(b, document.Table)]
+    expected = [
+        column.name
+        for table in tables
+        if len(table.columns) >= 4
+        for _ in table.rows
+        for i, column in enumerate(table.columns)
+        if i or column.right
+    ]
+    assert len(expected) > 20
+    page = Page(html.render(shown))
+    assert [a["data-label"] for _, a in page.tags if "data-label" in a] == expected
+
+
+def test_sections_of_tables_alone_share_the_width() -> None:
+    shown = document.build(shipped("tool-calls-h100"))
+    picture = html.Picture("load", "Load", "computed", "A caption.", "", "<svg></svg>")
+
+    def halves(*pictures: html.Picture) -> list[str]:
+        return re.findall('<section id="([^"]*)" class="half">', html.render(shown, pictures))
+
+    keys = [section.key for section in shown.sections if section.key != "notes"]
+    assert halves() == keys[: len(keys) // 2 * 2]
+    assert halves(picture) == keys[1 : 1 + (len(keys) - 1) // 2 * 2]
+
+
 def test_chosen_sections_only() -> None:
     picture = html.Picture("stability", "Roots", "computed", "A caption.", "", "<svg></svg>")
     text = html.render(document.build(shipped("tool-calls-h100"), ["load"]), [picture])

@@ -31,6 +31,7 @@ EXTREMES = {
     "100,000 and half of it": mix_model((50, 100_000, 0.1), (50, 50_000, 0.1), timing=TIMING),
     "four thousand lengths": mix_model((10, tuple(range(1, 4001)), 1.0), timing=TIMING),
     "rates of 1e-300": mix_model((50, 20, 1e-300), (50, 21, 1e-300), timing=TIMING),
+    "a rate of 1e300": mix_model((50, 20, 1e300), memory=1000, timing=Timing(1.0)),
     "rates of 1e12": mix_model((50, 20, 1e12), (50, 21, 1e12), timing=TIMING),
     "an input of 1e9": mix_model((10**9, 20, 1e-9), (0, 21, 1e-9), memory=10**10, timing=TIMING),
     "an iteration of 1e12 s at 1e12 requests/s": mix_model((10, 20, 1e12), timing=Timing(1e12)),
@@ -189,6 +190,21 @@ def test_the_timeline_is_the_first_run_of_each_policy() -> None:
         drawing.inline_svg(plot)
 
 
+def outcome_like(policy: str, *queue: int) -> data.Run:
+    time = np.arange(len(queue), dtype=np.float64)
+    return data.Run(policy, time, np.zeros(len(queue), dtype=np.int64), time, np.array(queue))
+
+
+def test_lines_that_are_the_same_are_known() -> None:
+    one, other, like_one = (
+        outcome_like("a", 0, 1, 2),
+        outcome_like("b", 0, 1, 3),
+        outcome_like("c", 0, 1, 2),
+    )
+    assert data.Timeline((one, other, like_one), 9, 3, 0).alike == (("a", "c"),)
+    assert data.Timeline((one, other), 9, 3, 0).alike == ()
+
+
 # ---------------------------------------------------------------------------------------------- catalogue
 
 
@@ -226,6 +242,50 @@ def test_an_offered_rate_far_beyond_is_said_and_leaves_the_plot_readable() -> No
     assert not curve.data.shows_offered
 
 
+def test_policies_that_do_the_same_are_said_to() -> None:
+    """Where memory is never short, a cap of admissions and none differ in nothing."""
+    roomy = mix_model((5, 4, 0.01), memory=100_000, timing=Timing(1.0))
+    runs = simulate(roomy, Plan(), requests=50)
+    *_, offered, _ = catalogue.build(analyze(roomy, name="n", sha256=""), roomy, Plan(), runs)
+    assert isinstance(offered.data, data.Timeline)
+    kv = [run.kv_tokens.tolist() for run in offered.data.runs]
+    assert kv[0] == kv[1]
+    assert offered.caption.endswith("The lines of greedy and rate-limited are the same.")
+    drawn = drawing.inline_svg(offered)
+    widths = set(re.findall(r"stroke-width: ([\d.]+)", drawn))
+    assert {"2.6", "1.1"} <= widths, "each is to be seen beside the other"
+
+
+def test_a_capacity_beyond_the_plot_is_told_with_its_distance() -> None:
+    plot = plots("tool-calls-h100")["kv-density"]
+    assert isinstance(plot.data, data.UsageDensity)
+    assert not plot.data.shows_capacity
+    ratio = profile("tool-calls-h100").model.replica.memory_tokens / plot.data.high_tokens
+    assert f"beyond the right edge: {ratio:.1f} times as much." in plot.caption
+    assert ">to the capacity<" in drawing.inline_svg(plot)
+    near = plots("llama-3.1-8b-rtx4090")["kv-density"]
+    assert isinstance(near.data, data.UsageDensity)
+    assert near.data.shows_capacity
+    assert ">to the capacity<" not in drawing.inline_svg(near)
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if plots(n)["kv-density"].data is not None])
+def test_the_axis_of_the_density_needs_no_power_of_ten(name: str) -> None:
+    from matplotlib.figure import Figure
+
+    content = plots(name)["kv-density"].data
+    assert isinstance(content, data.UsageDensity)
+    axes = Figure().add_subplot()
+    drawing._density(axes, content)
+    axes.figure.canvas.draw()
+    assert axes.yaxis.get_offset_text().get_text() == ""
+    unit = axes.get_ylabel().removeprefix("probability per ").split()[0]
+    per = {"token": 1, "10": 10, "100": 100, "1k": 1e3, "10k": 1e4, "100k": 1e5, "1M": 1e6}[unit]
+    curve = axes.lines[0].get_ydata()
+    assert np.asarray(curve) == pytest.approx(per * content.with_feedback.density)
+    assert 0.05 < axes.get_ylim()[1] <= 1.1
+
+
 # ------------------------------------------------------------------------------------------------ drawing
 
 
@@ -261,7 +321,8 @@ def test_axes_have_names_and_units() -> None:
                 text = drawing.inline_svg(plot)
                 assert re.search(">(offered rate, requests/s|KV, tokens|segments|time, s)<", text), plot.key
                 assert re.search(
-                    ">(throughput, requests/s|KV, tokens|probability per token|required KV, tokens)<", text
+                    ">(throughput, requests/s|KV, tokens|probability per (?:token|10+k? tokens)|required KV, tokens)<",
+                    text,
                 ), plot.key
 
 
