@@ -345,7 +345,7 @@ def _drift(tolerance: Tolerance, baseline: Baseline, subject: Subject) -> Result
         raise UsageError(f"{baseline.source}: {key.text} is not in this report") from None
     except UsageError as error:
         raise UsageError(f"{baseline.source}: {error}") from None
-    now = value_of(key, subject.block)
+    now = subject.value(key)
     assert not isinstance(then, bool | str)
     assert not isinstance(now, bool | str)
     allowed = tolerance.share * abs(then)

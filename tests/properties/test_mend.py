@@ -4,14 +4,13 @@ import re
 from fractions import Fraction
 from io import BytesIO
 
-import pytest
 import tomli
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvplan import check as checking
 from kvplan.analysis.stability import stability
-from kvplan.analysis.worst_cycle import CycleKind, scaled_to_memory, worst_cycle
+from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.check import Outcome
 from kvplan.gate import parse
 from kvplan.mend import Lever, Mend
@@ -157,29 +156,6 @@ def test_more_memory_for_admissions_is_in_proportion(text: str, factor: float) -
     assert old * factor * (1 - 1e-12) <= mend.amount <= old * factor + 1.1 * unit
     if tomli.loads(text)["gpu"].get("memory_tokens"):
         assert Fraction(mend.amount) % before.model.replica.block_tokens == 0
-
-
-@pytest.mark.parametrize("factor", [2, 3.5, 10])
-def test_a_simulated_cycle_scales_with_memory(factor: float) -> None:
-    """Against the fluid map run anew."""
-    small = profile(
-        """schema = 1
-name = "simulated"
-gpu = { memory_tokens = 20_000, prefill = "disaggregated", block_tokens = 16 }
-timing = { d0 = "10 ms", d1 = "1 us", d2 = "2 us", d3 = "5 us" }
-classes = [{ name = "a", input = 20, decode = 20, rate = 5.0 }, { name = "b", input = 20, decode = 21, rate = 5.0 }]
-"""
-    )
-    cycle = worst_cycle(small.model, stability(small.model))
-    assert cycle.kind is CycleKind.SIMULATED
-    larger = small.changed({("gpu", "memory_tokens"): int(20_000 * factor)})
-    direct = worst_cycle(larger, stability(larger))
-    scaled = scaled_to_memory(cycle, larger, 20_000)
-    for name in ("throughput_per_iteration", "throughput_rps", "loss", "evictions_per_iteration"):
-        assert getattr(scaled, name) == pytest.approx(getattr(direct, name), rel=1e-6), name
-    assert scaled.danger_zone_rps is not None
-    assert scaled.danger_zone_rps == pytest.approx(direct.danger_zone_rps)
-    assert (scaled.period, scaled.classes) == (direct.period, direct.classes)
 
 
 def test_more_memory_mends_a_verdict_that_hangs_on_a_simulated_cycle() -> None:

@@ -257,6 +257,55 @@ def test_only_the_blocks_that_are_asked_for_are_computed() -> None:
     } & about.analyses.__dict__.keys() == set()
 
 
+@pytest.mark.parametrize(("rate", "passed"), [(8.0, True), (13.0, False)])
+def test_whether_a_replica_is_overloaded_is_known_from_its_load_alone(rate: float, passed: bool) -> None:
+    """12 requests/s are sustainable."""
+    model = mix_model((1, 2, rate), memory=60)
+    for text, expected in (
+        ("verdict.status != overloaded", passed),
+        ("verdict.status == overloaded", not passed),
+    ):
+        about = Subject(ProfileIdentity("small", ""), Analyses(model, Plan()))
+        found = judge(parse(text), about)
+        assert (found.got, found.passed) == ("not overloaded" if passed else "overloaded", expected)
+        judge(parse("verdict.binding != compute"), about)
+        assert {"stability", "worst_cycle"} & about.analyses.__dict__.keys() == set()
+
+
+def test_the_status_of_an_overloaded_replica_takes_no_simulation() -> None:
+    about = Subject(ProfileIdentity("small", ""), Analyses(mix_model((1, 2, 13.0), memory=60), Plan()))
+    assert judge(parse("verdict.status == stable"), about).got == "overloaded"
+    assert {"stability", "worst_cycle"} & about.analyses.__dict__.keys() == set()
+
+
+SIMULATED = """schema = 1
+name = "simulated"
+gpu = { memory_tokens = 20_000, prefill = "disaggregated", block_tokens = 16 }
+timing = { d0 = "10 ms", d1 = "1 us", d2 = "2 us", d3 = "5 us" }
+classes = [{ name = "a", input = 20, decode = 20, rate = 800.0 }, { name = "b", input = 20, decode = 21, rate = 700.0 }]
+"""
+
+
+def test_a_cycle_is_simulated_once_for_a_profile_and_all_that_mends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice exactly: from empty and from a disturbed equilibrium."""
+    from kvplan.analysis import worst_cycle as module
+
+    runs = []
+    settle = module.settle
+    monkeypatch.setattr(module, "settle", lambda *args: runs.append(args) or settle(*args))
+    module._settled.cache_clear()
+    profile = parse_profile(SIMULATED.encode(), "simulated.toml")
+    (result,) = checking.check(profile, None, [parse("verdict.status == stable")]).results
+    assert {mend.lever.value for mend in result.mends} >= {"rate", "replicas"}
+    assert len(runs) == 2
+    for mend in result.mends:
+        changed = profile.changed({c.path: c.after for c in mend.changes})
+        module._settled.cache_clear()
+        assert Analyses(changed, profile.plan).status == "stable"
+
+
 def test_a_figure_is_shown_on_the_side_of_the_bound_where_it_is() -> None:
     requirement = parse("load.headroom >= 0.2")
     assert telling_digits(requirement, 0.19999) == 5
