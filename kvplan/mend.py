@@ -1,6 +1,6 @@
-"""The smallest single change of a profile that mends a requirement: less traffic, more memory, more replicas.
+"""The smallest single change of a profile that mends a requirement: of traffic, memory, replicas, or engine limits.
 
-Each is found by inverting the report: its formulas are evaluated at changed traffic or memory, and the change is
+Each is found by inverting the report: its formulas are evaluated at a changed value, and the change is
 halved until it is the least that passes. It is then rounded to the passing side, as one would write it into the
 profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no mend.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from kvplan.analysis.equilibrium import Saturation
 from kvplan.analysis.stability import Stability
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_free_limit
 from kvplan.errors import UsageError
 from kvplan.gate import Requirement, Subject, holds
 from kvplan.model import Replica, ServingModel, as_written
@@ -42,6 +42,8 @@ class Lever(StrEnum):
     RATE = "rate"
     MEMORY = "memory"
     REPLICAS = "replicas"
+    MAX_NUM_SEQS = "max_num_seqs"
+    MAX_NUM_BATCHED_TOKENS = "max_num_batched_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ class Mend:
     ----------
     lever : Lever
     amount : float
-        Total rate of a replica, requests/s; or memory, tokens; or replicas.
+        Total rate of a replica, requests/s; or memory, tokens; or replicas; or the engine's limit.
     relative : float
-        How large the change is: \\|after/before - 1\\| of rate, memory, or replicas.
+        How large the change is: \\|after/before - 1\\| of rate, memory, replicas, or limit.
     changes : tuple of Change
         The same in the profile of one replica.
     """
@@ -114,6 +116,7 @@ def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> 
     more = _least(lambda x: passes(_with_memory(subject, x)))
     if more:
         found += _memory_mends(profile, subject, more, passes)
+    found += _limit_mends(profile, subject, passes)
     return tuple(sorted(found, key=lambda mend: mend.relative))
 
 
@@ -153,6 +156,13 @@ def _with_memory(subject: Subject, more: float) -> Subject:
 def _with_replica(subject: Subject, replica: Replica) -> Subject:
     model = replace(subject.analyses.model, replica=replica)
     return Subject(subject.identity, _SameMix(model, subject.analyses))
+
+
+def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
+    replica = subject.analyses.model.replica
+    if lever is Lever.MAX_NUM_SEQS:
+        return _with_replica(subject, replace(replica, max_num_seqs=limit))
+    return _with_replica(subject, replace(replica, max_num_batched_tokens=limit))
 
 
 class _SameMix(Analyses):
@@ -230,6 +240,48 @@ def _memory_mends(profile: Profile, subject: Subject, more: float, passes: Passe
             yield Mend(Lever.MEMORY, after, after / before - 1, changes)
             return
         more += 10.0**-_DIGITS * (1 + more)
+
+
+def _limit_mends(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Mend]:
+    """The limit of the engine that binds, raised; or its requests at once, so few that no eviction is possible."""
+    model, binding = subject.analyses.model, subject.analyses.binding
+    for lever, before in (
+        (Lever.MAX_NUM_SEQS, model.replica.max_num_seqs),
+        (Lever.MAX_NUM_BATCHED_TOKENS, model.replica.max_num_batched_tokens),
+    ):
+        if before is None:
+            continue
+        after = _least_limit(subject, lever, before, passes) if lever == binding else None
+        if after is None and lever is Lever.MAX_NUM_SEQS:
+            after = _eviction_free_limit(subject, before, passes)
+        if after is None:
+            continue
+        change = Change(("gpu", lever.value), before, after)
+        if _verified(profile, subject, (change,), passes) is not None:
+            yield Mend(lever, after, abs(after / before - 1), (change,))
+
+
+def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:
+    def enough(limit: int) -> bool:
+        return passes(_with_limit(subject, lever, limit))
+
+    excess = _least(lambda x: enough(math.ceil(before * (1 + x))))
+    if excess is None:
+        return None
+    limit = math.ceil(before * (1 + excess))
+    while limit - 1 > before and enough(limit - 1):  # within the precision of the search
+        limit -= 1
+    return limit
+
+
+def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:
+    """The most requests at once that always fit, where fewer than now; not at the price of an overload."""
+    limit = eviction_free_limit(subject.analyses.model)
+    if not 0 < limit < before:
+        return None
+    changed = _with_limit(subject, Lever.MAX_NUM_SEQS, limit)
+    overloads = changed.analyses.overloaded and not subject.analyses.overloaded
+    return limit if not overloads and passes(changed) else None
 
 
 def _rates(

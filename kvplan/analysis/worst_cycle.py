@@ -170,15 +170,17 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
     return root.certified and root.modulus < 1 - 1e-9
 
 
+def eviction_free_limit(model: ServingModel) -> int:
+    """The most of the longest requests that fit in memory together (new, theory §2)."""
+    block = model.replica.block_tokens
+    longest = max(c.max_tokens for c in model.classes)
+    return model.replica.memory_tokens // block // -(-longest // block)
+
+
 def eviction_is_impossible(model: ServingModel) -> bool:
     """Whether as many of the longest requests as the engine runs at once fit in memory (new, theory §2)."""
-    replica = model.replica
-    longest = max(c.max_tokens for c in model.classes)
-    blocks = -(-longest // replica.block_tokens)
-    return (
-        replica.max_num_seqs is not None
-        and replica.max_num_seqs * blocks <= replica.memory_tokens // replica.block_tokens
-    )
+    limit = model.replica.max_num_seqs
+    return limit is not None and limit <= eviction_free_limit(model)
 
 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:

@@ -12,7 +12,9 @@ from kvplan.units import ABSENT, format_number, format_percent, format_rate, for
 _SCHEMA_VERSION = 1
 _MAX_CHANGES = 8  # of a mend that are written out
 _LONG_KEY = 45  # longer ones wrap
-_NONE = f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory mends it"
+_NONE = (
+    f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory or a binding limit mends it"
+)
 
 
 def build(checked: Sequence[Checked]) -> list[Section]:
@@ -147,6 +149,11 @@ def _mend_text(mend: Mend) -> str:
             return f"memory up {change} to {format_tokens(mend.amount)} tokens ({changes}{more})"
         case Lever.REPLICAS:
             return f"{mend.amount:.0f} replicas in place of one ({changes}{more} each)"
+        case Lever.MAX_NUM_SEQS | Lever.MAX_NUM_BATCHED_TOKENS:
+            direction = "up" if all(mend.amount > float(c.before) for c in mend.changes) else "down"
+            return (
+                f"{mend.lever.value} {direction} {change} to {format_tokens(mend.amount)} ({changes}{more})"
+            )
 
 
 def _toml(value: float | int | str) -> str:

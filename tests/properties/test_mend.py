@@ -4,6 +4,7 @@ import re
 from fractions import Fraction
 from io import BytesIO
 
+import pytest
 import tomli
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -35,6 +36,9 @@ WORDS = (
     "verdict.status != overloaded",
     "wait.fits == true",
     "verdict.binding != kv_memory",
+    "verdict.binding != max_num_seqs",
+    "verdict.binding != max_num_batched_tokens",
+    "worst_cycle.kind == none",
 )
 
 
@@ -42,6 +46,11 @@ WORDS = (
 def profiles(draw: st.DrawFn) -> str:
     """The text of a profile, its memory and rates given in each of the ways there are."""
     prefill = draw(st.sampled_from(["fused", "inline", "disaggregated"]))
+    limits = "".join(
+        f"\n{key} = {draw(st.integers(*span))}"
+        for key, span in (("max_num_seqs", (1, 200)), ("max_num_batched_tokens", (400, 4000)))
+        if draw(st.booleans())
+    )
     block = draw(st.sampled_from([1, 16]))
     memory = draw(st.integers(20, 4000)) * 16 + 600
     gpu = (
@@ -53,7 +62,7 @@ def profiles(draw: st.DrawFn) -> str:
     lines = [
         "schema = 1",
         'name = "random"',
-        f'[gpu]\n{gpu}\nblock_tokens = {block}\nprefill = "{prefill}"',
+        f'[gpu]\n{gpu}\nblock_tokens = {block}\nprefill = "{prefill}"{limits}',
         f'[timing]\nd0 = "{draw(st.integers(1, 50))} ms"\nd1 = "{draw(st.sampled_from([0, 0.1, 1]))} us"',
         f"[workload]\nrate = {draw(st.integers(1, 400)) / 4}" if shared else "",
     ]
@@ -91,7 +100,7 @@ def outcome(text: str, *requirements: str) -> Outcome:
     return checking.check(profile(text), None, [parse(r) for r in requirements]).outcome
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(text=profiles(), data=st.data())
 def test_a_suggested_mend_applied_to_the_profile_passes(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
@@ -141,6 +150,53 @@ def test_less_traffic_for_headroom_is_what_the_formula_gives(text: str, tenths: 
     ratio = load.offered_rps / limit
     if abs(ratio - round(ratio)) > 1e-4:
         assert by_lever[Lever.REPLICAS].amount == -(-ratio // 1)
+
+
+LIMITED = """schema = 1
+name = "limited"
+timing = {{ d0 = "10 ms", d1 = "1 us" }}
+classes = [{{ name = "a", input = 20, decode = 40, rate = {rate}.0 }}]
+[gpu]
+memory_tokens = 1_000_000
+{key} = {limit}
+"""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    key=st.sampled_from(["max_num_seqs", "max_num_batched_tokens"]),
+    limit=st.integers(1, 300),
+    rate=st.integers(1, 200),
+)
+def test_a_limit_that_binds_is_raised_to_what_the_formula_gives(key: str, limit: int, rate: int) -> None:
+    """α <= B/(d0·need + B·Λ) turned round: B >= d0·need·α/(1 - α·Λ), in fractions.
+
+    A request of 20 in and 40 out stays 40 iterations, computes 20 + 39 tokens, and reads 40·20 + 40·41/2 of them.
+    """
+    text = LIMITED.format(key=key, limit=limit, rate=rate)
+    found = checking.check(profile(text), None, [parse("load.headroom >= 25%")])
+    d0, wanted = Fraction(1, 100), rate * Fraction(5, 4)
+    work = wanted * (40 * 20 + 40 * 41 // 2) / 10**6
+    need = wanted * (40 if key == "max_num_seqs" else 59)
+    least = -(-(d0 * need) // (1 - work))
+    if found.outcome is Outcome.PASSED:
+        assert limit >= least
+        return
+    by_lever = {mend.lever.value: mend for mend in found.results[0].mends}
+    assert least <= by_lever[key].amount <= least + 1
+    assert by_lever[key].changes[0].key == f"gpu.{key}"
+    assert outcome(written(text, by_lever[key]), "load.headroom >= 25%") is Outcome.PASSED
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(11, 16), (37, 16), (38, None), (50, None)])
+def test_a_limit_is_lowered_where_that_excludes_evictions_and_serves_enough(
+    rate: int, limit: int | None
+) -> None:
+    """1,000 tokens hold 16 requests of 60, which sustain 16/(0.4 + 16·0.00162) = 37.57 requests/s; memory 56.1."""
+    text = LIMITED.format(key="max_num_seqs", limit=100, rate=rate).replace("1_000_000", "1_000")
+    (result,) = checking.check(profile(text), None, [parse("worst_cycle.kind == none")]).results
+    amounts = {mend.lever: mend.amount for mend in result.mends}
+    assert amounts.get(Lever.MAX_NUM_SEQS) == limit
 
 
 @settings(max_examples=60, deadline=None)
