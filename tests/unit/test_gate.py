@@ -581,13 +581,13 @@ def test_a_difference_is_found_and_ordered_by_its_effect() -> None:
     found = diff.compare(a, b).changes
     assert [c.key for c in found] == [
         "verdict.status",
-        "load.work_rate",
         "load.headroom",
+        "load.work_rate",
         "verdict.summary",
         "notes",
         "wait.thresholds[1]",
     ]
-    assert [c.relative for c in found] == [None, pytest.approx(1.5), pytest.approx(-0.2), None, None, None]
+    assert [c.relative for c in found] == [None, pytest.approx(-0.2), pytest.approx(1.5), None, None, None]
 
 
 def test_the_last_digit_of_a_float_is_no_difference() -> None:
@@ -612,6 +612,70 @@ def test_from_nothing_to_something_is_the_largest_change_of_a_number() -> None:
     )
     assert [c.key for c in diff.compare(a, b).changes] == [
         "load.headroom",
-        "load.work_rate",
         "load.offered_rps",
+        "load.work_rate",
     ]
+
+
+def test_probabilities_that_vanish_are_no_difference_and_small_ones_no_large_effect() -> None:
+    """1e-10 to 1e-9 is a twelfth of what can be told: less than a fifth of something else."""
+    a = side(
+        safety_buffer={"bernstein_probability": 1e-40, "overflow_probability": 1e-10}, wait={"kv_tokens": 5}
+    )
+    b = side(
+        safety_buffer={"bernstein_probability": 1e-13, "overflow_probability": 1e-9}, wait={"kv_tokens": 6}
+    )
+    assert [c.key for c in diff.compare(a, b).changes] == [
+        "wait.kv_tokens",
+        "safety_buffer.overflow_probability",
+    ]
+
+
+def test_sources_come_last() -> None:
+    a = side(sources={"load": {"kind": "theorem"}}, notes=["one"], wait={"kv_tokens": 5})
+    b = side(sources={"load": {"kind": "computed"}}, notes=["two"], wait={"kv_tokens": 6, "fits": True})
+    keys = [c.key for c in diff.compare(a, b).changes]
+    assert keys == ["wait.kv_tokens", "notes", "wait.fits", "sources.load.kind"]
+
+
+def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None:
+    before = small("load.headroom > 0").text
+    after = before.replace("memory_tokens = 60", "memory_tokens = 90").replace("rate = 8.0", "rate = 8")
+    after = after.replace("d0 = 1", 'd0 = "1000 ms", d1 = "1 us"')
+    found = diff.compare(*(diff.read_side(text.encode(), "a.toml") for text in (before, after)))
+    assert [(c.key, c.before, c.after) for c in found.inputs] == [
+        ("gpu.memory_tokens", 60, 90),
+        ("timing.d1", None, "1 us"),
+    ]
+    assert found.inputs[0].relative == 0.5
+    assert found.changes[0].key == "load.headroom"
+    text = terminal.render_section(diff_tables.build(found), "kvplan")
+    assert text.index("gpu.memory_tokens") < text.index("load.headroom") < text.index("saturation.")
+    assert diff_tables.to_document(found, "")["inputs"][0]["relative_change"] == 0.5
+
+
+def test_the_lengths_of_a_class_are_one_input() -> None:
+    before = small().text
+    after = before.replace("decode = 2", "decode = { 2 = 1, 3 = 2 }")
+    found = diff.compare(*(diff.read_side(text.encode(), "a.toml") for text in (before, after)))
+    assert [c.key for c in found.inputs] == ["classes[a].decode"]
+
+
+def test_of_a_report_the_inputs_are_not_known() -> None:
+    assert diff.compare(side(), side()).inputs is None
+
+
+def test_classes_that_move_alike_are_one_row_and_others_are_not() -> None:
+    def classes(*rates: float) -> diff.Side:
+        names = "ab]cd"[:3]
+        return side(
+            rate_cap={"classes": [{"name": n, "per_second": r} for n, r in zip(names, rates, strict=True)]}
+        )
+
+    a = classes(1.0, 2.0, 4.0)
+    alike, apart = diff.compare(a, classes(1.5, 3.0, 6.0)), diff.compare(a, classes(1.5, 3.0, 4.0))
+    assert [(r.change.key, r.entries, r.change.relative) for r in diff.folded(alike.changes, a.document)] == [
+        ("rate_cap.classes[all 3].per_second", 3, 0.5)
+    ]
+    assert [r.entries for r in diff.folded(apart.changes, a.document)] == [1, 1]
+    assert len(alike.changes) == 3  # for programs each stays
