@@ -11,7 +11,6 @@ from kvplan.units import ABSENT, format_number, format_percent, format_rate, for
 
 _SCHEMA_VERSION = 1
 _MAX_CHANGES = 8  # of a mend that are written out
-_LONG_KEY = 45  # longer ones wrap
 _NONE = (
     f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory or a binding limit mends it"
 )
@@ -53,27 +52,27 @@ def _section(checked: Checked) -> Section:
 
 def _table(results: Sequence[Result]) -> Table:
     columns = (
-        key_column("Requirement", [result.key.text for result in results]),
-        Column("Wanted", wraps=True),
-        Column("Got", wraps=True),
-        Column("Margin", right=True),
-        Column("Result"),
+        Column("Result", outcome=True),
+        key_column("Key"),
+        Column("Wanted", wraps=True, least=8),
+        Column("Got", wraps=True, least=8),
+        Column("Margin", right=True, optional=True),
     )
     return Table(columns, tuple(map(_row, results)))
 
 
-def key_column(name: str, keys: Sequence[str]) -> Column:
-    """A column of keys, which stay in one piece unless that takes half of the line."""
-    return Column(name, wraps=max(map(len, keys)) > _LONG_KEY)
+def key_column(name: str) -> Column:
+    """A column of keys of the report, which wrap at their dots where space is short."""
+    return Column(name, wraps=True, least=12, dotted=True)
 
 
 def _row(result: Result) -> tuple[str, ...]:
     return (
+        "PASS" if result.judgement.passed else "FAIL",
         result.key.text,
         wanted_text(result),
         got_text(result),
         margin_text(result),
-        "PASS" if result.judgement.passed else "FAIL",
     )
 
 

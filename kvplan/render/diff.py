@@ -33,9 +33,9 @@ def _table(name: str, found: Sequence[Row]) -> Table:
     left = len(found) - len(rows)
     cut = f"and {left} more keys with smaller effects; --format json has all" if left else None
     columns = (
-        key_column(name, [row[0] for row in rows]),
-        Column("Before"),
-        Column("After"),
+        key_column(name),
+        Column("Before", wraps=True, least=8),
+        Column("After", wraps=True, least=8),
         Column("Change", right=True),
     )
     return Table(columns, rows, cut)

@@ -1,6 +1,7 @@
 """Requirements: what is read, what is refused, and how reports are judged; expected values by hand."""
 
 import json
+import re
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -519,15 +520,41 @@ def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
                 child.type in ("link_open", "code_inline", "em_open")
                 for child in tokens[i + 1].children or []
             )
-    assert cells[0] == f"rate_cap.classes{named(NASTY)}.per_iteration"
-    assert cells[1:3] == [">= 1000", "12 requests"]
-    assert cells[4] == "FAIL"
+    assert cells[:2] == ["FAIL", f"rate_cap.classes{named(NASTY)}.per_iteration"]
+    assert cells[2:4] == [">= 1000", "12 requests"]
     html = (
         MarkdownIt("commonmark")
         .enable("table")
         .render(markdown.render_sections(tables.build([found]), "kvplan"))
     )
     assert "<script" not in html
+
+
+@pytest.mark.parametrize("width", range(40, 101, 5))
+def test_the_result_stands_beside_the_key_and_no_word_is_cut(width: int) -> None:
+    texts = ("load.headroom >= 0", "safety_buffer.overflow_probability_per_iteration >= 1")
+    text = terminal.render_sections(
+        tables.build([checking.check(small(*texts), None, [])]), "kvplan", width=width
+    )
+    table = text.partition("\n\n  -")[0].splitlines()[1:]
+    rows = [line.split() for line in table if line.strip()]
+    assert max(map(len, text.splitlines())) <= width
+    results = [(row[0], re.split("[._]", row[1])[0]) for row in rows if row[0] in ("PASS", "FAIL")]
+    assert results[:2] == [("PASS", "load"), ("FAIL", "safety")]
+    assert len(results) % 2 == 0
+    words = {"safety", "buffer", "overflow", "probability", "per", "iteration", "load", "headroom"}
+    parts = {part for row in rows for cell in row for part in re.split(r"[._]", cell) if part.isalpha()}
+    assert parts <= words | {"Result", "Key", "Wanted", "Got", "Margin", "PASS", "FAIL"}
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_pass_is_green_and_fail_is_red_on_a_colour_terminal(width: int) -> None:
+    key = "safety_buffer.overflow_probability_per_iteration"
+    found = tables.build([checking.check(small("load.headroom >= 0", f"{key} >= 1"), None, [])])
+    text = terminal.render_sections(found, "kvplan", width=width, colour=True)
+    assert "\x1b[32mPASS" in text
+    assert "\x1b[31mFAIL" in text
+    assert "\x1b" not in terminal.render_sections(found, "kvplan", width=width)
 
 
 # Attributes (required, optional) and children that the schemas of Jenkins and Surefire have in common.
