@@ -1,6 +1,7 @@
 """Judged profiles as JUnit XML: a suite for each profile, a case for each requirement.
 
-The elements and attributes are those that Jenkins' and Surefire's schemas have in common.
+Every suite has what the schemas of Jenkins (junit-10) and Surefire both know and demand. The `testsuites` around them
+is Jenkins'; Surefire writes one suite a file.
 """
 
 import re
