@@ -228,12 +228,17 @@ _KNOWN: Mapping[str, str] = {
         for k in ("source", "kind")
     },
 }
+_PER = {f"/{unit}": 1 / TIME_UNITS[unit] for unit in ("s", "min", "h")}
 _UNITS: Mapping[str, Mapping[str, Fraction]] = {
     "s": TIME_UNITS,
     "": {"%": Fraction(1, 100)},
-    "requests/s": dict.fromkeys(("requests/s", "req/s", "rps", "/s"), Fraction(1)),
+    "requests/s": {
+        **{f"{noun}{per}": part for noun in ("requests", "req", "") for per, part in _PER.items()},
+        "rps": Fraction(1),
+    },
+    **{unit: {unit: Fraction(1)} for unit in ("tokens", "requests", "iterations")},
     **{
-        unit: {unit: Fraction(1)} for unit in ("tokens", "tokens/s", "requests", "iterations", "iterations/s")
+        f"{noun}/s": {f"{noun}{per}": part for per, part in _PER.items()} for noun in ("tokens", "iterations")
     },
 }
 

@@ -68,6 +68,9 @@ def subject(**classes: int) -> Subject:
         ("equilibrium.iteration_time_s <= 50", ("equilibrium", "iteration_time_s"), "<=", 50.0),
         ("wait.classes[0].latency_s < 2 min", ("wait", "classes", 0, "latency_s"), "<", 120.0),
         ("load.sustainable_rps > 3 requests/s", ("load", "sustainable_rps"), ">", 3.0),
+        ("load.sustainable_rps > 3000 /min", ("load", "sustainable_rps"), ">", 50.0),
+        ("load.offered_rps <= 1_800 requests/h", ("load", "offered_rps"), "<=", 0.5),
+        ("equilibrium.decode_tokens_per_s > 90 tokens/min", ("equilibrium", "decode_tokens_per_s"), ">", 1.5),
         ("wait.kv_tokens <= 41_408 tokens", ("wait", "kv_tokens"), "<=", 41408.0),
         ("wait.thresholds[1] == 3", ("wait", "thresholds", 1), "==", 3.0),
         ("worst_cycle.danger_zone_rps[0] > 2", ("worst_cycle", "danger_zone_rps", 0), ">", 2.0),
@@ -361,6 +364,45 @@ def test_a_mend_breaks_no_requirement_that_was_met() -> None:
     assert [mend.lever.value for mend in results[0].mends] == ["memory"]
 
 
+def test_the_same_demand_is_judged_once_however_it_is_written() -> None:
+    found = checking.check(
+        small("load.headroom >= 20%", "load.headroom >= 0.2"),
+        None,
+        [parse("load.headroom>=0.20"), parse("load.headroom > 0.2")],
+    )
+    assert [(r.origin.value, r.text) for r in found.results] == [
+        ("profile", "load.headroom >= 20%"),
+        ("option", "load.headroom > 0.2"),
+    ]
+
+
+def test_what_the_command_line_demands_is_placed_at_the_value_that_mends_it() -> None:
+    """Line 9 has the rate; of what nothing mends there is no line."""
+    wanted = [parse("load.headroom >= 1"), parse("load.work_rate > 1")]
+    results = checking.check(small(), None, wanted).results
+    assert small().text.splitlines()[8].startswith("rate = ")
+    assert [r.line for r in results] == [9, None]
+    assert checking.check(small("load.headroom >= 1"), None, []).results[0].line == 12
+
+
+def test_rates_of_replicas_have_few_digits_and_together_serve_everything() -> None:
+    """8 requests/s on three replicas: 2.667 each, and headroom 12/2.667 - 1 >= 3.4."""
+    (result,) = checking.check(small("load.headroom >= 2.4"), None, []).results
+    (each,) = next(mend for mend in result.mends if mend.lever.value == "replicas").changes
+    assert each.after == 2.667
+
+
+def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
+    good = checking.check(small("load.headroom > 0"), None, [])
+    bad = checking.check(small("load.headroom > 9"), None, [])
+    lines = terminal.render_sections(tables.build([good] * 199 + [bad]), "kvplan").splitlines()
+    assert sum(line.startswith("  passed ") for line in lines) == 199
+    assert len(lines) < 215
+    assert sum("load.headroom" in line for line in lines) == 2
+    few = terminal.render_sections(tables.build([good, bad]), "kvplan")
+    assert few.count("load.headroom") == 3
+
+
 def test_where_nothing_mends_that_is_said() -> None:
     found = checking.check(small("load.work_rate > 1"), None, [])
     assert found.results[0].mends == ()
@@ -394,6 +436,16 @@ def baseline(*tolerances: str, **load: object) -> Baseline:
 def test_drift_in_either_direction_beyond_the_tolerance_fails(then: float, share: str, passed: bool) -> None:
     found = checking.check(small(), None, [], baseline(f"load.headroom={share}", headroom=then))
     assert found.results[0].judgement.passed is passed
+
+
+def test_of_a_drift_it_is_said_that_nothing_is_offered() -> None:
+    found = checking.check(small(), None, [], baseline("load.headroom=2%", headroom=0.4))
+    for text in (
+        terminal.render_sections(tables.build([found]), "kvplan", width=100),
+        *github.annotations([found]),
+        junit.render([found]),
+    ):
+        assert "nothing is offered against a drift" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
