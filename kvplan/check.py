@@ -78,7 +78,7 @@ class Result:
     ----------
     origin : Origin
     line : int or None
-        Where the profile makes the demand.
+        Where the profile makes the demand; or else of the value to change first, where it fails.
     text : str
         The demand as written.
     key : Key
@@ -100,6 +100,13 @@ class Result:
     requirement: Requirement | None
     judgement: Judgement
     mends: tuple[Mend, ...] = ()
+
+    def same(self, other: "Result") -> bool:
+        """Whether both demand the same, however it is written."""
+        mine, theirs = self.requirement, other.requirement
+        if mine is None or theirs is None:
+            return self.text == other.text
+        return (mine.key.path, mine.symbol, mine.wanted) == (theirs.key.path, theirs.symbol, theirs.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +201,8 @@ def check(
     problems: list[Problem] = []
     for demand in _demands(profile, required, baseline, alone):
         try:
-            results.append(demand.judged(subject))
+            found = demand.judged(subject)
+            results += [] if any(map(found.same, results)) else [found]
         except UsageError as error:
             problems.append(_problem(profile, error, demand.place))
     if not results and not problems:
@@ -260,12 +268,20 @@ def _mended(
     met = [requirement for requirement in known if holds(requirement, subject)]
     failed = [requirement for requirement in known if requirement not in met]
     mended = tuple(
-        replace(r, mends=mends(profile, subject, [r.requirement, *met]))
+        _located(profile, replace(r, mends=mends(profile, subject, [r.requirement, *met])))
         if r.requirement is not None and not r.judgement.passed
         else r
         for r in results
     )
     return mended, mends(profile, subject, known) if len(failed) > 1 else ()
+
+
+def _located(profile: Profile, result: Result) -> Result:
+    """The result with the line of what mends it, where nothing in the profile demands it."""
+    changes = [change for mend in result.mends for change in mend.changes]
+    if result.line is not None or not changes:
+        return result
+    return replace(result, line=profile.line(*changes[0].path))
 
 
 # ------------------------------------------------------------------------------------------------ baseline
@@ -345,7 +361,7 @@ def _drift(tolerance: Tolerance, baseline: Baseline, subject: Subject) -> Result
         raise UsageError(f"{baseline.source}: {key.text} is not in this report") from None
     except UsageError as error:
         raise UsageError(f"{baseline.source}: {error}") from None
-    now = value_of(key, subject.block)
+    now = subject.value(key)
     assert not isinstance(then, bool | str)
     assert not isinstance(now, bool | str)
     allowed = tolerance.share * abs(then)

@@ -1,25 +1,27 @@
-"""The smallest single change of a profile that mends a requirement: less traffic, more memory, more replicas.
+"""The smallest single change of a profile that mends a requirement: of traffic, memory, replicas, or engine limits.
 
-Each is found by inverting the report: its formulas are evaluated at changed traffic or memory, and the change is
+Each is found by inverting the report: its formulas are evaluated at a changed value, and the change is
 halved until it is the least that passes. It is then rounded to the passing side, as one would write it into the
 profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no mend.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
-from kvplan.analysis.worst_cycle import CycleKind, eviction_is_impossible, scaled_to_memory
+from kvplan.analysis.equilibrium import Saturation
+from kvplan.analysis.stability import Stability
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_free_limit
 from kvplan.errors import UsageError
 from kvplan.gate import Requirement, Subject, holds
-from kvplan.model import ServingModel, as_written
+from kvplan.model import Replica, ServingModel, as_written
 from kvplan.positions import KeyPath, written
 from kvplan.profile import Profile
 from kvplan.report import Analyses
@@ -27,9 +29,9 @@ from kvplan.units import BYTE_UNITS
 
 MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, mends nothing
 _DIGITS = 4
+_ALL_DIGITS = 17  # that a float can tell apart
 _FIRST_STEP = 1e-4
 _PRECISION = 1e-5
-_RATE_FREE = ("stability", "saturation", "worst_cycle")  # rates enter these only by their shares
 
 Passes = Callable[[Subject], bool]
 
@@ -40,6 +42,8 @@ class Lever(StrEnum):
     RATE = "rate"
     MEMORY = "memory"
     REPLICAS = "replicas"
+    MAX_NUM_SEQS = "max_num_seqs"
+    MAX_NUM_BATCHED_TOKENS = "max_num_batched_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,9 @@ class Mend:
     ----------
     lever : Lever
     amount : float
-        Total rate of a replica, requests/s; or memory, tokens; or replicas.
+        Total rate of a replica, requests/s; or memory, tokens; or replicas; or the engine's limit.
     relative : float
-        How large the change is: \\|after/before - 1\\| of rate, memory, or replicas.
+        How large the change is: \\|after/before - 1\\| of rate, memory, replicas, or limit.
     changes : tuple of Change
         The same in the profile of one replica.
     """
@@ -112,6 +116,7 @@ def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> 
     more = _least(lambda x: passes(_with_memory(subject, x)))
     if more:
         found += _memory_mends(profile, subject, more, passes)
+    found += _limit_mends(profile, subject, passes)
     return tuple(sorted(found, key=lambda mend: mend.relative))
 
 
@@ -139,28 +144,49 @@ def _least(passes: Callable[[float], bool]) -> float | None:
 def _with_rate(subject: Subject, factor: float) -> Subject:
     model = subject.analyses.model
     classes = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
-    return _subject(subject, replace(model, classes=classes), _found(subject, _RATE_FREE))
+    return Subject(subject.identity, _SameReplica(replace(model, classes=classes), subject.analyses))
 
 
 def _with_memory(subject: Subject, more: float) -> Subject:
-    model = subject.analyses.model
-    replica = model.replica
+    replica = subject.analyses.model.replica
     blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
-    changed = replace(model, replica=replace(replica, memory_tokens=blocks * replica.block_tokens))
-    known = _found(subject, ("stability",))
-    cycle = subject.analyses.__dict__.get("worst_cycle")
-    if cycle is not None and cycle.kind is CycleKind.SIMULATED and not eviction_is_impossible(changed):
-        known["worst_cycle"] = scaled_to_memory(cycle, changed, replica.memory_tokens)
-    return _subject(subject, changed, known)
+    return _with_replica(subject, replace(replica, memory_tokens=blocks * replica.block_tokens))
 
 
-def _found(subject: Subject, blocks: Sequence[str]) -> dict[str, object]:
-    """What was computed for a report so far, of these blocks."""
-    return {name: value for name, value in subject.analyses.__dict__.items() if name in blocks}
+def _with_replica(subject: Subject, replica: Replica) -> Subject:
+    model = replace(subject.analyses.model, replica=replica)
+    return Subject(subject.identity, _SameMix(model, subject.analyses))
 
 
-def _subject(like: Subject, model: ServingModel, known: Mapping[str, object] | None = None) -> Subject:
-    return Subject(like.identity, Analyses(model, like.analyses.plan, known))
+def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
+    replica = subject.analyses.model.replica
+    if lever is Lever.MAX_NUM_SEQS:
+        return _with_replica(subject, replace(replica, max_num_seqs=limit))
+    return _with_replica(subject, replace(replica, max_num_batched_tokens=limit))
+
+
+class _SameMix(Analyses):
+    """The analyses of a model that differs from another in the replica; what takes long is computed once for both."""
+
+    def __init__(self, model: ServingModel, like: Analyses) -> None:
+        super().__init__(model, like.plan)
+        self._like = like
+
+    @cached_property
+    def stability(self) -> Stability:
+        return self._like.stability
+
+
+class _SameReplica(_SameMix):
+    """The same where only the total rate differs: it is no part of what a saturated replica does."""
+
+    @cached_property
+    def saturation(self) -> Saturation:
+        return self._like.saturation
+
+    @cached_property
+    def worst_cycle(self) -> WorstCycle:
+        return self._like.worst_cycle
 
 
 # ---------------------------------------------------------------------------------- writing into a profile
@@ -168,9 +194,12 @@ def _subject(like: Subject, model: ServingModel, known: Mapping[str, object] | N
 
 def _rate_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
     before = subject.analyses.model.total_rate_rps
+    together = _cycle_is_simulated(subject)
     # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
     for digits, rounding in ((_DIGITS, ROUND_HALF_EVEN), (_DIGITS, ROUND_FLOOR), (2 * _DIGITS, ROUND_FLOOR)):
-        changes = _rates(profile, partial(_part, divisor=1 + excess, digits=digits, rounding=rounding))
+        changes = _rates(
+            profile, 1 / Fraction(1 + excess), partial(_rounded, digits=digits, rounding=rounding), together
+        )
         model = _verified(profile, subject, changes, passes)
         if model is not None:
             after = model.total_rate_rps
@@ -180,11 +209,25 @@ def _rate_mends(profile: Profile, subject: Subject, excess: float, passes: Passe
 
 def _replica_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
     least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
+    together = _cycle_is_simulated(subject)
     for replicas in (least, least + 1):
-        changes = _rates(profile, partial(_part, divisor=replicas))
-        if _verified(profile, subject, changes, passes) is not None:
-            yield Mend(Lever.REPLICAS, replicas, replicas - 1.0, changes)
-            return
+        for digits in (_DIGITS, 2 * _DIGITS, _ALL_DIGITS):
+            # rounded up: the replicas together serve all of it
+            changes = _rates(
+                profile,
+                Fraction(1, replicas),
+                partial(_rounded, digits=digits, rounding=ROUND_CEILING),
+                together,
+            )
+            if _verified(profile, subject, changes, passes) is not None:
+                yield Mend(Lever.REPLICAS, replicas, replicas - 1.0, changes)
+                return
+
+
+def _cycle_is_simulated(subject: Subject) -> bool:
+    """Whether a cycle was simulated for a subject: then rates stay in proportion, so that it need not be again."""
+    cycle = subject.analyses.__dict__.get("worst_cycle")
+    return cycle is not None and cycle.kind is CycleKind.SIMULATED
 
 
 def _memory_mends(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Mend]:
@@ -199,8 +242,52 @@ def _memory_mends(profile: Profile, subject: Subject, more: float, passes: Passe
         more += 10.0**-_DIGITS * (1 + more)
 
 
-def _rates(profile: Profile, changed: Callable[[float], float]) -> tuple[Change, ...]:
-    """The keys that give rates, each changed."""
+def _limit_mends(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Mend]:
+    """The limit of the engine that binds, raised; or its requests at once, so few that no eviction is possible."""
+    model, binding = subject.analyses.model, subject.analyses.binding
+    for lever, before in (
+        (Lever.MAX_NUM_SEQS, model.replica.max_num_seqs),
+        (Lever.MAX_NUM_BATCHED_TOKENS, model.replica.max_num_batched_tokens),
+    ):
+        if before is None:
+            continue
+        after = _least_limit(subject, lever, before, passes) if lever == binding else None
+        if after is None and lever is Lever.MAX_NUM_SEQS:
+            after = _eviction_free_limit(subject, before, passes)
+        if after is None:
+            continue
+        change = Change(("gpu", lever.value), before, after)
+        if _verified(profile, subject, (change,), passes) is not None:
+            yield Mend(lever, after, abs(after / before - 1), (change,))
+
+
+def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:
+    def enough(limit: int) -> bool:
+        return passes(_with_limit(subject, lever, limit))
+
+    excess = _least(lambda x: enough(math.ceil(before * (1 + x))))
+    if excess is None:
+        return None
+    limit = math.ceil(before * (1 + excess))
+    while limit - 1 > before and enough(limit - 1):  # within the precision of the search
+        limit -= 1
+    return limit
+
+
+def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:
+    """The most requests at once that always fit, where fewer than now; not at the price of an overload."""
+    limit = eviction_free_limit(subject.analyses.model)
+    if not 0 < limit < before:
+        return None
+    changed = _with_limit(subject, Lever.MAX_NUM_SEQS, limit)
+    overloads = changed.analyses.overloaded and not subject.analyses.overloaded
+    return limit if not overloads and passes(changed) else None
+
+
+def _rates(
+    profile: Profile, factor: Fraction, rounded: Callable[[Decimal], Decimal], together: bool
+) -> tuple[Change, ...]:
+    """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together."""
     tables = profile.tables()
     keys: list[tuple[KeyPath, Any]] = [
         (("classes", i, "rate"), table["rate"])
@@ -209,12 +296,16 @@ def _rates(profile: Profile, changed: Callable[[float], float]) -> tuple[Change,
     ]
     if "rate" in tables.get("workload", {}):
         keys = [(("workload", "rate"), tables["workload"]["rate"])]
-    return tuple(Change(path, before, changed(before)) for path, before in keys)
+    if together and len(keys) > 1:
+        common = Fraction(rounded(_decimal(factor)))
+        return tuple(Change(path, before, float(as_written(before) * common)) for path, before in keys)
+    return tuple(
+        Change(path, before, float(rounded(_decimal(as_written(before) * factor)))) for path, before in keys
+    )
 
 
-def _part(rate: float, divisor: float, digits: int | None = None, rounding: str = ROUND_FLOOR) -> float:
-    part = as_written(rate) / Fraction(divisor)
-    return float(part if digits is None else _rounded(Decimal(float(part)), digits, rounding))
+def _decimal(value: Fraction) -> Decimal:
+    return Decimal(value.numerator) / Decimal(value.denominator)
 
 
 def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
@@ -244,13 +335,14 @@ def _verified(
 ) -> ServingModel | None:
     """The model of the profile so changed, if it is allowed and passes.
 
-    Nothing is taken over from the search, and of the report only what rate and memory are no part of: stability, if
-    it is proved. Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
+    Nothing is taken over from the search, and of the report only what no lever is part of: stability, if it is
+    proved. Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
     """
     try:
         model = profile.changed({change.path: change.after for change in changes})
     except UsageError:
         return None
-    known = _found(subject, ("stability",))
-    proved = "stability" in known and subject.analyses.stability.certified
-    return model if passes(_subject(subject, model, known if proved else {})) else None
+    local = subject.analyses.__dict__.get("stability")
+    known = {"stability": local} if local is not None and local.certified else {}
+    changed = Subject(subject.identity, Analyses(model, subject.analyses.plan, known))
+    return model if passes(changed) else None

@@ -200,9 +200,28 @@ class Analyses:
     @cached_property
     def verdict(self) -> Verdict:
         """The answer in a word; from load, stability and worst cycle."""
-        binding, _ = sustainable_rate(self.model)
-        status = _status(self.load, self.stability, self.worst_cycle)
-        return Verdict(status, binding, _summary(status, binding, self.load, self.worst_cycle))
+        stuck = self.worst_cycle.throughput_rps if self.status is Status.NEEDS_CAP else None
+        return Verdict(self.status, self.binding, _summary(self.status, self.binding, self.load, stuck))
+
+    @cached_property
+    def binding(self) -> str:
+        """The limit that binds."""
+        return sustainable_rate(self.model)[0]
+
+    @cached_property
+    def overloaded(self) -> bool:
+        """Whether more is offered than any policy can sustain; the load alone tells."""
+        return self.load.offered_rps > self.load.sustainable_rps
+
+    @cached_property
+    def status(self) -> Status:
+        """The answer in a word; what takes longest to know is asked last, and only where it decides."""
+        if self.overloaded:
+            return Status.OVERLOADED
+        if self.stability.stable and self.stability.certified:
+            return Status.STABLE
+        recovers = self.load.offered_rps <= self.worst_cycle.throughput_rps
+        return Status.STABLE if recovers else Status.NEEDS_CAP
 
     @cached_property
     def load(self) -> Load:
@@ -282,15 +301,8 @@ class Analyses:
         return first, *(action for action in usual if not action.startswith(_NOTHING))
 
 
-def _status(offered: Load, local: Stability, cycle: WorstCycle) -> Status:
-    if offered.offered_rps > offered.sustainable_rps:
-        return Status.OVERLOADED
-    if (local.stable and local.certified) or offered.offered_rps <= cycle.throughput_rps:
-        return Status.STABLE
-    return Status.NEEDS_CAP
-
-
-def _summary(status: Status, binding: str, offered: Load, cycle: WorstCycle) -> str:
+def _summary(status: Status, binding: str, offered: Load, stuck_rps: float | None) -> str:
+    """A sentence with the numbers; `stuck_rps` is what a collapsed replica serves, where it needs a cap."""
     sustainable = format_number(offered.sustainable_rps)
     rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
     if status is Status.OVERLOADED:
@@ -298,7 +310,7 @@ def _summary(status: Status, binding: str, offered: Load, cycle: WorstCycle) -> 
         return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."
     fits = f"{rates}, limited by {binding}"
     if status is Status.NEEDS_CAP:
-        stuck = format_number(cycle.throughput_rps)
+        stuck = format_number(stuck_rps)
         return f"{fits}; but greedy admission, once collapsed, can stay at {stuck} requests/s."
     return f"{fits}; greedy admission recovers from a collapse by itself."
 

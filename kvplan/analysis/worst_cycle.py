@@ -8,6 +8,7 @@ labelled as simulated.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvplan.analysis.stability import Stability, rounding_error
 from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival, survival_weights
 
 _DISTURBANCE = 0.1
+_SHARE_DIGITS = 13
 
 
 class CycleKind(StrEnum):
@@ -168,15 +170,17 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
     return root.certified and root.modulus < 1 - 1e-9
 
 
+def eviction_free_limit(model: ServingModel) -> int:
+    """The most of the longest requests that fit in memory together (new, theory §2)."""
+    block = model.replica.block_tokens
+    longest = max(c.max_tokens for c in model.classes)
+    return model.replica.memory_tokens // block // -(-longest // block)
+
+
 def eviction_is_impossible(model: ServingModel) -> bool:
     """Whether as many of the longest requests as the engine runs at once fit in memory (new, theory §2)."""
-    replica = model.replica
-    longest = max(c.max_tokens for c in model.classes)
-    blocks = -(-longest // replica.block_tokens)
-    return (
-        replica.max_num_seqs is not None
-        and replica.max_num_seqs * blocks <= replica.memory_tokens // replica.block_tokens
-    )
+    limit = model.replica.max_num_seqs
+    return limit is not None and limit <= eviction_free_limit(model)
 
 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
@@ -222,38 +226,6 @@ def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
         classes=tuple(class_cycle(model, i) for i in range(len(model.classes))),
         iterations=attractor.iterations if attractor else None,
         settled=attractor.settled if attractor else None,
-    )
-
-
-def scaled_to_memory(cycle: WorstCycle, model: ServingModel, memory_tokens: int) -> WorstCycle:
-    """The worst cycle with other memory, where that was simulated: the fluid map has no scale of its own.
-
-    Everything in flight grows with memory, and so does what an iteration takes beyond d0.
-
-    Parameters
-    ----------
-    cycle : WorstCycle
-        Of the kind `simulated`, that of another model which differs in memory alone.
-    model : ServingModel
-        The model to scale to.
-    memory_tokens : int
-        Memory of the other model.
-
-    References
-    ----------
-    New, theory §3.
-    """
-    ratio, d0 = model.replica.memory_tokens / memory_tokens, model.timing.d0
-    per_iteration = cycle.throughput_per_iteration * ratio
-    variable = cycle.throughput_per_iteration / cycle.throughput_rps - d0
-    rps = per_iteration / (d0 + variable * ratio)
-    _, sustainable = sustainable_rate(model)
-    return cycle._replace(
-        throughput_per_iteration=per_iteration,
-        throughput_rps=rps,
-        evictions_per_iteration=cycle.evictions_per_iteration * ratio,
-        danger_zone_rps=(rps, sustainable) if rps < sustainable else None,
-        classes=tuple(class_cycle(model, i) for i in range(len(model.classes))),
     )
 
 
@@ -328,10 +300,27 @@ def simulate_worst(
     """Where the fluid map settles, from a disturbed equilibrium and from empty; the lower throughput of the two.
 
     Without evictions memory is full of admissions that are n* on average, whatever their pattern; a run that has
-    not settled is then given that mean, not the one of its window.
+    not settled is then given that mean, not the one of its window. The map has no scale of its own: it is run with
+    one token of memory, once for all replicas and rates of a mix, and what is in flight grows with memory.
     """
-    mix = model.mix
-    system = fluid_map(mix.stages, model.held_first_weight, mix.share, model.replica.memory_tokens)
+    mix, memory = model.mix, model.replica.memory_tokens
+    part, exponent = np.frexp(mix.share)  # the last digits of a float are not to make it another mix
+    share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
+    worst = _settled(*(a.tobytes() for a in (mix.stages, model.held_first_weight, share)))
+    return worst._replace(
+        throughput=worst.throughput * memory,
+        mix_throughput=worst.mix_throughput * memory,
+        evictions=worst.evictions * memory,
+        in_flight=worst.in_flight * memory,
+    )
+
+
+@lru_cache(maxsize=256)
+def _settled(stages: bytes, first_weight: bytes, share: bytes) -> Attractor:
+    """The same for a token of memory; the bytes of three arrays, which unlike arrays can be looked up."""
+    system = fluid_map(
+        np.frombuffer(stages, np.int64), np.frombuffer(first_weight), np.frombuffer(share), 1.0
+    )
     starts = (
         eviction_free_state(system, disturbance=_DISTURBANCE),
         state_by_stage(np.zeros(system.weight.size)),

@@ -74,11 +74,11 @@ def read_base(base: str | None) -> "profile_file.Profile":
     return loaded
 
 
-def refuse_overwriting(output: Path | None, inputs: Sequence[Path]) -> None:
+def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
     """Refuse to write a result over what it is made from, unless that is a device or a pipe."""
     for path in inputs:
         if output is not None and output.is_file() and path.exists() and os.path.samefile(output, path):
-            raise UsageError(f"-o {output}: would overwrite what is read")
+            raise UsageError(f"{option} {output}: would overwrite what is read")
 
 
 def _loaded(profile: str | None) -> "profile_file.Profile":

@@ -11,11 +11,12 @@ from kvplan.commands.common import (
     DocumentFormat,
     Output,
     complete_profile,
+    refuse_overwriting,
     say,
     sections_text,
     standard_input,
 )
-from kvplan.errors import ExitCode, UsageError
+from kvplan.errors import ExitCode, OutputError, UsageError
 from kvplan.output import append_result, tell, write_result
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from kvplan.diff import Side
     from kvplan.gate import Requirement
 
+
+_GATES = {
+    ExitCode.DONE: "passed",
+    ExitCode.GATE_FAILED: "failed",
+    ExitCode.USAGE: "not been judged in full",
+}
 
 Profiles = Annotated[
     list[str],
@@ -86,18 +93,19 @@ def check(
     from kvplan import check as checking
     from kvplan.render.github import without_commands
 
+    _refuse_overwriting(profiles, baseline, output, junit)
     required = _requirements(require or [])
     before = _baseline(baseline, tolerance or [])
     checked = [_checked(name, required, before, alone=len(profiles) == 1) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
         say(f"error: {without_commands(problem.message)}")
-    _tell_github(checked)
-    if junit is not None:
-        from kvplan.render import junit as xml
-
-        write_result(xml.render(checked), junit)
-    write_result(_outcome(checked, format, output), output)
     code = checking.exit_code(checked)
+    # The result first: what cannot be written elsewhere is not to hide it.
+    write_result(_outcome(checked, format, output), output)
+    try:
+        _tell_others(checked, junit)
+    except OutputError as error:
+        raise OutputError(f"{error}; the gate itself has {_GATES[code]}") from None
     if code is not ExitCode.DONE:
         raise typer.Exit(code)
 
@@ -187,15 +195,30 @@ def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path 
     return without_commands(text)
 
 
-def _tell_github(checked: "Sequence[Checked]") -> None:
-    """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this."""
+def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
+    """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         from kvplan.render.github import annotations
 
         for line in annotations(checked):
             tell(line)
+    if junit is not None:
+        from kvplan.render import junit as xml
+
+        write_result(xml.render(checked), junit)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         append_result(_outcome(checked, DocumentFormat.MARKDOWN, None), Path(summary))
+
+
+def _refuse_overwriting(
+    profiles: "Sequence[str]", baseline: Path | None, output: Path | None, junit: Path | None
+) -> None:
+    read = [Path(name) for name in profiles if name != "-"] + ([baseline] if baseline is not None else [])
+    refuse_overwriting(output, read)
+    refuse_overwriting(junit, read, "--junit")
+    both = output is not None and junit is not None and os.path.realpath(output) == os.path.realpath(junit)
+    if both and not (output and output.exists() and not output.is_file()):  # devices take both
+        raise UsageError(f"-o and --junit are the same file, {output}")
 
 
 def _side(reference: str) -> "Side":

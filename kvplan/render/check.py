@@ -10,24 +10,32 @@ from kvplan.render.document import Block, Bullets, Column, Paragraph, Section, T
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
 _SCHEMA_VERSION = 1
+_FEW = 8  # profiles; of more, those that pass have a line each
 _MAX_CHANGES = 8  # of a mend that are written out
-_LONG_KEY = 45  # longer ones wrap
-_NONE = f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory mends it"
+_DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and profile shows what moved"
+_NONE = (
+    f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory or a binding limit mends it"
+)
 
 
 def build(checked: Sequence[Checked]) -> list[Section]:
-    """A section for each profile, with what is wrong in all of them before where there are several."""
-    return [*([_overview(checked)] if len(checked) > 1 else []), *map(_section, checked)]
+    """A section for each profile, of many only for those that do not pass; before them, where there are several, an
+    overview."""
+    if len(checked) == 1:
+        return [_section(checked[0])]
+    shown = [one for one in checked if len(checked) <= _FEW or one.outcome is not Outcome.PASSED]
+    return [_overview(checked), *map(_section, shown)]
 
 
 def _overview(checked: Sequence[Checked]) -> Section:
     counts = ", ".join(
         f"{sum(one.outcome is outcome for one in checked)} {outcome.value}" for outcome in Outcome
     )
-    table = Table(
-        (Column("Outcome"), Column("Profile", wraps=True)),
-        tuple((one.outcome.value, title(one)) for one in checked if one.outcome is not Outcome.PASSED),
-    )
+    passed = [one for one in checked if one.outcome is Outcome.PASSED]
+    rows = [(one.outcome.value, title(one)) for one in checked if one.outcome is not Outcome.PASSED]
+    if len(checked) > _FEW:
+        rows += [(one.outcome.value, one.source) for one in passed]
+    table = Table((Column("Outcome"), Column("Profile", wraps=True)), tuple(rows))
     blocks: tuple[Block, ...] = (Paragraph(f"{len(checked)} profiles: {counts}."),)
     return Section("check", "Check", (*blocks, table) if table.rows else blocks)
 
@@ -51,27 +59,27 @@ def _section(checked: Checked) -> Section:
 
 def _table(results: Sequence[Result]) -> Table:
     columns = (
-        key_column("Requirement", [result.key.text for result in results]),
-        Column("Wanted", wraps=True),
-        Column("Got", wraps=True),
-        Column("Margin", right=True),
-        Column("Result"),
+        Column("Result", outcome=True),
+        key_column("Key"),
+        Column("Wanted", wraps=True, least=8),
+        Column("Got", wraps=True, least=8),
+        Column("Margin", right=True, optional=True),
     )
     return Table(columns, tuple(map(_row, results)))
 
 
-def key_column(name: str, keys: Sequence[str]) -> Column:
-    """A column of keys, which stay in one piece unless that takes half of the line."""
-    return Column(name, wraps=max(map(len, keys)) > _LONG_KEY)
+def key_column(name: str) -> Column:
+    """A column of keys of the report, which wrap at their dots where space is short."""
+    return Column(name, wraps=True, least=12, dotted=True)
 
 
 def _row(result: Result) -> tuple[str, ...]:
     return (
+        "PASS" if result.judgement.passed else "FAIL",
         result.key.text,
         wanted_text(result),
         got_text(result),
         margin_text(result),
-        "PASS" if result.judgement.passed else "FAIL",
     )
 
 
@@ -126,9 +134,12 @@ def _remarks(result: Result) -> list[str]:
     if judgement.passed:
         return []
     remarks = [f"{result.key.text}: {judgement.doubt}, and doubt never passes."] if judgement.doubt else []
-    if result.requirement is not None:
-        remarks.append(f"{result.text}: {mends_text(result.mends)}.")
-    return remarks
+    return [*remarks, f"{result.text}: {advice_text(result)}."]
+
+
+def advice_text(result: Result) -> str:
+    """What is said to do about a requirement that fails."""
+    return _DRIFTED if result.requirement is None else mends_text(result.mends)
 
 
 def mends_text(mends: Sequence[Mend]) -> str:
@@ -147,6 +158,11 @@ def _mend_text(mend: Mend) -> str:
             return f"memory up {change} to {format_tokens(mend.amount)} tokens ({changes}{more})"
         case Lever.REPLICAS:
             return f"{mend.amount:.0f} replicas in place of one ({changes}{more} each)"
+        case Lever.MAX_NUM_SEQS | Lever.MAX_NUM_BATCHED_TOKENS:
+            direction = "up" if all(mend.amount > float(c.before) for c in mend.changes) else "down"
+            return (
+                f"{mend.lever.value} {direction} {change} to {format_tokens(mend.amount)} ({changes}{more})"
+            )
 
 
 def _toml(value: float | int | str) -> str:

@@ -1,8 +1,9 @@
 """What differs between two reports, for people and programs."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from kvplan.diff import Change, Comparison, Leaf, Side
+from kvplan.diff import Change, Comparison, Leaf, Row, Side, folded
 from kvplan.render.check import key_column
 from kvplan.render.document import Block, Column, Paragraph, Section, Table
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
@@ -13,34 +14,45 @@ _MAX_TEXT = 20
 
 
 def build(found: Comparison) -> Section:
-    """A table of what differs, the largest effect first; or that nothing does."""
+    """Tables of what differs, what goes in before what comes out; or that nothing does."""
     a, b = found.before, found.after
     blocks: list[Block] = [Paragraph(f"Before: {_name(a)}. After: {_name(b)}.")]
-    if not found.changes:
+    if found.inputs:
+        blocks.append(_table("Input", folded(found.inputs, a.inputs or {})))
+    elif found.inputs is not None and found.changes:
+        blocks.append(Paragraph("No input differs."))
+    if found.changes:
+        blocks.append(_table("Result", folded(found.changes, a.document)))
+    elif not found.inputs:
         blocks.append(Paragraph("Nothing differs."))
-    else:
-        rows = tuple(_row(change) for change in found.changes[:MAX_ROWS])
-        left = len(found.changes) - len(rows)
-        cut = f"and {left} more keys with smaller effects; --format json has all" if left else None
-        columns = (
-            key_column("Key", [row[0] for row in rows]),
-            Column("Before"),
-            Column("After"),
-            Column("Change", right=True),
-        )
-        blocks.append(Table(columns, rows, cut))
     return Section("diff", "What differs", tuple(blocks))
+
+
+def _table(name: str, found: Sequence[Row]) -> Table:
+    rows = tuple(map(_row, found[:MAX_ROWS]))
+    left = len(found) - len(rows)
+    cut = f"and {left} more keys with smaller effects; --format json has all" if left else None
+    columns = (
+        key_column(name),
+        Column("Before", wraps=True, least=8),
+        Column("After", wraps=True, least=8),
+        Column("Change", right=True),
+    )
+    return Table(columns, rows, cut)
 
 
 def _name(side: Side) -> str:
     return f"{side.name} ({side.source})"
 
 
-def _row(change: Change) -> tuple[str, ...]:
+def _row(row: Row) -> tuple[str, ...]:
+    change = row.change
     digits = next(
         (d for d in range(4, 12) if _shown(change.before, change, d) != _shown(change.after, change, d)), 12
     )
     moved = ABSENT if change.relative is None else format_percent(change.relative, 3, signed=True)
+    if row.entries > 1:
+        return change.key, "each", "", moved
     return change.key, _shown(change.before, change, digits), _shown(change.after, change, digits), moved
 
 
@@ -64,16 +76,23 @@ def _shown(value: Leaf, change: Change, digits: int) -> str:
 
 
 def to_document(found: Comparison, version: str) -> dict[str, Any]:
-    """The JSON document: schema_version 1, every key that differs, the largest effect first."""
+    """The JSON document: schema_version 1, every key that differs, of the profiles and of the reports."""
     return {
         "schema_version": _SCHEMA_VERSION,
         "kvplan_version": version,
         "before": _identity(found.before),
         "after": _identity(found.after),
-        "changes": [
-            {"key": c.key, "before": c.before, "after": c.after, "relative_change": c.relative}
-            for c in found.changes
-        ],
+        "inputs": None if found.inputs is None else list(map(_entry, found.inputs)),
+        "changes": list(map(_entry, found.changes)),
+    }
+
+
+def _entry(change: Change) -> dict[str, Any]:
+    return {
+        "key": change.key,
+        "before": change.before,
+        "after": change.after,
+        "relative_change": change.relative,
     }
 
 

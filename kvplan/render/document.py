@@ -21,11 +21,29 @@ _MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are i
 
 
 class Column(NamedTuple):
-    """A table column: numbers compared down the column stand right; names and sentences wrap where space is short."""
+    """A table column: numbers compared down the column stand right; names and sentences wrap where space is short.
+
+    Attributes
+    ----------
+    name : str
+    right, wraps : bool
+    least : int
+        Characters that it is given at least where it wraps.
+    dotted : bool
+        Its cells are keys of the report, which wrap at their dots.
+    optional : bool
+        Left out where space is short.
+    outcome : bool
+        Its cells say PASS or FAIL.
+    """
 
     name: str
     right: bool = False
     wraps: bool = False
+    least: int = 16
+    dotted: bool = False
+    optional: bool = False
+    outcome: bool = False
 
 
 class Table(NamedTuple):

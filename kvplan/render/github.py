@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from kvplan.check import Checked
-from kvplan.render.check import got_text, mends_text, title, wanted_text
+from kvplan.render.check import advice_text, got_text, title, wanted_text
 
 _COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
 _NOTHING = "\u200b"  # a space of no width
@@ -28,8 +28,7 @@ def annotations(checked: Sequence[Checked]) -> Iterator[str]:
         for result in one.results:
             if not result.judgement.passed:
                 said = f"{result.key.text}: wanted {wanted_text(result)}, got {got_text(result)}"
-                mended = "" if result.requirement is None else f"; {mends_text(result.mends)}"
-                yield _annotation(one, result.line, said + mended)
+                yield _annotation(one, result.line, f"{said}; {advice_text(result)}")
 
 
 def _annotation(checked: Checked, line: int | None, message: str) -> str:

@@ -1,6 +1,7 @@
 """Judged profiles as JUnit XML: a suite for each profile, a case for each requirement.
 
-The elements and attributes are those that Jenkins' and Surefire's schemas have in common.
+Every suite has what the schemas of Jenkins (junit-10) and Surefire both know and demand. The `testsuites` around them
+is Jenkins'; Surefire writes one suite a file.
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from kvplan.check import Checked, Result
-from kvplan.render.check import got_text, mends_text, title, wanted_text
+from kvplan.render.check import advice_text, got_text, title, wanted_text
 
 # What XML 1.0 cannot hold in any spelling.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -59,9 +60,8 @@ def _case(checked: Checked, result: Result) -> ElementTree.Element:
     case = _empty_case(checked, result.text)
     if not result.judgement.passed:
         message = f"{result.key.text}: wanted {wanted_text(result)}, got {got_text(result)}"
-        mended = "" if result.requirement is None else f"\n{mends_text(result.mends)}"
         failure = ElementTree.SubElement(case, "failure", {"type": "requirement", "message": _clean(message)})
-        failure.text = _clean(f"{message}{mended}")
+        failure.text = _clean(f"{message}\n{advice_text(result)}")
     return case
 
 

@@ -3,6 +3,7 @@
 Not part of the test command: a busy machine can fail it. Each ratio is the median over interleaved pairs.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +62,30 @@ def test_checking_two_hundred_profiles_takes_less_than_25_analyses(tmp_path: Pat
         assert done.returncode == (0 if rate == "rate = 1.5" else 1)
 
     assert ratio(checking, launch(ANALYZE), 3, f"200 profiles, {rate}, against one analyze") <= 25
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0], ids=["mostly passing", "mostly failing"])
+def test_checking_two_hundred_profiles_of_all_kinds_takes_less_than_25_analyses(
+    tmp_path: Path, factor: float
+) -> None:
+    """The shipped profiles in turn, their rates half or three times as high, no two alike."""
+    shipped = sorted((ROOT / "profiles").glob("*.toml"))
+    for i in range(200):
+        text = shipped[i % len(shipped)].read_text("utf-8").partition("\n[gate]")[0]
+
+        def moved(found: re.Match[str], i: int = i) -> str:
+            return f"{found[1]}{float(found[2]) * factor * (1 + i / 1000)!r}"
+
+        text = re.sub(r"(?m)(\brate = )([0-9.]+)", moved, text)
+        (tmp_path / f"{i}.toml").write_text(text, encoding="utf-8")
+    check = [sys.executable, "-m", "kvplan", "check", *map(str, sorted(tmp_path.glob("*.toml")))]
+    check += ["--require", "load.headroom >= 20%", "--require", "verdict.status != overloaded"]
+
+    def checking() -> None:
+        assert subprocess.run(check, capture_output=True, check=False).returncode == 1
+
+    label = f"200 of the shipped profiles at {factor} times their rate against one analyze"
+    assert ratio(checking, launch(ANALYZE), 3, label) <= 25
 
 
 @pytest.mark.parametrize("input_tokens", [500, 0], ids=["stable", "unstable"])

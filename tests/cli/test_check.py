@@ -62,7 +62,7 @@ def written(path: Path, *, rate: float, more: str = "", name: str | None = None)
 def test_a_profile_that_meets_everything_is_exit_code_zero(good: Path) -> None:
     result = run("check", good)
     assert (result.returncode, result.stderr) == (0, "")
-    assert "load.headroom  >= 0.25  0.5  +0.25 (+100%)  PASS" in result.stdout
+    assert "PASS    load.headroom  >= 0.25  0.5  +0.25 (+100%)" in result.stdout
 
 
 def test_a_profile_that_fails_is_exit_code_one_with_what_mends_it(bad: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_the_old_file_and_is_no_pass(option: str, tmp_path: P
     )
     assert result.returncode == 2
     assert f"{target}: cannot be written" in result.stderr
-    assert "PASS" not in result.stdout
+    assert ("30 passed" in result.stdout) is (option == "--junit")
     assert target.read_text() == "old"
     assert {path.suffix for path in tmp_path.iterdir()} == {"", ".toml"}
 
@@ -281,14 +281,43 @@ def test_a_full_disk_leaves_the_old_file_and_is_no_pass(option: str, tmp_path: P
 @pytest.mark.parametrize("place", ["/dev/full", "/proc/nowhere/result", "/"])
 def test_a_place_that_cannot_be_written_is_exit_code_two(option: str, place: str, good: Path) -> None:
     result = run("check", good, option, place)
-    assert (result.returncode, result.stdout) == (2, "")
+    assert result.returncode == 2
+    assert ("PASS" in result.stdout) is (option == "--junit")
     assert result.stderr.startswith(f"error: {place}: cannot be written")
 
 
-def test_a_summary_that_cannot_be_written_is_exit_code_two(good: Path) -> None:
-    for place in ("/dev/full", "/proc/nowhere/summary"):
-        result = run("check", good, env={"GITHUB_STEP_SUMMARY": place})
-        assert (result.returncode, result.stdout) == (2, "")
+@pytest.mark.parametrize(("kind", "word", "says"), [("good", "PASS", "passed"), ("bad", "FAIL", "failed")])
+@pytest.mark.parametrize("place", ["/dev/full", "/proc/nowhere/summary"])
+def test_what_cannot_be_written_elsewhere_hides_no_result(
+    kind: str, word: str, says: str, place: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(kind)
+    for result in (
+        run("check", path, env={"GITHUB_STEP_SUMMARY": place}),
+        run("check", path, "--junit", place),
+    ):
+        assert result.returncode == 2
+        assert word in result.stdout
+        assert result.stderr.startswith(f"error: {place}: cannot be written")
+        assert result.stderr.endswith(f"; the gate itself has {says}\n")
+
+
+def test_nothing_that_is_read_is_overwritten(good: Path, bad: Path, tmp_path: Path) -> None:
+    old, link = tmp_path / "old.json", tmp_path / "link"
+    run("analyze", good, "--format", "json", "-o", old)
+    link.symlink_to(good)
+    contents = {path: path.read_bytes() for path in (good, bad, old)}
+    drift = ("--baseline", old, "--tolerance", "load.headroom=1%")
+    for target in (good, old, link):
+        for option in ("-o", "--junit"):
+            result = run("check", good, *drift, option, target)
+            assert (result.returncode, result.stdout) == (2, "")
+            assert result.stderr == f"error: {option} {target}: would overwrite what is read\n"
+    assert {path: path.read_bytes() for path in contents} == contents
+    new = tmp_path / "new"
+    result = run("check", good, "-o", new, "--junit", tmp_path / "." / "new")
+    assert (result.returncode, result.stderr) == (2, f"error: -o and --junit are the same file, {new}\n")
+    assert not new.exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
@@ -297,7 +326,7 @@ def test_a_read_only_folder_is_exit_code_two(option: str, good: Path, tmp_path: 
     folder = tmp_path / "read-only"
     folder.mkdir(mode=0o500)
     result = run("check", good, option, folder / "result")
-    assert (result.returncode, result.stdout) == (2, "")
+    assert result.returncode == 2
     assert list(folder.iterdir()) == []
 
 
@@ -359,7 +388,8 @@ def test_a_summary_on_a_full_disk_is_as_it_was(good: Path, tmp_path: Path) -> No
         env={"GITHUB_STEP_SUMMARY": str(summary)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )
-    assert (result.returncode, result.stdout) == (2, "")
+    assert result.returncode == 2
+    assert "PASS" in result.stdout
     assert summary.read_text() == "b" * 900
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvplan import check as checking
 from kvplan.analysis.stability import stability
-from kvplan.analysis.worst_cycle import CycleKind, scaled_to_memory, worst_cycle
+from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.check import Outcome
 from kvplan.gate import parse
 from kvplan.mend import Lever, Mend
@@ -36,6 +36,9 @@ WORDS = (
     "verdict.status != overloaded",
     "wait.fits == true",
     "verdict.binding != kv_memory",
+    "verdict.binding != max_num_seqs",
+    "verdict.binding != max_num_batched_tokens",
+    "worst_cycle.kind == none",
 )
 
 
@@ -43,6 +46,11 @@ WORDS = (
 def profiles(draw: st.DrawFn) -> str:
     """The text of a profile, its memory and rates given in each of the ways there are."""
     prefill = draw(st.sampled_from(["fused", "inline", "disaggregated"]))
+    limits = "".join(
+        f"\n{key} = {draw(st.integers(*span))}"
+        for key, span in (("max_num_seqs", (1, 200)), ("max_num_batched_tokens", (400, 4000)))
+        if draw(st.booleans())
+    )
     block = draw(st.sampled_from([1, 16]))
     memory = draw(st.integers(20, 4000)) * 16 + 600
     gpu = (
@@ -54,7 +62,7 @@ def profiles(draw: st.DrawFn) -> str:
     lines = [
         "schema = 1",
         'name = "random"',
-        f'[gpu]\n{gpu}\nblock_tokens = {block}\nprefill = "{prefill}"',
+        f'[gpu]\n{gpu}\nblock_tokens = {block}\nprefill = "{prefill}"{limits}',
         f'[timing]\nd0 = "{draw(st.integers(1, 50))} ms"\nd1 = "{draw(st.sampled_from([0, 0.1, 1]))} us"',
         f"[workload]\nrate = {draw(st.integers(1, 400)) / 4}" if shared else "",
     ]
@@ -144,6 +152,53 @@ def test_less_traffic_for_headroom_is_what_the_formula_gives(text: str, tenths: 
         assert by_lever[Lever.REPLICAS].amount == -(-ratio // 1)
 
 
+LIMITED = """schema = 1
+name = "limited"
+timing = {{ d0 = "10 ms", d1 = "1 us" }}
+classes = [{{ name = "a", input = 20, decode = 40, rate = {rate}.0 }}]
+[gpu]
+memory_tokens = 1_000_000
+{key} = {limit}
+"""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    key=st.sampled_from(["max_num_seqs", "max_num_batched_tokens"]),
+    limit=st.integers(1, 300),
+    rate=st.integers(1, 200),
+)
+def test_a_limit_that_binds_is_raised_to_what_the_formula_gives(key: str, limit: int, rate: int) -> None:
+    """α <= B/(d0·need + B·Λ) turned round: B >= d0·need·α/(1 - α·Λ), in fractions.
+
+    A request of 20 in and 40 out stays 40 iterations, computes 20 + 39 tokens, and reads 40·20 + 40·41/2 of them.
+    """
+    text = LIMITED.format(key=key, limit=limit, rate=rate)
+    found = checking.check(profile(text), None, [parse("load.headroom >= 25%")])
+    d0, wanted = Fraction(1, 100), rate * Fraction(5, 4)
+    work = wanted * (40 * 20 + 40 * 41 // 2) / 10**6
+    need = wanted * (40 if key == "max_num_seqs" else 59)
+    least = -(-(d0 * need) // (1 - work))
+    if found.outcome is Outcome.PASSED:
+        assert limit >= least
+        return
+    by_lever = {mend.lever.value: mend for mend in found.results[0].mends}
+    assert least <= by_lever[key].amount <= least + 1
+    assert by_lever[key].changes[0].key == f"gpu.{key}"
+    assert outcome(written(text, by_lever[key]), "load.headroom >= 25%") is Outcome.PASSED
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(11, 16), (37, 16), (38, None), (50, None)])
+def test_a_limit_is_lowered_where_that_excludes_evictions_and_serves_enough(
+    rate: int, limit: int | None
+) -> None:
+    """1,000 tokens hold 16 requests of 60, which sustain 16/(0.4 + 16·0.00162) = 37.57 requests/s; memory 56.1."""
+    text = LIMITED.format(key="max_num_seqs", limit=100, rate=rate).replace("1_000_000", "1_000")
+    (result,) = checking.check(profile(text), None, [parse("worst_cycle.kind == none")]).results
+    amounts = {mend.lever: mend.amount for mend in result.mends}
+    assert amounts.get(Lever.MAX_NUM_SEQS) == limit
+
+
 @settings(max_examples=60, deadline=None)
 @given(text=profiles(), factor=st.floats(1.01, 50))
 def test_more_memory_for_admissions_is_in_proportion(text: str, factor: float) -> None:
@@ -157,29 +212,6 @@ def test_more_memory_for_admissions_is_in_proportion(text: str, factor: float) -
     assert old * factor * (1 - 1e-12) <= mend.amount <= old * factor + 1.1 * unit
     if tomli.loads(text)["gpu"].get("memory_tokens"):
         assert Fraction(mend.amount) % before.model.replica.block_tokens == 0
-
-
-@pytest.mark.parametrize("factor", [2, 3.5, 10])
-def test_a_simulated_cycle_scales_with_memory(factor: float) -> None:
-    """Against the fluid map run anew."""
-    small = profile(
-        """schema = 1
-name = "simulated"
-gpu = { memory_tokens = 20_000, prefill = "disaggregated", block_tokens = 16 }
-timing = { d0 = "10 ms", d1 = "1 us", d2 = "2 us", d3 = "5 us" }
-classes = [{ name = "a", input = 20, decode = 20, rate = 5.0 }, { name = "b", input = 20, decode = 21, rate = 5.0 }]
-"""
-    )
-    cycle = worst_cycle(small.model, stability(small.model))
-    assert cycle.kind is CycleKind.SIMULATED
-    larger = small.changed({("gpu", "memory_tokens"): int(20_000 * factor)})
-    direct = worst_cycle(larger, stability(larger))
-    scaled = scaled_to_memory(cycle, larger, 20_000)
-    for name in ("throughput_per_iteration", "throughput_rps", "loss", "evictions_per_iteration"):
-        assert getattr(scaled, name) == pytest.approx(getattr(direct, name), rel=1e-6), name
-    assert scaled.danger_zone_rps is not None
-    assert scaled.danger_zone_rps == pytest.approx(direct.danger_zone_rps)
-    assert (scaled.period, scaled.classes) == (direct.period, direct.classes)
 
 
 def test_more_memory_mends_a_verdict_that_hangs_on_a_simulated_cycle() -> None:
