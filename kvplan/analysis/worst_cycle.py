@@ -306,7 +306,8 @@ def simulate_worst(
     mix, memory = model.mix, model.replica.memory_tokens
     part, exponent = np.frexp(mix.share)  # the last digits of a float are not to make it another mix
     share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
-    worst = _settled(*(a.tobytes() for a in (mix.stages, model.held_first_weight, share)))
+    arrays = (a.tobytes() for a in (mix.stages, model.held_first_weight, share))
+    worst = _settled(*arrays, max_iterations, compile_above)
     return worst._replace(
         throughput=worst.throughput * memory,
         mix_throughput=worst.mix_throughput * memory,
@@ -316,7 +317,9 @@ def simulate_worst(
 
 
 @lru_cache(maxsize=256)
-def _settled(stages: bytes, first_weight: bytes, share: bytes) -> Attractor:
+def _settled(
+    stages: bytes, first_weight: bytes, share: bytes, max_iterations: int | None, compile_above: int | None
+) -> Attractor:
     """The same for a token of memory; the bytes of three arrays, which unlike arrays can be looked up."""
     system = fluid_map(
         np.frombuffer(stages, np.int64), np.frombuffer(first_weight), np.frombuffer(share), 1.0
