@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.profile import parse_profile
+from kvplan.reproduction.experiment import Verdict, load_experiment, shipped_experiments
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -129,3 +130,11 @@ def test_profiles_are_good(profile: str) -> None:
 
 def test_names_of_shipped_profiles_are_all_there() -> None:
     assert all(f"`{path.stem}`" in README for path in (ROOT / "profiles").glob("*.toml"))
+
+
+def test_verdicts_on_published_results_are_those_on_record() -> None:
+    for name in shipped_experiments():
+        found = load_experiment(name)
+        verdicts = [figure.verdict for figure in found.figures]
+        tally = ", ".join(f"{verdicts.count(v)} {v.value}" for v in Verdict if v in verdicts)
+        assert f"| `{name}` | {found.source} | {tally} |" in README
