@@ -100,7 +100,7 @@ def outcome(text: str, *requirements: str) -> Outcome:
     return checking.check(profile(text), None, [parse(r) for r in requirements]).outcome
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(text=profiles(), data=st.data())
 def test_a_suggested_mend_applied_to_the_profile_passes(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
