@@ -154,7 +154,9 @@ def _with_memory(subject: Subject, more: float) -> Subject:
 
 
 def _with_replica(subject: Subject, replica: Replica) -> Subject:
-    model = replace(subject.analyses.model, replica=replica)
+    before = subject.analyses.model
+    model = replace(before, replica=replica)
+    model.__dict__["mix"] = before.mix  # where it is cached; memory and limits are no part of it
     return Subject(subject.identity, _SameMix(model, subject.analyses))
 
 

@@ -161,9 +161,8 @@ def sustainable_rate(model: ServingModel) -> tuple[str, float]:
 
 def load(model: ServingModel) -> Load:
     """Offered load against the sustainable rate (WAIT-s eq. 3-6; general law new, theory §2)."""
-    offered = model.total_rate_rps
-    _, sustainable = sustainable_rate(model)
-    cost = per_request(model)
+    offered, cost = model.total_rate_rps, per_request(model)
+    sustainable = min(_rates(cost, model.timing.d0, model.replica).values())
     factor = sustainable / offered if offered > sustainable / 1e300 else None
     return Load(
         offered_rps=offered,
@@ -172,13 +171,17 @@ def load(model: ServingModel) -> Load:
         headroom=None if factor is None else factor - 1,
         sustainable_rps=sustainable,
         sustainable_decode_tokens_per_s=sustainable * cost.decode_tokens,
-        sensitivity=sensitivity(model),
+        sensitivity=_sensitivity(model, cost),
     )
 
 
 def sensitivity(model: ServingModel) -> Sensitivity:
     """What +10 % of memory, d0 or d1 does to the sustainable rate, every limit considered."""
-    timing, replica, cost = model.timing, model.replica, per_request(model)
+    return _sensitivity(model, per_request(model))
+
+
+def _sensitivity(model: ServingModel, cost: PerRequest) -> Sensitivity:
+    timing, replica = model.timing, model.replica
     base = min(_rates(cost, timing.d0, replica).values())
 
     def change(cost: PerRequest, d0: float, replica: Replica) -> float:
