@@ -91,7 +91,7 @@ class Verdict(StrEnum):
     NO_BETTER = "gains no more than a smaller change"
     BREAKS = "breaks the gate"
     SHORT = "runs too short to tell"
-    NO_USE = "gains alone, but adds nothing to the others"
+    NO_USE = "adds nothing to the others"
     NO_GAIN = "gains nothing"
     LOSES = "loses"
     UNENDED = "could not be run to the end"
@@ -292,20 +292,20 @@ def _cap_flag(engine: Engine, model: ServingModel) -> str:
 
 
 def _cap_within_the_gate(
-    engine: Engine, found: Sequence[Candidate], gate: Gate, model: ServingModel
+    engine: Engine, judged: Sequence[Tried], gate: Gate, model: ServingModel
 ) -> Iterator[Candidate]:
-    """The smallest cap that breaks nothing, where a smaller one among the candidates does."""
+    """The smallest cap that breaks nothing, where smaller ones would gain and are refused for what they break."""
     name = _LIMIT[Kind.RUNNING]
-    broken = {
-        int(c.value): what for c in found if c.kind is Kind.RUNNING and (what := gate.broken(limits([c])))
-    }
-    most = min(math.ceil(requests_in_memory(model)), (model.replica.max_num_seqs or math.inf) - 1)
-    if not broken or max(broken) >= most or gate.broken({name: int(most)}):
+    caps = {int(one.candidate.value): one for one in judged if one.candidate.kind is Kind.RUNNING}
+    broken = [cap for cap, one in caps.items() if one.verdict is Verdict.BREAKS]
+    most = int(min(math.ceil(requests_in_memory(model)), (model.replica.max_num_seqs or math.inf) - 1))
+    if not broken or max(broken) >= most or gate.broken({name: most}):
         return
-    cap = gate.least(name, max(broken), int(most))
-    what = broken[max(broken)]
-    why = f"the smallest that breaks nothing of the gate ({what.text})"
-    yield _candidate(Kind.RUNNING, engine, _cap_flag(engine, model), cap, str(cap), what.key, why)
+    cap = gate.least(name, max(broken), most)
+    what = gate.broken({name: max(broken)})
+    if cap not in caps and what is not None:
+        why = f"the smallest that breaks nothing of the gate ({what.text})"
+        yield _candidate(Kind.RUNNING, engine, _cap_flag(engine, model), cap, str(cap), what.key, why)
 
 
 def _spread(report: Report, model: ServingModel) -> float | None:
@@ -576,20 +576,23 @@ def advise(
     ()
     """
     policy = _POLICY[engine]
-    gate = Gate(model, plan, required, report.profile)
+    gate = Gate(model, plan, required, report.profile, report.stability)
     found = candidates(engine, report, model)
-    values = {(c.flag, c.value) for c in found}
-    more = _cap_within_the_gate(engine, found, gate, model)
-    found = (*found, *(c for c in more if (c.flag, c.value) not in values))
     without, *results = measure([Variant(policy), *(c.variant for c in found)])
     if without is None:
         raise UsageError(
             f"--engine {engine}: with its defaults a request never fits in the blocks that it may use, even alone"
         )
-    each = [None if one is None else gains(without, one) for one in results]
     short = requests < _LEAST_TURNS * requests_in_memory(model)
-    judged = [_judged(c, g, gate, short=short) for c, g in zip(found, each, strict=True)]
-    tried = _best_of_each(judged, results, model)
+
+    def judged(candidate: Candidate, result: Measured | None) -> Tried:
+        return _judged(candidate, None if result is None else gains(without, result), gate, short=short)
+
+    all_judged = [judged(c, result) for c, result in zip(found, results, strict=True)]
+    for candidate in _cap_within_the_gate(engine, all_judged, gate, model):
+        results += measure([candidate.variant])
+        all_judged.append(judged(candidate, results[-1]))
+    tried = _best_of_each(all_judged, results, model)
     chosen, all_at_once = _adding_up(policy, tried, without, measure, gate)
     tried = tuple(
         one._replace(verdict=Verdict.NO_USE) if one.verdict is Verdict.EMITTED and one not in chosen else one

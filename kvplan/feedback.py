@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kvplan.analysis.stability import Stability
 from kvplan.gate import Requirement, Subject, holds
 from kvplan.model import Plan, ServingModel
 from kvplan.report import Analyses, ProfileIdentity, Status
@@ -21,26 +22,29 @@ class Broken(NamedTuple):
 class Gate:
     """What a profile demands of itself, to be asked about limits that are put into its `[gpu]`.
 
-    Parameters
-    ----------
-    model : ServingModel
-    plan : Plan
-    required : sequence of Requirement
-        `[gate] require`.
-    identity : ProfileIdentity
+        Parameters
+        ----------
+        model : ServingModel
+        plan : Plan
+        required : sequence of Requirement
+            `[gate] require`.
+        identity : ProfileIdentity, optional
+        stability : Stability, optional
+            Of the model, where it is known: the limits of an engine do not change it.
 
-    Examples
-    --------
-    >>> from kvplan.gate import parse
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 4.0),), Timing(1.0), Replica(1025))
-    >>> gate = Gate(model, Plan(), [parse("load.headroom >= 0.2")])
-    >>> gate.headroom({}), round(gate.headroom({"max_num_seqs": 41}), 3)
-    (0.25, 0.025)
-    >>> gate.broken({"max_num_seqs": 41})
-    Broken(key='load.headroom', text='load.headroom >= 0.2')
-    >>> gate.broken({"max_num_seqs": 49}) is None
-    True
+        Examples
+        --------
+        >>> from kvplan.analysis.stability import Stability
+    from kvplan.gate import parse
+        >>> from kvplan.model import Replica, RequestClass, Timing
+        >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 4.0),), Timing(1.0), Replica(1025))
+        >>> gate = Gate(model, Plan(), [parse("load.headroom >= 0.2")])
+        >>> gate.headroom({}), round(gate.headroom({"max_num_seqs": 41}), 3)
+        (0.25, 0.025)
+        >>> gate.broken({"max_num_seqs": 41})
+        Broken(key='load.headroom', text='load.headroom >= 0.2')
+        >>> gate.broken({"max_num_seqs": 49}) is None
+        True
     """
 
     def __init__(
@@ -49,8 +53,10 @@ class Gate:
         plan: Plan,
         required: Sequence[Requirement] = (),
         identity: ProfileIdentity | None = None,
+        stability: Stability | None = None,
     ) -> None:
         self._model, self._plan = model, plan
+        self._known = {} if stability is None else {"stability": stability}
         self._identity = identity or ProfileIdentity("", "")
         self._subjects: dict[tuple[tuple[str, int], ...], Subject] = {}
         before = self._subject({})
@@ -85,5 +91,5 @@ class Gate:
         if key not in self._subjects:
             changes: dict[str, Any] = dict(limits)
             model = replace(self._model, replica=replace(self._model.replica, **changes))
-            self._subjects[key] = Subject(self._identity, Analyses(model, self._plan))
+            self._subjects[key] = Subject(self._identity, Analyses(model, self._plan, self._known))
         return self._subjects[key]

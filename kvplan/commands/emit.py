@@ -1,7 +1,6 @@
 """`kvplan emit`: the plan as settings of an engine."""
 
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,7 +55,7 @@ def emit(
     from kvplan import report
     from kvplan.engines import Engine, advise, default_requests
     from kvplan.simulation.options import seeds as chosen
-    from kvplan.simulation.paired import measure
+    from kvplan.simulation.paired import Bench
     from kvplan.simulation.study import MAX_REQUESTS
 
     if seeds < _LEAST_SEEDS:
@@ -69,8 +68,7 @@ def emit(
     required = _required(loaded)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     with progress_bar() as progress:
-        run = partial(
-            measure,
+        bench = Bench(
             loaded.model,
             loaded.plan,
             requests=size,
@@ -84,7 +82,7 @@ def emit(
             loaded.model,
             loaded.plan,
             requests=size,
-            measure=run,
+            measure=bench.measure,
             required=required,
         )
     width, _ = terminal(output)

@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 _HARMFUL = frozenset('`$!\\"|<>#')
 _WORDS = (("<=", "≤"), (">=", "≥"), ("!=", "≠"), ("<", "below"), (">", "above"))  # no signs of a shell
 _WIDTHS = (40, 120)
+_OUTCOME = 26  # columns for what became of a candidate
 _TITLES = {Engine.VLLM: "vLLM", Engine.SGLANG: "SGLang", Engine.TRTLLM: "TensorRT-LLM"}
 _PROFILE_KEYS = {Kind.RUNNING: "gpu.max_num_seqs", Kind.TOKENS: "gpu.max_num_batched_tokens"}
 _NOTHING = "Nothing to set: leave the engine's defaults."
@@ -83,11 +84,13 @@ def _left_out(advice: Advice, columns: int) -> Iterator[str]:
     cells = [(_of(one.candidate), *_means(one.gains), _plain_outcome(one)) for one in left]
     first, second, third = (max(len(row[i]) for row in cells) for i in range(3))
     for setting, rate, e2e, outcome in cells:
-        row = f"{setting:<{first}}  {rate:>{second}}  {e2e:>{third}}  {outcome}"
-        if len(row) + 4 <= columns:
-            yield f"#   {row}"
+        row = f"#   {setting:<{first}}  {rate:>{second}}  {e2e:>{third}}  "
+        if len(row) + _OUTCOME <= columns:
+            yield from textwrap.wrap(
+                outcome, columns, initial_indent=row, subsequent_indent=f"#{' ' * (len(row) - 1)}"
+            )
         else:
-            yield from _comment(f"{setting} {rate} {e2e} {outcome}", columns, "  ")
+            yield from _comment(f"{setting}: {rate}, {e2e}, {outcome}", columns, "  ")
 
 
 def _means(found: Gains | None) -> tuple[str, str]:
@@ -131,7 +134,7 @@ def _price(advice: Advice, one: Tried) -> str:
 def _from_to(advice: Advice, one: Tried) -> str:
     if one.headroom is None:
         return ABSENT
-    return " to ".join(ABSENT if x is None else format_percent(x) for x in (advice.headroom, one.headroom))
+    return " to ".join(ABSENT if x is None else format_percent(x, 4) for x in (advice.headroom, one.headroom))
 
 
 def _older(c: Candidate) -> str:
