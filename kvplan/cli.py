@@ -125,7 +125,7 @@ def _explain(error: Exception) -> ExitCode:
     # Typer's usage errors have a base class of its own or of click, by version; all can describe themselves.
     describe = getattr(error, "format_message", None)
     if describe is not None:
-        say(f"error: {describe()} See: kvplan --help")
+        say(f"error: {' '.join(describe().split())} See: kvplan --help")
         return ExitCode.USAGE
     if os.environ.get("KVPLAN_DEBUG"):
         import traceback

@@ -3,7 +3,7 @@
 Every candidate comes from a block of the report and is tried before it is recommended: the engine's policy is
 simulated with and without it on the same requests (`kvplan.simulation.paired`). A cap does not always help. Where
 prefill is cheap, preempting now and then costs less than the requests that a cap holds back; where it is dear, or
-lengths are fixed, the cap wins.
+lengths are fixed, the cap wins. What goes back into the profile must not break its gate (`kvplan.feedback`).
 
 Nothing here runs a simulation: `advise` is given a function that does.
 """
@@ -17,9 +17,11 @@ from typing import NamedTuple
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import safety_buffer
 from kvplan.errors import UsageError
+from kvplan.feedback import Gate
+from kvplan.gate import Requirement
 from kvplan.model import Plan, ServingModel
 from kvplan.report import Report, Status, requests_in_memory
-from kvplan.simulation.paired import Gains, Measured, Variant, gains
+from kvplan.simulation.paired import Gains, Measured, Variant, advantage, gains
 from kvplan.simulation.policies.sglang import FORESIGHT, ratios
 from kvplan.units import format_number, format_seconds, format_tokens
 
@@ -31,9 +33,11 @@ _LEAST_ADDITION = 0.001  # to what is set already
 _STEPS = (2, 4)  # times the iteration of a full replica that one with as much prefill as allowed may take
 _SHARES = {1: "one", 2: "half a", 4: "a quarter of a", 8: "an eighth of a"}  # standard deviation of KV usage
 _SUGGESTED = 0.3  # of --schedule-conservativeness
-_LEAST_REQUESTS, _MOST_REQUESTS = 2_000, 10_000
-_TURNS = 10  # so many times what memory holds: shorter runs are mostly filling and draining
-_FEW_TURNS = 4
+_LEAST_REQUESTS, _MOST_REQUESTS = 2_000, 20_000
+_TURNS = 10  # so many times what memory holds, the requests of a run
+_LEAST_TURNS = (
+    8  # in shorter runs filling and draining the memory move throughput by more than a setting does
+)
 _ANY_DELTA, _ANY_HORIZON_S = 0.01, 3600.0  # the spread does not depend on them
 
 
@@ -84,18 +88,35 @@ class Verdict(StrEnum):
 
     EMITTED = "emitted"
     SURPASSED = "another value gains more"
-    NO_USE = "gains alone, but adds nothing to the others"
+    NO_BETTER = "gains no more than a smaller change"
+    BREAKS = "breaks the gate"
+    SHORT = "runs too short to tell"
+    NO_USE = "adds nothing to the others"
     NO_GAIN = "gains nothing"
     LOSES = "loses"
     UNENDED = "could not be run to the end"
 
 
 class Tried(NamedTuple):
-    """A candidate after simulation; no gains where a run could not be ended."""
+    """A candidate after simulation.
+
+    Attributes
+    ----------
+    candidate : Candidate
+    gains : Gains or None
+        None where a run could not be ended.
+    verdict : Verdict
+    headroom : float or None
+        `load.headroom` of the profile with it; None where no profile has such a setting.
+    broken : str
+        What of the gate it breaks; empty where nothing.
+    """
 
     candidate: Candidate
     gains: Gains | None
     verdict: Verdict
+    headroom: float | None = None
+    broken: str = ""
 
 
 class Mention(NamedTuple):
@@ -114,6 +135,8 @@ class Advice(NamedTuple):
     engine : Engine
     policy : str
         Simulated with the engine's defaults.
+    headroom : float or None
+        `load.headroom` of the profile as it is.
     tried : tuple of Tried
         All candidates, in the order of the report's blocks; those to set are `EMITTED`.
     together : Gains or None
@@ -124,6 +147,7 @@ class Advice(NamedTuple):
 
     engine: Engine
     policy: str
+    headroom: float | None
     tried: tuple[Tried, ...]
     together: Gains | None
     mentions: tuple[Mention, ...]
@@ -148,6 +172,7 @@ _PARAMETER = {
     (Engine.TRTLLM, Kind.RUNNING): "max_num_seqs",
     (Engine.TRTLLM, Kind.TOKENS): "max_num_batched_tokens",
 }
+_LIMIT = {Kind.RUNNING: "max_num_seqs", Kind.TOKENS: "max_num_batched_tokens"}  # in `[gpu]` of a profile
 _FLAG = {
     (Engine.VLLM, Kind.RUNNING): "--max-num-active-seqs",
     (Engine.VLLM, Kind.WATERMARK): "--watermark",
@@ -158,19 +183,31 @@ _FLAG = {
     (Engine.TRTLLM, Kind.TOKENS): "max_num_tokens",
     (Engine.TRTLLM, Kind.SCHEDULER): "capacity_scheduler_policy",
 }
+_TRTLLM = "For trtllm-serve --config (--extra_llm_api_options before November 2025)."
 _VERSION = {
     "--max-num-active-seqs": "vLLM 0.31.0 and later (pull request 56758).",
     "--max-num-seqs": "Sizes buffers and CUDA graphs too; from vLLM 0.31.0 on --max-num-active-seqs does not.",
     "--watermark": "Merged into vLLM in June 2026 (pull request 44594), off by default: check your version.",
     "--max-num-batched-tokens": "vLLM refuses less than max_num_seqs.",
     "--max-num-queued-reqs": "In vLLM 0.29.0 (pull request 49445, July 2026); beyond it clients get HTTP 503.",
-    "--max-running-requests": "Check that your version of SGLang has it.",
-    "--schedule-conservativeness": "Check that your version of SGLang has it.",
-    "--mem-fraction-static": "Check that your version of SGLang has it.",
-    "max_batch_size": "For the file of trtllm-serve --config; check your version.",
-    "max_num_tokens": "For the file of trtllm-serve --config; check your version.",
-    "capacity_scheduler_policy": "Under scheduler_config; GUARANTEED_NO_EVICT is the default of TensorRT-LLM.",
+    "--max-running-requests": "SGLang 0.1.17 and later; 0.1.16 does not have it.",
+    "--schedule-conservativeness": "In SGLang 0.1.12, where it was first looked for, and in its documentation since.",
+    "--mem-fraction-static": "In SGLang 0.1.12, where it was first looked for, and in its documentation since.",
+    "max_batch_size": f"In the LLM API since TensorRT-LLM 0.16.0. {_TRTLLM}",
+    "max_num_tokens": f"In the LLM API since TensorRT-LLM 0.16.0. {_TRTLLM}",
+    "capacity_scheduler_policy": "Documented for TensorRT-LLM 1.3 and 1.4; GUARANTEED_NO_EVICT is the "
+    f"default. {_TRTLLM}",
 }
+
+
+def limits(chosen: Sequence[Candidate]) -> dict[str, int]:
+    """What of these settings goes back into `[gpu]` of a profile.
+
+    >>> cap = Candidate(Kind.RUNNING, "--max-num-seqs", "9", "", "", Variant("vllm", (("max_num_seqs", 9.0),)))
+    >>> limits([cap, cap._replace(kind=Kind.WATERMARK, value="0.01")])
+    {'max_num_seqs': 9}
+    """
+    return {_LIMIT[c.kind]: int(c.value) for c in chosen if c.kind in _LIMIT}
 
 
 def version_note(flag: str) -> str:
@@ -224,9 +261,7 @@ def candidates(engine: Engine, report: Report, model: ServingModel) -> tuple[Can
 def _running(engine: Engine, report: Report, model: ServingModel) -> Iterator[Candidate]:
     limit, memory = model.replica.max_num_seqs, model.replica.memory_tokens
     held, spread = requests_in_memory(model), _spread(report, model)
-    flag = _FLAG[engine, Kind.RUNNING]
-    if engine is Engine.VLLM and limit is None:
-        flag = "--max-num-seqs"
+    flag = _cap_flag(engine, model)
     longest = max(c.max_tokens for c in model.classes)
     rules = [
         (
@@ -248,6 +283,29 @@ def _running(engine: Engine, report: Report, model: ServingModel) -> Iterator[Ca
         cap = math.floor(number)
         if cap >= 1 and (limit is None or cap < limit):
             yield _candidate(Kind.RUNNING, engine, flag, cap, str(cap), block, why)
+
+
+def _cap_flag(engine: Engine, model: ServingModel) -> str:
+    if engine is Engine.VLLM and model.replica.max_num_seqs is None:
+        return "--max-num-seqs"
+    return _FLAG[engine, Kind.RUNNING]
+
+
+def _cap_within_the_gate(
+    engine: Engine, judged: Sequence[Tried], gate: Gate, model: ServingModel
+) -> Iterator[Candidate]:
+    """The smallest cap that breaks nothing, where smaller ones would gain and are refused for what they break."""
+    name = _LIMIT[Kind.RUNNING]
+    caps = {int(one.candidate.value): one for one in judged if one.candidate.kind is Kind.RUNNING}
+    broken = [cap for cap, one in caps.items() if one.verdict is Verdict.BREAKS]
+    most = int(min(math.ceil(requests_in_memory(model)), (model.replica.max_num_seqs or math.inf) - 1))
+    if not broken or max(broken) >= most or gate.broken({name: most}):
+        return
+    cap = gate.least(name, max(broken), most)
+    what = gate.broken({name: max(broken)})
+    if cap not in caps and what is not None:
+        why = f"the smallest that breaks nothing of the gate ({what.text})"
+        yield _candidate(Kind.RUNNING, engine, _cap_flag(engine, model), cap, str(cap), what.key, why)
 
 
 def _spread(report: Report, model: ServingModel) -> float | None:
@@ -403,27 +461,56 @@ def _score_of(one: Tried) -> float:
     return -math.inf if one.gains is None else score(one.gains)
 
 
-def _first_verdict(found: Gains | None) -> Verdict:
+def _judged(candidate: Candidate, found: Gains | None, gate: Gate, *, short: bool) -> Tried:
+    """What becomes of a candidate as long as no other is looked at."""
+    mine = limits([candidate])
+    headroom = gate.headroom(mine) if mine else None
     if found is None:
-        return Verdict.UNENDED
-    if gains_something(found):
-        return Verdict.EMITTED
-    return Verdict.LOSES if loses_something(found) else Verdict.NO_GAIN
+        return Tried(candidate, None, Verdict.UNENDED, headroom)
+    if not gains_something(found):
+        verdict = Verdict.LOSES if loses_something(found) else Verdict.NO_GAIN
+        return Tried(candidate, found, verdict, headroom)
+    if what := gate.broken(mine):
+        return Tried(candidate, found, Verdict.BREAKS, headroom, what.text)
+    return Tried(candidate, found, Verdict.SHORT if short else Verdict.EMITTED, headroom)
 
 
-def _best_of_each(tried: Sequence[Tried]) -> tuple[Tried, ...]:
-    """Of the settings to emit the best of each kind; the others are surpassed."""
-    best: dict[Kind, Tried] = {}
-    for one in tried:
-        kind = one.candidate.kind
-        if one.verdict is Verdict.EMITTED and (kind not in best or _score_of(one) > _score_of(best[kind])):
-            best[kind] = one
-    return tuple(
-        one._replace(verdict=Verdict.SURPASSED)
-        if one.verdict is Verdict.EMITTED and one is not best[one.candidate.kind]
-        else one
-        for one in tried
-    )
+def _best_of_each(
+    tried: Sequence[Tried], results: Sequence[Measured | None], model: ServingModel
+) -> tuple[Tried, ...]:
+    """Of the settings to emit one value of each kind: the smallest change that cannot be told apart from the best."""
+    good = [i for i, one in enumerate(tried) if one.verdict is Verdict.EMITTED]
+    verdicts: dict[int, Verdict] = {}
+    for kind in {tried[i].candidate.kind for i in good}:
+        mine = [i for i in good if tried[i].candidate.kind is kind]
+        best = max(mine, key=lambda i: _score_of(tried[i]))
+        level = [i for i in mine if not _is_better(results[best], results[i])]
+        least = min(level, key=lambda i: _change(tried[i].candidate, model))
+        verdicts |= dict.fromkeys(mine, Verdict.SURPASSED)
+        verdicts |= dict.fromkeys(level, Verdict.NO_BETTER)
+        verdicts[least] = Verdict.EMITTED
+    return tuple(one._replace(verdict=verdicts.get(i, one.verdict)) for i, one in enumerate(tried))
+
+
+def _is_better(one: Measured | None, other: Measured | None) -> bool:
+    """Whether the first surely gains more than the second, and enough more."""
+    return one is not None and other is not None and advantage(other, one).low > _LEAST_ADDITION
+
+
+def _change(candidate: Candidate, model: ServingModel) -> float:
+    """How much of a change a value is against what is there without it, to be compared within a kind."""
+    [(_, number)] = candidate.variant.parameters or [("", 0.0)]
+    match candidate.kind:
+        case Kind.RUNNING:
+            return -number
+        case Kind.TOKENS if model.replica.max_num_batched_tokens is not None:
+            return abs(math.log(number / model.replica.max_num_batched_tokens))
+        case Kind.TOKENS:
+            return -number
+        case Kind.CONSERVATIVENESS:
+            return abs(math.log(number))  # 1 is the default
+        case _:
+            return number
 
 
 def together(policy: str, chosen: Sequence[Candidate]) -> Variant:
@@ -444,12 +531,20 @@ def together(policy: str, chosen: Sequence[Candidate]) -> Variant:
 
 
 def advise(
-    engine: Engine, report: Report, model: ServingModel, plan: Plan, *, requests: int, measure: Measure
+    engine: Engine,
+    report: Report,
+    model: ServingModel,
+    plan: Plan,
+    *,
+    requests: int,
+    measure: Measure,
+    required: Sequence[Requirement] = (),
 ) -> Advice:
     """Try every candidate and keep what gains.
 
-    Of several values of a setting the best is kept. Kept settings are then simulated together, the most useful
-    first: another one stays only if it adds to those before it.
+    Of several values of a setting the best is kept, or a smaller change that cannot be told apart from it. A value
+    that breaks the gate is left out, and so is all that was found in runs too short to tell. Kept settings are then
+    simulated together, the most useful first: another one stays only if it adds to those before it.
 
     Parameters
     ----------
@@ -462,6 +557,8 @@ def advise(
         In each run that `measure` makes.
     measure : function
         From variants to what was measured of each, None where a run could not be ended.
+    required : sequence of Requirement
+        What the profile demands of itself; whatever it says, the verdict must not get worse.
 
     Raises
     ------
@@ -479,15 +576,24 @@ def advise(
     ()
     """
     policy = _POLICY[engine]
+    gate = Gate(model, plan, required, report.profile, report.stability)
     found = candidates(engine, report, model)
     without, *results = measure([Variant(policy), *(c.variant for c in found)])
     if without is None:
         raise UsageError(
             f"--engine {engine}: with its defaults a request never fits in the blocks that it may use, even alone"
         )
-    each = [None if one is None else gains(without, one) for one in results]
-    tried = _best_of_each([Tried(c, g, _first_verdict(g)) for c, g in zip(found, each, strict=True)])
-    chosen, all_at_once = _adding_up(policy, tried, without, measure)
+    short = requests < _LEAST_TURNS * requests_in_memory(model)
+
+    def judged(candidate: Candidate, result: Measured | None) -> Tried:
+        return _judged(candidate, None if result is None else gains(without, result), gate, short=short)
+
+    all_judged = [judged(c, result) for c, result in zip(found, results, strict=True)]
+    for candidate in _cap_within_the_gate(engine, all_judged, gate, model):
+        results += measure([candidate.variant])
+        all_judged.append(judged(candidate, results[-1]))
+    tried = _best_of_each(all_judged, results, model)
+    chosen, all_at_once = _adding_up(policy, tried, without, measure, gate)
     tried = tuple(
         one._replace(verdict=Verdict.NO_USE) if one.verdict is Verdict.EMITTED and one not in chosen else one
         for one in tried
@@ -495,6 +601,7 @@ def advise(
     return Advice(
         engine=engine,
         policy=policy,
+        headroom=gate.headroom({}),
         tried=tried,
         together=all_at_once,
         mentions=_mentions(engine, report, model, plan, chosen),
@@ -503,12 +610,14 @@ def advise(
 
 
 def _adding_up(
-    policy: str, tried: Sequence[Tried], without: Measured, measure: Measure
+    policy: str, tried: Sequence[Tried], without: Measured, measure: Measure, gate: Gate
 ) -> tuple[list[Tried], Gains | None]:
     """The most useful setting, those that add to it, and what they gain together if they are several."""
     ranked = sorted((one for one in tried if one.verdict is Verdict.EMITTED), key=_score_of, reverse=True)
     chosen, all_at_once = ranked[:1], None
     for one in ranked[1:]:
+        if gate.broken(limits([other.candidate for other in (*chosen, one)])):
+            continue
         [result] = measure([together(policy, [other.candidate for other in (*chosen, one)])])
         more = None if result is None else gains(without, result)
         so_far = _score_of(chosen[0]) if all_at_once is None else score(all_at_once)
@@ -579,10 +688,11 @@ def _notes(
             "the mean time end to end."
         )
     held = requests_in_memory(model)
-    if requests < _FEW_TURNS * held:
+    if requests < _LEAST_TURNS * held:
         yield (
             f"Memory holds some {format_number(held, 2)} requests: runs of {format_number(requests)} are mostly "
-            "filling and draining. Take more with --requests."
+            f"filling and draining, and nothing is recommended from fewer than {_LEAST_TURNS} times as many. Take "
+            f"{format_number(math.ceil(_TURNS * held))} with --requests."
         )
     if model.mix.share.size == 1:
         yield "All requests are alike: saturated runs have no chance in them, and their intervals no width."

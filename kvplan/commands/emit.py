@@ -1,18 +1,26 @@
 """`kvplan emit`: the plan as settings of an engine."""
 
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvplan import __version__
-from kvplan.commands.common import DocumentFormat, Output, Profile, progress_bar, read, say_compiling
+from kvplan.commands.common import (
+    DocumentFormat,
+    Output,
+    Profile,
+    progress_bar,
+    read,
+    say_compiling,
+    terminal,
+)
 from kvplan.errors import UsageError
 from kvplan.output import check_writable, write_result
 
 if TYPE_CHECKING:
     from kvplan.engines import Advice
+    from kvplan.gate import Requirement
     from kvplan.profile import Profile as Loaded
 
 _LEAST_SEEDS = 2  # below there is no interval
@@ -37,7 +45,7 @@ def emit(
         int | None,
         typer.Option(
             "--requests",
-            help="Requests of each run; ten times what memory holds, 2,000 to 10,000.",
+            help="Requests of each run; ten times what memory holds, 2,000 to 20,000.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +55,7 @@ def emit(
     from kvplan import report
     from kvplan.engines import Engine, advise, default_requests
     from kvplan.simulation.options import seeds as chosen
-    from kvplan.simulation.paired import measure
+    from kvplan.simulation.paired import Bench
     from kvplan.simulation.study import MAX_REQUESTS
 
     if seeds < _LEAST_SEEDS:
@@ -57,10 +65,10 @@ def emit(
     check_writable(output)
     loaded = read(profile)
     size, all_seeds = requests or default_requests(loaded.model), chosen(0, seeds)
+    required = _required(loaded)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     with progress_bar() as progress:
-        run = partial(
-            measure,
+        bench = Bench(
             loaded.model,
             loaded.plan,
             requests=size,
@@ -68,12 +76,34 @@ def emit(
             progress=progress,
             announce=say_compiling,
         )
-        advice = advise(Engine(engine.value), result, loaded.model, loaded.plan, requests=size, measure=run)
-    write_result(_rendered(advice, loaded, format, size, all_seeds), output)
+        advice = advise(
+            Engine(engine.value),
+            result,
+            loaded.model,
+            loaded.plan,
+            requests=size,
+            measure=bench.measure,
+            required=required,
+        )
+    width, _ = terminal(output)
+    write_result(_rendered(advice, loaded, format, size, all_seeds, width), output)
+
+
+def _required(loaded: "Loaded") -> "list[Requirement]":
+    """What the profile demands of itself."""
+    from kvplan.gate import parse
+
+    found = []
+    for i, text in enumerate(loaded.requirements):
+        try:
+            found.append(parse(text))
+        except UsageError as error:
+            raise loaded.error(str(error), "gate", "require", i) from None
+    return found
 
 
 def _rendered(
-    advice: "Advice", loaded: "Loaded", format: DocumentFormat, requests: int, seeds: list[int]
+    advice: "Advice", loaded: "Loaded", format: DocumentFormat, requests: int, seeds: list[int], width: int
 ) -> str:
     from kvplan.render import json, markdown, settings
 
@@ -92,4 +122,4 @@ def _rendered(
         case DocumentFormat.MARKDOWN:
             return markdown.render_section(settings.build(advice, loaded.name, requests, seeds), origin)
         case DocumentFormat.TEXT:
-            return settings.text(advice, loaded.name, origin, requests, seeds)
+            return settings.text(advice, loaded.name, origin, requests, seeds, width=width)

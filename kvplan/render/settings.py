@@ -1,9 +1,10 @@
 """Engine settings for people and programs: lines to paste into a command or a file, Markdown, JSON.
 
 Lines are meant for a shell or a YAML file, so nothing from a profile may end a comment or mean anything to either:
-of its name only letters, digits and a few harmless signs are kept.
+only printable characters are kept that are no signs of a language there.
 """
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,10 @@ from kvplan.simulation.paired import Gain, Gains
 from kvplan.units import ABSENT, format_number, format_percent
 
 SCHEMA_VERSION = 1
-_HARMLESS = frozenset(" .,:;()+-/=%_±")
+_HARMFUL = frozenset('`$!\\"|<>#')
+_WORDS = (("<=", "≤"), (">=", "≥"), ("!=", "≠"), ("<", "below"), (">", "above"))  # no signs of a shell
+_WIDTHS = (40, 120)
+_OUTCOME = 26  # columns for what became of a candidate
 _TITLES = {Engine.VLLM: "vLLM", Engine.SGLANG: "SGLang", Engine.TRTLLM: "TensorRT-LLM"}
 _PROFILE_KEYS = {Kind.RUNNING: "gpu.max_num_seqs", Kind.TOKENS: "gpu.max_num_batched_tokens"}
 _NOTHING = "Nothing to set: leave the engine's defaults."
@@ -24,43 +28,113 @@ def harmless(text: str) -> str:
 
     Examples
     --------
-    >>> harmless("a\\nrm -rf ~; $(reboot) !! `x` #Ü")
-    'a rm -rf ?; ?(reboot) ?? ?x? ?Ü'
+    >>> harmless("A & B\\nrm -rf ~; $(reboot) !! `x` #Ü")
+    'A & B rm -rf ~; ?(reboot) ?? ?x? ?Ü'
     """
-    signs = (c if c.isalnum() or c in _HARMLESS else " " if c.isspace() else "?" for c in text)
+    signs = (" " if c.isspace() else c if c.isprintable() and c not in _HARMFUL else "?" for c in text)
     return "".join(signs)
 
 
-def text(advice: Advice, name: str, origin: str, requests: int, seeds: Sequence[int]) -> str:
-    """Lines for a command line, or of a YAML file for TensorRT-LLM; everything else is a comment."""
-    lines = [
-        f"# {_TITLES[advice.engine]} settings for: {harmless(name)}",
-        f"# {harmless(origin)}; {_basis(advice, requests, seeds)}",
-    ]
+def text(
+    advice: Advice, name: str, origin: str, requests: int, seeds: Sequence[int], *, width: int = 80
+) -> str:
+    """Lines for a command line, or of a YAML file for TensorRT-LLM; everything else is a comment.
+
+    Parameters
+    ----------
+    width : int
+        Columns that comments may take; at least 40.
+    """
+    columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])
+    title = f"{_TITLES[advice.engine]} settings for: {harmless(name)}"
+    lines = [*_comment(title, columns)]
+    lines += _comment(f"{harmless(origin)}; {_basis(advice, requests, seeds)}", columns)
     if not advice.emitted:
-        lines.append(f"# {_NOTHING} {_none_gained(advice)}")
+        lines += _comment(f"{_NOTHING} {_none_gained(advice)}", columns)
     for one in advice.emitted:
-        lines += _setting(advice.engine, one)
+        lines += _setting(advice, one, columns)
     if advice.together is not None:
-        lines.append(f"# All of these together: {gains_in_words(advice.together)}.")
-    lines += [f"# Not set: {_of(one.candidate)} {_outcome(one)}." for one in advice.tried if _is_left(one)]
-    lines += [f"# Not simulated: {_mention(one)}. {version_note(one.flag)}" for one in advice.mentions]
-    lines += [f"# Note: {note}" for note in advice.notes]
+        lines += _comment(f"All of these together: {gains_in_words(advice.together)}.", columns)
+    lines += _left_out(advice, columns)
+    for mention in advice.mentions:
+        value = "" if mention.value is None else f" {mention.value}"
+        lines += _comment(f"Not simulated: {mention.flag}{value}. {version_note(mention.flag)}", columns)
+    for note in advice.notes:
+        lines += _comment(f"Note: {note}", columns)
     return "\n".join(lines) + "\n"
 
 
-def _setting(engine: Engine, one: Tried) -> Iterator[str]:
+def _comment(words: str, columns: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        words,
+        columns,
+        initial_indent=f"# {indent}",
+        subsequent_indent=f"#   {indent}",
+        break_on_hyphens=False,
+        break_long_words=True,
+    )
+
+
+def _left_out(advice: Advice, columns: int) -> Iterator[str]:
+    """A line for each candidate that is not set: its value, both gains, what became of it."""
+    left = [one for one in advice.tried if _is_left(one)]
+    if not left:
+        return
+    yield from _comment("Left out (gain in requests/s saturated, change of mean E2E, outcome):", columns)
+    cells = [(_of(one.candidate), *_means(one.gains), _plain_outcome(one)) for one in left]
+    first, second, third = (max(len(row[i]) for row in cells) for i in range(3))
+    for setting, rate, e2e, outcome in cells:
+        row = f"#   {setting:<{first}}  {rate:>{second}}  {e2e:>{third}}  "
+        if len(row) + _OUTCOME <= columns:
+            yield from textwrap.wrap(
+                outcome, columns, initial_indent=row, subsequent_indent=f"#{' ' * (len(row) - 1)}"
+            )
+        else:
+            yield from _comment(f"{setting}: {rate}, {e2e}, {outcome}", columns, "  ")
+
+
+def _means(found: Gains | None) -> tuple[str, str]:
+    if found is None:
+        return ABSENT, ABSENT
+    rate, e2e = found.saturated_throughput.mean, -found.offered_e2e.mean
+    return tuple(format_percent(round(x, 4), 3, signed=True) for x in (rate, e2e))  # type: ignore[return-value]
+
+
+def _plain_outcome(one: Tried) -> str:
+    """What became of a candidate, with no sign in it that a shell knows."""
+    said = _outcome(one)
+    for sign, word in _WORDS:
+        said = said.replace(sign, word)
+    return harmless(said)
+
+
+def _setting(advice: Advice, one: Tried, columns: int) -> Iterator[str]:
     """The line of a setting, and comments below it."""
     assert one.gains is not None
-    c, gained = one.candidate, gains_in_words(one.gains)
-    if engine is not Engine.TRTLLM:
-        yield f"{c.flag} {c.value}  # {c.block}; simulated: {gained}"
+    c = one.candidate
+    if advice.engine is not Engine.TRTLLM:
+        yield f"{c.flag} {c.value}"
     else:
         if c.kind is Kind.SCHEDULER:
             yield "scheduler_config:"
-        indent = "  " if c.kind is Kind.SCHEDULER else ""
-        yield f"{indent}{c.flag}: {c.value}  # {c.block}; simulated: {gained}"
-    yield f"#   why: {c.why}. {version_note(c.flag)}{_older(c)}"
+        yield f"{'  ' if c.kind is Kind.SCHEDULER else ''}{c.flag}: {c.value}"
+    for line in (
+        f"simulated: {gains_in_words(one.gains)}",
+        f"from {c.block}{_price(advice, one)}",
+        f"{version_note(c.flag)}{_older(c)}",
+    ):
+        yield from _comment(line, columns, "  ")
+
+
+def _price(advice: Advice, one: Tried) -> str:
+    """What it does to the headroom, where it goes back into the profile."""
+    return "" if one.headroom is None else f"; load.headroom {_from_to(advice, one)}"
+
+
+def _from_to(advice: Advice, one: Tried) -> str:
+    if one.headroom is None:
+        return ABSENT
+    return " to ".join(ABSENT if x is None else format_percent(x, 4) for x in (advice.headroom, one.headroom))
 
 
 def _older(c: Candidate) -> str:
@@ -70,12 +144,11 @@ def _older(c: Candidate) -> str:
 
 
 def _of(c: Candidate) -> str:
-    return f"{c.flag} {c.value} ({c.block})"
+    return f"{c.flag} {c.value}"
 
 
 def _outcome(one: Tried) -> str:
-    measured = "" if one.gains is None else f": {gains_in_words(one.gains)}"
-    return f"{one.verdict.value}{measured}"
+    return f"{one.verdict.value}: {one.broken}" if one.broken else one.verdict.value
 
 
 def _mention(one: Mention) -> str:
@@ -87,9 +160,14 @@ def _is_left(one: Tried) -> bool:
 
 
 def _none_gained(advice: Advice) -> str:
-    count = len(advice.tried)
-    if count == 0:
+    if not advice.tried:
         return "The plan suggests nothing else."
+    verdicts = {one.verdict for one in advice.tried}
+    if Verdict.SHORT in verdicts:
+        return "What seems to gain was found in runs too short to tell."
+    if Verdict.BREAKS in verdicts:
+        return "What gains breaks the gate of the profile."
+    count = len(advice.tried)
     return f"None of {count} candidates gained." if count > 1 else "The only candidate gained nothing."
 
 
@@ -130,12 +208,17 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
                 one.candidate.flag,
                 one.candidate.value,
                 *_both(one.gains),
+                _from_to(advice, one),
                 one.candidate.block,
                 f"{one.candidate.why}. {version_note(one.candidate.flag)}{_older(one.candidate)}",
             )
             for one in advice.emitted
         ]
-        blocks.append(Table((*_COLUMNS, Column("From"), Column("Why", wraps=True)), tuple(rows)))
+        blocks.append(
+            Table(
+                (*_COLUMNS, Column("load.headroom"), Column("From"), Column("Why", wraps=True)), tuple(rows)
+            )
+        )
     else:
         blocks.append(Paragraph(f"{_NOTHING} {_none_gained(advice)}"))
     if advice.together is not None:
@@ -146,7 +229,7 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
             one.candidate.value,
             *_both(one.gains),
             one.candidate.block,
-            one.verdict.value,
+            _outcome(one),
         )
         for one in advice.tried
         if _is_left(one)
@@ -193,6 +276,9 @@ def to_document(
                 "policy": one.candidate.variant.policy,
                 "parameters": dict(one.candidate.variant.parameters),
                 "gains": _plain_gains(one.gains),
+                "headroom": None
+                if one.headroom is None
+                else {"before": advice.headroom, "after": one.headroom},
             }
             for one in advice.emitted
         ],
@@ -201,6 +287,7 @@ def to_document(
             {
                 **_plain_candidate(one.candidate),
                 "verdict": one.verdict.value,
+                "breaks": one.broken or None,
                 "gains": _plain_gains(one.gains),
             }
             for one in advice.tried

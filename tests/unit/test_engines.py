@@ -8,8 +8,20 @@ from dataclasses import replace
 import pytest
 from strategies import mix_model
 
-from kvplan.engines import Advice, Candidate, Engine, Kind, Verdict, advise, candidates, default_requests
+from kvplan.engines import (
+    Advice,
+    Candidate,
+    Engine,
+    Kind,
+    Verdict,
+    advise,
+    candidates,
+    default_requests,
+    limits,
+)
 from kvplan.errors import UsageError
+from kvplan.feedback import Gate
+from kvplan.gate import parse
 from kvplan.model import Plan, ServingModel, Timing
 from kvplan.render import settings
 from kvplan.report import Report, analyze
@@ -48,8 +60,20 @@ def given(results: dict[tuple[tuple[str, float], ...], Measured | None], other: 
     return fake
 
 
-def advice(fake: Fake, engine: Engine = Engine.VLLM, model: ServingModel = ONE) -> Advice:
-    return advise(engine, report_of(model), model, Plan(), requests=500, measure=fake)
+def advice(
+    fake: Fake,
+    engine: Engine = Engine.VLLM,
+    model: ServingModel = ONE,
+    *,
+    requests: int = 500,
+    required: Sequence[str] = (),
+) -> Advice:
+    demands = [parse(text) for text in required]
+    return advise(engine, report_of(model), model, Plan(), requests=requests, measure=fake, required=demands)
+
+
+def verdicts(one: Advice, flag: str) -> dict[str, Verdict]:
+    return {t.candidate.value: t.verdict for t in one.tried if t.candidate.flag == flag}
 
 
 def emitted(one: Advice) -> list[tuple[str, str]]:
@@ -164,7 +188,7 @@ def test_the_spread_of_an_overloaded_replica_is_that_at_its_capacity() -> None:
 def test_runs_fill_the_memory_ten_times_within_bounds() -> None:
     assert default_requests(ONE) == 2_000  # 10·50 are fewer
     assert default_requests(mix_model((15, 10, 0.1), memory=10_250, prefill="fused")) == 5_000
-    assert default_requests(mix_model((15, 10, 0.1), memory=10**7, prefill="fused")) == 10_000
+    assert default_requests(mix_model((15, 10, 0.1), memory=10**7, prefill="fused")) == 20_000
 
 
 # -- judgement --------------------------------------------------------------------------------------------------
@@ -203,6 +227,91 @@ def test_the_best_value_of_a_setting_is_emitted() -> None:
 def test_a_gain_has_to_be_sure_and_no_measure_may_lose(result: Measured | None, verdict: Verdict) -> None:
     one = advice(given({(("max_num_seqs", 41.0),): result}))
     assert one.tried[0].verdict is verdict
+
+
+# 4 requests/s are offered, of τ = 1 s: memory sustains 5, and a cap of m running for ten iterations m/10.
+GATED = mix_model((15, 10, 4.0), memory=1025, prefill="fused", timing=Timing(1.0))
+
+
+def caps_gain(variants: Sequence[Variant]) -> list[Measured | None]:
+    """The smaller a cap, the more it gains; nothing else gains."""
+    return [measured(20 - dict(v.parameters).get("max_num_seqs", 100) / 10) for v in variants]
+
+
+def test_a_cap_that_breaks_the_gate_gives_way_to_the_smallest_that_does_not() -> None:
+    """Headroom of a cap m is m/10/4 - 1: 20 % at 48, and 17.5 % at 47."""
+    one = advice(caps_gain, model=GATED, required=["load.headroom >= 19%"])
+    assert emitted(one) == [("--max-num-seqs", "48")]
+    broken = {t.candidate.value: t.broken for t in one.tried if t.verdict is Verdict.BREAKS}
+    assert broken["41"] == "load.headroom >= 19%"
+    assert all(int(value) < 48 for value in broken)
+    assert one.headroom == pytest.approx(0.25)
+    assert one.emitted[0].headroom == pytest.approx(0.2)
+
+
+def test_a_requirement_that_was_not_met_before_stops_nothing() -> None:
+    one = advice(caps_gain, model=GATED, required=["load.headroom >= 30%"])
+    assert emitted(one) == [("--max-num-seqs", "41")]
+    assert one.emitted[0].headroom == pytest.approx(0.025)
+
+
+def test_without_a_gate_the_verdict_must_not_get_worse() -> None:
+    """4.2 requests/s are more than 41 running for ten seconds allow."""
+    model = mix_model((15, 10, 4.2), memory=1025, prefill="fused", timing=Timing(1.0))
+    one = advice(caps_gain, model=model)
+    assert verdicts(one, "--max-num-seqs")["41"] is Verdict.BREAKS
+    assert emitted(one) == [("--max-num-seqs", "42")]
+    assert [t.broken for t in one.tried if t.candidate.value == "41"] == [
+        f"verdict.status stays {report_of(model).verdict.status}"
+    ]
+
+
+def test_settings_that_break_the_gate_only_together_are_not_both_set() -> None:
+    """41 running leave 2.5 %. 15 + 10 tokens a request: 105 an iteration allow 4.2 a second, 5 %."""
+    kinds = [
+        Candidate(Kind.RUNNING, "", "41", "", "", Variant("vllm", (("max_num_seqs", 41.0),))),
+        Candidate(Kind.TOKENS, "", "105", "", "", Variant("vllm", (("max_num_batched_tokens", 105.0),))),
+    ]
+    assert limits(kinds) == {"max_num_seqs": 41, "max_num_batched_tokens": 105}
+    gate = Gate(GATED, Plan(), [parse("verdict.binding != max_num_seqs")])
+    assert gate.broken(limits(kinds)) == ("verdict.binding", "verdict.binding != max_num_seqs")
+    assert gate.broken(limits(kinds[1:])) is None
+
+
+def test_nothing_is_recommended_from_runs_too_short_to_tell() -> None:
+    """Memory holds 50 at once; eight times as many are 400."""
+    fake = given({(("max_num_seqs", 41.0),): measured(10.4)})
+    short, enough = (advice(fake, requests=n) for n in (399, 400))
+    assert short.emitted == ()
+    assert verdicts(short, "--max-num-seqs")["41"] is Verdict.SHORT
+    assert any("Take 500 with --requests" in note for note in short.notes)
+    assert emitted(enough) == [("--max-num-seqs", "41")]
+    assert "runs too short to tell" in settings.text(short, "one", "kvplan 0", 399, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("other", "value", "verdict"),
+    [
+        (measured(10.5, spread=0.02), "50", Verdict.NO_BETTER),  # 1 % ± 2.5 % more: may be nothing
+        (measured(10.408), "50", Verdict.NO_BETTER),  # sure, but 0.08 % is not worth it
+        (measured(10.5), "41", Verdict.EMITTED),
+    ],
+)
+def test_of_caps_that_cannot_be_told_apart_the_larger_is_set(
+    other: Measured, value: str, verdict: Verdict
+) -> None:
+    one = advice(given({(("max_num_seqs", 41.0),): other, (("max_num_seqs", 50.0),): measured(10.4)}))
+    assert emitted(one) == [("--max-num-seqs", value)]
+    assert verdicts(one, "--max-num-seqs")["41"] is verdict
+
+
+def test_of_watermarks_that_cannot_be_told_apart_the_smaller_is_set() -> None:
+    marks = sorted(float(v) for flag, v, _ in found(Engine.VLLM, ONE) if flag == "--watermark")
+    results = {(("watermark", mark),): measured(10.4 + i * 1e-4) for i, mark in enumerate(marks)}
+    one = advice(given(results))
+    assert [float(value) for _, value in emitted(one)] == marks[:1]
+    said = set(verdicts(one, "--watermark").values())
+    assert said == {Verdict.EMITTED, Verdict.NO_BETTER}
 
 
 def test_settings_that_add_up_are_emitted_together() -> None:
@@ -269,6 +378,23 @@ def test_what_is_common_to_both_cancels_out() -> None:
     assert one.offered_throughput == Gain(0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm-no-evict"])
+def test_runs_shared_with_the_defaults_are_those_that_would_come_out_the_same(policy: str) -> None:
+    """The same figures as from each variant alone, where nothing can be shared."""
+    model = mix_model((15, 10, 0.2), (30, 40, 0.1), memory=1025, timing=Timing(1.0))
+    cap = "max_running_requests" if policy == "sglang" else "max_num_seqs"
+    tried = [
+        Variant(policy),
+        *(Variant(policy, ((cap, float(most)),)) for most in (2, 9, 99)),
+    ]
+    if policy == "vllm":
+        tried += [Variant(policy, (("watermark", mark),)) for mark in (0.01, 0.5, 0.9)]
+    together = measure(model, Plan(), tried, requests=100, seeds=[0, 1])
+    alone = [measure(model, Plan(), [one], requests=100, seeds=[0, 1])[0] for one in tried]
+    assert together == alone
+    assert len({one.offered_e2e_s for one in together if one is not None}) > 1  # some limits do bind
+
+
 def test_requests_that_never_fit_leave_no_figures() -> None:
     model = mix_model((15, 10, 0.1), memory=24, prefill="fused")
     assert measure(model, Plan(), [Variant("trtllm-no-evict")], requests=5, seeds=[0, 1]) == [None]
@@ -288,6 +414,7 @@ def test_a_shell_reads_the_settings_and_nothing_else(engine: Engine) -> None:
     assert shlex.split(text, comments=True) == [setting.candidate.flag, "41"]
     assert all(line.startswith(("#", setting.candidate.flag)) for line in text.splitlines())
     assert not set('`$!\x1b\u2028<>|"\\') & set(text)
+    assert "'q'" in text
 
 
 def test_yaml_of_tensorrt_llm_has_the_scheduler_in_its_place() -> None:
@@ -302,6 +429,26 @@ def test_yaml_of_tensorrt_llm_has_the_scheduler_in_its_place() -> None:
         "scheduler_config:",
         "  capacity_scheduler_policy: MAX_UTILIZATION",
     ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_comments_keep_to_the_width_and_a_candidate_to_its_line(width: int) -> None:
+    fake = given({(("max_num_seqs", 41.0),): measured(10.4), (("max_num_seqs", 50.0),): measured(10.7)})
+    text = settings.text(advice(fake), "A & B * 'C'", "kvplan 0", 500, [0, 1], width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "A & B * 'C'" in text
+    if width >= 80:
+        (row,) = [line for line in text.splitlines() if line.startswith("#   --max-num-seqs 41 ")]
+        assert row.split(maxsplit=5) == ["#", "--max-num-seqs", "41", "+4%", "0%", "another value gains more"]
+
+
+def test_requirements_are_shown_without_signs_of_a_shell() -> None:
+    text = settings.text(
+        advice(caps_gain, model=GATED, required=["load.headroom >= 19%"]), "one", "kvplan 0", 500, [0, 1]
+    )
+    assert "breaks the gate: load.headroom ≥" in text
+    assert "load.headroom 25% to 20%" in text
+    assert ">" not in text
 
 
 def test_without_a_setting_everything_is_a_comment() -> None:
@@ -333,6 +480,10 @@ def test_json_has_what_is_needed_to_set_and_to_simulate_it() -> None:
     assert setting["gains"]["saturated_throughput"] == {
         "mean": pytest.approx(0.1),
         "ci95": [pytest.approx(0.1), pytest.approx(0.1)],
+    }
+    assert setting["headroom"] == {
+        "before": analyze(limited(ONE, max_num_seqs=99), name="", sha256="").load.headroom,
+        "after": analyze(limited(ONE, max_num_seqs=41), name="", sha256="").load.headroom,
     }
     assert len(document["left_out"]) == len(one.tried) - 1
 
