@@ -1,10 +1,11 @@
 """Published results beside kvplan's, for people and for programs."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kvplan.render.document import Block, Bullets, Column, Paragraph, Section, Table
-from kvplan.reproduction.experiment import Experiment, Figure
+from kvplan.reproduction.experiment import Experiment, Figure, Verdict
 from kvplan.reproduction.judge import Compared, Reproduction
 from kvplan.units import ABSENT, format_number, format_percent
 
@@ -14,26 +15,18 @@ _DIGITS = 5
 
 def overview(found: Sequence[Reproduction]) -> Section:
     """A line an experiment."""
-    rows = (
-        (one.experiment.name, one.experiment.source, one.experiment.title, _tally(one.compared))
-        for one in found
-    )
-    columns = (
-        Column("Experiment"),
-        Column("Source", wraps=True),
-        Column("Title", wraps=True),
-        Column("Verdict", wraps=True),
-    )
+    rows = [(one.experiment.name, one.experiment.source, _tally(one.compared)) for one in found]
+    rows.append(("all", "", _tally([each for one in found for each in one.compared])))
+    columns = (Column("Experiment"), Column("Source", wraps=True), Column("Verdicts on figures", wraps=True))
     caption = "What the papers print against what kvplan gets; `kvplan reproduce NAME` shows the figures."
     return Section("reproduction", "Published results", (Paragraph(caption), Table(columns, tuple(rows))))
 
 
 def _tally(compared: Sequence[Compared]) -> str:
-    verdicts = [one.verdict.value for one in compared]
-    counted = dict.fromkeys(verdicts)
-    if len(counted) == 1:
-        return verdicts[0]
-    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in counted)
+    verdicts = [one.verdict for one in compared]
+    return ", ".join(
+        f"{verdicts.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in verdicts
+    )
 
 
 def section(found: Reproduction) -> Section:
@@ -44,12 +37,12 @@ def section(found: Reproduction) -> Section:
         blocks.append(Paragraph(f"Assumed: {experiment.assumed}"))
     columns = (
         Column("Figure", wraps=True),
-        Column("Printed", right=True),
+        Column("Paper", right=True),
         Column("kvplan", right=True),
         Column("Verdict"),
     )
     blocks.append(Table(columns, tuple(_row(one) for one in found.compared)))
-    reasons = tuple(_reasons(found.compared))
+    reasons = (*_reasons(found.compared), *_choices(found))
     if reasons:
         blocks.append(Bullets(reasons))
     return Section(experiment.name, f"{experiment.title} ({experiment.name})", tuple(blocks))
@@ -62,7 +55,7 @@ def _row(one: Compared) -> tuple[str, str, str, str]:
 
 def _printed(figure: Figure) -> str:
     if figure.printed is not None:
-        return _number(figure, figure.printed)
+        return f"{_number(figure, figure.printed)}{' derived' if figure.derived else ''}"
     bounds = ((figure.at_least, "at least"), (figure.at_most, "at most"))
     return " and ".join(f"{words} {_number(figure, bound)}" for bound, words in bounds if bound is not None)
 
@@ -93,6 +86,11 @@ def _reasons(compared: Sequence[Compared]) -> Iterator[str]:
         yield f"{'; '.join(names)}: {reason}"
 
 
+def _choices(found: Reproduction) -> Iterator[str]:
+    for name, choice in found.chosen.items():
+        yield f"Best of a grid, {name}: {choice}."
+
+
 def to_document(found: Sequence[Reproduction], version: str) -> dict[str, Any]:
     """The JSON document (schema_version 1)."""
     return {
@@ -110,11 +108,14 @@ def _plain(experiment: Experiment, found: Reproduction) -> dict[str, Any]:
         "claim": experiment.claim,
         "assumed": experiment.assumed or None,
         "verdict": found.verdict.value,
+        "workloads": experiment.workloads,
+        "runs": [{**asdict(run), "chosen": found.chosen.get(run.name)} for run in experiment.runs],
         "figures": [
             {
                 "what": one.figure.what,
                 "relative": bool(one.figure.over),
                 "printed": one.figure.printed,
+                "derived": one.figure.derived,
                 "at_least": one.figure.at_least,
                 "at_most": one.figure.at_most,
                 "value": None if one.measured is None else one.measured.value,

@@ -6,6 +6,7 @@
     title = "Three equilibria of one class"
     claim = "What the paper says, in a sentence."
     assumed = "What it does not say and had to be chosen."
+    given = false                        # where that decides
 
     [workloads.node]                     # a profile, without schema and name; `like` takes over the tables of another
                                          # one of the file, `shipped` those of a profile that comes with kvplan
@@ -108,6 +109,8 @@ class Figure:
         If given, the figure is the relative change of `of` over this.
     printed : float or None
         What the paper prints.
+    derived : bool
+        Whether that value is not in print but follows from the paper's formula, for sizes that were chosen.
     tolerance : float
         Largest relative error that counts as reproduced; absolute where 0 is printed.
     at_least, at_most : float or None
@@ -123,6 +126,7 @@ class Figure:
     of: tuple[str, ...] = ()
     over: tuple[str, ...] = ()
     printed: float | None = None
+    derived: bool = False
     tolerance: float = 0.01
     at_least: float | None = None
     at_most: float | None = None
@@ -142,6 +146,9 @@ class Experiment:
     title, claim : str
     assumed : str
         What the text does not give and had to be chosen.
+    given : bool
+        Whether all that decides is given. Where it is not, a figure that disagrees is not determinable rather than
+        refuted.
     workloads : mapping of str to tables of a profile
     runs : tuple of Run
     figures : tuple of Figure
@@ -152,6 +159,7 @@ class Experiment:
     title: str
     claim: str
     assumed: str
+    given: bool
     workloads: Mapping[str, Mapping[str, Any]]
     runs: tuple[Run, ...]
     figures: tuple[Figure, ...]
@@ -198,12 +206,16 @@ def parse_experiment(name: str, text: str) -> Experiment:
         title=tables.pop("title"),
         claim=tables.pop("claim"),
         assumed=tables.pop("assumed", ""),
+        given=tables.pop("given", True),
         workloads=_inherited(tables.pop("workloads", {})),
         runs=tuple(Run(**_tuples(run)) for run in tables.pop("runs", [])),
         figures=tuple(_figure(figure) for figure in tables.pop("figures")),
     )
     if tables:
         raise ValueError(f"{name}: unknown keys {sorted(tables)}")
+    used = {path.partition(".")[0] for figure in experiment.figures for path in (*figure.of, *figure.over)}
+    if unused := {run.name for run in experiment.runs} - used:
+        raise ValueError(f"{name}: no figure is of the runs {sorted(unused)}")
     return experiment
 
 

@@ -32,10 +32,11 @@ class Compared(NamedTuple):
 
 
 class Reproduction(NamedTuple):
-    """An experiment and all its figures."""
+    """An experiment and all its figures; `chosen` has the best values of the grids that were searched, by run."""
 
     experiment: Experiment
     compared: tuple[Compared, ...]
+    chosen: Mapping[str, str]
 
     @property
     def verdict(self) -> Verdict:
@@ -54,15 +55,25 @@ def reproduction(experiment: Experiment, documents: Mapping[str, Mapping[str, An
     >>> reproduction(example, run_all(example)).verdict.value
     'reproduced'
     """
-    return Reproduction(experiment, tuple(_compared(figure, documents) for figure in experiment.figures))
+    compared = tuple(_compared(figure, documents, experiment.given) for figure in experiment.figures)
+    searched = {run.name: documents[run.name] for run in experiment.runs if run.grid}
+    return Reproduction(experiment, compared, {name: _choice(found) for name, found in searched.items()})
 
 
-def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]]) -> Compared:
+def _choice(found: Mapping[str, Any]) -> str:
+    hung = f" (livelock at {'; '.join(found['livelock'])})" if found["livelock"] else ""
+    return f"{found['chosen']}{hung}"
+
+
+def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]], given: bool) -> Compared:
     if not figure.of:
         return Compared(figure, None, Verdict.NOT_DETERMINABLE)
     of, over = ([_at(path, documents) for path in paths] for paths in (figure.of, figure.over))
     found = measured(of, over)
-    return Compared(figure, found, judged(figure, found))
+    verdict = judged(figure, found)
+    if verdict is Verdict.REFUTED and not given:
+        verdict = Verdict.NOT_DETERMINABLE
+    return Compared(figure, found, verdict)
 
 
 def judged(figure: Figure, found: Measured) -> Verdict:

@@ -1,7 +1,6 @@
 """Runs of an experiment: a report, a simulation, the fluid map or a cycle, each as one document of figures."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -113,14 +112,18 @@ def _best(run: Run, simulated: Callable[[Run], Document]) -> Document:
 
     assert run.grid is not None
     sign, key = (-1, run.best[1:]) if run.best.startswith("-") else (1, run.best)
-    found = []
+    found, hung = [], []
     for values in product(*run.grid.values()):
         settings = tuple(f"{name}={value:g}" for name, value in zip(run.grid, values, strict=True))
-        with suppress(LivelockError):  # it is none of the best
-            found.append(simulated(replace(run, set=(*run.set, *settings), grid=None)))
+        try:
+            one = simulated(replace(run, set=(*run.set, *settings), grid=None))
+            found.append({**one, "chosen": ", ".join(settings)})
+        except LivelockError:
+            hung.append(", ".join(settings))
     if not found:
         raise LivelockError(f"run {run.name}: a livelock at all values of its grid, so there are no figures")
-    return max(found, key=lambda one: sign * measured([(one, key)]).value)
+    best = max(found, key=lambda one: sign * measured([(one, key)]).value)
+    return {**best, "livelock": hung}
 
 
 def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
