@@ -13,8 +13,8 @@ from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
     from kvplan import profile as profile_file
-    from kvplan.sweep.definition import Runs
-    from kvplan.sweep.run import Progress
+    from kvplan.sweeps.definition import Runs
+    from kvplan.sweeps.run import Progress
 
 
 def sweep(
@@ -87,9 +87,9 @@ def sweep(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of the same sweep.")] = False,
 ) -> None:
     """Figures at many points of a profile."""
-    from kvplan.sweep import executors, store
-    from kvplan.sweep.definition import define
-    from kvplan.sweep.run import sweep as run
+    from kvplan.sweeps import executors, store
+    from kvplan.sweeps.definition import define
+    from kvplan.sweeps.run import sweep as run
 
     if output is None:
         raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
@@ -118,7 +118,7 @@ def sweep(
 
 
 def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":
-    from kvplan.sweep.definition import DEFAULT_POLICIES, DEFAULT_REQUESTS, Runs
+    from kvplan.sweeps.definition import DEFAULT_POLICIES, DEFAULT_REQUESTS, Runs
 
     given = {"--policy": policy, "--seeds": seeds, "--requests": requests}
     if not simulate:
