@@ -82,6 +82,17 @@ def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
             _to_path(content, folder / name)
 
 
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write one file that is no text, whole or not at all.
+
+    Raises
+    ------
+    OutputError
+    """
+    with _refusals(str(path)):
+        _to_path(content, path)
+
+
 @contextmanager
 def _refusals(place: str) -> Iterator[None]:
     """What the system says, as errors of kvplan that name the place."""

@@ -17,7 +17,7 @@ from kvplan.commands.common import (
     sections_text,
 )
 from kvplan.errors import UsageError
-from kvplan.output import check_writable, write_result
+from kvplan.output import check_writable, write_bytes, write_result
 
 if TYPE_CHECKING:
     from kvplan.profile import Profile
@@ -76,11 +76,25 @@ def size(
         DocumentFormat, typer.Option("--format", help="How to write it.")
     ] = DocumentFormat.TEXT,
     output: Output = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw replicas against demand to this file: .svg or .png.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Fewest replicas for a demand, confirmed by simulation and refuted at one less."""
     from kvplan.render import json
     from kvplan.render import sizing as tables
 
+    if plot is not None:
+        from kvplan.plots import planning
+
+        planning.check_file(plot)
+        check_writable(plot)
     check_writable(output)
     found = _outcome(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
     if format is DocumentFormat.JSON:
@@ -90,6 +104,8 @@ def size(
         origin = f"kvplan {__version__}, profile {hashes} (sha256)"
         as_markdown = format is DocumentFormat.MARKDOWN
         text = sections_text(tables.build(found), origin, output, as_markdown=as_markdown)
+    if plot is not None:
+        write_bytes(planning.draw(planning.fleet_plot(found), plot), plot)
     write_result(text, output)
 
 

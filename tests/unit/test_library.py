@@ -15,7 +15,7 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.profile import load_profile
 from kvplan.report import analyze, to_document
 
-NAME = "two-tier-99-125"
+NAME = "paper-fc-budgets"
 
 
 def test_importing_loads_nothing_heavy() -> None:
