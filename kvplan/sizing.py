@@ -541,11 +541,19 @@ def fleet(
     if rate_rps is not None:
         model = replace(scaled(model, rate_rps), schedule=model.schedule)
     known: dict[ServingModel, Size] = {}
+    runs: dict[tuple[tuple[str, str], ...], Measured] = {}
+
+    def once(one: ServingModel) -> Measured:
+        """Parts of one mix share idle replicas, and sizes at which a replica gets the same, but for rounding."""
+        key = tuple((c.name, f"{c.rate_rps:.12g}") for c in one.classes)
+        if key not in runs:
+            runs[key] = measure(one)
+        return runs[key]
 
     def sized(part: ServingModel) -> Size:
         if part not in known:
             known[part] = size(
-                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=measure
+                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once
             )
         return known[part]
 

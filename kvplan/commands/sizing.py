@@ -1,7 +1,9 @@
 """`kvplan size`: how many replicas a demand needs."""
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +20,13 @@ from kvplan.commands.common import (
 )
 from kvplan.errors import UsageError
 from kvplan.output import check_writable, write_bytes, write_result
+from kvplan.units import format_number
 
 if TYPE_CHECKING:
+    from kvplan.model import ServingModel
     from kvplan.profile import Profile
     from kvplan.render.sizing import Outcome
+    from kvplan.sizing import Measure, Measured
 
 _EVERY = "gpu"  # the name under which a price is that of all
 _LEAST_SEEDS = 2  # below there is no interval
@@ -142,17 +147,40 @@ def _outcome(
         simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=say_compiling)
         for one, count in zip(loaded, sizes, strict=True)
     ]
-    offers = tuple(
-        Offer(
-            label,
-            one.name,
-            one.sha256,
-            fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=measure),
-            prices.get(label),
+    with _watching() as watch:
+        offers = tuple(
+            Offer(
+                label,
+                one.name,
+                one.sha256,
+                fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure)),
+                prices.get(label),
+            )
+            for label, one, measure in zip(labels, loaded, measures, strict=True)
         )
-        for label, one, measure in zip(labels, loaded, measures, strict=True)
-    )
     return Outcome(offers, headroom, slos, policy, tuple(sizes), seeds)
+
+
+@contextmanager
+def _watching() -> "Iterator[Callable[[str, Measure], Measure]]":
+    """What is being simulated, on standard error if that is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda label, measure: measure
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("") as line:
+
+        def watch(label: str, measure: "Measure") -> "Measure":
+            def told(model: "ServingModel") -> "Measured":
+                rate = format_number(model.total_rate_rps)
+                line.update(Text(f"{label}: simulating {rate} requests/s a replica"))
+                return measure(model)
+
+            return told
+
+        yield watch
 
 
 def _labels(profiles: "Sequence[Profile]") -> list[str]:

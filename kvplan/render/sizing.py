@@ -99,7 +99,7 @@ def _section(found: Outcome, offer: Offer) -> Section:
         blocks += [_over_time(hours)]
     if heaviest.thresholds is not None:
         blocks += [
-            Paragraph("For an autoscaler, per replica:"),
+            Paragraph(f"For an autoscaler, per replica{', in the heaviest part' if hours else ''}:"),
             _for_autoscaler(heaviest.thresholds, found.headroom),
         ]
     return Section("size", f"Size: {offer.name}", tuple(blocks))
