@@ -177,7 +177,7 @@ def sweep(
     """
     from kvplan.simulation import options, study
     from kvplan.sweeps.definition import Runs, define
-    from kvplan.sweeps.points import arrays
+    from kvplan.sweeps.results import arrays
 
     names = [policies] if isinstance(policies, str) else list(policies)
     runs = None

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvplan import analyze, report
+from kvplan import report
 from kvplan.check import read_report
 from kvplan.errors import UsageError
 from kvplan.gate import Key, Kind, named, parse_key
@@ -77,7 +77,7 @@ def read_side(data: bytes, source: str) -> Side:
     if data.lstrip().startswith(b"{"):  # as no TOML begins
         return Side(source, read_report(data, source))
     profile = parse_profile(data, source)
-    made = analyze(profile)
+    made = report.analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
     return Side(source, report.to_document(made))
 
 

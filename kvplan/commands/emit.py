@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import kvplan
 from kvplan import __version__
 from kvplan.commands.common import DocumentFormat, Output, Profile, progress_bar, read, say_compiling
 from kvplan.errors import UsageError
@@ -45,6 +44,7 @@ def emit(
     seeds: Annotated[int, typer.Option("--seeds", help="Seeds of each comparison, at least 2.")] = 5,
 ) -> None:
     """The plan as engine settings, those that gain in simulation, and how much."""
+    from kvplan import report
     from kvplan.engines import Engine, advise, default_requests
     from kvplan.simulation.options import seeds as chosen
     from kvplan.simulation.paired import measure
@@ -57,7 +57,7 @@ def emit(
     check_writable(output)
     loaded = read(profile)
     size, all_seeds = requests or default_requests(loaded.model), chosen(0, seeds)
-    result = kvplan.analyze(loaded)
+    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     with progress_bar() as progress:
         run = partial(
             measure,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.plots import data, planning
+from kvplan.plots import charts, data, planning
 from kvplan.plots.catalogue import Plot
 from kvplan.plots.palette import LIGHT
 
@@ -48,8 +48,6 @@ _RC = {
     "ytick.labelcolor": LIGHT["ink"],
 }
 _POLICY_COLOURS = ("orange", "blue", "green", "violet")
-_FLEET_COLOURS = ("blue", "orange", "green", "violet", "red")
-_THOUSANDS_FROM = 10_000
 _POLICY_DASHES = ("-", "-", "--", ":")
 
 
@@ -171,11 +169,11 @@ def _drawn(content: object) -> "Figure":
         case data.SegmentMemory():
             _segments(axes, content)
         case planning.SweepMap():
-            _sweep_map(figure, axes, content)
+            charts.sweep_map(figure, axes, content)
         case planning.SweepLine():
-            _sweep_line(axes, content)
+            charts.sweep_line(axes, content)
         case planning.FleetPlot():
-            _fleet(axes, content)
+            charts.fleet(axes, content)
     _legend(figure, axes)
     return figure
 
@@ -183,8 +181,6 @@ def _drawn(content: object) -> "Figure":
 def _legend(figure: "Figure", axes: "Axes") -> None:
     """Above the axes, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    if not handles:
-        return
     figure.legend(
         handles, labels, loc="outside upper left", ncols=3, fontsize=8.5, handlelength=1.6, columnspacing=1.2
     )
@@ -328,78 +324,6 @@ def _timeline(figure: "Figure", content: data.Timeline) -> None:
     _thousands(above.yaxis)
     _thousands(below.yaxis)
     _legend(figure, above)
-
-
-_STATUS_NAMES = ("stable", "needs cap", "overloaded")
-_STATUS_COLOURS = ("green", "orange", "red")
-
-
-def _sweep_map(figure: "Figure", axes: "Axes", content: planning.SweepMap) -> None:
-    x, y = content.x, content.y
-    cells = axes.pcolormesh(
-        x.values,
-        y.values,
-        np.ma.masked_invalid(content.figure),
-        shading="nearest",
-        cmap="cividis",
-        rasterized=True,
-    )
-    bar = figure.colorbar(cells, ax=axes)
-    bar.set_label(content.column)
-    _scale(axes, x, "x")
-    _scale(axes, y, "y")
-    axes.grid(visible=False)
-    if content.status is None:
-        return
-    unknown = np.isnan(content.status)
-    known = set(np.unique(content.status[~unknown]).tolist())
-    for number in (1, 2):
-        if number in known and min(known) < number:
-            # of "this or worse", not of the numbers: from stable to overloaded is a single step
-            worse = np.ma.array(content.status >= number, mask=unknown, dtype=np.float64)
-            colour = LIGHT[_STATUS_COLOURS[number]]
-            for ink, width in ((LIGHT["paper"], 3.4), (colour, 1.8)):  # seen on any colour
-                axes.contour(x.values, y.values, worse, levels=[0.5], colors=[ink], linewidths=width)
-            axes.plot([], [], color=colour, label=f"beyond: {_STATUS_NAMES[number]}")
-
-
-def _sweep_line(axes: "Axes", content: planning.SweepLine) -> None:
-    axes.plot(content.x.values, content.figure, color=LIGHT["blue"], linewidth=1.2)
-    if content.status is not None:
-        for number, name in enumerate(_STATUS_NAMES):
-            mine = content.status == number
-            if mine.any():
-                colour, at = LIGHT[_STATUS_COLOURS[number]], content.x.values[mine]
-                axes.plot(at, content.figure[mine], "o", color=colour, markersize=3.6, label=name)
-    _scale(axes, content.x, "x")
-    axes.set_ylabel(content.column)
-
-
-def _scale(axes: "Axes", scale: planning.Scale, which: str) -> None:
-    axes.set(**{f"{which}label": scale.key})
-    if scale.log:
-        axes.set(**{f"{which}scale": "log"})
-    elif scale.values[-1] >= _THOUSANDS_FROM:
-        _thousands(getattr(axes, f"{which}axis"))
-
-
-def _fleet(axes: "Axes", content: planning.FleetPlot) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    top = 0.0
-    for number, one in enumerate(content.profiles):
-        colour = LIGHT[_FLEET_COLOURS[number % len(_FLEET_COLOURS)]]
-        axes.stairs(one.replicas, one.demand_rps, baseline=None, color=colour, label=one.label)
-        for points, mark in ((one.enough, "o"), (one.not_enough, "x")):
-            axes.plot(points[:, 0], points[:, 1], mark, color=colour, markersize=5)
-            top = max(top, float(points[:, 1].max(initial=0)))
-        top = max(top, float(one.replicas[-1]))
-    axes.plot([], [], "o", color=LIGHT["ink"], label="simulated: enough")
-    axes.plot([], [], "x", color=LIGHT["ink"], label="not enough")
-    axes.set(xlabel="demand, requests/s", ylabel="replicas")
-    axes.set_xlim(0, max(float(one.demand_rps[-1]) for one in content.profiles))
-    axes.set_ylim(0, 1.08 * top)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _capacity(axes: "Axes", tokens: int) -> None:

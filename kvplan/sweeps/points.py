@@ -5,14 +5,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import tomli
-from numpy.typing import NDArray
 
 from kvplan import __version__, schema
 from kvplan.analysis import batch
 from kvplan.errors import UsageError
-from kvplan.gate import Kind
 from kvplan.model import Plan, ServingModel, as_written
 from kvplan.positions import KeyPath, written
 from kvplan.profile import model_of, plan_of
@@ -142,30 +139,3 @@ def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult
     if found.interrupted:
         raise KeyboardInterrupt
     return {result.policy: result for result in found.results}
-
-
-def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
-    """All points of a sweep, by name of the column, each of shape (n_points,).
-
-    Numbers are floats, NaN where there is none; everything else are objects.
-
-    Examples
-    --------
-    >>> from io import BytesIO
-    >>> from kvplan.profile import load_profile
-    >>> from kvplan.sweeps.definition import define
-    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> arrays(define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"]))["gpu.max_num_seqs"]
-    array([  10., 1000.])
-    """
-    found: list[list[Value]] = []
-    for start in range(0, sweep.points, sweep.batch):
-        found += rows(sweep, start, min(start + sweep.batch, sweep.points))
-    numbers = {"point", *(axis.key for axis in sweep.axes)}
-    numbers |= {column.name for column in sweep.columns if column.kind is Kind.NUMBER}
-    by_name: dict[str, NDArray[Any]] = {}
-    for name, values in zip(sweep.names, zip(*found, strict=True), strict=True):
-        kept = np.empty(len(values), dtype=np.float64 if name in numbers else object)
-        kept[:] = [np.nan if value is None and name in numbers else value for value in values]
-        by_name[name] = kept
-    return by_name

@@ -1,14 +1,45 @@
-"""Reading back what a finished sweep has written."""
+"""Results of a sweep in memory: all of them as arrays, or some columns read back from a file."""
 
 import csv
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.gate import Kind
 from kvplan.sweeps.definition import Sweep
-from kvplan.sweeps.points import Value
+from kvplan.sweeps.points import Value, rows
 from kvplan.sweeps.store import Format, format_of
+
+
+def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
+    """All points of a sweep, by name of the column, each of shape (n_points,).
+
+    Numbers are floats, NaN where there is none; everything else are objects.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.profile import load_profile
+    >>> from kvplan.sweeps.definition import define
+    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> arrays(define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"]))["gpu.max_num_seqs"]
+    array([  10., 1000.])
+    """
+    found: list[list[Value]] = []
+    for start in range(0, sweep.points, sweep.batch):
+        found += rows(sweep, start, min(start + sweep.batch, sweep.points))
+    numbers = {"point", *(axis.key for axis in sweep.axes)}
+    numbers |= {column.name for column in sweep.columns if column.kind is Kind.NUMBER}
+    by_name: dict[str, NDArray[Any]] = {}
+    for name, values in zip(sweep.names, zip(*found, strict=True), strict=True):
+        kept = np.empty(len(values), dtype=np.float64 if name in numbers else object)
+        kept[:] = [np.nan if value is None and name in numbers else value for value in values]
+        by_name[name] = kept
+    return by_name
 
 
 def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value]]:
