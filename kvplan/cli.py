@@ -17,6 +17,7 @@ from kvplan.commands import (
     mixing,
     reproduction,
     simulation,
+    sizing,
     sweep,
 )
 from kvplan.commands.common import say
@@ -55,6 +56,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     gate.diff: "kvplan diff before.toml after.toml",
     simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",
+    sizing.size: "kvplan size tool-calls-h100 --rate 200 --slo 'ttft_s.p95 <= 2 s' --price gpu=2.50",
     emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
     mixing.mix: "kvplan mix two-tier-100-125 --replicas 2",
     analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",

@@ -53,6 +53,17 @@ def write_result(text: str, path: Path | None = None) -> None:
             _to_path(text.encode(), path)
 
 
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write one file that is no text, whole or not at all.
+
+    Raises
+    ------
+    OutputError
+    """
+    with _refusals(str(path)):
+        _to_path(content, path)
+
+
 def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files into a folder, which is made if it is not there; each in one step, as `write_result`.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import kvplan
 from kvplan.commands.common import Output, Profile, progress_bar, read, say, say_compiling, terminal
 from kvplan.errors import UsageError
 from kvplan.output import can_show, remove_from, write_into, write_result
@@ -85,14 +86,13 @@ def analyze(
     ] = PlotFormat.SVG,
 ) -> None:
     """Load, worst cycle, stability, caps and thresholds."""
-    from kvplan import report
 
     if plot is not None:
         from kvplan.plots import drawing
 
         drawing.require()
     loaded = read(profile)
-    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
+    result = kvplan.analyze(loaded)
     runs = None
     if simulate:
         from kvplan.simulation import beside
@@ -120,12 +120,11 @@ def explain(
 ) -> None:
     """What a number of the report means, with its formula."""
     from kvplan import explain as explaining
-    from kvplan import report
     from kvplan.render import explanation
 
     found = explaining.find(key)
     loaded = read(profile)
-    result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
+    result = kvplan.analyze(loaded)
     page = explaining.page(found, result, loaded.model, loaded.plan)
     width = shutil.get_terminal_size().columns if output is None else 80
     as_text = format is PageFormat.TEXT

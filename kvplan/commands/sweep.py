@@ -10,11 +10,12 @@ import typer
 
 from kvplan.commands.common import Profile, read, say, say_compiling
 from kvplan.errors import UsageError
+from kvplan.output import check_writable, write_bytes
 
 if TYPE_CHECKING:
     from kvplan import profile as profile_file
-    from kvplan.sweep.definition import Runs
-    from kvplan.sweep.run import Progress
+    from kvplan.sweeps.definition import Runs, Sweep
+    from kvplan.sweeps.run import Progress
 
 
 def sweep(
@@ -85,22 +86,38 @@ def sweep(
         typer.Option("--workers", help="How many processes; as many as cores.", show_default=False),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of the same sweep.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw the results, of one key or two, to this file: .svg or .png.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Figures at many points of a profile."""
-    from kvplan.sweep import executors, store
-    from kvplan.sweep.definition import define
-    from kvplan.sweep.run import sweep as run
+    from kvplan.sweeps import executors, store
+    from kvplan.sweeps.definition import define
+    from kvplan.sweeps.run import sweep as run
 
     if output is None:
         raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
     store.format_of(output)
     executors.check(executor, workers)
+    if plot is not None:
+        from kvplan.plots import planning
+
+        planning.check_file(plot)
+        check_writable(plot)
     runs = _runs(simulate, policy, seeds, requests)
     loaded = read(profile)
     keys = [key for text in columns or [] for key in text.split(",") if key.strip()]
     if columns and not keys:
         raise UsageError("--columns: at least one key of the report, such as load.headroom")
     definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
+    if plot is not None:
+        planning.check_sweep(definition)
     if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
         _compile(loaded, runs)
     try:
@@ -115,10 +132,24 @@ def sweep(
         say("note: the last line was cut off; its point was computed again")
     if resume:
         say(f"note: {found.resumed:,} of {found.points:,} points were there already")
+    if plot is not None:
+        _draw(definition, output, plot)
+
+
+def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
+    """The plot of what the file of results holds."""
+    from kvplan.plots import planning
+    from kvplan.sweeps.results import read as read_back
+
+    columns = read_back(definition, results, planning.columns_of(definition))
+    if planning.STATUS_KEY not in columns:
+        say(f"note: --plot has no boundary, since {planning.STATUS_KEY} is not among --columns")
+    content = planning.sweep_plot(definition, columns)
+    write_bytes(planning.draw(content, plot), plot)
 
 
 def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":
-    from kvplan.sweep.definition import DEFAULT_POLICIES, DEFAULT_REQUESTS, Runs
+    from kvplan.sweeps.definition import DEFAULT_POLICIES, DEFAULT_REQUESTS, Runs
 
     given = {"--policy": policy, "--seeds": seeds, "--requests": requests}
     if not simulate:

@@ -3,4 +3,6 @@
 ::
 
     Report, ServingModel, Plan ──► data ──► catalogue ──► drawing (matplotlib, optional) ──► SVG, PNG
+
+`planning` and `charts` are the same for what `kvplan sweep` and `kvplan size` found.
 """

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.model import Plan, ServingModel
-from kvplan.plots import data
+from kvplan.plots import data, planning
 from kvplan.report import Basis, Report
 from kvplan.units import format_number, format_percent, format_tokens
 
@@ -19,6 +19,9 @@ PlotData = (
     | data.Roots
     | data.SegmentMemory
     | data.Timeline
+    | planning.SweepMap
+    | planning.SweepLine
+    | planning.FleetPlot
 )
 
 

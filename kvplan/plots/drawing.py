@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.plots import data
+from kvplan.plots import charts, data, planning
 from kvplan.plots.catalogue import Plot
 from kvplan.plots.palette import LIGHT
 
@@ -173,6 +173,12 @@ def _drawn(content: object) -> "Figure":
             _density(axes, content)
         case data.SegmentMemory():
             _segments(axes, content)
+        case planning.SweepMap():
+            charts.sweep_map(figure, axes, content)
+        case planning.SweepLine():
+            charts.sweep_line(axes, content)
+        case planning.FleetPlot():
+            charts.fleet(axes, content)
     _legend(figure, axes)
     return figure
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from measure import ratio, seconds
 
-from kvplan.sweep import executors
+from kvplan.sweeps import executors
 
 PROFILE = """schema = 1
 name = "four classes"

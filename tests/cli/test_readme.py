@@ -1,5 +1,6 @@
 """Every block of the README is executed: shell blocks run, profiles parse, reports are what the command prints."""
 
+import doctest
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_block_is_of_a_kind_that_is_executed_here() -> None:
-    assert {name for name, _ in BLOCKS} == {"sh", "text", "toml", "yaml"}
+    assert {name for name, _ in BLOCKS} == {"sh", "text", "toml", "yaml", "python"}
     assert len(blocks("sh")) == 4
 
 
@@ -121,6 +122,15 @@ classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
     assert done.stderr.count("::error file=capacity/") == 2 * code
     for report in re.findall(r"^ *junit: (.*)$", workflow, flags=re.MULTILINE):
         assert (tmp_path / report).read_text().count("<failure") == 2 * code
+
+
+def test_what_a_notebook_does_is_what_is_shown() -> None:
+    (example,) = blocks("python")
+    test = doctest.DocTestParser().get_doctest(example, {}, "README.md", "README.md", 0)
+    said: list[str] = []
+    found = doctest.DocTestRunner().run(test, out=said.append)
+    assert found.attempted > 5
+    assert found.failed == 0, "".join(said)
 
 
 @pytest.mark.parametrize("profile", blocks("toml"))

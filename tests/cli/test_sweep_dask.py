@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from kvplan.cli import main
-from kvplan.sweep import executors
+from kvplan.sweeps import executors
 
 pytest.importorskip("distributed", reason="the extra dask is not installed")
 

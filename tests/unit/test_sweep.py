@@ -11,12 +11,12 @@ import tomli
 from kvplan import schema
 from kvplan.errors import EngineError, UsageError
 from kvplan.profile import parse_profile
-from kvplan.sweep import executors, run
-from kvplan.sweep.columns import expand
-from kvplan.sweep.definition import Runs, define
-from kvplan.sweep.points import rows
-from kvplan.sweep.store import Format, head, lines
-from kvplan.sweep.vary import MAX_POINTS, Number, parse_axes, parse_sample, stretch
+from kvplan.sweeps import executors, run
+from kvplan.sweeps.columns import expand
+from kvplan.sweeps.definition import Runs, define
+from kvplan.sweeps.points import rows
+from kvplan.sweeps.store import Format, head, lines
+from kvplan.sweeps.vary import MAX_POINTS, Number, parse_axes, parse_sample, stretch
 
 PROFILE = """schema = 1
 name = "shares"

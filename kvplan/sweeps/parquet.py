@@ -8,7 +8,7 @@ from typing import Any
 
 from kvplan.errors import OutputError, UsageError
 from kvplan.gate import Kind
-from kvplan.sweep.definition import Sweep
+from kvplan.sweeps.definition import Sweep
 
 _KEY = b"kvplan_sweep"
 _ROWS = 65_536  # in memory at once

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvplan.errors import OutputError, UsageError
-from kvplan.sweep.definition import Sweep
-from kvplan.sweep.points import Value, rows
+from kvplan.sweeps.definition import Sweep
+from kvplan.sweeps.points import Value, rows
 
 _KEPT = "what is there is kept, and --resume goes on from it"
 _LONGEST = 10**7  # bytes of a line
@@ -73,7 +73,7 @@ def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
     --------
     >>> from io import BytesIO
     >>> from kvplan.profile import load_profile
-    >>> from kvplan.sweep.definition import define
+    >>> from kvplan.sweeps.definition import define
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
     >>> lines(sweep, Format.CSV, 0, 2)

@@ -17,8 +17,8 @@ from kvplan.positions import KeyPath, written
 from kvplan.profile import model_of, plan_of
 from kvplan.report import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
-from kvplan.sweep.definition import Sweep
-from kvplan.sweep.vary import Axis, Number, stretch
+from kvplan.sweeps.definition import Sweep
+from kvplan.sweeps.vary import Axis, Number, stretch
 
 Value = int | float | str | bool | None
 
@@ -37,7 +37,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     --------
     >>> from io import BytesIO
     >>> from kvplan.profile import load_profile
-    >>> from kvplan.sweep.definition import define
+    >>> from kvplan.sweeps.definition import define
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
     >>> list(rows(sweep, 0, 2))

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from kvplan import __version__
 from kvplan.errors import UsageError
 from kvplan.profile import Profile
-from kvplan.sweep.columns import (
+from kvplan.sweeps.columns import (
     DEFAULT,
     DEFAULT_BESIDE_SIMULATED,
     DEFAULT_SIMULATED,
     Column,
     expand,
 )
-from kvplan.sweep.vary import Axis, Sample, count_points, parse_axes, parse_sample
+from kvplan.sweeps.vary import Axis, Sample, count_points, parse_axes, parse_sample
 
 DEFAULT_POLICIES = "greedy,vllm"
 DEFAULT_REQUESTS = 1_000
@@ -126,12 +126,12 @@ def define(
     ----------
     profile : Profile
     vary : sequence of str
-        See `kvplan.sweep.vary.parse_axes`.
+        See `kvplan.sweeps.vary.parse_axes`.
     sample : str, optional
         ``random:N`` or ``lhs:N``.
     seed : int
     columns : sequence of str, optional
-        See `kvplan.sweep.columns.expand`; a few if None.
+        See `kvplan.sweeps.columns.expand`; a few if None.
     runs : Runs, optional
         What to simulate.
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvplan.errors import EngineError
-from kvplan.sweep import executors, store
-from kvplan.sweep.definition import Sweep
-from kvplan.sweep.store import Format, Store
+from kvplan.sweeps import executors, store
+from kvplan.sweeps.definition import Sweep
+from kvplan.sweeps.store import Format, Store
 
 _LOOK_S = 0.5
 _DEATHS = 5  # of pools one after the other without a batch done between them
@@ -47,7 +47,7 @@ def sweep(
     path : Path
         Ends in ``.csv``, ``.jsonl`` or ``.parquet``.
     executor, workers
-        See `kvplan.sweep.executors`.
+        See `kvplan.sweeps.executors`.
     resume : bool
         Go on with what an earlier call left there.
     progress : function, optional
@@ -64,7 +64,7 @@ def sweep(
     >>> from io import BytesIO
     >>> from tempfile import TemporaryDirectory
     >>> from kvplan.profile import load_profile
-    >>> from kvplan.sweep.definition import define
+    >>> from kvplan.sweeps.definition import define
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> wanted = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
     >>> with TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def sweep(
     executors.check(executor, workers)
     format = store.format_of(path)
     if format is Format.PARQUET:
-        from kvplan.sweep import parquet
+        from kvplan.sweeps import parquet
 
         parquet.require()
         if resume and parquet.is_whole(definition, path):

@@ -1,0 +1,239 @@
+"""What is in the plots of sweeps and of sizes: arrays from their results; nothing is drawn here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.gate import Kind
+from kvplan.model import FloatArray
+from kvplan.report import Status
+
+if TYPE_CHECKING:
+    from kvplan.render.sizing import Outcome
+    from kvplan.sizing import Hour, Size
+    from kvplan.sweeps.definition import Sweep
+
+STATUSES = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # by the number that stands for each
+STATUS_KEY = "verdict.status"
+SUFFIXES = (".svg", ".png")
+MOST_POINTS = 10**6
+_USUAL = "load.headroom"
+_BEYOND = 1.5  # times the largest demand
+_MOST_STEPS = 400
+
+
+class Scale(NamedTuple):
+    """An axis: its key, ascending values, and whether their logarithms are spaced evenly."""
+
+    key: str
+    values: FloatArray
+    log: bool
+
+
+@dataclass(frozen=True)
+class SweepMap:
+    """A figure and the verdict over a grid of two keys.
+
+    Attributes
+    ----------
+    x, y : Scale
+    column : str
+        Name of the figure.
+    figure : ndarray, shape (n_y, n_x)
+        NaN where there is none.
+    status : ndarray, shape (n_y, n_x), or None
+        Places in `STATUSES`, NaN where there is none; None where the sweep does not have it.
+    """
+
+    x: Scale
+    y: Scale
+    column: str
+    figure: FloatArray
+    status: FloatArray | None
+
+
+@dataclass(frozen=True)
+class SweepLine:
+    """A figure and the verdict over one key; the arrays of a `SweepMap` with shape (n_x,)."""
+
+    x: Scale
+    column: str
+    figure: FloatArray
+    status: FloatArray | None
+
+
+@dataclass(frozen=True)
+class FleetSteps:
+    """Replicas of one profile against demand.
+
+    Attributes
+    ----------
+    label : str
+    demand_rps : ndarray, shape (n_steps + 1,)
+        Where the closed form takes a step; 0 first, the end of the plot last.
+    replicas : ndarray, shape (n_steps,)
+        Between them.
+    enough, not_enough : ndarray, shape (n, 2)
+        Demand and replicas of simulated sizes.
+    """
+
+    label: str
+    demand_rps: FloatArray
+    replicas: FloatArray
+    enough: FloatArray
+    not_enough: FloatArray
+
+
+@dataclass(frozen=True)
+class FleetPlot:
+    """All profiles of a `kvplan size`."""
+
+    profiles: tuple[FleetSteps, ...]
+
+
+def check_file(path: Path) -> None:
+    """Refuse a name that says nothing of how to draw, and where matplotlib is not installed.
+
+    Raises
+    ------
+    UsageError
+    """
+    from kvplan.plots import drawing
+
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--plot {path}: the name must end in {' or '.join(SUFFIXES)}")
+    drawing.require()
+
+
+def check_sweep(sweep: "Sweep") -> None:
+    """Refuse a sweep that is no line and no map, before it is run.
+
+    Raises
+    ------
+    UsageError
+    """
+    if sweep.sample is not None:
+        raise UsageError("--plot draws grids; --sample does not go with it")
+    if len(sweep.axes) > 2:
+        raise UsageError(f"--plot draws one or two keys, not the {len(sweep.axes)} that are varied")
+    for axis in sweep.axes:
+        if axis.count < 2:
+            raise UsageError(
+                f"--plot: {axis.key} has a single value; leave it out of --vary, or give it more"
+            )
+    if sweep.points > MOST_POINTS:
+        raise UsageError(f"--plot: {sweep.points:,} points; {MOST_POINTS:,} is the most that can be drawn")
+    figure_of(sweep)
+
+
+def figure_of(sweep: "Sweep") -> str:
+    """The figure that is drawn: headroom if it is there, else the first number among the columns."""
+    numbers = [column.name for column in sweep.columns if column.kind is Kind.NUMBER]
+    if not numbers:
+        raise UsageError("--plot: a number is wanted among --columns, such as load.headroom")
+    return _USUAL if _USUAL in numbers else numbers[0]
+
+
+def columns_of(sweep: "Sweep") -> tuple[str, ...]:
+    """The columns that a plot of a sweep needs."""
+    shown = (figure_of(sweep),)
+    return (*shown, STATUS_KEY) if STATUS_KEY in sweep.names else shown
+
+
+def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMap | SweepLine:
+    """The plot of a finished sweep.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        That `check_sweep` has accepted.
+    found : mapping of str to sequence, each of length n_points
+        The columns of `columns_of`; None where a point has no figure.
+
+    Examples
+    --------
+    >>> from kvplan import load
+    >>> from kvplan.sweeps.definition import define
+    >>> sweep = define(load("tool-calls-h100"), ["timing.d0=2,1"], columns=["load.headroom"])
+    >>> sweep_plot(sweep, {"load.headroom": [0.5, None]}).figure.tolist()
+    [nan, 0.5]
+    """
+    scales, orders = [], []
+    for axis in sweep.axes:
+        values = np.array([axis.at(i) for i in range(axis.count)], dtype=np.float64)
+        order = np.argsort(values)
+        scales.append(Scale(axis.key, values[order], axis.log))
+        orders.append(order)
+    shape = tuple(axis.count for axis in sweep.axes)
+
+    def arranged(values: Sequence[float | None]) -> FloatArray:
+        flat = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+        return np.asarray(flat.reshape(shape)[np.ix_(*orders)])
+
+    name = figure_of(sweep)
+    figure = arranged([value if isinstance(value, int | float) else None for value in found[name]])
+    status = None
+    if STATUS_KEY in found:
+        place = {one.value: float(number) for number, one in enumerate(STATUSES)}
+        status = arranged([place.get(str(value)) for value in found[STATUS_KEY]])
+    if len(scales) == 1:
+        return SweepLine(scales[0], name, figure, status)
+    # the first key of a grid changes slowest: rows of the map
+    return SweepMap(scales[1], scales[0], name, figure, status)
+
+
+def fleet_plot(found: "Outcome") -> FleetPlot:
+    """Replicas against demand, for every profile that was offered: steps by formula, and what was simulated."""
+    most = max(
+        size.demand_rps for offer in found.offers for size in _sizes(offer.fleet.heaviest, offer.fleet.hours)
+    )
+    return FleetPlot(
+        tuple(
+            _steps(
+                offer.label,
+                _sizes(offer.fleet.heaviest, offer.fleet.hours),
+                found.headroom,
+                _BEYOND * most,
+            )
+            for offer in found.offers
+        )
+    )
+
+
+def _sizes(heaviest: "Size", hours: "Sequence[Hour]") -> list["Size"]:
+    return [hour.size for hour in hours if hour.size is not None] or [heaviest]
+
+
+def _steps(label: str, sizes: "Sequence[Size]", headroom: float, top_rps: float) -> FleetSteps:
+    one = max(sizes, key=lambda size: size.demand_rps)
+    each = one.sustainable_rps / (1 + headroom)
+    count = int(np.ceil(top_rps / each))
+    every = -(-count // _MOST_STEPS)  # beyond, neighbours cannot be told apart
+    replicas = np.unique(np.append(np.arange(every, count, every), count))
+    edges = np.minimum(np.append(0.0, replicas * each), top_rps)
+    tried = [(size.demand_rps, probe.replicas, probe.enough) for size in sizes for probe in size.probes]
+    near = [
+        point
+        for point in tried
+        if point[1] <= 2 * max(size.replicas or size.closed_form for size in sizes) + 1
+    ]
+
+    def points(wanted: bool) -> FloatArray:
+        return np.array([point[:2] for point in near if point[2] is wanted], dtype=np.float64).reshape(-1, 2)
+
+    return FleetSteps(label, edges, replicas.astype(np.float64), points(True), points(False))
+
+
+def draw(content: SweepMap | SweepLine | FleetPlot, path: Path) -> bytes:
+    """The bytes of a file, by its suffix."""
+    from kvplan.plots import drawing
+    from kvplan.plots.catalogue import Plot
+    from kvplan.report import Basis
+
+    key = "size" if isinstance(content, FleetPlot) else "sweep"
+    plot = Plot(key, None, key, Basis.COMPUTED, "", "", content)
+    return drawing.svg(plot) if path.suffix == ".svg" else drawing.png(plot)

@@ -1,0 +1,167 @@
+"""`kvplan sweep --plot` and `kvplan size --plot`: what is in them is what the results say, or it is refused."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan.cli import main
+from kvplan.model import ServingModel
+from kvplan.plots import drawing, planning
+from kvplan.render.sizing import Offer, Outcome
+from kvplan.report import analyze
+from kvplan.sizing import Estimate, Hour, Measured, fleet, parse_slo, scaled
+from kvplan.sweeps.definition import define
+from kvplan.sweeps.results import read
+
+Run = Callable[..., tuple[int, str]]
+NAME = "tool-calls-h100"
+GRID = ["--vary", "gpu.memory_tokens=400k,50k,100k,200k,10", "--vary", "classes[0].rate=2:80:4"]
+COLUMNS = ["--columns", "verdict.status,load.headroom", "--executor", "serial"]
+PNG, SVG = b"\x89PNG", b"<?xml"
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: object) -> tuple[int, str]:
+        code = main(list(map(str, arguments)))
+        return code, capfd.readouterr().err
+
+    return command
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_map_has_the_rows_of_the_file_in_their_places(run: Run, tmp_path: Path, suffix: str) -> None:
+    """Ten tokens of memory are no profile: a row without figures, at the bottom."""
+    results, picture = tmp_path / f"rows.{suffix}", tmp_path / "map.png"
+    assert run("sweep", NAME, *GRID, *COLUMNS, "-o", results, "--plot", picture) == (0, "")
+    assert picture.read_bytes().startswith(PNG)
+    profile = kvplan.load(NAME)
+    sweep = define(profile, GRID[1::2], columns=["verdict.status", "load.headroom"])
+    found = planning.sweep_plot(sweep, read(sweep, results, planning.columns_of(sweep)))
+    assert isinstance(found, planning.SweepMap)
+    assert found.column == "load.headroom"
+    assert found.y.values.tolist() == [10, 50_000, 100_000, 200_000, 400_000]
+    assert found.x.values.tolist() == [2, 28, 54, 80]
+    assert found.status is not None
+    for row, memory in enumerate(found.y.values.tolist()):
+        for column, rate in enumerate(found.x.values.tolist()):
+            if memory == 10:
+                assert math.isnan(found.figure[row, column])
+                assert math.isnan(found.status[row, column])
+                continue
+            model = scaled(profile.model, rate)  # of its only class
+            model = replace(model, replica=replace(model.replica, memory_tokens=int(memory)))
+            report = analyze(model, name="", sha256="")
+            assert found.figure[row, column] == report.load.headroom
+            assert planning.STATUSES[int(found.status[row, column])] is report.verdict.status
+    assert set(np.unique(found.status[1:]).tolist()) == {0, 1, 2}
+
+
+def test_a_line_has_one_key(run: Run, tmp_path: Path) -> None:
+    vary = "gpu.memory_tokens=1k:400k:log5"
+    picture = tmp_path / "line.svg"
+    assert run("sweep", NAME, "--vary", vary, *COLUMNS, "-o", tmp_path / "a.csv", "--plot", picture) == (
+        0,
+        "",
+    )
+    assert picture.read_bytes().startswith(SVG)
+    sweep = define(kvplan.load(NAME), [vary], columns=["verdict.status", "load.headroom"])
+    found = planning.sweep_plot(sweep, read(sweep, tmp_path / "a.csv", planning.columns_of(sweep)))
+    assert isinstance(found, planning.SweepLine)
+    assert found.x.log
+    assert np.all(np.diff(found.figure) > 0)
+
+
+def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path) -> None:
+    """The first number is drawn where there is no headroom; without the verdict there is no boundary."""
+    results, picture = tmp_path / "rows.csv", tmp_path / "a.svg"
+    columns = ["--columns", "verdict.binding,load.sustainable_rps", "--executor", "serial"]
+    assert run("sweep", NAME, *GRID, *columns, "-o", results)[0] == 0
+    code, said = run("sweep", NAME, *GRID, *columns, "-o", results, "--plot", picture, "--resume")
+    assert code == 0
+    assert "no boundary, since verdict.status is not among --columns" in said
+    text = picture.read_bytes()
+    assert run("sweep", NAME, *GRID, *columns, "-o", results, "--plot", picture, "--resume")[0] == 0
+    assert picture.read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--vary", "gpu.memory_tokens=1k,2k", "--plot", "a.pdf"], "must end in .svg or .png"),
+        (["--vary", "gpu.memory_tokens=1k", "--plot", "a.svg"], "has a single value"),
+        (["--vary", "gpu.memory_tokens=1k:2k", "--sample", "lhs:5", "--plot", "a.svg"], "draws grids"),
+        ([*GRID, "--vary", "timing.d0=1,2", "--plot", "a.svg"], "one or two keys, not the 3"),
+        ([*GRID, "--columns", "verdict.status", "--plot", "a.svg"], "a number is wanted among --columns"),
+        ([*GRID, "--plot", "no/such/folder/a.svg"], "no/such/folder/a.svg: cannot be written"),
+        (
+            ["--vary", "plan.delta=1e-6:0.01:1001", "--vary", "timing.d0=1:2:1000", "--plot", "a.svg"],
+            "1,001,000",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_the_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, message = run("sweep", NAME, *arguments, "-o", "rows.csv")
+    assert code == 2
+    assert said in message
+    assert message.count("\n") == 1
+    assert not (tmp_path / "rows.csv").exists()
+
+
+def test_without_matplotlib_both_say_what_is_wanted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
+    for arguments in (["sweep", NAME, *GRID, "-o", tmp_path / "rows.csv"], ["size", NAME]):
+        code, message = run(*arguments, "--plot", tmp_path / "a.svg")
+        assert code == 2
+        assert "pip install '.[plot]'" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_are_where_one_more_replica_is_needed() -> None:
+    """Each step where the demand and a quarter more fills so many replicas; simulated sizes are points."""
+    profile = kvplan.load(NAME)
+    sustainable = kvplan.analyze(profile).load.sustainable_rps
+
+    def measure(model: ServingModel) -> Measured:
+        delay = 1 / max(sustainable - model.total_rate_rps, 1e-9)
+        return Measured(True, {"ttft_s.mean": Estimate(delay, delay, delay)})
+
+    slos = (parse_slo("ttft_s.mean <= 0.05"),)
+    demand = 3.5 * sustainable
+    found = fleet(profile.model, rate_rps=demand, headroom=0.25, slos=slos, measure=measure)
+    night = fleet(profile.model, rate_rps=1.0, headroom=0.25, slos=slos, measure=measure).heaviest
+    hours = (Hour(0.0, 1.0, night), Hour(1.0, 2.0, None), Hour(2.0, 3.0, found.heaviest))
+    offers = (
+        Offer("a", "A", "", found, None),
+        Offer("b", "B", "", found._replace(hours=hours), None),
+    )
+    content = planning.fleet_plot(Outcome(offers, 0.25, slos, "vllm", (10,), 2))
+    first, second = content.profiles
+    for demand_rps, replicas in zip(first.demand_rps[1:-1], first.replicas[:-1], strict=True):
+        assert demand_rps * 1.25 == pytest.approx(replicas * sustainable)
+    assert first.demand_rps[-1] == pytest.approx(1.5 * demand)
+    chosen = found.heaviest.replicas
+    assert chosen is not None
+    assert first.enough.tolist() == [[demand, chosen], [demand, chosen + 1]]
+    assert [demand, chosen - 1] in first.not_enough.tolist()
+    assert [1.0, 1.0] in second.enough.tolist()
+
+
+def test_a_size_is_drawn(run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "size.png"
+    small = ["--rate", "20", "--requests", "50", "--seeds", "2"]
+    code, _ = run("size", NAME, *small, "--format", "json", "-o", tmp_path / "size.json", "--plot", picture)
+    assert code == 0
+    assert picture.read_bytes().startswith(PNG)
+    assert json.loads((tmp_path / "size.json").read_text())["best"] == NAME

@@ -1,0 +1,354 @@
+"""`kvplan size`: agrees with brute force, says why nothing is enough, and sizes every hour of a schedule."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.cli import main
+from kvplan.errors import UsageError
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.schedule import Sinusoid, Steps
+from kvplan.simulation.metrics import PolicyResult, RunStatus
+from kvplan.simulation.study import Load, Study, chosen, study
+from kvplan.sizing import (
+    QUEUE,
+    Estimate,
+    Measured,
+    fleet,
+    idle_rate,
+    parse_slo,
+    parts,
+    scaled,
+    simulated,
+    size,
+)
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ["--requests", "150", "--seeds", "2"]
+PROFILE = """\
+schema = 1
+name = "a shop"
+gpu = { memory_tokens = 1_500 }
+timing = { d0 = "10 ms", d2 = "20 us" }
+[[classes]]
+name = "chat"
+input = 200
+decode = { 4 = 1, 8 = 1 }
+rate = 6
+"""
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = main(["size", *arguments])
+        out, err = capfd.readouterr()
+        return code, out, "".join(s for s in err.splitlines(True) if "compiling" not in s)
+
+    return command
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> str:
+    path = tmp_path / "shop.toml"
+    path.write_text(PROFILE)
+    return str(path)
+
+
+def document(run: Run, *arguments: str) -> dict[str, Any]:
+    code, text, messages = run(*arguments, "--format", "json")
+    assert (code, messages) == (0, "")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ brute force
+
+
+def random_case(number: int) -> tuple[ServingModel, float, list[str]]:
+    """A small replica, a demand for some of them, and sometimes objectives about as tight as can be met."""
+    draw = random.Random(number)
+    classes = tuple(
+        RequestClass(name, draw.randint(20, 400), (draw.randint(2, 12),), (1.0,), draw.uniform(0.2, 1))
+        for name in ("a", "b")[: draw.randint(1, 2)]
+    )
+    timing = Timing(0.01, draw.choice([0.0, 1e-6]), draw.choice([0.0, 2e-5]))
+    model = ServingModel(classes, timing, Replica(draw.randint(1000, 3000)))
+    demand = sustainable_rate(model)[1] * draw.uniform(0.3, 2.6)
+    alone = scaled(model, idle_rate(model))
+    first = timing.d0 + timing.d2 * float(alone.mix.share @ alone.mix.input_tokens)
+    slos = [
+        f"ttft_s.p95 <= {first * draw.uniform(2.5, 8)}",
+        f"tpot_s.mean <= {timing.d0 * draw.uniform(1.05, 2)}",
+    ]
+    return model, demand, slos[: number % 3]
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_as_many_as_trying_one_two_three_finds(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every size from 1 on is simulated and judged here; only runs that `size` made are not made again."""
+    model, demand, slos = random_case(number)
+    requests, seeds, most = 100, [0, 1, 2], 60
+    kept: dict[ServingModel, Study] = {}
+
+    def once(of: ServingModel, *arguments: Any, **options: Any) -> Study:
+        if of not in kept:
+            kept[of] = study(of, *arguments, **options)
+        return kept[of]
+
+    monkeypatch.setattr("kvplan.simulation.study.study", once)
+    measure = simulated(Plan(), "vllm", requests=requests, seeds=seeds)
+    found = size(model, demand_rps=demand, headroom=0.1, slos=[parse_slo(s) for s in slos], measure=measure)
+
+    def tried(rate: float) -> PolicyResult:
+        one = once(scaled(model, rate), Plan(), Load(requests=requests), chosen(["vllm"], []), seeds)
+        return one.results[0]
+
+    def holds(result: PolicyResult) -> bool:
+        ends = [result.ci95[slo.split()[0]] for slo in slos]
+        bounds = [float(slo.split()[2]) for slo in slos]
+        return result.status is RunStatus.STEADY and all(
+            end is not None and end[1] <= bound for end, bound in zip(ends, bounds, strict=True)
+        )
+
+    sustainable = sustainable_rate(model)[1]
+    enough = (n for n in range(1, most) if demand * 1.1 / n <= sustainable and holds(tried(demand * 1.1 / n)))
+    if found.replicas is None:
+        assert not holds(tried(idle_rate(model)))
+    else:
+        assert found.replicas == next(enough)
+
+
+def test_the_cases_differ() -> None:
+    """Some need one replica and some several, and some more than the formulas ask for: else they prove little."""
+    sizes = []
+    for number in range(0, 20, 3):
+        model, demand, _ = random_case(number)
+        sizes.append(demand * 1.1 / sustainable_rate(model)[1])
+    assert min(sizes) < 1
+    assert max(sizes) > 2
+
+
+# ------------------------------------------------------------------------------------------------ the search alone
+
+
+def server(limit: float = 10.0, floor: float = 0.01) -> Callable[[ServingModel], Measured]:
+    """One whose delay is floor + 1/(limit - rate), known for sure."""
+
+    def measure(model: ServingModel) -> Measured:
+        rate = model.total_rate_rps
+        delay = floor + 1 / (limit - rate) if rate < limit else 1e9
+        return Measured(rate < limit, {"ttft_s.mean": Estimate(delay, delay, delay)})
+
+    return measure
+
+
+MODEL = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))  # sustains 10/s
+
+
+@pytest.mark.parametrize("demand", [0.1, 10.0, 10.1, 95.0, 1234.5])
+@pytest.mark.parametrize("bound", [0.112, 0.121, 0.15, 0.3, 5.0])
+def test_the_search_finds_the_fewest(demand: float, bound: float) -> None:
+    """Delay 0.01 + 1/(10 - r) <= bound is r <= 10 - 1/(bound - 0.01); more than 9.9 is never asked for then."""
+    rate = 10 - 1 / (bound - 0.01)
+    slos = [parse_slo(f"ttft_s.mean <= {bound}")]
+    found = size(MODEL, demand_rps=demand, headroom=0.0, slos=slos, measure=server())
+    fewest = next(n for n in range(1, 10**6) if demand / n <= rate)
+    assert found.replicas == fewest
+    assert found.probe(fewest + 1) is not None
+    if fewest > 1:
+        below = found.probe(fewest - 1)
+        assert below is not None
+        assert not below.enough
+    assert len(found.probes) < 40
+
+
+def test_a_queue_that_grows_where_the_formulas_see_room_is_what_binds() -> None:
+    found = size(MODEL, demand_rps=35.0, headroom=0.0, slos=[], measure=server(limit=6.0))
+    assert (found.closed_form, found.replicas, found.binding) == (4, 6, QUEUE)
+
+
+def test_an_objective_that_only_the_idle_replica_misses_has_no_size() -> None:
+    slos = [parse_slo("ttft_s.mean <= 0.1")]
+    found = size(MODEL, demand_rps=35.0, headroom=0.0, slos=slos, measure=server())
+    assert found.replicas is None
+    assert found.thresholds is None
+    assert "all but idle has 110 ms, for the iteration of a prompt takes 1 s" in found.reason
+
+
+def test_headroom_is_demand_that_must_be_met() -> None:
+    found = size(MODEL, demand_rps=20.0, headroom=0.0, slos=[], measure=server(limit=10.5))
+    more = size(MODEL, demand_rps=20.0, headroom=0.2, slos=[], measure=server(limit=10.5))
+    assert (found.replicas, more.replicas) == (2, 3)
+    assert found.thresholds is not None
+    assert found.thresholds.rate_rps == pytest.approx(10)
+    assert more.thresholds is not None
+    assert more.thresholds.rate_rps == pytest.approx(10 / 1.2)
+    # 6 tokens held for one iteration of 1 s, 60 in all; two of three replicas then carry 10/1.2 each
+    assert more.thresholds.kv_utilization == pytest.approx(10 / 1.2 * 6 / 60)
+    assert more.thresholds.down_kv_utilization == pytest.approx(10 / 1.2 * 6 / 60 * 2 / 3)
+    assert more.thresholds.waiting == pytest.approx(10 / 1.2 * (0.01 + 1 / (10.5 - 10 / 1.2)))
+
+
+# ------------------------------------------------------------------------------------------------ over time
+
+
+def test_every_step_has_a_size_of_its_own() -> None:
+    schedule = Steps(10.0, (0.0, 2.0, 5.0), ((1.0,), (0.0,), (3.0,)))
+    model = ServingModel(MODEL.classes, MODEL.timing, MODEL.replica, schedule)
+    found = fleet(model, rate_rps=8.0, headroom=0.0, slos=[], measure=server(limit=10.5))
+    assert [(hour.start_s, hour.end_s, hour.replicas) for hour in found.hours] == [
+        (0.0, 2.0, 1),
+        (2.0, 5.0, 0),
+        (5.0, 10.0, 3),
+    ]
+    assert found.mean_replicas == pytest.approx((2 * 1 + 5 * 3) / 10)
+    assert found.heaviest.demand_rps == pytest.approx(24)
+
+
+def test_a_wave_is_cut_into_hours_with_the_most_of_each() -> None:
+    model = ServingModel(MODEL.classes, MODEL.timing, MODEL.replica, Sinusoid(86_400.0, 0.5, 54_000.0))
+    found = parts(model)
+    assert len(found) == 24
+    course = model.schedule.course([1.0])  # type: ignore[union-attr]
+    for part in found:
+        assert part.model is not None
+        mean = float(course.integral(part.end_s) - course.integral(part.start_s)) / 3600
+        assert mean < part.model.total_rate_rps < mean + 0.1
+
+
+def test_what_parts_of_a_period_share_is_simulated_once() -> None:
+    """The wave has 12 different hours of 24; each needs the idle replica, and that is one and the same."""
+    model = ServingModel(MODEL.classes, MODEL.timing, MODEL.replica, Sinusoid(86_400.0, 0.5, 54_000.0))
+    rates: list[float] = []
+    alone = server()
+
+    def measure(one: ServingModel) -> Measured:
+        rates.append(one.total_rate_rps)
+        return alone(one)
+
+    slos = [parse_slo("ttft_s.mean <= 0.15")]
+    found = fleet(model, rate_rps=299.0, headroom=0.2, slos=slos, measure=measure)
+    assert len({hour.size.demand_rps for hour in found.hours if hour.size}) == 12
+    assert len(rates) == len({f"{rate:.9g}" for rate in rates})
+    assert sum(rate == pytest.approx(idle_rate(MODEL), rel=1e-6) for rate in rates) == 1
+    # delay 0.01 + 1/(10 - r) <= 0.15 is r <= 10 - 1/0.14
+    for hour in found.hours:
+        assert hour.size is not None
+        assert hour.replicas == math.ceil(hour.size.demand_rps * 1.2 / (10 - 1 / 0.14))
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_says_what_binds_what_it_costs_and_what_one_more_buys(run: Run, shop: str) -> None:
+    found = document(run, shop, "--rate", "60", "--price", "gpu=2.5", *SMALL)
+    (one,) = found["profiles"]
+    assert one["label"] == found["best"] == "shop"
+    assert one["cost_per_hour"] == 2.5 * one["replicas"]
+    assert [p["replicas"] for p in one["probes"]][-2:] == [one["replicas"], one["replicas"] + 1]
+    code, text, _ = run(shop, "--rate", "60", "--price", "shop=2.5", *SMALL)
+    assert code == 0
+    words = " ".join(text.split())
+    assert (
+        f"{one['replicas']} replicas for 60 requests/s with 20% headroom; what binds: {one['binding']}"
+        in words
+    )
+    assert "One more GPU buys headroom from" in words
+    assert "Little's law" in words
+
+
+def test_profiles_are_compared_by_cost(run: Run, shop: str, tmp_path: Path) -> None:
+    large = tmp_path / "large.toml"
+    large.write_text(PROFILE.replace("1_500", "15_000"))
+    found = document(
+        run, shop, str(large), "--rate", "60", "--price", "shop=1", "--price", "large=50", *SMALL
+    )
+    small, big = found["profiles"]
+    assert big["replicas"] < small["replicas"]
+    assert found["best"] == "shop"
+    found = document(run, shop, str(large), "--rate", "60", *SMALL)
+    assert found["best"] == "large"
+
+
+def test_an_objective_that_nothing_meets_is_said_to_be_so(run: Run, shop: str) -> None:
+    code, text, _ = run(shop, "--rate", "60", "--slo", "tpot_s.mean <= 9 ms", *SMALL)
+    words = " ".join(text.split())
+    assert code == 0
+    assert (
+        "No number of replicas meets it: tpot_s.mean <= 9 ms: a replica that is all but idle has 10" in words
+    )
+    assert "an iteration takes at least d0 = 10 ms" in words
+    (one,) = document(run, shop, "--slo", "tpot_s.mean <= 9 ms", *SMALL)["profiles"]
+    assert one["replicas"] is None
+    assert one["reason"].startswith("tpot_s.mean <= 9 ms")
+
+
+def test_a_day_has_replicas_for_each_step(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "day.toml"
+    steps = '[workload]\nperiod = "24 h"\nschedule = [{ at = "8 h", factor = 10 }, { at = "20 h", factor = 0.5 }]\n'
+    path.write_text(PROFILE.replace("[[classes]]", steps + "[[classes]]"))
+    (one,) = document(run, str(path), "--price", "gpu=2", *SMALL)["profiles"]
+    hours = one["hours"]
+    assert [hour["demand_rps"] for hour in hours] == [3, 60, 3]
+    assert hours[0]["replicas"] == 1 < hours[1]["replicas"] == one["replicas"]
+    assert one["cost_per_hour"] == pytest.approx(2 * (12 * 1 + 12 * one["replicas"]) / 24)
+    code, text, _ = run(str(path), *SMALL)
+    assert code == 0
+    assert "Over the period" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rate", "0"], "--rate 0: requests/s, above 0"),
+        (["--rate", "nan"], "--rate nan"),
+        (["--rate", "-5"], "--rate -5"),
+        (["--rate", "1e12"], "replicas would be needed; 1,000,000 is the most"),
+        (["--headroom", "-0.1"], "--headroom -0.1: a share from 0"),
+        (["--headroom", "inf"], "--headroom inf"),
+        (["--slo", "ttft_s.p9 <= 2"], "did you mean ttft_s.p9"),
+        (["--slo", "ttft_s.p95 >= 2"], "KEY <= VALUE is wanted"),
+        (["--slo", "ttft_s.p95"], "KEY <= VALUE is wanted"),
+        (["--slo", "ttft_s.p95 <= 2 parsecs"], "is not a time"),
+        (["--slo", "ttft_s.p95 <= 0"], "a time above 0"),
+        (["--slo", "recomputed_share <= 120%"], "a share from 0 to 1"),
+        (["--slo", "recomputed_share <= 2 s"], "a share such as"),
+        (["--price", "gpu=-1"], "a number from 0"),
+        (["--price", "gpu"], "NAME=PRICE is wanted"),
+        (["--price", "shopp=1"], "no profile has that name; did you mean shop"),
+        (["--price", "gpu=1", "--price", "gpu=2"], "has a price already"),
+        (["--policy", "vlm"], "--policy 'vlm' does not exist"),
+        (["--policy", "wait"], "wait for others"),
+        (["--seeds", "1"], "at least 2"),
+        (["--requests", "0"], "--requests 0"),
+    ],
+)
+def test_rubbish_is_refused_in_one_line(run: Run, shop: str, arguments: list[str], said: str) -> None:
+    code, text, message = run(shop, *arguments)
+    assert (code, text) == (2, "")
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    assert said in message
+
+
+def test_a_price_for_one_of_two_is_refused(run: Run, shop: str) -> None:
+    code, _, message = run(shop, "tool-calls-h100", "--price", "shop=1")
+    assert code == 2
+    assert "none for tool-calls-h100" in message
+    code, _, message = run(shop, shop)
+    assert code == 2
+    assert "two profiles are called 'shop'" in message
+
+
+def test_a_figure_that_no_request_has_cannot_be_an_objective() -> None:
+    """Requests of a single token have no time between tokens."""
+    measure = simulated(Plan(), "vllm", requests=20, seeds=[0, 1])
+    with pytest.raises(UsageError, match="no simulated request has that figure"):
+        size(MODEL, demand_rps=2.0, headroom=0.0, slos=[parse_slo("tpot_s.mean <= 1")], measure=measure)

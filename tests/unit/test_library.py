@@ -1,0 +1,116 @@
+"""`import kvplan`: light to import, and the same figures as the command line."""
+
+import json
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan.cli import main
+from kvplan.errors import ProfileError, UsageError
+from kvplan.profile import load_profile
+from kvplan.report import analyze, to_document
+
+NAME = "paper-fc-budgets"
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    """Only the standard library; what a function needs comes when it is called."""
+    code = "import sys, kvplan; kvplan.load; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "kvplan" in loaded
+    assert not loaded & {"numpy", "scipy", "numba", "pydantic", "typer", "rich"}
+
+
+def test_functions_are_not_hidden_by_modules() -> None:
+    """A module of the same name would take the place of the function once it is imported."""
+    folder = Path(kvplan.__file__).parent
+    names = {path.name.removesuffix(".py") for path in folder.iterdir()}
+    assert names & set(kvplan.__all__) == set()
+    assert set(kvplan.__all__) == {"__version__", "analyze", "load", "simulate", "sweep"}
+
+
+def test_a_profile_is_loaded_by_name_and_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(kvplan.load(NAME).text)
+    assert kvplan.load(path).model == kvplan.load(str(path)).model == kvplan.load(NAME).model
+    assert kvplan.load().source == load_profile(None, stdin=BytesIO()).source
+    with pytest.raises(ProfileError, match="neither a file nor a shipped profile"):
+        kvplan.load("nothing-of-the-kind")
+
+
+def test_a_report_is_that_of_the_command(tmp_path: Path) -> None:
+    assert main(["analyze", NAME, "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
+    written = json.loads((tmp_path / "report.json").read_text())
+    profile = kvplan.load(NAME)
+    assert json.loads(json.dumps(to_document(kvplan.analyze(profile)))) == written
+    direct = analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
+    assert kvplan.analyze(profile) == direct
+
+
+def test_a_simulation_is_that_of_the_command(tmp_path: Path) -> None:
+    options = [
+        "--policy",
+        "vllm",
+        "--set",
+        "vllm.watermark=0.1",
+        "--requests",
+        "60",
+        "--seeds",
+        "2",
+        "--seed",
+        "5",
+    ]
+    target = tmp_path / "study.json"
+    assert main(["simulate", NAME, *options, "--format", "json", "-o", str(target)]) == 0
+    (written,) = json.loads(target.read_text())["policies"]
+    found = kvplan.simulate(
+        kvplan.load(NAME), "vllm", settings={"vllm.watermark": 0.1}, requests=60, seeds=2, seed=5
+    )
+    assert found.seeds == (5, 6)
+    assert found.results[0].e2e_s.p95 == written["e2e_s"]["p95"]
+    assert found.results[0].parameters["watermark"] == written["parameters"]["watermark"] == 0.1
+
+
+def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
+    """With a value that no profile may have: numbers are NaN then, and the reason is there."""
+    target = tmp_path / "rows.jsonl"
+    vary = ["--vary", "gpu.memory_tokens=10,9k", "--vary", "timing.d0=1 ms,2 ms"]
+    columns = ["load.headroom", "verdict.status", "simulation.vllm.e2e_s.mean"]
+    simulate = ["--simulate", "--policy", "vllm", "--requests", "20", "--seed", "3"]
+    chosen = ["--columns", ",".join(columns), "--executor", "serial"]
+    assert main(["sweep", "tool-calls-h100", *vary, *simulate, *chosen, "-o", str(target)]) == 0
+    rows = [json.loads(line) for line in target.read_text().splitlines()[1:]]
+    found = kvplan.sweep(
+        kvplan.load("tool-calls-h100"),
+        {"gpu.memory_tokens": np.array([10, 9000]), "timing.d0": "1 ms,2 ms"},
+        columns,
+        policies="vllm",
+        requests=20,
+        seed=3,
+    )
+    assert list(found) == list(rows[0])
+    for name, values in found.items():
+        written = [row[name] for row in rows]
+        assert [None if value != value else value for value in values.tolist()] == written
+    assert np.isnan(found["load.headroom"]).tolist() == [True, True, False, False]
+    assert found["load.headroom"].dtype == np.float64
+    assert "must be at most the memory, 10 tokens" in found["error"][0]
+
+
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [({}, "--vary"), ({"gpu.memory_token": [1, 2]}, "memory_token"), ({"gpu.memory_tokens": []}, "--vary")],
+)
+def test_what_is_wrong_is_said_as_on_the_command_line(vary: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        kvplan.sweep(kvplan.load(NAME), vary)
+    with pytest.raises(UsageError, match="does not exist"):
+        kvplan.simulate(kvplan.load(NAME), "vlm")
+    with pytest.raises(UsageError, match="arrivals"):
+        kvplan.simulate(kvplan.load(NAME), arrivals="often")
