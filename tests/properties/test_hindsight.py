@@ -23,6 +23,7 @@ from kvplan.simulation.study import Arrivals, Load
 
 PARAMETERS: dict[str, dict[str, tuple[float, ...]]] = {
     "rate-limited": {"beta": (0.7,)},
+    "flow": {"budgets": (2.0,)},
     "trtllm-no-evict": {"max_new": (5.0,)},
     "wait": {"thresholds": (2.0,)},
     "nested-wait": {"boundaries": (2.0, 5.0), "thresholds": (2.0, 1.0)},

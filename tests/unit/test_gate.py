@@ -300,7 +300,7 @@ def test_a_cycle_is_simulated_once_for_a_profile_and_all_that_mends_it(
 
     runs = []
     settle = module.settle
-    monkeypatch.setattr(module, "settle", lambda *args: runs.append(args) or settle(*args))
+    monkeypatch.setattr(module, "settle", lambda *args, **more: runs.append(args) or settle(*args, **more))
     module._settled.cache_clear()
     profile = parse_profile(SIMULATED.encode(), "simulated.toml")
     (result,) = checking.check(profile, None, [parse("verdict.status == stable")]).results
