@@ -46,7 +46,19 @@ def test_every_result_that_is_to_be_reproduced_is_there() -> None:
         "Figure 4",
         "Figure 5",
     ]
-    wanted += ["Table 1", "Table 2", "Table 3", "D.1", "D.2", "D.3", "D.4", "D.5", "FC 4.1", "FC 4.2", "WAIT Example 2"]
+    wanted += [
+        "Table 1",
+        "Table 2",
+        "Table 3",
+        "D.1",
+        "D.2",
+        "D.3",
+        "D.4",
+        "D.5",
+        "FC 4.1",
+        "FC 4.2",
+        "WAIT Example 2",
+    ]
     wanted += [
         "WAIT-s eq. 13",
         "WAIT Proposition 3",
