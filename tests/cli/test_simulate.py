@@ -140,6 +140,11 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--trace", "any.csv", "--seeds", "3"], "any.csv: cannot be read"),
         (["--set", "vllm.watermark=0", "--set", "vllm.watermark=0.1"], "vllm.watermark is set twice"),
         (["--policy", "wait", "--set", "wait.batch_limit=-5"], "a number above 0 is wanted"),
+        (
+            ["--policy", "wait", "--set", "wait.batch_limit=1e308"],
+            "wait.batch_limit = 1e+308: at most 1,000,000,",
+        ),
+        (["--policy", "a-min", "--set", "a-min.shortest=1e12"], "a-min.shortest = 1e+12: at most 1,000,000"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
