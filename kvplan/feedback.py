@@ -22,29 +22,29 @@ class Broken(NamedTuple):
 class Gate:
     """What a profile demands of itself, to be asked about limits that are put into its `[gpu]`.
 
-        Parameters
-        ----------
-        model : ServingModel
-        plan : Plan
-        required : sequence of Requirement
-            `[gate] require`.
-        identity : ProfileIdentity, optional
-        stability : Stability, optional
-            Of the model, where it is known: the limits of an engine do not change it.
+    Parameters
+    ----------
+    model : ServingModel
+    plan : Plan
+    required : sequence of Requirement
+        `[gate] require`.
+    identity : ProfileIdentity, optional
+    stability : Stability, optional
+        Of the model, where it is known: the limits of an engine do not change it.
 
-        Examples
-        --------
-        >>> from kvplan.analysis.stability import Stability
-    from kvplan.gate import parse
-        >>> from kvplan.model import Replica, RequestClass, Timing
-        >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 4.0),), Timing(1.0), Replica(1025))
-        >>> gate = Gate(model, Plan(), [parse("load.headroom >= 0.2")])
-        >>> gate.headroom({}), round(gate.headroom({"max_num_seqs": 41}), 3)
-        (0.25, 0.025)
-        >>> gate.broken({"max_num_seqs": 41})
-        Broken(key='load.headroom', text='load.headroom >= 0.2')
-        >>> gate.broken({"max_num_seqs": 49}) is None
-        True
+    Examples
+    --------
+    >>> from kvplan.analysis.stability import Stability
+    >>> from kvplan.gate import parse
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 4.0),), Timing(1.0), Replica(1025))
+    >>> gate = Gate(model, Plan(), [parse("load.headroom >= 0.2")])
+    >>> gate.headroom({}), round(gate.headroom({"max_num_seqs": 41}), 3)
+    (0.25, 0.025)
+    >>> gate.broken({"max_num_seqs": 41})
+    Broken(key='load.headroom', text='load.headroom >= 0.2')
+    >>> gate.broken({"max_num_seqs": 49}) is None
+    True
     """
 
     def __init__(

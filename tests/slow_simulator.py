@@ -85,7 +85,8 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     this very iteration that is no eviction. So nobody is admitted in an iteration that evicts.
 
 `flow-unknown` (budget)
-    As `flow`, with one queue and one budget.
+    As `flow`, with one queue and one budget: iteration t admits at most floor((t+1)·budget) - floor(t·budget), and t
+    moves on as in `rate-limited`.
 
 `alpha-protection` (alpha)
     All residents run. Where they need more than M all of them are evicted, to the front of the queue in order of
@@ -138,7 +139,7 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     to min(1, (outputs of those left + 20 each)/(their max_new + 1)). It is the first one again where nothing is
     resident. Livelock: the only one is retracted, which is counted; or the next in line would not fit even alone.
 
-Two rules are additions without which runs would not end: the cap's idle iterations in `rate-limited`, and the drain.
+Two rules are additions without which runs would not end: the cap's idle iterations, and the drain.
 """
 
 import math
@@ -428,17 +429,20 @@ class Greedy(StageRun):
         return batch
 
 
+def of_iteration(t: int, mean: float) -> int:
+    """Admissions of iteration t under a cap."""
+    return math.floor((t + 1) * mean) - math.floor(t * mean)
+
+
 class RateLimited(Greedy):
     t = 0
 
     def allowance(self) -> float:
         beta = float(self.params["beta"])
-        allowance = math.floor((self.t + 1) * beta) - math.floor(self.t * beta)
         if beta > 0 and not self.resident and self.queue and self.fits(self.queue[0], []):
-            while allowance == 0:
+            while of_iteration(self.t, beta) == 0:
                 self.t += 1
-                allowance = math.floor((self.t + 1) * beta) - math.floor(self.t * beta)
-        return allowance
+        return of_iteration(self.t, beta)
 
     def execute(self, batch: list[Request]) -> Work:
         self.t += 1
@@ -529,8 +533,18 @@ class Flow(StageRun):
 
 
 class FlowUnknown(Flow):
+    t = 0
+
     def lines(self) -> list[tuple[list[Request], int]]:
-        return [(list(self.queue), int(self.params["budget"]))]
+        budget = float(self.params["budget"])
+        if not self.resident and self.queue and self.fits(self.queue[0], []):
+            while of_iteration(self.t, budget) == 0:
+                self.t += 1
+        return [(list(self.queue), of_iteration(self.t, budget))]
+
+    def execute(self, batch: list[Request]) -> Work:
+        self.t += 1
+        return super().execute(batch)
 
 
 class AlphaProtection(StageRun):
@@ -824,12 +838,10 @@ class Sarathi(Vllm):
         if "cap" not in self.params:
             return math.inf
         cap = float(self.params["cap"])
-        allowance = math.floor((self.t + 1) * cap) - math.floor(self.t * cap)
         if not self.resident and self.queue and self.fits(self.queue[0]):
-            while allowance == 0:
+            while of_iteration(self.t, cap) == 0:
                 self.t += 1
-                allowance = math.floor((self.t + 1) * cap) - math.floor(self.t * cap)
-        return allowance
+        return of_iteration(self.t, cap)
 
     def admit_from_the_queue(self) -> None:
         seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs

@@ -1,5 +1,6 @@
 """`kvplan mix`: which classes share a replica."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvplan.analysis.mixing import Mixing
+    from kvplan.model import Plan, ServingModel
     from kvplan.profile import Profile as Loaded
     from kvplan.render.mixing import Simulated
 
@@ -67,23 +69,27 @@ def mix(
         raise UsageError("--requests goes with --simulate only")
     check_writable(output)
     loaded = read(profile)
+    model = replace(
+        loaded.model, schedule=None
+    )  # formulas are for the rates as they stand, and so are the runs
     size, all_seeds = requests or _default_requests(loaded, replicas), chosen(0, seeds)
     with progress_bar() as progress:
         searching = None if progress is None else _part(progress, 0.0, 0.5)
-        found = compare(loaded.model, replicas, progress=searching)
+        found = compare(model, replicas, progress=searching)
         simulated: tuple[Simulated, ...] = ()
         if simulate:
             simulating = None if progress is None else _part(progress, 0.5, 1.0)
-            simulated = _simulated(loaded, found, size, all_seeds, simulating)
+            simulated = _simulated(model, loaded.plan, found, size, all_seeds, simulating)
     outcome = tables.Outcome(
-        names=tuple(c.name for c in loaded.model.classes),
+        names=tuple(c.name for c in model.classes),
         replicas=replicas,
         mixing=found,
-        changes=diversifications(loaded.model, found.best),
+        changes=diversifications(model, found.best),
         policy="greedy",
         requests=size,
         seeds=tuple(all_seeds),
         simulated=simulated,
+        scheduled=loaded.model.schedule is not None,
     )
     if format is DocumentFormat.JSON:
         document = tables.to_document(outcome, name=loaded.name, sha256=loaded.sha256, version=__version__)
@@ -106,7 +112,8 @@ def _part(progress: "Callable[[float], None]", first: float, last: float) -> "Ca
 
 
 def _simulated(
-    loaded: "Loaded",
+    model: "ServingModel",
+    plan: "Plan",
     found: "Mixing",
     requests: int,
     seeds: list[int],
@@ -119,16 +126,16 @@ def _simulated(
 
     placements = (found.segregated, found.mixed, found.best)
     groups = list(dict.fromkeys(g for p in placements for g in p.groups))
-    total = loaded.model.total_rate_rps
+    total = model.total_rate_rps
     pooled = [
         Pooled(
-            subset(loaded.model, g.classes, g.replicas),
+            subset(model, g.classes, g.replicas),
             g.replicas,
             spread(requests, g.pool.offered_rps / total, g.replicas),
         )
         for g in groups
     ]
-    measured = measure(pooled, loaded.plan, seeds=seeds, progress=progress, announce=say_compiling)
+    measured = measure(pooled, plan, seeds=seeds, progress=progress, announce=say_compiling)
     by_group = dict(zip(groups, measured, strict=True))
     simulated = []
     for placement in placements:

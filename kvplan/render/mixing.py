@@ -43,6 +43,8 @@ class Outcome(NamedTuple):
         None where nothing was simulated.
     simulated : tuple of Simulated
         Segregated, mixed, best; empty where nothing was simulated.
+    scheduled : bool
+        Whether the profile has a schedule, which all this leaves out.
     """
 
     names: tuple[str, ...]
@@ -53,6 +55,7 @@ class Outcome(NamedTuple):
     requests: int
     seeds: tuple[int, ...]
     simulated: tuple[Simulated, ...]
+    scheduled: bool = False
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -264,6 +267,10 @@ def notes(found: Outcome) -> tuple[str, ...]:
     if any(g.headroom < 0 for p in found.placements for g in p.groups):
         said.append(
             "A group of negative headroom is overloaded: its latency grows with the length of the run."
+        )
+    if found.scheduled:
+        said.append(
+            "The schedule of the profile is left out: all of this is for the rates of the classes as they stand."
         )
     if found.simulated:
         said.append(

@@ -37,6 +37,7 @@ from kvplan.simulation.state import (
     MORE_REQUESTS,
     MORE_SILENT,
     MORE_TOKENS,
+    NEVER_FITS,
     NOBODY,
     NOW,
     OUTSIDE,
@@ -307,7 +308,7 @@ def evict(s: State, request: int) -> None:
     c[RECOMPUTED] += lost
     s.request[request, EVICTIONS] += 1
     if c[RESIDENT] == 0:  # alone, and still too large
-        c[STUCK] = 1
+        c[STUCK] = NEVER_FITS
     put_first(s, s.request[request, QUEUE], request)
 
 

@@ -41,7 +41,7 @@ OUTSIDE, PARTIAL = -1, -2
     PEAK,
     QUEUE_PEAK,
     WAITING,
-    STUCK,  # a request is known that can never fit
+    STUCK,  # why nothing can ever complete, where that is known: NEVER_FITS or AGAIN
     LAST_COMPLETION,  # iteration
     RECORDED,
     STRIDE,
@@ -50,6 +50,8 @@ OUTSIDE, PARTIAL = -1, -2
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
     _COUNTERS,
 ) = range(26)
+
+NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
 NOW, KV_SUM = range(2)  # positions in `State.clock`
 

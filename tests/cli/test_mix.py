@@ -233,6 +233,23 @@ def test_an_overloaded_cluster_is_told_so(run: Run, tmp_path: Path) -> None:
     assert "of the requests are more than these replicas can serve" in " ".join(text.split())
 
 
+def test_a_schedule_is_left_out_and_a_note_says_so(run: Run, tiers: str, tmp_path: Path) -> None:
+    path = tmp_path / "day.toml"
+    path.write_text(
+        PROFILE.replace(
+            "[[classes]]",
+            '[workload]\nperiod = "1 h"\nschedule = [{ at = "0 s", factor = 3 }, '
+            '{ at = "30 min", factors = { long = 0.5 } }]\n[[classes]]',
+            1,
+        )
+    )
+    plain = document(run, tiers, "--replicas", "2", *SMALL)
+    found = document(run, str(path), "--replicas", "2", *SMALL)
+    (note,) = set(found["notes"]) - set(plain["notes"])
+    assert note.startswith("The schedule of the profile is left out")
+    assert found["placements"] == plain["placements"]
+
+
 def test_notes_tell_of_runs_that_could_not_be_ended_and_of_cycles_that_did_not_settle(tiers: str) -> None:
     model = parse_profile(PROFILE.encode(), "tiers.toml").model
     mixing = compare(model, 3)

@@ -140,6 +140,11 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--trace", "any.csv", "--seeds", "3"], "any.csv: cannot be read"),
         (["--set", "vllm.watermark=0", "--set", "vllm.watermark=0.1"], "vllm.watermark is set twice"),
         (["--policy", "wait", "--set", "wait.batch_limit=-5"], "a number above 0 is wanted"),
+        (
+            ["--policy", "wait", "--set", "wait.batch_limit=1e308"],
+            "wait.batch_limit = 1e+308: at most 1,000,000,",
+        ),
+        (["--policy", "a-min", "--set", "a-min.shortest=1e12"], "a-min.shortest = 1e+12: at most 1,000,000"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -320,6 +325,36 @@ def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.Cap
     text = " ".join(capsys.readouterr().out.split())
     assert "vllm: a request can never fit in the memory it may use, even alone; the run was ended." in text
     assert "(number 1 in order of arrival, seed 0)" in text
+
+
+@pytest.mark.parametrize(
+    ("memory", "why"),
+    [
+        (
+            "9",
+            "requests go on evicting each other, or waiting for each other, and none completes",
+        ),
+        (
+            "5",
+            "a request can never fit in the memory it may use, even alone",
+        ),
+    ],
+)
+def test_why_a_run_that_clears_all_of_memory_is_stuck(
+    memory: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each needs 3, 4, 5 and then 6 tokens: of 9 two together lack some each time, of 5 one alone does."""
+    profile = tmp_path / "tight.toml"
+    profile.write_text(
+        f'schema = 1\nname = "tight"\ngpu = {{ memory_tokens = {memory} }}\ntiming = {{ d0 = 1 }}\n'
+        'classes = [{ name = "a", input = 2, decode = 1, rate = 0.1 }]\n'
+    )
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time,input,output\n0,2,4\n0,2,4\n")
+    options = ["--policy", "alpha-protection", "--set", "alpha-protection.alpha=0", "--trace", str(trace)]
+    assert main(["simulate", str(profile), *options]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"alpha-protection: {why}; the run was ended." in text
 
 
 INTERRUPTED = """

@@ -125,14 +125,16 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     "greedy": st.just({}),
     "pairs": st.just({}),
     "rate-limited": st.fixed_dictionaries(
-        {"beta": st.tuples(st.sampled_from([0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
+        {"beta": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
     ),
     "vllm": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
     "sglang": st.fixed_dictionaries(
         {"conservativeness": st.tuples(st.sampled_from([0.0, 0.3, 1.0, 1.5])), "max_new": LONGEST}
     ),
     "sarathi": st.just({})
-    | st.fixed_dictionaries({"cap": st.tuples(st.sampled_from([0.125, 0.3, 0.5, 1.0, 1.7, 3.0]))}),
+    | st.fixed_dictionaries(
+        {"cap": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 1.0, 1.7, 3.0]))}
+    ),
     "vllm-v0": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
     "trtllm-no-evict": st.fixed_dictionaries({"max_new": LONGEST}),
     "wait": st.fixed_dictionaries({"thresholds": THRESHOLDS}),
@@ -145,7 +147,9 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     "mc-sf": st.just({}),
     "a-min": st.fixed_dictionaries({"shortest": st.tuples(st.integers(1, 4))}),
     "flow": st.fixed_dictionaries({"budgets": THRESHOLDS}),
-    "flow-unknown": st.fixed_dictionaries({"budget": st.tuples(st.integers(1, 5))}),
+    "flow-unknown": st.fixed_dictionaries(
+        {"budget": st.tuples(st.integers(1, 5) | st.sampled_from([0.001, 0.07, 0.3, 0.5, 1.7]))}
+    ),
     "alpha-protection": st.fixed_dictionaries(
         {"alpha": st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.7]))}
     ),

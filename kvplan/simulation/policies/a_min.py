@@ -9,6 +9,8 @@ from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_
 from kvplan.simulation.ranks import last_of, lowest, pile, unpile
 from kvplan.simulation.state import DUE_AFTER, EXPECTED, HEAD, NOBODY, START, TICK, Setup, State
 
+LONGEST = 10**6  # stages that can be looked ahead; each takes memory
+
 
 @kernel
 def form_batch(s: State) -> None:
@@ -46,7 +48,7 @@ def give_up(s: State, request: int) -> None:
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Every request is taken for the shortest of all classes until it is evicted."""
-    given = settings.counts("shortest", 1, "the shortest decode length")
+    given = settings.counts("shortest", 1, "the shortest decode length", LONGEST)
     shortest = shortest_possible(scenario) if given is None else given[0]
     requests = scenario.requests
     inline = scenario.model.replica.prefill is Prefill.INLINE

@@ -9,11 +9,14 @@ from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit, advance, blocks_of, evict, group_list, kernel, overflows
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import (
+    AGAIN,
     COMPLETED,
     FIRST_WEIGHT,
     HEAD,
     HELD,
+    NEVER_FITS,
     NOBODY,
+    RESIDENT,
     SEQUENCE,
     STUCK,
     TAIL,
@@ -36,11 +39,12 @@ def form_batch(s: State) -> None:
     cleared = overflows(s)
     if cleared:
         same = s.knobs[DONE] == s.counter[COMPLETED] and s.knobs[ADMITTED] == s.counter[SEQUENCE]
+        why = NEVER_FITS if s.counter[RESIDENT] == 1 else AGAIN
         request = s.list[group_list(s, 0), TAIL]
         while request != NOBODY:
             evict(s, request)
             request = s.list[group_list(s, 0), TAIL]
-        s.counter[STUCK] = same
+        s.counter[STUCK] = why if same else 0
     request = s.list[0, HEAD]
     while (
         request != NOBODY

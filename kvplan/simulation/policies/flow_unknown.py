@@ -1,27 +1,51 @@
-"""Flow control where classes are not known: one budget of admissions in each iteration (FC Algorithm 2)."""
+"""Flow control where classes are not known: one budget of admissions in each iteration (FC Algorithm 2).
+
+A budget that is not whole is a mean: iteration t admits at most ⌊(t + 1)b⌋ - ⌊tb⌋. FC draws B_t at random instead,
+independently with mean b.
+"""
 
 import math
 
 import numpy as np
 
 from kvplan.analysis.equilibrium import saturation
-from kvplan.simulation.policies.flow import form_batch
+from kvplan.errors import UsageError
+from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits, kernel
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import Setup
+from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
+from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
+
+BUDGET = 0  # and after it the iterations skipped
+
+
+@kernel
+def form_batch(s: State) -> None:
+    """As `flow` with one queue; in an iteration that evicts nobody is admitted.
+
+    Where nothing runs and only the budget holds a request back, iterations without admissions pass in no time.
+    """
+    advance(s, 0)
+    if evict_until_it_fits(s):
+        return
+    request = s.list[0, HEAD]
+    if s.counter[RESIDENT] == 0 and request != NOBODY and fits(s, s.request[request, FIRST_WEIGHT]):
+        pass_idle(s, BUDGET)
+    admit_in_order(s, 0, 0, allowance(s, BUDGET))
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """The budget is the report's `rate_cap.per_iteration`, rounded down, but at least 1, unless it is set."""
-    given = settings.counts("budget", 1, "admissions per iteration")
-    if given is None:
-        given = (max(1, math.floor(saturation(scenario.model).admissions_per_iteration)),)
-    setup = one_queue(scenario.requests)._replace(knobs=np.array(given, dtype=np.float64))
-    return setup, {"budget": given[0]}
+    planned = max(1, math.floor(saturation(scenario.model).admissions_per_iteration))
+    budget = settings.number("budget", planned)
+    if budget < LEAST:
+        raise UsageError(f"flow-unknown.budget = {budget:g}: admissions per iteration, at least 1e-6")
+    setup = one_queue(scenario.requests)._replace(knobs=np.array(cap_knobs(budget)))
+    return setup, {"budget": int(budget) if budget == int(budget) else budget}
 
 
 POLICY = Policy(
     "at most so many admissions in an iteration; evict last admitted first (FC Algorithm 2)",
-    {"budget": "admissions per iteration; rate_cap.per_iteration, rounded down"},
+    {"budget": "admissions per iteration, or their mean; rate_cap.per_iteration, rounded down"},
     prepare,
     form_batch,
 )

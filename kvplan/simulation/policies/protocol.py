@@ -4,6 +4,7 @@ A further policy is a module with a function marked `kernel` that forms batches 
 `kvplan.simulation.actions`, a function that prepares a run, and a `POLICY` made of both; and its line in `POLICIES`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import Setup, State
 
+LARGEST = 10**12  # of a parameter, as of the memory: what is counted with it stays within 64 bits
 _NEVER = 1 << 40  # stages; a group with this end keeps its members until they are done
 
 
@@ -46,22 +48,36 @@ class Settings(NamedTuple):
         return self.given.get(name)
 
     def number(self, name: str, default: float) -> float:
-        """A single number."""
-        values = self.given.get(name, (default,))
+        """A single number; one that is set is `LARGEST` at most.
+
+        Examples
+        --------
+        >>> Settings("rate-limited", {"beta": (0.5,)}).number("beta", 1.0)
+        0.5
+        """
+        values = self.given.get(name)
+        if values is None:
+            return default
         if len(values) != 1:
             raise UsageError(f"{self.policy}.{name} = {_written(values)}: one number is wanted")
+        self._refuse_beyond(name, values, LARGEST)
         return values[0]
 
-    def counts(self, name: str, size: int, what: str) -> tuple[int, ...] | None:
-        """A list of whole numbers above 0, `size` of them; None where it is not set."""
+    def counts(self, name: str, size: int, what: str, most: int = LARGEST) -> tuple[int, ...] | None:
+        """A list of whole numbers from 1 to `most`, `size` of them; None where it is not set."""
         values = self.given.get(name)
         if values is None:
             return None
+        self._refuse_beyond(name, values, most)
         if len(values) != size or any(v < 1 or v != int(v) for v in values):
             raise UsageError(
                 f"{self.policy}.{name} = {_written(values)}: {size} whole numbers above 0 are wanted, {what}"
             )
         return tuple(map(int, values))
+
+    def _refuse_beyond(self, name: str, values: tuple[float, ...], most: int) -> None:
+        if any(math.isnan(v) or v > most for v in values):
+            raise UsageError(f"{self.policy}.{name} = {_written(values)}: at most {most:,}")
 
 
 def _written(values: tuple[float, ...]) -> str:

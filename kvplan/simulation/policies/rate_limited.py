@@ -10,7 +10,9 @@ from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fi
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, ITERATIONS, NOBODY, RESIDENT, Setup, State
 
-CAP, SKIPPED = range(2)
+CAP = 0  # and after it the iterations skipped
+LEAST = 1e-6  # admissions per iteration
+_ALL = float(1 << 30)  # in an iteration: there are never so many requests
 
 
 @kernel
@@ -23,8 +25,7 @@ def form_batch(s: State) -> None:
     evict_until_it_fits(s)
     request = s.list[0, HEAD]
     if s.counter[RESIDENT] == 0 and request != NOBODY and fits(s, s.request[request, FIRST_WEIGHT]):
-        while allowance(s, CAP) == 0:
-            s.knobs[SKIPPED] += 1
+        pass_idle(s, CAP)
     admit_in_order(s, 0, 0, allowance(s, CAP))
 
 
@@ -35,12 +36,36 @@ def allowance(s: State, at: int) -> int:
     return int(math.floor((t + 1) * cap) - math.floor(t * cap))
 
 
+@kernel
+def pass_idle(s: State, at: int) -> None:
+    """Skip iterations without admissions: on to the next t with ⌊(t + 1)β⌋ > ⌊tβ⌋; knobs as for `allowance`."""
+    t, cap = s.counter[ITERATIONS] + s.knobs[at + 1], s.knobs[at]
+    due = math.floor(t * cap) + 1
+    following = math.ceil(due / cap)  # t + 1, but for rounding
+    while math.floor(following * cap) < due:
+        following += 1
+    while following > t + 1 and math.floor((following - 1) * cap) >= due:
+        following -= 1
+    s.knobs[at + 1] += following - 1 - t
+
+
+def cap_knobs(cap: float) -> list[float]:
+    """What `allowance` reads. A cap that binds nobody is made smaller, so that its multiples stay whole numbers.
+
+    Examples
+    --------
+    >>> cap_knobs(0.5)
+    [0.5, 0.0]
+    """
+    return [min(cap, _ALL), 0.0]
+
+
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """The cap is the report's `rate_cap.per_iteration` unless it is set."""
     cap = settings.number("beta", saturation(scenario.model).admissions_per_iteration)
-    if not 1e-6 <= cap < math.inf:
+    if not LEAST <= cap < math.inf:
         raise UsageError(f"rate-limited.beta = {cap:g}: admissions per iteration, at least 1e-6")
-    return one_queue(scenario.requests)._replace(knobs=np.array([cap, 0.0])), {"beta": cap}
+    return one_queue(scenario.requests)._replace(knobs=np.array(cap_knobs(cap))), {"beta": cap}
 
 
 POLICY = Policy(

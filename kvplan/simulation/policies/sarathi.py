@@ -6,19 +6,17 @@ nobody is admitted in an iteration that evicts: whoever was evicted last does no
 The cap counts all admissions, those of evicted requests too.
 """
 
-import math
-
 import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import blocks_of, kernel
 from kvplan.simulation.policies import vllm
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.policies.rate_limited import allowance
+from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.policies.vllm import NO_CAP, admit_prompts, serve_running
 from kvplan.simulation.state import CAPACITY, FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, STAGE, Setup, State
 
-LIMIT, PASSED = 3, 4  # the parameters before are those of vllm
+LIMIT = 3  # the parameters before are those of vllm, after it are the iterations skipped
 
 
 @kernel
@@ -32,8 +30,7 @@ def form_batch(s: State) -> None:
     if s.counter[RESIDENT] == 0 and request != NOBODY:
         whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
         if blocks_of(s, whole) <= s.fixed[CAPACITY]:
-            while allowance(s, LIMIT) == 0:
-                s.knobs[PASSED] += 1
+            pass_idle(s, LIMIT)
     admit_prompts(s, budget, allowance(s, LIMIT))
 
 
@@ -41,10 +38,10 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     """Engine limits from the profile; no cap unless one is set."""
     sequences, tokens = vllm.limits(scenario, settings)
     cap = settings.number("cap", NO_CAP)
-    if not 1e-6 <= cap < math.inf:
+    if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")
     setup = one_queue(scenario.requests)._replace(
-        knobs=np.array([sequences, tokens, 0.0, cap, 0.0]),
+        knobs=np.array([sequences, tokens, 0.0, *cap_knobs(cap)]),
         first_weight=np.maximum(scenario.requests.input_tokens, 1),
         stages=scenario.requests.decode_tokens,
     )
