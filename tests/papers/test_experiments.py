@@ -63,7 +63,7 @@ def test_every_result_that_is_to_be_reproduced_is_there() -> None:
         "WAIT-s eq. 13",
         "WAIT Proposition 3",
         "WAIT 6.1",
-        "Figure 11",
+        "Figures 11 and 14",
         "Figures 12 and 13",
         "Figures 16 to 18",
     ]
