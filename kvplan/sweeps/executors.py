@@ -37,7 +37,7 @@ class Engine:
     ahead : int
         How many pieces of work to give to it before the first is back.
     failure : function
-        Why work that was given to it will never be done; None as long as it will.
+        Why work that was given to it will never be done; None as long as it will. It may raise `BrokenProcessPool`.
     cancelled : str
         What it means when it cancels work by itself.
     """
@@ -86,6 +86,10 @@ def check(kind: str, workers: int | None) -> None:
         raise UsageError(
             f"--executor {kind[:60]!r}: serial, cores, dask or the address of a scheduler, tcp://HOST:PORT"
         )
+    if remote and not _is_address(kind):
+        raise UsageError(
+            f"--executor {kind[:60]!r}: a scheduler's address is tcp://HOST:PORT, port 1 to 65535"
+        )
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise UsageError(f"--workers {workers}: 1 to {MAX_WORKERS:,}")
     if workers is not None and (remote or kind == "serial"):
@@ -96,6 +100,16 @@ def check(kind: str, workers: int | None) -> None:
 
         if find_spec("distributed") is None:
             raise UsageError(f"--executor {kind}: Dask {HOW_TO_INSTALL}")
+
+
+def _is_address(text: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        return bool(parts.hostname and parts.port)
+    except ValueError:  # a port that is none
+        return False
 
 
 @contextmanager
@@ -128,16 +142,28 @@ def cores() -> int:
 @contextmanager
 def _processes(workers: int) -> Iterator[Engine]:
     from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import active_children, get_context
+    from multiprocessing.process import BaseProcess
 
-    others = active_children()
+    others = set(active_children())
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare_worker)
+    inside: Any = pool
+    ours: set[BaseProcess] = set()
+
+    def nobody_died() -> None:
+        """The pool itself does not notice who dies while sending a result."""
+        ours.update(set(active_children()) - others)
+        if any(worker.exitcode is not None for worker in ours):
+            raise BrokenProcessPool("a worker died")
+
     try:
-        yield Engine(pool, _AHEAD * workers, lambda: None)
+        yield Engine(pool, _AHEAD * workers, nobody_died)
     except BaseException:
-        for child in active_children():  # what they are at is of no use any more, and can take long
-            if child not in others:
-                child.terminate()
+        for worker in set(active_children()) - others:  # what they are at is of no use any more
+            worker.kill()
+        # The pool waits for the rest of a result as long as anybody could send it, and could itself.
+        inside._result_queue._writer.close()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -88,7 +88,12 @@ def sweep(
         if resumed < definition.points:
             few = definition.points - resumed <= definition.batch  # not worth starting processes for
             kind = "serial" if few and executor == "cores" else executor
-            _work(definition, results, lambda: executors.started(kind, workers), progress)
+            try:
+                _work(definition, results, lambda: executors.started(kind, workers), progress)
+            except EngineError:
+                if results.done == 0:  # nothing to go on with, and the name is wanted again
+                    results.path.unlink()
+                raise
         if format is Format.PARQUET:
             parquet.convert(definition, store.growing(path), path)
     return Outcome(definition.points, resumed, results.dropped)

@@ -475,3 +475,58 @@ def test_a_file_to_write_to_is_wanted(profile: Path, capsys: pytest.CaptureFixtu
 
 def test_a_shipped_profile_can_be_swept() -> None:
     assert define(load_profile(None, stdin=BytesIO()), ["timing.d0=10 ms:20 ms:3"]).points == 3
+
+
+HALF_A_RESULT = """
+import os
+import signal
+import struct
+import sys
+from concurrent.futures.process import BrokenProcessPool
+
+from kvplan.sweeps.executors import started
+from kvplan.sweeps.run import _result
+
+
+def die_while_sending():
+    frame = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        frame = frame.f_back
+    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    try:
+        with started("cores", 2) as engine:
+            _result(engine.executor.submit(die_while_sending), engine)
+    except BrokenProcessPool:
+        print("noticed")
+"""
+
+
+def test_a_worker_that_dies_while_it_sends_its_result_is_noticed(tmp_path: Path) -> None:
+    script = tmp_path / "half.py"
+    script.write_text(HALF_A_RESULT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "noticed\n"), done.stderr
+
+
+@pytest.mark.parametrize("address", ["tcp://foo", "tcp://", "tcp://host:99999", "tcp://:8786"])
+def test_an_address_without_host_or_port_is_refused_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str
+) -> None:
+    file = tmp_path / "out.csv"
+    command = [
+        "sweep",
+        "tool-calls-h100",
+        "--vary",
+        "timing.d0=1ms:9ms:5",
+        "--executor",
+        address,
+        "-o",
+        str(file),
+    ]
+    assert main(command) == 2
+    assert "tcp://HOST:PORT" in capfd.readouterr().err
+    assert not file.exists()

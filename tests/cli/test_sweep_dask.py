@@ -110,3 +110,4 @@ def test_no_scheduler_is_said_to_be_so(
     said = capsys.readouterr().err
     assert said.startswith("error: tcp://127.0.0.1:9: no Dask scheduler with workers answers")
     assert said.count("\n") == 1
+    assert not out.exists()
