@@ -9,7 +9,7 @@ For programs and notebooks; `kvplan` on the command line makes the same calls::
 Everything heavy is imported when a function is called, not with the package.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
     ------
     kvplan.errors.ProfileError
         With file, line and key of what is wrong.
+    kvplan.errors.UsageError
+        It is neither a path nor a name.
 
     Examples
     --------
@@ -46,13 +48,23 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
     import os
     from io import BytesIO
 
+    from kvplan.errors import UsageError
     from kvplan.profile import load_profile
 
+    if profile is not None and not isinstance(profile, str | os.PathLike):
+        from kvplan.schema import shown
+
+        raise UsageError(f"load: a path or the name of a shipped profile is wanted, not {shown(profile)}")
     return load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO())
 
 
 def analyze(profile: "Profile") -> "Report":
     """Everything that `kvplan analyze` says, as nested named tuples; blocks and fields are the keys of its JSON.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+        It is not a profile, but a name, say.
 
     Examples
     --------
@@ -60,8 +72,9 @@ def analyze(profile: "Profile") -> "Report":
     >>> report.verdict.status.value, round(report.load.sustainable_rps, 2)
     ('needs_cap', 54.87)
     """
-    from kvplan import report
+    from kvplan import arguments, report
 
+    profile = arguments.profile(profile)
     return report.analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
 
 
@@ -108,9 +121,11 @@ def simulate(
     >>> found.results[0].policy, found.results[0].completed
     ('vllm', 50.0)
     """
+    from kvplan import arguments
     from kvplan.errors import UsageError
     from kvplan.simulation import options, study
 
+    profile = arguments.profile(profile)
     kinds = [kind.value for kind in study.Arrivals]
     if arrivals not in kinds:
         raise UsageError(f"arrivals {arrivals!r} do not exist; there are {', '.join(kinds)}")
@@ -120,20 +135,19 @@ def simulate(
         concurrency=None,
         burst=None,
         trace=None,
-        requests=requests,
+        requests=None if requests is None else arguments.whole(requests, "requests"),
         horizon=None if horizon_s is None else str(horizon_s),
     )
-    names = [policies] if isinstance(policies, str) else list(policies)
-    texts = [f"{key}={_written(value)}" for key, value in (settings or {}).items()]
-    return study.study(
-        profile.model, profile.plan, given, study.chosen(names, texts), options.seeds(seed, seeds)
-    )
+    names = arguments.names(policies, "policies")
+    texts = arguments.assignments({} if settings is None else settings, "settings")
+    all_seeds = options.seeds(arguments.whole(seed, "seed"), arguments.whole(seeds, "seeds"))
+    return study.study(profile.model, profile.plan, given, study.chosen(names, texts), all_seeds)
 
 
 def sweep(
     profile: "Profile",
     vary: Mapping[str, object],
-    columns: Sequence[str] | None = None,
+    columns: str | Iterable[str] | None = None,
     *,
     sample: str | None = None,
     seed: int = 0,
@@ -148,8 +162,8 @@ def sweep(
     profile : Profile
     vary : mapping
         Numbers of the profile by key, such as ``{"gpu.memory_tokens": "20k:400k:20", "classes.chat.rate": [1, 2]}``.
-    columns : sequence of str, optional
-        Keys of the report, ``*`` for anything; a few if None.
+    columns : str or iterable of str, optional
+        Keys of the report, ``*`` for anything, in a list or a text with commas; a few if None.
     sample : str, optional
         ``random:N`` or ``lhs:N`` instead of a grid.
     seed : int
@@ -162,8 +176,8 @@ def sweep(
     Returns
     -------
     dict of str to ndarray, each of shape (n_points,)
-        ``point``, what is varied, the columns, and ``error``. Numbers are floats, NaN where there is none; all else
-        are objects. `pandas.DataFrame` takes it as it is.
+        ``point``, what is varied, the columns, and ``error``. `point` is whole; other numbers are floats, NaN where
+        there is none; all else are objects. `pandas.DataFrame` takes it as it is.
 
     Raises
     ------
@@ -175,26 +189,27 @@ def sweep(
     >>> found["verdict.binding"].tolist()
     ['max_num_seqs', 'compute']
     """
+    from kvplan import arguments
+    from kvplan.errors import UsageError
     from kvplan.simulation import options, study
     from kvplan.sweeps.definition import Runs, define
     from kvplan.sweeps.results import arrays
 
-    names = [policies] if isinstance(policies, str) else list(policies)
+    profile = arguments.profile(profile)
+    axes = arguments.assignments(vary, "vary")
+    if sample is not None and not isinstance(sample, str):
+        raise UsageError("sample: 'random:N' or 'lhs:N' is wanted")
+    seed = arguments.whole(seed, "seed")
+    keys = None if columns is None else arguments.names(columns, "columns")
+    if keys == []:
+        raise UsageError("columns: at least one key of the report, such as load.headroom")
+    names = arguments.names(policies, "policies")
     runs = None
     if names:
-        load = options.load(
-            kind=None, cv=None, concurrency=None, burst=None, trace=None, requests=requests, horizon=None
+        count = arguments.whole(requests, "requests")
+        options.load(
+            kind=None, cv=None, concurrency=None, burst=None, trace=None, requests=count, horizon=None
         )
-        assert load.requests is not None
-        runs = Runs(tuple(study.chosen(names, [])), load.requests, len(options.seeds(seed, seeds)))
-    axes = [f"{key}={_written(values)}" for key, values in vary.items()]
-    return arrays(define(profile, axes, sample=sample, seed=seed, columns=columns, runs=runs))
-
-
-def _written(value: Any) -> str:
-    """Values as the command line has them; numbers of NumPy as well."""
-    if isinstance(value, str):
-        return value
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return ",".join(map(str, value)) if isinstance(value, Iterable) else str(value)
+        all_seeds = options.seeds(seed, arguments.whole(seeds, "seeds"))
+        runs = Runs(tuple(study.chosen(names, [])), count, len(all_seeds))
+    return arrays(define(profile, axes, sample=sample, seed=seed, columns=keys, runs=runs))

@@ -216,6 +216,8 @@ def parse_slo(text: str) -> Slo:
 
 def _bound(key: str, value: str, place: str) -> float:
     share = key == "recomputed_share"
+    if not share and (value.startswith("-") or value.lower() == "nan"):
+        raise UsageError(f"{place}: must be above 0")
     if _NUMBER.fullmatch(value):
         number = float(value)
     elif share and value.endswith("%") and _NUMBER.fullmatch(value[:-1].strip()):
@@ -230,7 +232,7 @@ def _bound(key: str, value: str, place: str) -> float:
     if share and not 0 <= number <= 1:
         raise UsageError(f"{place}: a share from 0 to 1")
     if not share and not 0 < number < 1e12:
-        raise UsageError(f"{place}: a time above 0")
+        raise UsageError(f"{place}: must be {'above 0' if number <= 0 else 'below 1e12 s'}")
     return number
 
 

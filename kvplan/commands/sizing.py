@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,6 +126,7 @@ def _outcome(
 ) -> "Outcome":
     from kvplan.engines import default_requests
     from kvplan.render.sizing import Offer, Outcome
+    from kvplan.report import requests_in_memory
     from kvplan.simulation.options import seeds as chosen
     from kvplan.simulation.study import MAX_REQUESTS
     from kvplan.sizing import fleet, parse_slo, simulated
@@ -143,8 +144,9 @@ def _outcome(
     labels = _labels(loaded)
     prices = _prices(price, labels)
     sizes = [requests or default_requests(one.model) for one in loaded]
+    announce = _once(say_compiling)
     measures = [
-        simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=say_compiling)
+        simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=announce)
         for one, count in zip(loaded, sizes, strict=True)
     ]
     with _watching() as watch:
@@ -155,10 +157,22 @@ def _outcome(
                 one.sha256,
                 fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure)),
                 prices.get(label),
+                requests_in_memory(one.model),
             )
             for label, one, measure in zip(labels, loaded, measures, strict=True)
         )
     return Outcome(offers, headroom, slos, policy, tuple(sizes), seeds)
+
+
+def _once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:
+    """The same, silent after the first time: every run of every size would say it, in threads at that."""
+    unsaid = [announce]
+
+    def told(policy: str, kept: bool) -> None:
+        with suppress(IndexError):  # taking from a list is atomic
+            unsaid.pop()(policy, kept)
+
+    return told
 
 
 @contextmanager

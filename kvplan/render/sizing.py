@@ -9,6 +9,7 @@ from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 SCHEMA_VERSION = 1
 _SHOWN = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
+_SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
 _TITLES = {"ttft_s.p95": "TTFT p95", "tpot_s.mean": "TPOT mean", "e2e_s.p95": "E2E p95"}
 
 
@@ -24,6 +25,8 @@ class Offer(NamedTuple):
     fleet : Fleet
     price : float or None
         Of a replica and hour.
+    held : float
+        Requests that memory holds when it is full, in the mean.
     """
 
     label: str
@@ -31,6 +34,7 @@ class Offer(NamedTuple):
     sha256: str
     fleet: Fleet
     price: float | None
+    held: float
 
     @property
     def cost(self) -> float | None:
@@ -78,7 +82,7 @@ def _compared(found: Outcome) -> Section:
             offer.label,
             _count(offer.fleet.heaviest.replicas),
             format_number(offer.fleet.mean_replicas),
-            format_number(offer.cost),
+            _cost(offer.cost),
             _binding(offer.fleet.heaviest),
         )
         for offer in found.offers
@@ -118,7 +122,7 @@ def _answer(found: Outcome, offer: Offer) -> str:
     if fleet.hours:
         said += f" Over the period {format_number(fleet.mean_replicas)} in the mean."
     if offer.cost is not None:
-        said += f" Cost: {format_number(offer.cost)} an hour."
+        said += f" Cost: {_cost(offer.cost)} an hour."
     return said
 
 
@@ -143,6 +147,15 @@ def _missed(probe: Probe) -> str:
     return ", ".join("the queue grows" if what == QUEUE else f"{what} missed" for what in probe.missed)
 
 
+def _unseen(probe: Probe) -> bool:
+    """Whether the formulas refute a size and the simulation does not."""
+    return probe.overloaded and not probe.missed
+
+
+def _verdict(probe: Probe) -> str:
+    return "not refuted: runs too short" if _unseen(probe) else _missed(probe) or "enough"
+
+
 def _tried(one: Size) -> Table:
     columns = (
         Column("Replicas", right=True),
@@ -157,7 +170,7 @@ def _tried(one: Size) -> Table:
             format_number(probe.rate_rps),
             format_percent(probe.load),
             *(_figure(probe.measured, key) for key in _SHOWN),
-            _missed(probe) if probe.missed else "enough",
+            _verdict(probe),
         )
         for probe in one.probes
     ]
@@ -249,12 +262,32 @@ def notes(found: Outcome) -> tuple[str, ...]:
         "replica; an objective holds if the upper end of its 95% interval does.",
         "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
     ]
+    said += _too_short(found)
     if any(offer.fleet.hours for offer in found.offers):
         said.append(
             "Parts of a period are sized as if each lasted; what one leaves waiting to the next is not counted. "
             "kvplan simulate --horizon replays a period."
         )
     return tuple(said)
+
+
+def _too_short(found: Outcome) -> Iterator[str]:
+    """Where runs could not see a queue grow."""
+    for offer, requests in zip(found.offers, found.requests, strict=True):
+        sizes = [offer.fleet.heaviest, *(hour.size for hour in offer.fleet.hours if hour.size is not None)]
+        if requests >= _SHORT_TURNS * offer.held and not any(_unseen(p) for one in sizes for p in one.probes):
+            continue
+        of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+        yield (
+            f"{of_it}Memory holds some {format_number(offer.held, 2)} requests. Runs of {requests:,} can be too short "
+            "to see a queue grow; below a few times what memory holds they cannot refute a size, and the formulas "
+            "alone do. --requests makes them longer."
+        )
+
+
+def _cost(value: float | None) -> str:
+    """Money: two decimals, more of what is less than a hundredth."""
+    return f"{value:,.2f}" if value == 0 or (value or 0) >= 0.01 else format_number(value)
 
 
 def _binding(one: Size) -> str:

@@ -18,7 +18,7 @@ from kvplan.sweeps.store import Format, format_of
 def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
     """All points of a sweep, by name of the column, each of shape (n_points,).
 
-    Numbers are floats, NaN where there is none; everything else are objects.
+    ``point`` is whole; other numbers are floats, NaN where there is none; everything else are objects.
 
     Examples
     --------
@@ -32,11 +32,12 @@ def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
     found: list[list[Value]] = []
     for start in range(0, sweep.points, sweep.batch):
         found += rows(sweep, start, min(start + sweep.batch, sweep.points))
-    numbers = {"point", *(axis.key for axis in sweep.axes)}
+    numbers = {axis.key for axis in sweep.axes}
     numbers |= {column.name for column in sweep.columns if column.kind is Kind.NUMBER}
     by_name: dict[str, NDArray[Any]] = {}
     for name, values in zip(sweep.names, zip(*found, strict=True), strict=True):
-        kept = np.empty(len(values), dtype=np.float64 if name in numbers else object)
+        whole_or_any = np.int64 if name == "point" else object
+        kept = np.empty(len(values), dtype=np.float64 if name in numbers else whole_or_any)
         kept[:] = [np.nan if value is None and name in numbers else value for value in values]
         by_name[name] = kept
     return by_name

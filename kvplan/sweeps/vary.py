@@ -6,8 +6,9 @@ range instead; point i of a sample depends on the seed and on i alone, so any st
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -18,11 +19,13 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray
 from kvplan.positions import KeyPath
-from kvplan.schema import Document, SchemaError, check_values, did_you_mean
+from kvplan.schema import Document, SchemaError, check_values
 from kvplan.units import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
 
 MAX_POINTS = 10**7
 MAX_LATIN = 10**6  # its permutations are held in memory
+_MAX_TEXT = 100_000  # characters of KEY=VALUES
+MAX_LISTED = _MAX_TEXT // 2  # a value and its comma are two characters at least
 _CHUNK = 1024  # points of a sample that are drawn at once; part of what a seed means
 _HOW = "KEY=VALUES, such as classes.chat.rate=0.5,1,2 or gpu.memory_tokens=20k:400k:20"
 
@@ -181,15 +184,21 @@ def parse_axes(
     known = known_keys(document)
     axes: list[Axis] = []
     for text in texts:
-        if not text.isprintable() or len(text) > 100_000:
+        if len(text) > _MAX_TEXT:
+            raise UsageError(
+                f"--vary {text[:40]!r}...: {len(text):,} characters, {_MAX_TEXT:,} is the most; "
+                "many values are a range LOW:HIGH:COUNT"
+            )
+        if not text.isprintable():
             raise UsageError(f"--vary: printable text is wanted, {_HOW}")
         key, equals, values = (part.strip() for part in text.rpartition("="))
         if not equals or not key:
             raise UsageError(f"--vary {text[:80]!r}: {_HOW}")
         path = _path(key, document)
         if path not in known:
-            nearest = did_you_mean(key, known.values(), "its numbers are")
-            raise UsageError(f"--vary {key[:80]!r}: not a number of this profile; {nearest}")
+            raise UsageError(
+                f"--vary {_short(key)!r}: not a number of this profile; {_nearest(key, known.values())}"
+            )
         if any(axis.path == path for axis in axes):
             raise UsageError(f"--vary {key!r}: varied twice")
         axes.append(_axis(key, path, values, sample))
@@ -262,7 +271,21 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "plan.horizon": _SECONDS,
     "plan.segments": _TOKENS,
 }
+_NAME_SHOWN = 40  # characters of a key in a message; names of classes can be long
 _INDEXED = re.compile(r"classes\[ *(.+?) *\]\.([a-z]+)")
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= _NAME_SHOWN else f"{key[: _NAME_SHOWN - 3]}..."
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    """What was meant, or two keys that are a little like it: a profile has too many to name all."""
+    known = list(known)
+    close = get_close_matches(key[:60], known, n=1)
+    if close:
+        return f"did you mean {_short(close[0])}?"
+    return f"the nearest are {', '.join(map(_short, get_close_matches(key[:60], known, n=2, cutoff=0)))}"
 
 
 def _path(key: str, document: Document) -> KeyPath:
@@ -293,6 +316,8 @@ def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
             raise UsageError(f"--vary {key}: must be a whole number, not {part.strip()!r}")
         return value
 
+    if not text.strip(", "):
+        raise UsageError(f"--vary {key}: no values; {_HOW}")
     if ":" not in text:
         if sample is not None:
             raise UsageError(f"--vary {key}={text[:60]}: --sample draws from LOW:HIGH or LOW:HIGH:log")
@@ -311,6 +336,8 @@ def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
     if sample is None and not how:
         raise UsageError(f"{place}: how many values? LOW:HIGH:COUNT or LOW:HIGH:logCOUNT")
     count = 0 if sample is not None else _count(how.removeprefix("log"), place, least=2)
+    if count > MAX_POINTS:
+        raise UsageError(f"{place}: {count:,} points; {MAX_POINTS:,} is the most")
     axis = Axis(key, path, text, quantity.whole, low=number(low), high=number(high), log=log, count=count)
     if axis.low >= axis.high:
         raise UsageError(f"{place}: an empty range; LOW must be below HIGH")
@@ -327,7 +354,7 @@ def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
 
 def _count(text: str, place: str, *, least: int) -> int:
     if not re.fullmatch("[0-9](?:_?[0-9]){0,29}", text):
-        raise UsageError(f"{place}: the number of values must be a whole number, not {text[:40]!r}")
+        raise UsageError(f"{place}: the number of values must be a whole number above 0, not {text[:40]!r}")
     count = int(text)
     if count < least:
         raise UsageError(f"{place}: {count} values; at least {least}")

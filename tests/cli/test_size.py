@@ -11,6 +11,7 @@ import pytest
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.cli import main
+from kvplan.commands.sizing import _once
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.schedule import Sinusoid, Steps
@@ -264,6 +265,30 @@ def test_the_command_says_what_binds_what_it_costs_and_what_one_more_buys(run: R
     assert "Little's law" in words
 
 
+def test_a_size_that_short_runs_cannot_refute_is_not_called_enough(run: Run, shop: str) -> None:
+    """Memory for 1,500 tokens holds five to ten of the requests of 200 and more; three never wait for long."""
+    code, text, _ = run(shop, "--rate", "300", "--requests", "3", "--seeds", "2", "--price", "shop=2.5")
+    words = " ".join(text.split())
+    (one,) = document(run, shop, "--rate", "300", "--requests", "3", "--seeds", "2")["profiles"]
+    below = next(p for p in one["probes"] if p["replicas"] == one["replicas"] - 1)
+    assert code == 0
+    assert below["load"] > 1
+    assert below["missed"] == []
+    assert "not refuted" in words
+    assert "Runs of 3 can be too short to see a queue grow" in words
+    assert f"Cost: {2.5 * one['replicas']:.2f} an hour" in words
+    _, text, _ = run(shop, "--rate", "60", *SMALL)
+    assert "too short" not in " ".join(text.split())
+
+
+def test_what_every_run_would_say_is_said_once() -> None:
+    said: list[tuple[str, bool]] = []
+    announce = _once(lambda policy, kept: said.append((policy, kept)))
+    for _ in range(3):
+        announce("vllm", True)
+    assert said == [("vllm", True)]
+
+
 def test_profiles_are_compared_by_cost(run: Run, shop: str, tmp_path: Path) -> None:
     large = tmp_path / "large.toml"
     large.write_text(PROFILE.replace("1_500", "15_000"))
@@ -317,7 +342,11 @@ def test_a_day_has_replicas_for_each_step(run: Run, tmp_path: Path) -> None:
         (["--slo", "ttft_s.p95 >= 2"], "KEY <= VALUE is wanted"),
         (["--slo", "ttft_s.p95"], "KEY <= VALUE is wanted"),
         (["--slo", "ttft_s.p95 <= 2 parsecs"], "is not a time"),
-        (["--slo", "ttft_s.p95 <= 0"], "a time above 0"),
+        (["--slo", "ttft_s.p95 <= 0"], "must be above 0"),
+        (["--slo", "ttft_s.p95 <= -1"], "must be above 0"),
+        (["--slo", "ttft_s.p95 < -1 ms"], "must be above 0"),
+        (["--slo", "ttft_s.p95 <= nan"], "must be above 0"),
+        (["--slo", "ttft_s.p95 <= 1e12"], "must be below 1e12 s"),
         (["--slo", "recomputed_share <= 120%"], "a share from 0 to 1"),
         (["--slo", "recomputed_share <= 2 s"], "a share such as"),
         (["--price", "gpu=-1"], "a number from 0"),

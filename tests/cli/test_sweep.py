@@ -404,7 +404,9 @@ def test_work_at_once_keeps_an_error_for_its_result() -> None:
         ("--vary workload.rate=5", "not a number of this profile"),
         ("--vary gpu.prefill=5", "not a number of this profile"),
         ("--vary classes.b.c.share=0.5", "not a number of this profile"),
-        ("--vary gpu.memory_tokens=", "'' is not a number"),
+        ("--vary classes.x" + "y" * 90 + ".rate=5", "not a number of this profile"),
+        ("--vary gpu.memory_tokens=", "--vary gpu.memory_tokens: no values"),
+        ("--vary gpu.memory_tokens=,,,", "--vary gpu.memory_tokens: no values"),
         ("--vary gpu.memory_tokens=5k,", "'' is not a number"),
         ("--vary gpu.memory_tokens=5k,x", "'x' is not a number"),
         ("--vary gpu.memory_tokens=5.5", "must be a whole number"),
@@ -414,7 +416,9 @@ def test_work_at_once_keeps_an_error_for_its_result() -> None:
         ("--vary classes.b.c.rate=-1:5:3", "must be at least"),
         ("--vary plan.delta=0.5:1.5:3", "must be at most 1"),
         ("--vary gpu.memory_tokens=20k:400k", "how many values?"),
-        ("--vary gpu.memory_tokens=20k:400k:x", "whole number, not 'x'"),
+        ("--vary gpu.memory_tokens=20k:400k:x", "whole number above 0, not 'x'"),
+        ("--vary gpu.memory_tokens=20k:400k:-3", "must be a whole number above 0, not '-3'"),
+        ("--vary gpu.memory_tokens=20k:400k:1000000000", "1,000,000,000 points; 10,000,000 is the most"),
         ("--vary gpu.memory_tokens=20k:400k:1", "at least 2"),
         ("--vary gpu.memory_tokens=20k:400k:2:3", "a range is LOW:HIGH:COUNT"),
         ("--vary gpu.memory_tokens=400k:20k:5", "an empty range"),
@@ -466,6 +470,17 @@ def test_rubbish_is_refused_in_one_line_before_any_work(
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize("key", ["foo.bar", "q" * 200, "classes.x.speed"])
+def test_an_unknown_key_is_answered_with_the_nearest_alone(
+    key: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profile of many classes has hundreds of keys."""
+    assert run(profile, "--vary", f"{key}=3", "-o", tmp_path / "out.csv") == 2
+    error = capsys.readouterr().err
+    assert "not a number of this profile" in error
+    assert len(error) <= 180
 
 
 def test_a_file_to_write_to_is_wanted(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from io import BytesIO
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,12 +102,17 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
         assert [None if value != value else value for value in values.tolist()] == written
     assert np.isnan(found["load.headroom"]).tolist() == [True, True, False, False]
     assert found["load.headroom"].dtype == np.float64
+    assert found["point"].dtype == np.int64
     assert "must be at most the memory, 10 tokens" in found["error"][0]
 
 
 @pytest.mark.parametrize(
     ("vary", "said"),
-    [({}, "--vary"), ({"gpu.memory_token": [1, 2]}, "memory_token"), ({"gpu.memory_tokens": []}, "--vary")],
+    [
+        ({}, "--vary"),
+        ({"gpu.memory_token": [1, 2]}, "memory_token"),
+        ({"gpu.memory_tokens": []}, "no values"),
+    ],
 )
 def test_what_is_wrong_is_said_as_on_the_command_line(vary: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -114,3 +121,50 @@ def test_what_is_wrong_is_said_as_on_the_command_line(vary: dict[str, object], s
         kvplan.simulate(kvplan.load(NAME), "vlm")
     with pytest.raises(UsageError, match="arrivals"):
         kvplan.simulate(kvplan.load(NAME), arrivals="often")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "said"),
+    [
+        ("load", [3], {}, "a path or the name of a shipped profile is wanted, not 3"),
+        ("load", [{}], {}, "a path or the name of a shipped profile is wanted, not a table"),
+        ("analyze", ["x"], {}, "a profile is wanted, as kvplan.load gives it, not 'x'"),
+        ("simulate", ["x"], {}, "a profile is wanted"),
+        ("simulate", [None, "vllm"], {"requests": 10.5}, "requests: a whole number is wanted, not 10.5"),
+        ("simulate", [None, "vllm"], {"seeds": "2"}, "seeds: a whole number is wanted"),
+        ("simulate", [None, 3], {}, "policies: a list of names is wanted, not 3"),
+        ("simulate", [None, "vllm"], {"settings": ["vllm.watermark"]}, "settings: values by key are wanted"),
+        ("sweep", ["tool-calls-h100", {}], {}, "a profile is wanted"),
+        ("sweep", [None, "timing.d0=1"], {}, "vary: values by key are wanted"),
+        ("sweep", [None, np.eye(3)], {}, "vary: values by key are wanted"),
+        ("sweep", [None, {"timing.d0": [1]}, [3]], {}, "columns: a list of names is wanted"),
+        ("sweep", [None, {"timing.d0": [1]}, ","], {}, "at least one key"),
+        ("sweep", [None, {"timing.d0": [1]}], {"sample": 9}, "sample: 'random:N' or 'lhs:N'"),
+        ("sweep", [None, {"timing.d0": [1]}], {"policies": "vllm", "requests": None}, "requests: a whole"),
+        (
+            "sweep",
+            [None, {"gpu.memory_tokens": range(1, 10**9)}],
+            {},
+            "999,999,999 values; 50,000 is the most",
+        ),
+        ("sweep", [None, {"gpu.memory_tokens": range(10**30)}], {}, "more than 50,000 values"),
+        ("sweep", [None, {"gpu.memory_tokens": count(1)}], {}, "more than 50,000 values"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    name: str, arguments: list[Any], options: dict[str, Any], said: str
+) -> None:
+    """None among the arguments stands for a profile."""
+    given = [kvplan.load(NAME) if one is None else one for one in arguments]
+    with pytest.raises(UsageError) as caught:
+        getattr(kvplan, name)(*given, **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_in_a_text_are_those_of_a_list() -> None:
+    profile, vary = kvplan.load(NAME), {"gpu.max_num_seqs": np.array(5)}
+    one = kvplan.sweep(profile, vary, "load.headroom")
+    assert list(one) == ["point", "gpu.max_num_seqs", "load.headroom", "error"]
+    two = kvplan.sweep(profile, vary, "load.headroom, verdict.status")
+    assert list(two) == ["point", "gpu.max_num_seqs", "load.headroom", "verdict.status", "error"]
