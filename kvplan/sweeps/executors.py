@@ -144,17 +144,14 @@ def _processes(workers: int) -> Iterator[Engine]:
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import active_children, get_context
-    from multiprocessing.process import BaseProcess
 
     others = set(active_children())
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare_worker)
     inside: Any = pool
-    ours: set[BaseProcess] = set()
 
     def nobody_died() -> None:
         """The pool itself does not notice who dies while sending a result."""
-        ours.update(set(active_children()) - others)
-        if any(worker.exitcode is not None for worker in ours):
+        if any(worker.exitcode is not None for worker in (inside._processes or {}).values()):
             raise BrokenProcessPool("a worker died")
 
     try:

@@ -15,7 +15,7 @@ from strategies import mix_model, models
 from kvplan.analysis.admission import engine_max_num_seqs, integer_budgets, mean_queue, rate_cap
 from kvplan.analysis.equilibrium import equilibrium, saturation
 
-PROPERTY = settings(deadline=None, max_examples=100)
+PROPERTY = settings(deadline=None, max_examples=60)
 
 
 @pytest.mark.parametrize("arrivals", [Fraction(n, 1000) for n in (1, 250, 500, 900, 999)])

@@ -13,7 +13,7 @@ from strategies import mix_model, models, request_rows
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, sensitivity, sustainable_rate
 from kvplan.model import Prefill, ServingModel
 
-PROPERTY = settings(deadline=None, max_examples=150)
+PROPERTY = settings(deadline=None, max_examples=90)
 
 
 def scaled(model: ServingModel, factor: float) -> ServingModel:

@@ -24,7 +24,7 @@ from kvplan.analysis.fluid_map import (
 )
 from kvplan.model import FloatArray, IntArray
 
-PROPERTY = settings(deadline=None, max_examples=120)
+PROPERTY = settings(deadline=None, max_examples=72)
 
 
 class Mixture(NamedTuple):
@@ -243,7 +243,7 @@ def test_long_runs_are_compiled_and_continue_short_ones(monkeypatch: pytest.Monk
     assert run(system, state, 500).completed.tolist() == whole.completed.tolist()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=180)
 @given(
     st.lists(st.sampled_from([0.0, 1.0, 2.5, 4.0]), min_size=1, max_size=12),
     st.integers(0, 11),

@@ -26,7 +26,7 @@ from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
 
-PROPERTY = settings(deadline=None, max_examples=100)
+PROPERTY = settings(deadline=None, max_examples=60)
 REPETITIONS = 300
 COVERED = 0.88  # of intervals with a nominal 95 %
 

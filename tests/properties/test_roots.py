@@ -12,7 +12,7 @@ from oracles import count_roots
 from kvplan.analysis.roots import all_inside_exact, count_outside, expand_on_circle, largest_root
 from kvplan.model import FloatArray
 
-PROPERTY = settings(deadline=None, max_examples=200)
+PROPERTY = settings(deadline=None, max_examples=120)
 
 coefficients = st.lists(st.integers(1, 60), min_size=1, max_size=14)
 
@@ -115,7 +115,7 @@ def test_counts_of_long_polynomials_agree_with_eigenvalues(size: int, radius: fl
         assert found in (None, *range(size))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(coefficients)
 def test_the_largest_root_is_where_exact_counts_enclose_it(w: list[int]) -> None:
     """No root beyond ρ(1 + 1e-9), one beyond ρ(1 - 1e-9): checked by exact counts at these rational radii."""

@@ -24,8 +24,8 @@ CLASSES = 3
 # they count memory and chunks of prompts as engines do
 ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-no-evict")
 MAY_HANG = ("alpha-protection",)  # those who begin together can overflow together again and again
-MANY = settings(max_examples=100, deadline=None)
-EXAMPLES = settings(max_examples=60, deadline=None)  # of each invariant
+MANY = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=30, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
@@ -233,7 +233,7 @@ def agree(name: str, case: Case) -> None:
 LONG_ROW = st.tuples(st.integers(1, 3000), st.integers(1, 30), st.integers(0, CLASSES - 1), GAPS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(LONG_ROW, min_size=4, max_size=14),
     longest=st.tuples(*[st.sampled_from([30, 4090, 4100, 4110, 9000])] * CLASSES),

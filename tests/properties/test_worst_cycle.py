@@ -29,7 +29,7 @@ from kvplan.analysis.worst_cycle import (
 )
 from kvplan.model import ServingModel, Timing
 
-PROPERTY = settings(deadline=None, max_examples=100)
+PROPERTY = settings(deadline=None, max_examples=60)
 
 
 class Pulses(NamedTuple):
