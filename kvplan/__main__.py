@@ -1,5 +1,5 @@
 """``python -m kvplan``."""
 
-from kvplan.cli import main
+from kvplan.cli.app import main
 
 raise SystemExit(main())

@@ -12,6 +12,8 @@
     exit 130  interrupted
 """
 
+import reprlib
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -59,3 +61,24 @@ class ProfileError(UsageError):
         self.message = message
         place = source if line is None else f"{source}:{line}"
         super().__init__(f"{place}: {key}: {message}" if key else f"{place}: {message}")
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, on one line, whatever it is."""
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer beyond what Python converts to decimals
+        return "a whole number with too many digits"
+
+
+def did_you_mean(word: str, known: Iterable[str], what: str) -> str:
+    """The end of a message about an unknown word: the nearest known one, or all there are."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    nearest = get_close_matches(word[:60], known, n=1)
+    return f"did you mean {nearest[0]}?" if nearest else f"{what}: {', '.join(known)}"

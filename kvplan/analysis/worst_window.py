@@ -1,7 +1,7 @@
 """Rates that vary over time: most arrivals in any window as long as an iteration, and what a peak does.
 
 WAIT and Nested WAIT keep up if no window of an iteration's length, wherever it lies in the schedule, brings as many
-requests as a threshold takes (WAIT 7.1; WAIT-s B.1, eq. 10). Windows are those of `kvplan.schedule`.
+requests as a threshold takes (WAIT 7.1; WAIT-s B.1, eq. 10). Windows are those of `kvplan.model.schedule`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import FloatArray, ServingModel
 
 if TYPE_CHECKING:  # profiles without a schedule do without it
-    from kvplan.schedule import Course
+    from kvplan.model.schedule import Course
 
 
 class Windows(NamedTuple):
@@ -81,7 +81,7 @@ def class_windows(model: ServingModel) -> Windows | None:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.schedule import Steps
+    >>> from kvplan.model.schedule import Steps
     >>> classes = (RequestClass("a", 5, (1,), (1.0,), 2.0), RequestClass("b", 5, (1,), (1.0,), 1.0))
     >>> schedule = Steps(10.0, (0.0, 4.0), ((1.0, 1.0), (3.0, 2.0)))
     >>> model = ServingModel(classes, Timing(1.0), Replica(60), schedule)
@@ -160,7 +160,7 @@ def peak(model: ServingModel) -> Peak | None:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.schedule import Steps
+    >>> from kvplan.model.schedule import Steps
     >>> schedule = Steps(24.0, (0.0, 8.0, 18.0), ((1.0,), (20.0,), (2.0,)))
     >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60), schedule)
     >>> found = peak(model)
@@ -170,7 +170,7 @@ def peak(model: ServingModel) -> Peak | None:
     schedule, total = model.schedule, model.total_rate_rps
     if schedule is None:
         return None
-    from kvplan.schedule import Steps
+    from kvplan.model.schedule import Steps
 
     course = schedule.course(_rates(model))
     offered, sustainable = total * course.peak, sustainable_rate(model)[1]

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import tomli
 
-from kvplan import __version__
 from kvplan.errors import ProfileError
 from kvplan.model import RequestClass
-from kvplan.profile import Profile, parse_profile
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.version import __version__
 
 _TABLES = ("gpu", "timing", "plan", "gate", "workload", "classes")
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
@@ -68,7 +68,7 @@ def composed(
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile.reading import load_profile
     >>> base = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> part = Part("timing", ("Measured on Monday.",), timing_text(0.02, 0.0, 0.0, 0.0))
     >>> profile = composed(base, [part], source="monday.csv")
@@ -101,7 +101,7 @@ def replica_part(base: Profile, values: Mapping[str, int | str], about: Iterable
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile.reading import load_profile
     >>> print(replica_part(load_profile(None, stdin=BytesIO()), {"memory_tokens": 60_000}, ["Measured."]).body)
     [gpu]
     memory_tokens = 60_000

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 
-from kvplan import __version__
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import EngineLimits
-from kvplan.ingest.hardware import Gpu
-from kvplan.ingest.metrics import ServerMetrics
-from kvplan.ingest.model_config import ModelShape
+from kvplan.ingest.log.engine_log import EngineLimits
+from kvplan.ingest.metrics.snapshot import ServerMetrics
+from kvplan.ingest.model.config import ModelShape
+from kvplan.ingest.model.estimate import ReplicaEstimate
+from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.profile_text import Part, classes_part, replica_part
-from kvplan.ingest.replica_estimate import ReplicaEstimate
-from kvplan.profile import Profile
+from kvplan.profile.reading import Profile
 from kvplan.units import format_bytes, format_tokens
+from kvplan.version import __version__
 
 
 def log_part(found: EngineLimits, base: Profile) -> Part:
@@ -20,8 +20,8 @@ def log_part(found: EngineLimits, base: Profile) -> Part:
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.ingest.engine_log import parse_engine_log
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.ingest.log.engine_log import parse_engine_log
+    >>> from kvplan.profile.reading import load_profile
     >>> found = parse_engine_log(["GPU KV cache size: 446,320 tokens"], "serve.log")
     >>> part = log_part(found, load_profile("tool-calls-h100", stdin=BytesIO()))
     >>> print(part.body.splitlines()[1])

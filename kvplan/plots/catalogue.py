@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.model import Plan, ServingModel
 from kvplan.plots import data, planning
-from kvplan.report import Basis, Report
+from kvplan.report.assembly import Basis, Report
 from kvplan.units import format_number, format_percent, format_tokens
 
 if TYPE_CHECKING:
-    from kvplan.simulation.beside import Runs
-    from kvplan.simulation.study import Study
+    from kvplan.report.formula_check import Runs
+    from kvplan.simulation.experiments.study import Study
 
 PlotData = (
     data.RateThroughput
@@ -78,7 +78,7 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     Examples
     --------
     >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> from kvplan.report import analyze
+    >>> from kvplan.report.assembly import analyze
     >>> one = RequestClass("tools", 2, (3,), (1.0,), 0.9)
     >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
     >>> plots = build(analyze(model, name="small", sha256="5e6f"), model, Plan())

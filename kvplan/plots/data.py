@@ -12,11 +12,11 @@ from kvplan.analysis.overflow import usage_pmf_of
 from kvplan.analysis.roots import ComplexArray, leading_roots
 from kvplan.analysis.segments import lengths_of, segment_counts
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, survival_weights
-from kvplan.report import Report
+from kvplan.report.assembly import Report
 
 if TYPE_CHECKING:
+    from kvplan.simulation.experiments.study import Study
     from kvplan.simulation.outcome import Outcome
-    from kvplan.simulation.study import Study
 
 MOST_ROOTS = 400
 _FAR = 4.0  # times the middle of a plot: beyond, the profile's own rate is named in the caption instead

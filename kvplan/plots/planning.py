@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvplan.decide.gate import Kind
 from kvplan.errors import UsageError
-from kvplan.gate import Kind
 from kvplan.model import FloatArray
-from kvplan.report import Status
+from kvplan.report.assembly import Status
 
 if TYPE_CHECKING:
-    from kvplan.render.sizing import Outcome
-    from kvplan.sizing import Hour, Size
+    from kvplan.decide.sizing import Hour, Size
+    from kvplan.layout.sizing import Outcome
     from kvplan.sweeps.definition import Sweep
 
 STATUSES = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # by the number that stands for each
@@ -232,7 +232,7 @@ def draw(content: SweepMap | SweepLine | FleetPlot, path: Path) -> bytes:
     """The bytes of a file, by its suffix."""
     from kvplan.plots import drawing
     from kvplan.plots.catalogue import Plot
-    from kvplan.report import Basis
+    from kvplan.report.assembly import Basis
 
     key = "size" if isinstance(content, FleetPlot) else "sweep"
     plot = Plot(key, None, key, Basis.COMPUTED, "", "", content)

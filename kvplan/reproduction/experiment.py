@@ -37,9 +37,8 @@ from typing import Any
 
 import tomli
 
-from kvplan.errors import UsageError
-from kvplan.profile import shipped_profiles
-from kvplan.schema import did_you_mean
+from kvplan.errors import UsageError, did_you_mean
+from kvplan.profile.reading import shipped_profiles
 
 
 class Verdict(StrEnum):

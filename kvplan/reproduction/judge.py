@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.reproduction.experiment import Experiment, Figure, Verdict
-from kvplan.simulation.paired import paired
+from kvplan.simulation.experiments.paired import paired
 
 _ORDER = (Verdict.REPRODUCED, Verdict.SAME_DIRECTION, Verdict.NOT_DETERMINABLE, Verdict.REFUTED)
 

@@ -36,7 +36,7 @@ def run_all(
     progress : function, optional
         Told the share that is done.
     announce : function, optional
-        As for `kvplan.simulation.study.study`.
+        As for `kvplan.simulation.experiments.study.study`.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def run_all(
     >>> round(run_all(load_experiment("sic-example-02"))["level 2"]["throughput_per_iteration"], 9)
     1.6
     """
-    from kvplan.profile import from_tables
+    from kvplan.profile.reading import from_tables
 
     given = {name: from_tables(name, tables) for name, tables in experiment.workloads.items()}
     found: dict[str, Document] = {}
@@ -68,7 +68,7 @@ def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | Non
     if run.fluid is not None:
         return _fluid(run, model)
     if run.policy is None:
-        from kvplan.report import analyze, to_document
+        from kvplan.report.assembly import analyze, to_document
 
         return to_document(analyze(model, name="", sha256="", plan=plan))
     if run.grid:
@@ -132,7 +132,7 @@ def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce 
 
 
 def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
-    from kvplan.simulation import options, study
+    from kvplan.simulation.experiments import options, study
 
     assert run.policy is not None
     load = options.load(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, ServingModel
-from kvplan.schedule import Course, Steps
+from kvplan.model.schedule import Course, Steps
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from kvplan.errors import UsageError
-from kvplan.gate import Kind, Named, known_keys, named, parse_key
-from kvplan.report import plain
-from kvplan.schema import did_you_mean
+from kvplan.decide.gate import Kind, Named, known_keys, named, parse_key
+from kvplan.errors import UsageError, did_you_mean
+from kvplan.report.assembly import plain
 
 DEFAULT = (
     "verdict.status",

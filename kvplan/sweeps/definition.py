@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kvplan import __version__
 from kvplan.errors import UsageError
-from kvplan.profile import Profile
+from kvplan.profile.reading import Profile
 from kvplan.sweeps.columns import (
     DEFAULT,
     DEFAULT_BESIDE_SIMULATED,
@@ -16,6 +15,7 @@ from kvplan.sweeps.columns import (
     expand,
 )
 from kvplan.sweeps.vary import Axis, Sample, count_points, parse_axes, parse_sample
+from kvplan.version import __version__
 
 DEFAULT_POLICIES = "greedy,vllm"
 DEFAULT_REQUESTS = 1_000
@@ -142,11 +142,11 @@ def define(
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile.reading import load_profile
     >>> define(load_profile("tool-calls-h100", stdin=BytesIO()), ["plan.delta=1e-6:1e-2:log5"]).points
     5
     """
-    from kvplan import schema
+    from kvplan.profile import schema
 
     if seed < 0:
         raise UsageError(f"--seed {seed}: 0 or more")

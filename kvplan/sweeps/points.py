@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 
 import tomli
 
-from kvplan import __version__, schema
 from kvplan.analysis import batch
 from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
-from kvplan.positions import KeyPath, written
-from kvplan.profile import model_of, plan_of
-from kvplan.report import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.profile import schema
+from kvplan.profile.positions import KeyPath, written
+from kvplan.profile.reading import model_of, plan_of
+from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.vary import Axis, Number, stretch
+from kvplan.version import __version__
 
 Value = int | float | str | bool | None
 
@@ -36,7 +37,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile.reading import load_profile
     >>> from kvplan.sweeps.definition import define
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
@@ -146,7 +147,7 @@ def _stability(model: ServingModel) -> Stability:
 
 
 def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult]:
-    from kvplan.simulation.study import Load, chosen, study
+    from kvplan.simulation.experiments.study import Load, chosen, study
 
     runs = sweep.runs
     assert runs is not None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.gate import Kind
+from kvplan.decide.gate import Kind
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.points import Value, rows
 from kvplan.sweeps.store import Format, format_of
@@ -23,7 +23,7 @@ def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile.reading import load_profile
     >>> from kvplan.sweeps.definition import define
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> arrays(define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"]))["gpu.max_num_seqs"]

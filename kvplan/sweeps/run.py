@@ -63,7 +63,7 @@ def sweep(
     --------
     >>> from io import BytesIO
     >>> from tempfile import TemporaryDirectory
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile.reading import load_profile
     >>> from kvplan.sweeps.definition import define
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> wanted = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])

@@ -72,7 +72,7 @@ def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile.reading import load_profile
     >>> from kvplan.sweeps.definition import define
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])

@@ -18,8 +18,8 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray
-from kvplan.positions import KeyPath
-from kvplan.schema import Document, SchemaError, check_values
+from kvplan.profile.positions import KeyPath
+from kvplan.profile.schema import Document, SchemaError, check_values
 from kvplan.units import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
 
 MAX_POINTS = 10**7
@@ -168,8 +168,8 @@ def parse_axes(
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan import schema
-    >>> from kvplan.profile import load_profile
+    >>> from kvplan.profile import schema
+    >>> from kvplan.profile.reading import load_profile
     >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables()
     >>> axes = parse_axes(["timing.d1=10ns:1us:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
     Traceback (most recent call last):
@@ -233,7 +233,7 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
     Examples
     --------
     >>> a = {"name": "tool calls", "input": 9, "decode": 2, "rate": 1}
-    >>> from kvplan.schema import check
+    >>> from kvplan.profile.schema import check
     >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
     >>> known_keys(check(tables))[("classes", 0, "rate")]
     'classes.tool calls.rate'

@@ -132,7 +132,7 @@ def test_a_request_event_costs_little_more_than_under_greedy(
 
 def test_a_million_requests_need_less_than_a_gigabyte() -> None:
     code = (
-        "import resource, sys; from kvplan.cli import main; "
+        "import resource, sys; from kvplan.cli.app import main; "
         "main(['simulate', '--policy', 'greedy', '--requests', '1000000', '--format', 'csv']); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import kvplan
-from kvplan import cli, report
-from kvplan.profile import DEFAULT_PROFILE, shipped_profiles
+from kvplan.cli import app as cli
+from kvplan.profile.reading import DEFAULT_PROFILE, shipped_profiles
+from kvplan.report import assembly as report
 
 ROOT = Path(__file__).parents[2]
 SHELLS = ("bash", "zsh", "fish")
@@ -303,14 +304,12 @@ def test_help_is_plain_and_has_an_example(arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_only_what_a_command_needs_is_imported(arguments: list[str], unneeded: set[str]) -> None:
-    program = (
-        f"import sys; from kvplan.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
-    )
+    program = f"import sys; from kvplan.cli.app import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
     wide = ENVIRONMENT | {"COLUMNS": "120"}
     result = subprocess.run(
         [sys.executable, "-c", program], env=wide, capture_output=True, text=True, check=True
     )
-    assert "kvplan.cli" in result.stderr.split()
+    assert "kvplan.cli.app" in result.stderr.split()
     assert unneeded & set(result.stderr.split()) == set()
 
 

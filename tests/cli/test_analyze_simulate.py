@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from contract import KEYS, keys_of
 
-from kvplan.cli import main
-from kvplan.profile import load_profile
-from kvplan.render.document import Table, build
-from kvplan.report import analyze
-from kvplan.simulation.beside import figures, simulate
+from kvplan.cli.app import main
+from kvplan.layout.document import Table, build
+from kvplan.profile.reading import load_profile
+from kvplan.report.assembly import analyze
+from kvplan.report.formula_check import figures, simulate
 
 NAME = "paper-sic-limit-cycle"
 

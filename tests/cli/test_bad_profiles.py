@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
+from kvplan.cli.app import main
 from kvplan.errors import ProfileError
-from kvplan.profile import load_profile, parse_profile
+from kvplan.profile.reading import load_profile, parse_profile
 
 GOOD = """\
 schema = 1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
-from kvplan.profile import parse_profile
+from kvplan.cli.app import main
+from kvplan.profile.reading import parse_profile
 
 Run = Callable[..., tuple[int, str, str]]
 

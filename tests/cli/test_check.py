@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 import kvplan
-from kvplan import cli, report
+from kvplan.cli import app as cli
+from kvplan.report import assembly as report
 
 # One class, input 1, decode 2, disaggregated: 5 token-iterations a request, so 60 tokens and iterations of 1 s sustain
 # 12 requests/s; at 8 offered the headroom is 0.5.
@@ -250,7 +251,7 @@ def test_the_locale_changes_no_byte(environment: dict[str, str], tmp_path: Path)
 
 def test_an_empty_environment_is_enough(good: Path, bad: Path) -> None:
     found = f"import sys; sys.path.insert(0, {ENVIRONMENT['PYTHONPATH']!r})"
-    program = f"{found}; from kvplan.cli import main; sys.exit(main())"
+    program = f"{found}; from kvplan.cli.app import main; sys.exit(main())"
     for path, code in ((good, 0), (bad, 1)):
         result = subprocess.run(
             [sys.executable, "-c", program, "check", str(path)], env={}, capture_output=True

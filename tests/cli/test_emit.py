@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import models
 
-from kvplan import __version__
-from kvplan.cli import main
-from kvplan.engines import Engine, advise
+from kvplan.cli.app import main
+from kvplan.engines.advice import Engine, advise
 from kvplan.model import Plan, Replica, ServingModel, Timing
-from kvplan.profile import parse_profile, shipped_profiles
-from kvplan.report import Report, analyze
-from kvplan.simulation.paired import Bench, Measured, Variant, measure
+from kvplan.profile.reading import parse_profile, shipped_profiles
+from kvplan.report.assembly import Report, analyze
+from kvplan.simulation.experiments.paired import Bench, Measured, Variant, measure
 from kvplan.simulation.requests import Requests
+from kvplan.version import __version__
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -294,7 +294,7 @@ def test_settings_put_into_a_gated_profile_pass_check(
     path.write_text(text)
     monkeypatch.setattr(Bench, "measure", limits_gain)
     monkeypatch.setattr(
-        "kvplan.report.stability", lambda _: report.stability
+        "kvplan.report.assembly.stability", lambda _: report.stability
     )  # slow, and has no limits in it
     assert main(["emit", str(path), "--engine", engine, "--format", "json", "-o", str(out)]) == 0
     found = json.loads(out.read_text())

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvplan import cli
-from kvplan.commands import analysis
-from kvplan.explanations import BLOCKS, EXPLANATIONS
-from kvplan.profile import DEFAULT_PROFILE
+from kvplan.cli import analysis
+from kvplan.cli import app as cli
+from kvplan.profile.reading import DEFAULT_PROFILE
+from kvplan.report.explanations import BLOCKS, EXPLANATIONS
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -109,10 +109,12 @@ def every() -> list[str]:
 
 
 def test_completion_imports_nothing_heavy() -> None:
-    program = "import sys; from kvplan.commands import analysis; analysis._complete_key('load'); print(*sys.modules)"
+    program = (
+        "import sys; from kvplan.cli import analysis; analysis._complete_key('load'); print(*sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "kvplan.explanations" in result.stdout.split()
-    assert {"numpy", "pydantic", "rich", "kvplan.explain"} & set(result.stdout.split()) == set()
+    assert "kvplan.report.explanations" in result.stdout.split()
+    assert {"numpy", "pydantic", "rich", "kvplan.report.explain"} & set(result.stdout.split()) == set()
 
 
 @pytest.mark.parametrize("command", ["explain", "init", "profiles", "schema"])
@@ -127,10 +129,8 @@ def test_help_is_plain_and_has_an_example(command: str, run: Run) -> None:
     "arguments", [["explain", "load", "paper-sic-limit-cycle"], ["profiles"], ["init"], ["schema"]]
 )
 def test_only_what_a_command_needs_is_imported(arguments: list[str]) -> None:
-    program = (
-        f"import sys; from kvplan.cli import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
-    )
+    program = f"import sys; from kvplan.cli.app import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(result.stderr.split())
-    assert "kvplan.cli" in loaded
+    assert "kvplan.cli.app" in loaded
     assert {"rich", "scipy", "numba"} & loaded == set()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvplan.cli import main
-from kvplan.profile import parse_profile
+from kvplan.cli.app import main
+from kvplan.profile.reading import parse_profile
 
 Run = Callable[..., tuple[int, str, str]]
 ROWS = "time,input,output\n0,100,20\n1,100,40\n2,300,5\n4,300,0\n5,300,5\n"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvplan.cli import main
-from kvplan.profile import load_profile
-from kvplan.render.document import Bullets
-from kvplan.render.simulation import build
-from kvplan.simulation.bound import StudyBound
-from kvplan.simulation.study import Arrivals, Load, Study, chosen, study
+from kvplan.cli.app import main
+from kvplan.layout.document import Bullets
+from kvplan.layout.simulation import build
+from kvplan.profile.reading import load_profile
+from kvplan.simulation.experiments.hindsight_bound import StudyBound
+from kvplan.simulation.experiments.study import Arrivals, Load, Study, chosen, study
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
+from kvplan.cli.app import main
 from kvplan.plots import drawing
 
 NAME = "tool-calls-h100"

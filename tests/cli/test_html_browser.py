@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Browser, chromium
 
-from kvplan.cli import main
+from kvplan.cli.app import main
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 PROFILE = """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
-from kvplan.profile import parse_profile
+from kvplan.cli.app import main
+from kvplan.profile.reading import parse_profile
 
 Run = Callable[..., tuple[int, str, str]]
 LOG = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 60,000 tokens\n"

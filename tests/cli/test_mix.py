@@ -11,13 +11,13 @@ import slow_simulator
 
 from kvplan.analysis.mixing import CYCLE_ITERATIONS, compare, pool, subset
 from kvplan.analysis.worst_cycle import CycleKind
-from kvplan.cli import main
+from kvplan.cli.app import main
+from kvplan.layout.mixing import Outcome, Simulated, build, notes
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.profile import parse_profile
-from kvplan.render.mixing import Outcome, Simulated, build, notes
-from kvplan.simulation.pools import Loads, Pooled, Runs, measure
+from kvplan.profile.reading import parse_profile
+from kvplan.simulation.experiments.pools import Loads, Pooled, Runs, measure
+from kvplan.simulation.experiments.study import Arrivals, Load, chosen, study
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.study import Arrivals, Load, chosen, study
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.cli import main
+from kvplan.cli.app import main
+from kvplan.decide.sizing import Estimate, Hour, Measured, fleet, parse_slo, scaled
+from kvplan.layout.sizing import Offer, Outcome
 from kvplan.model import ServingModel
 from kvplan.plots import drawing, planning
-from kvplan.render.sizing import Offer, Outcome
-from kvplan.report import analyze
-from kvplan.sizing import Estimate, Hour, Measured, fleet, parse_slo, scaled
+from kvplan.report.assembly import analyze
 from kvplan.sweeps.definition import define
 from kvplan.sweeps.results import read
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.catalogue import description, starter
-from kvplan.cli import main
-from kvplan.profile import DEFAULT_PROFILE, load_profile, shipped_profiles
-from kvplan.schema import json_schema
+from kvplan.cli.app import main
+from kvplan.profile.catalogue import description, starter
+from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles
+from kvplan.profile.schema import json_schema
 
 Run = Callable[..., tuple[int, str, str]]
 

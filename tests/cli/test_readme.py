@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.profile import parse_profile
+from kvplan.profile.reading import parse_profile
 from kvplan.reproduction.experiment import Verdict, load_experiment, shipped_experiments
 
 ROOT = Path(__file__).resolve().parents[2]

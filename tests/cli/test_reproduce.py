@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
+from kvplan.cli.app import main
 from kvplan.reproduction import experiment
 from kvplan.reproduction.experiment import shipped_experiments
 

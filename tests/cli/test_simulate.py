@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvplan import __version__
-from kvplan.cli import main
+from kvplan.cli.app import main
+from kvplan.version import __version__
 
 LATENCY = {"mean", "p50", "p95", "p99"}
 KEYS = {
@@ -359,7 +359,7 @@ def test_why_a_run_that_clears_all_of_memory_is_stuck(
 
 INTERRUPTED = """
 import os, signal, sys
-from kvplan.cli import main
+from kvplan.cli.app import main
 from kvplan.simulation import engine
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it

@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.cli import main
-from kvplan.commands.sizing import _once
-from kvplan.errors import UsageError
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.schedule import Sinusoid, Steps
-from kvplan.simulation.metrics import PolicyResult, RunStatus
-from kvplan.simulation.study import Load, Study, chosen, study
-from kvplan.sizing import (
+from kvplan.cli.app import main
+from kvplan.cli.sizing import _once
+from kvplan.decide.sizing import (
     QUEUE,
     Estimate,
     Measured,
@@ -29,6 +24,11 @@ from kvplan.sizing import (
     simulated,
     size,
 )
+from kvplan.errors import UsageError
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.schedule import Sinusoid, Steps
+from kvplan.simulation.experiments.study import Load, Study, chosen, study
+from kvplan.simulation.metrics import PolicyResult, RunStatus
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ["--requests", "150", "--seeds", "2"]
@@ -103,7 +103,7 @@ def test_as_many_as_trying_one_two_three_finds(number: int, monkeypatch: pytest.
             kept[of] = study(of, *arguments, **options)
         return kept[of]
 
-    monkeypatch.setattr("kvplan.simulation.study.study", once)
+    monkeypatch.setattr("kvplan.simulation.experiments.study.study", once)
     measure = simulated(Plan(), "vllm", requests=requests, seeds=seeds)
     found = size(model, demand_rps=demand, headroom=0.1, slos=[parse_slo(s) for s in slos], measure=measure)
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from kvplan import __version__
-from kvplan.cli import main
-from kvplan.profile import load_profile, parse_profile
+from kvplan.cli.app import main
+from kvplan.profile.reading import load_profile, parse_profile
 from kvplan.sweeps import executors, store
 from kvplan.sweeps.definition import Sweep, define
 from kvplan.sweeps.run import sweep
+from kvplan.version import __version__
 
 PROFILE = """schema = 1
 name = "two classes"
@@ -193,7 +193,7 @@ def test_a_sweep_killed_ten_times_ends_as_one_left_alone(profile: Path, tmp_path
     """Processes that have everything imported, so that they are at work nearly all of their time."""
     context = get_context("forkserver")
     context.set_forkserver_preload(
-        ["kvplan.cli", "kvplan.sweeps.run", "kvplan.simulation.study", "scipy.special"]
+        ["kvplan.cli.app", "kvplan.sweeps.run", "kvplan.simulation.experiments.study", "scipy.special"]
     )
     whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
     options = ["--vary", "gpu.memory_tokens=100:1k:400", *SMALL]

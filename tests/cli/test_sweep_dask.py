@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvplan.cli import main
+from kvplan.cli.app import main
 from kvplan.sweeps import executors
 
 pytest.importorskip("distributed", reason="the extra dask is not installed")

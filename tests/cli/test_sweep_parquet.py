@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
+from kvplan.cli.app import main
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
 

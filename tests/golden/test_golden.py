@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from kvplan.profile import load_profile, shipped_profiles
-from kvplan.render import document, markdown, plot, terminal
-from kvplan.render import json as json_format
-from kvplan.report import Report, analyze, to_document
+from kvplan.formats import json as json_format
+from kvplan.formats import markdown, terminal
+from kvplan.layout import document, plot
+from kvplan.profile.reading import load_profile, shipped_profiles
+from kvplan.report.assembly import Report, analyze, to_document
 
 FOLDER = Path(__file__).parent
 

@@ -14,12 +14,12 @@ from kvplan.analysis.hindsight import Instance, Metric, hindsight
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
-from kvplan.simulation.bound import STAGE_POLICIES, instance, study_bounds
+from kvplan.simulation.experiments.hindsight_bound import STAGE_POLICIES, instance, study_bounds
+from kvplan.simulation.experiments.study import Arrivals, Load
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.study import Arrivals, Load
 
 PARAMETERS: dict[str, dict[str, tuple[float, ...]]] = {
     "rate-limited": {"beta": (0.7,)},

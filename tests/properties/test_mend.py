@@ -9,13 +9,13 @@ import tomli
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kvplan import check as checking
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
-from kvplan.check import Outcome
-from kvplan.gate import parse
-from kvplan.mend import Lever, Mend
-from kvplan.profile import Profile, load_profile, parse_profile
+from kvplan.decide import check as checking
+from kvplan.decide.check import Outcome
+from kvplan.decide.gate import parse
+from kvplan.decide.remedy import Lever, Mend
+from kvplan.profile.reading import Profile, load_profile, parse_profile
 
 NUMBERS = (
     "load.headroom >= {}",

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError
 from kvplan.model import as_written
-from kvplan.positions import line_at, offsets
-from kvplan.profile import parse_profile
+from kvplan.profile.positions import line_at, offsets
+from kvplan.profile.reading import parse_profile
 
 GOOD = b"""\
 schema = 1

@@ -15,9 +15,9 @@ from kvplan.analysis.nested import nested_wait
 from kvplan.analysis.wait import class_means, wait
 from kvplan.analysis.worst_window import at_factors, class_windows, peak, total_windows
 from kvplan.model import Plan, ServingModel, Timing
-from kvplan.schedule import SineCourse, Sinusoid, StepCourse, Steps
+from kvplan.model.schedule import SineCourse, Sinusoid, StepCourse, Steps
+from kvplan.simulation.experiments.study import Arrivals, Load, chosen, generate, study
 from kvplan.simulation.requests import burst, poisson, renewal
-from kvplan.simulation.study import Arrivals, Load, chosen, generate, study
 
 SIGMAS = 6.0
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.ingest.samples import Samples
-from kvplan.ingest.timing_fit import fit_timing
+from kvplan.ingest.timing.fit import fit_timing
+from kvplan.ingest.timing.samples import Samples
 from kvplan.model import Timing
 
 TIMINGS = st.builds(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan.ingest.traffic_fit import Traffic, binned, compact, cut, distortion, measure, moment_errors, whole
-from kvplan.ingest.traffic_text import fitted_profile
+from kvplan.ingest.trace.fit import Traffic, binned, compact, cut, distortion, measure, moment_errors, whole
+from kvplan.ingest.trace.text import fitted_profile
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
-from kvplan.profile import parse_profile
+from kvplan.profile.reading import parse_profile
 from kvplan.simulation.requests import Requests, poisson, renewal
 
 # Five standard deviations: with the few thousand figures compared here, one false alarm in about a thousand runs.

@@ -11,8 +11,8 @@ import pytest
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.stability import model_spectrum
 from kvplan.model import Replica, RequestClass, ServingModel
-from kvplan.profile import Profile, load_profile
-from kvplan.report import analyze
+from kvplan.profile.reading import Profile, load_profile
+from kvplan.report.assembly import analyze
 
 Trace = tuple[np.ndarray, np.ndarray, float]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.ingest.traffic_fit import binned, compact, distortion, measure
-from kvplan.ingest.traffic_text import fitted_profile
+from kvplan.ingest.trace.fit import binned, compact, distortion, measure
+from kvplan.ingest.trace.text import fitted_profile
 from kvplan.model import Replica, ServingModel
-from kvplan.profile import load_profile
+from kvplan.profile.reading import load_profile
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 AZURE = DATA / "azure-conv/AzureLLMInferenceTrace_conv.csv"

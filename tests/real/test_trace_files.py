@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.ingest.replay import read_trace
+from kvplan.ingest.trace.replay import read_trace
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 

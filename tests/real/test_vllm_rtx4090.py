@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvplan.model import Plan
-from kvplan.profile import load_profile
+from kvplan.profile.reading import load_profile
 from kvplan.simulation import engine
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from kvplan.layout.plot import ASCII, BLOCKS, Ink, throughput
 from kvplan.plots.data import RateThroughput
-from kvplan.render.plot import ASCII, BLOCKS, Ink, throughput
 
 
 def content(sustainable: float, worst: float, offered: float, top: float) -> RateThroughput:

@@ -17,7 +17,7 @@ def nowhere(*arguments, **options):
 
 for locator in caching.CacheImpl._locator_classes:
     locator.from_function = nowhere
-from kvplan.cli import main
+from kvplan.cli.app import main
 
 sys.exit(main(sys.argv[1:]))
 """

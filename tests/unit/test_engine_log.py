@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.engine_log import EngineLimits, parse_engine_log, read_engine_log
+from kvplan.ingest.log.engine_log import EngineLimits, parse_engine_log, read_engine_log
 
 BLOCKS = "INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381\n"
 TOKENS = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 32,000 tokens\n"

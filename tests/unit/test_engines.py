@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from strategies import mix_model
 
-from kvplan.engines import (
+from kvplan.decide.gate import parse
+from kvplan.decide.settings_gate import Gate
+from kvplan.engines.advice import (
     Advice,
     Candidate,
     Engine,
@@ -20,12 +22,10 @@ from kvplan.engines import (
     limits,
 )
 from kvplan.errors import UsageError
-from kvplan.feedback import Gate
-from kvplan.gate import parse
+from kvplan.layout import settings
 from kvplan.model import Plan, ServingModel, Timing
-from kvplan.render import settings
-from kvplan.report import Report, analyze
-from kvplan.simulation.paired import Gain, Measured, Variant, gains, measure, paired
+from kvplan.report.assembly import Report, analyze
+from kvplan.simulation.experiments.paired import Gain, Measured, Variant, gains, measure, paired
 
 # A request holds 16 … 25 tokens, 205 in all over ten iterations: 5 admissions an iteration fill the memory.
 ONE = mix_model((15, 10, 0.1), memory=1025, prefill="fused", timing=Timing(1.0, d2=0.125))

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from contract import KEYS as CONTRACT
 
-from kvplan import explain as explaining
 from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.errors import UsageError
-from kvplan.explain import Explained, Found, Inputs, Summary, explain, find, gather, summarise
-from kvplan.explanations import ABSENT_BLOCKS, BLOCKS, ENTRY_SYMBOLS, EXPLANATIONS, SYMBOLS
+from kvplan.layout import explanation
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.profile import load_profile, shipped_profiles
-from kvplan.render import explanation
-from kvplan.report import Status, analyze, to_document
+from kvplan.profile.reading import load_profile, shipped_profiles
+from kvplan.report import explain as explaining
+from kvplan.report.assembly import Status, analyze, to_document
+from kvplan.report.explain import Explained, Found, Inputs, Summary, explain, find, gather, summarise
+from kvplan.report.explanations import ABSENT_BLOCKS, BLOCKS, ENTRY_SYMBOLS, EXPLANATIONS, SYMBOLS
 
 Case = tuple[dict[str, Any], Inputs]
 

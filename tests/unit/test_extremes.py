@@ -12,7 +12,7 @@ import pytest
 from strategies import mix_model
 
 from kvplan.model import ServingModel, Timing
-from kvplan.report import analyze, to_document
+from kvplan.report.assembly import analyze, to_document
 
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
 PATIENCE_S = 10.0  # generous: machines differ; what hangs takes minutes

@@ -13,17 +13,17 @@ import xmlschema
 from contract import KEYS
 from strategies import mix_model
 
-from kvplan import check as checking
-from kvplan import diff
-from kvplan.check import Baseline, Outcome, read_report, read_tolerance
+from kvplan.decide import check as checking
+from kvplan.decide import diff
+from kvplan.decide.check import Baseline, Outcome, read_report, read_tolerance
+from kvplan.decide.gate import Kind, Named, Subject, judge, named, parse, parse_key, telling_digits, value_of
 from kvplan.errors import ExitCode, UsageError
-from kvplan.gate import Kind, Named, Subject, judge, named, parse, parse_key, telling_digits, value_of
+from kvplan.formats import github, junit, markdown, terminal
+from kvplan.layout import check as tables
+from kvplan.layout import diff as diff_tables
 from kvplan.model import Plan
-from kvplan.profile import load_profile, parse_profile, shipped_profiles
-from kvplan.render import check as tables
-from kvplan.render import diff as diff_tables
-from kvplan.render import github, junit, markdown, terminal
-from kvplan.report import Analyses, ProfileIdentity, analyze, to_document
+from kvplan.profile.reading import load_profile, parse_profile, shipped_profiles
+from kvplan.report.assembly import Analyses, ProfileIdentity, analyze, to_document
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
 # 1 s then sustain 60/5 = 12 requests/s; 8 are offered, so there is a headroom of 12/8 - 1 = 0.5 and 8 x 5 = 40 tokens.

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.ingest.hardware import Gpu, find_gpu, gpus
-from kvplan.ingest.named import plain, tables
+from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
+from kvplan.ingest.model.named import plain, tables
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from kvplan.formats import html
+from kvplan.layout import document
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.plots.palette import DARK, LIGHT
-from kvplan.profile import load_profile, shipped_profiles
-from kvplan.render import document, html
-from kvplan.report import Report, analyze, to_document
+from kvplan.profile.reading import load_profile, shipped_profiles
+from kvplan.report.assembly import Report, analyze, to_document
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 SHIPPED = sorted(shipped_profiles())

@@ -12,13 +12,13 @@ import pytest
 import tomli
 
 import kvplan
-from kvplan.catalogue import starter
 from kvplan.errors import ProfileError
-from kvplan.profile import parse_profile, shipped_profiles
-from kvplan.render import json as json_format
-from kvplan.schema import json_schema
+from kvplan.formats import json as json_format
+from kvplan.profile.catalogue import starter
+from kvplan.profile.reading import parse_profile, shipped_profiles
+from kvplan.profile.schema import json_schema
 
-COMMITTED = Path(kvplan.__file__).parent / "profile.schema.json"
+COMMITTED = Path(kvplan.__file__).parent / "profile" / "profile.schema.json"
 README = Path(__file__).resolve().parents[2] / "README.md"
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.cli import main
+from kvplan.cli.app import main
 from kvplan.errors import ProfileError, UsageError
-from kvplan.profile import load_profile
-from kvplan.report import analyze, to_document
+from kvplan.profile.reading import load_profile
+from kvplan.report.assembly import analyze, to_document
 
 NAME = "paper-fc-budgets"
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.ingest.json_keys import Keys, parse_object, read_object
-from kvplan.ingest.model_config import (
+from kvplan.ingest.model.config import (
     ModelShape,
     catalogue,
     kv_bytes_per_token,
@@ -20,7 +19,8 @@ from kvplan.ingest.model_config import (
     shape_of,
     window_bytes_per_request,
 )
-from kvplan.ingest.model_weights import named_storage
+from kvplan.ingest.model.json_keys import Keys, parse_object, read_object
+from kvplan.ingest.model.weights import named_storage
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.cli.output import write_result
 from kvplan.errors import OutputError
-from kvplan.output import write_result
 
 
 def test_a_new_file_has_the_text_and_the_permissions_of_any_new_file(tmp_path: Path) -> None:

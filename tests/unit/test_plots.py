@@ -17,9 +17,9 @@ from kvplan.analysis.roots import largest_root, leading_roots
 from kvplan.model import Plan, RequestClass, ServingModel, Timing, survival_weights
 from kvplan.plots import catalogue, data, drawing
 from kvplan.plots.palette import LIGHT
-from kvplan.profile import Profile, load_profile, shipped_profiles
-from kvplan.report import Report, Status, analyze
-from kvplan.simulation.beside import simulate
+from kvplan.profile.reading import Profile, load_profile, shipped_profiles
+from kvplan.report.assembly import Report, Status, analyze
+from kvplan.report.formula_check import simulate
 
 SHIPPED = sorted(shipped_profiles())
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)

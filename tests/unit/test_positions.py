@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvplan.positions import KeyPath, line_at, offsets, written
+from kvplan.profile.positions import KeyPath, line_at, offsets, written
 
 TEXT = '''\
 # [gpu] in a comment

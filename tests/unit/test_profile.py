@@ -9,7 +9,7 @@ import pytest
 
 from kvplan.errors import ProfileError
 from kvplan.model import Prefill, Replica, RequestClass, Timing, as_written
-from kvplan.profile import (
+from kvplan.profile.reading import (
     DEFAULT_PROFILE,
     Plan,
     Profile,

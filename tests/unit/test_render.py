@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
+from kvplan.formats import json as json_format
+from kvplan.formats import markdown, terminal
+from kvplan.layout import document
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.profile import load_profile, shipped_profiles
-from kvplan.render import document, markdown, terminal
-from kvplan.render import json as json_format
-from kvplan.report import Report, analyze, to_document
+from kvplan.profile.reading import load_profile, shipped_profiles
+from kvplan.report.assembly import Report, analyze, to_document
 
 PULSE = ServingModel(  # SIC's decode lengths 2 and 4: fits, but a collapse stays
     (RequestClass("short", 4, (2,), (1.0,), 520.0), RequestClass("long", 4, (4,), (1.0,), 520.0)),

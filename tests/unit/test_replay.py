@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.ingest.replay import Trace, read_trace
+from kvplan.ingest.trace.replay import Trace, read_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 ROW = "2023-11-16 18:15:46.6805900,374,44"
@@ -182,6 +182,6 @@ def test_benchmark_results_with_start_times_are_replayed(file: Path) -> None:
 
 
 def test_reading_a_trace_loads_nothing_heavy() -> None:
-    code = "import sys, kvplan.ingest.replay; print(*{name.split('.')[0] for name in sys.modules})"
+    code = "import sys, kvplan.ingest.trace.replay; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"scipy", "numba", "pydantic", "typer", "rich", "pandas"}

@@ -11,9 +11,9 @@ from contract import BLOCKS, KEYS, keys_of
 from hypothesis import given, settings
 from strategies import mix_model, models
 
-from kvplan import __version__
 from kvplan.model import ServingModel, Timing
-from kvplan.report import analyze, to_document
+from kvplan.report.assembly import analyze, to_document
+from kvplan.version import __version__
 
 
 def document(model: ServingModel) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.ingest.hardware import find_gpu
-from kvplan.ingest.model_config import read_model
-from kvplan.ingest.roofline import roofline
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.hardware import find_gpu
+from kvplan.ingest.model.roofline import roofline
 from kvplan.model import Timing
 
 RTX_4090 = find_gpu("RTX 4090")

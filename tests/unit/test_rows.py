@@ -16,9 +16,10 @@ else:
     from backports import zstd
 
 from kvplan.errors import UsageError
-from kvplan.ingest import rows, traffic_fit
-from kvplan.ingest.rows import BLOCK_ROWS, TraceFile
-from kvplan.ingest.traffic_fit import measure
+from kvplan.ingest.trace import fit as traffic_fit
+from kvplan.ingest.trace import rows
+from kvplan.ingest.trace.fit import measure
+from kvplan.ingest.trace.rows import BLOCK_ROWS, TraceFile
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 PLAIN = "time,input,output\n"

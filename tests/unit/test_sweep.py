@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tomli
 
-from kvplan import schema
 from kvplan.errors import EngineError, UsageError
-from kvplan.profile import parse_profile
+from kvplan.profile import schema
+from kvplan.profile.reading import parse_profile
 from kvplan.sweeps import executors, run
 from kvplan.sweeps.columns import expand
 from kvplan.sweeps.definition import Runs, define

@@ -1,0 +1,204 @@
+"""What programs and notebooks call; everything heavy is imported when a function is called."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+    from kvplan.profile.reading import Profile
+    from kvplan.report.assembly import Report
+    from kvplan.simulation.experiments.study import Study
+
+
+def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
+    """Read a profile.
+
+    Parameters
+    ----------
+    profile : str or path, optional
+        A TOML file, or the name of a shipped profile; the shipped default if None.
+
+    Raises
+    ------
+    kvplan.errors.ProfileError
+        With file, line and key of what is wrong.
+    kvplan.errors.UsageError
+        It is neither a path nor a name.
+
+    Examples
+    --------
+    >>> load("tool-calls-h100").model.total_rate_rps
+    45.0
+    """
+    import os
+    from io import BytesIO
+
+    from kvplan.errors import UsageError
+    from kvplan.profile.reading import load_profile
+
+    if profile is not None and not isinstance(profile, str | os.PathLike):
+        from kvplan.errors import shown
+
+        raise UsageError(f"load: a path or the name of a shipped profile is wanted, not {shown(profile)}")
+    return load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO())
+
+
+def analyze(profile: "Profile") -> "Report":
+    """Everything that `kvplan analyze` says, as nested named tuples; blocks and fields are the keys of its JSON.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+        It is not a profile, but a name, say.
+
+    Examples
+    --------
+    >>> report = analyze(load("tool-calls-h100"))
+    >>> report.verdict.status.value, round(report.load.sustainable_rps, 2)
+    ('needs_cap', 54.87)
+    """
+    from kvplan.api import arguments
+    from kvplan.report import assembly
+
+    profile = arguments.profile(profile)
+    return assembly.analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
+
+
+def simulate(
+    profile: "Profile",
+    policies: str | Iterable[str] = ("vllm",),
+    *,
+    settings: Mapping[str, object] | None = None,
+    arrivals: str = "poisson",
+    requests: int | None = None,
+    horizon_s: float | None = None,
+    seeds: int = 1,
+    seed: int = 0,
+) -> "Study":
+    """Policies side by side on the same requests, as `kvplan simulate` runs them.
+
+    Parameters
+    ----------
+    profile : Profile
+    policies : str or iterable of str
+    settings : mapping, optional
+        Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
+    arrivals : str
+        ``poisson``, ``gamma``, ``burst``, ``saturated`` or ``closed``.
+    requests : int, optional
+        In all; 10,000 if there is no horizon either.
+    horizon_s : float, optional
+        Where the clock stops, seconds.
+    seeds, seed : int
+        How many, and the first of them.
+
+    Returns
+    -------
+    Study
+        `results` has figures and confidence intervals of each policy, `first` the run of the first seed.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+
+    Examples
+    --------
+    >>> found = simulate(load("tool-calls-h100"), ["vllm"], requests=50)
+    >>> found.results[0].policy, found.results[0].completed
+    ('vllm', 50.0)
+    """
+    from kvplan.api import arguments
+    from kvplan.errors import UsageError
+    from kvplan.simulation.experiments import options, study
+
+    profile = arguments.profile(profile)
+    kinds = [kind.value for kind in study.Arrivals]
+    if arrivals not in kinds:
+        raise UsageError(f"arrivals {arrivals!r} do not exist; there are {', '.join(kinds)}")
+    given = options.load(
+        kind=arrivals,
+        cv=None,
+        concurrency=None,
+        burst=None,
+        trace=None,
+        requests=None if requests is None else arguments.whole(requests, "requests"),
+        horizon=None if horizon_s is None else str(horizon_s),
+    )
+    names = arguments.names(policies, "policies")
+    texts = arguments.assignments({} if settings is None else settings, "settings")
+    all_seeds = options.seeds(arguments.whole(seed, "seed"), arguments.whole(seeds, "seeds"))
+    return study.study(profile.model, profile.plan, given, study.chosen(names, texts), all_seeds)
+
+
+def sweep(
+    profile: "Profile",
+    vary: Mapping[str, object],
+    columns: str | Iterable[str] | None = None,
+    *,
+    sample: str | None = None,
+    seed: int = 0,
+    policies: str | Iterable[str] = (),
+    requests: int = 1_000,
+    seeds: int = 1,
+) -> "dict[str, NDArray[Any]]":
+    """Figures at every combination of values, as `kvplan sweep` computes them, here in this process.
+
+    Parameters
+    ----------
+    profile : Profile
+    vary : mapping
+        Numbers of the profile by key, such as ``{"gpu.memory_tokens": "20k:400k:20", "classes.chat.rate": [1, 2]}``.
+    columns : str or iterable of str, optional
+        Keys of the report, ``*`` for anything, in a list or a text with commas; a few if None.
+    sample : str, optional
+        ``random:N`` or ``lhs:N`` instead of a grid.
+    seed : int
+        Of the sample and of simulations.
+    policies : str or iterable of str
+        To simulate at every point; none if empty.
+    requests, seeds : int
+        Of each simulation.
+
+    Returns
+    -------
+    dict of str to ndarray, each of shape (n_points,)
+        ``point``, what is varied, the columns, and ``error``. `point` is whole; other numbers are floats, NaN where
+        there is none; all else are objects. `pandas.DataFrame` takes it as it is.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+
+    Examples
+    --------
+    >>> found = sweep(load("tool-calls-h100"), {"gpu.max_num_seqs": [10, 1000]}, ["verdict.binding"])
+    >>> found["verdict.binding"].tolist()
+    ['max_num_seqs', 'compute']
+    """
+    from kvplan.api import arguments
+    from kvplan.errors import UsageError
+    from kvplan.simulation.experiments import options, study
+    from kvplan.sweeps.definition import Runs, define
+    from kvplan.sweeps.results import arrays
+
+    profile = arguments.profile(profile)
+    axes = arguments.assignments(vary, "vary")
+    if sample is not None and not isinstance(sample, str):
+        raise UsageError("sample: 'random:N' or 'lhs:N' is wanted")
+    seed = arguments.whole(seed, "seed")
+    keys = None if columns is None else arguments.names(columns, "columns")
+    if keys == []:
+        raise UsageError("columns: at least one key of the report, such as load.headroom")
+    names = arguments.names(policies, "policies")
+    runs = None
+    if names:
+        count = arguments.whole(requests, "requests")
+        options.load(
+            kind=None, cv=None, concurrency=None, burst=None, trace=None, requests=count, horizon=None
+        )
+        all_seeds = options.seeds(seed, arguments.whole(seeds, "seeds"))
+        runs = Runs(tuple(study.chosen(names, [])), count, len(all_seeds))
+    return arrays(define(profile, axes, sample=sample, seed=seed, columns=keys, runs=runs))

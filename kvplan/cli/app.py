@@ -1,0 +1,138 @@
+"""The command line: the commands put together, exit codes, and every failure in one line."""
+
+import os
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from kvplan.cli import (
+    analysis,
+    catalogue,
+    emit,
+    gate,
+    imports,
+    ingest,
+    mixing,
+    reproduction,
+    simulation,
+    sizing,
+    sweep,
+)
+from kvplan.cli.common import say
+from kvplan.cli.output import ClosedPipeError, abandon_standard_output, write_result
+from kvplan.errors import EngineError, ExitCode, UsageError
+from kvplan.version import __version__
+
+_CLOSED_PIPE = 141  # as if the signal had ended the process, which is what shells expect
+
+app = typer.Typer(
+    help="Capacity planner for LLM serving: does this traffic fit this replica's KV cache?",
+    epilog="Example: kvplan analyze my-service.toml",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        write_result(f"kvplan {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _kvplan(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass  # its options are those before a command
+
+
+_EXAMPLES: dict[Callable[..., None], str] = {
+    analysis.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
+    gate.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
+    gate.diff: "kvplan diff before.toml after.toml",
+    simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
+    sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",
+    sizing.size: "kvplan size tool-calls-h100 --rate 200 --slo 'ttft_s.p95 <= 2 s' --price gpu=2.50",
+    emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
+    mixing.mix: "kvplan mix two-tier-100-125 --replicas 2",
+    analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
+    reproduction.reproduce: "kvplan reproduce sic-example-02",
+    ingest.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",
+    ingest.calibrate: "kvplan calibrate serve.log --base my-service.toml -o calibrated.toml",
+    catalogue.init: "kvplan init my-service.toml",
+    catalogue.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
+    catalogue.schema: "kvplan schema -o kvplan.schema.json",
+}
+_IMPORTS: dict[Callable[..., None], str] = {
+    imports.log: "kvplan import log serve.log --base my-service.toml -o imported.toml",
+    imports.metrics: "kvplan import metrics now.prom --since earlier.prom --interval '5 min'",
+    imports.model: "kvplan import model Llama-3.1-8B --gpu 'RTX 4090'",
+}
+for _command, _example in _EXAMPLES.items():
+    app.command(epilog=f"Example: {_example}")(_command)
+_importing = typer.Typer(help="Memory or traffic from what an engine or model says.", rich_markup_mode=None)
+for _command, _example in _IMPORTS.items():
+    _importing.command(epilog=f"Example: {_example}")(_command)
+app.add_typer(_importing, name="import")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line and return the exit code; every failure is one line on standard error.
+
+    Parameters
+    ----------
+    argv : list of str, optional
+        Arguments after the program's name; those of the process if None.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     print(main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"]))
+    0
+    """
+    # Our matrices are small: threads only get in their way.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        command = typer.main.get_command(app)
+        result = command.main(args=argv, prog_name="kvplan", standalone_mode=False)
+        return result if isinstance(result, int) else ExitCode.DONE  # an int is what typer.Exit carried
+    except ClosedPipeError:
+        return _CLOSED_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except SystemExit as stop:  # Typer's own output: completion, or help into a pipe that closed
+        closed = isinstance(stop.__context__, BrokenPipeError)
+        return _CLOSED_PIPE if closed else int(stop.code or 0)
+    except UsageError as error:
+        say(f"error: {error}")
+        return ExitCode.USAGE
+    except EngineError as error:
+        say(f"error: {error}")
+        return ExitCode.INTERNAL
+    except OSError as error:  # only Typer writes without `write_result`: help onto a full disk
+        abandon_standard_output()
+        say(f"error: standard output: cannot be written: {error.strerror}")
+        return ExitCode.USAGE
+    except Exception as error:
+        return _explain(error)
+
+
+def _explain(error: Exception) -> ExitCode:
+    """One line about a refusal of Typer, or about a defect of kvplan."""
+    # Typer's usage errors have a base class of its own or of click, by version; all can describe themselves.
+    describe = getattr(error, "format_message", None)
+    if describe is not None:
+        say(f"error: {' '.join(describe().split())} See: kvplan --help")
+        return ExitCode.USAGE
+    if os.environ.get("KVPLAN_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    what = f"{type(error).__name__}: {error}"
+    say(f"error: kvplan itself failed, please report it ({what}); KVPLAN_DEBUG=1 shows where")
+    return ExitCode.INTERNAL

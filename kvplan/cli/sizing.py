@@ -1,0 +1,239 @@
+"""`kvplan size`: how many replicas a demand needs."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.cli.common import (
+    DocumentFormat,
+    Output,
+    complete_profile,
+    read,
+    say_compiling,
+    sections_text,
+)
+from kvplan.cli.output import check_writable, write_bytes, write_result
+from kvplan.errors import UsageError, did_you_mean
+from kvplan.units import format_number
+from kvplan.version import __version__
+
+if TYPE_CHECKING:
+    from kvplan.decide.sizing import Measure, Measured
+    from kvplan.layout.sizing import Outcome
+    from kvplan.model import ServingModel
+    from kvplan.profile.reading import Profile
+
+_EVERY = "gpu"  # the name under which a price is that of all
+_LEAST_SEEDS = 2  # below there is no interval
+
+
+def size(
+    profiles: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROFILE...",
+            help="Replicas to choose from: TOML files, '-', or names of shipped profiles.",
+            show_default=False,
+            autocompletion=complete_profile,
+        ),
+    ],
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", help="Requests/s of all replicas; the profile's.", show_default=False),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo",
+            metavar="KEY<=VALUE",
+            help="Objective, such as 'ttft_s.p95 <= 2 s'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    headroom: Annotated[
+        float, typer.Option("--headroom", help="Everything must hold at so much more of the demand.")
+    ] = 0.2,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price",
+            metavar="NAME=PRICE",
+            help="Of a replica and hour, by profile; gpu=2.50 for all. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="Policy to simulate.")] = "vllm",
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests",
+            help="Requests of each simulation; 10 times what memory holds, 2,000 to 10,000.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of each simulation, at least 2.")] = 5,
+    format: Annotated[
+        DocumentFormat, typer.Option("--format", help="How to write it.")
+    ] = DocumentFormat.TEXT,
+    output: Output = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw replicas against demand to this file: .svg or .png.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Fewest replicas for a demand, confirmed by simulation and refuted at one less."""
+    from kvplan.formats import json
+    from kvplan.layout import sizing as tables
+
+    if plot is not None:
+        from kvplan.plots import planning
+
+        planning.check_file(plot)
+        check_writable(plot)
+    check_writable(output)
+    found = _outcome(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
+    if format is DocumentFormat.JSON:
+        text = json.render(tables.to_document(found, __version__))
+    else:
+        hashes = ", ".join(offer.sha256[:12] for offer in found.offers)
+        origin = f"kvplan {__version__}, profile {hashes} (sha256)"
+        as_markdown = format is DocumentFormat.MARKDOWN
+        text = sections_text(tables.build(found), origin, output, as_markdown=as_markdown)
+    if plot is not None:
+        write_bytes(planning.draw(planning.fleet_plot(found), plot), plot)
+    write_result(text, output)
+
+
+def _outcome(
+    profiles: Sequence[str],
+    rate: float | None,
+    slo: Sequence[str],
+    headroom: float,
+    price: Sequence[str],
+    policy: str,
+    requests: int | None,
+    seeds: int,
+) -> "Outcome":
+    from kvplan.decide.sizing import fleet, parse_slo, simulated
+    from kvplan.engines.advice import default_requests
+    from kvplan.layout.sizing import Offer, Outcome
+    from kvplan.report.assembly import requests_in_memory
+    from kvplan.simulation.experiments.options import seeds as chosen
+    from kvplan.simulation.experiments.study import MAX_REQUESTS
+
+    if rate is not None and not 0 < rate <= 1e12:
+        raise UsageError(f"--rate {rate:g}: requests/s, above 0 and at most 1e12")
+    if not 0 <= headroom <= 100:
+        raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
+    if seeds < _LEAST_SEEDS:
+        raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
+    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
+        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
+    slos = tuple(parse_slo(text) for text in slo)
+    loaded = [read(profile) for profile in profiles]
+    labels = _labels(loaded)
+    prices = _prices(price, labels)
+    sizes = [requests or default_requests(one.model) for one in loaded]
+    announce = _once(say_compiling)
+    measures = [
+        simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=announce)
+        for one, count in zip(loaded, sizes, strict=True)
+    ]
+    with _watching() as watch:
+        offers = tuple(
+            Offer(
+                label,
+                one.name,
+                one.sha256,
+                fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure)),
+                prices.get(label),
+                requests_in_memory(one.model),
+            )
+            for label, one, measure in zip(labels, loaded, measures, strict=True)
+        )
+    return Outcome(offers, headroom, slos, policy, tuple(sizes), seeds)
+
+
+def _once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:
+    """The same, silent after the first time: every run of every size would say it, in threads at that."""
+    unsaid = [announce]
+
+    def told(policy: str, kept: bool) -> None:
+        with suppress(IndexError):  # taking from a list is atomic
+            unsaid.pop()(policy, kept)
+
+    return told
+
+
+@contextmanager
+def _watching() -> "Iterator[Callable[[str, Measure], Measure]]":
+    """What is being simulated, on standard error if that is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda label, measure: measure
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("") as line:
+
+        def watch(label: str, measure: "Measure") -> "Measure":
+            def told(model: "ServingModel") -> "Measured":
+                rate = format_number(model.total_rate_rps)
+                line.update(Text(f"{label}: simulating {rate} requests/s a replica"))
+                return measure(model)
+
+            return told
+
+        yield watch
+
+
+def _labels(profiles: "Sequence[Profile]") -> list[str]:
+    """What a price is given to: the stem of each file, or the name of a shipped profile."""
+    labels = [Path(one.source).name.removesuffix(".toml") for one in profiles]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"two profiles are called {label!r}; each must have a name of its own")
+    return labels
+
+
+def _prices(given: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
+    """The price of each profile; empty where none is given."""
+
+    found: dict[str, float] = {}
+    for text in given:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        shown = f"--price {text[:80]!r}"
+        if not equals or not name:
+            raise UsageError(f"{shown}: NAME=PRICE is wanted, such as gpu=2.50")
+        if name not in labels and name != _EVERY:
+            names = [*labels, _EVERY]
+            raise UsageError(
+                f"{shown}: no profile has that name; {did_you_mean(name, names, 'the names are')}"
+            )
+        if name in found:
+            raise UsageError(f"{shown}: {name} has a price already")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number <= 1e9:
+            raise UsageError(f"{shown}: a number from 0 to 1e9 is wanted, per replica and hour")
+        found[name] = number
+    every = found.get(_EVERY)
+    prices = {label: found.get(label, every) for label in labels}
+    without = [label for label in labels if prices[label] is None]
+    if found and without:
+        raise UsageError(
+            f"--price: none for {without[0]}; give every profile one, or all the same by gpu=PRICE"
+        )
+    return {label: price for label, price in prices.items() if price is not None}

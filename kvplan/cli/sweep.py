@@ -1,0 +1,226 @@
+"""`kvplan sweep`: figures at many points of a profile."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.cli.common import Profile, read, say, say_compiling
+from kvplan.cli.output import check_writable, write_bytes
+from kvplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvplan.profile import reading as profile_file
+    from kvplan.sweeps.definition import Runs, Sweep
+    from kvplan.sweeps.run import Progress
+
+
+def sweep(
+    profile: Profile = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=VALUES",
+            help="A number of the profile and its values: a list, LOW:HIGH:COUNT or LOW:HIGH:logCOUNT.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the results to this file: .csv, .jsonl or .parquet.",
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--columns",
+            metavar="KEY,...",
+            help="Keys of the report, with * for anything; only these are computed.",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            metavar="random:N|lhs:N",
+            help="Draw points from ranges LOW:HIGH or LOW:HIGH:log instead of a grid.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of samples and simulations.")] = 0,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Simulate every point as well.")] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy", metavar="NAME,...", help="Policies to simulate; greedy,vllm.", show_default=False
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", help="How many seeds to simulate each point with; 1.", show_default=False),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", help="Requests of each simulation; 1,000.", show_default=False),
+    ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            "--executor",
+            metavar="NAME",
+            help="Where: serial, cores, dask, or a running Dask scheduler, tcp://HOST:PORT.",
+        ),
+    ] = "cores",
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", help="How many processes; as many as cores.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of the same sweep.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw the results, of one key or two, to this file: .svg or .png.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Figures at many points of a profile."""
+    from kvplan.sweeps import executors, store
+    from kvplan.sweeps.definition import define
+    from kvplan.sweeps.run import sweep as run
+
+    if output is None:
+        raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
+    store.format_of(output)
+    executors.check(executor, workers)
+    if plot is not None:
+        from kvplan.plots import planning
+
+        planning.check_file(plot)
+        check_writable(plot)
+    runs = _runs(simulate, policy, seeds, requests)
+    loaded = read(profile)
+    keys = [key for text in columns or [] for key in text.split(",") if key.strip()]
+    if columns and not keys:
+        raise UsageError("--columns: at least one key of the report, such as load.headroom")
+    definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
+    if plot is not None:
+        planning.check_sweep(definition)
+    if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
+        _compile(loaded, runs)
+    try:
+        with _bar(definition.points) as progress:
+            found = run(
+                definition, output, executor=executor, workers=workers, resume=resume, progress=progress
+            )
+    except KeyboardInterrupt:
+        say(f"note: interrupted; --resume goes on with {store.growing(output)}")
+        raise
+    if found.dropped:
+        say("note: the last line was cut off; its point was computed again")
+    if resume:
+        say(f"note: {found.resumed:,} of {found.points:,} points were there already")
+    if plot is not None:
+        _draw(definition, output, plot)
+
+
+def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
+    """The plot of what the file of results holds."""
+    from kvplan.plots import planning
+    from kvplan.sweeps.results import read as read_back
+
+    columns = read_back(definition, results, planning.columns_of(definition))
+    if planning.STATUS_KEY not in columns:
+        say(f"note: --plot has no boundary, since {planning.STATUS_KEY} is not among --columns")
+    content = planning.sweep_plot(definition, columns)
+    write_bytes(planning.draw(content, plot), plot)
+
+
+def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":
+    from kvplan.sweeps.definition import DEFAULT_POLICIES, DEFAULT_REQUESTS, Runs
+
+    given = {"--policy": policy, "--seeds": seeds, "--requests": requests}
+    if not simulate:
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"{name} goes with --simulate only")
+        return None
+    from kvplan.simulation.experiments import options, study
+
+    names = [name.strip() for name in (policy or DEFAULT_POLICIES).split(",") if name.strip()]
+    load = options.load(
+        kind=None,
+        cv=None,
+        concurrency=None,
+        burst=None,
+        trace=None,
+        requests=DEFAULT_REQUESTS if requests is None else requests,
+        horizon=None,
+    )
+    assert load.requests is not None
+    count = len(options.seeds(0, 1 if seeds is None else seeds))
+    return Runs(tuple(study.chosen(names, [])), load.requests, count)
+
+
+def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
+    """Compile the loops once, before several processes would; they find them on disk."""
+    from contextlib import suppress
+
+    from kvplan.simulation.experiments import study
+
+    for name in runs.policies:
+        with suppress(UsageError):  # what one point cannot run, others may
+            study.study(
+                profile.model,
+                profile.plan,
+                study.Load(requests=1),
+                study.chosen([name], []),
+                [0],
+                announce=say_compiling,
+                compile=True,
+            )
+
+
+@contextmanager
+def _bar(points: int) -> "Iterator[Progress | None]":
+    """Points done, how many a second, and the time left, on standard error if that is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from time import monotonic
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from kvplan.units import format_rate, format_seconds
+
+    shown = Progress(
+        TextColumn("points"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    began = monotonic()
+    with shown as bar:
+        task = bar.add_task("points", total=points, pace="")
+
+        def progress(done: int, mine: int) -> None:
+            rate = mine / (monotonic() - began + 1e-9)  # of this call, which a resumed one has not all of
+            left = format_seconds((points - done) / rate, 2)
+            bar.update(task, completed=done, pace=f"{format_rate(rate, digits=3)}, {left} left")
+
+        yield progress

@@ -1,0 +1,1 @@
+"""Decisions on reports: gate, remedies, differences, sizes."""

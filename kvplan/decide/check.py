@@ -1,0 +1,382 @@
+"""Profiles against what is demanded of them: requirements, and drift from an earlier report.
+
+A profile passes, fails, or cannot be judged. One thing that cannot be judged is enough for the latter: then nothing
+about the profile is called passed.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+from kvplan.decide.gate import (
+    Judgement,
+    Key,
+    Kind,
+    Requirement,
+    Subject,
+    holds,
+    judge,
+    parse,
+    parse_key,
+    parse_number,
+    value_of,
+)
+from kvplan.decide.remedy import Mend, mends
+from kvplan.errors import ExitCode, ProfileError, UsageError
+from kvplan.profile.reading import Profile
+from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
+
+
+class Outcome(StrEnum):
+    """What is known of a profile in the end."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNUSABLE = "unusable"
+
+
+class Origin(StrEnum):
+    """Who demands it."""
+
+    PROFILE = "profile"
+    OPTION = "option"
+    BASELINE = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far a key may drift from a baseline in either direction, as a share of the value there."""
+
+    key: Key
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An earlier report, and what is compared with it."""
+
+    source: str
+    document: Mapping[str, Any]
+    tolerances: tuple[Tolerance, ...]
+
+    @property
+    def name(self) -> object:
+        """The name of the profile that it reports on."""
+        profile = self.document.get("profile")
+        return profile.get("name") if isinstance(profile, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One demand and how a profile stands to it.
+
+    Attributes
+    ----------
+    origin : Origin
+    line : int or None
+        Where the profile makes the demand; or else of the value to change first, where it fails.
+    text : str
+        The demand as written.
+    key : Key
+    bound : str
+        What is wanted, for people.
+    wanted : float, str or bool
+    requirement : Requirement or None
+        None for a drift.
+    judgement : Judgement
+    mends : tuple of Mend
+    """
+
+    origin: Origin
+    line: int | None
+    text: str
+    key: Key
+    bound: str
+    wanted: float | str | bool
+    requirement: Requirement | None
+    judgement: Judgement
+    mends: tuple[Mend, ...] = ()
+
+    def same(self, other: "Result") -> bool:
+        """Whether both demand the same, however it is written."""
+        mine, theirs = self.requirement, other.requirement
+        if mine is None or theirs is None:
+            return self.text == other.text
+        return (mine.key.path, mine.symbol, mine.wanted) == (theirs.key.path, theirs.symbol, theirs.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something cannot be judged, and where in the file it says so."""
+
+    message: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A profile, judged.
+
+    Attributes
+    ----------
+    source : str
+        File name, ``<stdin>``, or the name of a shipped profile; as messages show it.
+    file : str or None
+        The file that it was read from; None for standard input and shipped profiles.
+    name, sha256 : str or None
+        None where the profile cannot be read.
+    results : tuple of Result
+        Empty where anything cannot be judged.
+    problems : tuple of Problem
+    mends : tuple of Mend
+        What mends everything at once, where several requirements fail.
+    """
+
+    source: str
+    file: str | None
+    name: str | None
+    sha256: str | None
+    results: tuple[Result, ...]
+    problems: tuple[Problem, ...]
+    mends: tuple[Mend, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """Unusable, if anything is; else failed, if anything is."""
+        if self.problems:
+            return Outcome.UNUSABLE
+        return Outcome.PASSED if all(r.judgement.passed for r in self.results) else Outcome.FAILED
+
+
+def exit_code(checked: Sequence[Checked]) -> ExitCode:
+    """2 if any profile cannot be judged, else 1 if any fails, else 0."""
+    outcomes = {one.outcome for one in checked}
+    if Outcome.UNUSABLE in outcomes or not outcomes:
+        return ExitCode.USAGE
+    return ExitCode.GATE_FAILED if Outcome.FAILED in outcomes else ExitCode.DONE
+
+
+def unusable(file: str | None, error: ProfileError) -> Checked:
+    """The result for a profile that cannot be read."""
+    return Checked(error.source, file, None, None, (), (Problem(str(error), error.line),))
+
+
+def check(
+    profile: Profile,
+    file: str | None,
+    required: Sequence[Requirement],
+    baseline: Baseline | None = None,
+    *,
+    alone: bool = True,
+) -> Checked:
+    """Judge a profile by its own requirements, by others, and by an earlier report.
+
+    Parameters
+    ----------
+    profile : Profile
+    file : str or None
+        Where it was read from, if that is a file.
+    required : sequence of Requirement
+        Demanded besides what `[gate] require` says.
+    baseline : Baseline, optional
+    alone : bool
+        No other profile is compared with the same baseline; then the name there need not be this one's.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.profile.reading import load_profile
+    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> check(profile, None, [parse("load.headroom >= 20%")]).outcome
+    <Outcome.PASSED: 'passed'>
+    >>> check(profile, None, []).problems[0].message
+    'tool-calls-h100: nothing is required of it: [gate] require is empty, and no --require or --tolerance is given'
+    """
+    subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile))
+    results: list[Result] = []
+    problems: list[Problem] = []
+    for demand in _demands(profile, required, baseline, alone):
+        try:
+            found = demand.judged(subject)
+            results += [] if any(map(found.same, results)) else [found]
+        except UsageError as error:
+            problems.append(_problem(profile, error, demand.place))
+    if not results and not problems:
+        missing = "[gate] require is empty, and no --require or --tolerance is given"
+        problems.append(_problem(profile, UsageError(f"nothing is required of it: {missing}")))
+    if problems:
+        return Checked(profile.source, file, profile.name, profile.sha256, (), tuple(problems))
+    mended, together = _mended(profile, subject, results)
+    return Checked(profile.source, file, profile.name, profile.sha256, mended, (), together)
+
+
+def report_of(profile: Profile) -> Analyses:
+    """The blocks of a profile's report, each computed when it is asked for."""
+    return Analyses(profile.model, profile.plan)
+
+
+class _Demand(NamedTuple):
+    """What makes a result of a report; `place` is where the profile says so, empty where another does."""
+
+    judged: Callable[[Subject], Result]
+    place: tuple[str | int, ...] = ()
+
+
+def _demands(
+    profile: Profile, required: Sequence[Requirement], baseline: Baseline | None, alone: bool
+) -> Iterator[_Demand]:
+    for i, text in enumerate(profile.requirements):
+        place = ("gate", "require", i)
+        yield _Demand(partial(_own, profile, text, place), place)
+    for requirement in required:
+        yield _Demand(partial(_required, requirement, Origin.OPTION, None))
+    if baseline is not None and not alone and baseline.name != profile.name:
+        yield _Demand(partial(_of_another_profile, profile, baseline))
+    elif baseline is not None:
+        for tolerance in baseline.tolerances:
+            yield _Demand(partial(_drift, tolerance, baseline))
+
+
+def _problem(profile: Profile, error: UsageError, place: tuple[str | int, ...] = ()) -> Problem:
+    if not place:
+        return Problem(f"{profile.source}: {error}")
+    refusal = profile.error(str(error), *place)
+    return Problem(str(refusal), refusal.line)
+
+
+def _own(profile: Profile, text: str, place: tuple[str | int, ...], subject: Subject) -> Result:
+    return _required(parse(text), Origin.PROFILE, profile.line(*place), subject)
+
+
+def _required(requirement: Requirement, origin: Origin, line: int | None, subject: Subject) -> Result:
+    judgement = judge(requirement, subject)
+    bound = f"{requirement.symbol} {requirement.bound}"
+    return Result(
+        origin, line, requirement.text, requirement.key, bound, requirement.wanted, requirement, judgement
+    )
+
+
+def _mended(
+    profile: Profile, subject: Subject, results: Sequence[Result]
+) -> tuple[tuple[Result, ...], tuple[Mend, ...]]:
+    """The results with what mends each, and what mends all where several fail."""
+    known = [r.requirement for r in results if r.requirement is not None]
+    met = [requirement for requirement in known if holds(requirement, subject)]
+    failed = [requirement for requirement in known if requirement not in met]
+    mended = tuple(
+        _located(profile, replace(r, mends=mends(profile, subject, [r.requirement, *met])))
+        if r.requirement is not None and not r.judgement.passed
+        else r
+        for r in results
+    )
+    return mended, mends(profile, subject, known) if len(failed) > 1 else ()
+
+
+def _located(profile: Profile, result: Result) -> Result:
+    """The result with the line of what mends it, where nothing in the profile demands it."""
+    changes = [change for mend in result.mends for change in mend.changes]
+    if result.line is not None or not changes:
+        return result
+    return replace(result, line=profile.line(*changes[0].path))
+
+
+# ------------------------------------------------------------------------------------------------ baseline
+
+
+_DRIFT = Key("the tolerated drift", (), Kind.NUMBER, "", ())
+
+
+def read_tolerance(text: str) -> Tolerance:
+    """A drift that is tolerated, ``KEY=2%``.
+
+    Raises
+    ------
+    UsageError
+        It is not of that form, the key is not a number, or the share is negative.
+
+    Examples
+    --------
+    >>> found = read_tolerance("load.sustainable_rps=2%")
+    >>> found.key.path, found.share
+    (('load', 'sustainable_rps'), 0.02)
+    """
+    name, equals, share = text.rpartition("=")
+    if not equals:
+        raise UsageError(f"must be KEY=SHARE, such as load.sustainable_rps=2%, not {text[:80]!r}")
+    key = parse_key(name.strip())
+    if key.kind is not Kind.NUMBER:
+        raise UsageError(f"{key.text} is {key.kind} and cannot drift; demand it with --require")
+    found = parse_number(_DRIFT, share.strip())
+    if found < 0:
+        raise UsageError(f"{key.text}: the tolerated drift cannot be negative, as {share.strip()!r} is")
+    return Tolerance(key, found)
+
+
+def read_report(data: bytes, source: str) -> dict[str, Any]:
+    """A report that ``kvplan analyze --format json`` has written.
+
+    Raises
+    ------
+    UsageError
+        It is not JSON, not a report, or a report of another schema_version.
+
+    Examples
+    --------
+    >>> read_report(b'{"schema_version": 1, "load": {"headroom": 0.5}}', "old.json")["load"]
+    {'headroom': 0.5}
+    """
+    try:
+        document = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{source}: not JSON: {what}") from None
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise UsageError(
+            f"{source}: not a report of `kvplan analyze --format json`: it has no schema_version"
+        )
+    version = document["schema_version"]
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise UsageError(f"{source}: schema_version must be {SCHEMA_VERSION}, not {str(version)[:60]!r}")
+    return document
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is not a number of JSON")
+
+
+def _of_another_profile(profile: Profile, baseline: Baseline, subject: Subject) -> Result:
+    about = f"{baseline.source} is a report on {baseline.name!r}, not on {profile.name!r}"
+    raise UsageError(f"{about}; check this profile with a baseline of its own")
+
+
+def _drift(tolerance: Tolerance, baseline: Baseline, subject: Subject) -> Result:
+    key = tolerance.key
+    try:
+        then = value_of(key, baseline.document.__getitem__)
+    except KeyError:
+        raise UsageError(f"{baseline.source}: {key.text} is not in this report") from None
+    except UsageError as error:
+        raise UsageError(f"{baseline.source}: {error}") from None
+    now = subject.value(key)
+    assert not isinstance(then, bool | str)
+    assert not isinstance(now, bool | str)
+    allowed = tolerance.share * abs(then)
+    margin = allowed - abs(now - then)
+    doubt = subject.doubt(key) or _old_doubt(key, baseline)
+    passed = math.isfinite(margin) and margin >= 0 and not doubt
+    share = f"{tolerance.share:.6%}".rstrip("0%").rstrip(".") + "%"
+    text = f"{key.text} within {share} of the baseline"
+    judgement = Judgement(now, margin, passed, doubt)
+    return Result(Origin.BASELINE, None, text, key, f"± {share}", then, None, judgement)
+
+
+def _old_doubt(key: Key, baseline: Baseline) -> str:
+    local = baseline.document.get("stability")
+    uncertain = key.path[0] == "stability" and not (
+        isinstance(local, dict) and local.get("certified") is True
+    )
+    return "stability was uncertified in the baseline" if uncertain else ""

@@ -1,0 +1,350 @@
+"""The smallest single change of a profile that mends a requirement: of traffic, memory, replicas, or engine limits.
+
+Each is found by inverting the report: its formulas are evaluated at a changed value, and the change is
+halved until it is the least that passes. It is then rounded to the passing side, as one would write it into the
+profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no mend.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from enum import StrEnum
+from fractions import Fraction
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+from kvplan.analysis.equilibrium import Saturation
+from kvplan.analysis.stability import Stability
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_free_limit
+from kvplan.decide.gate import Requirement, Subject, holds
+from kvplan.errors import UsageError
+from kvplan.model import Replica, ServingModel, as_written
+from kvplan.profile.positions import KeyPath, written
+from kvplan.profile.reading import Profile
+from kvplan.report.assembly import Analyses
+from kvplan.units import BYTE_UNITS
+
+MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, mends nothing
+_DIGITS = 4
+_ALL_DIGITS = 17  # that a float can tell apart
+_FIRST_STEP = 1e-4
+_PRECISION = 1e-5
+
+Passes = Callable[[Subject], bool]
+
+
+class Lever(StrEnum):
+    """What is changed."""
+
+    RATE = "rate"
+    MEMORY = "memory"
+    REPLICAS = "replicas"
+    MAX_NUM_SEQS = "max_num_seqs"
+    MAX_NUM_BATCHED_TOKENS = "max_num_batched_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value of the profile before and after; `path` leads to its key."""
+
+    path: KeyPath
+    before: float | int | str
+    after: float | int | str
+
+    @property
+    def key(self) -> str:
+        """The key as people write it."""
+        return written(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """One change that mends.
+
+    Attributes
+    ----------
+    lever : Lever
+    amount : float
+        Total rate of a replica, requests/s; or memory, tokens; or replicas; or the engine's limit.
+    relative : float
+        How large the change is: \\|after/before - 1\\| of rate, memory, replicas, or limit.
+    changes : tuple of Change
+        The same in the profile of one replica.
+    """
+
+    lever: Lever
+    amount: float
+    relative: float
+    changes: tuple[Change, ...]
+
+
+def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Mend, ...]:
+    """What mends a profile, the smallest change first; at most one for each lever.
+
+    Parameters
+    ----------
+    profile : Profile
+    subject : Subject
+        Its report.
+    wanted : sequence of Requirement
+        All that must hold after the change.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.decide.gate import parse
+    >>> from kvplan.profile.reading import load_profile
+    >>> from kvplan.report.assembly import ProfileIdentity
+    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> subject = Subject(ProfileIdentity("tools", ""), Analyses(profile.model, profile.plan))
+    >>> first, *_ = mends(profile, subject, [parse("load.headroom >= 0.25")])
+    >>> first.lever, first.amount, first.changes[0].key
+    (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
+    """
+
+    def passes(changed: Subject) -> bool:
+        return all(holds(requirement, changed) for requirement in wanted)
+
+    excess = _least(lambda x: passes(_with_rate(subject, 1 / (1 + x))))
+    found = [
+        *(_rate_mends(profile, subject, excess, passes) if excess else ()),
+        *(_replica_mends(profile, subject, excess, passes) if excess else ()),
+    ]
+    more = _least(lambda x: passes(_with_memory(subject, x)))
+    if more:
+        found += _memory_mends(profile, subject, more, passes)
+    found += _limit_mends(profile, subject, passes)
+    return tuple(sorted(found, key=lambda mend: mend.relative))
+
+
+# --------------------------------------------------------------------------------------------- inverting
+
+
+def _least(passes: Callable[[float], bool]) -> float | None:
+    """The least relative change that passes: the first of doubling steps, halved towards the one before.
+
+    >>> _least(lambda x: x >= 0.3), _least(lambda x: False)  # doctest: +ELLIPSIS
+    (0.3000..., None)
+    """
+    steps = [0.0]
+    while steps[-1] < MAX_FACTOR:
+        steps.append(min(max(2 * steps[-1], _FIRST_STEP), MAX_FACTOR))
+    for low, high in pairwise(steps):
+        if passes(high):
+            while high - low > _PRECISION * (1 + low):
+                middle = (low + high) / 2
+                low, high = (low, middle) if passes(middle) else (middle, high)
+            return high
+    return None
+
+
+def _with_rate(subject: Subject, factor: float) -> Subject:
+    model = subject.analyses.model
+    classes = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
+    return Subject(subject.identity, _SameReplica(replace(model, classes=classes), subject.analyses))
+
+
+def _with_memory(subject: Subject, more: float) -> Subject:
+    replica = subject.analyses.model.replica
+    blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
+    return _with_replica(subject, replace(replica, memory_tokens=blocks * replica.block_tokens))
+
+
+def _with_replica(subject: Subject, replica: Replica) -> Subject:
+    before = subject.analyses.model
+    model = replace(before, replica=replica)
+    model.__dict__["mix"] = before.mix  # where it is cached; memory and limits are no part of it
+    return Subject(subject.identity, _SameMix(model, subject.analyses))
+
+
+def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
+    replica = subject.analyses.model.replica
+    if lever is Lever.MAX_NUM_SEQS:
+        return _with_replica(subject, replace(replica, max_num_seqs=limit))
+    return _with_replica(subject, replace(replica, max_num_batched_tokens=limit))
+
+
+class _SameMix(Analyses):
+    """The analyses of a model that differs from another in the replica; what takes long is computed once for both."""
+
+    def __init__(self, model: ServingModel, like: Analyses) -> None:
+        super().__init__(model, like.plan)
+        self._like = like
+
+    @cached_property
+    def stability(self) -> Stability:
+        return self._like.stability
+
+
+class _SameReplica(_SameMix):
+    """The same where only the total rate differs: it is no part of what a saturated replica does."""
+
+    @cached_property
+    def saturation(self) -> Saturation:
+        return self._like.saturation
+
+    @cached_property
+    def worst_cycle(self) -> WorstCycle:
+        return self._like.worst_cycle
+
+
+# ---------------------------------------------------------------------------------- writing into a profile
+
+
+def _rate_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
+    before = subject.analyses.model.total_rate_rps
+    together = _cycle_is_simulated(subject)
+    # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
+    for digits, rounding in ((_DIGITS, ROUND_HALF_EVEN), (_DIGITS, ROUND_FLOOR), (2 * _DIGITS, ROUND_FLOOR)):
+        changes = _rates(
+            profile, 1 / Fraction(1 + excess), partial(_rounded, digits=digits, rounding=rounding), together
+        )
+        model = _verified(profile, subject, changes, passes)
+        if model is not None:
+            after = model.total_rate_rps
+            yield Mend(Lever.RATE, after, 1 - after / before, changes)
+            return
+
+
+def _replica_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
+    least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
+    together = _cycle_is_simulated(subject)
+    for replicas in (least, least + 1):
+        for digits in (_DIGITS, 2 * _DIGITS, _ALL_DIGITS):
+            # rounded up: the replicas together serve all of it
+            changes = _rates(
+                profile,
+                Fraction(1, replicas),
+                partial(_rounded, digits=digits, rounding=ROUND_CEILING),
+                together,
+            )
+            if _verified(profile, subject, changes, passes) is not None:
+                yield Mend(Lever.REPLICAS, replicas, replicas - 1.0, changes)
+                return
+
+
+def _cycle_is_simulated(subject: Subject) -> bool:
+    """Whether a cycle was simulated for a subject: then rates stay in proportion, so that it need not be again."""
+    cycle = subject.analyses.__dict__.get("worst_cycle")
+    return cycle is not None and cycle.kind is CycleKind.SIMULATED
+
+
+def _memory_mends(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Mend]:
+    before = subject.analyses.model.replica.memory_tokens
+    for _ in range(3):
+        changes = (_memory(profile, subject, before * (1 + more)),)
+        model = _verified(profile, subject, changes, passes)
+        if model is not None:
+            after = model.replica.memory_tokens
+            yield Mend(Lever.MEMORY, after, after / before - 1, changes)
+            return
+        more += 10.0**-_DIGITS * (1 + more)
+
+
+def _limit_mends(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Mend]:
+    """The limit of the engine that binds, raised; or its requests at once, so few that no eviction is possible."""
+    model, binding = subject.analyses.model, subject.analyses.binding
+    for lever, before in (
+        (Lever.MAX_NUM_SEQS, model.replica.max_num_seqs),
+        (Lever.MAX_NUM_BATCHED_TOKENS, model.replica.max_num_batched_tokens),
+    ):
+        if before is None:
+            continue
+        after = _least_limit(subject, lever, before, passes) if lever == binding else None
+        if after is None and lever is Lever.MAX_NUM_SEQS:
+            after = _eviction_free_limit(subject, before, passes)
+        if after is None:
+            continue
+        change = Change(("gpu", lever.value), before, after)
+        if _verified(profile, subject, (change,), passes) is not None:
+            yield Mend(lever, after, abs(after / before - 1), (change,))
+
+
+def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:
+    def enough(limit: int) -> bool:
+        return passes(_with_limit(subject, lever, limit))
+
+    excess = _least(lambda x: enough(math.ceil(before * (1 + x))))
+    if excess is None:
+        return None
+    limit = math.ceil(before * (1 + excess))
+    while limit - 1 > before and enough(limit - 1):  # within the precision of the search
+        limit -= 1
+    return limit
+
+
+def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:
+    """The most requests at once that always fit, where fewer than now; not at the price of an overload."""
+    limit = eviction_free_limit(subject.analyses.model)
+    if not 0 < limit < before:
+        return None
+    changed = _with_limit(subject, Lever.MAX_NUM_SEQS, limit)
+    overloads = changed.analyses.overloaded and not subject.analyses.overloaded
+    return limit if not overloads and passes(changed) else None
+
+
+def _rates(
+    profile: Profile, factor: Fraction, rounded: Callable[[Decimal], Decimal], together: bool
+) -> tuple[Change, ...]:
+    """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together."""
+    tables = profile.tables()
+    keys: list[tuple[KeyPath, Any]] = [
+        (("classes", i, "rate"), table["rate"])
+        for i, table in enumerate(tables["classes"])
+        if "rate" in table
+    ]
+    if "rate" in tables.get("workload", {}):
+        keys = [(("workload", "rate"), tables["workload"]["rate"])]
+    if together and len(keys) > 1:
+        common = Fraction(rounded(_decimal(factor)))
+        return tuple(Change(path, before, float(as_written(before) * common)) for path, before in keys)
+    return tuple(
+        Change(path, before, float(rounded(_decimal(as_written(before) * factor)))) for path, before in keys
+    )
+
+
+def _decimal(value: Fraction) -> Decimal:
+    return Decimal(value.numerator) / Decimal(value.denominator)
+
+
+def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
+    """Memory for so many tokens, in the way in which the profile gives it: whole blocks, or bytes with their unit."""
+    gpu = profile.tables()["gpu"]
+    block = subject.analyses.model.replica.block_tokens
+    if "memory_tokens" in gpu:
+        step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)
+        return Change(("gpu", "memory_tokens"), gpu["memory_tokens"], math.ceil(tokens / step) * step)
+    unit = re.sub(r"[^A-Za-z]*([eE][+-]?\d+)?", "", gpu["memory"], count=1).strip()
+    least = math.ceil(tokens / block) * block * gpu["kv_bytes_per_token"]
+    amount = _rounded(Decimal(least) / Decimal(int(BYTE_UNITS[unit])), _DIGITS, ROUND_CEILING)
+    return Change(("gpu", "memory"), gpu["memory"], f"{amount:f} {unit}")
+
+
+def _rounded(value: Decimal, digits: int, rounding: str) -> Decimal:
+    """A decimal of so many significant digits.
+
+    >>> _rounded(Decimal("43.8959"), 4, ROUND_FLOOR), _rounded(Decimal(1234567), 4, ROUND_CEILING)
+    (Decimal('43.89'), Decimal('1.235E+6'))
+    """
+    return value.quantize(Decimal(1).scaleb(value.adjusted() + 1 - digits), rounding=rounding)
+
+
+def _verified(
+    profile: Profile, subject: Subject, changes: Sequence[Change], passes: Passes
+) -> ServingModel | None:
+    """The model of the profile so changed, if it is allowed and passes.
+
+    Nothing is taken over from the search, and of the report only what no lever is part of: stability, if it is
+    proved. Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
+    """
+    try:
+        model = profile.changed({change.path: change.after for change in changes})
+    except UsageError:
+        return None
+    local = subject.analyses.__dict__.get("stability")
+    known = {"stability": local} if local is not None and local.certified else {}
+    changed = Subject(subject.identity, Analyses(model, subject.analyses.plan, known))
+    return model if passes(changed) else None

@@ -1,0 +1,1 @@
+"""Engines: what can be set, and which settings gain."""

@@ -1,0 +1,1 @@
+"""How it is written: terminal, Markdown, HTML, JSON, JUnit, GitHub."""

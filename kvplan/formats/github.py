@@ -1,0 +1,58 @@
+"""What GitHub's runner reads out of a log: annotations to write, and commands that nobody is to smuggle in.
+
+The runner takes a line that begins with ``::`` for a command, after blanks too, and ``##[`` wherever it stands.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from kvplan.decide.check import Checked
+from kvplan.layout.check import advice_text, got_text, title, wanted_text
+
+_COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
+_NOTHING = "\u200b"  # a space of no width
+
+
+def annotations(checked: Sequence[Checked]) -> Iterator[str]:
+    r"""A line for each requirement that fails and for whatever cannot be judged.
+
+    Examples
+    --------
+    >>> from kvplan.decide.check import Problem
+    >>> list(annotations([Checked("a,b.toml", "a,b.toml", None, None, (), (Problem("100%\nbad", 3),))]))
+    ['::error file=a%2Cb.toml,line=3,title=kvplan%3A a%2Cb.toml::100%25%0Abad']
+    """
+    for one in checked:
+        for problem in one.problems:
+            yield _annotation(one, problem.line, problem.message)
+        for result in one.results:
+            if not result.judgement.passed:
+                said = f"{result.key.text}: wanted {wanted_text(result)}, got {got_text(result)}"
+                yield _annotation(one, result.line, f"{said}; {advice_text(result)}")
+
+
+def _annotation(checked: Checked, line: int | None, message: str) -> str:
+    place = [] if checked.file is None else [("file", checked.file), ("line", str(line or 1))]
+    properties = ",".join(
+        f"{key}={_property(value)}" for key, value in [*place, ("title", f"kvplan: {title(checked)}")]
+    )
+    return f"::error {properties}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def without_commands(text: str) -> str:
+    """The text with nothing that the runner would take for a command.
+
+    Examples
+    --------
+    >>> without_commands(" ::error::no, a::b ##[group]").replace(_NOTHING, "~")
+    ' :~:error::no, a::b #~#[group]'
+    """
+    return _COMMAND.sub(lambda match: match[0] + _NOTHING, text)

@@ -1,0 +1,1 @@
+"""Model configurations and GPUs: estimates where nothing is measured."""

@@ -1,0 +1,453 @@
+"""The shape of a language model, from a Hugging Face config.json or the catalogue: what a token costs in KV cache.
+
+Attention kinds, with bytes per token and layer on one GPU of t that share the model by tensor parallelism:
+
+======================  =============================================================================================
+MHA, GQA, MQA           2 · max(1, kv_heads / t) · head_dim · bytes: t > kv_heads copies heads instead of splitting
+MLA                     (kv_lora_rank + qk_rope_head_dim) · bytes on every GPU: the latent is not split
+sliding window          as above, but for the last `window_tokens` of a request at most: a bounded extra
+linear, Mamba, …        none: a state of fixed size
+======================  =============================================================================================
+"""
+
+import os
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvplan.errors import UsageError
+from kvplan.ingest.model import named
+from kvplan.ingest.model.json_keys import Keys, read_object
+from kvplan.ingest.model.weights import ParameterCounts, Storage, count_parameters, read_storage
+from kvplan.units import format_bytes, format_tokens
+
+_LAYERS = 10_000  # at most; published models have up to 126
+_CATALOGUE = "models.toml"
+
+_REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+
+# What classes of models fill in and their published configurations leave out.
+_CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {"sliding_window_pattern": 2},
+    "gemma3_text": {"sliding_window_pattern": 6, "vocab_size": 262_208},
+    **{kind: {"use_sliding_window": False} for kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
+}
+
+# Keys that make the formulas above wrong. A refusal is better than a number that is off by a factor.
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of the names of their classes
+_UNSUPPORTED = {
+    "block_configs": "layers of different shapes",
+    "block_types": "layers listed by kind",
+    "hybrid_layer_ids": "layers that share one attention",
+    "cross_attention_layers": "layers that attend to images",
+    "global_head_dim": "full-attention layers with heads of another size",
+    "interleave_moe_layer_step": "experts in every second layer",
+    "linear_attn_config": "layers listed by a configuration of their own",
+    "num_kv_shared_layers": "layers that share one cache",
+}
+
+_FULL = frozenset({"full_attention", "attention"})
+_SLIDING = frozenset({"sliding_attention", "chunked_attention"})
+_RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
+
+_KV_BYTES = {
+    **dict.fromkeys(("auto", "bf16", "bfloat16", "fp16", "float16", "half"), 2),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a language model.
+
+    Attributes
+    ----------
+    name, source : str
+        What it is called; the file or the catalogue.
+    layers : int
+        All of them: those with full attention, those with a sliding window, and those without KV cache.
+    full_layers, sliding_layers, recurrent_layers : int
+    window_tokens : int or None
+        Tokens a sliding layer keeps of a request.
+    hidden_size, heads, kv_heads, head_dim : int
+    attention : str
+        "MHA", "GQA", "MQA" or "MLA".
+    kv_lora_rank, qk_rope_head_dim : int or None
+        Of MLA.
+    counts : ParameterCounts
+    storage : Storage
+        How the weights are kept.
+    context_tokens : int or None
+        The longest request the model is made for.
+    notes : tuple of str
+        What a reader of any figure derived from this should know.
+    """
+
+    name: str
+    source: str
+    layers: int
+    full_layers: int
+    sliding_layers: int
+    recurrent_layers: int
+    window_tokens: int | None
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    attention: str
+    kv_lora_rank: int | None
+    qk_rope_head_dim: int | None
+    counts: ParameterCounts
+    storage: Storage
+    context_tokens: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.counts.total
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters one token meets: fewer where experts take turns."""
+        return self.counts.active
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as the configuration keeps them."""
+        return self.storage.total_bytes(self.counts)
+
+
+def read_model(reference: str | Path) -> ModelShape:
+    """The shape of a model.
+
+    Parameters
+    ----------
+    reference : str or Path
+        A config.json, a folder with one, or a name in the catalogue.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, is not such a configuration, or describes a model these formulas do not hold for;
+        the catalogue knows no such name.
+
+    Examples
+    --------
+    >>> shape = read_model("Llama-3.1-8B")
+    >>> shape.attention, shape.layers, shape.kv_heads, kv_bytes_per_token(shape)
+    ('GQA', 32, 8, 131072)
+    """
+    text = os.fspath(reference)
+    if os.path.isdir(text):
+        return read_model(Path(text) / "config.json")
+    if isinstance(reference, Path) or os.path.exists(text) or text.endswith(".json"):
+        path = Path(text)
+        folder = path.absolute().parent.name if path.name == "config.json" else ""
+        return shape_of(read_object(path), folder or path.stem)
+    known = catalogue()
+    aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
+    name = named.find(text, {name: name for name in known}, aliases, "model in the catalogue nor file")
+    return shape_of(Keys(f"catalogue: {name}", known[name]), name)
+
+
+@cache
+def catalogue() -> Mapping[str, Mapping[str, Any]]:
+    """The configurations that come with kvplan, by their names on Hugging Face.
+
+    Examples
+    --------
+    >>> catalogue()["meta-llama/Llama-3.1-8B"]["num_hidden_layers"]
+    32
+    """
+    return named.tables(_CATALOGUE)
+
+
+def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
+    """The name without its owner, and those the catalogue gives."""
+    short = name.partition("/")[2]
+    given = [short, *config.get("also", ())]
+    return given + [f"{owner}/{other}" for owner in [name.partition("/")[0]] for other in given]
+
+
+def shape_of(whole: Keys, name: str) -> ModelShape:
+    """The shape a configuration describes.
+
+    Parameters
+    ----------
+    whole : Keys
+        A config.json. Where it nests a text model in one for images or sound, that is read.
+    name : str
+
+    Raises
+    ------
+    UsageError
+        As `read_model`.
+
+    Examples
+    --------
+    >>> small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    >>> shape = shape_of(Keys("config.json", small | {"vocab_size": 100}), "small")
+    >>> shape.attention, shape.head_dim, kv_bytes_per_token(shape)
+    ('MHA', 16, 512)
+    """
+    part = next((text for key in _TEXT_PARTS if (text := whole.table(key))), None)
+    values = ChainMap(dict(part.values) if part else {}, dict(whole.values))
+    keys = Keys(whole.source, values)
+    defaults = _CLASS_DEFAULTS.get(keys.text("model_type"), {})
+    keys = Keys(whole.source, values.new_child({k: v for k, v in defaults.items() if values.get(k) is None}))
+    keys.require(*_REQUIRED)
+    for key, why in _UNSUPPORTED.items():
+        if keys.values.get(key):
+            raise keys.error(key, f"{why} are not supported; state kv_bytes_per_token in the profile instead")
+    kinds = keys.values.get("architectures")
+    if isinstance(kinds, list) and kinds and not any(str(kind).endswith(_GENERATING) for kind in kinds):
+        raise keys.error("architectures", "none of these generates text, and so keeps KV")
+    context = keys.optional_size("max_position_embeddings", "model_max_length", "max_seq_len")
+    layers = keys.size("num_hidden_layers", most=_LAYERS)
+    full, sliding, window = _layers(keys, layers, context)
+    heads = _heads(keys)
+    counts = count_parameters(keys, attention_parameters=heads.parameters, layers=layers)
+    storage = read_storage(keys)
+    shape = ModelShape(
+        name=name,
+        source=whole.source,
+        layers=layers,
+        full_layers=full,
+        sliding_layers=sliding,
+        recurrent_layers=layers - full - sliding,
+        window_tokens=window if sliding else None,
+        hidden_size=keys.size("hidden_size"),
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        attention=heads.kind,
+        kv_lora_rank=heads.kv_lora_rank,
+        qk_rope_head_dim=heads.rope_dim,
+        counts=counts,
+        storage=storage,
+        context_tokens=context,
+        notes=(),
+    )
+    return _with_notes(shape, nested=part is not None)
+
+
+# -- which layers keep what -------------------------------------------------------------------------------------------
+
+
+def _layers(keys: Keys, count: int, context: int | None) -> tuple[int, int, int | None]:
+    """Layers with full attention, layers with a sliding window, and the window."""
+    kinds = keys.words("layer_types", "layers_block_type")
+    if kinds is not None:
+        return _listed_layers(keys, kinds, count, context)
+    attention = _attention_layers(keys, count)
+    if not attention:
+        raise keys.error("num_hidden_layers", "no layer with attention, so there is no KV cache to plan")
+    window = keys.optional_size("sliding_window")
+    if window is None or not keys.flag("use_sliding_window", default=True) or _covers(window, context):
+        return attention, 0, None
+    if (every := keys.optional_size("sliding_window_pattern")) is not None:
+        full = attention // every
+    else:
+        # Below this layer Qwen2 attends to everything; other models slide in all layers.
+        full = min(keys.size("max_window_layers", default=0, least=0), attention)
+    return full, attention - full, window
+
+
+def _listed_layers(
+    keys: Keys, kinds: list[str], count: int, context: int | None
+) -> tuple[int, int, int | None]:
+    if len(kinds) != count:
+        raise keys.error("layer_types", f"a list of {len(kinds)}; num_hidden_layers is {count}")
+    unknown = next((kind for kind in kinds if kind not in _FULL | _SLIDING | _RECURRENT), None)
+    if unknown is not None:
+        known = ", ".join(sorted(_FULL | _SLIDING | _RECURRENT))
+        raise keys.error("layer_types", f"{unknown[:40]!r}; must be one of {known}")
+    full = sum(kind in _FULL for kind in kinds)
+    sliding = sum(kind in _SLIDING for kind in kinds)
+    if not full + sliding:
+        raise keys.error("layer_types", "no layer with attention, so there is no KV cache to plan")
+    if not sliding:
+        return full, 0, None
+    window = keys.size("sliding_window", "attention_chunk_size")
+    return (full + sliding, 0, None) if _covers(window, context) else (full, sliding, window)
+
+
+def _covers(window: int, context: int | None) -> bool:
+    """No request is longer than the window, which then bounds nothing."""
+    return context is not None and window >= context
+
+
+def _attention_layers(keys: Keys, count: int) -> int:
+    """Layers with attention, in models that mix it with layers of fixed state."""
+    if (indices := keys.numbers("attn_layer_indices")) is not None:
+        return len({i for i in indices if 0 <= i < count})
+    if (period := keys.optional_size("attn_layer_period")) is not None:
+        return len(range(keys.size("attn_layer_offset", default=0, least=0), count, period))
+    if (interval := keys.optional_size("full_attention_interval")) is not None:
+        return count // interval
+    if pattern := keys.text("hybrid_override_pattern"):
+        return min(pattern.count("*"), count)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Attention of one layer."""
+
+    kind: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: int
+    kv_lora_rank: int | None = None
+    rope_dim: int | None = None
+
+
+def _heads(keys: Keys) -> _Heads:
+    hidden = keys.size("hidden_size")
+    heads = keys.size("num_attention_heads")
+    if (rank := keys.optional_size("kv_lora_rank")) is not None:
+        return _latent(keys, hidden, heads, rank)
+    alone = 1 if keys.flag("multi_query", default=False) else heads
+    kv_heads = keys.size("num_key_value_heads", "num_kv_heads", default=alone)
+    if heads % kv_heads:
+        raise keys.error("num_key_value_heads", f"{kv_heads}; must divide num_attention_heads, {heads}")
+    head_dim = keys.optional_size("head_dim")
+    if head_dim is None:
+        if hidden % heads:
+            raise keys.error(
+                "num_attention_heads", f"{heads}; must divide hidden_size, {hidden}, without head_dim"
+            )
+        head_dim = hidden // heads
+    kind = "MHA" if kv_heads == heads else "MQA" if kv_heads == 1 else "GQA"
+    # Queries and output, keys and values.
+    return _Heads(kind, heads, kv_heads, head_dim, 2 * hidden * head_dim * (heads + kv_heads))
+
+
+def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> _Heads:
+    """Multi-head latent attention: keys and values of all heads are made from one small vector per token."""
+    rope, nope = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
+    value = keys.size("v_head_dim")
+    query_rank = keys.optional_size("q_lora_rank")
+    queries = heads * (nope + rope)
+    parameters = query_rank * (hidden + queries) if query_rank else hidden * queries
+    parameters += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+    return _Heads("MLA", heads, heads, nope + rope, parameters, rank, rope)
+
+
+# -- what a token and a request cost ----------------------------------------------------------------------------------
+
+
+def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
+    """Bytes of KV cache that one token takes on each GPU of a tensor-parallel group.
+
+    Layers with a sliding window are left out, for what a request keeps there stays bounded:
+    `window_bytes_per_request`. Where every layer slides, they are what counts, up to `window_tokens` of a request.
+
+    Parameters
+    ----------
+    shape : ModelShape
+    kv_dtype : str
+        "auto" for 16 bits, or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
+    tensor_parallel : int
+        GPUs that share the model.
+
+    Raises
+    ------
+    UsageError
+        No such type, or heads cannot be shared out over so many GPUs.
+
+    Examples
+    --------
+    >>> shape = read_model("Llama-3.1-70B")
+    >>> [kv_bytes_per_token(shape, tensor_parallel=t) for t in (1, 4, 8, 16)]
+    [327680, 81920, 40960, 40960]
+    >>> kv_bytes_per_token(read_model("DeepSeek-V3"), tensor_parallel=8)
+    70272
+    """
+    return (shape.full_layers or shape.sliding_layers) * _layer_bytes(shape, kv_dtype, tensor_parallel)
+
+
+def window_bytes_per_request(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
+    """Bytes of KV cache at most that a request takes on each GPU in layers with a sliding window.
+
+    Raises
+    ------
+    UsageError
+        As `kv_bytes_per_token`.
+
+    Examples
+    --------
+    12 of 24 layers keep 128 tokens of 2048 bytes:
+
+    >>> window_bytes_per_request(read_model("gpt-oss-20b"))
+    3145728
+    """
+    return shape.sliding_layers * (shape.window_tokens or 0) * _layer_bytes(shape, kv_dtype, tensor_parallel)
+
+
+def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
+    """Of one token in one layer on one GPU."""
+    if kv_dtype.lower() not in _KV_BYTES:
+        raise UsageError(f"{kv_dtype[:40]!r} is not a type of KV cache; there are {', '.join(_KV_BYTES)}")
+    width = _KV_BYTES[kv_dtype.lower()]
+    kv_heads = kv_heads_per_gpu(shape, tensor_parallel)
+    if shape.kv_lora_rank is not None and shape.qk_rope_head_dim is not None:
+        return (shape.kv_lora_rank + shape.qk_rope_head_dim) * width
+    return 2 * kv_heads * shape.head_dim * width
+
+
+def kv_heads_per_gpu(shape: ModelShape, tensor_parallel: int) -> int:
+    """Key-value heads each GPU of a group holds: its share, or one copy where there are more GPUs than heads.
+
+    Raises
+    ------
+    UsageError
+        The heads cannot be shared out evenly, which engines refuse too.
+
+    Examples
+    --------
+    >>> [kv_heads_per_gpu(read_model("Llama-3.1-8B"), t) for t in (1, 2, 8, 32)]
+    [8, 4, 1, 1]
+    """
+    if tensor_parallel < 1:
+        raise UsageError(f"tensor parallelism {tensor_parallel}: must be at least 1")
+    if shape.heads % tensor_parallel:
+        raise UsageError(
+            f"tensor parallelism {tensor_parallel}: must divide the {shape.heads} attention heads of {shape.name}"
+        )
+    if shape.kv_heads % tensor_parallel and tensor_parallel % shape.kv_heads:
+        raise UsageError(
+            f"tensor parallelism {tensor_parallel}: must divide the {shape.kv_heads} key-value heads of "
+            f"{shape.name} or be a multiple of them"
+        )
+    return max(1, shape.kv_heads // tensor_parallel)
+
+
+# -- what to know about it --------------------------------------------------------------------------------------------
+
+
+def _with_notes(shape: ModelShape, *, nested: bool) -> ModelShape:
+    notes = []
+    if shape.sliding_layers:
+        extra = format_bytes(window_bytes_per_request(shape))
+        scope = "every layer slides" if not shape.full_layers else f"{shape.sliding_layers} layers slide"
+        notes.append(
+            f"{scope}: a request keeps at most {format_tokens(shape.window_tokens)} tokens there, {extra} in "
+            "16 bits" + ("" if not shape.full_layers else ", which bytes per token leave out")
+        )
+    if shape.recurrent_layers:
+        notes.append(
+            f"{shape.recurrent_layers} of {shape.layers} layers keep a state of fixed size and no KV cache; their "
+            "parameters are counted as if they were attention, and the state is left out"
+        )
+    if not shape.storage.is_16_bit:
+        notes.append(f"bytes of {shape.storage.name} weights are an estimate: scales and padding vary")
+    if nested:
+        notes.append("only the text model is counted: encoders of images or sound take memory besides")
+    return replace(shape, notes=tuple(notes))

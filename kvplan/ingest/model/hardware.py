@@ -1,0 +1,91 @@
+"""The catalogue of GPUs: memory, bandwidth and speed, with the source of each, in gpus.toml."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kvplan.ingest.model import named
+from kvplan.units import parse_bytes
+
+_CATALOGUE = "gpus.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device.
+
+    Attributes
+    ----------
+    name : str
+    memory_bytes : int
+        What a process can see of it.
+    memory_from : str
+        Who says so: "torch", the total PyTorch reports; "datasheet", the maker, off by a few per cent.
+    bandwidth_bytes_per_s : float
+        Peak of the memory.
+    flops_bf16 : float
+        Dense operations per second with 16-bit inputs, at the peak; float16 where there is no bfloat16.
+    flops_fp8 : float or None
+        With 8-bit floating-point inputs, where the device has them.
+    source : str
+        Where the figures come from.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_from: str
+    bandwidth_bytes_per_s: float
+    flops_bf16: float
+    flops_fp8: float | None
+    source: str
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU of the catalogue, by any of its names without regard to case and punctuation.
+
+    Raises
+    ------
+    UsageError
+        There is none of that name, or it is short for several; with the nearest.
+
+    Examples
+    --------
+    >>> gpu = find_gpu("NVIDIA GeForce RTX 4090")
+    >>> gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_s / 1e9
+    ('RTX 4090', 25250627584, 1008.0)
+    """
+    known, aliases = _catalogue()
+    return named.find(name, known, aliases, "GPU in the catalogue")
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """All GPUs of the catalogue.
+
+    Examples
+    --------
+    >>> [gpu.name for gpu in gpus() if gpu.memory_bytes > 200e9]
+    ['MI300X', 'MI325X']
+    """
+    return tuple(_catalogue()[0].values())
+
+
+@cache
+def _catalogue() -> tuple[Mapping[str, Gpu], Mapping[str, str]]:
+    tables = named.tables(_CATALOGUE)
+    known = {name: _gpu(name, table) for name, table in tables.items()}
+    aliases = {alias: name for name, table in tables.items() for alias in table.get("also", ())}
+    return known, aliases
+
+
+def _gpu(name: str, table: Mapping[str, Any]) -> Gpu:
+    fp8 = table.get("tflops_fp8")
+    return Gpu(
+        name=name,
+        memory_bytes=parse_bytes(table["memory"]),
+        memory_from=table["memory_from"],
+        bandwidth_bytes_per_s=float(parse_bytes(table["bandwidth"])),
+        flops_bf16=table["tflops_16"] * 1e12,
+        flops_fp8=None if fp8 is None else fp8 * 1e12,
+        source=table["source"],
+    )

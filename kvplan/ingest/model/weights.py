@@ -1,0 +1,237 @@
+"""How many parameters a language model has, counted from its sizes, and how many bytes they take."""
+
+from dataclasses import dataclass
+
+from kvplan.errors import UsageError
+from kvplan.ingest.model.json_keys import Keys
+
+_SIXTEEN = 16.0  # bits
+_GROUP = 128  # weights that share a scale, where a configuration does not say
+
+# Two matrices to an MLP, up and down; all other architectures here gate the first with a third.
+_PLAIN_MLP = frozenset({"falcon", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
+    """Parameters by what becomes of them. Norms and biases are left out: less than 0.2 %.
+
+    Attributes
+    ----------
+    embeddings : int
+        Tables from tokens to vectors and back; one table where they are tied.
+    tables : int
+        1 where they are tied, else 2.
+    experts : int
+        Routed experts, all of them.
+    idle_experts : int
+        Those of them that a token is not routed to.
+    other : int
+        Attention, dense MLPs, shared experts, routers.
+    """
+
+    embeddings: int
+    tables: int
+    experts: int
+    idle_experts: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return self.embeddings + self.experts + self.other
+
+    @property
+    def active(self) -> int:
+        """Parameters one token meets."""
+        return self.total - self.idle_experts
+
+    @property
+    def computing(self) -> int:
+        """Parameters a prompt token is multiplied with: its embedding is looked up, and only the last token of a
+        prompt goes on to the output table."""
+        return self.active - self.embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How weights are kept.
+
+    Attributes
+    ----------
+    name : str
+        "16-bit", "fp8", "awq", …
+    bits : float
+        Of a quantised weight, its share of scales and zero points included. Embeddings keep 16 bits.
+    experts_only : bool
+        Only the routed experts are quantised.
+    """
+
+    name: str
+    bits: float = _SIXTEEN
+    experts_only: bool = False
+
+    def total_bytes(self, counts: ParameterCounts) -> int:
+        """Bytes of all weights.
+
+        Examples
+        --------
+        >>> counts = ParameterCounts(embeddings=100, tables=2, experts=0, idle_experts=0, other=1000)
+        >>> Storage("16-bit").total_bytes(counts), Storage("fp8", 8).total_bytes(counts)
+        (2200, 1200)
+        """
+        quantised = counts.experts if self.experts_only else counts.experts + counts.other
+        return int((counts.total - quantised) * _SIXTEEN / 8 + quantised * self.bits / 8)
+
+    @property
+    def is_16_bit(self) -> bool:
+        """Nothing is quantised."""
+        return self.bits == _SIXTEEN
+
+
+SIXTEEN_BIT = Storage("16-bit")
+
+
+def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> ParameterCounts:
+    """Parameters of a decoder.
+
+    Parameters
+    ----------
+    keys : Keys
+        The text model's configuration.
+    attention_parameters : int
+        Of one layer.
+    layers : int
+
+    Raises
+    ------
+    ProfileError
+        A size is missing or out of range.
+
+    Examples
+    --------
+    Llama-2-7B: 6.74·10⁹.
+
+    >>> keys = Keys("config.json", {"hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000})
+    >>> count_parameters(keys, attention_parameters=4 * 4096 * 4096, layers=32).total
+    6738149376
+    """
+    kind = keys.text("model_type")
+    hidden = keys.size("hidden_size")
+    matrices = 2 if kind in _PLAIN_MLP else 3
+    experts = keys.size(
+        "num_local_experts", "num_experts", "n_routed_experts", default=0, least=0, most=10**5
+    )
+    sparse = _expert_layers(keys, layers) if experts else 0
+    other = layers * attention_parameters
+    if sparse < layers:
+        other += (layers - sparse) * matrices * hidden * keys.size("intermediate_size")
+    routed = idle = 0
+    if sparse:
+        used = keys.size("num_experts_per_tok", "experts_per_token", most=experts)
+        width = keys.size("moe_intermediate_size", "intermediate_size")
+        shared = keys.size("n_shared_experts", default=0, least=0, most=10**5) * width
+        shared += keys.size("shared_expert_intermediate_size", default=0, least=0)
+        one = sparse * matrices * hidden * width
+        routed, idle = experts * one, (experts - used) * one
+        other += sparse * hidden * (matrices * shared + experts)  # a router has a row for each expert
+    tables = 1 if keys.flag("tie_word_embeddings", default=kind.startswith("gemma")) else 2
+    return ParameterCounts(tables * keys.size("vocab_size") * hidden, tables, routed, idle, other)
+
+
+def _expert_layers(keys: Keys, layers: int) -> int:
+    """Layers with routed experts: after the first dense ones, every so many, and not those listed as dense."""
+    first = keys.size("first_k_dense_replace", default=0, least=0)
+    step = keys.size("decoder_sparse_step", "moe_layer_freq", default=1)
+    dense = set(keys.numbers("mlp_only_layers") or ())
+    return sum(1 for i in range(first, layers) if (i + 1) % step == 0 and i not in dense)
+
+
+def read_storage(keys: Keys) -> Storage:
+    """How the weights of a configuration are kept, by its `quantization_config`.
+
+    Without one weights take 16 bits: engines load 32-bit checkpoints as 16-bit ones unless told otherwise.
+
+    Raises
+    ------
+    ProfileError
+        A method is not known here.
+
+    Examples
+    --------
+    >>> read_storage(Keys("c", {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}))
+    Storage(name='gptq', bits=4.15625, experts_only=False)
+    """
+    table = keys.table("quantization_config")
+    if table is None:
+        return SIXTEEN_BIT
+    method = table.text("quant_method")
+    if method in ("fp8", "fbgemm_fp8"):
+        return Storage("fp8", 8)
+    if method in ("awq", "gptq"):
+        return _grouped(method, table.size("bits", "w_bit", default=4, most=8), _group(table))
+    if method == "mxfp4":
+        return named_storage("mxfp4")
+    if method == "bitsandbytes":
+        return Storage(method, 4.5 if table.flag("load_in_4bit", default=False) else 8)
+    if method == "modelopt":
+        return named_storage("nvfp4" if "fp4" in table.text("quant_algo") else "fp8")
+    if method == "compressed-tensors":
+        return _compressed(table)
+    raise keys.error(
+        "quantization_config.quant_method",
+        f"{method[:40] or 'missing'}; must be one of fp8, fbgemm_fp8, awq, gptq, mxfp4, bitsandbytes, modelopt, "
+        "compressed-tensors; without quantization_config weights are taken to have 16 bits",
+    )
+
+
+def _compressed(table: Keys) -> Storage:
+    groups = table.table("config_groups")
+    name = next(iter(groups.values), None) if groups else None
+    group = groups.table(name) if groups and name is not None else None
+    weights = group.table("weights") if group else None
+    if weights is None:
+        raise table.error("quantization_config.config_groups", "missing; must hold a group with weights")
+    bits = weights.size("num_bits", most=16)
+    if bits == 8:
+        return Storage("fp8" if weights.text("type") == "float" else "int8", 8)
+    return _grouped("compressed-tensors", bits, _group(weights))
+
+
+def _group(table: Keys) -> int | None:
+    """Weights to a scale; None where it is a whole row, written -1 or left out."""
+    size = table.size("group_size", default=_GROUP, least=-1)
+    return size if size > 0 else None
+
+
+def _grouped(name: str, bits: int, group: int | None) -> Storage:
+    """Every group of weights has a scale of 16 bits and a zero point of as many as a weight."""
+    return Storage(name, bits + ((16 + bits) / group if group else 0.0))
+
+
+_NAMED = {
+    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half"), SIXTEEN_BIT),
+    "fp8": Storage("fp8", 8),
+    "int8": Storage("int8", 8),
+    "int4": _grouped("int4", 4, _GROUP),
+    "mxfp4": Storage("mxfp4", 4 + 8 / 32, experts_only=True),  # a scale of 8 bits for 32 weights
+    "nvfp4": Storage("nvfp4", 4 + 8 / 16),
+}
+
+
+def named_storage(name: str) -> Storage:
+    """How weights of a type are kept.
+
+    Raises
+    ------
+    UsageError
+        No such type.
+
+    Examples
+    --------
+    >>> named_storage("int4").bits
+    4.15625
+    """
+    if name.lower() not in _NAMED:
+        raise UsageError(f"{name[:40]!r} is not a type of weights; there are {', '.join(_NAMED)}")
+    return _NAMED[name.lower()]

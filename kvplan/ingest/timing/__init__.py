@@ -1,0 +1,1 @@
+"""Samples of iterations: read, fitted, written."""

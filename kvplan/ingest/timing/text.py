@@ -1,0 +1,136 @@
+"""Where a timing comes from and how far to trust it, in sentences."""
+
+from collections.abc import Iterable, Sequence
+
+from kvplan.errors import UsageError
+from kvplan.ingest.model.config import ModelShape
+from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.roofline import Roofline
+from kvplan.ingest.profile_text import Part, timing_text
+from kvplan.ingest.timing.fit import Outlier, TimingFit
+from kvplan.ingest.timing.samples import Samples
+from kvplan.units import format_percent, format_seconds, format_tokens
+from kvplan.version import __version__
+
+_NAMED = 5  # outliers in a sentence
+_LEAST_S = 1e-9  # what is left over of 0 by rounding is less
+
+
+def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
+    """The table [timing] of a fit.
+
+    Parameters
+    ----------
+    fit : TimingFit
+    samples : sequence of Samples
+        What it was fitted to.
+
+    Raises
+    ------
+    UsageError
+        The fit has no fixed time.
+
+    Examples
+    --------
+    >>> from kvplan.ingest.timing.samples import parse_samples
+    >>> from kvplan.ingest.timing.fit import fit_timing
+    >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
+    >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
+    >>> part = timing_part(fit_timing(*samples), samples)
+    >>> print(part.body)
+    [timing]
+    d0 = "10 ms"
+    d1 = "1 us"
+    d2 = "100 us"
+    d3 = 0
+    >>> print(part.about[1])
+    9 samples, none left out. Mean error below 0.01%; of samples not fitted to below 0.01%.
+    """
+    timing = fit.timing
+    if timing.d0 < _LEAST_S:
+        raise UsageError(
+            f"{samples[0].source}: the fit leaves no fixed time of an iteration (d0 = 0), which every engine has; "
+            "samples of small batches would tell"
+        )
+    return Part(
+        "timing", tuple(_about(fit, samples)), timing_text(timing.d0, timing.d1, timing.d2, timing.d3)
+    )
+
+
+def _about(fit: TimingFit, samples: Sequence[Samples]) -> Iterable[str]:
+    group = f" of {samples[0].group}" if samples[0].group else ""
+    files = "; ".join(f"{s.source} ({s.format}{f', sha256 {s.sha256}' if s.sha256 else ''})" for s in samples)
+    yield f"Iteration time{group}: fitted by kvplan {__version__} to {files}."
+    yield accuracy(fit)
+    if fit.outliers and not fit.envelope:
+        more = f", and {len(fit.outliers) - _NAMED} more" if len(fit.outliers) > _NAMED else ""
+        yield f"Outliers: {'; '.join(map(outlier_text, fit.outliers[:_NAMED]))}{more}."
+    for note in notes(fit, samples):
+        yield f"Note: {note}."
+
+
+def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
+    """The table [timing] of what a GPU allows at its peaks.
+
+    Examples
+    --------
+    >>> from kvplan.ingest.model.hardware import find_gpu
+    >>> from kvplan.ingest.model.config import read_model
+    >>> from kvplan.ingest.model.roofline import roofline
+    >>> shape, gpu = read_model("Llama-3.1-8B"), find_gpu("RTX 4090")
+    >>> print(roofline_part(roofline(shape, gpu), shape, gpu, 1).body.splitlines()[1])
+    d0 = "14.89 ms"
+    """
+    several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
+    about = (
+        f"Iteration time: an optimistic estimate by kvplan {__version__}, not measured, for {shape.name} "
+        f"({shape.source}) on {several}{gpu.name} ({gpu.source}).",
+        *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
+    )
+    timing = found.timing
+    return Part("timing", about, timing_text(timing.d0, timing.d1, timing.d2, timing.d3))
+
+
+def accuracy(fit: TimingFit) -> str:
+    """How many samples, how many of them left out, and the errors.
+
+    `timing_part` has an example.
+    """
+    left = "none left out"
+    if fit.trimmed:
+        left = f"{format_tokens(fit.trimmed)} left out ({format_percent(fit.trimmed_share)})"
+    if fit.envelope:
+        left += ": a lower envelope, since engines do not count recomputed prefill and only the fast samples are whole"
+    held_out = "the error of samples not fitted to cannot be told from so few"
+    if fit.held_out_error is not None:
+        held_out = f"of samples not fitted to {error_text(fit.held_out_error)}"
+    return f"{_count(fit.samples, 'sample')}, {left}. Mean error {error_text(fit.error)}; {held_out}."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def error_text(error: float) -> str:
+    """A relative error, not finer than it matters."""
+    return "below 0.01%" if error < 1e-4 else format_percent(error)
+
+
+def outlier_text(outlier: Outlier) -> str:
+    """One sample that is off, and why."""
+    against = f", contradicts line {outlier.contradicts}" if outlier.contradicts is not None else ""
+    return (
+        f"line {outlier.line} ({format_tokens(outlier.sequences)} sequences, {format_tokens(outlier.kv_tokens)} KV and "
+        f"{format_tokens(outlier.prefill_tokens)} prefill tokens: "
+        f"{format_seconds(outlier.seconds)} for {format_seconds(outlier.fitted_s)}{against})"
+    )
+
+
+def notes(fit: TimingFit, samples: Sequence[Samples]) -> list[str]:
+    """Warnings of the fit, and rows that gave no sample."""
+    left_out = dict.fromkeys((s.source, some) for s in samples for some in s.left_out)
+    rows = [
+        f"{source}: {_count(some.count, 'row')} left out, {some.reason} (first: line {some.line})"
+        for source, some in left_out
+    ]
+    return [*rows, *fit.warnings]

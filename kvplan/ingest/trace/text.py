@@ -1,0 +1,125 @@
+"""Where classes that were fitted to a trace come from, and what they distort, in sentences."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from kvplan.ingest.profile_text import classes_part, composed
+from kvplan.ingest.trace.fit import BINS, POINTS, Distortion, Traffic, describe, moment_errors
+from kvplan.model import RequestClass
+from kvplan.profile.reading import Profile
+from kvplan.units import format_number, format_percent, format_rate, format_tokens
+from kvplan.version import __version__
+
+_DATED_S = 1e9  # a clock that shows more than this counts from 1970
+
+
+def fitted_profile(
+    traffic: Traffic,
+    classes: Sequence[RequestClass],
+    base: Profile,
+    *,
+    default_base: bool = False,
+    distortion: Distortion | None = None,
+) -> Profile:
+    """A profile of these classes on the replica of `base`; its `text` says where every part comes from.
+
+    Parameters
+    ----------
+    traffic : Traffic
+        What the classes were fitted to.
+    classes : sequence of RequestClass
+    base : Profile
+    default_base : bool
+        Nobody asked for `base`.
+    distortion : Distortion, optional
+        What the classes distort, if that was looked at.
+
+    Raises
+    ------
+    ProfileError
+        Base and classes do not go together: a request is longer than the memory.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.ingest.trace.fit import _example, binned
+    >>> from kvplan.profile.reading import load_profile
+    >>> base = load_profile("llama-3.1-8b-rtx4090", stdin=BytesIO())
+    >>> profile = fitted_profile(_example(), binned(_example()), base)
+    >>> [(c.input_tokens, c.rate_rps) for c in profile.model.classes], profile.model.timing == base.model.timing
+    ([(10, 0.25), (12, 0.25), (300, 0.5)], True)
+    """
+    return composed(
+        base,
+        [classes_part(classes, _provenance(traffic, classes, base, distortion))],
+        source=str(traffic.path),
+        traffic=traffic.path.name,
+        default_base=default_base,
+    )
+
+
+def _provenance(
+    traffic: Traffic,
+    classes: Sequence[RequestClass],
+    base: Profile,
+    distortion: Distortion | None,
+) -> Iterable[str]:
+    yield (
+        f"Classes and rates: fitted by kvplan {__version__} to {traffic.path} ({traffic.format}, "
+        f"{format_tokens(traffic.rows)} rows)."
+    )
+    yield f"sha256 {traffic.sha256}"
+    yield _when(traffic)
+    yield (
+        f"Lengths: {format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out, "
+        "on average."
+    )
+    if burstiness := _burstiness(traffic):
+        yield burstiness
+    if traffic.prefix_share is not None:
+        yield (
+            f"Prefixes: an unlimited cache would have had {format_percent(traffic.prefix_share)} of the prompts' "
+            "blocks; the classes take none of that into account."
+        )
+    for note in traffic.notes:
+        yield f"Note: {note}."
+    if distortion is None:
+        footprint, variance = moment_errors(traffic, tuple(classes), base.model)
+        ranges = f"{len(classes)} ranges" if len(classes) > 1 else "one range"
+        yield (
+            f"Each class: the mean of a range of input lengths ({ranges}, at most {BINS}), and the decode lengths "
+            f"seen with them, gathered into at most {POINTS}. Error of the mean footprint: {_error(footprint)}; of the "
+            f"variance of KV usage: {_error(variance)}."
+        )
+    else:
+        yield (
+            f"Each class: one decode length, the mean of those it stands for. Beside the trace itself: "
+            f"{describe(distortion)}."
+        )
+
+
+def _error(relative: float) -> str:
+    return format_percent(relative, 2, signed=True) if abs(relative) >= 1e-4 else "below 0.01%"
+
+
+def _when(traffic: Traffic) -> str:
+    assert traffic.span_s is not None
+    rate = f"{format_tokens(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
+    if traffic.span_s < 1000:
+        rate = f"{format_number(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
+    if traffic.start_s is None or not _DATED_S < traffic.start_s < 1e11:
+        return f"Time: {rate}."
+    begin, end = (
+        datetime.fromtimestamp(second, UTC) for second in (traffic.start_s, traffic.start_s + traffic.span_s)
+    )
+    return f"Time: {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC, {rate}."
+
+
+def _burstiness(traffic: Traffic) -> str | None:
+    found = []
+    if traffic.gap_cv is not None:
+        found.append(f"coefficient of variation of the gaps {format_number(traffic.gap_cv, 3)}")
+    if traffic.dispersion is not None and traffic.dispersion_window_s is not None:
+        window = format_number(traffic.dispersion_window_s)
+        found.append(f"variance over mean of the counts in {window} s {format_number(traffic.dispersion, 3)}")
+    return f"Arrivals: {', '.join(found)} (1 for Poisson arrivals)." if found else None

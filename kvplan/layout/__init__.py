@@ -1,0 +1,1 @@
+"""What is shown: sections, tables and figures, in words."""

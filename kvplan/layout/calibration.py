@@ -1,0 +1,94 @@
+"""Fitted timings for people: the terms, how far to trust them, and the residuals as a plot."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.ingest.timing.fit import TimingFit
+from kvplan.ingest.timing.samples import Samples
+from kvplan.ingest.timing.text import accuracy, error_text, notes, outlier_text
+from kvplan.layout.document import Block, Bullets, Column, Figure, Paragraph, Section, Table
+from kvplan.layout.plot import scatter
+from kvplan.units import ABSENT, format_percent, format_seconds, format_tokens
+
+_NAMED, _NAMED_EACH = 10, 2  # outliers listed, of one replica and of each of several
+_PLOT_WIDTH = 76
+
+
+class Calibration(NamedTuple):
+    """A fit, and what it was fitted to."""
+
+    samples: tuple[Samples, ...]
+    fit: TimingFit
+
+
+def build(found: Sequence[Calibration]) -> Section:
+    """A row for each replica that was measured; with one alone, its residuals and outliers too."""
+    blocks: list[Block] = [_table(found, _terms)]
+    if len(found) > 1:
+        blocks.append(_table(found, _trust))
+        named = [
+            f"{_name(one.samples[0])}: {'; '.join(_outliers(one.fit, _NAMED_EACH))}"
+            for one in found
+            if one.fit.outliers and not one.fit.envelope
+        ]
+        if named:
+            blocks += [Paragraph("Outliers, the furthest off first:"), Bullets(tuple(named))]
+    else:
+        samples, fit = found[0]
+        blocks += [Paragraph(accuracy(fit)), Paragraph("Measured time against the fit:"), _residuals(fit)]
+        if fit.outliers and not fit.envelope:
+            blocks += [Paragraph("Outliers, the furthest off first:"), Bullets(_outliers(fit, _NAMED))]
+        if said := notes(fit, samples):
+            blocks.append(Bullets(tuple(said)))
+    title = "Iteration time, d0 + d1·KV tokens + d2·prefill tokens + d3·sequences"
+    return Section("timing", title, tuple(blocks), "computed")
+
+
+def _outliers(fit: TimingFit, most: int) -> tuple[str, ...]:
+    left = len(fit.outliers) - most
+    more = (f"and {left} more",) if left > 0 else ()
+    return (*map(outlier_text, fit.outliers[:most]), *more)
+
+
+def _table(found: Sequence[Calibration], figures: Callable[[TimingFit], dict[str, str]]) -> Table:
+    columns = (Column("Replica", wraps=True), *(Column(name, right=True) for name in figures(found[0].fit)))
+    return Table(columns, tuple((_name(one.samples[0]), *figures(one.fit).values()) for one in found))
+
+
+def _name(samples: Samples) -> str:
+    return samples.group or Path(samples.source).name
+
+
+def _terms(fit: TimingFit) -> dict[str, str]:
+    terms = {"d0": fit.timing.d0, "d1": fit.timing.d1, "d2": fit.timing.d2, "d3": fit.timing.d3}
+    return {name: format_seconds(term) if term else "0" for name, term in terms.items()}
+
+
+def _trust(fit: TimingFit) -> dict[str, str]:
+    return {
+        "Samples": format_tokens(fit.samples),
+        "Left out": format_tokens(fit.trimmed),
+        "Error": error_text(fit.error),
+        "Held out": ABSENT if fit.held_out_error is None else error_text(fit.held_out_error),
+        "Outliers": ABSENT if fit.envelope else str(len(fit.outliers)),
+    }
+
+
+def _residuals(fit: TimingFit) -> Figure:
+    off = fit.measured_s / np.maximum(fit.fitted_s, 1e-9) - 1
+    most = max(float(np.quantile(np.abs(off), 0.95)), 1e-4)
+    low, high = format_seconds(float(fit.fitted_s.min())), format_seconds(float(fit.fitted_s.max()))
+    edge = format_percent(most, 2, signed=True)
+    return Figure(
+        scatter(
+            np.log(np.maximum(fit.fitted_s, 1e-9)),
+            off / most,
+            ~fit.kept,
+            width=_PLOT_WIDTH,
+            ticks=(edge, "fit", edge.replace("+", "-")),
+            below=f"{low} to {high} by the fit, logarithmic; o several, x left out",
+        )
+    )

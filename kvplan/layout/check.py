@@ -1,0 +1,218 @@
+"""Judged profiles for people and programs: a section each, and the JSON document."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.decide.check import Checked, Origin, Outcome, Result
+from kvplan.decide.gate import telling_digits
+from kvplan.decide.remedy import MAX_FACTOR, Lever, Mend
+from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
+
+_SCHEMA_VERSION = 1
+_FEW = 8  # profiles; of more, those that pass have a line each
+_MAX_CHANGES = 8  # of a mend that are written out
+_DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and profile shows what moved"
+_NONE = (
+    f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory or a binding limit mends it"
+)
+
+
+def build(checked: Sequence[Checked]) -> list[Section]:
+    """A section for each profile, of many only for those that do not pass; before them, where there are several, an
+    overview."""
+    if len(checked) == 1:
+        return [_section(checked[0])]
+    shown = [one for one in checked if len(checked) <= _FEW or one.outcome is not Outcome.PASSED]
+    return [_overview(checked), *map(_section, shown)]
+
+
+def _overview(checked: Sequence[Checked]) -> Section:
+    counts = ", ".join(
+        f"{sum(one.outcome is outcome for one in checked)} {outcome.value}" for outcome in Outcome
+    )
+    passed = [one for one in checked if one.outcome is Outcome.PASSED]
+    rows = [(one.outcome.value, title(one)) for one in checked if one.outcome is not Outcome.PASSED]
+    if len(checked) > _FEW:
+        rows += [(one.outcome.value, one.source) for one in passed]
+    table = Table((Column("Outcome"), Column("Profile", wraps=True)), tuple(rows))
+    blocks: tuple[Block, ...] = (Paragraph(f"{len(checked)} profiles: {counts}."),)
+    return Section("check", "Check", (*blocks, table) if table.rows else blocks)
+
+
+def title(checked: Checked) -> str:
+    """What a profile is called: its name, and where it came from."""
+    return checked.source if checked.name is None else f"{checked.name} ({checked.source})"
+
+
+def _section(checked: Checked) -> Section:
+    heading = f"{checked.outcome.value.upper()}  {title(checked)}"
+    if checked.problems:
+        return Section("check", heading, (Bullets(tuple(problem.message for problem in checked.problems)),))
+    blocks: list[Block] = [_table(checked.results)]
+    if remarks := [line for result in checked.results for line in _remarks(result)]:
+        blocks.append(Bullets(tuple(remarks)))
+    if sum(not r.judgement.passed and r.requirement is not None for r in checked.results) > 1:
+        blocks.append(Bullets((f"All of them together: {mends_text(checked.mends)}.",)))
+    return Section("check", heading, tuple(blocks))
+
+
+def _table(results: Sequence[Result]) -> Table:
+    columns = (
+        Column("Result", outcome=True),
+        key_column("Key"),
+        Column("Wanted", wraps=True, least=8),
+        Column("Got", wraps=True, least=8),
+        Column("Margin", right=True, optional=True),
+    )
+    return Table(columns, tuple(map(_row, results)))
+
+
+def key_column(name: str) -> Column:
+    """A column of keys of the report, which wrap at their dots where space is short."""
+    return Column(name, wraps=True, least=12, dotted=True)
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    return (
+        "PASS" if result.judgement.passed else "FAIL",
+        result.key.text,
+        wanted_text(result),
+        got_text(result),
+        margin_text(result),
+    )
+
+
+def wanted_text(result: Result) -> str:
+    """What is wanted, as written; of a drift the value in the baseline too."""
+    if result.origin is Origin.BASELINE:
+        return f"{_figure(result, result.wanted)} {result.bound}"
+    return result.bound
+
+
+def got_text(result: Result) -> str:
+    """What the report has, with as many digits as show on which side of the bound it is."""
+    got = result.judgement.got
+    if isinstance(got, bool | str) or result.requirement is None:
+        return _figure(result, got)
+    return _figure(result, got, telling_digits(result.requirement, got))
+
+
+def margin_text(result: Result) -> str:
+    """What is to spare, in the unit of the key and as a share of what is wanted."""
+    margin, wanted = result.judgement.margin, result.wanted
+    if margin is None:
+        return ABSENT
+    sign = "+" if margin >= 0 else "-"
+    shown = f"{sign}{_figure(result, abs(margin), 3)}"
+    if isinstance(wanted, bool | str) or wanted == 0 or result.bound.endswith("%"):
+        return shown
+    return f"{shown} ({format_percent(margin / abs(wanted), 3, signed=True)})"
+
+
+def _figure(result: Result, value: float | str | bool, digits: int = 4) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value
+    match result.key.unit:
+        case "s":
+            return format_seconds(value, digits)
+        case "" if result.bound.endswith("%") and result.requirement is not None:
+            return format_percent(value, digits)
+        case "" | "count" | "per request":
+            return format_number(value, digits)
+        case unit if unit.endswith("/s"):
+            return format_rate(value, unit.removesuffix("/s"), digits)
+        case unit:
+            return f"{format_number(value, digits)} {unit}"
+
+
+def _remarks(result: Result) -> list[str]:
+    """What stands below the table about a requirement that fails."""
+    judgement = result.judgement
+    if judgement.passed:
+        return []
+    remarks = [f"{result.key.text}: {judgement.doubt}, and doubt never passes."] if judgement.doubt else []
+    return [*remarks, f"{result.text}: {advice_text(result)}."]
+
+
+def advice_text(result: Result) -> str:
+    """What is said to do about a requirement that fails."""
+    return _DRIFTED if result.requirement is None else mends_text(result.mends)
+
+
+def mends_text(mends: Sequence[Mend]) -> str:
+    """The changes that mend, the smallest first."""
+    return "; or ".join(map(_mend_text, mends)) if mends else _NONE
+
+
+def _mend_text(mend: Mend) -> str:
+    changes = ", ".join(f"{c.key} = {_toml(c.after)}" for c in mend.changes[:_MAX_CHANGES])
+    more = ", …" if len(mend.changes) > _MAX_CHANGES else ""
+    change = format_percent(mend.relative)
+    match mend.lever:
+        case Lever.RATE:
+            return f"rate down {change} to {format_rate(mend.amount, 'requests')} ({changes}{more})"
+        case Lever.MEMORY:
+            return f"memory up {change} to {format_tokens(mend.amount)} tokens ({changes}{more})"
+        case Lever.REPLICAS:
+            return f"{mend.amount:.0f} replicas in place of one ({changes}{more} each)"
+        case Lever.MAX_NUM_SEQS | Lever.MAX_NUM_BATCHED_TOKENS:
+            direction = "up" if all(mend.amount > float(c.before) for c in mend.changes) else "down"
+            return (
+                f"{mend.lever.value} {direction} {change} to {format_tokens(mend.amount)} ({changes}{more})"
+            )
+
+
+def _toml(value: float | int | str) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def to_document(checked: Sequence[Checked], version: str) -> dict[str, Any]:
+    """The JSON document: schema_version 1, the profiles in order, all requirements of each."""
+    outcomes = {one.outcome for one in checked}
+    worst = next(o for o in (Outcome.UNUSABLE, Outcome.FAILED, Outcome.PASSED) if o in outcomes)
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "kvplan_version": version,
+        "outcome": worst.value,
+        "profiles": [
+            {
+                "name": one.name,
+                "source": one.source,
+                "sha256": one.sha256,
+                "outcome": one.outcome.value,
+                "problems": [{"message": p.message, "line": p.line} for p in one.problems],
+                "requirements": [_entry(result) for result in one.results],
+                "mends": [_mend_entry(mend) for mend in one.mends],
+            }
+            for one in checked
+        ],
+    }
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    judgement = result.judgement
+    return {
+        "requirement": result.text,
+        "origin": result.origin.value,
+        "line": result.line,
+        "key": result.key.text,
+        "operator": None if result.requirement is None else result.requirement.symbol,
+        "wanted": result.wanted,
+        "got": judgement.got,
+        "margin": judgement.margin,
+        "passed": judgement.passed,
+        "doubt": judgement.doubt or None,
+        "mends": [_mend_entry(mend) for mend in result.mends],
+    }
+
+
+def _mend_entry(mend: Mend) -> dict[str, Any]:
+    return {
+        "lever": mend.lever.value,
+        "amount": mend.amount,
+        "relative_change": mend.relative,
+        "changes": [{"key": c.key, "before": c.before, "after": c.after} for c in mend.changes],
+    }

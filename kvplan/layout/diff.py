@@ -1,0 +1,102 @@
+"""What differs between two reports, for people and programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.decide.diff import Change, Comparison, Leaf, Row, Side, folded
+from kvplan.layout.check import key_column
+from kvplan.layout.document import Block, Column, Paragraph, Section, Table
+from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
+
+_SCHEMA_VERSION = 1
+MAX_ROWS = 40
+_MAX_TEXT = 20
+
+
+def build(found: Comparison) -> Section:
+    """Tables of what differs, what goes in before what comes out; or that nothing does."""
+    a, b = found.before, found.after
+    blocks: list[Block] = [Paragraph(f"Before: {_name(a)}. After: {_name(b)}.")]
+    if found.inputs:
+        blocks.append(_table("Input", folded(found.inputs, a.inputs or {})))
+    elif found.inputs is not None and found.changes:
+        blocks.append(Paragraph("No input differs."))
+    if found.changes:
+        blocks.append(_table("Result", folded(found.changes, a.document)))
+    elif not found.inputs:
+        blocks.append(Paragraph("Nothing differs."))
+    return Section("diff", "What differs", tuple(blocks))
+
+
+def _table(name: str, found: Sequence[Row]) -> Table:
+    rows = tuple(map(_row, found[:MAX_ROWS]))
+    left = len(found) - len(rows)
+    cut = f"and {left} more keys with smaller effects; --format json has all" if left else None
+    columns = (
+        key_column(name),
+        Column("Before", wraps=True, least=8),
+        Column("After", wraps=True, least=8),
+        Column("Change", right=True),
+    )
+    return Table(columns, rows, cut)
+
+
+def _name(side: Side) -> str:
+    return f"{side.name} ({side.source})"
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    change = row.change
+    digits = next(
+        (d for d in range(4, 12) if _shown(change.before, change, d) != _shown(change.after, change, d)), 12
+    )
+    moved = ABSENT if change.relative is None else format_percent(change.relative, 3, signed=True)
+    if row.entries > 1:
+        return change.key, "each", "", moved
+    return change.key, _shown(change.before, change, digits), _shown(change.after, change, digits), moved
+
+
+def _shown(value: Leaf, change: Change, digits: int) -> str:
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    if isinstance(value, str):
+        printable = "".join(c if c.isprintable() else "\ufffd" for c in value)
+        return printable if len(printable) <= _MAX_TEXT else printable[: _MAX_TEXT - 1] + "…"
+    match change.unit:
+        case "s":
+            return format_seconds(value, digits)
+        case unit if unit.endswith("/s"):
+            return format_rate(value, unit.removesuffix("/s"), digits)
+        case _:
+            return format_number(value, digits)
+
+
+def to_document(found: Comparison, version: str) -> dict[str, Any]:
+    """The JSON document: schema_version 1, every key that differs, of the profiles and of the reports."""
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "kvplan_version": version,
+        "before": _identity(found.before),
+        "after": _identity(found.after),
+        "inputs": None if found.inputs is None else list(map(_entry, found.inputs)),
+        "changes": list(map(_entry, found.changes)),
+    }
+
+
+def _entry(change: Change) -> dict[str, Any]:
+    return {
+        "key": change.key,
+        "before": change.before,
+        "after": change.after,
+        "relative_change": change.relative,
+    }
+
+
+def _identity(side: Side) -> dict[str, Any]:
+    profile = side.document.get("profile")
+    sha256 = profile.get("sha256") if isinstance(profile, dict) else None
+    return {"name": side.name, "source": side.source, "sha256": sha256}

@@ -1,0 +1,185 @@
+"""Small plots of characters, for terminals."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.layout.document import Figure, Section
+from kvplan.model import FloatArray
+from kvplan.plots.catalogue import rate_throughput
+from kvplan.plots.data import RateThroughput
+from kvplan.units import format_number
+
+if TYPE_CHECKING:
+    from kvplan.report.assembly import Report
+
+_HEIGHT = 13  # rows of points
+_ROWS = 8  # of areas
+
+
+class Ink(NamedTuple):
+    """The characters areas are drawn with: a full cell, half of one, a lighter one, two axes, a corner, an arrow."""
+
+    full: str
+    half: str
+    light: str
+    axis: str
+    zone: str
+    side: str
+    corner: str
+    arrow: str
+
+
+BLOCKS, ASCII = Ink(*"█▄░─═│└^"), Ink(*"##.-=|+^")
+
+
+def scatter(
+    x: FloatArray, y: FloatArray, marked: NDArray[np.bool_], *, width: int, ticks: Sequence[str], below: str
+) -> str:
+    """Points over a square of characters: ``.`` for one, ``o`` for several, ``x`` for a marked one.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n,)
+        From left to right, at even distances of value.
+    y : ndarray, shape (n,)
+        From -1 at the bottom to 1 at the top; what is beyond stands at the edge.
+    marked : ndarray of bool, shape (n,)
+    width : int
+        Columns in all.
+    ticks : sequence of str
+        Labels at the top, in the middle and at the bottom.
+    below : str
+        What stands under the plot.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, y, marked = np.array([0.0, 1.0]), np.array([0.0, 9.0]), np.array([False, True])
+    >>> one = scatter(x, y, marked, width=12, ticks="+0-", below="t")
+    >>> print(*(line for line in one.splitlines() if line.strip(" |")), sep="\\n")
+    + |       x
+    0 |.-------
+    - |
+      +--------
+       t
+    """
+    margin = max(map(len, ticks))
+    columns = max(width - margin - 3, 8)
+    middle = _HEIGHT // 2
+    low, high = float(x.min()), float(x.max())
+    grid = [[" "] * columns for _ in range(_HEIGHT)]
+    grid[middle] = ["-"] * columns
+    at = ((x - low) / ((high - low) or 1.0) * (columns - 1)).round().astype(int)
+    row = (middle - y.clip(-1, 1) * middle).round().astype(int)
+    for i, j, mark in zip(row.tolist(), at.tolist(), marked.tolist(), strict=True):
+        seen = grid[i][j]
+        grid[i][j] = "x" if mark or seen == "x" else "o" if seen in ".o" else "."
+    label = {0: ticks[0], middle: ticks[1], _HEIGHT - 1: ticks[2]}
+    lines = [f"{label.get(i, ''):>{margin}} |{''.join(cells)}".rstrip() for i, cells in enumerate(grid)]
+    return "\n".join([*lines, f"{'':>{margin}} +{'-' * columns}", f"{'':>{margin}}  {below}"])
+
+
+def throughput(content: RateThroughput, *, width: int, ink: Ink = BLOCKS) -> str:
+    """What is served of what is offered, as an area: dark by anybody, light only with a cap.
+
+    Parameters
+    ----------
+    content : RateThroughput
+        Where the offered rate is beyond the plot, it is not marked.
+    width : int
+        Columns in all, 60 or more.
+    ink : Ink
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvplan.plots.data import RateThroughput
+    >>> rate = np.array([0.0, 2.0, 4.0, 5.0])
+    >>> one = RateThroughput(rate, np.minimum(rate, 4), np.minimum(rate, 2), (2.0, 4.0), 3.0, 4.0)
+    >>> print("\\n".join(throughput(one, width=66, ink=ASCII).splitlines()[:9]))
+    4 |                                               ................
+      |                                         ......................
+      |                                   ............................
+      |                            ...................................
+    2 |                    ###########################################
+      |              #################################################
+      |        #######################################################
+    0 |  #############################################################
+      +-------------------------=========================-------------
+    """
+    served, collapsed = content.sustainable_rps, float(content.collapsed_rps[-1])
+    labels = {0: format_number(served), _ROWS - 1: "0"}
+    # the row whose top is next to where the lower line ends
+    knee = _ROWS - round(collapsed / served * _ROWS)
+    if content.danger_zone_rps is not None and 0 < knee < _ROWS - 1:
+        labels[knee] = format_number(collapsed)
+    margin = max(map(len, labels.values()))
+    columns = width - margin - 2
+    last = float(content.rate_rps[-1])
+    at = (np.arange(columns) + 0.5) / columns * last
+    dark = np.minimum(at, collapsed) / served * _ROWS
+    light = np.minimum(at, served) / served * _ROWS
+    lines = []
+    for row in range(_ROWS):
+        below = _ROWS - 1 - row
+        cells = (
+            _cell(low - below, high - below, ink)
+            for low, high in zip(dark.tolist(), light.tolist(), strict=True)
+        )
+        lines.append(f"{labels.get(row, ''):>{margin}} {ink.side}{''.join(cells)}".rstrip())
+
+    def column(rate: float) -> int:
+        return min(int(rate / last * columns), columns - 1)
+
+    low, high = content.danger_zone_rps or (last, last)
+    axis = "".join(ink.zone if low <= rate < high else ink.axis for rate in at.tolist())
+    ticks = [(column(served), format_number(served))]
+    if content.danger_zone_rps is not None:
+        ticks.append((column(low), format_number(low)))
+    if content.shows_offered:
+        ticks.insert(
+            0, (column(content.offered_rps), f"{ink.arrow} {format_number(content.offered_rps)} offered")
+        )
+    lead = " " * (margin + 2)
+    legend = [f"{ink.full} served with or without a cap"]
+    if content.danger_zone_rps is not None:
+        legend += [f"{ink.light} only with a cap", f"{ink.zone} danger zone"]
+    return "\n".join(
+        [
+            *lines,
+            f"{'':>{margin}} {ink.corner}{axis}",
+            lead + _placed([*ticks, (0, "0")], columns),
+            lead + "   ".join(legend),
+        ]
+    )
+
+
+def rate_section(report: "Report", *, width: int, blocks: bool) -> Section:
+    """The plot of throughput as a section for a terminal of so many columns, which has block characters or not."""
+    plot = rate_throughput(report)
+    assert isinstance(plot.data, RateThroughput)
+    drawn = throughput(plot.data, width=width, ink=BLOCKS if blocks else ASCII)
+    return Section(plot.key, f"{plot.title}, requests/s", (Figure(drawn),), plot.basis.value)
+
+
+def _cell(dark: float, light: float, ink: Ink) -> str:
+    """A cell whose parts below these heights are dark and light."""
+    if dark >= 0.75:
+        return ink.full
+    if dark >= 0.25:
+        return ink.light if light >= 1 and dark < 0.5 else ink.half
+    return ink.light if light >= 0.5 else " "
+
+
+def _placed(ticks: Iterable[tuple[int, str]], columns: int) -> str:
+    """Labels that begin at these columns, or end at the last; the first ones win where there is no place for all."""
+    line = [" "] * columns
+    for column, label in ticks:
+        start = max(0, min(column, columns - len(label)))
+        around = line[max(0, start - 1) : start + len(label) + 1]
+        if not "".join(around).strip():
+            line[start : start + len(label)] = label
+    return "".join(line).rstrip()

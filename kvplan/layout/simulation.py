@@ -1,0 +1,245 @@
+"""A study for people: policies side by side, a column each; and as CSV, a line for each figure."""
+
+import csv
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+import numpy as np
+
+from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
+from kvplan.simulation.experiments.study import Arrivals, Load, Study
+from kvplan.simulation.metrics import PolicyResult
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds
+
+_FIGURES = (
+    ("Completed", "completed", "count"),
+    ("Unfinished", "unfinished", "count"),
+    ("Makespan", "makespan_s", "time"),
+    ("Requests/s", "throughput_rps", "number"),
+    ("Decode tokens/s", "decode_tokens_per_s", "number"),
+    ("Evictions", "evictions", "count"),
+    ("Recomputed tokens", "recomputed_tokens", "count"),
+    ("Recomputed share", "recomputed_share", "share"),
+    ("KV tokens, mean", "kv_tokens.mean", "count"),
+    ("KV tokens, p99", "kv_tokens.p99", "count"),
+    ("KV tokens, peak", "kv_tokens.peak", "count"),
+    ("Queue, peak", "queue.peak", "count"),
+    ("TTFT, mean", "ttft_s.mean", "time"),
+    ("TTFT, p95", "ttft_s.p95", "time"),
+    ("TPOT, mean", "tpot_s.mean", "time"),
+    ("E2E, mean", "e2e_s.mean", "time"),
+    ("E2E, p50", "e2e_s.p50", "time"),
+    ("E2E, p95", "e2e_s.p95", "time"),
+    ("E2E, p99", "e2e_s.p99", "time"),
+)
+_NAMED = 5  # unfinished requests
+_WITH_INTERVAL = ("throughput_rps", "ttft_s.mean", "e2e_s.mean", "e2e_s.p95")
+
+
+def build(found: Study, name: str, bounds: Sequence[StudyBound] = ()) -> Section:
+    """The tables: all policies on all figures, then latencies by class; and what none of them could surpass."""
+    blocks: list[Block] = [Paragraph(_what(found)), _side_by_side(found)]
+    if len(found.results[0].classes) > 1:
+        blocks += [Paragraph("Mean time to first token and end to end, by class:"), _classes(found)]
+    notes = (*map(_bound, bounds), *(_loosened(found) if bounds else ()), *_notes(found))
+    if notes:
+        blocks.append(Bullets(notes))
+    return Section("simulation", name, tuple(blocks), "simulated")
+
+
+def _what(found: Study) -> str:
+    seeds = f"seed {found.seeds[0]}" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
+    amount = f"{format_number(found.requests)} requests"
+    load = found.load
+    until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
+    how = "replayed from a trace" if load.trace is not None else f"{_arrivals(load)}, {seeds}"
+    return f"{amount}{until}, {how}; simulated, means with 95% confidence intervals where they can be had."
+
+
+_BOUNDED = {
+    "throughput_rps": ("at most {} requests/s", format_number),
+    "decode_tokens_per_s": ("at most {} decode tokens/s", format_number),
+    "e2e_s.mean": ("at least {} mean time end to end", format_seconds),
+}
+
+
+def _bound(one: StudyBound) -> str:
+    words, written = _BOUNDED[one.figure]
+    return f"Hindsight (FC 4): {words.format(written(one.bound))} on these requests; computed, {_proof(one)}."
+
+
+def _proof(one: StudyBound) -> str:
+    if one.proven:
+        return "an optimum"
+    gap = (
+        "no schedule was found"
+        if one.gap is None
+        else f"a schedule was found {format_percent(one.gap)} off it"
+    )
+    return f"a bound: the optimum was not proven in time, {gap}"
+
+
+def _loosened(found: Study) -> tuple[str, ...]:
+    """Where policies count KV differently, the bound is of the kindest way to count."""
+    names = (*(result.policy for result in found.results), *found.missing)
+    engines = as_engines(names)
+    if not engines or len(engines) == len(names):
+        return ()
+    return (
+        f"The bound is to hold for {', '.join(engines)} too, with KV counted as engines do, tokens computed so far: "
+        "for the other policies alone it may be tighter.",
+    )
+
+
+def plain_bound(one: StudyBound) -> dict[str, Any]:
+    """As JSON has it, under the key of the figure."""
+    return {"bound": one.bound, "proven": one.proven, "gap": one.gap}
+
+
+def _arrivals(load: Load) -> str:
+    match load.kind:
+        case Arrivals.GAMMA:
+            return f"gamma arrivals of cv {load.cv:g}"
+        case Arrivals.CLOSED:
+            return f"a closed loop of {load.concurrency:,} clients"
+        case Arrivals.BURST:
+            high, low, on_s, off_s = load.burst
+            return f"bursts ({high:g} times the rate for {on_s:g} s, {low:g} times for {off_s:g} s)"
+        case _:
+            return f"{load.kind.value} arrivals"
+
+
+def _side_by_side(found: Study) -> Table:
+    columns = (Column("Figure"), *(Column(result.policy, right=True) for result in found.results))
+    rows = [("Status", *(result.status.value for result in found.results))]
+    for label, key, kind in _FIGURES:
+        rows.append((label, *(_written(figure(result, key), kind) for result in found.results)))
+        intervals = [result.ci95.get(key) for result in found.results]
+        if key in _WITH_INTERVAL and any(intervals):
+            rows.append(("", *(_interval(interval, kind) for interval in intervals)))
+    return Table(columns, tuple(rows))
+
+
+def _classes(found: Study) -> Table:
+    columns = (
+        Column("Class", wraps=True),
+        *(Column(result.policy, right=True) for result in found.results),
+    )
+    rows = (
+        (
+            one.name,
+            *(
+                f"{format_seconds(r.classes[i].ttft_s.mean)}, {format_seconds(r.classes[i].e2e_s.mean)}"
+                for r in found.results
+            ),
+        )
+        for i, one in enumerate(found.results[0].classes)
+    )
+    return Table(columns, tuple(rows))
+
+
+def _notes(found: Study) -> tuple[str, ...]:
+    notes = [f"{interruption(found)[:1].upper()}{interruption(found)[1:]}."] if found.interrupted else []
+    if found.scheduled is not None:
+        notes.append(
+            "Rates follow the schedule of the profile, from the start of its period on. Intervals from a single seed "
+            "take that for chance and are too wide; several seeds give better ones."
+            if found.scheduled
+            else "The schedule of the profile is left out: these arrivals do not follow rates."
+        )
+    for result, run in zip(found.results, found.first, strict=True):
+        if run.ending is Ending.LIVELOCK:
+            why = "a request can never fit in the memory it may use, even alone"
+            if not run.stuck:
+                why = "requests go on evicting each other, or waiting for each other, and none completes"
+            notes.append(f"{result.policy}: {why}; the run was ended.")
+        if result.unfinished:
+            notes.append(
+                f"{result.policy}: {format_number(result.unfinished)} requests had arrived and were not finished"
+                f"{_unfinished(found, run)}; latencies leave them out."
+            )
+    return tuple(notes)
+
+
+def _unfinished(found: Study, run: Outcome) -> str:
+    """Which: the first few, in order of arrival, of the first seed."""
+    there = np.flatnonzero(np.isnan(run.finish_s) & (run.arrival_s <= run.end_s))
+    if not there.size:
+        return ""
+    shown = ", ".join(f"{i + 1}" for i in there[:_NAMED].tolist())
+    more = ", ..." if there.size > _NAMED else ""
+    number = "number" if there.size == 1 else "numbers"
+    return f" ({number} {shown}{more} in order of arrival, seed {found.seeds[0]})"
+
+
+def interruption(found: Study) -> str:
+    """What the figures of an interrupted study are of."""
+    if found.cut_short or found.missing:
+        what = f"the run of seed {found.seeds[0]} as far as it went"
+    else:
+        what = f"{len(found.seeds)} seeds that every policy ended" if len(found.seeds) > 1 else "one seed"
+    missing = f"; not begun: {', '.join(found.missing)}" if found.missing else ""
+    return f"interrupted; figures are of {what}{missing}"
+
+
+def figure(result: PolicyResult, key: str) -> float | None:
+    """A figure by its dotted name."""
+    value: Any = result
+    for part in key.split("."):
+        value = getattr(value, part)
+    return None if value is None else float(value)
+
+
+def _written(value: float | None, kind: str) -> str:
+    match kind:
+        case "time":
+            return format_seconds(value)
+        case "share":
+            return format_percent(value)
+        case "count" if value is not None and value.is_integer():
+            return f"{value:,.0f}"
+        case _:
+            return format_number(value)
+
+
+def _interval(interval: tuple[float, float] | None, kind: str) -> str:
+    if interval is None:
+        return ABSENT
+    return f"{_written(interval[0], kind)} to {_written(interval[1], kind)}"
+
+
+def as_csv(found: Study) -> str:
+    """A line for each policy and figure: value and 95 % confidence interval, empty where there is none."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("policy", "figure", "value", "ci95_low", "ci95_high"))
+    for result in found.results:
+        for key, interval in result.ci95.items():
+            value = figure(result, key)
+            writer.writerow(
+                (result.policy, key, "" if value is None else repr(value), *(interval or ("", "")))
+            )
+    return out.getvalue()
+
+
+def series_csv(found: Study) -> str:
+    """The state over time of the first seed, a line for each record."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("policy", "time_s", "kv_tokens", "waiting", "running", "evictions", "completions"))
+    for result, outcome in zip(found.results, found.first, strict=True):
+        series = outcome.series
+        columns = (
+            series.time_s,
+            series.kv_tokens,
+            series.waiting,
+            series.running,
+            series.evictions,
+            series.completions,
+        )
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            writer.writerow((result.policy, *row))
+    return out.getvalue()

@@ -1,0 +1,384 @@
+"""Replicas for a demand, for people and programs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from kvplan.decide.sizing import QUEUE, Fleet, Hour, Measured, Probe, Size, Slo, Thresholds
+from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds
+
+SCHEMA_VERSION = 1
+_SHOWN = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
+_SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
+_TITLES = {"ttft_s.p95": "TTFT p95", "tpot_s.mean": "TPOT mean", "e2e_s.p95": "E2E p95"}
+
+
+class Offer(NamedTuple):
+    """A profile and what it needs.
+
+    Attributes
+    ----------
+    label : str
+        File stem or name of a shipped profile; what a price is given to.
+    name, sha256 : str
+        Of the profile.
+    fleet : Fleet
+    price : float or None
+        Of a replica and hour.
+    held : float
+        Requests that memory holds when it is full, in the mean.
+    """
+
+    label: str
+    name: str
+    sha256: str
+    fleet: Fleet
+    price: float | None
+    held: float
+
+    @property
+    def cost(self) -> float | None:
+        """Of an hour, in the mean over a period."""
+        mean = self.fleet.mean_replicas
+        return None if self.price is None or mean is None else self.price * mean
+
+
+class Outcome(NamedTuple):
+    """All there is to say."""
+
+    offers: tuple[Offer, ...]
+    headroom: float
+    slos: tuple[Slo, ...]
+    policy: str
+    requests: tuple[int, ...]
+    seeds: int
+
+    @property
+    def best(self) -> Offer | None:
+        """The cheapest that is enough; without prices, the one with the fewest replicas."""
+        able = [offer for offer in self.offers if offer.fleet.heaviest.replicas is not None]
+        if not able:
+            return None
+        return min(able, key=lambda o: (o.cost or 0.0, o.fleet.mean_replicas or 0.0, o.label))
+
+
+def build(found: Outcome) -> list[Section]:
+    """For people: which profile, then a section for each."""
+    sections = [_compared(found)] if len(found.offers) > 1 else []
+    sections += [_section(found, offer) for offer in found.offers]
+    return [*sections, Section("notes", "Notes", (Bullets(notes(found)),))]
+
+
+def _compared(found: Outcome) -> Section:
+    columns = (
+        Column("Profile", wraps=True),
+        Column("Replicas", right=True),
+        Column("Mean", right=True),
+        Column("Cost/h", right=True),
+        Column("Binds"),
+    )
+    rows = tuple(
+        (
+            offer.label,
+            _count(offer.fleet.heaviest.replicas),
+            format_number(offer.fleet.mean_replicas),
+            _cost(offer.cost),
+            _binding(offer.fleet.heaviest),
+        )
+        for offer in found.offers
+    )
+    best = found.best
+    said = "No number of replicas of any of them is enough."
+    if best is not None:
+        why = "fewest replicas" if best.price is None else "cheapest"
+        said = f"{best.label}: {_replicas(best.fleet.heaviest.replicas)}, the {why}."
+    return Section("size", "Replicas for the demand", (Paragraph(said), Table(columns, rows)))
+
+
+def _section(found: Outcome, offer: Offer) -> Section:
+    heaviest, hours = offer.fleet.heaviest, offer.fleet.hours
+    blocks: list[Block] = [Paragraph(_answer(found, offer)), Paragraph(_evidence(heaviest)), _tried(heaviest)]
+    blocks += [Paragraph(text) for text in _one_more(heaviest)]
+    if hours:
+        blocks += [_over_time(hours)]
+    if heaviest.thresholds is not None:
+        blocks += [
+            Paragraph(f"For an autoscaler, per replica{', in the heaviest part' if hours else ''}:"),
+            _for_autoscaler(heaviest.thresholds, found.headroom),
+        ]
+    return Section("size", f"Size: {offer.name}", tuple(blocks))
+
+
+def _answer(found: Outcome, offer: Offer) -> str:
+    fleet = offer.fleet
+    one = fleet.heaviest
+    demand = f"{format_number(one.demand_rps)} requests/s"
+    if fleet.hours:
+        demand = f"the heaviest part of the period, {demand},"
+    extra = f" with {format_percent(found.headroom)} headroom" if found.headroom else ""
+    if one.replicas is None:
+        return f"No number of replicas meets it: {one.reason}."
+    said = f"{_replicas(one.replicas)} for {demand}{extra}; what binds: {_binding(one)}."
+    if fleet.hours:
+        said += f" Over the period {format_number(fleet.mean_replicas)} in the mean."
+    if offer.cost is not None:
+        said += f" Cost: {_cost(offer.cost)} an hour."
+    return said
+
+
+def _evidence(one: Size) -> str:
+    said = (
+        f"One replica sustains {format_number(one.sustainable_rps)} requests/s ({one.limit}): "
+        f"{format_number(one.needed_rps)} requests/s take at least {_replicas(one.closed_form)} (computed)."
+    )
+    if one.replicas is None:
+        return said
+    said += f" Simulated with {one.replicas:,}: enough."
+    below = one.probe(one.replicas - 1)
+    if below is None:
+        return said
+    if below.missed:
+        return f"{said} With {below.replicas:,}: not enough, {_missed(below)}."
+    excess = format_percent(below.load - 1)
+    return f"{said} With {below.replicas:,}: {excess} more than is sustainable, too little to be seen in these runs."
+
+
+def _missed(probe: Probe) -> str:
+    return ", ".join("the queue grows" if what == QUEUE else f"{what} missed" for what in probe.missed)
+
+
+def _unseen(probe: Probe) -> bool:
+    """Whether the formulas refute a size and the simulation does not."""
+    return probe.overloaded and not probe.missed
+
+
+def _verdict(probe: Probe) -> str:
+    return "not refuted: runs too short" if _unseen(probe) else _missed(probe) or "enough"
+
+
+def _tried(one: Size) -> Table:
+    columns = (
+        Column("Replicas", right=True),
+        Column("Requests/s each", right=True),
+        Column("Load", right=True),
+        *(Column(_TITLES[key], right=True) for key in _SHOWN),
+        Column("Simulated", wraps=True),
+    )
+    rows = [
+        (
+            f"{probe.replicas:,}",
+            format_number(probe.rate_rps),
+            format_percent(probe.load),
+            *(_figure(probe.measured, key) for key in _SHOWN),
+            _verdict(probe),
+        )
+        for probe in one.probes
+    ]
+    if one.idle is not None:
+        rows.append(("idle", "0", "0%", *(_figure(one.idle, key) for key in _SHOWN), ABSENT))
+    return Table(columns, tuple(rows))
+
+
+def _figure(measured: Measured, key: str) -> str:
+    found = measured.figures.get(key)
+    return ABSENT if found is None else format_seconds(found.mean)
+
+
+def _one_more(one: Size) -> Iterator[str]:
+    """What another replica would change."""
+    if one.replicas is None:
+        return
+    here, more = one.probe(one.replicas), one.probe(one.replicas + 1)
+    assert here is not None
+    assert more is not None
+    spare = [format_percent(p.replicas * one.sustainable_rps / one.demand_rps - 1) for p in (here, more)]
+    said = [f"headroom from {spare[0]} to {spare[1]}"]
+    said += [
+        f"{_TITLES[key]} from {_figure(here.measured, key)} to {_figure(more.measured, key)}"
+        for key in _SHOWN
+        if key in here.measured.figures and key in more.measured.figures
+    ]
+    yield f"One more GPU buys {', '.join(said)}."
+
+
+def _over_time(hours: Sequence[Hour]) -> Table:
+    columns = (
+        Column("From", right=True),
+        Column("To", right=True),
+        Column("Requests/s", right=True),
+        Column("Replicas", right=True),
+        Column("Binds"),
+    )
+    rows = tuple(
+        (
+            format_seconds(hour.start_s, 4),
+            format_seconds(hour.end_s, 4),
+            "0" if hour.size is None else format_number(hour.size.demand_rps),
+            _count(hour.replicas),
+            ABSENT if hour.size is None else _binding(hour.size),
+        )
+        for hour in hours
+    )
+    return Table(columns, rows)
+
+
+def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
+    columns = (Column("Act when"), Column("Value", right=True), Column("Source", wraps=True))
+    carried = (
+        "the load confirmed by simulation" if found.confirmed else "the sustainable rate, WAIT-s eq. 3-6"
+    )
+    rows = (
+        (
+            "add: requests/s above",
+            format_number(found.rate_rps),
+            f"{carried}, over {format_number(1 + headroom)} for headroom",
+        ),
+        (
+            "add: KV usage above",
+            format_percent(found.kv_utilization),
+            "equilibrium at that rate, WAIT-s eq. 3-6",
+        ),
+        (
+            "add: requests without a first token above",
+            format_number(found.waiting),
+            "that rate × mean TTFT, simulated (Little's law)",
+        ),
+        (
+            "take away: KV usage below",
+            format_percent(found.down_kv_utilization),
+            "the rest then carries the rate above, each",
+        ),
+    )
+    return Table(columns, rows)
+
+
+def notes(found: Outcome) -> tuple[str, ...]:
+    """What was assumed."""
+    runs = " or ".join(f"{count:,}" for count in sorted(set(found.requests)))
+    said = [
+        "The demand splits evenly: every replica gets Poisson arrivals at its part of it, with the profile's mix "
+        "(assumption). What a router does from moment to moment is not modelled.",
+        f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
+        "replica; an objective holds if the upper end of its 95% interval does.",
+        "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
+    ]
+    said += _too_short(found)
+    if any(offer.fleet.hours for offer in found.offers):
+        said.append(
+            "Parts of a period are sized as if each lasted; what one leaves waiting to the next is not counted. "
+            "kvplan simulate --horizon replays a period."
+        )
+    return tuple(said)
+
+
+def _too_short(found: Outcome) -> Iterator[str]:
+    """Where runs could not see a queue grow."""
+    for offer, requests in zip(found.offers, found.requests, strict=True):
+        sizes = [offer.fleet.heaviest, *(hour.size for hour in offer.fleet.hours if hour.size is not None)]
+        if requests >= _SHORT_TURNS * offer.held and not any(_unseen(p) for one in sizes for p in one.probes):
+            continue
+        of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+        yield (
+            f"{of_it}Memory holds some {format_number(offer.held, 2)} requests. Runs of {requests:,} can be too short "
+            "to see a queue grow; below a few times what memory holds they cannot refute a size, and the formulas "
+            "alone do. --requests makes them longer."
+        )
+
+
+def _cost(value: float | None) -> str:
+    """Money: two decimals, more of what is less than a hundredth."""
+    return f"{value:,.2f}" if value == 0 or (value or 0) >= 0.01 else format_number(value)
+
+
+def _binding(one: Size) -> str:
+    return ABSENT if one.replicas is None else "queue (simulated)" if one.binding == QUEUE else one.binding
+
+
+def _count(replicas: int | None) -> str:
+    return "none is enough" if replicas is None else f"{replicas:,}"
+
+
+def _replicas(count: int | None) -> str:
+    return "1 replica" if count == 1 else f"{count or 0:,} replicas"
+
+
+def to_document(found: Outcome, version: str) -> dict[str, Any]:
+    """The JSON document (schema_version 1)."""
+    best = found.best
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kvplan_version": version,
+        "headroom": found.headroom,
+        "slos": [slo.text for slo in found.slos],
+        "simulated": {"policy": found.policy, "requests": list(found.requests), "seeds": found.seeds},
+        "best": None if best is None else best.label,
+        "profiles": [
+            {
+                "label": offer.label,
+                "name": offer.name,
+                "sha256": offer.sha256,
+                "price_per_replica_hour": offer.price,
+                "cost_per_hour": offer.cost,
+                "mean_replicas": offer.fleet.mean_replicas,
+                **_plain_size(offer.fleet.heaviest),
+                "hours": [
+                    {
+                        "start_s": hour.start_s,
+                        "end_s": hour.end_s,
+                        "demand_rps": 0 if hour.size is None else hour.size.demand_rps,
+                        "replicas": hour.replicas,
+                        "binding": None if hour.size is None else hour.size.binding,
+                    }
+                    for hour in offer.fleet.hours
+                ],
+            }
+            for offer in found.offers
+        ],
+        "sources": _SOURCES,
+        "notes": list(notes(found)),
+    }
+
+
+_SOURCES = {
+    "closed_form": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
+    "replicas": {"source": "new: simulated at that size and one less", "basis": "simulated"},
+    "thresholds.kv_utilization": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
+    "thresholds.waiting": {"source": "Little's law on the simulated TTFT", "basis": "simulated"},
+    "even_split": {"source": "every replica gets rate/N of Poisson arrivals", "basis": "assumption"},
+}
+
+
+def _plain_size(one: Size) -> dict[str, Any]:
+    return {
+        "demand_rps": one.demand_rps,
+        "needed_rps": one.needed_rps,
+        "sustainable_rps": one.sustainable_rps,
+        "limit": one.limit,
+        "closed_form": one.closed_form,
+        "replicas": one.replicas,
+        "binding": None if one.replicas is None else one.binding,
+        "reason": one.reason or None,
+        "probes": [
+            {
+                "replicas": probe.replicas,
+                "rate_rps": probe.rate_rps,
+                "load": probe.load,
+                "enough": probe.enough,
+                "missed": list(probe.missed),
+                **_plain_measured(probe.measured),
+            }
+            for probe in one.probes
+        ],
+        "idle": None if one.idle is None else _plain_measured(one.idle),
+        "thresholds": None if one.thresholds is None else one.thresholds._asdict(),
+    }
+
+
+def _plain_measured(measured: Measured) -> dict[str, Any]:
+    return {
+        "steady": measured.steady,
+        "figures": {
+            key: {"mean": value.mean, "ci95": [value.low, value.high]}
+            for key, value in measured.figures.items()
+        },
+    }

@@ -1,0 +1,1 @@
+"""Profiles: the TOML file, its schema, and what is shipped."""

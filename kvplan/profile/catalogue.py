@@ -1,0 +1,91 @@
+"""Profiles that come with kvplan: the shipped ones, each described in a line, and the one to start from."""
+
+import os
+from pathlib import Path
+
+from kvplan.errors import ProfileError, UsageError, did_you_mean
+from kvplan.profile.reading import DEFAULT_PROFILE, shipped_profiles
+
+
+def description(text: str) -> str:
+    """What a profile says about itself: the first line of its text, a comment.
+
+    Parameters
+    ----------
+    text : str
+        TOML.
+
+    Returns
+    -------
+    str
+        Empty where the text does not begin with a comment.
+
+    Examples
+    --------
+    >>> description("# Chat on one GPU.\\n#\\n# More about it.\\n\\nschema = 1\\n")
+    'Chat on one GPU.'
+    """
+    first = text.partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def listing() -> str:
+    """The shipped profiles, sorted: the name, and below it what it is.
+
+    Examples
+    --------
+    >>> print(*listing().splitlines()[:2], sep="\\n")
+    azure-conv-overloaded
+      The replica of llama-3.1-8b-rtx4090 under 1.4 times what it sustains
+    """
+    lines = []
+    for name, path in sorted(shipped_profiles().items()):
+        about = description(path.read_text("utf-8")).removesuffix(".")
+        lines += [f"{name} (default)" if name == DEFAULT_PROFILE else name, f"  {about}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def shipped_text(name: str) -> str:
+    """The text of a shipped profile, byte for byte.
+
+    Raises
+    ------
+    ProfileError
+        There is none of that name.
+
+    Examples
+    --------
+    >>> shipped_text("tool-calls-h100").splitlines()[0]
+    '# Fixed-length tool calls on one H100, where greedy admission really loses.'
+    """
+    shipped = shipped_profiles()
+    if name not in shipped:
+        shown = name if name.isprintable() and 0 < len(name) <= 100 else repr(name[:100])
+        raise ProfileError(
+            shown, f"no shipped profile of that name; {did_you_mean(name, shipped, 'there are')}"
+        )
+    return shipped[name].read_bytes().decode()
+
+
+def starter() -> str:
+    """A commented profile that is complete and valid, to be edited.
+
+    Examples
+    --------
+    >>> from kvplan.profile.reading import parse_profile
+    >>> parse_profile(starter().encode(), "starter.toml").name
+    'My service'
+    """
+    return (Path(__file__).parent / "starter.toml").read_text("utf-8")
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to replace a file.
+
+    Raises
+    ------
+    UsageError
+        The path leads to a regular file.
+    """
+    if os.path.isfile(path):
+        raise UsageError(f"{path}: exists already; --force replaces it")

@@ -1,0 +1,349 @@
+"""Profiles: find and read the TOML file that describes a replica and its traffic; turn it into a model.
+
+Every refusal is one `ProfileError` with the line and the key path of the first thing that is wrong.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from hashlib import sha256
+from operator import getitem
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import tomli
+
+from kvplan.errors import ProfileError, did_you_mean, shown
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing, as_written
+from kvplan.profile import schema
+from kvplan.profile.positions import line_at, offsets, written
+
+if TYPE_CHECKING:
+    from kvplan.model.schedule import Schedule
+
+DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
+MAX_BYTES = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A checked profile.
+
+    Attributes
+    ----------
+    name : str
+        As the profile calls itself.
+    source : str
+        Where it came from: file name, ``<stdin>``, or the name of a shipped profile.
+    sha256 : str
+        Of the bytes read.
+    text : str
+        The TOML text, line ends as ``\\n``.
+    plan : Plan
+    requirements : tuple of str
+        ``[gate] require``, as written.
+    model : ServingModel
+    """
+
+    name: str
+    source: str
+    sha256: str
+    text: str
+    plan: Plan
+    requirements: tuple[str, ...]
+    model: ServingModel
+
+    def error(self, message: str, *path: str | int) -> ProfileError:
+        """A refusal of one key of this profile, with its line; for what only later stages can judge.
+
+        Parameters
+        ----------
+        message : str
+            What was seen and what is allowed.
+        *path : str or int
+            Keys and list indices, such as ``"gate", "require", 0``.
+        """
+        return ProfileError(self.source, message, key=written(path), line=self.line(*path))
+
+    def line(self, *path: str | int) -> int:
+        """Line of a key, or of the nearest table around it, counted from 1."""
+        (offset,) = offsets(self.text, [path])
+        return line_at(self.text, offset)
+
+    def tables(self) -> dict[str, Any]:
+        """The profile as written: tables, lists, numbers and text."""
+        return tomli.loads(self.text)
+
+    def changed(self, values: Mapping[tuple[str | int, ...], object]) -> ServingModel:
+        """The model of this profile with other values at keys that it has.
+
+        Parameters
+        ----------
+        values : mapping of key path to value
+            As TOML would give them.
+
+        Raises
+        ------
+        ProfileError
+            A value is not allowed there.
+
+        Examples
+        --------
+        >>> from io import BytesIO
+        >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+        >>> profile.changed({("classes", 0, "rate"): 40.0}).total_rate_rps
+        40.0
+        """
+        document = self.tables()
+        for (*outer, last), value in values.items():
+            reduce(getitem, outer, cast(Any, document))[last] = value
+        try:
+            return model_of(schema.check(document))
+        except schema.SchemaError as error:
+            path, message, _ = error.problems[0]
+            raise self.error(message, *path) from None
+
+
+def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
+    """Read and check a profile.
+
+    Parameters
+    ----------
+    reference : str or None
+        A path, ``-`` for standard input, or the name of a shipped profile; a path that exists wins over a
+        shipped name. None is the shipped `DEFAULT_PROFILE`.
+    stdin : binary file
+        Read only where `reference` is ``-``.
+
+    Raises
+    ------
+    ProfileError
+        The profile cannot be found, read or used.
+    """
+    data, source = read_reference(reference, stdin=stdin)
+    return parse_profile(data, source)
+
+
+def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, str]:
+    """The bytes that a reference such as that of `load_profile` leads to, and what messages call them.
+
+    Raises
+    ------
+    ProfileError
+        Nothing is there, or it cannot be read.
+    """
+    if reference == "-":
+        return _read(stdin, "<stdin>"), "<stdin>"
+    name = DEFAULT_PROFILE if reference is None else reference
+    if reference is None or not os.path.lexists(name):
+        shipped = shipped_profiles()
+        if name not in shipped:
+            nearest = did_you_mean(name, shipped, "shipped profiles")
+            raise ProfileError(_source(name), f"neither a file nor a shipped profile; {nearest}")
+        return read_file(str(shipped[name]), _source(name))
+    return read_file(name)
+
+
+def read_file(name: str, source: str | None = None) -> tuple[bytes, str]:
+    """The bytes of a file, and what messages call it: `source`, or else its name.
+
+    Raises
+    ------
+    ProfileError
+        It cannot be read, or is too large.
+    """
+    source = _source(name) if source is None else source
+    try:
+        with Path(name).open("rb") as file:
+            return _read(file, source), source
+    except OSError as error:
+        raise ProfileError(source, f"cannot be read: {error.strerror}") from None
+
+
+def _source(name: str) -> str:
+    return name if name.isprintable() and 0 < len(name) <= 1000 else shown(name)
+
+
+def shipped_profiles() -> dict[str, Path]:
+    """Shipped profiles by name: beside the package in a checkout, inside it once installed."""
+    package = Path(__file__).parent.parent
+    folders = (package / "profiles", package.parent / "profiles")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def _read(file: BinaryIO, source: str) -> bytes:
+    # Never more than the limit: a device or a pipe may have no end.
+    try:
+        data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ProfileError(source, f"cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ProfileError(source, f"larger than {MAX_BYTES // 10**6} MB, the limit for a profile")
+    return data
+
+
+def parse_profile(data: bytes, source: str) -> Profile:
+    """Check the bytes of a profile and turn them into a model.
+
+    Parameters
+    ----------
+    data : bytes
+        TOML in UTF-8.
+    source : str
+        What messages call the file.
+
+    Raises
+    ------
+    ProfileError
+        With line and key path of the first value that is wrong; what is missing comes after what is wrong.
+
+    Examples
+    --------
+    >>> profile = parse_profile(
+    ...     b'''
+    ... schema = 1
+    ... name = "slot model"
+    ... gpu = { memory_tokens = 100, prefill = "disaggregated" }
+    ... timing = { d0 = 1 }
+    ... classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]
+    ... ''',
+    ...     "example.toml",
+    ... )
+    >>> profile.model.replica.memory_tokens, profile.model.classes[0].decode_tokens
+    (100, (4,))
+    """
+    text = _decoded(data, source)
+    document = _parsed(text, source)
+    try:
+        checked = schema.check(document)
+    except schema.SchemaError as error:
+        raise _first_in_file(error.problems, text, source) from None
+    return Profile(
+        name=checked.name,
+        source=source,
+        sha256=sha256(data).hexdigest(),
+        text=text,
+        plan=plan_of(checked),
+        requirements=tuple(checked.gate.require),
+        model=model_of(checked),
+    )
+
+
+def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
+    """A model and plan from tables that have all a profile has but its schema and name.
+
+    Raises
+    ------
+    ProfileError
+        A value is not allowed.
+
+    Examples
+    --------
+    >>> tables = {
+    ...     "gpu": {"memory_tokens": 100},
+    ...     "timing": {"d0": 1},
+    ...     "classes": [{"name": "a", "input": 2, "decode": 4, "rate": 0.5}],
+    ... }
+    >>> from_tables("slots", tables)[0].replica.memory_tokens
+    100
+    """
+    try:
+        checked = schema.check({"schema": 1, "name": source, **tables})
+    except schema.SchemaError as error:
+        path, message, _ = error.problems[0]
+        raise ProfileError(source, message, key=written(path)) from None
+    return model_of(checked), plan_of(checked)
+
+
+def _decoded(data: bytes, source: str) -> str:
+    if not data.strip():
+        raise ProfileError(source, "empty; a profile starts with schema = 1", line=1)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        seen = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise ProfileError(source, f"must be UTF-8, not {seen}", line=line) from None
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        # An error at the end of the text stands behind its last line end.
+        line = min(error.lineno, line_at(text, len(text.rstrip("\n"))))
+        message = f"not valid TOML: {error.msg} (column {error.colno})"
+    except RecursionError:
+        line, message = _first_line_raising(RecursionError, text), "nested too deeply"
+    except ValueError:
+        line, message = _first_line_raising(ValueError, text), "a whole number with too many digits"
+    raise ProfileError(source, message, line=line)
+
+
+def _first_line_raising(kind: type[Exception], text: str) -> int:
+    """Line where the TOML parser gives up for a reason that it does not give a position for."""
+    ends = [i for i, c in enumerate(text) if c == "\n"] + [len(text)]
+
+    def raises(end: int) -> bool:
+        try:
+            tomli.loads(text[:end])
+        except tomli.TOMLDecodeError:
+            return False  # a statement cut in two
+        except kind:
+            return True
+        return False
+
+    return bisect_left(ends, True, key=raises) + 1
+
+
+def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> ProfileError:
+    """The first thing that is wrong; a missing key only where nothing is, since a typo is often its cause."""
+    candidates = [p for p in problems if not p.missing] or problems
+    found = offsets(text, [p.path for p in candidates])
+    first = min(range(len(found)), key=found.__getitem__)
+    path, message, _ = candidates[first]
+    return ProfileError(source, message, key=written(path), line=line_at(text, found[first]))
+
+
+def plan_of(document: schema.Document) -> Plan:
+    """The plan of a checked document."""
+    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments)
+
+
+def model_of(document: schema.Document) -> ServingModel:
+    """The model of a checked document."""
+    gpu, timing = document.gpu, document.timing
+    return ServingModel(
+        classes=tuple(_request_class(c, document.workload) for c in document.classes),
+        timing=Timing(timing.d0, timing.d1, timing.d2, timing.d3),
+        replica=Replica(
+            gpu.capacity_tokens, gpu.block_tokens, gpu.prefill, gpu.max_num_seqs, gpu.max_num_batched_tokens
+        ),
+        schedule=None if document.workload is None else _schedule(document.workload, document.classes),
+    )
+
+
+def _request_class(table: schema.Class, workload: schema.Workload | None) -> RequestClass:
+    rate = table.rate or 0.0
+    if workload is not None and workload.rate is not None and table.share is not None:
+        # In decimals and rounded once, so that as_written() gives back the product of what was written.
+        rate = float(as_written(table.share) * as_written(workload.rate))
+    return RequestClass(table.name, table.input, tuple(table.decode), tuple(table.decode.values()), rate)
+
+
+def _schedule(workload: schema.Workload, classes: Sequence[schema.Class]) -> "Schedule | None":
+    if not workload.schedule or workload.period is None:
+        return None
+    from kvplan.model.schedule import Sinusoid, Steps
+
+    only, period = workload.schedule[0], workload.period
+    if only.amplitude is not None:
+        return Sinusoid(period, only.amplitude, period / 2 if only.peak is None else only.peak)
+    starts = [part.at or 0.0 for part in workload.schedule]
+    factors = [tuple(part.factor_of(c.name) for c in classes) for part in workload.schedule]
+    if starts[0] > 0:  # until then the last step of the period before holds
+        starts, factors = [0.0, *starts], [factors[-1], *factors]
+    return Steps(period, tuple(starts), tuple(factors))

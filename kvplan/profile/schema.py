@@ -1,0 +1,668 @@
+"""What a profile may say: the tables of the TOML file and the checks of their values.
+
+Pydantic checks every value for itself; what relates several values is checked after that, by `_conflicts`.
+Nothing else in the package uses pydantic.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic.config import JsonDict
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from kvplan.errors import UsageError, did_you_mean, shown
+from kvplan.model import Prefill, as_written
+from kvplan.profile.positions import KeyPath
+from kvplan.units import (
+    BYTE_UNITS,
+    TIME_UNITS,
+    format_number,
+    format_seconds,
+    format_tokens,
+    parse_bytes,
+    parse_seconds,
+    quantity_pattern,
+)
+
+MAX_DECODE_TOKENS = 1_000_000
+MAX_MEMORY_TOKENS = 10**12
+
+# Far outside anything real, and near enough that no figure of a report overflows or divides by zero.
+_TINY, _HUGE = 1e-12, 1e12
+_WEIGHTS = f"a number from {format_number(_TINY)} to {format_number(_HUGE)}"
+_LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6  # of a rate, where it is not 0
+_FACTORS = f"0, or a number from {format_number(_LEAST_FACTOR)} to {format_number(_MOST_FACTOR)}"
+_MOST_STEPS = 1000
+_LENGTHS = f"a whole number of tokens from 1 to {format_tokens(MAX_DECODE_TOKENS)}"
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong: where, what was seen and what is allowed; or a key that is not there."""
+
+    path: KeyPath
+    message: str
+    missing: bool = False
+
+
+# ------------------------------------------------------------------------------------------- single values
+
+
+def _refusal(message: str, *inside: str) -> PydanticCustomError:
+    """What a validator below raises; `inside` leads from its value to the part that is wrong."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "inside": inside})
+
+
+def _version(value: object) -> object:
+    # Python finds True == 1.0 == 1.
+    if type(value) is not int or value != 1:
+        raise _refusal(f"must be 1, the only schema there is, not {shown(value)}")
+    return value
+
+
+def _printable(value: str) -> str:
+    if not value.strip() or not value.isprintable() or len(value) > 200:
+        raise _refusal(f"must be 1 to 200 printable characters, not {shown(value)}")
+    return value
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return parse_seconds(value)
+        except UsageError as error:
+            raise _refusal(str(error)) from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refusal(f'must be a number of seconds or a string such as "14.5 ms", not {shown(value)}')
+    return value
+
+
+def _bytes(value: object) -> int:
+    if not isinstance(value, str):
+        raise _refusal(f'must be a string such as "5.05 GiB", not {shown(value)}')
+    try:
+        return parse_bytes(value)
+    except UsageError as error:
+        raise _refusal(str(error)) from None
+
+
+def _decode(value: object) -> dict[int, float]:
+    """Weight of each decode length, ascending; a single length has weight 1."""
+    if not isinstance(value, dict):
+        if type(value) is not int or not 1 <= value <= MAX_DECODE_TOKENS:
+            raise _refusal(f"must be {_LENGTHS}, or a table of length = weight, not {shown(value)}")
+        return {value: 1.0}
+    weights = {}
+    for key, weight in value.items():
+        # One spelling only: two spellings of a length would be two keys.
+        if not re.fullmatch("[1-9][0-9]{0,6}", key) or int(key) > MAX_DECODE_TOKENS:
+            raise _refusal(f"the length must be {_LENGTHS}, not {shown(key)}", key)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not _TINY <= weight <= _HUGE:
+            raise _refusal(f"the weight must be {_WEIGHTS}, not {shown(weight)}", key)
+        weights[int(key)] = float(weight)
+    if not weights:
+        raise _refusal("must have at least one length = weight, not an empty table")
+    return dict(sorted(weights.items()))
+
+
+def _segments(value: object) -> int | None:
+    if value == "auto":
+        return None
+    if type(value) is not int or value < 1:
+        raise _refusal(f'must be "auto" or a whole number from 1, not {shown(value)}')
+    return value
+
+
+def _factor(value: object) -> float:
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not number or not (value == 0 or _LEAST_FACTOR <= cast(float, value) <= _MOST_FACTOR):
+        raise _refusal(f"must be {_FACTORS}, not {shown(value)}")
+    return float(cast(float, value))
+
+
+def _factors(value: object) -> dict[str, float]:
+    """Factor of each class that is named."""
+    if not isinstance(value, dict) or not value:
+        raise _refusal(
+            f"must be a table of class = factor, not {shown(value) if value else 'an empty table'}"
+        )
+    found = {}
+    for name, factor in value.items():
+        try:
+            found[name] = _factor(factor)
+        except PydanticCustomError as error:
+            raise _refusal(str(error), name) from None
+    return found
+
+
+def _seconds_schema(least: float) -> WithJsonSchema:
+    text = {"type": "string", "pattern": quantity_pattern(TIME_UNITS)}
+    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least, "maximum": _HUGE}, text]})
+
+
+_LENGTH_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MAX_DECODE_TOKENS}
+_WEIGHTS_SCHEMA = {
+    "type": "object",
+    "patternProperties": {
+        "^([1-9][0-9]{0,5}|1000000)$": {"type": "number", "minimum": _TINY, "maximum": _HUGE}
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_FACTOR_SCHEMA: JsonDict = {
+    "anyOf": [{"const": 0}, {"type": "number", "minimum": _LEAST_FACTOR, "maximum": _MOST_FACTOR}]
+}
+_FACTORS_SCHEMA = {"type": "object", "additionalProperties": _FACTOR_SCHEMA, "minProperties": 1}
+_NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r"\S"}
+
+_Name = Annotated[str, AfterValidator(_printable), WithJsonSchema(_NAME_SCHEMA)]
+_Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
+_Rate = Annotated[float, Field(ge=1e-300, le=_HUGE)]  # however rare, the formulas hold
+_Duration = Annotated[float, Field(ge=_TINY, le=_HUGE), BeforeValidator(_seconds), _seconds_schema(_TINY)]
+_Cost = Annotated[float, Field(ge=0, le=_HUGE), BeforeValidator(_seconds), _seconds_schema(0)]
+_Bytes = Annotated[
+    int,
+    Field(ge=1, le=10**18),
+    BeforeValidator(_bytes),
+    WithJsonSchema({"type": "string", "pattern": quantity_pattern(BYTE_UNITS)}),
+]
+_Decode = Annotated[
+    dict[int, float],
+    BeforeValidator(_decode),
+    WithJsonSchema({"anyOf": [_LENGTH_SCHEMA, _WEIGHTS_SCHEMA]}),
+]
+_Factor = Annotated[float, BeforeValidator(_factor), WithJsonSchema(_FACTOR_SCHEMA)]
+_Factors = Annotated[dict[str, float], BeforeValidator(_factors), WithJsonSchema(_FACTORS_SCHEMA)]
+_Segments = Annotated[
+    int | None,
+    BeforeValidator(_segments),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}], "default": "auto"}),
+]
+
+# What relates keys, as JSON Schema says it; `_conflicts` says it to people.
+_MEMORY_ONE_WAY: JsonDict = {
+    "oneOf": [
+        {"required": ["memory_tokens"], "properties": {"memory": False, "kv_bytes_per_token": False}},
+        {"required": ["memory", "kv_bytes_per_token"], "properties": {"memory_tokens": False}},
+    ]
+}
+_RATES_ONE_WAY: JsonDict = {
+    "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
+    "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
+    "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
+}
+_RATE_OR_SCHEDULE: JsonDict = {
+    "anyOf": [{"required": ["rate"]}, {"required": ["schedule"]}],
+    "dependentRequired": {"schedule": ["period"], "period": ["schedule"]},
+}
+_STEP_OR_SINUSOID: JsonDict = {
+    "oneOf": [
+        {
+            "required": ["at"],
+            "anyOf": [{"required": ["factor"]}, {"required": ["factors"]}],
+            "properties": {"amplitude": False, "peak": False},
+        },
+        {"required": ["amplitude"], "properties": {"at": False, "factor": False, "factors": False}},
+    ]
+}
+_ALONE: JsonDict = {"if": {"contains": {"required": ["amplitude"]}}, "then": {"maxItems": 1}}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, defer_build=True)
+
+
+def _about(text: str, default: Any = ..., **options: Any) -> Any:
+    """A key with the description that editors show."""
+    return Field(default, description=text, **options)
+
+
+class Gpu(_Table):
+    """One replica: its KV memory and what the engine limits."""
+
+    model_config = ConfigDict(title="Replica", json_schema_extra=_MEMORY_ONE_WAY)
+
+    memory_tokens: _Tokens | None = _about(
+        "KV capacity of one replica, tokens. Or give memory with kv_bytes_per_token.", None
+    )
+    memory: _Bytes | None = _about(
+        'KV memory of one replica, such as "5.05 GiB"; needs kv_bytes_per_token.', None
+    )
+    kv_bytes_per_token: _Tokens | None = _about("Bytes of KV cache per token, all layers.", None)
+    block_tokens: _Tokens = _about("Page size of the KV cache, tokens; 16 in vLLM.", 1)
+    prefill: Annotated[Prefill, Field(strict=False)] = _about(
+        "Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an "
+        "iteration of its own (inline), or ready-made (disaggregated).",
+        Prefill.FUSED,
+    )
+    max_num_seqs: _Tokens | None = _about("Most requests the engine runs at once.", None)
+    max_num_batched_tokens: _Tokens | None = _about("Most tokens the engine computes in an iteration.", None)
+
+    @property
+    def capacity_tokens(self) -> int:
+        if self.memory is not None and self.kv_bytes_per_token is not None:
+            return self.memory // self.kv_bytes_per_token
+        return self.memory_tokens or 0
+
+
+class _Timing(_Table):
+    """An iteration takes d0 + d1·KV tokens + d2·prefill tokens + d3·sequences."""
+
+    model_config = ConfigDict(title="Iteration time")
+
+    d0: _Duration = _about('Fixed time of an iteration: seconds, or a string such as "14.5 ms".')
+    d1: _Cost = _about("Time per KV token in the batch.", 0.0)
+    d2: _Cost = _about("Time per prefill token.", 0.0)
+    d3: _Cost = _about("Time per sequence.", 0.0)
+
+
+class Class(_Table):
+    """Requests with one input length and one or several decode lengths."""
+
+    model_config = ConfigDict(title="Class of requests")
+
+    name: _Name = _about("What the report calls the class; unique.")
+    input: Annotated[int, Field(ge=0, le=10**9)] = _about("Prompt length, tokens.")
+    decode: _Decode = _about("Generated tokens: one length, or a table of length = weight.")
+    rate: _Rate | None = _about("Arrivals, requests/s; where no [workload] gives the total.", None)
+    share: Annotated[float, Field(ge=_TINY, le=1)] | None = _about(
+        "Share of [workload] rate; the shares of all classes sum to 1.", None
+    )
+
+
+class Part(_Table):
+    """Part of a schedule: a step (at, with factor or factors), or all of it, a sinusoid (amplitude)."""
+
+    model_config = ConfigDict(title="Part of a schedule", json_schema_extra=_STEP_OR_SINUSOID)
+
+    at: _Cost | None = _about(
+        'When the step begins: seconds from the start of the period, or a string such as "8 h"; ascending. '
+        "It holds until the next, the last until the first of the next period.",
+        None,
+    )
+    factor: _Factor | None = _about("Multiplies the rate of every class that factors does not name; 1.", None)
+    factors: _Factors | None = _about("Factors of single classes: class = factor.", None)
+    amplitude: Annotated[float, Field(ge=0, le=1)] | None = _about(
+        "Rates vary as a sinusoid, by up to so much of what they are in the mean.", None
+    )
+    peak: _Cost | None = _about(
+        "When the sinusoid is highest, from the start of the period; in its middle.", None
+    )
+
+    def factor_of(self, name: str) -> float:
+        """Factor of a class in this step."""
+        return (self.factors or {}).get(name, 1.0 if self.factor is None else self.factor)
+
+
+_Schedule = Annotated[
+    list[Part], FailFast(), Field(min_length=1, max_length=_MOST_STEPS, json_schema_extra=_ALONE)
+]
+
+
+class Workload(_Table):
+    """The total rate, where classes give shares of it, and how rates vary over time."""
+
+    model_config = ConfigDict(title="Workload", json_schema_extra=_RATE_OR_SCHEDULE)
+
+    rate: _Rate | None = _about(
+        "Arrivals of all classes together, requests/s; or each class has a rate.", None
+    )
+    period: _Duration | None = _about('Time after which the schedule repeats, such as "24 h".', None)
+    schedule: _Schedule = _about("How rates vary over the period: steps in order, or one sinusoid.", ())
+
+
+class _Plan(_Table):
+    """What the plan should guarantee."""
+
+    model_config = ConfigDict(title="Plan")
+
+    delta: Annotated[float, Field(gt=0, le=1)] = _about(
+        "Accepted probability of one overflow within the horizon.", 0.01
+    )
+    horizon: _Duration = _about('Time that delta is about: seconds, or a string such as "1 h".', 3600.0)
+    segments: _Segments = _about(
+        'Segments of Nested WAIT: "auto", or a number up to that of the distinct decode lengths.', None
+    )
+
+
+class _Gate(_Table):
+    """What a check of this profile demands."""
+
+    model_config = ConfigDict(title="Gate")
+
+    require: Annotated[list[str], FailFast()] = _about(
+        'Conditions on keys of the report, such as "load.headroom >= 0.20".', []
+    )
+
+
+class Document(_Table):
+    """A replica and its traffic, as `kvplan analyze` reads them."""
+
+    model_config = ConfigDict(title="kvplan profile", json_schema_extra=_RATES_ONE_WAY)
+
+    version: Annotated[Literal[1], BeforeValidator(_version)] = _about(
+        "Version of this schema.", alias="schema"
+    )
+    name: _Name = _about("What the report is headed.")
+    gpu: Gpu
+    timing: _Timing
+    workload: Workload | None = None
+    classes: Annotated[list[Class], Field(min_length=1), FailFast()] = _about("The traffic, class by class.")
+    plan: _Plan = _Plan()
+    gate: _Gate = _Gate()
+
+
+class SchemaError(Exception):
+    """A document breaks the schema; `problems` says where."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__(f"{len(problems)} problems")
+        self.problems = problems
+
+
+def check(document: dict[str, Any]) -> Document:
+    """The tables of a parsed profile, checked and with defaults filled in.
+
+    Raises
+    ------
+    SchemaError
+        What is wrong between values is looked for only where every value is right.
+    """
+    checked = check_values(document)
+    if conflicts := list(_conflicts(checked)):
+        raise SchemaError(conflicts)
+    return checked
+
+
+def check_values(document: dict[str, Any]) -> Document:
+    """The same, each value for itself: what relates several values is not looked at.
+
+    Raises
+    ------
+    SchemaError
+    """
+    try:
+        return Document.model_validate(document)
+    except ValidationError as error:
+        raise SchemaError(_problems(error, document)) from None
+
+
+def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
+    """A checked document with other values, which are right each for itself; only what relates values is checked.
+
+    Parameters
+    ----------
+    document : Document
+    values : mapping of key path to value
+        As `check_values` gives them: times in seconds, ``decode`` as weights by length. None takes a key away.
+
+    Raises
+    ------
+    SchemaError
+        The values do not go together.
+
+    Examples
+    --------
+    >>> a = {"name": "a", "input": 9, "decode": 2, "rate": 1}
+    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
+    >>> replaced(check(tables), {("gpu", "memory_tokens"): 60, ("classes", 0, "rate"): 2.0}).classes[0].rate
+    2.0
+    """
+    tables: dict[str, dict[str, object]] = {}
+    entries: dict[int, dict[str, object]] = {}
+    for path, value in values.items():
+        if isinstance(path[1], int):
+            entries.setdefault(path[1], {})[str(path[2])] = value
+        else:
+            tables.setdefault(str(path[0]), {})[path[1]] = value
+    update: dict[str, object] = {
+        name: getattr(document, name).model_copy(update=changed) for name, changed in tables.items()
+    }
+    if entries:
+        update["classes"] = [
+            table.model_copy(update=entries[i]) if i in entries else table
+            for i, table in enumerate(document.classes)
+        ]
+    found = document.model_copy(update=update)
+    if conflicts := list(_conflicts(found)):
+        raise SchemaError(conflicts)
+    return found
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a profile, for editors and other programs.
+
+    It accepts every profile that `check` accepts, and refuses what can be refused without arithmetic: that shares
+    sum to 1, or that a class fits in memory, only `check` can tell.
+
+    Examples
+    --------
+    >>> described = json_schema()
+    >>> described["title"], described["required"], described["additionalProperties"]
+    ('kvplan profile', ['schema', 'name', 'gpu', 'timing', 'classes'], False)
+    """
+    from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+    class Generator(GenerateJsonSchema):
+        """Without titles that repeat the key, and without null, which TOML does not have."""
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+        def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+            return self.generate_inner(schema["schema"])
+
+        def default_schema(self, schema: Any) -> JsonSchemaValue:
+            described = super().default_schema(schema)
+            if schema.get("default") in (None, ()) or isinstance(schema["default"], BaseModel):
+                described.pop("default", None)
+            return described
+
+    generated = Document.model_json_schema(schema_generator=Generator)
+    head = {"$schema": Generator.schema_dialect, "title": generated.pop("title")}
+    tables = generated.pop("$defs")
+    tables["Prefill"] = {
+        "enum": tables["Prefill"]["enum"]
+    }  # its key is described, for those who write profiles
+    return {**head, **generated, "$defs": tables}
+
+
+# ------------------------------------------------------------------------------- relations between values
+
+
+def _conflicts(document: Document) -> Iterator[Problem]:
+    """What is wrong between values that are each right."""
+    yield from _memory_conflicts(document.gpu)
+    yield from _rate_conflicts(document)
+    yield from _schedule_conflicts(document)
+    yield from _class_conflicts(document)
+    distinct = len({d for c in document.classes for d in c.decode})
+    if (document.plan.segments or 1) > distinct:
+        yield Problem(
+            ("plan", "segments"),
+            f"must be at most the {distinct} distinct decode lengths, not {document.plan.segments}",
+        )
+
+
+def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
+    if gpu.memory_tokens is not None:
+        for key in ("memory", "kv_bytes_per_token"):
+            if getattr(gpu, key) is not None:
+                yield Problem(("gpu", key), "not allowed beside memory_tokens, which says it already")
+    elif gpu.memory is None or gpu.kv_bytes_per_token is None:
+        yield Problem(("gpu",), "needs memory_tokens, or memory with kv_bytes_per_token", missing=True)
+    elif not 1 <= gpu.capacity_tokens <= MAX_MEMORY_TOKENS:
+        limit, seen = format_tokens(MAX_MEMORY_TOKENS), format_tokens(gpu.capacity_tokens)
+        yield Problem(("gpu", "memory"), f"must hold 1 to {limit} tokens, not {seen}")
+    if gpu.block_tokens > gpu.capacity_tokens > 0:
+        limit = format_tokens(gpu.capacity_tokens)
+        yield Problem(
+            ("gpu", "block_tokens"), f"must be at most the memory, {limit} tokens, not {gpu.block_tokens}"
+        )
+
+
+def _rate_conflicts(document: Document) -> Iterator[Problem]:
+    if document.workload is None or document.workload.rate is None:
+        here, other = "rate", "share"
+        why = "is a share of [workload] rate, which is not given; give that, or a rate here"
+    else:
+        here, other = "share", "rate"
+        why = "not allowed beside [workload] rate; a class gives its share of that"
+    for i, c in enumerate(document.classes):
+        if getattr(c, other) is not None:
+            yield Problem(("classes", i, other), why)
+        if getattr(c, here) is None:
+            yield Problem(("classes", i, here), "required", missing=True)
+    shares = [as_written(c.share) for c in document.classes if c.share is not None]
+    total = float(sum(shares))
+    if len(shares) == len(document.classes) and abs(total - 1) > 1e-9:
+        last = len(shares) - 1
+        seen = format_number(total, digits=12)
+        yield Problem(("classes", last, "share"), f"the shares of all classes must sum to 1, not {seen}")
+
+
+def _schedule_conflicts(document: Document) -> Iterator[Problem]:
+    workload = document.workload
+    if workload is None:
+        return
+    if not workload.schedule:
+        if workload.period is not None:
+            yield Problem(("workload", "period"), "goes with a [[workload.schedule]], which is not given")
+        elif workload.rate is None:
+            yield Problem(("workload", "rate"), "required", missing=True)
+        return
+    if workload.period is None:
+        yield Problem(("workload", "period"), "required where rates have a schedule", missing=True)
+    before: float | None = None
+    for i, part in enumerate(workload.schedule):
+        place = ("workload", "schedule", i)
+        yield from _part_conflicts(part, place, len(workload.schedule))
+        for key, time in (("at", part.at), ("peak", part.peak)):
+            if time is not None and workload.period is not None and time >= workload.period:
+                limit = format_seconds(workload.period)
+                yield Problem(
+                    (*place, key),
+                    f"must be before the period ends, less than {limit}, not {format_seconds(time)}",
+                )
+        if part.at is not None:
+            if before is not None and part.at <= before:
+                seen = f"{format_seconds(before)}, not {format_seconds(part.at)}"
+                yield Problem((*place, "at"), f"must be later than the step before, after {seen}")
+            before = part.at
+        names = [c.name for c in document.classes]
+        for name in part.factors or ():
+            if name not in names:
+                nearest = did_you_mean(name, names, "classes")
+                yield Problem((*place, "factors", name), f"no class has this name; {nearest}")
+    steps = [part for part in workload.schedule if part.at is not None]
+    for c in document.classes:
+        if steps and all(part.factor_of(c.name) == 0 for part in steps):
+            yield Problem(
+                ("workload", "schedule"), f"class {shown(c.name)} never arrives: factor 0 all the time"
+            )
+
+
+def _part_conflicts(part: Part, place: KeyPath, parts: int) -> Iterator[Problem]:
+    if part.amplitude is None:
+        if part.peak is not None:
+            yield Problem((*place, "peak"), "goes with the amplitude of a sinusoid, which is not given")
+        if part.at is None:
+            yield Problem((*place, "at"), "required in a step; a sinusoid has an amplitude", missing=True)
+        if part.factor is None and part.factors is None:
+            yield Problem(place, "needs a factor, or factors of classes", missing=True)
+        return
+    for key in ("at", "factor", "factors"):
+        if getattr(part, key) is not None:
+            yield Problem((*place, key), "not allowed beside an amplitude: a step or a sinusoid, not both")
+            return
+    if parts > 1:
+        yield Problem((*place, "amplitude"), f"a sinusoid is a schedule by itself, not one of {parts} tables")
+
+
+def _class_conflicts(document: Document) -> Iterator[Problem]:
+    gpu = document.gpu
+    block = gpu.block_tokens
+    usable = gpu.capacity_tokens // block * block
+    names: set[str] = set()
+    for i, c in enumerate(document.classes):
+        if c.name in names:
+            yield Problem(("classes", i, "name"), f"must be unique, and {shown(c.name)} is taken")
+        names.add(c.name)
+        if gpu.prefill is Prefill.INLINE and c.input == 0:
+            yield Problem(("classes", i, "input"), 'must be at least 1 where prefill = "inline", not 0')
+        longest = c.input + max(c.decode)
+        held = -(-longest // block) * block
+        # Such a request can never finish: an engine that admits it hangs (theory §2, preflight).
+        if held > usable > 0:
+            yield Problem(
+                ("classes", i),
+                f"class {shown(c.name)} does not fit: its longest request holds {format_tokens(held)} KV "
+                f"tokens (input {format_tokens(c.input)} + decode {format_tokens(max(c.decode))}, "
+                f"in blocks of {block}), and memory holds {format_tokens(usable)}",
+            )
+
+
+# ---------------------------------------------------------------------------------------------- messages
+
+_TABLES: dict[KeyPath, type[_Table]] = {
+    (): Document,
+    ("gpu",): Gpu,
+    ("timing",): _Timing,
+    ("classes",): Class,
+    ("workload",): Workload,
+    ("workload", "schedule"): Part,
+    ("plan",): _Plan,
+    ("gate",): _Gate,
+}
+
+# What is allowed, by pydantic's error type.
+_ALLOWED = {
+    "refused": "{message}",
+    "int_type": "must be a whole number, not {value}",
+    "float_type": "must be a number, not {value}",
+    "finite_number": "must be a finite number, not {value}",
+    "string_type": "must be a string, not {value}",
+    "list_type": "must be a list, not {value}",
+    "model_type": "must be a table, not {value}",
+    "greater_than": "must be greater than {gt}, not {value}",
+    "greater_than_equal": "must be at least {ge}, not {value}",
+    "less_than_equal": "must be at most {le}, not {value}",
+    "too_short": "must have at least {min_length}, not {actual_length}",
+    "too_long": "must have at most {max_length}, not more",
+    "enum": "must be {expected}, not {value}",
+}
+
+
+def _problems(error: ValidationError, document: dict[str, Any]) -> list[Problem]:
+    # Of the unknown keys of one table the first is the first in the file; there may be a million of them.
+    distinct: dict[KeyPath, ErrorDetails] = {}
+    for e in error.errors(include_url=False):
+        distinct.setdefault(e["loc"][:-1] if e["type"] == "extra_forbidden" else e["loc"], e)
+    return [_translated(e, document) for e in distinct.values()]
+
+
+def _translated(error: ErrorDetails, document: dict[str, Any]) -> Problem:
+    path, context = error["loc"], error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        known = _TABLES[tuple(key for key in path[:-1] if isinstance(key, str))].model_fields
+        keys = [field.alias or name for name, field in known.items()]
+        return Problem(path, f"unknown key; {did_you_mean(str(path[-1]), keys, 'known here')}")
+    if error["type"] == "missing":
+        return Problem(path, "required", missing=True)
+    # As written: pydantic's own input is already a number where a unit was read.
+    value = shown(reduce(getitem, path, cast(Any, document)))
+    limits = {k: format_number(v) if isinstance(v, int | float) else v for k, v in context.items()}
+    message = _ALLOWED[error["type"]].format(value=value, **limits)
+    return Problem((*path, *context.get("inside", ())), message)

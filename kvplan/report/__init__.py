@@ -1,0 +1,1 @@
+"""The report: every analysis of a profile, as one document."""

@@ -1,0 +1,171 @@
+"""Hindsight bounds on a study: what no policy could have surpassed on the same requests (FC 4)."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.hindsight import TIME_LIMIT_S, Instance, Metric, hindsight
+from kvplan.errors import UsageError
+from kvplan.model import Prefill, Replica, ServingModel, Timing
+from kvplan.simulation.experiments.study import Arrivals, Load, generate
+from kvplan.simulation.requests import Requests
+
+STAGE_POLICIES = frozenset(
+    {
+        "greedy",
+        "rate-limited",
+        "wait",
+        "nested-wait",
+        "flow",
+        "flow-unknown",
+        "alpha-protection",
+        "mc",
+        "mc-sf",
+        "a-min",
+    }
+)
+_TIE = 1e-9  # slots by which an arrival may count as earlier: rounding of the clock
+
+
+def as_engines(policies: Sequence[str]) -> tuple[str, ...]:
+    """Of these policies those that count KV as engines do: a bound that is to hold for them too is looser.
+
+    Examples
+    --------
+    >>> as_engines(["greedy", "vllm"])
+    ('vllm',)
+    """
+    return tuple(name for name in policies if name not in STAGE_POLICIES)
+
+
+class StudyBound(NamedTuple):
+    """A bound on a figure of every policy.
+
+    Attributes
+    ----------
+    figure : str
+        Its key in the results: `throughput_rps` and `decode_tokens_per_s` from above, `e2e_s.mean` from below.
+    bound : float
+        Mean over the seeds.
+    proven : bool
+        Whether it is the optimum for every seed.
+    gap : float or None
+        Largest relative difference to a schedule that was found; None where none was.
+    """
+
+    figure: str
+    bound: float
+    proven: bool
+    gap: float | None
+
+
+def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine: bool = False) -> Instance:
+    """Requests in slots of d0.
+
+    Parameters
+    ----------
+    requests : Requests
+    timing : Timing
+    replica : Replica
+    as_engine : bool
+        KV counted as engines do, the tokens computed so far, whatever the convention for prefill: a token less, so
+        that the bound holds for any policy.
+
+    Raises
+    ------
+    UsageError
+        Iterations that are not equally long, or arrivals that depend on completions.
+
+    Examples
+    --------
+    >>> some = Requests(np.array([0.0, 1.4]), np.array([3, 0]), np.array([2, 1]), np.array([0, 0]))
+    >>> found = instance(some, Timing(0.5), Replica(9))
+    >>> found.arrival.round(6).tolist(), found.stages.tolist(), found.first_weight.tolist()
+    ([0.0, 2.8], [2, 1], [4, 1])
+    """
+    if timing.d1 or timing.d2 or timing.d3:
+        raise UsageError("hindsight: iterations must be equally long, so d1, d2 and d3 of [timing] must be 0")
+    if requests.clients is not None:
+        raise UsageError(
+            "hindsight: in a closed loop arrivals depend on the policy; nothing is known beforehand"
+        )
+    decode, inputs = requests.decode_tokens.astype(np.int64), requests.input_tokens.astype(np.int64)
+    inline = replica.prefill is Prefill.INLINE and not as_engine
+    first = np.maximum(inputs, 1) if as_engine else inputs + (not inline)
+    return Instance(
+        arrival=np.maximum(requests.arrival_s / timing.d0 - _TIE, 0.0),
+        stages=decode + inline,
+        first_weight=first,
+        decode_tokens=decode,
+        capacity=replica.memory_tokens,
+        block_tokens=replica.block_tokens,
+    )
+
+
+def study_bounds(
+    model: ServingModel,
+    load: Load,
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> tuple[StudyBound, ...]:
+    """Bounds on the figures of a study: rates where it has a horizon, else the mean time end to end.
+
+    Where all policies count KV by the stages of the profile's convention, the bound does too; else as engines do.
+
+    Parameters
+    ----------
+    model : ServingModel
+    load : Load
+    policies : sequence of str
+    seeds : sequence of int
+    time_limit_s : float
+        Of each programme.
+
+    Raises
+    ------
+    UsageError
+        As for `instance`, and for programmes that are too large.
+
+    Examples
+    --------
+    >>> from kvplan.model import RequestClass
+    >>> model = ServingModel((RequestClass("a", 3, (2,), (1.0,), 1.0),), Timing(1.0), Replica(10))
+    >>> study_bounds(model, Load(Arrivals.SATURATED, requests=4), ["greedy"], [0])  # two at a time
+    (StudyBound(figure='e2e_s.mean', bound=3.0, proven=True, gap=0.0),)
+    """
+    as_engine = bool(as_engines(policies))
+    if load.kind is Arrivals.CLOSED and load.trace is None:
+        raise UsageError(
+            "hindsight: in a closed loop arrivals depend on the policy; nothing is known beforehand"
+        )
+    d0, horizon = model.timing.d0, load.horizon_s
+    of_seeds = [
+        instance(generate(model, load, seed), model.timing, model.replica, as_engine=as_engine)
+        for seed in seeds
+    ]
+    if horizon is None:
+        wanted = [(Metric.LATENCY, "e2e_s.mean", d0)]
+        slots = None
+    else:
+        wanted = [
+            (Metric.COMPLETED, "throughput_rps", 1 / horizon),
+            (Metric.DECODE_TOKENS, "decode_tokens_per_s", 1 / horizon),
+        ]
+        slots = math.floor(horizon / d0 + _TIE)
+    bounds = []
+    for metric, figure, unit in wanted:
+        found = [hindsight(one, metric, horizon=slots, time_limit_s=time_limit_s) for one in of_seeds]
+        gaps = [one.gap for one in found if one.gap is not None]
+        bounds.append(
+            StudyBound(
+                figure=figure,
+                bound=math.fsum(one.bound for one in found) / len(found) * unit,
+                proven=all(one.proven for one in found),
+                gap=max(gaps) if len(gaps) == len(found) else None,
+            )
+        )
+    return tuple(bounds)

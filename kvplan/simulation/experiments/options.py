@@ -1,0 +1,105 @@
+"""What the command line says about a study, checked."""
+
+from collections.abc import Callable
+
+from kvplan.errors import UsageError
+from kvplan.simulation.experiments.study import (
+    DEFAULT_BURST,
+    DEFAULT_CLIENTS,
+    DEFAULT_CV,
+    DEFAULT_REQUESTS,
+    MAX_REQUESTS,
+    Arrivals,
+    Load,
+)
+from kvplan.simulation.requests import Requests
+from kvplan.units import parse_time
+
+_MAX_SEEDS = 10**5
+
+
+def load(
+    *,
+    kind: str | None,
+    cv: float | None,
+    concurrency: int | None,
+    burst: str | None,
+    trace: Callable[[], Requests] | None,
+    requests: int | None,
+    horizon: str | None,
+) -> Load:
+    """The requests of a study; options that do not go together are refused, before `trace` is read.
+
+    Examples
+    --------
+    >>> load(kind="gamma", cv=3.0, concurrency=None, burst=None, trace=None, requests=None, horizon="1 min").cv
+    3.0
+    """
+    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
+        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
+    horizon_s = None if horizon is None else parse_time(horizon, "--horizon")
+    if trace is not None:
+        if kind is not None:
+            raise UsageError("--trace brings its own arrivals; --arrivals does not go with it")
+        recorded = trace()
+        return Load(horizon_s=horizon_s, trace=recorded if requests is None else _first(recorded, requests))
+    arrivals = Arrivals.POISSON if kind is None else Arrivals(kind)
+    for name, value, needed in (
+        ("--cv", cv, Arrivals.GAMMA),
+        ("--concurrency", concurrency, Arrivals.CLOSED),
+        ("--burst", burst, Arrivals.BURST),
+    ):
+        if value is not None and arrivals is not needed:
+            raise UsageError(f"{name} goes with --arrivals {needed.value} only")
+    if cv is not None and not 0.01 <= cv <= 100:
+        raise UsageError(f"--cv {cv:g}: 0.01 to 100")
+    if concurrency is not None and not 1 <= concurrency <= MAX_REQUESTS:
+        raise UsageError(f"--concurrency {concurrency}: 1 to {MAX_REQUESTS:,}")
+    if requests is None and horizon_s is None:
+        requests = DEFAULT_REQUESTS
+    return Load(
+        kind=arrivals,
+        requests=requests,
+        horizon_s=horizon_s,
+        cv=DEFAULT_CV if cv is None else cv,
+        concurrency=concurrency or DEFAULT_CLIENTS,
+        burst=DEFAULT_BURST if burst is None else _burst(burst),
+    )
+
+
+def seeds(first: int, count: int, *, replayed: bool = False) -> list[int]:
+    """`count` seeds from `first` on; in what is replayed there is no chance, and one is enough.
+
+    Examples
+    --------
+    >>> seeds(7, 2)
+    [7, 8]
+    """
+    if first < 0:
+        raise UsageError(f"--seed {first}: 0 or more")
+    if not 1 <= count <= _MAX_SEEDS:
+        raise UsageError(f"--seeds {count}: 1 to {_MAX_SEEDS:,}")
+    if replayed and count > 1:
+        raise UsageError("--trace has no chance in it; --seeds does not go with it")
+    return list(range(first, first + count))
+
+
+def _burst(text: str) -> tuple[float, float, float, float]:
+    try:
+        high, low, on_s, off_s = map(float, text.split(","))
+    except ValueError:
+        high = low = on_s = off_s = float("nan")
+    if not (0 < high <= 1e6 and 0 <= low <= 1e6 and 0 < on_s <= 1e9 and 0 <= off_s <= 1e9):
+        raise UsageError(
+            f"--burst {text!r}: four numbers with commas, HIGH > 0, LOW >= 0, ON > 0 and OFF >= 0 seconds"
+        )
+    return high, low, on_s, off_s
+
+
+def _first(requests: Requests, count: int) -> Requests:
+    return Requests(
+        requests.arrival_s[:count],
+        requests.input_tokens[:count],
+        requests.decode_tokens[:count],
+        requests.class_index[:count],
+    )
