@@ -20,7 +20,8 @@ def a_series(time_s: FloatArray, **columns: Any) -> Series:
     names = ("kv_tokens", "waiting", "running", "evictions", "completions")
     zero = np.zeros(len(time_s), dtype=np.int64)
     filled = {name: np.asarray(columns.get(name, zero), dtype=np.int64) for name in names}
-    return Series(1, np.asarray(time_s, dtype=np.float64), **filled)
+    clock = np.asarray(time_s, dtype=np.float64)
+    return Series(1, clock, **filled, busy_s=np.asarray(columns.get("busy_s", clock), dtype=np.float64))
 
 
 def a_run(
@@ -53,6 +54,7 @@ def a_run(
         "iterations": 1,
         "recomputed_tokens": 0,
         "computed_tokens": 1,
+        "busy_s": float(np.nanmax(finish, initial=0.0)),
         "kv_sum": 0.0,
         "kv_peak": 0,
         "queue_peak": 0,

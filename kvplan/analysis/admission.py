@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import held_footprint, iteration_time, saturation
+from kvplan.analysis.equilibrium import iteration_time, saturation
 from kvplan.model import FloatArray, ServingModel, sum_by
 
 _NEGLIGIBLE_QUEUE = 1e-9  # requests; a larger budget would gain nothing anybody can see
@@ -245,7 +245,7 @@ def rate_cap(model: ServingModel) -> RateCap:
     full, tau, mix = saturation(model), iteration_time(model), model.mix
     rates = np.array([c.rate_rps for c in model.classes])
     shares = rates / rates.sum()
-    footprint = sum_by(mix.class_index, mix.share * held_footprint(model)) / shares
+    footprint = sum_by(mix.class_index, mix.share * mix.held.footprint) / shares
     budgets = None if tau is None else integer_budgets(rates * tau, footprint, model.replica.memory_tokens)
     return RateCap(
         per_iteration=full.admissions_per_iteration,

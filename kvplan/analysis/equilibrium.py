@@ -1,15 +1,31 @@
 """Load, sustainable rate, eviction-free equilibrium and saturation of a replica (theory §2).
 
-All of it is linear in the traffic: a request of the mix costs so many KV token-iterations of memory and so many
-seconds of work, and an iteration of fixed cost d0 serves everything in flight.
+A request of the mix costs so many KV token-iterations of memory and so many seconds of iterations. At x admissions an
+iteration, K = x·S̄, P = x·s̄ and B = x·n̄ on average, and an iteration takes τ(x), whatever the law. The equilibrium at
+a rate λ is the least x = λ·τ(x); memory is full at x = n*; and no rate above the largest x/τ(x) can be sustained.
+
+Every formula works on one model and on many side by side alike (`kvplan.model.serving`): there it is a column of
+numbers, rounded as each of them alone.
 """
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kvplan.model import FloatArray, Prefill, Replica, ServingModel, Timing, sum_by
+from kvplan.model import Mix, Prompts, Replica, ServingModel, SideBySide, Tangent, Timing, side_by_side
+
+Number = Any  # a float of one model; of many side by side, an array of shape (n_models, 1)
+Model = ServingModel | SideBySide
+Result = TypeVar("Result")
+
+_STEPS = 200  # of the equilibrium's iteration from below, which ends at once where the law is linear ...
+_GROWTH = 1.02  # ... and after those a search upwards in such steps
+_LONGEST_S = 1e18
+_LEAST_SHARE, _SHARES_TRIED = 1e-3, 49  # of the admissions a limit allows, where fewer may be served faster
 
 
 class Sensitivity(NamedTuple):
@@ -70,25 +86,28 @@ class PerRequest(NamedTuple):
     ----------
     held : float
         KV token-iterations of memory, half-filled blocks included (A_b over Σλ).
+    read : float
+        KV token-iterations of context read.
+    prefill_tokens : float
+        Prompt tokens computed for it; none where they arrive ready-made.
     work_s : float
-        Seconds added to iterations by KV reads, prefill and sequences (Λ over Σλ).
+        Seconds that it adds to iterations in proportion to what it reads and computes.
+    steepest_s : float
+        Seconds that it adds to very large iterations (Λ over Σλ); `work_s` where the law is linear.
     iterations : float
         Iterations it stays, n.
     computed_tokens : float
-        Tokens the engine computes for it: prompt (unless ready-made) and decode steps.
-    decode_tokens : float
+        All tokens the engine computes for it: prompt (unless ready-made) and decode steps.
     """
 
     held: float
+    read: float
+    prefill_tokens: float
     work_s: float
+    steepest_s: float
     iterations: float
     computed_tokens: float
     decode_tokens: float
-
-
-def held_footprint(model: ServingModel) -> FloatArray:
-    """KV token-iterations of memory of one request per row of the mix: S + n(b-1)/2 (theory §2)."""
-    return model.mix.footprint + model.mix.stages * ((model.replica.block_tokens - 1) / 2)
 
 
 def per_request(model: ServingModel) -> PerRequest:
@@ -101,22 +120,122 @@ def per_request(model: ServingModel) -> PerRequest:
     >>> per_request(ServingModel((one,), Timing(0.5, d1=0.1), Replica(9, prefill=Prefill.INLINE))).held
     6.0
     """
-    return _costs(model, model.timing)
+    return _costs(model.mix, model.timing)
 
 
-def _costs(model: ServingModel, timing: Timing) -> PerRequest:
-    """The same with another timing."""
-    mix = model.mix
-    work = timing.d1 * mix.footprint + timing.d2 * model.prefill_tokens + timing.d3 * mix.stages
-    # s + n - 1: the iteration that ends a prefill computes no token beyond the prompt, but never none at all
-    prompt = 0 if model.replica.prefill is Prefill.DISAGGREGATED else np.maximum(mix.input_tokens - 1, 0)
+def _costs(mix: Mix, timing: Timing) -> PerRequest:
+    amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
+    work = mix.mean(timing.linear(*amounts))
     return PerRequest(
-        held=float(mix.share @ held_footprint(model)),
-        work_s=float(mix.share @ work),
-        iterations=float(mix.share @ mix.stages),
-        computed_tokens=float(mix.share @ (prompt + mix.stages)),
-        decode_tokens=float(mix.share @ mix.decode_tokens),
+        held=mix.mean(mix.held.footprint),
+        read=mix.mean(mix.read.footprint),
+        prefill_tokens=mix.mean(mix.prefill_tokens),
+        work_s=work,
+        steepest_s=work if timing.is_linear else mix.mean(timing.work(*amounts)),
+        iterations=mix.mean(mix.stages),
+        computed_tokens=mix.mean(mix.computed_tokens),
+        decode_tokens=mix.mean(mix.decode_tokens),
     )
+
+
+# ---------------------------------------------------------------------------------- x admissions an iteration
+
+
+def prompts_of(mix: Mix, replica: Replica, admissions: float) -> Prompts:
+    """The prefill tokens of an iteration that admits so many requests on average, each with its own prompt."""
+    room = replica.max_num_batched_tokens
+    sequences = admissions * float(mix.share @ mix.stages)
+    return Prompts(
+        admissions * mix.of_classes(mix.share),
+        mix.of_classes(mix.share * mix.prefill_tokens) / mix.of_classes(mix.share),
+        math.inf if room is None else max(room - sequences, 0.0),
+    )
+
+
+def _fixed_time(mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, admissions: Number) -> Number:
+    """What an iteration takes beside what its requests add in proportion, seconds."""
+    if timing.is_linear:
+        return timing.d0
+    return timing.fixed(prompts_of(mix, replica, admissions), admissions * cost.iterations)
+
+
+def _rate_using(
+    mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, used: Number, need: Number
+) -> Number:
+    """Rate of an equilibrium that uses so much of something of which a request needs `need`: x/τ(x), x = used/need."""
+    fixed = _fixed_time(mix, timing, replica, cost, used / need)
+    return used / (need * fixed + used * cost.work_s)
+
+
+def _highest_rate(
+    mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, limit: Number, need: Number
+) -> Number:
+    """Largest rate under a limit of which a request needs so much: x/τ(x) for x up to limit/need.
+
+    It grows with x but where the law is convex: past its knee an iteration can grow faster than what it serves, and
+    then fewer requests at a time are served faster (new).
+    """
+
+    def rate(used: Number) -> Number:
+        return _rate_using(mix, timing, replica, cost, used, need)
+
+    if timing.is_linear:
+        return rate(limit)
+    shares = np.geomspace(1.0, _LEAST_SHARE, _SHARES_TRIED).tolist()
+    rates = [rate(limit * share) for share in shares]
+    best = int(np.argmax(rates))
+    if best == 0:
+        return rates[0]
+    low, high = (shares[i] for i in (min(best + 1, _SHARES_TRIED - 1), best - 1))
+    for _ in range(60):  # the largest of a function with one peak between the two
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (left, high) if rate(limit * left) < rate(limit * right) else (low, right)
+    return rate(limit * (low + high) / 2)
+
+
+def _limits(replica: Replica, cost: PerRequest) -> Iterator[tuple[str, Number, Number]]:
+    """Each limit, how much there is, and how much of it a request needs."""
+    yield "memory", replica.memory_tokens, cost.held
+    if replica.max_num_seqs is not None:
+        yield "max_num_seqs", replica.max_num_seqs, cost.iterations
+    if replica.max_num_batched_tokens is not None:
+        yield "max_num_batched_tokens", replica.max_num_batched_tokens, cost.computed_tokens
+
+
+def _rates(mix: Mix, timing: Timing, replica: Replica, cost: PerRequest) -> dict[str, Number]:
+    return {
+        name: _highest_rate(mix, timing, replica, cost, limit, need)
+        for name, limit, need in _limits(replica, cost)
+    }
+
+
+def _least(rates: dict[str, Number]) -> Number:
+    values = list(rates.values())
+    if isinstance(values[0], np.ndarray):
+        return reduce(np.fmin, values)  # passes over limits that a model does not have
+    return min(values)
+
+
+def rate_that_holds(model: ServingModel, kv_tokens: float) -> float:
+    """Rate at which the equilibrium holds so many KV tokens, requests/s.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 1, (2,), (1.0,), 1.0)
+    >>> rate_that_holds(ServingModel((one,), Timing(0.5, d1=0.1), Replica(9, prefill=Prefill.INLINE)), 6.0)
+    0.9090909090909091
+    """
+    cost = per_request(model)
+    return float(_rate_using(model.mix, model.timing, model.replica, cost, kv_tokens, cost.held))
+
+
+def time_alone(model: ServingModel) -> float:
+    """Seconds that the iterations of a request take that is alone on the replica, on average (new)."""
+    timing, cost, mix = model.timing, per_request(model), model.mix
+    usual = timing.fixed(0.0, 1.0)
+    prompt = timing.fixed(mix.prefill_tokens, np.ones(mix.share.size)) - usual
+    return float(cost.iterations * usual + cost.work_s + mix.mean(np.broadcast_to(prompt, mix.share.shape)))
 
 
 def sustainable_rates(model: ServingModel) -> dict[str, float]:
@@ -127,21 +246,13 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
 
     References
     ----------
-    WAIT-s eq. 3-6; engine limits new, theory §2.
+    WAIT-s eq. 3-6; engine limits and other laws new, theory §1, §2.
     """
-    return _rates(per_request(model), model.timing.d0, model.replica)
-
-
-def _rates(cost: PerRequest, d0: float, replica: Replica) -> dict[str, float]:
-    memory = "compute" if replica.memory_tokens * cost.work_s > cost.held * d0 else "kv_memory"
-    rates = {memory: replica.memory_tokens / (cost.held * d0 + replica.memory_tokens * cost.work_s)}
-    for name, limit, need in (
-        ("max_num_seqs", replica.max_num_seqs, cost.iterations),
-        ("max_num_batched_tokens", replica.max_num_batched_tokens, cost.computed_tokens),
-    ):
-        if limit is not None:
-            rates[name] = limit / (need * d0 + limit * cost.work_s)
-    return rates
+    cost, memory = per_request(model), model.replica.memory_tokens
+    rates = _rates(model.mix, model.timing, model.replica, cost)
+    fixed = _fixed_time(model.mix, model.timing, model.replica, cost, memory / cost.held)
+    name = "compute" if memory * cost.work_s > cost.held * fixed else "kv_memory"
+    return {name: rates.pop("memory"), **rates}
 
 
 def sustainable_rate(model: ServingModel) -> tuple[str, float]:
@@ -159,76 +270,182 @@ def sustainable_rate(model: ServingModel) -> tuple[str, float]:
     return binding, rates[binding]
 
 
+# ------------------------------------------------------------------------------------------------ the blocks
+
+
 def load(model: ServingModel) -> Load:
-    """Offered load against the sustainable rate (WAIT-s eq. 3-6; general law new, theory §2)."""
-    offered, cost = model.total_rate_rps, per_request(model)
-    sustainable = min(_rates(cost, model.timing.d0, model.replica).values())
-    factor = sustainable / offered if offered > sustainable / 1e300 else None
+    """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2)."""
+    return _single(_load(model, per_request(model)))
+
+
+def _load(model: Model, cost: PerRequest) -> Load:
+    offered: Any = model.total_rate_rps
+    sustainable = _least(_rates(model.mix, model.timing, model.replica, cost))
+    factor = _where(offered > sustainable / 1e300, lambda: sustainable / offered)
     return Load(
         offered_rps=offered,
-        work_rate=offered * cost.work_s,
+        work_rate=offered * cost.steepest_s,
         load_factor_max=factor,
-        headroom=None if factor is None else factor - 1,
+        headroom=factor - 1,
         sustainable_rps=sustainable,
         sustainable_decode_tokens_per_s=sustainable * cost.decode_tokens,
-        sensitivity=_sensitivity(model, cost),
+        sensitivity=_sensitivity(model, cost, sustainable),
     )
 
 
-def sensitivity(model: ServingModel) -> Sensitivity:
-    """What +10 % of memory, d0 or d1 does to the sustainable rate, every limit considered."""
-    return _sensitivity(model, per_request(model))
-
-
-def _sensitivity(model: ServingModel, cost: PerRequest) -> Sensitivity:
-    timing, replica = model.timing, model.replica
-    base = min(_rates(cost, timing.d0, replica).values())
-
-    def change(cost: PerRequest, d0: float, replica: Replica) -> float:
-        return min(_rates(cost, d0, replica).values()) / base - 1
-
-    # A tenth more tokens need not be whole: the formulas are continuous in M.
+def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
+    mix, timing, replica = model.mix, model.timing, model.replica
+    # a tenth more tokens need not be whole: the formulas are continuous in M
     more_memory = replace(replica, memory_tokens=replica.memory_tokens * 1.1)  # type: ignore[arg-type]
-    more_d1 = _costs(model, replace(timing, d1=timing.d1 * 1.1))
+    more_d0, more_d1 = replace(timing, d0=timing.d0 * 1.1), replace(timing, d1=timing.d1 * 1.1)
     return Sensitivity(
-        memory_tokens=change(cost, timing.d0, more_memory),
-        d0=change(cost, timing.d0 * 1.1, replica),
-        d1=change(more_d1, timing.d0, replica),
+        memory_tokens=_least(_rates(mix, timing, more_memory, cost)) / base - 1,
+        d0=_least(_rates(mix, more_d0, replica, cost)) / base - 1,
+        d1=_least(_rates(mix, more_d1, replica, _costs(mix, more_d1))) / base - 1,
     )
 
 
 def iteration_time(model: ServingModel) -> float | None:
-    """Iteration time at the eviction-free equilibrium, τ* = d0/(1 - Λ), seconds; None where Λ >= 1."""
-    work_rate = model.total_rate_rps * per_request(model).work_s
-    return model.timing.d0 / (1 - work_rate) if work_rate < 1 else None
+    """Iteration time at the eviction-free equilibrium, seconds; None where there is none.
+
+    The least τ = fixed(λτ) + λτ·c, c what a request adds in proportion: d0/(1 - Λ) where the law is linear.
+
+    References
+    ----------
+    WAIT-s eq. 3-6; other laws new, theory §1.
+    """
+    tau: float | None = _single(_iteration_time(model, per_request(model)))
+    return tau
+
+
+def tangent(model: ServingModel) -> Tangent:
+    """The linear law that touches the iteration time at the equilibrium, or with memory full where there is none."""
+    cost, tau = per_request(model), iteration_time(model)
+    full = model.replica.memory_tokens / cost.held
+    x = full if tau is None else model.total_rate_rps * tau
+    return model.timing.tangent(x * cost.read, prompts_of(model.mix, model.replica, x), x * cost.iterations)
+
+
+def _iteration_time(model: Model, cost: PerRequest) -> Number:
+    rate: Any = model.total_rate_rps
+    work = rate * cost.work_s
+    if model.timing.is_linear:
+        return _where(work < 1, lambda: model.timing.d0 / (1 - work))
+    if not work < 1:
+        return math.nan
+
+    def next_time(tau: float) -> float:
+        fixed = _fixed_time(model.mix, model.timing, model.replica, cost, rate * tau)
+        return float(fixed / (1 - work))
+
+    tau = model.timing.d0 / (1 - work)
+    for _ in range(_STEPS):  # from below, and never beyond the least solution
+        before, tau = tau, next_time(tau)
+        if tau <= before * (1 + 1e-15):
+            return tau
+    low = high = tau
+    while next_time(high) > high:
+        low, high = high, high * _GROWTH
+        if high > _LONGEST_S:
+            return math.nan
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if next_time(middle) > middle else (low, middle)
+    return high
 
 
 def equilibrium(model: ServingModel) -> Equilibrium:
     """The eviction-free equilibrium (WAIT-s eq. 3-6; Λ >= 1 is unstable at any memory, WAIT Prop. 1)."""
-    tau = iteration_time(model)
-    if tau is None:
-        nothing = tuple(ClassOccupancy(c.name, None, None) for c in model.classes)
-        return Equilibrium(None, None, None, None, None, None, nothing)
-    mix, cost, offered = model.mix, per_request(model), model.total_rate_rps
-    in_flight = sum_by(mix.class_index, mix.rate_rps * mix.stages) * tau
+    return _single(_equilibrium(model, per_request(model), [c.name for c in model.classes]))
+
+
+def _equilibrium(model: Model, cost: PerRequest, names: Sequence[str]) -> Equilibrium:
+    mix, offered, tau = model.mix, model.total_rate_rps, _iteration_time(model, cost)
+    exists = tau == tau
     kv_tokens = offered * cost.held * tau
+    in_flight = mix.of_classes(mix.rate_rps * mix.stages) * tau
+    per_stage = model.class_rates_rps * tau
     return Equilibrium(
         kv_tokens=kv_tokens,
         kv_utilization=kv_tokens / model.replica.memory_tokens,
         iteration_time_s=tau,
         requests_in_flight=offered * cost.iterations * tau,
-        decode_tokens_per_s=offered * cost.decode_tokens,
-        prompt_iterations_per_s=offered * cost.iterations,
+        decode_tokens_per_s=_where(exists, lambda: offered * cost.decode_tokens),
+        prompt_iterations_per_s=_where(exists, lambda: offered * cost.iterations),
         classes=tuple(
-            ClassOccupancy(c.name, c.rate_rps * tau, float(n))
-            for c, n in zip(model.classes, in_flight, strict=True)
+            ClassOccupancy(name, per_stage[..., i : i + 1], in_flight[..., i : i + 1])
+            for i, name in enumerate(names)
         ),
     )
 
 
 def saturation(model: ServingModel) -> Saturation:
     """Admissions n* = M/Σ p_i S_i that keep memory exactly full, and the iteration time there (theory §2)."""
-    cost = per_request(model)
+    return _single(_saturation(model, per_request(model)))
+
+
+def _saturation(model: Model, cost: PerRequest) -> Saturation:
     admissions = model.replica.memory_tokens / cost.held
-    tau = model.timing.d0 + admissions * cost.work_s
+    fixed = _fixed_time(model.mix, model.timing, model.replica, cost, admissions)
+    tau = fixed + admissions * cost.work_s
     return Saturation(admissions, tau, admissions / tau)
+
+
+class Blocks(NamedTuple):
+    """The blocks of one model's report that are computed for many at once; fields named as there."""
+
+    load: Load
+    equilibrium: Equilibrium
+    saturation: Saturation
+
+
+def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
+    """Load, equilibrium and saturation of each model, the same to the last bit as one by one.
+
+    Parameters
+    ----------
+    models : sequence of ServingModel
+        All with the same number of decode lengths in each class, and one prefill convention.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass
+    >>> one = ServingModel((RequestClass("a", 5, (3,), (1.0,), 1.0),), Timing(0.1, 1e-3), Replica(60))
+    >>> two = replace(one, timing=Timing(0.2))
+    >>> [found.load for found in blocks([one, two])] == [load(one), load(two)]
+    True
+    """
+    if not all(model.timing.is_linear for model in models):
+        return [Blocks(load(model), equilibrium(model), saturation(model)) for model in models]
+    if not models:
+        return []
+    many, names = side_by_side(models), [c.name for c in models[0].classes]
+    with np.errstate(all="ignore"):  # beyond a float is inf, as in plain arithmetic
+        cost = _costs(many.mix, many.timing)
+        found = Blocks(_load(many, cost), _equilibrium(many, cost, names), _saturation(many, cost))
+    return _each(found, len(models))
+
+
+def _where(condition: Any, value: Any) -> Any:
+    """What `value()` gives where the condition holds, NaN elsewhere; for numbers and columns."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, value(), np.nan)
+    return value() if condition else math.nan
+
+
+def _each(result: Any, count: int) -> list[Any]:
+    """A result of columns as one result for each model, None for NaN."""
+    if isinstance(result, tuple):
+        parts = zip(*(_each(part, count) for part in result), strict=True)
+        make = getattr(type(result), "_make", tuple)
+        return [make(part) for part in parts]
+    if isinstance(result, str):
+        return [result] * count
+    values = result.ravel().tolist() if isinstance(result, np.ndarray) else [result]
+    return [None if value != value else value for value in values]
+
+
+def _single(result: Result) -> Result:
+    """The same for one model."""
+    found: Result = _each(result, 1)[0]
+    return found

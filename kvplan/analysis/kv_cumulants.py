@@ -1,7 +1,8 @@
 """Cumulants of KV usage before any eviction: a Poisson cluster process with feedback (theory §7).
 
 Requests in memory lengthen iterations, and longer iterations let more requests in: whoever is at stage k begets
-Poisson(λ_j v(k)) requests of each class j for the next iteration, v(k) = d1·w(k) + d3 + d2·s·1{k=0}. With g(t) the
+Poisson(λ_j v(k)) requests of each class j for the next iteration, v(k) = d1·w(k) + d3 + d2·s·1{k=0} by the linear law
+that touches the iteration time at the equilibrium. With g(t) the
 log-transform of what one second of arrivals holds t iterations later, in all generations,
 
     g(t) = Σ_i λ_i (exp(θ h_i(t) + Σ_k v_i(k) g(t-1-k)) - 1),        K(θ) = log E e^{θ·KV} = d0·Σ_t g(t),
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.equilibrium import tangent
 from kvplan.model import FloatArray, IntArray, ServingModel
 
 _FINENESS = 20  # cells grow by 1/20 of the time passed: deviations to 2e-3, required memory to 1e-3
@@ -89,10 +91,11 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     New, theory §7; the cells and the groups are an approximation of second order in 1/fineness and in the width
     of the groups.
     """
-    mix, timing = model.mix, model.timing
+    mix, law = model.mix, tangent(model)
+    first, token_s = mix.read.first, law.per_kv_token_s
     rate, stages = mix.rate_rps, mix.stages.astype(np.float64)
-    prefill_s = timing.d2 * model.prefill_tokens
-    work_s = timing.d1 * mix.footprint + timing.d3 * stages
+    prefill_s = law.per_prefill_token_s * mix.prefill_tokens
+    work_s = token_s * mix.read.footprint + law.per_sequence_s * stages
     slack = 1 - float(rate @ (work_s + prefill_s))
     longest = float(stages.max())
     edge = cell_edges(longest * (1 + _RELAXATIONS / slack), fineness)
@@ -100,27 +103,27 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     middle = edge[:-1] + (width - 1) / 2
 
     mass = rate / rate.max() * stages
-    alike = _alike(mix.first_weight, mass, _PRESENT_GROUPS)
-    amounts = rate * np.stack([np.ones_like(rate), mix.first_weight, prefill_s])
+    alike = _alike(first, mass, _PRESENT_GROUPS)
+    amounts = rate * np.stack([np.ones_like(rate), first, prefill_s])
     everyone = np.stack([np.bincount(alike, x) for x in amounts])
     staying = everyone[:, :, None] - _left(alike, stages, amounts, edge)
     staying *= staying[0] > _ROUNDING * everyone[0][:, None]
     present, (first_weight, present_prefill) = _means(staying)
-    held = first_weight + (model.replica.block_tokens - 1) / 2 + middle
+    held = first_weight + mix.held.padding + middle
     n_present = present.shape[0]
 
     amounts = rate * np.stack([np.ones_like(rate), stages, work_s, prefill_s])
     left, (left_stages, left_work, left_prefill) = _means(
-        _left(_alike_in_both(mix.first_weight, stages, mass), stages, amounts, edge)
+        _left(_alike_in_both(first, stages, mass), stages, amounts, edge)
     )
     # the work of a stage such that n of them, with slope d1, cost what the members cost on average: this keeps Λ
-    left_stage_work = left_work / np.maximum(left_stages, 1.0) - timing.d1 * (left_stages - 1) / 2
+    left_stage_work = left_work / np.maximum(left_stages, 1.0) - token_s * (left_stages - 1) / 2
 
-    stage_work = np.vstack([timing.d1 * first_weight + timing.d3, left_stage_work])
-    reach = stage_work + timing.d1 * (middle - 1)
+    stage_work = np.vstack([token_s * first_weight + law.per_sequence_s, left_stage_work])
+    reach = stage_work + token_s * (middle - 1)
     prefill = np.vstack([present_prefill, left_prefill])
     now = np.stack(
-        np.broadcast_arrays(*_window_weights(reach, timing.d1, edge[:-1], width, (width - 1) / 2)), -1
+        np.broadcast_arrays(*_window_weights(reach, token_s, edge[:-1], width, (width - 1) / 2)), -1
     )
     # a prompt computed one iteration ago: g(t-1) is the mean less one slope
     now[..., 2] += prefill
@@ -130,7 +133,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     then_cell = np.maximum(np.searchsorted(edge, begin, "right") - 1, 0)
     before = np.maximum(begin, 0) - edge[then_cell]
     then = -np.stack(
-        _window_weights(reach[n_present:], timing.d1, edge[then_cell], width[then_cell], before), axis=-1
+        _window_weights(reach[n_present:], token_s, edge[then_cell], width[then_cell], before), axis=-1
     )
     then[begin <= 0] = 0.0
 
@@ -139,7 +142,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     own[n_present:] += np.where((then_cell == np.arange(width.size))[..., None], then[..., 2:], 0.0)
     implicit = np.where(width > 1, own[..., 0] + slope[:, 0] * own[..., 1], 0.0)
     return ClusterGrid(
-        fixed_time_s=timing.d0,
+        fixed_time_s=law.fixed_s,
         longest=longest,
         edge=edge,
         rate=np.ascontiguousarray(np.vstack([present, left]).T),
@@ -220,9 +223,9 @@ def _means(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _window_weights(
-    reach: FloatArray, d1: float, start: FloatArray, width: FloatArray, part: FloatArray
+    reach: FloatArray, token_s: float, start: FloatArray, width: FloatArray, part: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Weights of (Σg, Σu·g, mean, slope) of a cell in Σ_u (reach - d1·u) g(u) up to `part` iterations into it.
+    """Weights of (Σg, Σu·g, mean, slope) of a cell in Σ_u (reach - token_s·u) g(u) up to `part` iterations into it.
 
     The cell has g = mean + slope·(y - (width-1)/2) at its y-th iteration; `reach` is what the sum weighs u = 0 with.
     """
@@ -230,8 +233,8 @@ def _window_weights(
     y_square_sum = y_sum * (2 * part - 1) / 3
     tilt = y_sum - part * (width - 1) / 2
     tilt_moment = start * tilt + y_square_sum - y_sum * (width - 1) / 2
-    mean = reach * part - d1 * (start * part + y_sum)
-    return reach, np.full_like(reach, -d1), mean, reach * tilt - d1 * tilt_moment
+    mean = reach * part - token_s * (start * part + y_sum)
+    return reach, np.full_like(reach, -token_s), mean, reach * tilt - token_s * tilt_moment
 
 
 def _slope_weights(width: FloatArray, middle: FloatArray) -> FloatArray:

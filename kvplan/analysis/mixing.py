@@ -42,7 +42,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import per_request, saturation, sustainable_rate
 from kvplan.analysis.stability import exact_survival_weights, rounding_error, spectrum
 from kvplan.analysis.worst_cycle import CycleKind, cycle_throughput_rps, mixed_cycle
-from kvplan.model import ServingModel, survival_weights
+from kvplan.model import ServingModel
 
 MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
@@ -220,7 +220,7 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
     [(20, False, 0.004703), (21, False, 0.004948), (1, True, 0.0)]
     """
     mix = model.mix
-    weights = survival_weights(mix.stages, model.held_first_weight, mix.share)
+    weights = mix.held.survival(mix.share)
     found = spectrum(
         weights, lambda: exact_survival_weights(model), relative_error=rounding_error(mix.stages)
     )

@@ -39,6 +39,7 @@ _EXPONENTS = (
 )
 _LEAST_STEPS = 40  # towards the least first threshold, before settling for one that is only locally so
 _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
+_HOPELESS = 1e30  # a first threshold: no smaller one keeps up under a law that is not linear
 _NARROWING_STEPS = 120
 _MOST_ITERATIONS = 1e300
 _NEWTON_STEPS = 60
@@ -215,7 +216,7 @@ def fill(first: FloatArray, continuing: FloatArray, slack: FloatArray) -> FloatA
     return thresholds
 
 
-def thresholds_of(segments: Segments, slack: FloatArray, d0: float, start: FloatArray) -> FloatArray:
+def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> FloatArray:
     """Thresholds with the smallest first one, from `start` on, that keeps up: Λ_1·ΔT(n) < n_1. Λ < 1 is assumed.
 
     n_1 ← ⌊Λ_1 ΔT(n)⌋ + 1 from below ends on the least, here in larger steps that leave none out. Where even they are
@@ -226,7 +227,6 @@ def thresholds_of(segments: Segments, slack: FloatArray, d0: float, start: Float
     segments : Segments
     slack : ndarray, shape (n_segments, n_candidates)
         For `fill`.
-    d0 : float, seconds
     start : ndarray, shape (n_candidates,)
         Whole numbers from 1; `first_threshold_floor` leaves nothing out.
 
@@ -241,69 +241,66 @@ def thresholds_of(segments: Segments, slack: FloatArray, d0: float, start: Float
     least = start.copy()
     low = np.arange(least.size)  # columns whose first threshold is still too low
     for _ in range(_LEAST_STEPS):
-        raised = _raised(segments, slack, d0, low, least[low])
+        raised = _raised(segments, slack, low, least[low])
         lacking = raised > least[low]
         low, raised = low[lacking], raised[lacking]
         if not low.size:
             break
         least[low] = raised
     else:
-        least[low] = _crossing(segments, slack, d0, low, least[low])
+        least[low] = _crossing(segments, slack, low, least[low])
     return fill(least, segments.continuing, slack)
 
 
-def _raised(
-    segments: Segments, slack: FloatArray, d0: float, columns: IntArray, first: FloatArray
-) -> FloatArray:
+def _raised(segments: Segments, slack: FloatArray, columns: IntArray, first: FloatArray) -> FloatArray:
     """A first threshold that no feasible one from `first` on is below; `first` itself where it keeps up.
 
-    With x = `first`, every feasible y >= x satisfies y > Λ_1(d0 + Σ c_k max(n_k(x), y·Λ_k/Λ_1)), and so, for every set
-    A of segments, y > Λ_1(d0 + Σ_rest c_k n_k(x))/(1 - Σ_A c_k Λ_k). The best A is a prefix in order of n_k(x)/Λ_k.
+    With x = `first`, every feasible y >= x satisfies y > Λ_1(f + Σ c_k max(n_k(x), y·Λ_k/Λ_1)), f what the law takes
+    beside at x, and so, for every set A of segments, y > Λ_1(f + Σ_rest c_k n_k(x))/(1 - Σ_A c_k Λ_k). The best A is
+    a prefix in order of n_k(x)/Λ_k.
     """
     filled = fill(first, segments.continuing[:, columns], slack[:, columns])
     rate, work = segments.rate[:, columns], segments.work[:, columns]
     time = filled * work
-    keeps_up = np.floor(segments.arrivals(d0 + time.sum(axis=0), columns)) + 1 <= first
+    fixed = segments.fixed_s(filled, columns)
+    keeps_up = np.floor(segments.arrivals(fixed + time.sum(axis=0), columns)) + 1 <= first
     with np.errstate(over="ignore"):
         order = np.argsort(filled / rate, axis=0)
     load = np.cumsum(np.take_along_axis(rate * work, order, axis=0), axis=0) * GUARD
     passed = np.cumsum(np.take_along_axis(time, order, axis=0), axis=0)
     idle = 1 - load
-    bound = (d0 + passed[-1] - passed) / idle * (1 - 1e-14 / idle)
-    least_time = np.maximum(bound.max(axis=0), d0 + passed[-1])
+    bound = (fixed + passed[-1] - passed) / idle * (1 - 1e-14 / idle)
+    least_time = np.maximum(bound.max(axis=0), fixed + passed[-1])
     if segments.windows is not None:  # the same for the steepest windows, as far as they go
         windows = segments.windows
         idle = 1 - load * (float(windows.ramp_rps[0]) / rate[0])
         sure = np.where(idle < -_TOO_CLOSE, np.inf, 0.0)
-        np.divide(d0 + passed[-1] - passed, idle, out=sure, where=idle > _TOO_CLOSE)
+        np.divide(fixed + passed[-1] - passed, idle, out=sure, where=idle > _TOO_CLOSE)
         steep = sure * (1 - 1e-14 / np.maximum(idle, _TOO_CLOSE))
         least_time = np.maximum(least_time, np.minimum(steep.max(axis=0), windows.ramp_s))
     return np.where(keeps_up, first, np.floor(segments.arrivals(least_time, columns)) + 1)
 
 
-def _demand(
-    segments: Segments, slack: FloatArray, d0: float, columns: IntArray, first: FloatArray
-) -> FloatArray:
+def _demand(segments: Segments, slack: FloatArray, columns: IntArray, first: FloatArray) -> FloatArray:
     """⌊Λ_1 ΔT⌋ + 1 for given first thresholds, which keep up where they are no smaller."""
     filled = fill(first, segments.continuing[:, columns], slack[:, columns])
-    time = d0 + (filled * segments.work[:, columns]).sum(axis=0)
+    time = segments.fixed_s(filled, columns) + (filled * segments.work[:, columns]).sum(axis=0)
     demand: FloatArray = np.floor(segments.arrivals(time, columns)) + 1
     return demand
 
 
-def _crossing(
-    segments: Segments, slack: FloatArray, d0: float, columns: IntArray, low: FloatArray
-) -> FloatArray:
+def _crossing(segments: Segments, slack: FloatArray, columns: IntArray, low: FloatArray) -> FloatArray:
     """First thresholds that keep up, each just above one that does not or equal to `low`.
 
     Demand rises by about Λ a unit, so extrapolation from below comes near; halving in turn bounds the steps.
     """
     idle = 1 - (segments.work * segments.rate).sum(axis=0)[columns]
-    wanted = _demand(segments, slack, d0, columns, low)
+    wanted = _demand(segments, slack, columns, low)
     high: FloatArray = low + np.ceil(2 * (wanted - low).clip(0) / idle)
-    while (lacking := _demand(segments, slack, d0, columns, high) > high).any():
+    hopeless = math.inf if segments.timing.is_linear else _HOPELESS
+    while (lacking := (_demand(segments, slack, columns, high) > high) & (high < hopeless)).any():
         low, high = np.where(lacking, high, low), np.where(lacking, 3 * high - 2 * low, high)
-    low, wanted = low.copy(), _demand(segments, slack, d0, columns, low)
+    low, wanted = low.copy(), _demand(segments, slack, columns, low)
     for step in range(_NARROWING_STEPS):
         wide = np.flatnonzero((high - low > 1) & (wanted > low))
         if not wide.size:
@@ -313,14 +310,14 @@ def _crossing(
             np.ceil((wanted[wide] - below) / idle[wide]) if step % 2 == 0 else np.floor((above - below) / 2)
         )
         middle = np.clip(below + ahead, below + 1, above - 1)
-        demand = _demand(segments, slack, d0, columns[wide], middle)
+        demand = _demand(segments, slack, columns[wide], middle)
         lacking = demand > middle
         low[wide], high[wide] = np.where(lacking, middle, below), np.where(lacking, above, middle)
         wanted[wide] = np.where(lacking, demand, wanted[wide])
     return high
 
 
-def first_threshold_floor(segments: Segments, d0: float) -> FloatArray:
+def first_threshold_floor(segments: Segments) -> FloatArray:
     """A whole number that no feasible first threshold is below, since n_k >= 1 and n_k >= n_1·Λ_k/Λ_1.
 
     Returns
@@ -329,6 +326,7 @@ def first_threshold_floor(segments: Segments, d0: float) -> FloatArray:
     """
     rate = segments.rate[0]
     idle = 1 - (segments.work * segments.rate).sum(axis=0)
+    d0 = segments.timing.fixed(0.0, 0.0)
     fluid = rate * d0 / idle * (1 - 1e-12 / idle)
     single = rate * (d0 + segments.work.sum(axis=0)) * (1 - 1e-12)
     floor: FloatArray = np.floor(np.maximum(fluid, single)) + 1
@@ -368,9 +366,7 @@ def slack_for(segments: Segments, exponent: float) -> FloatArray:
     return slack
 
 
-def requirement(
-    segments: Segments, thresholds: FloatArray, d0: float, *, delta: float, horizon_s: float
-) -> Requirement:
+def requirement(segments: Segments, thresholds: FloatArray, *, delta: float, horizon_s: float) -> Requirement:
     """Memory not exceeded within a horizon with probability 1 - δ.
 
     M^π + Σ_(k>=2) w_k c_k with c_k = n_k + ln((m - 1)·N/δ)/θ_k and w_k = s̄_k + l'_(k-1), over N = ⌈horizon/ΔT⌉
@@ -380,14 +376,14 @@ def requirement(
     ----------
     segments : Segments
     thresholds : ndarray, shape (n_segments, n_candidates)
-    d0, horizon_s : float, seconds
+    horizon_s : float, seconds
     delta : float
 
     References
     ----------
     WAIT-s Theorem 5.1, D.
     """
-    time = d0 + (thresholds * segments.work).sum(axis=0)
+    time = segments.iteration_time_s(thresholds)
     with np.errstate(over="ignore"):
         iterations = np.clip(np.ceil(horizon_s / time), 1.0, _MOST_ITERATIONS)
     exponent = np.log(np.maximum(segments.count - 1, 1)) + np.log(iterations) - math.log(delta)
@@ -406,7 +402,7 @@ def requirement(
 
 
 def least_requirement(
-    segments: Segments, d0: float, *, delta: float, horizon_s: float
+    segments: Segments, *, delta: float, horizon_s: float
 ) -> tuple[int, FloatArray, FloatArray]:
     """The candidate and thresholds that need the least memory.
 
@@ -429,10 +425,10 @@ def least_requirement(
         columns = np.flatnonzero((fewer < segments.count) & (segments.count <= most))
         if columns.size:
             group = segments.take(columns)
-            floor = first_threshold_floor(group, d0)
-            thresholds = thresholds_of(group, np.zeros(group.rate.shape), d0, floor)
+            floor = first_threshold_floor(group)
+            thresholds = thresholds_of(group, np.zeros(group.rate.shape), floor)
             smallest.append((columns, thresholds))
-            needs = requirement(group, thresholds, d0, delta=delta, horizon_s=horizon_s)
+            needs = requirement(group, thresholds, delta=delta, horizon_s=horizon_s)
             winner = int(needs.total.argmin())
             if needs.total[winner] < best:
                 best = float(needs.total[winner])
@@ -446,8 +442,8 @@ def least_requirement(
             slack = np.concatenate([slack_for(group, e) for e in exponents], axis=1)
             copies = np.tile(np.arange(hopeful.size), len(exponents))
             every = group.take(copies)
-            thresholds = thresholds_of(every, slack, d0, start[copies])
-            needs = requirement(every, thresholds, d0, delta=delta, horizon_s=horizon_s)
+            thresholds = thresholds_of(every, slack, start[copies])
+            needs = requirement(every, thresholds, delta=delta, horizon_s=horizon_s)
             winner = int(needs.total.argmin())
             if needs.total[winner] < best:
                 best, position = float(needs.total[winner]), hopeful[copies[winner]]
@@ -502,7 +498,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     ([(80, 15), (160, 2)], False)
     """
     means = None if model.schedule is None else class_windows(model)
-    lengths, d0 = lengths_of(model if means is None else at_rates(model, means.mean_rps)), model.timing.d0
+    lengths = lengths_of(model if means is None else at_rates(model, means.mean_rps))
     mixed = len({c.input_tokens for c in model.classes}) > 1
     nothing = NestedWait(False, (), None, None, None, None, False, None, None, None, mixed, None)
     if not lengths.work_to[-1] * GUARD < 1:
@@ -511,10 +507,12 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     candidates = segments_of(lengths, ends) if means is None else worst_segments(model, lengths, ends)
     if not candidates.count.size:
         return nothing
-    column, *found = least_requirement(candidates, d0, delta=delta, horizon_s=horizon_s)
+    column, *found = least_requirement(candidates, delta=delta, horizon_s=horizon_s)
+    if found[0][0] >= _HOPELESS and not model.timing.is_linear:
+        return nothing
     one = candidates.take(np.array([column]))
     rows = len(one.rate)
-    needs, least = (requirement(one, n[:rows, None], d0, delta=delta, horizon_s=horizon_s) for n in found)
+    needs, least = (requirement(one, n[:rows, None], delta=delta, horizon_s=horizon_s) for n in found)
     thresholds = found[0][:rows]
     upto = lengths.decode[one.end[:, 0]]
     required = float(needs.total[0])

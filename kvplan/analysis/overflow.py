@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import held_footprint, iteration_time, per_request
+from kvplan.analysis.equilibrium import iteration_time, per_request, tangent
 from kvplan.analysis.kv_cumulants import ClusterGrid, cluster_grid
 from kvplan.analysis.kv_tail import Tail, UsagePmf, UsageScale, pmf_tail, saddlepoint_tail, usage_pmf
 from kvplan.model import ServingModel, sum_by
@@ -140,13 +140,10 @@ def usage_scale(model: ServingModel) -> UsageScale:
     """
     mix, tau = model.mix, iteration_time(model)
     assert tau is not None
-    first, stages = model.held_first_weight, mix.stages.astype(np.float64)
-    last = first + stages - 1
-    squares = stages * (first * last + (stages - 1) * (2 * stages - 1) / 6)
     return UsageScale(
-        mean=float(mix.rate_rps @ held_footprint(model)) * tau,
-        std_without_feedback=math.sqrt(float(mix.rate_rps @ squares)) * math.sqrt(tau),
-        largest=float(last.max()),
+        mean=float(mix.rate_rps @ mix.held.footprint) * tau,
+        std_without_feedback=math.sqrt(float(mix.rate_rps @ mix.held.squares)) * math.sqrt(tau),
+        largest=float(mix.held.at_end.max()),
     )
 
 
@@ -180,7 +177,7 @@ def usage_law(model: ServingModel) -> UsageLaw:
     tau = iteration_time(model)
     assert tau is not None
     # As Λ → 1 usage over its mean tends to a gamma law: nearer than 1e-3, take the law there and stretch it.
-    work = 1 - model.timing.d0 / tau
+    work = 1 - tangent(model).fixed_s / tau
     slower = model
     if 1 - work < _LEAST_SLACK:
         slower = _at_rate(model, (1 - _LEAST_SLACK) / work)
@@ -192,7 +189,7 @@ def usage_pmf_of(model: ServingModel) -> UsagePmf | None:
     """Distribution of KV usage of a model with Λ < 1, feedback left out; None where requests are too long."""
     tau = iteration_time(model)
     assert tau is not None
-    return usage_pmf(model.held_first_weight, model.mix.stages, model.mix.rate_rps * tau)
+    return usage_pmf(model.mix.held.at_start, model.mix.stages, model.mix.rate_rps * tau)
 
 
 def _tails(model: ServingModel, log_allowed: float) -> tuple[float, Tail, Tail | None]:
@@ -226,7 +223,7 @@ def flow_control(model: ServingModel, iterations: float, budgets: Sequence[int] 
     Class budgets admit Σ b_i an iteration and hold Σ b_i S_i on average. Without them the theorem's mean budget is
     taken at the arrivals, where usage averages M*, and its largest at the next whole number.
     """
-    footprint, tau = held_footprint(model), iteration_time(model)
+    tau = iteration_time(model)
     assert tau is not None
     if budgets is None:
         largest_budget = math.floor(model.total_rate_rps * tau) + 1
@@ -234,7 +231,7 @@ def flow_control(model: ServingModel, iterations: float, budgets: Sequence[int] 
     else:
         mix = model.mix
         rates = np.array([c.rate_rps for c in model.classes])
-        per_class = sum_by(mix.class_index, mix.rate_rps * footprint) / rates
+        per_class = sum_by(mix.class_index, mix.rate_rps * mix.held.footprint) / rates
         largest_budget, mean = sum(budgets), float(np.array(budgets) @ per_class)
     longest = max(max(c.input_tokens, c.decode_tokens[-1]) for c in model.classes)
     return FlowControl(iterations, model.replica.memory_tokens, mean, largest_budget, longest)

@@ -5,13 +5,14 @@ that reach it.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.analysis.wait import GUARD
 from kvplan.analysis.worst_window import Windows, mixes, total_windows
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, sum_by
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, Timing, sum_by
+from kvplan.model.weights import page_padding, prompt_stages
 
 _SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
 _MOST_SEGMENTS = 128  # ... up to this
@@ -32,8 +33,11 @@ class Lengths(NamedTuple):
         Work rate (fraction of each second) of all stages before each length ends; the last entry is Λ.
     prompt_stages : int
         Stages before the first decode stage: 1 when `inline`.
-    half_block : float, tokens
-        What a request holds beyond its tokens, (block - 1)/2 on average.
+    padding : float, tokens
+        What pages hold beyond the tokens of a request, on average.
+    prefill_tokens : float
+        Prefill work of a fresh request, on average.
+    timing : Timing
     """
 
     decode: FloatArray
@@ -41,7 +45,9 @@ class Lengths(NamedTuple):
     input_from: FloatArray
     work_to: FloatArray
     prompt_stages: int
-    half_block: float
+    padding: float
+    prefill_tokens: float
+    timing: Timing
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,14 @@ class Segments:
     waiting : ndarray, tokens
         Held by one request at the start of the segment; 0 in the first row (no KV yet) and where padded.
     work : ndarray, seconds
-        Added to an iteration by one unit of the threshold.
+        Added to an iteration by one unit of the threshold, in proportion to what it reads and computes.
+    stages : ndarray
+        Requests that one unit of the threshold keeps in the batch.
     count : ndarray of int64, shape (n_candidates,)
         Number of segments.
+    prefill_tokens : ndarray, shape (n_candidates,), tokens
+        Of one request.
+    timing : Timing
     windows : Windows or None
         All requests as one stream, where rates vary. The first row of `rate` is then their mean rate, rows below what
         `continuing` makes of it, which is the worst of any time; as are the figures of single segments.
@@ -80,8 +91,21 @@ class Segments:
     held: FloatArray
     waiting: FloatArray
     work: FloatArray
+    stages: FloatArray
     count: IntArray
+    prefill_tokens: FloatArray
+    timing: Timing
     windows: Windows | None = None
+
+    def fixed_s(self, thresholds: FloatArray, columns: IntArray) -> Any:
+        """What an iteration with thresholds of shape (n_segments, n_columns) filled takes beside `work`."""
+        sequences = (thresholds * self.stages[:, columns]).sum(axis=0)
+        return self.timing.fixed(thresholds[0] * self.prefill_tokens[columns], sequences)
+
+    def iteration_time_s(self, thresholds: FloatArray) -> FloatArray:
+        """ΔT with thresholds filled, of shape (n_segments, n_candidates); shape (n_candidates,)."""
+        every = np.arange(self.count.size)
+        return np.asarray(self.fixed_s(thresholds, every) + (thresholds * self.work).sum(axis=0))
 
     def arrivals(self, time: FloatArray, columns: IntArray) -> FloatArray:
         """Most requests that arrive within a time, of shape (n_columns,), a little more: Λ_1·T, or the worst window."""
@@ -100,7 +124,10 @@ class Segments:
             held=self.held[:rows, columns],
             waiting=self.waiting[:rows, columns],
             work=self.work[:rows, columns],
+            stages=self.stages[:rows, columns],
             count=self.count[columns],
+            prefill_tokens=self.prefill_tokens[columns],
+            timing=self.timing,
             windows=self.windows,
         )
 
@@ -116,7 +143,7 @@ def lengths_of(model: ServingModel) -> Lengths:
     >>> merged.decode.tolist(), merged.rate_from.tolist(), merged.work_to.round(9).tolist()
     ([1.0, 2.0], [3.0, 1.0], [0.0, 1.7, 2.2])
     """
-    mix, timing, convention = model.mix, model.timing, model.replica.prefill
+    mix, timing = model.mix, model.timing
     distinct, position = np.unique(mix.decode_tokens, return_inverse=True)
     decode = distinct.astype(np.float64)
     rate = np.cumsum(sum_by(position, mix.rate_rps)[::-1])[::-1]
@@ -127,19 +154,22 @@ def lengths_of(model: ServingModel) -> Lengths:
     span = decode - before
     tokens = span * (inputs + rate * (before + decode + 1) / 2)
     stages = span * rate
-    prompt_stages = 1 if convention is Prefill.INLINE else 0
-    tokens[0] += prompt_stages * inputs[0]
-    stages[0] += prompt_stages * rate[0]
-    work = timing.d1 * tokens + timing.d3 * stages
-    if convention is not Prefill.DISAGGREGATED:
-        work[0] += timing.d2 * inputs[0]
+    prompt = prompt_stages(model.replica.prefill)
+    tokens[0] += prompt * inputs[0]
+    stages[0] += prompt * rate[0]
+    prefill = np.zeros(decode.size)
+    if model.replica.prefill is not Prefill.DISAGGREGATED:
+        prefill[0] = inputs[0]
+    work = timing.linear(tokens, prefill, stages)
     return Lengths(
         decode=decode,
         rate_from=rate,
         input_from=shortest + excess / rate,
         work_to=np.append(0.0, np.cumsum(work)),
-        prompt_stages=prompt_stages,
-        half_block=(model.replica.block_tokens - 1) / 2,
+        prompt_stages=prompt,
+        padding=page_padding(model.replica.block_tokens),
+        prefill_tokens=float(prefill[0] / rate[0]),
+        timing=timing,
     )
 
 
@@ -173,13 +203,18 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
     rate, inputs = lengths.rate_from[first], lengths.input_from[first]
     continuing = np.ones(end.shape)
     continuing[1:] = np.where(used[1:], rate[1:] / rate[:-1], 1.0)
-    shifted = inputs + lengths.half_block
+    shifted = inputs + lengths.padding
     held = (high - low) * (shifted + (low + high + 1) / 2)
     held[0] += lengths.prompt_stages * shifted[0]
     waiting = np.where(used, shifted + low, 0.0)
     waiting[0] = 0.0
     work = (lengths.work_to[end + 1] - lengths.work_to[start]) / rate
-    return Segments(end, rate, continuing, inputs, held, waiting, work, count)
+    stages = high - low
+    stages[0] += lengths.prompt_stages
+    prefill = np.full(len(ends), lengths.prefill_tokens)
+    return Segments(
+        end, rate, continuing, inputs, held, waiting, work, stages, count, prefill, lengths.timing
+    )
 
 
 def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) -> Segments:
@@ -218,6 +253,7 @@ def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) 
             held=worst("held"),
             waiting=worst("waiting"),
             work=worst("work"),
+            prefill_tokens=worst("prefill_tokens"),
         )
     found = replace(found, windows=windows)
     possible = np.flatnonzero((found.work * found.rate).sum(axis=0) * GUARD < 1)
@@ -244,7 +280,8 @@ def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
 
     Examples
     --------
-    >>> some = Lengths(np.array([1.0, 2.0, 8.0]), np.array([10.0, 5.0, 4.0]), np.ones(3), np.zeros(4), 0, 0.0)
+    >>> decode, rate = np.array([1.0, 2.0, 8.0]), np.array([10.0, 5.0, 4.0])
+    >>> some = Lengths(decode, rate, np.ones(3), np.zeros(4), 0, 0.0, 0.0, Timing(1.0))
     >>> [ends.tolist() for ends in candidate_ends(some, 2)]
     [[1, 2], [0, 2]]
     """

@@ -131,7 +131,7 @@ def exact_survival_weights(model: ServingModel) -> list[int]:
     present = [0] * int(model.mix.stages.max())
     held = present.copy()
     # twice the weights, since half-filled blocks make them half integers
-    for n, a, p in zip(model.mix.stages, model.held_first_weight, shares, strict=True):
+    for n, a, p in zip(model.mix.stages, model.mix.held.at_start, shares, strict=True):
         count = int(p * denominator)
         present[n - 1] += 2 * count
         held[n - 1] += count * round(2 * a)
@@ -172,7 +172,7 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
         return MinStableInput(None, None)
     mean_input = float(mix.share @ mix.input_tokens)
     scale = mix.input_tokens / mean_input if mean_input > 0 else np.ones(mix.share.size)
-    offset = model.held_first_weight - mix.input_tokens
+    offset = model.mix.held.at_start - mix.input_tokens
     smallest = 1 if model.replica.prefill is Prefill.INLINE else 0
     return MinStableInput(
         exact=_exact_min_input(mix.stages, scale, offset, mix.share, smallest),
@@ -240,7 +240,7 @@ def _horner(coefficients: ComplexArray, t: FloatArray) -> ComplexArray:
 def model_spectrum(model: ServingModel) -> Spectrum:
     """`spectrum` of the survival polynomial of a model's mix; a single stage has no roots and is stable."""
     mix = model.mix
-    weights = survival_weights(mix.stages, model.held_first_weight, mix.share)
+    weights = survival_weights(mix.stages, model.mix.held.at_start, mix.share)
     return spectrum(weights, lambda: exact_survival_weights(model), relative_error=rounding_error(mix.stages))
 
 
@@ -317,7 +317,7 @@ def _radius_if_stable(model: ServingModel, index: int, decode: int) -> float | N
     if decode < 1 or limited.max_tokens > model.replica.memory_tokens:
         return None
     changed = replace(model, classes=(*model.classes[:index], limited, *model.classes[index + 1 :]))
-    weights = survival_weights(changed.mix.stages, changed.held_first_weight, changed.mix.share)
+    weights = survival_weights(changed.mix.stages, changed.mix.held.at_start, changed.mix.share)
     error = rounding_error(changed.mix.stages)
     if count_outside(weights, relative_error=error) != 0:
         return None

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import mean_queue
-from kvplan.analysis.equilibrium import held_footprint, iteration_time, per_request
+from kvplan.analysis.equilibrium import iteration_time, per_request
 from kvplan.analysis.worst_window import Windows, at_rates, class_windows
-from kvplan.model import FloatArray, ServingModel, sum_by
+from kvplan.model import FloatArray, ServingModel, Timing
 
 # λ_i ΔT this close below a whole number counts as having reached it: rounding can then never report a threshold
 # that does not satisfy ΔT < n_i/λ_i strictly.
@@ -29,6 +29,7 @@ _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save
 _MAX_STEPS = 2_000  # of the fixed-point iteration; after that: feasible, but perhaps not the smallest
 _BISECTIONS = 120
 _LOWERING_STEPS = 65
+_GROWTH, _LONGEST_S = 1.02, 1e18  # of the search for a feasible time under a law that is not linear
 _DIAL_ROWS = 5
 _EXACT_QUEUE_BELOW = 100_000  # the exact queue takes one complex root per unit of the threshold
 
@@ -64,7 +65,7 @@ class DialRow(NamedTuple):
     interval_s : float
         Time t in which n_i requests of class i arrive, seconds; the same for every class.
     iteration_time_s : float
-        ΔT = d0 + Λt, seconds.
+        ΔT at t, seconds.
     kv_tokens : float
         Memory Σ n_i S_i, tokens.
     throughput_rps : float
@@ -111,42 +112,54 @@ class ClassMeans(NamedTuple):
     ----------
     rate_rps : ndarray, requests/s
     work_s : ndarray, seconds
-        Added to iterations by one request in all: d1·S + d2·s + d3·n.
+        Added to iterations by one request in all, in proportion to what it reads and computes.
     held : ndarray, KV token-iterations
         Memory footprint, half-filled blocks included.
     iterations : ndarray
+    prefill_tokens : ndarray, tokens
+    timing : Timing
     """
 
     rate_rps: FloatArray
     work_s: FloatArray
     held: FloatArray
     iterations: FloatArray
+    prefill_tokens: FloatArray
+    timing: Timing
+
+    def fixed_s(self, thresholds: FloatArray) -> float:
+        """What an iteration with every threshold filled takes beside `work_s`; it never falls as they grow."""
+        prefill, sequences = float(thresholds @ self.prefill_tokens), float(thresholds @ self.iterations)
+        return float(self.timing.fixed(prefill, sequences))
+
+    def iteration_time_s(self, thresholds: FloatArray) -> float:
+        """ΔT(n), the time of an iteration with every threshold filled."""
+        return self.fixed_s(thresholds) + float(thresholds @ self.work_s)
 
 
 def class_means(model: ServingModel) -> ClassMeans:
     """Mean costs of one request of each class (theory §1, §2)."""
-    mix, timing = model.mix, model.timing
-    rate = np.array([c.rate_rps for c in model.classes])
+    mix, timing, rate = model.mix, model.timing, model.class_rates_rps
     weight = mix.rate_rps / rate[mix.class_index]
-    work = timing.d1 * mix.footprint + timing.d2 * model.prefill_tokens + timing.d3 * mix.stages
+    linear = timing.linear(mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64))
     return ClassMeans(
         rate_rps=rate,
-        work_s=sum_by(mix.class_index, weight * work),
-        held=sum_by(mix.class_index, weight * held_footprint(model)),
-        iterations=sum_by(mix.class_index, weight * mix.stages),
+        work_s=mix.of_classes(weight * linear),
+        held=mix.of_classes(weight * mix.held.footprint),
+        iterations=mix.of_classes(weight * mix.stages),
+        prefill_tokens=mix.of_classes(weight * mix.prefill_tokens),
+        timing=timing,
     )
 
 
-def smallest_thresholds(
-    rate_rps: FloatArray, work_s: FloatArray, d0: float, windows: Windows | None = None
-) -> tuple[FloatArray, bool] | None:
-    """Smallest whole thresholds n_i > λ_i·ΔT(n), ΔT(n) = d0 + Σ n_i c_i: the least fixed point.
+def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tuple[FloatArray, bool] | None:
+    """Smallest whole thresholds n_i > λ_i·ΔT(n), ΔT(n) = fixed(n) + Σ n_i c_i: the least fixed point.
 
     n_i ← ⌊λ_i ΔT(n)⌋ + 1 from 0 stays below every feasible whole vector and ends on the least, but slowly when
     Λ = Σ λ_i c_i is near 1. Every step here first raises ΔT to the least solution of
-    T = d0 + Σ c_i max(n_i, λ_i T), which lies below the ΔT of every feasible vector above n as well: any such ΔT
-    satisfies T >= d0 + Σ_A c_i λ_i T + Σ_rest c_i n_i for every set A of classes, and the best A is a prefix of the
-    classes in order of n_i/λ_i.
+    T = fixed(n) + Σ c_i max(n_i, λ_i T), which lies below the ΔT of every feasible vector above n as well: any such
+    ΔT satisfies T >= fixed(n) + Σ_A c_i λ_i T + Σ_rest c_i n_i for every set A of classes, and the best A is a prefix
+    of the classes in order of n_i/λ_i.
 
     With `windows` λ_i·T is the most that arrives in any window of length T, W_i(T). Thresholds then exist where the
     mean rates leave time to spare, since W_i(T) is at most λ_i·T for the mean rate λ_i and a constant; and the step is
@@ -154,64 +167,70 @@ def smallest_thresholds(
 
     Parameters
     ----------
-    rate_rps : ndarray, shape (n_classes,), requests/s
-        λ_i.
-    work_s : ndarray, shape (n_classes,), seconds
-        c_i, what one more request at every stage of class i adds to an iteration.
-    d0 : float, seconds
+    means : ClassMeans
+        λ_i and c_i; `rate_rps` is the mean where rates vary.
     windows : Windows, optional
-        One stream for each class, where rates vary; `rate_rps` is then their mean.
+        One stream for each class, where rates vary.
 
     Returns
     -------
     tuple of ndarray, shape (n_classes,), and bool; or None
-        Whole thresholds, and whether they are the least. None where Λ >= 1, to 1e-12: no thresholds exist.
+        Whole thresholds, and whether they are the least. None where Λ >= 1, to 1e-12, or where a law that is not
+        linear outgrows the arrivals: no thresholds exist.
 
     References
     ----------
-    WAIT-s eq. 7, Theorem 4.1; the least whole vector and the accelerated step new, theory §5.
+    WAIT-s eq. 7, Theorem 4.1; the least whole vector, the accelerated step and other laws new, theory §5.
 
     Examples
     --------
-    >>> smallest_thresholds(np.array([1.0, 1.0]), np.array([3 / 18, 6 / 18]), 0.5)
+    >>> from kvplan.model import Prefill, Replica, RequestClass
+    >>> classes = tuple(RequestClass(f"{d}", 1, (d,), (1.0,), 1.0) for d in (1, 2))
+    >>> model = ServingModel(classes, Timing(0.5, d1=1 / 18), Replica(9, prefill=Prefill.INLINE))
+    >>> smallest_thresholds(class_means(model))
     (array([2., 2.]), True)
     """
-    rate = rate_rps * GUARD
-    load = rate * work_s
-    if not float(load.sum()) < 1:
+    rate, work = means.rate_rps * GUARD, means.work_s
+    if not float((rate * work).sum()) < 1:
         return None
-    if rate.size == 1:
-        alone = _alone(float(rate_rps[0] if windows is None else windows.ramp_rps[0]), float(work_s[0]), d0)
-        if windows is None:
-            assert alone is not None
-            return np.array([alone]), True
-        if alone is not None and d0 + alone * float(work_s[0]) <= windows.ramp_s:
-            most = float(windows.most_in(d0 + alone * float(work_s[0]))[0])
-            if math.floor(most * GUARD) + 1 == alone:
-                return np.array([alone]), True
+    alone = _alone(means, windows)
+    if alone is not None:
+        return np.array([alone]), True
     arrivals = _arrivals(rate, windows)
     thresholds = np.zeros(rate.size)
     for _ in range(_MAX_STEPS):
-        time = _least_time(thresholds, rate, work_s, d0)
+        fixed = means.fixed_s(thresholds)
+        time = _least_time(thresholds, rate, work, fixed)
         if windows is not None:
-            time = max(time, _least_ramp_time(thresholds, windows, work_s, d0))
+            time = max(time, _least_ramp_time(thresholds, windows, work, fixed))
         raised = np.maximum(thresholds, np.floor(arrivals(time)) + 1)
         if np.array_equal(raised, thresholds):
             return thresholds, True
+        if time > _LONGEST_S:
+            return None
         thresholds = raised
-    # d0 + Λ·T + Σc = T is feasible, with what windows hold beyond the mean rates: less than a period's worth
-    most = 0.0 if windows is None else float(windows.peak_rps @ work_s) * windows.period_s * GUARD
-    enough = (d0 + float(work_s.sum()) + most) / (1 - float(rate @ work_s))
-    return _crossing(thresholds, arrivals, work_s, d0, enough), False
+    enough = _long_enough(means, windows, thresholds)
+    return None if enough is None else (_crossing(means, thresholds, arrivals, enough), False)
 
 
-def _alone(rate_rps: float, work_s: float, d0: float) -> float | None:
-    """Smallest threshold of a single class: n(1 - λc) > λ·d0, in exact fractions but for the rounding in c.
+def _alone(means: ClassMeans, windows: Windows | None) -> float | None:
+    """Smallest threshold of a single class under a linear law: n(1 - λc) > λ·d0, but for the rounding in c exact.
 
-    Near Λ = 1 digits count. None where Λ >= 1.
+    Near Λ = 1 digits count. None where the general search is needed, too: with windows, beyond the steepest ones.
     """
-    slack = 1 - Fraction(rate_rps) * Fraction(work_s) - _ROUNDING
-    return float(Fraction(rate_rps * GUARD) * Fraction(d0) // slack + 1) if slack > 0 else None
+    if means.rate_rps.size > 1 or not means.timing.is_linear:
+        return None
+    work, d0 = float(means.work_s[0]), means.fixed_s(np.zeros(1))
+    rate = float(means.rate_rps[0] if windows is None else windows.ramp_rps[0])
+    slack = 1 - Fraction(rate) * Fraction(work) - _ROUNDING
+    if slack <= 0:
+        return None
+    threshold = float(Fraction(rate * GUARD) * Fraction(d0) // slack + 1)
+    if windows is None:
+        return threshold
+    time = d0 + threshold * work
+    steepest = time <= windows.ramp_s and math.floor(float(windows.most_in(time)[0]) * GUARD) + 1 == threshold
+    return threshold if steepest else None
 
 
 def _arrivals(rate: FloatArray, windows: Windows | None) -> Callable[[float], FloatArray]:
@@ -221,67 +240,71 @@ def _arrivals(rate: FloatArray, windows: Windows | None) -> Callable[[float], Fl
     return lambda time: windows.most_in(time) * GUARD
 
 
+def _long_enough(means: ClassMeans, windows: Windows | None, below: FloatArray) -> float | None:
+    """A time T in which what arrives is done: ΔT(⌊λT⌋ + 1) <= T. None where no such time is found."""
+    rate, work = means.rate_rps * GUARD, means.work_s
+    if means.timing.is_linear:
+        # d0 + Λ·T + Σc = T is feasible, with what windows hold beyond the mean rates: less than a period's worth
+        most = 0.0 if windows is None else float(windows.peak_rps @ work) * windows.period_s * GUARD
+        return (means.fixed_s(below) + float(work.sum()) + most) / (1 - float(rate @ work))
+    arrivals = _arrivals(rate, windows)
+    time = means.iteration_time_s(below)
+    while means.iteration_time_s(np.floor(arrivals(time)) + 1) > time:
+        time *= _GROWTH
+        if time > _LONGEST_S:
+            return None
+    return time
+
+
 def _crossing(
-    below: FloatArray, arrivals: Callable[[float], FloatArray], work_s: FloatArray, d0: float, high: float
+    means: ClassMeans, below: FloatArray, arrivals: Callable[[float], FloatArray], high: float
 ) -> FloatArray:
     """Feasible thresholds ⌊λ_i T⌋ + 1 at a time T >= ΔT just above one where they are not; `below` are not."""
 
     def at(time: float) -> FloatArray:
         return np.floor(arrivals(time)) + 1
 
-    low = d0 + float(below @ work_s)
+    low = means.iteration_time_s(below)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if d0 + float(at(middle) @ work_s) <= middle:
+        if means.iteration_time_s(at(middle)) <= middle:
             high = middle
         else:
             low = middle
     return at(high)
 
 
-def _least_time(thresholds: FloatArray, rate: FloatArray, work_s: FloatArray, d0: float) -> float:
-    """Least T = d0 + Σ c_i max(n_i, λ_i T), rounded down, and never below d0 + Σ c_i n_i."""
+def _least_time(thresholds: FloatArray, rate: FloatArray, work_s: FloatArray, fixed_s: float) -> float:
+    """Least T = fixed + Σ c_i max(n_i, λ_i T), rounded down, and never below fixed + Σ c_i n_i."""
     with np.errstate(over="ignore"):
         order = np.argsort(thresholds / rate, kind="stable")
-    fixed = (thresholds * work_s)[order]
+    filled = (thresholds * work_s)[order]
     slope = np.cumsum((rate * work_s)[order])
-    rest = np.append(np.cumsum(fixed[::-1])[::-1][1:], 0.0)
+    rest = np.append(np.cumsum(filled[::-1])[::-1][1:], 0.0)
     free = 1 - slope
-    jump = (d0 + rest) / free * (1 - 1e-14 / free)
-    return max(float(jump.max()), d0 + float(fixed.sum()))
+    jump = (fixed_s + rest) / free * (1 - 1e-14 / free)
+    return max(float(jump.max()), fixed_s + float(filled.sum()))
 
 
-def _least_ramp_time(thresholds: FloatArray, windows: Windows, work_s: FloatArray, d0: float) -> float:
+def _least_ramp_time(thresholds: FloatArray, windows: Windows, work_s: FloatArray, fixed_s: float) -> float:
     """The same for the rates of the steepest windows, which hold up to some length: that length where none is less."""
     rate = windows.ramp_rps * GUARD
     load = float(rate @ work_s)
     if load > 1 - _TOO_CLOSE:
         return windows.ramp_s if load > 1 + _TOO_CLOSE else 0.0
-    return min(_least_time(thresholds, rate, work_s, d0), windows.ramp_s)
+    return min(_least_time(thresholds, rate, work_s, fixed_s), windows.ramp_s)
 
 
 def largest_thresholds(
-    smallest: FloatArray,
-    means: ClassMeans,
-    d0: float,
-    memory_tokens: float,
-    windows: Windows | None = None,
+    smallest: FloatArray, means: ClassMeans, memory_tokens: float, windows: Windows | None = None
 ) -> FloatArray | None:
     """Largest whole thresholds along n = t·λ, namely ⌊t·λ_i⌋ + 1, that fit memory and keep up.
 
     With `windows` t·λ_i is the most that arrives in any window of length t.
 
     The smallest thresholds lie on that line (t = ΔT), as do those of every multiple of the rates. Memory grows with
-    t, and a large enough t keeps up; only just above the smallest thresholds may rounding leave some t that fit but
-    do not keep up, and then t is lowered in small steps.
-
-    Parameters
-    ----------
-    smallest : ndarray, shape (n_classes,)
-        Smallest whole thresholds.
-    means : ClassMeans
-    d0 : float, seconds
-    memory_tokens : float
+    t, and a large enough t keeps up where the law is linear; only just above the smallest thresholds may rounding
+    leave some t that fit but do not keep up, and then t is lowered in small steps.
 
     Returns
     -------
@@ -294,8 +317,10 @@ def largest_thresholds(
 
     Examples
     --------
-    >>> one = ClassMeans(np.array([1000.0]), np.array([165e-6]), np.array([165.0]), np.array([11.0]))
-    >>> largest_thresholds(np.array([12.0]), one, 0.01, 20_000.0)
+    >>> from kvplan.model import Prefill, Replica, RequestClass
+    >>> one = RequestClass("a", 10, (10,), (1.0,), 1000.0)
+    >>> model = ServingModel((one,), Timing(0.01, d1=1e-6), Replica(20_000, prefill=Prefill.INLINE))
+    >>> largest_thresholds(np.array([12.0]), class_means(model), 20_000.0)
     array([121.])
     """
     if float(smallest @ means.held) > memory_tokens:
@@ -308,7 +333,7 @@ def largest_thresholds(
         thresholds: FloatArray = np.maximum(np.floor(arrivals(interval)) + 1, smallest)
         return thresholds
 
-    low = d0 + float(smallest @ means.work_s)
+    least = low = means.iteration_time_s(smallest)
     high = max(low, memory_tokens / float(means.rate_rps @ means.held))
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -316,9 +341,9 @@ def largest_thresholds(
             low = middle
         else:
             high = middle
-    for interval in np.geomspace(low, d0 + float(smallest @ means.work_s), _LOWERING_STEPS).tolist():
+    for interval in np.geomspace(low, least, _LOWERING_STEPS).tolist():
         thresholds = at(interval)
-        if (safely(d0 + float(thresholds @ means.work_s)) < thresholds).all():
+        if (safely(means.iteration_time_s(thresholds)) < thresholds).all():
             return thresholds
     return smallest
 
@@ -414,7 +439,10 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
         return ()
     rows = []
     for interval in np.geomspace(tau, longest, _DIAL_ROWS).tolist():
-        iteration = model.timing.d0 + rate * cost.work_s * interval
+        x = rate * interval
+        iteration = (
+            model.timing.fixed(x * cost.prefill_tokens, x * cost.iterations) + rate * cost.work_s * interval
+        )
         rows.append(
             DialRow(
                 interval_s=interval,
@@ -438,20 +466,20 @@ def wait(model: ServingModel) -> Wait:
     >>> result.thresholds, result.kv_tokens, result.max_thresholds
     ((25, 25), 14625.0, (34, 34))
     """
-    means, d0 = class_means(model), model.timing.d0
+    means = class_means(model)
     windows = class_windows(model)
     varies = windows is not None and windows.vary
     if windows is not None:
         means = means._replace(rate_rps=windows.mean_rps)
     varied = any(len(c.decode_tokens) > 1 for c in model.classes)
-    found = smallest_thresholds(means.rate_rps, means.work_s, d0, windows)
+    found = smallest_thresholds(means, windows)
     if found is None:
         nothing = tuple(ClassWait(c.name, None, None, None, None) for c in model.classes)
         return Wait(False, None, None, None, False, nothing, None, None, varied, (), varies)
     thresholds, least = found
-    iteration = d0 + float(thresholds @ means.work_s)
+    iteration = means.iteration_time_s(thresholds)
     kv_tokens = float(thresholds @ means.held)
-    largest = largest_thresholds(thresholds, means, d0, model.replica.memory_tokens, windows)
+    largest = largest_thresholds(thresholds, means, model.replica.memory_tokens, windows)
     arrivals = means.rate_rps * iteration if windows is None else windows.most_in(iteration)
     alone = len(model.classes) == 1 and not varies
     return Wait(

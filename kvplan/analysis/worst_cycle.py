@@ -17,7 +17,8 @@ from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Attractor, eviction_free_state, fluid_map, settle, state_by_stage
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, rounding_error
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival, survival_weights
+from kvplan.model import FloatArray, IntArray, Prefill, Prompts, ServingModel, survival, survival_weights
+from kvplan.model.weights import page_padding
 
 _DISTURBANCE = 0.1
 _SHARE_DIGITS = 13
@@ -192,19 +193,14 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     ----------
     New, theory §3 ("Wall clock").
     """
-    timing, mix = model.timing, model.mix
-    half_empty = (model.replica.block_tokens - 1) / 2 * cycle.in_flight
-    if model.replica.prefill is Prefill.DISAGGREGATED:
-        prefilled = cycle.evictions
-    else:
-        prefilled = cycle.completions + cycle.evictions
-    tau = (
-        timing.d0
-        + timing.d1 * (model.replica.memory_tokens - half_empty)
-        + timing.d2 * prefilled * float(mix.share @ mix.input_tokens)
-        + timing.d3 * cycle.in_flight
+    mix, replica = model.mix, model.replica
+    half_empty = page_padding(replica.block_tokens) * cycle.in_flight
+    fresh = 0.0 if replica.prefill is Prefill.DISAGGREGATED else cycle.completions
+    prompts = Prompts(
+        (fresh + cycle.evictions) * mix.of_classes(mix.share),
+        np.array([c.input_tokens for c in model.classes], dtype=np.float64),
     )
-    return cycle.throughput / tau
+    return cycle.throughput / model.timing.mean(replica.memory_tokens - half_empty, prompts, cycle.in_flight)
 
 
 def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
@@ -235,7 +231,7 @@ def _loss(per_iteration: float, full: Saturation) -> float:
 
 def _closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
     """The cycle of a mix where a formula gives it; None where only the map or the spectrum can tell."""
-    mix, first_weight = model.mix, model.held_first_weight
+    mix, first_weight = model.mix, model.mix.held.at_start
     stages = mix.stages
     longest = int(stages.max())
     if longest == 1 or eviction_is_impossible(model):
@@ -306,7 +302,7 @@ def simulate_worst(
     mix, memory = model.mix, model.replica.memory_tokens
     part, exponent = np.frexp(mix.share)  # the last digits of a float are not to make it another mix
     share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
-    arrays = (a.tobytes() for a in (mix.stages, model.held_first_weight, share))
+    arrays = (a.tobytes() for a in (mix.stages, mix.held.at_start, share))
     worst = _settled(*arrays, max_iterations, compile_above)
     return worst._replace(
         throughput=worst.throughput * memory,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvplan.analysis.equilibrium import equilibrium, per_request, sustainable_rate
+from kvplan.analysis.equilibrium import equilibrium, sustainable_rate, time_alone
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import Plan, ServingModel
@@ -371,8 +371,7 @@ def _estimate(measured: Measured, slo: Slo) -> Estimate:
 
 def idle_rate(model: ServingModel) -> float:
     """A rate at which requests all but never meet, requests/s."""
-    cost = per_request(model)
-    return _IDLE / (cost.iterations * model.timing.d0 + cost.work_s)
+    return _IDLE / time_alone(model)
 
 
 def _why_never(model: ServingModel, idle: Measured, slos: Sequence[Slo]) -> str:
@@ -395,16 +394,13 @@ def _why_never(model: ServingModel, idle: Measured, slos: Sequence[Slo]) -> str:
 
 def _without_company(model: ServingModel, slo: Slo) -> str:
     """What a request takes that is alone on a replica."""
-    timing = model.timing
     if slo.key.startswith("tpot_s"):
-        return f", for an iteration takes at least d0 = {format_seconds(timing.d0)}"
+        return f", for an iteration takes at least d0 = {format_seconds(model.timing.d0)}"
     if slo.key.startswith("ttft_s"):
-        prompt = timing.d0 + timing.d2 * float(model.mix.share @ model.prefill_tokens)
+        prompt = model.timing(0, float(model.mix.share @ model.mix.prefill_tokens), 0)
         return f", for the iteration of a prompt takes {format_seconds(prompt)} on average (d0 + d2·tokens)"
     if slo.key.startswith("e2e_s"):
-        cost = per_request(model)
-        alone = cost.iterations * timing.d0 + cost.work_s
-        return f", for its iterations alone take {format_seconds(alone)} on average"
+        return f", for its iterations alone take {format_seconds(time_alone(model))} on average"
     return ""
 
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import per_request
+from kvplan.analysis.equilibrium import rate_that_holds
 from kvplan.analysis.kv_density import Density, saddlepoint_density
 from kvplan.analysis.nested import nested_wait
 from kvplan.analysis.overflow import usage_pmf_of
 from kvplan.analysis.roots import ComplexArray, leading_roots
 from kvplan.analysis.segments import lengths_of, segment_counts
-from kvplan.model import FloatArray, IntArray, Plan, ServingModel, survival_weights
+from kvplan.model import FloatArray, IntArray, Plan, ServingModel
 from kvplan.report.assembly import Report
 
 if TYPE_CHECKING:
@@ -109,16 +109,16 @@ class EquilibriumCurve:
 
 
 def equilibrium_curve(model: ServingModel, report: Report) -> EquilibriumCurve:
-    """M*(r) = r·S·d0/(1 - r·work) for rates r of the same mix, up to a little more than memory (theory §2)."""
-    cost, d0, memory = per_request(model), model.timing.d0, model.replica.memory_tokens
+    """KV usage against the rate of the same mix, up to a little more than memory (theory §2)."""
+    memory = model.replica.memory_tokens
     own = report.equilibrium.kv_tokens
     followed = _FULL * memory if own is None else min(max(_FULL * memory, own), _FAR * memory)
     kv = np.linspace(0.0, followed, _CURVE_POINTS)
     return EquilibriumCurve(
-        rate_rps=kv / (cost.held * d0 + kv * cost.work_s),
+        rate_rps=np.array([rate_that_holds(model, tokens) for tokens in kv.tolist()]),
         kv_tokens=kv,
         capacity_tokens=memory,
-        full_rps=memory / (cost.held * d0 + memory * cost.work_s),
+        full_rps=rate_that_holds(model, memory),
         offered_rps=report.load.offered_rps,
         offered_kv_tokens=own,
     )
@@ -228,7 +228,7 @@ class Roots:
 def roots(model: ServingModel, report: Report) -> Roots | None:
     """The leading roots of P(z) = Σ_k W_k z^(L-1-k); None for a single stage (theory §3)."""
     mix = model.mix
-    weights = survival_weights(mix.stages, model.held_first_weight, mix.share)
+    weights = mix.held.survival(mix.share)
     if weights.size == 1:
         return None
     radius = report.stability.spectral_radius

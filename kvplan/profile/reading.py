@@ -318,7 +318,7 @@ def model_of(document: schema.Document) -> ServingModel:
     gpu, timing = document.gpu, document.timing
     return ServingModel(
         classes=tuple(_request_class(c, document.workload) for c in document.classes),
-        timing=Timing(timing.d0, timing.d1, timing.d2, timing.d3),
+        timing=Timing(**dict(timing)),
         replica=Replica(
             gpu.capacity_tokens, gpu.block_tokens, gpu.prefill, gpu.max_num_seqs, gpu.max_num_batched_tokens
         ),

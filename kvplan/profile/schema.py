@@ -258,14 +258,23 @@ class Gpu(_Table):
 
 
 class _Timing(_Table):
-    """An iteration takes d0 + d1·KV tokens + d2·prefill tokens + d3·sequences."""
+    """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺."""
 
-    model_config = ConfigDict(title="Iteration time")
+    model_config = ConfigDict(
+        title="Iteration time", json_schema_extra={"dependentRequired": {"d5": ["knee_tokens"]}}
+    )
 
     d0: _Duration = _about('Fixed time of an iteration: seconds, or a string such as "14.5 ms".')
     d1: _Cost = _about("Time per KV token in the batch.", 0.0)
     d2: _Cost = _about("Time per prefill token.", 0.0)
     d3: _Cost = _about("Time per sequence.", 0.0)
+    d4: _Cost = _about("Time per square root of the sequences.", 0.0)
+    d5: _Cost = _about(
+        "Time per token computed beyond knee_tokens, prefill tokens and sequences together.", 0.0
+    )
+    knee_tokens: Annotated[int, Field(ge=0, le=MAX_MEMORY_TOKENS)] = _about(
+        "Tokens computed in an iteration from which on each takes d5 more; needed with d5.", 0
+    )
 
 
 class Class(_Table):
@@ -485,6 +494,10 @@ def json_schema() -> dict[str, Any]:
 def _conflicts(document: Document) -> Iterator[Problem]:
     """What is wrong between values that are each right."""
     yield from _memory_conflicts(document.gpu)
+    if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
+        yield Problem(
+            ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
+        )
     yield from _rate_conflicts(document)
     yield from _schedule_conflicts(document)
     yield from _class_conflicts(document)

@@ -223,12 +223,12 @@ def _of_model(model: ServingModel, report: Report) -> dict[str, Value]:
         "d2": timing.d2,
         "d3": timing.d3,
         "rate": model.total_rate_rps,
-        "S": float(mix.share @ mix.footprint),
+        "S": cost.read,
         "S_b": cost.held,
-        "s": float(mix.share @ model.prefill_tokens),
+        "s": cost.prefill_tokens,
         "input": float(mix.share @ mix.input_tokens),
         "n": cost.iterations,
-        "a": float(mix.share @ model.held_first_weight),
+        "a": float(mix.share @ model.mix.held.at_start),
         "c": cost.work_s,
         "t": cost.computed_tokens,
         "d": cost.decode_tokens,
@@ -267,7 +267,7 @@ def _of_class(model: ServingModel, index: int, report: Report) -> dict[str, Valu
         "arrivals": None if tau is None else rate * tau,
         "n": float(means.iterations[index]),
         "S_b": float(means.held[index]),
-        "a": float(model.held_first_weight[mix.class_index == index][0]),
+        "a": float(model.mix.held.at_start[mix.class_index == index][0]),
         "c": float(means.work_s[index]),
         "input": one.input_tokens,
         "B_w": _in_flight(alone),
@@ -317,7 +317,7 @@ def _in_flight(model: ServingModel) -> float | None:
     if int(np.gcd.reduce(mix.stages)) == 1:
         return None
     memory = float(model.replica.memory_tokens)
-    return pulse_cycle(mix.stages, model.held_first_weight, mix.share, memory).in_flight
+    return pulse_cycle(mix.stages, model.mix.held.at_start, mix.share, memory).in_flight
 
 
 def _prefilled(model: ServingModel, completed: float | None, evicted: float | None) -> float | None:

@@ -79,7 +79,7 @@ def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | Non
 def _gaps(run: Run, model: ServingModel) -> Document:
     from kvplan.analysis.worst_cycle import gap_cycle_throughput
 
-    (stages,), (weight,) = model.mix.stages, model.mix.first_weight
+    (stages,), (weight,) = model.mix.stages, model.mix.read.first
     x = gap_cycle_throughput(int(stages), float(weight), model.replica.memory_tokens, run.gaps or ())
     return {"throughput_per_iteration": x}
 
@@ -90,7 +90,7 @@ def _fluid(run: Run, model: ServingModel) -> Document:
     from kvplan.analysis.fluid_map import run as iterate
 
     mix = model.mix
-    system = fluid_map(mix.stages, mix.first_weight, mix.share, float(model.replica.memory_tokens))
+    system = fluid_map(mix.stages, mix.read.first, mix.share, float(model.replica.memory_tokens))
     masses = np.zeros(system.weight.size)
     masses[: len(run.fluid or ())] = run.fluid
     history = iterate(system, state_by_stage(masses), run.iterations)

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from kvplan.model import Replica, Timing
+from kvplan.model import Replica, Timing, iteration_time
 from kvplan.simulation.actions import KERNELS, clear_batch, more_to_come, release, settle
 from kvplan.simulation.outcome import Ending, Outcome, Series
 from kvplan.simulation.requests import Requests
@@ -21,12 +21,9 @@ from kvplan.simulation.state import (
     ARRIVAL,
     BIN,
     BLOCK,
+    BUSY,
     COMPLETED,
     COMPUTED,
-    D0,
-    D1,
-    D2,
-    D3,
     EVICTED,
     EVICTIONS,
     FINISH,
@@ -83,14 +80,14 @@ def form_batch(s: State) -> None:
 
 def loop(s: State, limit: int, patience: int) -> int:
     """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all."""
-    c, second = s.counter, s.second
+    c, clock = s.counter, s.clock
     while c[ITERATIONS] < limit:
         release(s)
         if c[COMPLETED] == s.time.shape[0]:
             if not s.fixed[MORE_LATER]:
                 return FINISHED
-            s.clock[NOW] = second[HORIZON]
-        if s.clock[NOW] >= second[HORIZON]:
+            clock[NOW] = clock[HORIZON]
+        if clock[NOW] >= clock[HORIZON]:
             return OUT_OF_TIME
         clear_batch(s)
         evictions = c[EVICTED]
@@ -105,17 +102,18 @@ def loop(s: State, limit: int, patience: int) -> int:
         if requests == 0:
             if not more_to_come(s):
                 return LIVELOCK
-            if c[JOINED] == s.time.shape[0] or s.time[c[JOINED], ARRIVAL] > second[HORIZON]:
-                s.clock[NOW] = second[HORIZON]
+            if c[JOINED] == s.time.shape[0] or s.time[c[JOINED], ARRIVAL] > clock[HORIZON]:
+                clock[NOW] = clock[HORIZON]
                 return OUT_OF_TIME
-            s.clock[NOW] = max(s.clock[NOW], s.time[c[JOINED], ARRIVAL])
+            clock[NOW] = max(clock[NOW], s.time[c[JOINED], ARRIVAL])
             continue
-        tau = second[D0] + second[D1] * tokens + second[D2] * c[PROMPTS] + second[D3] * requests
-        now = s.clock[NOW] + tau
-        if now > second[HORIZON]:
-            s.clock[NOW] = second[HORIZON]
+        tau = iteration_time(s.timing, tokens, c[PROMPTS], requests)
+        now = clock[NOW] + tau
+        if now > clock[HORIZON]:
+            clock[NOW] = clock[HORIZON]
             return OUT_OF_TIME
-        s.clock[NOW] = now
+        clock[NOW] = now
+        clock[BUSY] += tau
         c[COMPUTED] += c[PROMPTS] + requests
         c[ITERATIONS] += 1
         c[OVERFLOWS] += c[EVICTED] > evictions
@@ -137,7 +135,8 @@ def note(s: State) -> None:
     if c[RECORDED] == RECORDS:
         half = RECORDS // 2
         for i in range(half):
-            s.record_time[i] = s.record_time[2 * i + 1]
+            for column in range(s.record_time.shape[1]):
+                s.record_time[i, column] = s.record_time[2 * i + 1, column]
             for column in range(s.record.shape[1]):
                 s.record[i, column] = s.record[2 * i + 1, column]
         c[RECORDED] = half
@@ -145,7 +144,8 @@ def note(s: State) -> None:
         if c[ITERATIONS] % c[STRIDE]:
             return
     at = c[RECORDED]
-    s.record_time[at] = s.clock[NOW]
+    s.record_time[at, 0] = s.clock[NOW]
+    s.record_time[at, 1] = s.clock[BUSY]
     s.record[at, 0] = held
     s.record[at, 1] = c[WAITING]
     s.record[at, 2] = c[RESIDENT]
@@ -168,7 +168,7 @@ def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
 def _fingerprint(policy: FormBatch) -> str:
     """Of the policy's name, and the texts of all modules whose functions or constants can go into the loop."""
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
-    used += [policy, loop, State]
+    used += [policy, loop, State, iteration_time]
     texts = sorted({Path(inspect.getfile(f)).read_text("utf-8") for f in used})
     which = f"{policy.__module__}.{policy.__qualname__}"
     return hashlib.sha256("\0".join([which, *texts]).encode()).hexdigest()[:16]
@@ -210,11 +210,11 @@ def _is_worth_it(policy: FormBatch, seconds: float) -> bool:
     return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy)
 
 
-_registered: set[Callable[..., Any]] = set()
+_registered: set[object] = set()
 
 
-def _register(register_jitable: Callable[[Callable[..., Any]], object]) -> None:
-    for function in (*KERNELS, note):
+def _register(register_jitable: Callable[[Any], object]) -> None:
+    for function in (*KERNELS, note, iteration_time):
         if function not in _registered:
             register_jitable(function)
             _registered.add(function)
@@ -275,6 +275,7 @@ def _outcome(s: State, ending: Ending) -> Outcome:
     c = s.counter
     rows = slice(0, int(c[RECORDED]))
     kv, waiting, running, evictions, completions = s.record[rows].T
+    clock, busy = s.record_time[rows].T
     return Outcome(
         arrival_s=s.time[:, ARRIVAL],
         first_token_s=s.time[:, FIRST_TOKEN],
@@ -286,6 +287,7 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         recomputed_tokens=int(c[RECOMPUTED]),
         computed_tokens=int(c[COMPUTED]),
         kv_sum=float(s.clock[KV_SUM]),
+        busy_s=float(s.clock[BUSY]),
         kv_peak=int(c[PEAK]),
         resident=int(c[RESIDENT]),
         stuck=bool(c[STUCK] == NEVER_FITS),
@@ -293,5 +295,5 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         kv_histogram=s.histogram,
         bin_tokens=int(s.fixed[BIN]),
         overflows=int(c[OVERFLOWS]),
-        series=Series(int(c[STRIDE]), s.record_time[rows], kv, waiting, running, evictions, completions),
+        series=Series(int(c[STRIDE]), clock, kv, waiting, running, evictions, completions, busy),
     )

@@ -119,6 +119,7 @@ class PolicyResult:
     recomputed_share: float | None
     kv_tokens: KvTokens
     queue: Queue
+    iteration_time_s: float | None
     ttft_s: Latency
     tpot_s: Latency
     e2e_s: Latency
@@ -160,10 +161,10 @@ def policy_result(
     >>> count = lambda *values: np.array(values, dtype=np.int64)
     >>> requests = Requests(np.array([0.0, 1.0]), count(5, 5), count(1, 3), count(0, 0))
     >>> series = Series(1, np.arange(1.0, 5.0), count(6, 6, 7, 8), count(0, 0, 0, 0), count(0, 1, 1, 0),
-    ...                 count(0, 0, 0, 0), count(1, 1, 1, 2))
+    ...                 count(0, 0, 0, 0), count(1, 1, 1, 2), np.arange(1.0, 5.0))
     >>> outcome = Outcome(
     ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
-    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, kv_sum=27.0, kv_peak=8,
+    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, busy_s=4.0, kv_sum=27.0, kv_peak=8,
     ...     resident=0, stuck=False, queue_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0,
     ...     series=series)
     >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
@@ -375,6 +376,7 @@ class _Run:
             "kv_tokens.peak": run.kv_peak,
             "queue.peak": max(run.queue_peak, at_end),
             "queue.end": at_end,
+            "iteration_time_s": _ratio(run.busy_s, run.iterations),
         }
         for name, sample in self.samples.items():
             figures |= sample.figures(name)
@@ -428,6 +430,7 @@ class _Run:
             "throughput_rps": ("completed", "time_s", per_span),
             "decode_tokens_per_s": ("decode_tokens", "time_s", per_span),
             "throughput_per_iteration": ("completed", "iterations", 1.0),
+            "iteration_time_s": ("busy_s", "iterations", 1.0),
             "evictions": ("evictions", clock, whole),
             "evictions_per_iteration": ("evictions", "iterations", 1.0),
             "kv_tokens.mean": ("kv_tokens", "records", 1.0),
@@ -449,6 +452,7 @@ class _Run:
             "records": records,
             "time_s": np.diff(series.time_s[last], prepend=0.0),
             "iterations": series.stride * records,
+            "busy_s": np.diff(series.busy_s[last], prepend=0.0),
             "completed": np.diff(series.completions[last], prepend=0).astype(np.float64),
             "evictions": np.diff(series.evictions[last], prepend=0).astype(np.float64),
             "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],

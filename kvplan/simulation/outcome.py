@@ -33,6 +33,8 @@ class Series:
         Requests in the queue and requests holding memory.
     evictions, completions : ndarray of int64, shape (n_records,)
         In all so far.
+    busy_s : ndarray, shape (n_records,)
+        Time of all iterations so far.
     """
 
     stride: int
@@ -42,6 +44,7 @@ class Series:
     running: IntArray
     evictions: IntArray
     completions: IntArray
+    busy_s: FloatArray
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Outcome:
         KV tokens held at evictions: work that was lost.
     computed_tokens : int
         KV tokens computed in all: prompts (unless they arrive ready-made) and generated tokens, lost ones included.
+    busy_s : float
+        Time of all iterations.
     kv_sum : float
         Sum over iterations of the memory held while they ran, tokens.
     kv_peak, queue_peak : int
@@ -89,6 +94,7 @@ class Outcome:
     iterations: int
     recomputed_tokens: int
     computed_tokens: int
+    busy_s: float
     kv_sum: float
     kv_peak: int
     queue_peak: int

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.requests import Requests
 
 NOBODY = -1
@@ -53,9 +54,7 @@ OUTSIDE, PARTIAL = -1, -2
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
-NOW, KV_SUM = range(2)  # positions in `State.clock`
-
-(D0, D1, D2, D3, HORIZON) = range(5)  # in `State.second`
+NOW, HORIZON, BUSY, KV_SUM = range(4)  # positions in `State.clock`
 
 (CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER) = range(8)  # in `State.fixed`
 
@@ -106,14 +105,14 @@ class State(NamedTuple):
 
     Attributes
     ----------
-    second : ndarray of float64
-        Constants of the run: D0, D1, D2, D3, HORIZON.
+    timing : ndarray of float64
+        Constants of the iteration time, as `kvplan.model.iteration_time` takes them.
     fixed : ndarray of int64
-        More of them: CAPACITY (blocks) ... MORE_LATER.
+        Other constants of the run: CAPACITY (blocks) ... MORE_LATER.
     knobs : ndarray of float64
         Parameters of the policy.
     clock : ndarray of float64
-        NOW (seconds), KV_SUM (tokens).
+        NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens).
     counter : ndarray of int64
         Counters.
     time : ndarray, shape (n_requests, 3), seconds
@@ -132,12 +131,13 @@ class State(NamedTuple):
         How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
     histogram : ndarray of int64, shape (n_bins,)
         Iterations by KV tokens held.
-    record_time : ndarray, shape (RECORDS,), seconds
+    record_time : ndarray, shape (RECORDS, 2), seconds
+        The clock, and the time of all iterations.
     record : ndarray of int64, shape (RECORDS, 5)
         KV tokens, waiting, resident, evictions, completions.
     """
 
-    second: FloatArray
+    timing: FloatArray
     fixed: IntArray
     knobs: FloatArray
     clock: FloatArray
@@ -201,8 +201,7 @@ def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntAr
     >>> [a.tolist() for a in stage_weights(one, Prefill.INLINE)]
     [[10], [4]]
     """
-    inline = prefill is Prefill.INLINE
-    return requests.input_tokens + (not inline), requests.decode_tokens + inline
+    return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
 def new_state(
@@ -249,10 +248,10 @@ def new_state(
         requests.more_later,
     )
     return State(
-        second=np.array([timing.d0, timing.d1, timing.d2, timing.d3, horizon]),
+        timing=np.array(timing.constants),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=setup.knobs,
-        clock=np.zeros(2),
+        clock=np.array([0.0, horizon, 0.0, 0.0]),
         counter=count,
         time=time,
         request=request,
@@ -263,6 +262,6 @@ def new_state(
         future=np.zeros(0 if setup.expected is None else ahead, dtype=np.int64),
         rank=rank,
         histogram=np.zeros(replica.memory_tokens // bin_tokens + 1, dtype=np.int64),
-        record_time=np.zeros(RECORDS),
+        record_time=np.zeros((RECORDS, 2)),
         record=np.zeros((RECORDS, 5), dtype=np.int64),
     )

@@ -57,6 +57,7 @@ _FIGURES = (
     "kv_tokens.peak",
     "queue.peak",
     "queue.end",
+    "iteration_time_s",
     *_LATENCIES,
 )
 # one entry for each class; other lists have as many entries as a point needs

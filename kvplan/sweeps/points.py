@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tomli
 
-from kvplan.analysis import batch
+from kvplan.analysis import equilibrium
 from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
@@ -53,7 +53,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     points = [_point(document, sweep.axes, mine) for mine in values]
     good = [point for point in points if isinstance(point, Point)]
     report = any(column.block != "simulation" for column in sweep.columns)
-    shared = iter(batch.blocks([point.model for point in good]) if report else [])
+    shared = iter(equilibrium.blocks([point.model for point in good]) if report else [])
     for index, mine, point in zip(range(start, stop), values, points, strict=True):
         if isinstance(point, Point):
             known = next(shared)._asdict() if report else {}

@@ -7,7 +7,7 @@ range instead; point i of a sample depends on the seed and on i alone, so any st
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from fractions import Fraction
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.model import FloatArray, IntArray
+from kvplan.model import FloatArray, IntArray, Timing
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.schema import Document, SchemaError, check_values
 from kvplan.units import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
@@ -258,10 +258,7 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "gpu.block_tokens": _TOKENS,
     "gpu.max_num_seqs": _TOKENS,
     "gpu.max_num_batched_tokens": _TOKENS,
-    "timing.d0": _SECONDS,
-    "timing.d1": _SECONDS,
-    "timing.d2": _SECONDS,
-    "timing.d3": _SECONDS,
+    **{f"timing.{f.name}": _TOKENS if f.name == "knee_tokens" else _SECONDS for f in fields(Timing)},
     "workload.rate": _NUMBER,
     "classes.rate": _NUMBER,
     "classes.share": _NUMBER,

@@ -97,7 +97,7 @@ def test_spectral_radii(row: dict[str, Any]) -> None:
 def test_uniform_lengths_evict_or_recover_as_their_spectrum_says(input_tokens: int, evicts: bool) -> None:
     """d ~ U[20, 40]: from a slightly disturbed equilibrium the map ends in evictions at s = 10, clean at s = 100."""
     model = mix_model((input_tokens, tuple(range(20, 41)), 1.0))
-    system = fluid_map(model.mix.stages, model.mix.first_weight, model.mix.share, 1e6)
+    system = fluid_map(model.mix.stages, model.mix.read.first, model.mix.share, 1e6)
     history = run(system, eviction_free_state(system, disturbance=0.05), 4000)
     late = history.evicted[-500:].sum() / system.eviction_free_throughput
     assert (late > 1) == evicts
@@ -156,7 +156,7 @@ def test_flow_control_budgets() -> None:
 def test_a_small_clean_start_and_a_collapsed_one_of_theory_3() -> None:
     """Input 2, decode 3: from empty the fluid map collapses to M/15; n* is M/12 and the danger zone lies between."""
     model = mix_model((2, 3, 0.9), memory=12)
-    system = fluid_map(model.mix.stages, model.mix.first_weight, model.mix.share, 12.0)
+    system = fluid_map(model.mix.stages, model.mix.read.first, model.mix.share, 12.0)
     history = run(system, state_by_stage(np.zeros(3)), 300)
     assert history.completed[-30:].mean() == pytest.approx(12 / 15, rel=1e-12)
     assert saturation(model).admissions_per_iteration == pytest.approx(12 / 12, rel=1e-12)

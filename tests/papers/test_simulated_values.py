@@ -98,11 +98,9 @@ def test_the_rate_cap_reaches_the_equilibrium(classes: Any, memory: int) -> None
 def test_the_rate_cap_ends_a_collapse(classes: Any, memory: int) -> None:
     """On the worst cycle greedy gives way to the cap: within L - 1 iterations evictions are over."""
     model = mix_model(*classes, memory=memory)
-    (stages,), (footprint,) = model.mix.stages, model.mix.footprint
+    (stages,), (footprint,) = model.mix.stages, model.mix.read.footprint
     requests = endless(model, 240)
-    cap = (
-        memory - float(model.mix.first_weight[0]) - stages
-    ) / footprint  # whole requests never exceed memory
+    cap = (memory - float(model.mix.read.first[0]) - stages) / footprint  # whole requests never exceed memory
     setup = prepared(model, "rate-limited", requests, beta=(cap,))
     state = new_state(requests, model.timing, model.replica, setup, None)
     greedy, capped = (bound(POLICIES[name].form_batch) for name in ("greedy", "rate-limited"))
@@ -288,7 +286,7 @@ def test_queues_of_wait() -> None:
     peaks = np.array([outcome.queue_peak for _, outcome in runs])
     assert np.mean(peaks > highest) <= delta
     assert np.median(peaks) > 0.7 * highest
-    work = float(TWO.timing.d0 + 2 * TWO.timing.d1 * TWO.mix.footprint.sum())
+    work = float(TWO.timing.d0 + 2 * TWO.timing.d1 * TWO.mix.read.footprint.sum())
     bound_of_each = queue_at_start(work, 2, alone=False)
     both = np.mean([outcome.series.waiting.mean() for _, outcome in wait_runs(TWO, (2.0, 2.0))]) + 4
     assert both < 2 * bound_of_each
@@ -329,7 +327,7 @@ def test_the_memory_of_nested_wait_is_enough(
     filled_s = float((timing.d0 + (counts * segments.work).sum(axis=0))[0])
     assert sum(rates) * filled_s < thresholds[0]
     horizon = iterations * filled_s * (1 - 1e-9)
-    needs = requirement(segments, counts, timing.d0, delta=delta, horizon_s=horizon)
+    needs = requirement(segments, counts, delta=delta, horizon_s=horizon)
     assert needs.iterations == iterations
     peaks = np.empty(runs)
     for seed in range(runs):
@@ -353,7 +351,7 @@ def test_usage_has_the_tail_of_the_formula(work_rate: float) -> None:
     """s = 30, d = 10 `inline`, two arrivals an iteration; four runs of 150,000 iterations or more."""
     rate = 2 * (1 - work_rate)
     model = mix_model((30, 10, rate), prefill="inline", memory=9000)
-    (footprint,) = model.mix.footprint
+    (footprint,) = model.mix.read.footprint
     model = replace(model, timing=Timing(1.0, work_rate / (rate * footprint)))
     found = equilibrium(model)
     assert load(model).work_rate == pytest.approx(work_rate)

@@ -41,7 +41,7 @@ def test_required_memory(row: dict[str, Any]) -> None:
     lengths = lengths_of(model(row["classes"]))
     segments = segments_of(lengths, [np.arange(lengths.decode.size)])
     thresholds = np.array(row["thresholds"], dtype=float)[:, None]
-    needs = requirement(segments, thresholds, 1.0, delta=row["delta"], horizon_s=row["iterations"])
+    needs = requirement(segments, thresholds, delta=row["delta"], horizon_s=row["iterations"])
     assert needs.base[0] == row["base"]
     assert needs.boundary[0] == row["boundary"]
     for key, found in (("high_probability", needs.high_probability[0]), ("total", needs.total[0])):

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import mix_model, models, request_rows
 
-from kvplan.analysis.equilibrium import equilibrium, load, saturation, sensitivity, sustainable_rate
+from kvplan.analysis.equilibrium import equilibrium, load, saturation, sustainable_rate
 from kvplan.model import Prefill, ServingModel
 
 PROPERTY = settings(deadline=None, max_examples=90)
@@ -173,7 +173,7 @@ def test_sensitivities_are_what_ten_percent_more_does(model: ServingModel) -> No
 
     memory, d0, tenth = Fraction(model.replica.memory_tokens), Fraction(model.timing.d0), Fraction(1, 10)
     base = alpha(memory, d0, Fraction(0))
-    found = sensitivity(model)
+    found = load(model).sensitivity
     for value, changed in (
         (found.memory_tokens, alpha(memory * (1 + tenth), d0, Fraction(0))),
         (found.d0, alpha(memory, d0 * (1 + tenth), Fraction(0))),
@@ -244,8 +244,8 @@ def test_each_prefill_convention_has_its_own_stages(
     """Input 10, decode 3, counted by hand: 11+12+13, or 10+11+12+13 with a prefill of its own."""
     model = mix_model((10, 3, 1.0), prefill=prefill)
     assert model.mix.stages.tolist() == [stages]
-    assert model.mix.footprint.tolist() == [footprint]
-    assert model.prefill_tokens.tolist() == [prompt]
+    assert model.mix.read.footprint.tolist() == [footprint]
+    assert model.mix.prefill_tokens.tolist() == [prompt]
 
 
 def _held(change: Callable[[ServingModel], ServingModel]) -> float:

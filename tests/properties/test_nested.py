@@ -27,7 +27,7 @@ def build(rows: Rows, prefill: Prefill = Prefill.FUSED, load: float = 0.3, **rep
     )
     unit = Replica(**({"memory_tokens": 1_000_000} | replica), prefill=prefill)
     mix = ServingModel(classes, Timing(0.01), unit).mix
-    parts = [mix.rate_rps @ x for x in (mix.footprint, mix.input_tokens, mix.stages)]
+    parts = [mix.rate_rps @ x for x in (mix.read.footprint, mix.input_tokens, mix.stages)]
     return ServingModel(classes, Timing(0.01, *(load / 3 / float(x) for x in parts)), unit)
 
 
@@ -109,7 +109,7 @@ def test_segments_count_their_tokens_stage_by_stage(model: ServingModel) -> None
         low, first = 0, True
         for k, high in enumerate(lengths.decode[ends].astype(int).tolist()):
             entering = model.mix.decode_tokens > low
-            held = model.mix.first_weight[entering] + (model.replica.block_tokens - 1) / 2
+            held = model.mix.read.first[entering] + (model.replica.block_tokens - 1) / 2
             share = model.mix.rate_rps[entering] / model.mix.rate_rps[entering].sum()
             stages = range(0 if first else low + inline, high + inline)
             total = sum(float(share @ (held + stage)) for stage in stages)
@@ -224,7 +224,7 @@ def test_thresholds_are_near_the_best_there_are(decode: list[int], input_tokens:
         later = (n[1:] > segments.continuing[1:, 0] * n[:-1]).all()
         if not (later and segments.rate[0, 0] * time < n[0] and (n >= 1).all()):
             return math.inf
-        needs = requirement(segments, n[:, None], model.timing.d0, delta=0.01, horizon_s=3600.0)
+        needs = requirement(segments, n[:, None], delta=0.01, horizon_s=3600.0)
         return float(needs.total[0])
 
     best = np.array([float(s.threshold) for s in result.segments])
@@ -359,7 +359,7 @@ def test_simulated_memory_passes_the_requirement_no_oftener_than_promised(
     merged = lengths_of(ServingModel(classes, Timing(1.0), Replica(10_000, prefill=Prefill.DISAGGREGATED)))
     segments = segments_of(merged, [np.searchsorted(merged.decode, ends)])
     needs = requirement(
-        segments, np.array(thresholds, dtype=float)[:, None], 1.0, delta=delta, horizon_s=iterations
+        segments, np.array(thresholds, dtype=float)[:, None], delta=delta, horizon_s=iterations
     )
     rng = np.random.default_rng(11)
     peaks = [simulated_peak(lengths, share, ends, thresholds, iterations, rng) for _ in range(runs)]

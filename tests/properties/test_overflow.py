@@ -111,9 +111,9 @@ def test_the_tail_is_that_of_a_simulation_without_evictions(work_rate: float, pr
     timing = np.array([model.timing.d0, model.timing.d1, model.timing.d2, model.timing.d3])
     mix = model.mix
     variance = compiled()(
-        mix.first_weight.astype(np.int64),
+        mix.read.first.astype(np.int64),
         mix.stages,
-        model.prefill_tokens.astype(np.int64),
+        model.mix.prefill_tokens.astype(np.int64),
         mix.rate_rps,
         timing,
         mean,
@@ -142,10 +142,10 @@ def slow_variance(model: ServingModel) -> float:
     held = np.zeros((mix.stages.size, size))
     work = np.zeros_like(held)
     for i, n in enumerate(mix.stages):
-        weights = mix.first_weight[i] + np.arange(n)
+        weights = mix.read.first[i] + np.arange(n)
         held[i, :n] = weights + (model.replica.block_tokens - 1) / 2
         work[i, :n] = timing.d1 * weights + timing.d3
-        work[i, 0] += timing.d2 * model.prefill_tokens[i]
+        work[i, 0] += timing.d2 * model.mix.prefill_tokens[i]
     kernel, response = mix.rate_rps @ work, mix.rate_rps @ held
     for t in range(1, size):
         past = response[max(0, t - mix.stages.max()) : t][::-1]

@@ -69,7 +69,7 @@ def test_survival_weights_are_those_of_the_definition(model: ServingModel, block
         sum(p * (weights[k] + more) for _, _, weights, p in rows if k < len(weights)) for k in range(longest)
     ]
     mix = model.mix
-    w = survival_weights(mix.stages, model.held_first_weight, mix.share)
+    w = survival_weights(mix.stages, model.mix.held.at_start, mix.share)
     assert w == pytest.approx([float(x) for x in exact], rel=1e-13)
     integers = exact_survival_weights(model)
     assert [Fraction(x, integers[0]) for x in integers] == [x / exact[0] for x in exact]
@@ -185,7 +185,7 @@ def test_the_verdict_is_where_the_map_goes_from_a_disturbed_equilibrium(
     gap = abs(found.spectral_radius - 1)
     assume(found.spectral_radius == 0 or gap > 4e-4)
     mix = model.mix
-    system = fluid_map(mix.stages, mix.first_weight, mix.share, 1e4)
+    system = fluid_map(mix.stages, mix.read.first, mix.share, 1e4)
     n_star = system.eviction_free_throughput
     start = n_star * (1 + size * np.random.default_rng(seed).uniform(-1, 1, system.weight.size))
     start *= system.capacity / float(start @ system.weight)
@@ -311,7 +311,7 @@ def test_inline_is_disaggregated_with_a_token_less_and_a_stage_more(model: Servi
     x, y = worst_cycle(inline, a), worst_cycle(ready, b)
     assert (x.kind, x.throughput_per_iteration, x.loss) == (y.kind, y.throughput_per_iteration, y.loss)
     assert (x.evictions_per_iteration, x.period) == (y.evictions_per_iteration, y.period)
-    maps = [fluid_map(m.mix.stages, m.mix.first_weight, m.mix.share, 1e4) for m in (inline, ready)]
+    maps = [fluid_map(m.mix.stages, m.mix.read.first, m.mix.share, 1e4) for m in (inline, ready)]
     empty = state_by_stage(np.zeros(maps[0].weight.size))
     completed = [run(system, empty, 60).completed.tolist() for system in maps]
     assert completed[0] == completed[1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvplan.analysis import wait as wait_module
 from kvplan.analysis.equilibrium import iteration_time, load, sustainable_rates
-from kvplan.analysis.wait import GUARD, mean_wait, queue_at_start, smallest_thresholds, wait
+from kvplan.analysis.wait import GUARD, ClassMeans, mean_wait, queue_at_start, smallest_thresholds, wait
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 
@@ -39,6 +39,12 @@ def exact(rows: list[tuple[int, int]], d0: int) -> tuple[list[Fraction], list[Fr
     return [Fraction(r, 16) for r, _ in rows], [Fraction(c, 1024) for _, c in rows], Fraction(d0, 64)
 
 
+def means_of(rate: Any, work: Any, d0: float) -> ClassMeans:
+    """Classes of which only rate and work count."""
+    nothing = np.zeros(len(rate))
+    return ClassMeans(np.array(rate, float), np.array(work, float), nothing, nothing, nothing, Timing(d0))
+
+
 def keeps_up(n: tuple[int, ...], rate: list[Fraction], work: list[Fraction], d0: Fraction) -> bool:
     time = d0 + sum(k * c for k, c in zip(n, work, strict=True))
     return all(r * time < k for k, r in zip(n, rate, strict=True))
@@ -47,7 +53,7 @@ def keeps_up(n: tuple[int, ...], rate: list[Fraction], work: list[Fraction], d0:
 @given(dyadic_system)
 def test_smallest_thresholds_keep_up_and_nothing_below_them_does(system: tuple[Any, int]) -> None:
     rate, work, d0 = exact(*system)
-    found = smallest_thresholds(np.array(rate, float), np.array(work, float), float(d0))
+    found = smallest_thresholds(means_of(rate, work, float(d0)))
     assert found is not None
     assert found[1]
     n = tuple(int(k) for k in found[0])
@@ -67,7 +73,7 @@ def test_the_accelerated_search_ends_where_plain_iteration_does(system: tuple[An
         if after == n:
             break
         n = after
-    found = smallest_thresholds(np.array(rate, float), np.array(work, float), float(d0))
+    found = smallest_thresholds(means_of(rate, work, float(d0)))
     assert found is not None
     assert found[0].tolist() == n
 
@@ -78,7 +84,7 @@ def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: 
     rng = np.random.default_rng(classes)
     rate = rng.uniform(0.1, 1000.0, classes)
     work = rng.dirichlet(np.ones(classes)) * (1 - gap) / rate
-    found = smallest_thresholds(rate, work, 0.01)
+    found = smallest_thresholds(means_of(rate, work, 0.01))
     assert found is not None
     n = tuple(int(k) for k in found[0])
     assert keeps_up(n, [Fraction(r) for r in rate], [Fraction(c) for c in work], Fraction(0.01))
@@ -86,9 +92,9 @@ def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: 
 
 def test_without_the_accelerated_search_a_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rate, work = np.array([300.0, 170.0]), np.array([0.0025, 0.0014])
-    least = smallest_thresholds(rate, work, 0.01)
+    least = smallest_thresholds(means_of(rate, work, 0.01))
     monkeypatch.setattr(wait_module, "_MAX_STEPS", 1)
-    crossing = smallest_thresholds(rate, work, 0.01)
+    crossing = smallest_thresholds(means_of(rate, work, 0.01))
     assert least is not None
     assert crossing is not None
     assert (least[1], crossing[1]) == (True, False)
@@ -100,7 +106,7 @@ def test_without_the_accelerated_search_a_crossing_is_found(monkeypatch: pytest.
 def test_a_demand_of_a_whole_number_needs_one_more(whole: int) -> None:
     """λΔT = n exactly is not enough, and rounding must not let it pass."""
     rate = whole / 0.3
-    found = smallest_thresholds(np.array([rate]), np.array([0.0]), 0.3)
+    found = smallest_thresholds(means_of([rate], [0.0], 0.3))
     assert found is not None
     assert found[0].tolist() == [whole + 1]
 
@@ -130,7 +136,7 @@ def _model(
     )
     replica = Replica(memory, block_tokens=block, prefill=prefill)
     mix = ServingModel(classes, Timing(0.01), replica).mix
-    parts = [mix.rate_rps @ x for x in (mix.footprint, mix.input_tokens, mix.stages)]
+    parts = [mix.rate_rps @ x for x in (mix.read.footprint, mix.input_tokens, mix.stages)]
     return ServingModel(classes, Timing(0.01, *(work_rate / 3 / float(x) for x in parts)), replica)
 
 

@@ -269,7 +269,7 @@ def test_a_simulated_worst_cycle_is_where_the_slow_map_goes(
     found, local = simulate_worst(model), stability(model)
     assert not local.stable
     mix = model.mix
-    system = fluid_map(mix.stages, mix.first_weight + (block - 1) / 2, mix.share, 9600)
+    system = fluid_map(mix.stages, mix.read.first + (block - 1) / 2, mix.share, 9600)
     disturbed = eviction_free_state(system, disturbance=0.1).mass[::-1].tolist()
     nearly_empty = [1e-3 * m for m in disturbed]
     runs = [slow_means(model, masses, 4000) for masses in (nearly_empty, disturbed)]
@@ -312,7 +312,7 @@ def test_wall_clock_is_completions_over_the_times_of_the_iterations(
         seconds += timing.d0 + timing.d1 * kv + timing.d2 * tokens + timing.d3 * sequences
         completed += float(sum(done))
     mix = model.mix
-    cycle: Cycle = pulse_cycle(mix.stages, model.held_first_weight, mix.share, 1000.0)
+    cycle: Cycle = pulse_cycle(mix.stages, model.mix.held.at_start, mix.share, 1000.0)
     assert cycle_throughput_rps(model, cycle) == pytest.approx(completed / seconds, rel=1e-9)
 
 

@@ -70,7 +70,7 @@ def test_binning_keeps_footprint_variance_and_spectral_radius(trace: Trace, ship
 
     def moments(model: ServingModel) -> tuple[float, float]:
         first, second = 0.0, 0.0
-        for a, n, p in zip(model.mix.first_weight, model.mix.stages, model.mix.share, strict=True):
+        for a, n, p in zip(model.mix.read.first, model.mix.stages, model.mix.share, strict=True):
             held = a + np.arange(n)
             first, second = first + p * held.sum(), second + p * (held**2).sum()
         return first, second

@@ -44,6 +44,7 @@ def by_hand(**changes: Any) -> tuple[Requests, Outcome]:
         "evictions": counts(0, 2, 0),
         "recomputed_tokens": 25,
         "computed_tokens": 100,
+        "busy_s": 6.0,
         "kv_sum": 90.0,
         "kv_peak": 39,
         "queue_peak": 2,
@@ -58,6 +59,7 @@ def test_the_figures_of_three_requests() -> None:
     result = result_of(by_hand(), names=("long", "short"), horizon_s=10.0)
     assert (result.completed, result.unfinished, result.makespan_s, result.iterations) == (2, 1, 10.0, 4)
     assert (result.throughput_rps, result.decode_tokens_per_s) == (0.2, 0.6)
+    assert result.iteration_time_s == 1.5
     assert (result.throughput_per_iteration, result.evictions_per_iteration) == (0.5, 0.5)
     assert (result.evictions, result.recomputed_tokens, result.recomputed_share) == (2, 25, 0.25)
     assert asdict(result.kv_tokens) == {"mean": 22.5, "p99": 39, "peak": 39}
@@ -74,7 +76,7 @@ def test_names_and_order_are_those_of_the_contract() -> None:
     top = (
         "policy parameters completed unfinished makespan_s iterations status throughput_rps"
         " decode_tokens_per_s throughput_per_iteration evictions evictions_per_iteration recomputed_tokens"
-        " recomputed_share kv_tokens queue ttft_s tpot_s e2e_s ci95 classes"
+        " recomputed_share kv_tokens queue iteration_time_s ttft_s tpot_s e2e_s ci95 classes"
     )
     assert [field.name for field in fields(PolicyResult)] == top.split()
     assert [field.name for field in fields(ClassResult)] == ["name", "completed", "ttft_s", "tpot_s", "e2e_s"]

@@ -134,7 +134,7 @@ def test_the_steps_are_the_exact_distribution() -> None:
 @pytest.mark.parametrize("name", [n for n in SHIPPED if 1 < profile(n).model.mix.stages.max() < 500])
 def test_leading_roots_are_those_of_the_companion_matrix(name: str) -> None:
     model = profile(name).model
-    weights = survival_weights(model.mix.stages, model.held_first_weight, model.mix.share)
+    weights = survival_weights(model.mix.stages, model.mix.held.at_start, model.mix.share)
     found = leading_roots(weights, largest_root(weights).modulus, 300)
     known = np.roots(weights)
     assert found.size == min(300, known.size) or found.size == 299  # conjugates stay together

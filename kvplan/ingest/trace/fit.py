@@ -326,7 +326,7 @@ def moment_errors(
     inline = like.replica.prefill is Prefill.INLINE
     stages = traffic.decode_tokens + (1 if inline else 0)
     first_weight = traffic.input_tokens.astype(np.float64) + (0 if inline else 1)
-    made = _moments(mix.stages, mix.first_weight, mix.share)
+    made = _moments(mix.stages, mix.read.first, mix.share)
     raw = _moments(stages, first_weight, traffic.count / traffic.count.sum())
     return made[0] / raw[0] - 1, made[1] / raw[1] - 1
 

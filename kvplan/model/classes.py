@@ -1,0 +1,94 @@
+"""Classes of requests, and the traffic that they make up."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvplan.model.arrays import FloatArray, IntArray, sum_by
+from kvplan.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """One class of requests.
+
+    Attributes
+    ----------
+    input_tokens : int
+        Prompt length s.
+    decode_tokens : tuple of int
+        Distinct decode lengths d, ascending.
+    decode_weights : tuple of float
+        Weight of each length as written in the profile; not normalised.
+    rate_rps : float
+        Arrival rate λ, requests/s.
+    """
+
+    name: str
+    input_tokens: int
+    decode_tokens: tuple[int, ...]
+    decode_weights: tuple[float, ...]
+    rate_rps: float
+
+    @property
+    def max_tokens(self) -> int:
+        """KV tokens of the longest request just before it completes, s + d."""
+        return self.input_tokens + self.decode_tokens[-1]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Every (class, decode length) pair of the traffic, one row each.
+
+    Arrays have shape (n_rows,), or (n_models, n_rows) for many models side by side, but for `class_index`.
+
+    Attributes
+    ----------
+    class_index : ndarray of int64, shape (n_rows,)
+        Position of the row's class in the profile.
+    input_tokens, decode_tokens : ndarray of int64, tokens
+    stages : ndarray of int64
+        Iterations n that a request of the row stays.
+    prefill_tokens : ndarray of float64, tokens
+        Prefill work of a fresh request: s, or 0 where prompts arrive ready-made.
+    computed_tokens : ndarray of int64, tokens
+        All that the engine computes for a fresh request.
+    read, held : Weights
+        Context that a request reads at each stage, which costs time; memory that it holds.
+    rate_rps : ndarray of float64, requests/s
+    share : ndarray of float64
+        Rate over the total rate; sums to 1.
+    """
+
+    class_index: IntArray
+    input_tokens: IntArray
+    decode_tokens: IntArray
+    stages: IntArray
+    prefill_tokens: FloatArray
+    computed_tokens: IntArray
+    read: Weights
+    held: Weights
+    rate_rps: FloatArray
+    share: FloatArray
+
+    def mean(self, amounts: FloatArray | IntArray) -> Any:
+        """Mean over the requests: a number, or a column of shape (n_models, 1) for models side by side."""
+        if self.share.ndim == 1:
+            return float(self.share @ amounts)
+        # row by row, so that every model's mean is rounded as if it were alone
+        return np.array([[p @ x] for p, x in zip(in_rows(self.share), in_rows(amounts), strict=True)])
+
+    def of_classes(self, amounts: FloatArray) -> FloatArray:
+        """Sums over the rows of each class: shape (n_classes,) or (n_models, n_classes)."""
+        if amounts.ndim == 1:
+            return sum_by(self.class_index, amounts)
+        sums = np.zeros((len(amounts), int(self.class_index[-1]) + 1))
+        for row, c in enumerate(self.class_index):
+            sums[:, c] += amounts[:, row]
+        return sums
+
+
+def in_rows(amounts: FloatArray | IntArray) -> FloatArray:
+    """Each row in one piece, as the arrays of one model are: the order in which sums are rounded depends on it."""
+    return np.ascontiguousarray(amounts, dtype=np.float64)

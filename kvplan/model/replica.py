@@ -1,0 +1,33 @@
+"""One serving replica, and what a plan for it should guarantee."""
+
+from dataclasses import dataclass
+
+from kvplan.model.weights import Prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """KV capacity in tokens, page size, prefill convention and engine limits."""
+
+    memory_tokens: int
+    block_tokens: int = 1
+    prefill: Prefill = Prefill.FUSED
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the plan should guarantee.
+
+    Attributes
+    ----------
+    delta : float
+        Accepted probability of one overflow within the horizon.
+    segments : int or None
+        Nested WAIT segments; None lets the planner choose.
+    """
+
+    delta: float = 0.01
+    horizon_s: float = 3600.0
+    segments: int | None = None

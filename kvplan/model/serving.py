@@ -1,0 +1,157 @@
+"""The serving model: classes of requests on one replica, and many such models side by side."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvplan.model.arrays import FloatArray, IntArray, as_written
+from kvplan.model.classes import Mix, RequestClass, in_rows
+from kvplan.model.replica import Replica
+from kvplan.model.timing import Timing
+from kvplan.model.weights import (
+    Weights,
+    computed_tokens,
+    first_tokens,
+    page_padding,
+    prefill_work,
+    stage_count,
+)
+
+if TYPE_CHECKING:
+    from kvplan.model.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class ServingModel:
+    """Traffic on one replica: what every formula and the simulator start from.
+
+    Rates of classes are what `schedule` multiplies where they vary over time; None: they do not.
+
+    Examples
+    --------
+    >>> model = ServingModel(
+    ...     classes=(RequestClass("a", 10, (10,), (1.0,), 1000.0), RequestClass("b", 10, (20,), (1.0,), 1000.0)),
+    ...     timing=Timing(d0=0.01, d1=1e-6),
+    ...     replica=Replica(memory_tokens=20_000, prefill=Prefill.INLINE),
+    ... )
+    >>> model.mix.read.footprint.tolist()
+    [165.0, 420.0]
+    """
+
+    classes: tuple[RequestClass, ...]
+    timing: Timing
+    replica: Replica
+    schedule: "Schedule | None" = None
+
+    @cached_property
+    def mix(self) -> Mix:
+        """The traffic as arrays, one row per class and decode length."""
+        lengths = [len(c.decode_tokens) for c in self.classes]
+        index = np.repeat(np.arange(len(self.classes)), lengths)
+        inputs = np.array([c.input_tokens for c in self.classes], dtype=np.int64)[index]
+        decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for c in self.classes])
+        rate = np.concatenate(
+            [c.rate_rps * (w := np.array(c.decode_weights)) / w.sum() for c in self.classes]
+        )
+        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
+
+    @cached_property
+    def total_rate_rps(self) -> float:
+        """Σλ, requests/s."""
+        return math.fsum(c.rate_rps for c in self.classes)
+
+    @property
+    def class_rates_rps(self) -> FloatArray:
+        """λ_i, requests/s, shape (n_classes,)."""
+        return np.array([c.rate_rps for c in self.classes])
+
+    def exact_shares(self) -> list[Fraction]:
+        """Shares of the rows of `mix` as exact fractions of the decimals written in the profile.
+
+        Binary floats cannot hold 1/5; whether a root of the survival polynomial lies *on* the unit circle can
+        hang on that digit.
+        """
+        rates: list[Fraction] = []
+        for c in self.classes:
+            weights = [as_written(w) for w in c.decode_weights]
+            total = sum(weights)
+            rates.extend(as_written(c.rate_rps) * w / total for w in weights)
+        total_rate = sum(rates)
+        return [r / total_rate for r in rates]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Many models of one shape: the same attributes, with a row for each model and a column for each number.
+
+    What takes time in one model's formulas is not arithmetic but a few dozen array operations on a few numbers each.
+    Here each operation is one for all models, and rounds as it does for one.
+    """
+
+    mix: Mix
+    timing: Timing
+    replica: Replica
+    total_rate_rps: FloatArray
+    class_rates_rps: FloatArray
+
+
+def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
+    """Models with the same number of decode lengths in each class, and one prefill convention."""
+    replicas = [model.replica for model in models]
+    columns: dict[str, Any] = {
+        name: np.array([getattr(r, name) or math.nan for r in replicas], dtype=np.float64)[:, None]
+        for name in ("memory_tokens", "block_tokens", "max_num_seqs", "max_num_batched_tokens")
+    }  # NaN where there is no limit
+    replica = Replica(**columns, prefill=replicas[0].prefill)
+    lengths = [len(c.decode_tokens) for c in models[0].classes]
+    index = np.repeat(np.arange(len(lengths)), lengths)
+    class_rate = np.array([[c.rate_rps for c in m.classes] for m in models])
+    decode: list[IntArray] = []
+    rate: list[FloatArray] = []
+    for i in range(len(lengths)):
+        mine = [m.classes[i] for m in models]
+        lengths_of = _rows([c.decode_tokens for c in mine]).astype(np.int64)
+        decode.append(np.broadcast_to(lengths_of, (len(models), lengths_of.shape[1])))
+        weights = _rows([c.decode_weights for c in mine])
+        total = np.array([row.sum() for row in weights])[:, None]
+        rate.append(class_rate[:, i : i + 1] * weights / total)
+    rates = in_rows(np.concatenate(rate, axis=1))
+    shares = rates / np.array([row.sum() for row in rates])[:, None]
+    inputs = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)[:, index]
+    return SideBySide(
+        mix=_mix(replica, index, inputs, np.concatenate(decode, axis=1), rates, shares),
+        timing=Timing.side_by_side([model.timing for model in models]),
+        replica=replica,
+        total_rate_rps=np.array([[model.total_rate_rps] for model in models]),
+        class_rates_rps=class_rate,
+    )
+
+
+def _rows(values: Sequence[tuple[float, ...]]) -> FloatArray:
+    """One row for each model, or a single one where they are all the same."""
+    same = all(value == values[0] for value in values)
+    return np.array(values[:1] if same else values, dtype=np.float64)
+
+
+def _mix(
+    replica: Replica, index: IntArray, inputs: IntArray, decode: IntArray, rate: FloatArray, share: FloatArray
+) -> Mix:
+    prefill = replica.prefill
+    first, stages = first_tokens(prefill, inputs).astype(np.float64), stage_count(prefill, decode)
+    return Mix(
+        class_index=index,
+        input_tokens=inputs,
+        decode_tokens=decode,
+        stages=stages,
+        prefill_tokens=prefill_work(prefill, inputs),
+        computed_tokens=computed_tokens(prefill, inputs, decode),
+        read=Weights(first, stages),
+        held=Weights(first, stages, page_padding(replica.block_tokens)),
+        rate_rps=rate,
+        share=share,
+    )
