@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _STEPS = 200  # of the equilibrium's iteration from below, which ends at once where the law is linear ...
 _GROWTH = 1.02  # ... and after those a search upwards in such steps
 _LONGEST_S = 1e18
-_LEAST_SHARE, _SHARES_TRIED = 1e-3, 49  # of the admissions a limit allows, where fewer may be served faster
+_LEAST_SHARE, _SHARES_TRIED = 1e-3, 25  # of the admissions a limit allows, where fewer may be served faster
 
 
 class Sensitivity(NamedTuple):
@@ -179,7 +179,7 @@ def _highest_rate(
     def rate(used: Number) -> Number:
         return _rate_using(mix, timing, replica, cost, used, need)
 
-    if timing.is_linear:
+    if not timing.is_convex:
         return rate(limit)
     shares = np.geomspace(1.0, _LEAST_SHARE, _SHARES_TRIED).tolist()
     rates = [rate(limit * share) for share in shares]
@@ -187,7 +187,7 @@ def _highest_rate(
     if best == 0:
         return rates[0]
     low, high = (shares[i] for i in (min(best + 1, _SHARES_TRIED - 1), best - 1))
-    for _ in range(60):  # the largest of a function with one peak between the two
+    for _ in range(40):  # the largest of a function with one peak between the two
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (left, high) if rate(limit * left) < rate(limit * right) else (low, right)
     return rate(limit * (low + high) / 2)

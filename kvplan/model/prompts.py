@@ -12,8 +12,11 @@ import numpy as np
 
 from kvplan.model.arrays import FloatArray
 
-_POINTS = 1024  # of the lattice up to the level; coarser tokens keep their mean
-_ALIAS = 1e-5  # weight of a level's tail where the transform wraps around, once for each turn
+_POINTS = (
+    512  # of the lattice that a level is the last but one of; prompts between two points keep their mean
+)
+_DAMPING = 1e-5 ** (np.arange(2 * _POINTS) / _POINTS)  # so that what wraps around the transform weighs 1e-10
+_FAR = 8.0  # standard deviations, beyond which a cut is not felt
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,16 @@ class Prompts:
 
     def excess(self, level: float) -> float:
         """E[(P - level)⁺], tokens; at least the value at the mean."""
-        cut = self._excess(self.most) if math.isfinite(self.most) else 0.0
-        return max(self._excess(level) - cut, self.mean - level, 0.0)
+        deviation = math.sqrt(float(self.count @ self.tokens**2))
+        felt = self.most < self.mean + _FAR * deviation
+        return max(self._excess(level) - (self._excess(self.most) if felt else 0.0), self.mean - level, 0.0)
 
     def excess_per_token(self, level: float) -> float:
         """By how much `excess` rises for each further token that more prompts bring in the mean."""
+        if level <= 0:
+            return 1.0
         if self.mean == 0:
-            return float(level < 0)
+            return 0.0
         rise = self._expected_below(level, level - self.tokens) - self._expected_below(level, level)
         return float(self.count @ (rise + self.tokens)) / self.mean
 
@@ -60,31 +66,27 @@ class Prompts:
         """P(P > level)."""
         if level < 0:
             return 1.0
-        return 1.0 - min(1.0, float(self._lattice(level)[1][:-1].sum()))
+        return max(0.0, 1.0 - float(self._probabilities(max(level, 1.0))[1][:-1].sum()))
 
     def _excess(self, level: float) -> float:
         if level <= 0:
             return self.mean - level
-        return max(0.0, self.mean - level + float(self._expected_below(level, np.array([level]))[0]))
+        return max(0.0, self.mean - level + float(self._expected_below(level, level)))
 
     def _expected_below(self, level: float, at: float | FloatArray) -> FloatArray:
         """E[(y - P)⁺] at y = `at`, all at most `level`, tokens."""
-        step, mass = self._lattice(level)
-        below = np.concatenate([[0.0], np.cumsum(np.cumsum(mass))]) * step  # at 0, step, 2·step, …
+        step, mass = self._probabilities(level)
+        below = np.concatenate([[0.0], np.cumsum(np.cumsum(mass))]) * step
         return np.interp(np.maximum(at, 0.0), step * np.arange(below.size), below)
 
-    def _lattice(self, level: float) -> tuple[float, FloatArray]:
-        """Step and probabilities of 0, step, … up to the level, tokens split so that each length keeps its mean."""
-        step = max(1.0, math.ceil(max(level, 1.0) / _POINTS))
-        size = math.floor(max(level, 1.0) / step) + 2
-        place = self.tokens / step
-        low = np.floor(place)
-        jumps = np.zeros(size)
-        for where, part in ((low, self.count * (low + 1 - place)), (low + 1, self.count * (place - low))):
-            inside = where < size
-            np.add.at(jumps, where[inside].astype(np.int64), part[inside])
-        turns = 2 * size
-        damping = _ALIAS ** (np.arange(turns) / size)
-        transform = np.fft.rfft(jumps * damping[:size], turns) - self.count.sum()
-        mass = np.fft.irfft(np.exp(transform), turns) / damping
-        return step, np.maximum(mass[:size], 0.0)
+    def _probabilities(self, level: float) -> tuple[float, FloatArray]:
+        """A step, and the probabilities of 0, step, 2·step, … up to the level and one step beyond."""
+        step = level / (_POINTS - 2)
+        place = np.minimum(self.tokens / step, _POINTS)  # whatever lies beyond the level
+        low = np.floor(place).astype(np.int64)
+        jumps = np.bincount(low, self.count * (low + 1 - place), 2 * _POINTS)
+        jumps += np.bincount(low + 1, self.count * (place - low), 2 * _POINTS)
+        jumps[_POINTS:] = 0.0
+        transform = np.fft.rfft(jumps * _DAMPING) - self.count.sum()
+        mass = np.fft.irfft(np.exp(transform), 2 * _POINTS) / _DAMPING
+        return step, np.maximum(mass[:_POINTS], 0.0)

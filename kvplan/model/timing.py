@@ -48,7 +48,7 @@ class Timing:
     Examples
     --------
     >>> timing = Timing(0.01, d1=1e-6, d4=0.001, d5=1e-5, knee_tokens=200)
-    >>> timing(5_000, 300, 100)  # 10 ms + 1 µs·5,000 + 1 ms·√100 + 10 µs·(300 + 100 - 200)
+    >>> round(timing(5_000, 300, 100), 9)  # 10 ms + 1 µs·5,000 + 1 ms·√100 + 10 µs·(300 + 100 - 200)
     0.027
     """
 
@@ -79,6 +79,11 @@ class Timing:
     def is_constant(self) -> bool:
         """Whether every iteration takes d0."""
         return not any(self.constants[1:6])
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether an iteration can grow faster than what it does, so that fewer requests at a time are served faster."""
+        return bool(np.any(self.d5))
 
     def linear(self, kv_tokens: Amount, prefill_tokens: Amount, sequences: Amount) -> Amount:
         """Seconds that these amounts add in proportion: the part of the law that adds up over requests."""
@@ -112,8 +117,8 @@ class Timing:
 
         Examples
         --------
-        >>> Timing(0.01, d1=1e-6, d4=0.002).tangent(5_000, Prompts(np.zeros(0), np.zeros(0)), 100)
-        Tangent(fixed_s=0.02, per_kv_token_s=1e-06, per_prefill_token_s=0.0, per_sequence_s=0.0001)
+        >>> Timing(0.25, d1=0.5, d4=0.5).tangent(2, Prompts(np.zeros(0), np.zeros(0)), 4)
+        Tangent(fixed_s=0.75, per_kv_token_s=0.5, per_prefill_token_s=0.0, per_sequence_s=0.125)
         """
         if self.is_linear:
             return Tangent(self.d0, self.d1, self.d2, self.d3)
