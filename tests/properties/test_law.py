@@ -1,0 +1,314 @@
+"""One iteration-time law: its forms agree, and whoever depends on the time of an iteration asks it."""
+
+import math
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan import simulate, sweep
+from kvplan.analysis import equilibrium
+from kvplan.model import Plan, Prefill, Prompts, Replica, RequestClass, ServingModel, Timing, iteration_time
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.report.assembly import Analyses, to_document
+from kvplan.report.assembly import analyze as report_of
+from kvplan.simulation.experiments import study
+
+timings = st.builds(
+    Timing,
+    d0=st.floats(1e-4, 1.0),
+    d1=st.sampled_from([0.0, 1e-8, 1e-6]),
+    d2=st.sampled_from([0.0, 1e-5, 1e-3]),
+    d3=st.sampled_from([0.0, 1e-5, 1e-3]),
+    d4=st.sampled_from([0.0, 1e-4, 1e-2]),
+    d5=st.sampled_from([0.0, 1e-6, 1e-4]),
+    knee_tokens=st.sampled_from([0, 256, 4096]),
+)
+states = st.tuples(st.integers(0, 10**6), st.integers(0, 20_000), st.integers(1, 2_000))
+prompts = st.lists(st.tuples(st.floats(1e-3, 20.0), st.integers(1, 4_000)), max_size=4).map(
+    lambda rows: Prompts(np.array([c for c, _ in rows]), np.array([float(t) for _, t in rows]))
+)
+
+
+def slowly(t: Timing, kv: int, prefill: int, sequences: int) -> float:
+    """The law as theory §1 prints it."""
+    above = max(0, prefill + sequences - t.knee_tokens)
+    linear = t.d0 + t.d1 * kv + t.d2 * prefill + t.d3 * sequences
+    return linear + t.d4 * math.sqrt(sequences) + t.d5 * above
+
+
+# ------------------------------------------------------------------------------------------- forms of the law
+
+
+@given(timings, states)
+def test_every_form_of_the_law_is_the_law(timing: Timing, state: tuple[int, int, int]) -> None:
+    kv, prefill, sequences = state
+    expected = slowly(timing, kv, prefill, sequences)
+    assert timing(kv, prefill, sequences) == pytest.approx(expected, rel=1e-12)
+    assert iteration_time(np.array(timing.constants), *state) == pytest.approx(expected, rel=1e-12)
+    arrays = [np.array([float(x), 0.0]) for x in state]
+    assert timing(*arrays).tolist() == [timing(*state), timing(0, 0, 0)]
+    split = timing.fixed(prefill, sequences) + timing.linear(kv, prefill, sequences)
+    assert split == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_compiled_loop_has_the_same_law() -> None:
+    import numba
+
+    timing = Timing(0.01, 1e-7, 1e-5, 1e-4, 1e-3, 1e-5, 256)
+    compiled = numba.njit(iteration_time)
+    for state in ((0, 0, 1), (50_000, 300, 100), (1, 255, 1), (10**6, 8192, 500)):
+        assert compiled(np.array(timing.constants), *state) == timing(*state)
+
+
+@given(timings, states, prompts)
+def test_the_tangent_touches_the_mean_law_from_there_on(
+    timing: Timing, state: tuple[int, int, int], law: Prompts
+) -> None:
+    """Equal at the state, and so are its slopes, by differences of the law."""
+    kv, _, sequences = state
+    touching = timing.tangent(kv, law, sequences)
+    at = touching.fixed_s + touching.per_kv_token_s * kv + touching.per_prefill_token_s * law.mean
+    at += touching.per_sequence_s * sequences
+    mean = timing.mean(kv, law, sequences)
+    assert at == pytest.approx(mean, rel=1e-9)
+    if timing.d4 == 0 and law.mean > 0:
+        more = Prompts(law.count * 1.001, law.tokens)
+        slope = (timing.mean(kv, more, sequences) - mean) / (more.mean - law.mean)
+        assert slope == pytest.approx(touching.per_prefill_token_s, rel=5e-3, abs=1e-3 * timing.d5 + 1e-12)
+    if timing.d5 == 0:
+        slope = (timing.mean(kv, law, sequences * 1.001) - mean) / (sequences * 0.001)
+        assert slope == pytest.approx(touching.per_sequence_s, rel=1e-2, abs=1e-9)
+
+
+@given(prompts, st.floats(-500.0, 20_000.0))
+def test_the_mean_of_a_convex_law_is_at_least_its_value_at_the_mean(law: Prompts, level: float) -> None:
+    assert law.excess(level) >= max(0.0, law.mean - level)
+    assert law.excess(level) <= law.mean + max(0.0, -level) + 1e-9 * (1 + abs(level))
+
+
+@pytest.mark.parametrize("level", [0.5, 40.0, 256.0, 900.0, 4000.0])
+def test_prompts_exceed_a_level_as_often_as_drawn_ones(level: float) -> None:
+    law = Prompts(np.array([0.7, 0.2, 3.0]), np.array([500.0, 2000.0, 37.0]))
+    rng = np.random.default_rng(int(level))
+    drawn = sum(rng.poisson(c, 400_000) * t for c, t in zip(law.count, law.tokens, strict=True))
+    above = np.maximum(drawn - level, 0)
+    assert law.excess(level) == pytest.approx(above.mean(), abs=5 * above.std() / 632)
+    if level != 0.5:  # between two lattice points the step itself is smeared
+        assert law.exceeds(level) == pytest.approx((drawn > level).mean(), abs=0.02)
+
+
+def test_prompts_beyond_what_an_iteration_computes_wait_for_the_next() -> None:
+    law = Prompts(np.array([0.1]), np.array([10_000.0]))
+    assert Prompts(law.count, law.tokens, most=2_000.0).excess(500.0) < law.excess(500.0)
+    assert Prompts(law.count, law.tokens, most=1_000.0).excess(500.0) >= law.mean - 500.0
+
+
+# ------------------------------------------------------------------------------- the law and who depends on it
+
+BENT = """
+schema = 1
+name = "every term of the law"
+[gpu]
+memory_tokens = 500_000
+block_tokens = 16
+max_num_batched_tokens = 8192
+[timing]
+d0 = "9 ms"
+d1 = "0.04 us"
+d2 = "30 us"
+d3 = "20 us"
+d4 = "0.5 ms"
+d5 = "15 us"
+knee_tokens = 256
+[[classes]]
+name = "chat"
+input = 500
+decode = { 50 = 0.2, 200 = 0.5, 400 = 0.3 }
+rate = 8
+[[classes]]
+name = "documents"
+input = 2000
+decode = 100
+rate = 2
+"""
+
+
+def profile(text: str = BENT) -> Profile:
+    return parse_profile(text.encode(), "bent.toml")
+
+
+def at_rate(model: ServingModel, rate: float) -> ServingModel:
+    factor = rate / model.total_rate_rps
+    return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
+
+
+@given(timings, st.floats(0.05, 0.95), st.integers(5_000, 500_000))
+def test_the_equilibrium_is_where_the_law_meets_the_arrivals(
+    timing: Timing, share: float, memory: int
+) -> None:
+    """τ = mean law at (Aτ, P, λnτ), counted apart; and the least such τ: below it the law is above the diagonal."""
+    classes = (RequestClass("a", 300, (40,), (1.0,), 2.0), RequestClass("b", 1500, (90,), (1.0,), 1.0))
+    model = ServingModel(classes, timing, Replica(memory))
+    _, sustainable = equilibrium.sustainable_rate(model)
+    offered = at_rate(model, share * sustainable)
+
+    def law(tau: float) -> float:
+        rates = np.array([c.rate_rps for c in offered.classes])
+        read = sum(
+            r * tau * sum(c.input_tokens + k + 1 for k in range(c.decode_tokens[0]))
+            for r, c in zip(rates, offered.classes, strict=True)
+        )
+        sequences = float(rates @ [40, 90]) * tau
+        arrivals = Prompts(rates * tau, np.array([300.0, 1500.0]))
+        level = timing.knee_tokens - sequences
+        linear = timing.d0 + timing.d1 * read + timing.d2 * arrivals.mean + timing.d3 * sequences
+        return linear + timing.d4 * math.sqrt(sequences) + timing.d5 * arrivals.excess(level)
+
+    tau = equilibrium.iteration_time(offered)
+    assert tau is not None
+    assert law(tau) == pytest.approx(tau, rel=1e-6)
+    for below in np.linspace(timing.d0, tau * (1 - 1e-6), 20).tolist():
+        assert law(below) >= below * (1 - 1e-9)
+
+
+def test_of_a_convex_law_fewer_requests_at_a_time_may_be_served_faster() -> None:
+    """Past the knee every token takes 60 µs more than before: full memory is then not the fastest."""
+    model = profile().model
+    steep = replace(model, timing=replace(model.timing, d5=6e-5))
+    found = equilibrium.sustainable_rate(steep)[1]
+    assert found > equilibrium.saturation(steep).throughput_rps * 1.005
+    rates = [equilibrium.rate_that_holds(steep, m) for m in np.linspace(1_000, 500_000, 2_000)]
+    assert found == pytest.approx(max(rates), rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_simulated_iterations_last_as_long_as_the_equilibrium_says(share: float) -> None:
+    """With every term of the law set, within 3 % and the interval of the simulation."""
+    bent = profile()
+    offered = at_rate(bent.model, share * equilibrium.sustainable_rate(bent.model)[1])
+    found = equilibrium.equilibrium(offered)
+    assert found.iteration_time_s is not None
+    assert found.requests_in_flight is not None
+    assert found.requests_in_flight > 5
+    run = simulate(replace(bent, model=offered), "vllm", horizon_s=8_000 / offered.total_rate_rps).results[0]
+    interval = run.ci95["iteration_time_s"]
+    assert interval is not None
+    assert run.evictions == 0
+    width = interval[1] - interval[0]
+    assert run.iteration_time_s == pytest.approx(
+        found.iteration_time_s, abs=0.03 * found.iteration_time_s + width / 2
+    )
+
+
+def test_a_sweep_has_the_same_bits_as_one_report_after_the_other() -> None:
+    bent = profile()
+    keys = [
+        "load.sustainable_rps",
+        "equilibrium.iteration_time_s",
+        "saturation.throughput_rps",
+        "wait.kv_tokens",
+    ]
+    found = sweep(bent, {"timing.d4": ["0 ms", "0.2 ms", "1 ms"], "timing.d5": ["0 us", "40 us"]}, keys)
+    for i, (d4, d5) in enumerate(zip(found["timing.d4"], found["timing.d5"], strict=True)):
+        model = replace(bent.model, timing=replace(bent.model.timing, d4=float(d4), d5=float(d5)))
+        report = report_of(model, name="", sha256="")
+        expected = [
+            report.load.sustainable_rps,
+            report.equilibrium.iteration_time_s,
+            report.saturation.throughput_rps,
+            report.wait.kv_tokens,
+        ]
+        assert [found[key][i] for key in keys] == expected
+
+
+# ---------------------------------------------------------------------------- every field reaches every figure
+
+LIMITS = Replica(60_000, 16, max_num_seqs=90, max_num_batched_tokens=700)
+FULL = replace(profile().model, replica=LIMITS)
+OTHER: dict[str, dict[str, Any]] = {
+    "timing": {f.name: getattr(FULL.timing, f.name) * 1.2 for f in fields(Timing)},
+    "replica": {
+        "memory_tokens": 48_000,
+        "block_tokens": 64,
+        "prefill": Prefill.INLINE,
+        "max_num_seqs": 30,
+        "max_num_batched_tokens": 400,
+    },
+    "class": {
+        "name": "other",
+        "input_tokens": 650,
+        "decode_tokens": (60, 200, 400),
+        "decode_weights": (1.0, 1.0, 1.0),
+        "rate_rps": 9.0,
+    },
+    "plan": {"delta": 0.2, "horizon_s": 60.0, "segments": 3},
+}
+# What a field does not change, and why.
+UNMOVED = {
+    ("class", "name", "simulate"): "a name",
+    ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
+    **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"]},
+    **{
+        ("plan", name, "side by side"): "no part in load, equilibrium and saturation"
+        for name in OTHER["plan"]
+    },
+    **{("timing", name, "side by side"): "linear laws only" for name in ("d4", "d5", "knee_tokens")},
+}
+
+
+def changed(base: ServingModel, group: str, name: str) -> tuple[ServingModel, Plan]:
+    value, plan = OTHER[group][name], Plan()
+    if group == "plan":
+        return base, replace(plan, **{name: value})
+    if group == "class":
+        first = replace(base.classes[0], **{name: value})
+        return replace(base, classes=(first, *base.classes[1:])), plan
+    return replace(base, **{group: replace(getattr(base, group), **{name: value})}), plan
+
+
+def analysed(model: ServingModel, plan: Plan) -> object:
+    return to_document(report_of(model, name="", sha256="", plan=plan)) | {"sources": None}
+
+
+def side_by_side(model: ServingModel, plan: Plan) -> object:
+    """As a sweep computes models that are alike; those without d4 and d5, of which there are many at once."""
+    linear = replace(model, timing=replace(model.timing, d4=0.0, d5=0.0))
+    return equilibrium.blocks([linear, linear])[1]
+
+
+def one_by_one(model: ServingModel, plan: Plan) -> object:
+    """As a sweep computes the others, and the blocks that it takes from a report."""
+    known = equilibrium.blocks([model])[0]._asdict()
+    found = Analyses(model, plan, known)
+    return found.load, found.equilibrium, found.saturation, found.wait, found.nested_wait, found.safety_buffer
+
+
+def simulated(model: ServingModel, plan: Plan) -> object:
+    found = study.study(model, plan, study.Load(requests=150), study.chosen(["vllm"], []), [0])
+    result = found.results[0]
+    return result.makespan_s, result.evictions, result.kv_tokens, result.e2e_s
+
+
+SEEN_BY = {"analyze": analysed, "side by side": side_by_side, "sweep": one_by_one, "simulate": simulated}
+
+
+@cache
+def before(seen_by: str) -> object:
+    return SEEN_BY[seen_by](FULL, Plan())
+
+
+@pytest.mark.parametrize("seen_by", SEEN_BY)
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g, names in OTHER.items() for n in names])
+def test_every_field_counts_or_is_declared_not_to(group: str, name: str, seen_by: str) -> None:
+    moved = SEEN_BY[seen_by](*changed(FULL, group, name)) != before(seen_by)
+    assert moved == ((group, name, seen_by) not in UNMOVED)
+
+
+def test_the_walk_leaves_no_field_out() -> None:
+    for group, kind in (("timing", Timing), ("replica", Replica), ("class", RequestClass), ("plan", Plan)):
+        assert set(OTHER[group]) == {f.name for f in fields(kind)}
