@@ -241,17 +241,18 @@ def time_alone(model: ServingModel) -> float:
 def sustainable_rates(model: ServingModel) -> dict[str, float]:
     """Largest total rate under each limit that applies, requests/s, by the name of the limit.
 
-    Where memory is the limit it is called `compute` if reading and computing take most of an iteration even then
-    (M·Λ > A·d0), since more memory would buy little, else `kv_memory`.
+    Where memory is the limit it is called `compute` if what an iteration holds takes most of its time even then (more
+    than what is fixed, d0: M·Λ > A·d0), since more memory would buy little, else `kv_memory`.
 
     References
     ----------
     WAIT-s eq. 3-6; engine limits and other laws new, theory §1, §2.
     """
-    cost, memory = per_request(model), model.replica.memory_tokens
+    cost = per_request(model)
     rates = _rates(model.mix, model.timing, model.replica, cost)
-    fixed = _fixed_time(model.mix, model.timing, model.replica, cost, memory / cost.held)
-    name = "compute" if memory * cost.work_s > cost.held * fixed else "kv_memory"
+    full = _saturation(model, cost)
+    touching = _tangent(model, cost, full.admissions_per_iteration)
+    name = "compute" if full.iteration_time_s > 2 * touching.fixed_s else "kv_memory"
     return {name: rates.pop("memory"), **rates}
 
 
@@ -322,8 +323,12 @@ def tangent(model: ServingModel) -> Tangent:
     """The linear law that touches the iteration time at the equilibrium, or with memory full where there is none."""
     cost, tau = per_request(model), iteration_time(model)
     full = model.replica.memory_tokens / cost.held
-    x = full if tau is None else model.total_rate_rps * tau
-    return model.timing.tangent(x * cost.read, prompts_of(model.mix, model.replica, x), x * cost.iterations)
+    return _tangent(model, cost, full if tau is None else model.total_rate_rps * tau)
+
+
+def _tangent(model: ServingModel, cost: PerRequest, admissions: float) -> Tangent:
+    prompts = prompts_of(model.mix, model.replica, admissions)
+    return model.timing.tangent(admissions * cost.read, prompts, admissions * cost.iterations)
 
 
 def _iteration_time(model: Model, cost: PerRequest) -> Number:

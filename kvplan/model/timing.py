@@ -82,7 +82,7 @@ class Timing:
 
     @property
     def is_convex(self) -> bool:
-        """Whether an iteration can grow faster than what it does, so that fewer requests at a time are served faster."""
+        """Whether iterations can grow faster than what they do, so that fewer requests at a time are served faster."""
         return bool(np.any(self.d5))
 
     def linear(self, kv_tokens: Amount, prefill_tokens: Amount, sequences: Amount) -> Amount:
