@@ -70,10 +70,11 @@ def fit(
     """Turn a request trace into the classes and rates of a profile."""
     from kvplan.ingest.trace import fit as traffic_fit
     from kvplan.ingest.trace import text as traffic_text
+    from kvplan.ingest.trace.traffic import measure
 
     refuse_overwriting(output, [trace])
     kept = read_base(base)
-    traffic = traffic_fit.measure(trace)
+    traffic = measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
     change = None if classes is None else traffic_fit.distortion(traffic, found, kept.model)
     fitted = traffic_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import json
 import sys
 import tracemalloc
@@ -16,10 +17,12 @@ else:
     from backports import zstd
 
 from kvplan.errors import UsageError
-from kvplan.ingest.trace import fit as traffic_fit
-from kvplan.ingest.trace import rows
-from kvplan.ingest.trace.fit import measure
+from kvplan.ingest.text_file import Lines
+from kvplan.ingest.trace import rows, traffic
+from kvplan.ingest.trace.format import FirstLine, RequestFormat
+from kvplan.ingest.trace.formats import FORMATS
 from kvplan.ingest.trace.rows import BLOCK_ROWS, TraceFile
+from kvplan.ingest.trace.traffic import measure
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 PLAIN = "time,input,output\n"
@@ -83,6 +86,10 @@ def refusal(tmp_path: Path, content: str | bytes) -> str:
     ],
 )
 def test_every_format_is_recognised_by_content(tmp_path: Path, name: str, content: str) -> None:
+    """And by no other: their order does not matter."""
+    first = FirstLine.of(Lines("trace", io.StringIO(content, newline="")))
+    known = [f for f in FORMATS if isinstance(f, RequestFormat)]
+    assert [f.name for f in known if f.recognises(first)] == [name] * (name not in ("CSV", "JSON lines"))
     trace, rows = rows_of(tmp_path, content)
     assert rows == [(1.5, 374, 44), (2.75, 396, 109)]
     assert trace.format == name
@@ -196,7 +203,7 @@ def test_only_a_prefix_that_came_before_is_a_repeated_one(tmp_path: Path) -> Non
         json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": p}) for p in prompts
     )
     trace, _ = rows_of(tmp_path, "\n".join(lines))
-    assert (trace.prompt_blocks, trace.repeated_blocks) == (12, 0 + 2 + 0 + 3)
+    assert (trace.beside.prompt_blocks, trace.beside.repeated_blocks) == (12, 0 + 2 + 0 + 3)
 
 
 def test_rows_come_in_blocks(tmp_path: Path) -> None:
@@ -296,7 +303,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
     """With smaller tables, so that a small file fills them."""
     monkeypatch.setattr(rows, "BLOCK_ROWS", 1 << 10)
     for name in ("_MAX_PAIRS", "_MAX_SECONDS", "_REORDERED"):
-        monkeypatch.setattr(traffic_fit, name, 1 << 12)
+        monkeypatch.setattr(traffic, name, 1 << 12)
 
     def peak(size: int) -> int:
         path = tmp_path / "trace.csv"

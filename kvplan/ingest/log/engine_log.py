@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.text_file import text_of
+from kvplan.ingest.text_file import lines_of
 from kvplan.units import format_number, format_percent, format_tokens
 
 _VLLM, _SGLANG, _TENSORRT, _TGI = "vLLM", "SGLang", "TensorRT-LLM", "TGI"
@@ -159,9 +159,9 @@ def read_engine_log(path: Path) -> EngineLimits:
     ProfileError
         The capacity is none at all, or absurd; with its line.
     """
-    with text_of(path, errors="replace") as (text, digest):
-        found = parse_engine_log(text, str(path))
-    return replace(found, sha256=digest.hex)
+    with lines_of(path, errors="replace") as lines:
+        found = parse_engine_log(lines, lines.source)
+    return replace(found, sha256=lines.sha256)
 
 
 def parse_engine_log(lines: Iterable[str], source: str, *, sha256: str = "") -> EngineLimits:

@@ -17,7 +17,7 @@ replica.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, cast
@@ -25,9 +25,9 @@ from typing import TextIO, cast
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.lengths import MAX_INPUT_TOKENS
 from kvplan.ingest.metrics.histogram import LengthHistogram, Lengths, independent_classes, lengths
-from kvplan.ingest.text_file import text_of
-from kvplan.ingest.trace.rows import MAX_INPUT_TOKENS
+from kvplan.ingest.text_file import Lines, lines_of
 from kvplan.model import RequestClass
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
@@ -234,29 +234,13 @@ def _replica(labels: Labels) -> _Key:
     return tuple((name, labels[name]) for name in _REPLICA if name in labels)
 
 
-class _Counted:
-    """Lines, and the number of the last one taken."""
-
-    def __init__(self, text: Iterable[str]) -> None:
-        self.number = 0
-        self.last = ""
-        self._text = text
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._text:
-            self.number += 1
-            self.last = line
-            yield line
-
-
 def _snapshot(path: Path, model: str | None) -> _Snapshot:
     from prometheus_client.parser import text_fd_to_metric_families
 
     source = str(path)
     samples: dict[str, list[tuple[Labels, float]]] = {}
     times: list[float] = []
-    with text_of(path) as (text, digest):
-        lines = _Counted(text)
+    with lines_of(path) as lines:
         try:
             for family in text_fd_to_metric_families(cast(TextIO, lines)):
                 for sample in family.samples:
@@ -275,7 +259,7 @@ def _snapshot(path: Path, model: str | None) -> _Snapshot:
     models = sorted({label for group in samples.values() for labels, _ in group for label in _models(labels)})
     return _Snapshot(
         source=source,
-        sha256=digest.hex,
+        sha256=lines.sha256,
         names=names,
         models=tuple(models),
         samples=_of_model(samples, models, model, source),
@@ -284,7 +268,7 @@ def _snapshot(path: Path, model: str | None) -> _Snapshot:
     )
 
 
-def _malformed(source: str, lines: _Counted) -> UsageError:
+def _malformed(source: str, lines: Lines) -> UsageError:
     seen = lines.last.strip()
     if seen.startswith("<") and lines.number < 4:
         return UsageError(

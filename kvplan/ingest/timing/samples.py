@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.text_file import text_of
-from kvplan.ingest.trace.rows import shown
+from kvplan.ingest.cells import shown
+from kvplan.ingest.text_file import lines_of
 from kvplan.model import FloatArray, IntArray
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
@@ -136,15 +136,14 @@ def read_samples(
         The file cannot be read, holds no samples, or states usage but no capacity; with the line of the first row
         of a table that cannot be used.
     """
-    source = str(path)
-    try:
-        with text_of(path) as (text, digest):
+    with lines_of(path) as lines:
+        try:
             found = parse_samples(
-                text, source, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens
+                lines, lines.source, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens
             )
-    except csv.Error as error:
-        raise UsageError(f"{source}: not CSV: {error}; is a quote open?") from None
-    return tuple(replace(some, sha256=digest.hex) for some in found)
+        except csv.Error as error:
+            raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
+    return tuple(replace(some, sha256=lines.sha256) for some in found)
 
 
 def read_groups(

@@ -21,7 +21,7 @@ class Trace:
     requests : Requests
         By time of arrival, from the first on; all of class 0.
     format : str
-        As `kvplan.ingest.trace.rows` calls it.
+        What its format is called.
     notes : tuple of str
         What was left out or put in order.
     """
@@ -58,7 +58,7 @@ def read_trace(path: Path) -> Trace:
     """
     file = TraceFile(path)
     blocks = list(file)
-    if file.duration_s is not None:
+    if file.beside.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
     rows = sum(block.time_s.size for block in blocks)
     if not any(block.output_tokens.any() for block in blocks):
