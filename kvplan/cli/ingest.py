@@ -159,7 +159,7 @@ def _calibrate(
     from kvplan.ingest import profile_text
     from kvplan.ingest.timing import text as timing_text
     from kvplan.ingest.timing.fit import fit_timing
-    from kvplan.ingest.timing.samples import read_groups
+    from kvplan.ingest.timing.reading import read_groups
     from kvplan.layout import calibration
 
     kept = read_base(base) if base is not None or format is FitFormat.TOML else None

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.samples import LeftOut, Samples, parse_samples, read_samples
+from kvplan.ingest.timing.reading import parse_samples, read_samples
+from kvplan.ingest.timing.samples import LeftOut, Samples
 
 STATS = (
     "INFO 07-28 06:40:59 [loggers.py:118] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "

@@ -133,7 +133,7 @@ def fit_timing(*samples: Samples) -> TimingFit:
 
     Examples
     --------
-    >>> from kvplan.ingest.timing.samples import parse_samples
+    >>> from kvplan.ingest.timing.reading import parse_samples
     >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
     >>> fit = fit_timing(*parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv"))
     >>> [round(value, 9) for value in (fit.timing.d0, fit.timing.d1, fit.timing.d2)]

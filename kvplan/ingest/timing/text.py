@@ -32,7 +32,7 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
 
     Examples
     --------
-    >>> from kvplan.ingest.timing.samples import parse_samples
+    >>> from kvplan.ingest.timing.reading import parse_samples
     >>> from kvplan.ingest.timing.fit import fit_timing
     >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
     >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
