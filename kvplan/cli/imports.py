@@ -80,7 +80,7 @@ def metrics(
     output: Output = None,
 ) -> None:
     """KV capacity, lengths and rates from an engine's metrics."""
-    from kvplan.ingest.metrics.snapshot import read_metrics
+    from kvplan.ingest.metrics.server import read_metrics
     from kvplan.ingest.replica_text import metrics_parts
     from kvplan.units import parse_time
 

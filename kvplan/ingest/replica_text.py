@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from kvplan.errors import UsageError
 from kvplan.ingest.log.engine_log import EngineLimits
-from kvplan.ingest.metrics.snapshot import ServerMetrics
+from kvplan.ingest.metrics.server import ServerMetrics
 from kvplan.ingest.model.config import ModelShape
 from kvplan.ingest.model.estimate import ReplicaEstimate
 from kvplan.ingest.model.hardware import Gpu

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.metrics.histogram import LengthHistogram, Lengths, independent_classes, lengths
-from kvplan.ingest.metrics.snapshot import ServerMetrics, read_metrics
+from kvplan.ingest.metrics.server import ServerMetrics, read_metrics
 from kvplan.model import RequestClass
 
 CACHE = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588",engine="0"} 1.0\n'
