@@ -193,7 +193,7 @@ def _estimate_timing(
     from kvplan.ingest.model.config import read_model
     from kvplan.ingest.model.hardware import find_gpu
     from kvplan.ingest.model.roofline import roofline
-    from kvplan.ingest.timing import text as timing_text
+    from kvplan.ingest.model.text import roofline_part
 
     shape, device = read_model(model), find_gpu(gpu)
     found = roofline(shape, device, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
@@ -202,7 +202,7 @@ def _estimate_timing(
         say(f"note: {note}")
     estimated = profile_text.composed(
         kept,
-        [timing_text.roofline_part(found, shape, device, tensor_parallel)],
+        [roofline_part(found, shape, device, tensor_parallel)],
         source=model,
         replica=None if base is not None else f"{shape.name} on {device.name}",
         default_base=base is None,

@@ -11,15 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.config import (
-    ModelShape,
-    catalogue,
-    kv_bytes_per_token,
-    read_model,
-    shape_of,
-    window_bytes_per_request,
-)
+from kvplan.ingest.model.config import catalogue, read_model, shape_of
 from kvplan.ingest.model.json_keys import Keys, parse_object, read_object
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
 from kvplan.ingest.model.weights import named_storage
 
 SMALL: dict[str, Any] = {

@@ -21,8 +21,8 @@ import math
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.config import ModelShape, kv_bytes_per_token, window_bytes_per_request
 from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
 from kvplan.ingest.model.weights import Storage, named_storage
 from kvplan.units import format_bytes, format_percent, format_tokens
 

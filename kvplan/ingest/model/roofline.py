@@ -24,8 +24,8 @@ shifts time between d0 and d1, which grow together as a batch does, so that its 
 
 from dataclasses import dataclass
 
-from kvplan.ingest.model.config import ModelShape, kv_bytes_per_token
 from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
 from kvplan.model import Timing
 from kvplan.units import format_tokens
 
