@@ -32,7 +32,6 @@ class EngineLog(NamedTuple):
         Its statements of a capacity, as a message lists them.
     words : tuple of str
         A line without any of these says nothing; looking for them is far cheaper than the expressions.
-    capacities : tuple of Capacity
     limits : tuple of (str, pattern)
         Limits by name, the number being the first group; of two in a line the later one in this list counts.
     start : str

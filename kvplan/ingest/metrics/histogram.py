@@ -132,7 +132,6 @@ def independent_classes(
 
     Parameters
     ----------
-    inputs, decode : Lengths
     rate_rps : float
         Requests per second, of all classes.
     bins : int

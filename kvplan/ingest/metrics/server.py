@@ -30,14 +30,8 @@ class ServerMetrics:
 
     Attributes
     ----------
-    source : str
-        The file.
-    engine : str
-        "vLLM" or "SGLang".
     models : tuple of str
         Every model the snapshot names, sorted.
-    sha256 : str
-        Of the file.
     memory_tokens, block_tokens : int or None
         KV capacity of one engine, and its blocks, tokens. None: not exported.
     classes : tuple of RequestClass
@@ -84,8 +78,6 @@ def read_metrics(
 
     Parameters
     ----------
-    path : Path
-        May be compressed.
     earlier : Path, optional
         A snapshot of the same server from before; classes and rates are those of the time between.
     interval_s : float, optional

@@ -105,7 +105,6 @@ def shape_of(whole: Keys, name: str) -> ModelShape:
     ----------
     whole : Keys
         A config.json. Where it nests a text model in one for images or sound, that is read.
-    name : str
 
     Raises
     ------

@@ -57,8 +57,6 @@ def roofline(shape: ModelShape, gpu: Gpu, *, tensor_parallel: int = 1, kv_dtype:
 
     Parameters
     ----------
-    shape : ModelShape
-    gpu : Gpu
     tensor_parallel : int
         GPUs that share the model.
     kv_dtype : str

@@ -31,15 +31,12 @@ class ModelShape:
         What it is called; the file or the catalogue.
     layers : int
         All of them: those with full attention, those with a sliding window, and those without KV cache.
-    full_layers, sliding_layers, recurrent_layers : int
     window_tokens : int or None
         Tokens a sliding layer keeps of a request.
-    hidden_size, heads, kv_heads, head_dim : int
     attention : str
         "MHA", "GQA", "MQA" or "MLA".
     kv_lora_rank, qk_rope_head_dim : int or None
         Of MLA.
-    counts : ParameterCounts
     storage : Storage
         How the weights are kept.
     context_tokens : int or None
@@ -91,7 +88,6 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
 
     Parameters
     ----------
-    shape : ModelShape
     kv_dtype : str
         "auto" for 16 bits, or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
     tensor_parallel : int

@@ -53,9 +53,6 @@ class Outlier:
 
     Attributes
     ----------
-    source : str
-    line : int
-    kv_tokens, prefill_tokens, sequences : float
     seconds, fitted_s : float
         Measured, and what the fit says.
     contradicts : int or None
@@ -78,8 +75,6 @@ class TimingFit:
 
     Attributes
     ----------
-    timing : Timing
-    samples : int
     trimmed : int
         Samples the fit leaves out.
     envelope : bool

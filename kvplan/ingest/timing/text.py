@@ -18,7 +18,6 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
 
     Parameters
     ----------
-    fit : TimingFit
     samples : sequence of Samples
         What it was fitted to.
 

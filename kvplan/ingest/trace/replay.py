@@ -20,8 +20,6 @@ class Trace:
     ----------
     requests : Requests
         By time of arrival, from the first on; all of class 0.
-    format : str
-        What its format is called.
     notes : tuple of str
         What was left out or put in order.
     """

@@ -29,8 +29,6 @@ def fitted_profile(
     ----------
     traffic : Traffic
         What the classes were fitted to.
-    classes : sequence of RequestClass
-    base : Profile
     default_base : bool
         Nobody asked for `base`.
     distortion : Distortion, optional
