@@ -140,13 +140,15 @@ class _Hashing(io.RawIOBase):
         return len(data)
 
 
-def _unpacked(raw: io.RawIOBase, errors: str) -> io.TextIOBase:
+@contextmanager
+def _unpacked(raw: io.RawIOBase, errors: str) -> Iterator[io.TextIOBase]:
     """The text of a file that may be compressed."""
-    data = io.BufferedReader(raw, 1 << 18)
-    start = data.peek(4)[:4]
-    binary: Any = data
-    if start.startswith(b"\x1f\x8b"):
-        binary = gzip.GzipFile(fileobj=data)
-    elif start == b"\x28\xb5\x2f\xfd":
-        binary = zstd.ZstdFile(data)
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="")
+    with io.BufferedReader(raw, 1 << 18) as data:
+        start = data.peek(4)[:4]
+        binary: Any = data
+        if start.startswith(b"\x1f\x8b"):
+            binary = gzip.GzipFile(fileobj=data)
+        elif start == b"\x28\xb5\x2f\xfd":
+            binary = zstd.ZstdFile(data)
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="") as text:
+            yield text
