@@ -159,11 +159,12 @@ def fit_timing(*samples: Samples) -> TimingFit:
     used[opposed < 0] = kept
     coefficients = np.zeros(len(_TERMS))
     coefficients[varying] = found
-    fitted = design @ coefficients
+    timing = Timing(*coefficients.tolist())
+    fitted = timing(*design.T[1:])
     off = np.abs(seconds - fitted) / seconds
     held_out = _held_out(columns, seconds, opposed < 0, envelope)
     return TimingFit(
-        timing=Timing(*coefficients.tolist()),
+        timing=timing,
         samples=seconds.size,
         trimmed=int((~used).sum()),
         envelope=envelope,

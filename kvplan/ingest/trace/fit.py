@@ -6,7 +6,8 @@ import numpy as np
 
 from kvplan.ingest.lengths import BINS, POINTS, cut, span
 from kvplan.ingest.trace.traffic import Traffic
-from kvplan.model import FloatArray, IntArray, Prefill, RequestClass, ServingModel
+from kvplan.model import FloatArray, IntArray, RequestClass, ServingModel
+from kvplan.model.weights import Weights, first_tokens, stage_count
 from kvplan.units import format_percent
 
 
@@ -159,19 +160,17 @@ def moment_errors(
     (0.0, 0.0)
     """
     mix = ServingModel(classes, like.timing, like.replica).mix
-    inline = like.replica.prefill is Prefill.INLINE
-    stages = traffic.decode_tokens + (1 if inline else 0)
-    first_weight = traffic.input_tokens.astype(np.float64) + (0 if inline else 1)
-    made = _moments(mix.stages, mix.read.first, mix.share)
-    raw = _moments(stages, first_weight, traffic.count / traffic.count.sum())
-    return made[0] / raw[0] - 1, made[1] / raw[1] - 1
-
-
-def _moments(stages: IntArray, first_weight: FloatArray, share: FloatArray) -> tuple[float, float]:
-    """Σ_k (a+k) and Σ_k (a+k)² of a request on average; KV usage of Poisson arrivals has these as cumulants."""
-    n, a = stages.astype(np.float64), first_weight
-    squares = n * a**2 + a * n * (n - 1) + (n - 1) * n * (2 * n - 1) / 6
-    return float(share @ (n * a + n * (n - 1) / 2)), float(share @ squares)
+    prefill = like.replica.prefill
+    read = Weights(
+        first_tokens(prefill, traffic.input_tokens).astype(np.float64),
+        stage_count(prefill, traffic.decode_tokens),
+    )
+    share = traffic.count / traffic.count.sum()
+    footprint = float(mix.share @ mix.read.footprint / (share @ read.footprint))
+    squares = float(
+        mix.share @ mix.read.squares / (share @ read.squares)
+    )  # of Poisson arrivals, the variance
+    return footprint - 1, squares - 1
 
 
 def describe(found: Distortion) -> str:
