@@ -178,7 +178,7 @@ def test_only_a_prefix_that_came_before_is_a_repeated_one(tmp_path: Path) -> Non
         json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": p}) for p in prompts
     )
     trace, _ = rows_of(tmp_path, "\n".join(lines))
-    assert (trace.beside.prompt_blocks, trace.beside.repeated_blocks) == (12, 0 + 2 + 0 + 3)
+    assert (trace.extras.prompt_blocks, trace.extras.repeated_blocks) == (12, 0 + 2 + 0 + 3)
 
 
 def test_rows_come_in_blocks(tmp_path: Path) -> None:

@@ -119,7 +119,6 @@ class Collector:
         self,
         format: str,
         line: int,
-        *,
         prompt_rate: float,
         generation_rate: float,
         running: float,

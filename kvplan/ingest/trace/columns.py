@@ -12,7 +12,7 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
 from kvplan.ingest.lengths import MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.format import BadRowError, Beside, FirstLine, Request, RequestFormat
+from kvplan.ingest.trace.format import BadRowError, Extras, FirstLine, Request, RequestFormat
 
 _MAX_TIME_S = 1e12
 
@@ -51,7 +51,7 @@ class Columns(NamedTuple):
     output: str
     unit_s: float = 1.0
 
-    def requests(self, first: FirstLine, lines: Lines, beside: Beside) -> Iterator[Request]:
+    def requests(self, first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
         """The requests of a table that begins with this line."""
         if not first.in_json:
             places = tuple(map(first.names.index, self[:3]))
@@ -66,7 +66,7 @@ class Columns(NamedTuple):
             if row is None:
                 raise BadRowError(f"not a JSON object: {shown(text)}")
             request = self.request(row, self[:3])
-            beside.remember(row.get("hash_ids"))
+            extras.remember(row.get("hash_ids"))
             yield request
 
     def request(self, row: Any, places: Sequence[Any]) -> Request:
@@ -90,7 +90,7 @@ class Columns(NamedTuple):
         )
 
 
-def _usual(first: FirstLine, lines: Lines, beside: Beside) -> Iterator[Request]:
+def _usual(first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
     """The requests of a table that has a column each for time, input and output under a usual name."""
     plain = {plain_name(name): name for name in reversed(first.names)}
     found = {
@@ -106,7 +106,7 @@ def _usual(first: FirstLine, lines: Lines, beside: Beside) -> Iterator[Request]:
         )
     in_ms = re.search(r"(_| |\()ms\)?$", found["time"].lower())
     columns = Columns(found["time"], found["input"], found["output"], 1e-3 if in_ms else 1.0)
-    return columns.requests(first, lines, beside)
+    return columns.requests(first, lines, extras)
 
 
 USUAL = (

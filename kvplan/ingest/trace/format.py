@@ -74,8 +74,8 @@ class FirstLine(NamedTuple):
 
 
 @dataclass
-class Beside:
-    """What a trace says beside its requests; complete when the last one was read.
+class Extras:
+    """What a trace says besides its requests; complete when the last one was read.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class RequestFormat(NamedTuple):
 
     name: str
     recognises: Callable[[FirstLine], bool]
-    requests: Callable[[FirstLine, Lines, Beside], Iterator[Request]]
+    requests: Callable[[FirstLine, Lines, Extras], Iterator[Request]]
 
 
 class Part(NamedTuple):

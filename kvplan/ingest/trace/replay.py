@@ -56,7 +56,7 @@ def read_trace(path: Path) -> Trace:
     """
     file = TraceFile(path)
     blocks = list(file)
-    if file.beside.duration_s is not None:
+    if file.extras.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
     rows = sum(block.time_s.size for block in blocks)
     if not any(block.output_tokens.any() for block in blocks):

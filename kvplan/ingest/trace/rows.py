@@ -19,9 +19,9 @@ from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.columns import USUAL
 from kvplan.ingest.trace.format import (
     BadRowError,
-    Beside,
     Description,
     DescriptionFormat,
+    Extras,
     FirstLine,
     Request,
     RequestFormat,
@@ -60,8 +60,8 @@ class TraceFile:
         Of the bytes of the file, as stored.
     cut_off : int
         1 if the file ends within its last row, which is left out; else 0.
-    beside : Beside
-        What it says beside its rows.
+    extras : Extras
+        What it says besides its rows.
 
     Raises
     ------
@@ -84,7 +84,7 @@ class TraceFile:
         self.format = ""
         self.sha256 = ""
         self.cut_off = 0
-        self.beside = Beside()
+        self.extras = Extras()
 
     def __iter__(self) -> Iterator[Rows]:
         with lines_of(self.path) as lines:
@@ -104,7 +104,7 @@ class TraceFile:
         block: list[Request] = []
         any_before = False
         try:
-            for request in format.requests(first, lines, self.beside):
+            for request in format.requests(first, lines, self.extras):
                 block.append(request)
                 any_before = True
                 if len(block) == BLOCK_ROWS:

@@ -106,16 +106,16 @@ def measure(path: Path) -> Traffic:
         kept = (block.input_tokens > 0) & (block.output_tokens > 0)
         used = Rows(block.time_s[kept], block.input_tokens[kept], block.output_tokens[kept])
         pairs.add(used.input_tokens, used.output_tokens)
-        if trace.beside.duration_s is None:
+        if trace.extras.duration_s is None:
             arrivals.add(used.time_s)
     arrivals.finish()
     inputs, outputs, count = pairs.table()
     served = int(count.sum())
     if not served:
         raise UsageError(f"{path}: no requests with tokens; {rows:,} rows")
-    beside = trace.beside
-    timed = beside.duration_s is None
-    span = arrivals.span if beside.duration_s is None else beside.duration_s
+    extras = trace.extras
+    timed = extras.duration_s is None
+    span = arrivals.span if extras.duration_s is None else extras.duration_s
     if span <= 0:
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
@@ -134,7 +134,7 @@ def measure(path: Path) -> Traffic:
         gap_cv=arrivals.gap_cv() if timed else None,
         dispersion=dispersion,
         dispersion_window_s=window,
-        prefix_share=beside.repeated_blocks / beside.prompt_blocks if beside.prompt_blocks else None,
+        prefix_share=extras.repeated_blocks / extras.prompt_blocks if extras.prompt_blocks else None,
         notes=tuple(_notes(trace, rows, served, arrivals, pairs)),
     )
 
@@ -149,9 +149,9 @@ def _notes(trace: TraceFile, rows: int, served: int, arrivals: "_Arrivals", pair
         yield f"{arrivals.unsorted:,} arrivals are earlier than one before them in the file; put in order"
     if arrivals.late:
         yield f"{arrivals.late:,} of these are too far off to be put in order, and count as gaps of 0 s"
-    if trace.beside.duration_s is not None:
+    if trace.extras.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
-    if trace.beside.forgetful:
+    if trace.extras.forgetful:
         yield "more prefix blocks than are remembered: the share of repeated ones is a lower bound"
     yield from pairs.notes()
 

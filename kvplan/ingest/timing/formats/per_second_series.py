@@ -7,15 +7,7 @@ _COLUMNS = tuple(map(names, ("promptthroughput", "genthroughput", "running", "kv
 
 
 def _add(row: Row, collector: Collector) -> None:
-    prompt, generated, running, percent = map(row.number, _COLUMNS)
-    collector.add_average(
-        FORMAT.name,
-        row.line,
-        prompt_rate=prompt,
-        generation_rate=generated,
-        running=running,
-        usage_percent=percent,
-    )
+    collector.add_average(FORMAT.name, row.line, *map(row.number, _COLUMNS))
 
 
 FORMAT = TableFormat("per-second series", _COLUMNS, _add)

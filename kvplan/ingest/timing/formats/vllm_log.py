@@ -47,20 +47,13 @@ class _Reader:
                 self._collector.skip("cut off or in an unknown form", number)
 
     def end(self) -> None:
-        for (prompt, generated, running, percent), number, capacity in self._averages:
+        for values, number, capacity in self._averages:
             if self._details:
                 self._collector.skip("an average, where iterations are logged one by one", number)
                 continue
             # As it was when the line was logged: the engine may have been started anew.
             self._collector.capacity_tokens = capacity
-            self._collector.add_average(
-                "vLLM stats log",
-                number,
-                prompt_rate=prompt,
-                generation_rate=generated,
-                running=running,
-                usage_percent=percent,
-            )
+            self._collector.add_average("vLLM stats log", number, *values)
 
     def _state(self, text: str) -> None:
         """Take the capacity of a line that states one."""

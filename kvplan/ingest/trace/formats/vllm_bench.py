@@ -7,7 +7,7 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, shown
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.columns import Columns, seconds
-from kvplan.ingest.trace.format import BadRowError, Beside, FirstLine, Request, RequestFormat
+from kvplan.ingest.trace.format import BadRowError, Extras, FirstLine, Request, RequestFormat
 
 
 def _recognises(first: FirstLine) -> bool:
@@ -15,7 +15,7 @@ def _recognises(first: FirstLine) -> bool:
     return first.in_json and (first.values is None or first.has("input_lens"))
 
 
-def _requests(first: FirstLine, lines: Lines, beside: Beside) -> Iterator[Request]:
+def _requests(first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
     rest = lines.rest()
     if first.values is not None and rest.strip():
         raise ProfileError(lines.source, "several benchmark results; give one at a time", line=2)
@@ -34,7 +34,7 @@ def _requests(first: FirstLine, lines: Lines, beside: Beside) -> Iterator[Reques
             columns = Columns("start_times", "input_lens", "output_lens")
         else:
             columns, times = Columns("duration", "input_lens", "output_lens"), [0] * len(inputs)
-            beside.duration_s = seconds(value.get("duration"), "duration")
+            extras.duration_s = seconds(value.get("duration"), "duration")
         for row in zip(times, inputs, outputs, strict=True):
             yield columns.request(row, (0, 1, 2))
     except BadRowError as error:
