@@ -29,7 +29,7 @@ def log(
 ) -> None:
     """KV capacity and limits from an engine's log."""
     from kvplan.ingest.log.engine_log import read_engine_log
-    from kvplan.ingest.replica_text import log_part
+    from kvplan.ingest.log.text import log_part
 
     refuse_overwriting(output, [file])
     kept = read_base(base)
@@ -80,8 +80,8 @@ def metrics(
     output: Output = None,
 ) -> None:
     """KV capacity, lengths and rates from an engine's metrics."""
-    from kvplan.ingest.metrics.snapshot import read_metrics
-    from kvplan.ingest.replica_text import metrics_parts
+    from kvplan.ingest.metrics.server import read_metrics
+    from kvplan.ingest.metrics.text import metrics_parts
     from kvplan.units import parse_time
 
     refuse_overwriting(output, [file] if since is None else [file, since])
@@ -133,7 +133,7 @@ def model(
     from kvplan.ingest.model.config import read_model
     from kvplan.ingest.model.estimate import estimate_replica
     from kvplan.ingest.model.hardware import find_gpu
-    from kvplan.ingest.replica_text import estimate_part
+    from kvplan.ingest.model.text import estimate_part
 
     shape, device = read_model(name), find_gpu(gpu)
     found = estimate_replica(

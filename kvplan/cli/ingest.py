@@ -70,10 +70,11 @@ def fit(
     """Turn a request trace into the classes and rates of a profile."""
     from kvplan.ingest.trace import fit as traffic_fit
     from kvplan.ingest.trace import text as traffic_text
+    from kvplan.ingest.trace.traffic import measure
 
     refuse_overwriting(output, [trace])
     kept = read_base(base)
-    traffic = traffic_fit.measure(trace)
+    traffic = measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
     change = None if classes is None else traffic_fit.distortion(traffic, found, kept.model)
     fitted = traffic_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)
@@ -158,7 +159,7 @@ def _calibrate(
     from kvplan.ingest import profile_text
     from kvplan.ingest.timing import text as timing_text
     from kvplan.ingest.timing.fit import fit_timing
-    from kvplan.ingest.timing.samples import read_groups
+    from kvplan.ingest.timing.reading import read_groups
     from kvplan.layout import calibration
 
     kept = read_base(base) if base is not None or format is FitFormat.TOML else None
@@ -192,7 +193,7 @@ def _estimate_timing(
     from kvplan.ingest.model.config import read_model
     from kvplan.ingest.model.hardware import find_gpu
     from kvplan.ingest.model.roofline import roofline
-    from kvplan.ingest.timing import text as timing_text
+    from kvplan.ingest.model.text import roofline_part
 
     shape, device = read_model(model), find_gpu(gpu)
     found = roofline(shape, device, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
@@ -201,7 +202,7 @@ def _estimate_timing(
         say(f"note: {note}")
     estimated = profile_text.composed(
         kept,
-        [timing_text.roofline_part(found, shape, device, tensor_parallel)],
+        [roofline_part(found, shape, device, tensor_parallel)],
         source=model,
         replica=None if base is not None else f"{shape.name} on {device.name}",
         default_base=base is None,

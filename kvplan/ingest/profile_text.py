@@ -50,8 +50,6 @@ def composed(
 
     Parameters
     ----------
-    base : Profile
-    parts : sequence of Part
     source : str
         What was measured: the file that messages name.
     replica, traffic : str, optional

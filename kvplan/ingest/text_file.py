@@ -1,4 +1,4 @@
-"""A text file read once from begin to end: unpacked, its digest taken, and what goes wrong said in one way."""
+"""The one reader of files from outside: unpacked, lines counted, digest taken, what goes wrong said in one way."""
 
 import gzip
 import io
@@ -17,20 +17,53 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+_LONGEST_LINE = 64_000_000  # characters; the results of a benchmark are one line
 
-class Digest:
-    """The sha256 of a file's bytes as they are stored; empty until the file was read to its end."""
 
-    hex = ""
+class Lines:
+    """The lines of a text, taken one after the other; several loops over them share where they are.
+
+    Attributes
+    ----------
+    source : str
+        What messages call the text.
+    number : int
+        Of the line taken last, counted from 1.
+    last : str
+        That line, with its end.
+    sha256 : str
+        Of the bytes of the file, as stored; empty until it was read to its end.
+    """
+
+    def __init__(self, source: str, text: io.TextIOBase) -> None:
+        self.source = source
+        self.number = 0
+        self.last = ""
+        self.sha256 = ""
+        self._text = text
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._text.readline(_LONGEST_LINE):
+            self.number += 1
+            self.last = line
+            yield line
+
+    def rest(self, most: int = -1) -> str:
+        """What follows the lines taken, up to so many characters."""
+        return self._text.read(most)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the line taken last has no end, and nothing follows it."""
+        return not self.last.endswith(("\n", "\r")) and not self.rest(1)
 
 
 @contextmanager
-def text_of(path: Path, *, errors: str = "strict") -> Iterator[tuple[io.TextIOBase, Digest]]:
-    """Lines of a file that may be compressed; a file that cannot be read is a `UsageError`.
+def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
+    """Lines of a file that may be compressed.
 
     Parameters
     ----------
-    path : Path
     errors : str
         What becomes of bytes that are not UTF-8: "strict" refuses the file, "replace" reads on.
 
@@ -45,22 +78,22 @@ def text_of(path: Path, *, errors: str = "strict") -> Iterator[tuple[io.TextIOBa
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "log")
     ...     _ = path.write_bytes(b"abc")
-    ...     with text_of(path) as (text, digest):
-    ...         list(text)
+    ...     with lines_of(path) as lines:
+    ...         list(lines)
     ['abc']
-    >>> digest.hex[:8]
+    >>> lines.sha256[:8]
     'ba7816bf'
     """
-    digest = Digest()
     with _refusals(path), path.open("rb") as file:
         hashing = _Hashing(file)
         with _unpacked(hashing, errors) as text:
-            yield text, digest
+            lines = Lines(str(path), text)
+            yield lines
             while text.read(1 << 20):  # what was left unread belongs to the digest all the same
                 pass
         while hashing.read(1 << 20):  # and so does what follows the end of compressed data
             pass
-        digest.hex = hashing.digest.hexdigest()
+        lines.sha256 = hashing.digest.hexdigest()
 
 
 def beginning(path: Path, characters: int) -> str:
@@ -69,7 +102,7 @@ def beginning(path: Path, characters: int) -> str:
     Raises
     ------
     UsageError
-        The file cannot be opened, unpacked or read as text.
+        As `lines_of`.
     """
     with _refusals(path), path.open("rb", buffering=0) as file, _unpacked(file, "strict") as text:
         return text.read(characters)
@@ -107,13 +140,15 @@ class _Hashing(io.RawIOBase):
         return len(data)
 
 
-def _unpacked(raw: io.RawIOBase, errors: str) -> io.TextIOBase:
+@contextmanager
+def _unpacked(raw: io.RawIOBase, errors: str) -> Iterator[io.TextIOBase]:
     """The text of a file that may be compressed."""
-    data = io.BufferedReader(raw, 1 << 18)
-    start = data.peek(4)[:4]
-    binary: Any = data
-    if start.startswith(b"\x1f\x8b"):
-        binary = gzip.GzipFile(fileobj=data)
-    elif start == b"\x28\xb5\x2f\xfd":
-        binary = zstd.ZstdFile(data)
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="")
+    with io.BufferedReader(raw, 1 << 18) as data:
+        start = data.peek(4)[:4]
+        binary: Any = data
+        if start.startswith(b"\x1f\x8b"):
+            binary = gzip.GzipFile(fileobj=data)
+        elif start == b"\x28\xb5\x2f\xfd":
+            binary = zstd.ZstdFile(data)
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="") as text:
+            yield text

@@ -172,7 +172,8 @@ def test_fit_takes_less_than_eight_times_numpy_and_csv() -> None:
 
 
 def test_fitting_four_times_the_rows_takes_four_times_as_long(tmp_path: Path) -> None:
-    from kvplan.ingest.trace.fit import binned, measure
+    from kvplan.ingest.trace.fit import binned
+    from kvplan.ingest.trace.traffic import measure
 
     def trace(rows: int) -> Path:
         path = tmp_path / f"{rows}.csv"

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan.ingest.trace.fit import Traffic, binned, compact, cut, distortion, measure, moment_errors, whole
+from kvplan.ingest.lengths import cut
+from kvplan.ingest.trace.fit import binned, compact, distortion, moment_errors, whole
 from kvplan.ingest.trace.text import fitted_profile
+from kvplan.ingest.trace.traffic import Traffic, measure
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
 from kvplan.simulation.requests import Requests, poisson, renewal

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.ingest.timing.fit import TimingFit, fit_timing
-from kvplan.ingest.timing.samples import parse_samples, read_samples
+from kvplan.ingest.timing.reading import parse_samples, read_samples
 from kvplan.ingest.trace.replay import read_trace
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel
 from kvplan.simulation.experiments.study import Load, chosen, study

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvplan.ingest.log.engine_log import parse_engine_log, read_engine_log
-from kvplan.ingest.metrics.snapshot import read_metrics
+from kvplan.ingest.metrics.server import read_metrics
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
 STARTUP = DATA / "startup_lines.txt"

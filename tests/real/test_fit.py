@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.ingest.trace.fit import binned, compact, distortion, measure
+from kvplan.ingest.trace.fit import binned, compact, distortion
 from kvplan.ingest.trace.text import fitted_profile
+from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Replica, ServingModel
 from kvplan.profile.reading import load_profile
 

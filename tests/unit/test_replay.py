@@ -142,13 +142,6 @@ def test_binary_files_are_refused(file: Path, data: bytes) -> None:
         read_trace(file)
 
 
-def test_folders_and_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        read_trace(tmp_path)
-    with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
-        read_trace(tmp_path / "nothing")
-
-
 @given(st.binary(max_size=200), st.sampled_from([b"", HEADER.encode() + b"\n", run().encode() + b"\n"]))
 def test_any_bytes_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, start: bytes

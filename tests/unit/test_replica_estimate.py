@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.config import ModelShape, read_model, shape_of
+from kvplan.ingest.model.config import read_model, shape_of
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu
 from kvplan.ingest.model.json_keys import Keys
+from kvplan.ingest.model.shape import ModelShape
 
 GIB = 2**30
 # Not in the catalogue; the total is what the runs below recorded.

@@ -1,12 +1,10 @@
 """Samples of iterations out of logs, series and tables; what gives none is counted, or refused with its line."""
 
-import gzip
-from pathlib import Path
-
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.samples import LeftOut, Samples, parse_samples, read_samples
+from kvplan.ingest.timing.reading import parse_samples
+from kvplan.ingest.timing.samples import LeftOut, Samples
 
 STATS = (
     "INFO 07-28 06:40:59 [loggers.py:118] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "
@@ -207,24 +205,3 @@ def test_a_last_row_that_was_cut_off_is_counted() -> None:
 def test_what_holds_no_samples_is_refused(lines: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
         one(*lines)
-
-
-def test_files_may_be_compressed_and_begin_with_a_mark(tmp_path: Path) -> None:
-    text = "\ufeffkv_tokens,iteration_ms\r\n1000,12\n".encode()
-    plain, packed, cut = tmp_path / "plain", tmp_path / "packed", tmp_path / "cut"
-    plain.write_bytes(text)
-    packed.write_bytes(gzip.compress(text))
-    cut.write_bytes(gzip.compress(text)[:-9])
-    for path in (plain, packed):
-        (found,) = read_samples(path)
-        assert rows(found) == [(1000, 0, 1, 0.012)]
-    with pytest.raises(UsageError, match="cut: the compressed data are cut off"):
-        read_samples(cut)
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_samples(tmp_path / "absent")
-    (tmp_path / "binary").write_bytes(b"kv_tokens,ms\n\xff\xfe\n")
-    with pytest.raises(UsageError, match="must be text in UTF-8"):
-        read_samples(tmp_path / "binary")

@@ -1,16 +1,5 @@
 """What an engine says about itself as it starts: its KV capacity, and the limits that come with it.
 
-============  ======================================================================================================
-vLLM          ``# GPU blocks: 1478, # CPU blocks: 2048`` (V0, later ``# cuda blocks``), ``# GPU blocks: 1381`` (V1); the
-              block size is that of the engine arguments in the log
-vLLM 0.7.3    ``GPU KV cache size: 446,320 tokens``, alone, or with ``Maximum concurrency for 8,192 tokens per request``
-SGLang        ``max_total_num_tokens=2086558, chunked_prefill_size=8192, …, max_running_requests=33``; where that is
-              missing ``KV Cache is allocated. … #tokens: 60000, …, page_size=1``
-TensorRT-LLM  ``Allocated 78.30 GiB for max tokens in paged KV cache (3731744)``, before it ``Number of tokens per
-              block: 32``; in old versions ``Using 132608 tokens in paged KV cache``
-TGI           ``Setting max batch total tokens to 446320``
-============  ======================================================================================================
-
 A log may hold several starts: the last one counts. Within a start every rank may state a capacity: the smallest counts,
 since a request needs its KV on all of them. Data-parallel engines are replicas of their own; of them too the smallest
 is the careful choice. A limit counts only where it belongs to the same start as the capacity.
@@ -22,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.text_file import text_of
+from kvplan.ingest.log import sglang, tensorrt_llm, tgi, vllm
+from kvplan.ingest.log.forms import BATCHED, BLOCK, SEQS, Capacity, EngineLog, whole
+from kvplan.ingest.text_file import lines_of
 from kvplan.units import format_number, format_percent, format_tokens
 
-_VLLM, _SGLANG, _TENSORRT, _TGI = "vLLM", "SGLang", "TensorRT-LLM", "TGI"
-_BLOCK, _SEQS, _BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
-_DEFAULT_BLOCK = 16  # vLLM's on GPUs
+LOGS = (vllm.LOG, sglang.LOG, tensorrt_llm.LOG, tgi.LOG)
+_WORDS = tuple(dict.fromkeys(word for log in LOGS for word in log.words))
+_START = re.compile("|".join(log.start for log in LOGS if log.start))
 _ABSURD = 10**12  # tokens
 _AFTER = 10  # lines after a capacity that may still tell about it
 _OFF = 0.02  # of the capacity: rounding and half-filled blocks explain less
@@ -35,70 +26,6 @@ _SHOWN = 160  # characters of a statement
 _BEFORE_MATCH = 60  # of them before what matters, where a line is longer
 _LISTED = 8  # earlier statements in a note
 
-# A line without any of these says nothing here; looking for them is far cheaper than the expressions below.
-_WORDS = (
-    *(
-        "GPU KV cache size",
-        " blocks: ",
-        "Maximum concurrency",
-        "max_num_",
-        "max-num-",
-        "block_size",
-        "block-size",
-    ),
-    *("block size to", "max_total_num_tokens=", "KV Cache is allocated", "server_args=", "tokens per block"),
-    *(
-        "in paged KV cache",
-        "TRTGptModel max",
-        "max batch total tokens",
-        "API server version",
-        "TensorRT-LLM version",
-    ),
-)
-_NUMBER = r"(-?\d[\d,]*)"
-_CAPACITY = {
-    _VLLM: (
-        re.compile(rf"GPU KV cache size: {_NUMBER} tokens"),
-        re.compile(rf"\b(?:GPU|cuda|rocm|xpu|hpu|tpu|neuron) blocks: {_NUMBER}", re.IGNORECASE),
-    ),
-    _SGLANG: (
-        re.compile(rf"(?<![\w.])max_total_num_tokens={_NUMBER}"),
-        re.compile(rf"KV Cache is allocated\..*?#tokens: {_NUMBER}"),
-    ),
-    _TENSORRT: (
-        re.compile(rf"for max tokens in paged KV cache \({_NUMBER}\)"),
-        re.compile(rf"Using {_NUMBER} tokens in paged KV cache"),
-    ),
-    _TGI: (re.compile(rf"Setting max batch total tokens to {_NUMBER}"),),
-}
-_BLOCKS = _CAPACITY[_VLLM][1]
-_TOTAL, _POOL = _CAPACITY[_SGLANG]
-
-
-def _argument(name: str) -> re.Pattern[str]:
-    """``name=1``, ``'name': 1``, ``--name 1``; not as the end of a longer name."""
-    return re.compile(rf"(?<![\w-])(?:--)?{name.replace('_', '[_-]')}['\"]?\s?[:= ]\s?['\"]?(\d+)")
-
-
-_LIMITS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
-    (_VLLM, _BLOCK, _argument("block_size")),
-    (_VLLM, _BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
-    (_VLLM, _SEQS, _argument("max_num_seqs")),
-    (_VLLM, _BATCHED, _argument("max_num_batched_tokens")),
-    (_SGLANG, _BLOCK, _argument("page_size")),
-    (_SGLANG, _SEQS, _argument("max_running_requests")),
-    (_SGLANG, _BATCHED, _argument("max_prefill_tokens")),
-    (
-        _SGLANG,
-        _BATCHED,
-        _argument("chunked_prefill_size"),
-    ),  # where it is not off, with -1, it is the tighter one
-    (_TENSORRT, _BLOCK, re.compile(r"Number of tokens per block: (\d+)")),
-    (_TENSORRT, _SEQS, re.compile(r"(?:TRTGptModel maxBatchSize: |(?<!\w)max_batch_size=)(\d+)")),
-    (_TENSORRT, _BATCHED, re.compile(r"(?:TRTGptModel maxNumTokens: |(?<!\w)max_num_tokens=)(\d+)")),
-)
-_START = re.compile(r"vLLM API server version|\bserver_args=|TensorRT-LLM version")
-_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x")
 _RANK = re.compile(
     r"(?:(?<![A-Za-z])(DP|TP|PP|EP|rank)[ :=]?|(Engine)(?:Core)?[ _](?=\d)|\[\d+,(?=\d+\]<std))(\d+)"
 )
@@ -113,10 +40,6 @@ class EngineLimits:
 
     Attributes
     ----------
-    source : str
-        The file.
-    engine : str
-        "vLLM", "SGLang", "TensorRT-LLM" or "TGI".
     memory_tokens : int
         KV capacity, tokens.
     block_tokens : int or None
@@ -148,10 +71,6 @@ class EngineLimits:
 def read_engine_log(path: Path) -> EngineLimits:
     """The last KV capacity that a log states, which may be compressed; bytes that are not UTF-8 do no harm.
 
-    Parameters
-    ----------
-    path : Path
-
     Raises
     ------
     UsageError
@@ -159,28 +78,18 @@ def read_engine_log(path: Path) -> EngineLimits:
     ProfileError
         The capacity is none at all, or absurd; with its line.
     """
-    with text_of(path, errors="replace") as (text, digest):
-        found = parse_engine_log(text, str(path))
-    return replace(found, sha256=digest.hex)
+    with lines_of(path, errors="replace") as lines:
+        found = parse_engine_log(lines, lines.source)
+    return replace(found, sha256=lines.sha256)
 
 
-def parse_engine_log(lines: Iterable[str], source: str, *, sha256: str = "") -> EngineLimits:
-    """The last KV capacity in some lines; see `read_engine_log`.
-
-    Parameters
-    ----------
-    lines : iterable of str
-    source : str
-        What messages call them.
-    sha256 : str
-        Of where they come from.
+def parse_engine_log(lines: Iterable[str], source: str) -> EngineLimits:
+    """The last KV capacity in some lines, which messages call `source`.
 
     Raises
     ------
-    UsageError
-        No line states a capacity.
-    ProfileError
-        The capacity is none at all, or absurd; with its line.
+    UsageError, ProfileError
+        As `read_engine_log`.
 
     Examples
     --------
@@ -193,12 +102,9 @@ def parse_engine_log(lines: Iterable[str], source: str, *, sha256: str = "") -> 
         if any(word in line for word in _WORDS):
             reader.line(number, _ESCAPE.sub("", line) if "\x1b" in line else line)
     if not reader.starts:
-        raise UsageError(
-            f"{source}: states no KV capacity; looked for vLLM's 'GPU KV cache size: … tokens' and '# GPU blocks: …', "
-            "SGLang's 'max_total_num_tokens=…' and 'KV Cache is allocated. #tokens: …', TensorRT-LLM's '… tokens in "
-            "paged KV cache', TGI's 'Setting max batch total tokens to …'"
-        )
-    return _limits(reader.starts, source, sha256)
+        forms = ", ".join(f"{log.engine}'s {log.looked_for}" for log in LOGS)
+        raise UsageError(f"{source}: states no KV capacity; looked for {forms}")
+    return _limits(reader.starts, source)
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -213,7 +119,7 @@ def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 class _Statement:
     """One statement of a capacity; `prefix` is what stands before it, to the second."""
 
-    form: re.Pattern[str]
+    kind: Capacity
     amount: int
     ranks: tuple[tuple[str, str], ...]
     prefix: str
@@ -231,30 +137,30 @@ class _Statement:
 class _StartUp:
     """What one start of an engine states."""
 
-    engine: str
+    log: EngineLog
     statements: list[_Statement] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
 
     def includes(self, new: _Statement) -> bool:
         """Whether a statement is of another rank or another pool of this start, and not of a later start."""
-        if new.form is _POOL:  # one for each rank and model; the total comes after all of them
-            return all(s.form is _POOL or s.replica != new.replica for s in self.statements)
-        others = [s for s in self.statements if s.form is not _POOL]
+        if new.kind.of_pool:  # one for each rank and model; the total comes after all of them
+            return all(s.kind.of_pool or s.replica != new.replica for s in self.statements)
+        others = [s for s in self.statements if not s.kind.of_pool]
         same = [s for s in others if s.ranks == new.ranks]
         # Workers that do not say who they are state it one after the other, in one second.
         repeated = not same or (same[-1].prefix == new.prefix and _CLOCK.search(new.prefix) is not None)
-        return repeated and all(s.form is new.form for s in others)
+        return repeated and all(s.kind is new.kind for s in others)
 
     @property
     def block_tokens(self) -> int:
-        return self.limits.get(_BLOCK, _DEFAULT_BLOCK)
+        return self.limits.get(BLOCK, self.log.block_tokens)
 
     def tokens(self, statement: _Statement) -> int:
-        return statement.amount * (self.block_tokens if statement.form is _BLOCKS else 1)
+        return statement.amount * (self.block_tokens if statement.kind.in_blocks else 1)
 
     def telling(self) -> list[_Statement]:
         """The statements that count: totals before pools, and of the pools the last of each rank."""
-        totals = [s for s in self.statements if s.form is not _POOL]
+        totals = [s for s in self.statements if not s.kind.of_pool]
         return totals or list({s.ranks: s for s in self.statements}.values())
 
     def chosen(self) -> _Statement:
@@ -273,66 +179,68 @@ class _Reader:
         if _START.search(text):
             self._begun = True
             self._waiting.clear()
-        limits = {(engine, name): _whole(m[1]) for engine, name, form in _LIMITS if (m := form.search(text))}
+        limits = {
+            (log.engine, name): whole(found[1])
+            for log in LOGS
+            for name, form in log.limits
+            if (found := form.search(text))
+        }
         statement = _statement(number, text)
+        last = self._stated_before(number)
         if statement is not None:
             self._waiting.update(limits)
             self._state(*statement)
-        elif self._follows(_TENSORRT, number) and any(engine == _TENSORRT for engine, _ in limits):
-            self._give(self.starts[-1], limits)
+        elif last and last.log.limits_follow and any(engine == last.log.engine for engine, _ in limits):
+            self._give(last, limits)
         else:
             self._waiting.update(limits)
-        if (found := _CONCURRENCY.search(text)) and self._follows(_VLLM, number):
+        last = self._stated_before(number)
+        if last and last.log.concurrency and (found := last.log.concurrency.search(text)):
             ranks = _ranks(text[: found.start()])
-            for stated in self.starts[-1].statements:  # engines start side by side, and so do their lines
+            for stated in last.statements:  # engines start side by side, and so do their lines
                 if stated.ranks == ranks:
-                    stated.concurrency = _whole(found[1]), float(found[2])
+                    stated.concurrency = whole(found[1]), float(found[2])
 
-    def _follows(self, engine: str, number: int) -> bool:
-        """Whether a line comes right after a capacity of this engine."""
-        if self._begun or not self.starts or self.starts[-1].engine != engine:
-            return False
-        return number - self.starts[-1].statements[-1].line <= _AFTER
+    def _stated_before(self, number: int) -> _StartUp | None:
+        """The start that stated a capacity in this line or right before it."""
+        if self._begun or not self.starts:
+            return None
+        last = self.starts[-1]
+        return last if number - last.statements[-1].line <= _AFTER else None
 
-    def _state(self, engine: str, statement: _Statement) -> None:
+    def _state(self, log: EngineLog, statement: _Statement) -> None:
         last = self.starts[-1] if self.starts and not self._begun else None
-        if last is None or last.engine != engine or not last.includes(statement):
-            self.starts.append(_StartUp(engine))
+        if last is None or last.log is not log or not last.includes(statement):
+            self.starts.append(_StartUp(log))
         self._begun = False
         self.starts[-1].statements.append(statement)
         self._give(self.starts[-1], self._waiting)
-        self._waiting = {key: value for key, value in self._waiting.items() if key[0] != engine}
+        self._waiting = {key: value for key, value in self._waiting.items() if key[0] != log.engine}
 
     @staticmethod
     def _give(start: _StartUp, limits: dict[tuple[str, str], int]) -> None:
         start.limits.update(
-            {name: value for (of, name), value in limits.items() if of == start.engine and value}
+            {name: value for (of, name), value in limits.items() if of == start.log.engine and value}
         )
 
 
-def _statement(number: int, text: str) -> tuple[str, _Statement] | None:
+def _statement(number: int, text: str) -> tuple[EngineLog, _Statement] | None:
     """The capacity that a line states, and whose; that of a draft model is another model's."""
     if "Draft model" in text:
         return None
-    for engine, forms in _CAPACITY.items():
-        for form in forms:
-            if found := form.search(text):
+    for log in LOGS:
+        for kind in log.capacities:
+            if found := kind.form.search(text):
                 before = text[: found.start()]
                 shown = _shortened(text, found.start())
                 prefix = _FRACTION.sub("", before)
-                return engine, _Statement(form, _whole(found[1]), _ranks(before), prefix, number, shown)
+                return log, _Statement(kind, whole(found[1]), _ranks(before), prefix, number, shown)
     return None
 
 
 def _ranks(prefix: str) -> tuple[tuple[str, str], ...]:
     """Who writes a line: ``(EngineCore_DP0 pid=7)`` is (("DP", "0"),)."""
     return tuple((m[1] or m[2] or "rank", m[3]) for m in _RANK.finditer(prefix))
-
-
-def _whole(digits: str) -> int:
-    """A number with thousands separators; one too long to be meant is only known to be large."""
-    plain = digits.replace(",", "")
-    return int(plain) if len(plain) <= 18 else 10**18
 
 
 def _shortened(text: str, place: int) -> str:
@@ -343,7 +251,7 @@ def _shortened(text: str, place: int) -> str:
     return f"{'…' if start else ''}{plain}{'…' if len(text.rstrip()) > start + _SHOWN else ''}"
 
 
-def _limits(starts: list[_StartUp], source: str, sha256: str) -> EngineLimits:
+def _limits(starts: list[_StartUp], source: str) -> EngineLimits:
     start = starts[-1]
     used = start.chosen()
     memory = start.tokens(used)
@@ -351,25 +259,26 @@ def _limits(starts: list[_StartUp], source: str, sha256: str) -> EngineLimits:
         seen = f"a KV capacity of {format_tokens(memory)} tokens" if memory <= 0 else "an absurd KV capacity"
         message = f"{seen}; must be at least 1 and at most {format_tokens(_ABSURD)}: {used.text}"
         raise ProfileError(source, message, line=used.line)
-    blocks = used.form is _BLOCKS
     return EngineLimits(
         source=source,
-        engine=start.engine,
+        engine=start.log.engine,
         memory_tokens=memory,
-        block_tokens=start.block_tokens if blocks else start.limits.get(_BLOCK),
-        max_num_seqs=start.limits.get(_SEQS),
-        max_num_batched_tokens=start.limits.get(_BATCHED),
+        block_tokens=start.block_tokens if used.kind.in_blocks else start.limits.get(BLOCK),
+        max_num_seqs=start.limits.get(SEQS),
+        max_num_batched_tokens=start.limits.get(BATCHED),
         line=used.line,
         stated_in=used.text,
-        sha256=sha256,
+        sha256="",
         notes=tuple(_notes(starts, used)),
     )
 
 
 def _notes(starts: list[_StartUp], used: _Statement) -> Iterator[str]:
     start = starts[-1]
-    if used.form is _BLOCKS and _BLOCK not in start.limits:
-        yield f"the log states no block size; vLLM's default of {_DEFAULT_BLOCK} tokens is assumed"
+    if used.kind.in_blocks and BLOCK not in start.limits:
+        yield (
+            f"the log states no block size; {start.log.engine}'s default of {start.block_tokens} tokens is assumed"
+        )
     if len(starts) > 1:
         yield _earlier(starts, used)
     telling = start.telling()
@@ -379,7 +288,7 @@ def _notes(starts: list[_StartUp], used: _Statement) -> Iterator[str]:
             f"{len(telling)} ranks of this start state from {format_tokens(amounts[0])} to "
             f"{format_tokens(amounts[-1])} tokens; the smallest counts"
         )
-    if used.form is _POOL and len(start.statements) > len(telling):
+    if used.kind.of_pool and len(start.statements) > len(telling):
         yield "a rank states several KV pools; its last one counts"
     replicas = {s.replica for s in telling}
     if len(replicas) > 1:

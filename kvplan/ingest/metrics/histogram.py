@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.ingest.trace.fit import BINS, POINTS, cut
+from kvplan.ingest.lengths import BINS, POINTS, cut, span
 from kvplan.model import FloatArray, IntArray, RequestClass
 from kvplan.units import format_number, format_percent, format_tokens
 
@@ -132,7 +132,6 @@ def independent_classes(
 
     Parameters
     ----------
-    inputs, decode : Lengths
     rate_rps : float
         Requests per second, of all classes.
     bins : int
@@ -152,7 +151,7 @@ def independent_classes(
     share = _rebalanced(tokens, weight, float(weight @ means)) / weight.sum()
     return tuple(
         RequestClass(
-            name=f"input {_range(inputs.tokens[group == g])}",
+            name=f"input {span(inputs.tokens[group == g])}",
             input_tokens=int(tokens[g]),
             decode_tokens=tuple(decode.tokens.tolist()),
             decode_weights=tuple(decode.weight.tolist()),
@@ -280,8 +279,3 @@ def _rebalanced(tokens: IntArray, weight: FloatArray, total: float) -> FloatArra
     weight[at] -= moved
     weight[at + 1] += moved
     return weight
-
-
-def _range(values: IntArray) -> str:
-    low, high = int(values.min()), int(values.max())
-    return str(low) if low == high else f"{low}-{high}"

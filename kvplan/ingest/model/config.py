@@ -1,14 +1,4 @@
-"""The shape of a language model, from a Hugging Face config.json or the catalogue: what a token costs in KV cache.
-
-Attention kinds, with bytes per token and layer on one GPU of t that share the model by tensor parallelism:
-
-======================  =============================================================================================
-MHA, GQA, MQA           2 · max(1, kv_heads / t) · head_dim · bytes: t > kv_heads copies heads instead of splitting
-MLA                     (kv_lora_rank + qk_rope_head_dim) · bytes on every GPU: the latent is not split
-sliding window          as above, but for the last `window_tokens` of a request at most: a bounded extra
-linear, Mamba, …        none: a state of fixed size
-======================  =============================================================================================
-"""
+"""The shape of a language model, from a Hugging Face config.json or the catalogue."""
 
 import os
 from collections import ChainMap
@@ -18,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvplan.errors import UsageError
 from kvplan.ingest.model import named
 from kvplan.ingest.model.json_keys import Keys, read_object
-from kvplan.ingest.model.weights import ParameterCounts, Storage, count_parameters, read_storage
+from kvplan.ingest.model.shape import ModelShape, window_bytes_per_request
+from kvplan.ingest.model.weights import count_parameters, read_storage
 from kvplan.units import format_bytes, format_tokens
 
 _LAYERS = 10_000  # at most; published models have up to 126
@@ -54,73 +44,6 @@ _FULL = frozenset({"full_attention", "attention"})
 _SLIDING = frozenset({"sliding_attention", "chunked_attention"})
 _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
 
-_KV_BYTES = {
-    **dict.fromkeys(("auto", "bf16", "bfloat16", "fp16", "float16", "half"), 2),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a language model.
-
-    Attributes
-    ----------
-    name, source : str
-        What it is called; the file or the catalogue.
-    layers : int
-        All of them: those with full attention, those with a sliding window, and those without KV cache.
-    full_layers, sliding_layers, recurrent_layers : int
-    window_tokens : int or None
-        Tokens a sliding layer keeps of a request.
-    hidden_size, heads, kv_heads, head_dim : int
-    attention : str
-        "MHA", "GQA", "MQA" or "MLA".
-    kv_lora_rank, qk_rope_head_dim : int or None
-        Of MLA.
-    counts : ParameterCounts
-    storage : Storage
-        How the weights are kept.
-    context_tokens : int or None
-        The longest request the model is made for.
-    notes : tuple of str
-        What a reader of any figure derived from this should know.
-    """
-
-    name: str
-    source: str
-    layers: int
-    full_layers: int
-    sliding_layers: int
-    recurrent_layers: int
-    window_tokens: int | None
-    hidden_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    attention: str
-    kv_lora_rank: int | None
-    qk_rope_head_dim: int | None
-    counts: ParameterCounts
-    storage: Storage
-    context_tokens: int | None
-    notes: tuple[str, ...]
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return self.counts.total
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters one token meets: fewer where experts take turns."""
-        return self.counts.active
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights as the configuration keeps them."""
-        return self.storage.total_bytes(self.counts)
-
 
 def read_model(reference: str | Path) -> ModelShape:
     """The shape of a model.
@@ -138,6 +61,7 @@ def read_model(reference: str | Path) -> ModelShape:
 
     Examples
     --------
+    >>> from kvplan.ingest.model.shape import kv_bytes_per_token
     >>> shape = read_model("Llama-3.1-8B")
     >>> shape.attention, shape.layers, shape.kv_heads, kv_bytes_per_token(shape)
     ('GQA', 32, 8, 131072)
@@ -181,7 +105,6 @@ def shape_of(whole: Keys, name: str) -> ModelShape:
     ----------
     whole : Keys
         A config.json. Where it nests a text model in one for images or sound, that is read.
-    name : str
 
     Raises
     ------
@@ -190,6 +113,7 @@ def shape_of(whole: Keys, name: str) -> ModelShape:
 
     Examples
     --------
+    >>> from kvplan.ingest.model.shape import kv_bytes_per_token
     >>> small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     >>> shape = shape_of(Keys("config.json", small | {"vocab_size": 100}), "small")
     >>> shape.attention, shape.head_dim, kv_bytes_per_token(shape)
@@ -338,95 +262,6 @@ def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> _Heads:
     parameters = query_rank * (hidden + queries) if query_rank else hidden * queries
     parameters += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
     return _Heads("MLA", heads, heads, nope + rope, parameters, rank, rope)
-
-
-# -- what a token and a request cost ----------------------------------------------------------------------------------
-
-
-def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
-    """Bytes of KV cache that one token takes on each GPU of a tensor-parallel group.
-
-    Layers with a sliding window are left out, for what a request keeps there stays bounded:
-    `window_bytes_per_request`. Where every layer slides, they are what counts, up to `window_tokens` of a request.
-
-    Parameters
-    ----------
-    shape : ModelShape
-    kv_dtype : str
-        "auto" for 16 bits, or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
-    tensor_parallel : int
-        GPUs that share the model.
-
-    Raises
-    ------
-    UsageError
-        No such type, or heads cannot be shared out over so many GPUs.
-
-    Examples
-    --------
-    >>> shape = read_model("Llama-3.1-70B")
-    >>> [kv_bytes_per_token(shape, tensor_parallel=t) for t in (1, 4, 8, 16)]
-    [327680, 81920, 40960, 40960]
-    >>> kv_bytes_per_token(read_model("DeepSeek-V3"), tensor_parallel=8)
-    70272
-    """
-    return (shape.full_layers or shape.sliding_layers) * _layer_bytes(shape, kv_dtype, tensor_parallel)
-
-
-def window_bytes_per_request(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
-    """Bytes of KV cache at most that a request takes on each GPU in layers with a sliding window.
-
-    Raises
-    ------
-    UsageError
-        As `kv_bytes_per_token`.
-
-    Examples
-    --------
-    12 of 24 layers keep 128 tokens of 2048 bytes:
-
-    >>> window_bytes_per_request(read_model("gpt-oss-20b"))
-    3145728
-    """
-    return shape.sliding_layers * (shape.window_tokens or 0) * _layer_bytes(shape, kv_dtype, tensor_parallel)
-
-
-def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
-    """Of one token in one layer on one GPU."""
-    if kv_dtype.lower() not in _KV_BYTES:
-        raise UsageError(f"{kv_dtype[:40]!r} is not a type of KV cache; there are {', '.join(_KV_BYTES)}")
-    width = _KV_BYTES[kv_dtype.lower()]
-    kv_heads = kv_heads_per_gpu(shape, tensor_parallel)
-    if shape.kv_lora_rank is not None and shape.qk_rope_head_dim is not None:
-        return (shape.kv_lora_rank + shape.qk_rope_head_dim) * width
-    return 2 * kv_heads * shape.head_dim * width
-
-
-def kv_heads_per_gpu(shape: ModelShape, tensor_parallel: int) -> int:
-    """Key-value heads each GPU of a group holds: its share, or one copy where there are more GPUs than heads.
-
-    Raises
-    ------
-    UsageError
-        The heads cannot be shared out evenly, which engines refuse too.
-
-    Examples
-    --------
-    >>> [kv_heads_per_gpu(read_model("Llama-3.1-8B"), t) for t in (1, 2, 8, 32)]
-    [8, 4, 1, 1]
-    """
-    if tensor_parallel < 1:
-        raise UsageError(f"tensor parallelism {tensor_parallel}: must be at least 1")
-    if shape.heads % tensor_parallel:
-        raise UsageError(
-            f"tensor parallelism {tensor_parallel}: must divide the {shape.heads} attention heads of {shape.name}"
-        )
-    if shape.kv_heads % tensor_parallel and tensor_parallel % shape.kv_heads:
-        raise UsageError(
-            f"tensor parallelism {tensor_parallel}: must divide the {shape.kv_heads} key-value heads of "
-            f"{shape.name} or be a multiple of them"
-        )
-    return max(1, shape.kv_heads // tensor_parallel)
 
 
 # -- what to know about it --------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ import math
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.config import ModelShape, kv_bytes_per_token, window_bytes_per_request
 from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
 from kvplan.ingest.model.weights import Storage, named_storage
 from kvplan.units import format_bytes, format_percent, format_tokens
 
@@ -39,11 +39,6 @@ class ReplicaEstimate:
     ----------
     memory_tokens : int
         KV capacity of the replica, whole blocks.
-    block_tokens : int
-    memory_bytes_for_kv : int
-    kv_bytes_per_token : int
-    weights_bytes, overhead_bytes : int
-    tensor_parallel : int
     notes : tuple of str
         What was assumed, and what is left out.
     """
@@ -72,13 +67,10 @@ def estimate_replica(
 
     Parameters
     ----------
-    shape : ModelShape
-    gpu : Gpu
     utilization : float
         Share of the GPU's memory the engine may take: vLLM's ``gpu_memory_utilization``.
     kv_dtype : str
         As for `kv_bytes_per_token`.
-    tensor_parallel : int
     block_tokens : int
         Tokens of a page; the capacity is rounded down to whole pages.
     weight_dtype : str, optional

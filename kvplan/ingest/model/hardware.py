@@ -17,7 +17,6 @@ class Gpu:
 
     Attributes
     ----------
-    name : str
     memory_bytes : int
         What a process can see of it.
     memory_from : str

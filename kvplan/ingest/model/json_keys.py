@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.text_file import lines_of
 
 LARGEST = 10**9  # of a size in a model's configuration; larger ones are mistakes
-_LARGEST_FILE = 16 * 2**20  # bytes
+_LARGEST_FILE = 16 * 2**20  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +139,11 @@ def read_object(path: Path) -> Keys:
     UsageError
         The file cannot be read, is not text in UTF-8, or holds something else.
     """
-    source = str(path)
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-        if len(data) > _LARGEST_FILE:
-            raise UsageError(f"{source}: larger than 16 MiB; is this a config.json?")
-        return parse_object(data.decode("utf-8-sig"), source)
-    except UnicodeDecodeError:
-        raise UsageError(f"{source}: must be text in UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read: {error.strerror or error}") from None
+    with lines_of(path) as lines:
+        text = lines.rest(_LARGEST_FILE + 1)
+        if len(text) > _LARGEST_FILE:
+            raise UsageError(f"{path}: larger than 16 MiB; is this a config.json?")
+    return parse_object(text, str(path))
 
 
 def parse_object(text: str, source: str) -> Keys:

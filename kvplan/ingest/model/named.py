@@ -30,7 +30,6 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
 
     Parameters
     ----------
-    name : str
     known : mapping
         Things by their proper names.
     aliases : mapping

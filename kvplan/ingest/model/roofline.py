@@ -24,8 +24,8 @@ shifts time between d0 and d1, which grow together as a batch does, so that its 
 
 from dataclasses import dataclass
 
-from kvplan.ingest.model.config import ModelShape, kv_bytes_per_token
 from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
 from kvplan.model import Timing
 from kvplan.units import format_tokens
 
@@ -57,8 +57,6 @@ def roofline(shape: ModelShape, gpu: Gpu, *, tensor_parallel: int = 1, kv_dtype:
 
     Parameters
     ----------
-    shape : ModelShape
-    gpu : Gpu
     tensor_parallel : int
         GPUs that share the model.
     kv_dtype : str

@@ -101,7 +101,6 @@ def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> P
         The text model's configuration.
     attention_parameters : int
         Of one layer.
-    layers : int
 
     Raises
     ------

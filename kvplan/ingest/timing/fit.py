@@ -53,9 +53,6 @@ class Outlier:
 
     Attributes
     ----------
-    source : str
-    line : int
-    kv_tokens, prefill_tokens, sequences : float
     seconds, fitted_s : float
         Measured, and what the fit says.
     contradicts : int or None
@@ -78,8 +75,6 @@ class TimingFit:
 
     Attributes
     ----------
-    timing : Timing
-    samples : int
     trimmed : int
         Samples the fit leaves out.
     envelope : bool
@@ -133,7 +128,7 @@ def fit_timing(*samples: Samples) -> TimingFit:
 
     Examples
     --------
-    >>> from kvplan.ingest.timing.samples import parse_samples
+    >>> from kvplan.ingest.timing.reading import parse_samples
     >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
     >>> fit = fit_timing(*parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv"))
     >>> [round(value, 9) for value in (fit.timing.d0, fit.timing.d1, fit.timing.d2)]
@@ -164,11 +159,12 @@ def fit_timing(*samples: Samples) -> TimingFit:
     used[opposed < 0] = kept
     coefficients = np.zeros(len(_TERMS))
     coefficients[varying] = found
-    fitted = design @ coefficients
+    timing = Timing(*coefficients.tolist())
+    fitted = timing(*design.T[1:])
     off = np.abs(seconds - fitted) / seconds
     held_out = _held_out(columns, seconds, opposed < 0, envelope)
     return TimingFit(
-        timing=Timing(*coefficients.tolist()),
+        timing=timing,
         samples=seconds.size,
         trimmed=int((~used).sum()),
         envelope=envelope,

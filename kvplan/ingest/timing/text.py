@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.config import ModelShape
-from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.roofline import Roofline
 from kvplan.ingest.profile_text import Part, timing_text
 from kvplan.ingest.timing.fit import Outlier, TimingFit
 from kvplan.ingest.timing.samples import Samples
@@ -21,7 +18,6 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
 
     Parameters
     ----------
-    fit : TimingFit
     samples : sequence of Samples
         What it was fitted to.
 
@@ -32,7 +28,7 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
 
     Examples
     --------
-    >>> from kvplan.ingest.timing.samples import parse_samples
+    >>> from kvplan.ingest.timing.reading import parse_samples
     >>> from kvplan.ingest.timing.fit import fit_timing
     >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
     >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
@@ -67,28 +63,6 @@ def _about(fit: TimingFit, samples: Sequence[Samples]) -> Iterable[str]:
         yield f"Outliers: {'; '.join(map(outlier_text, fit.outliers[:_NAMED]))}{more}."
     for note in notes(fit, samples):
         yield f"Note: {note}."
-
-
-def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
-    """The table [timing] of what a GPU allows at its peaks.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.hardware import find_gpu
-    >>> from kvplan.ingest.model.config import read_model
-    >>> from kvplan.ingest.model.roofline import roofline
-    >>> shape, gpu = read_model("Llama-3.1-8B"), find_gpu("RTX 4090")
-    >>> print(roofline_part(roofline(shape, gpu), shape, gpu, 1).body.splitlines()[1])
-    d0 = "14.89 ms"
-    """
-    several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
-    about = (
-        f"Iteration time: an optimistic estimate by kvplan {__version__}, not measured, for {shape.name} "
-        f"({shape.source}) on {several}{gpu.name} ({gpu.source}).",
-        *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
-    )
-    timing = found.timing
-    return Part("timing", about, timing_text(timing.d0, timing.d1, timing.d2, timing.d3))
 
 
 def accuracy(fit: TimingFit) -> str:

@@ -20,8 +20,6 @@ class Trace:
     ----------
     requests : Requests
         By time of arrival, from the first on; all of class 0.
-    format : str
-        As `kvplan.ingest.trace.rows` calls it.
     notes : tuple of str
         What was left out or put in order.
     """
@@ -58,7 +56,7 @@ def read_trace(path: Path) -> Trace:
     """
     file = TraceFile(path)
     blocks = list(file)
-    if file.duration_s is not None:
+    if file.extras.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
     rows = sum(block.time_s.size for block in blocks)
     if not any(block.output_tokens.any() for block in blocks):

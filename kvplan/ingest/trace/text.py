@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from kvplan.ingest.lengths import BINS, POINTS
 from kvplan.ingest.profile_text import classes_part, composed
-from kvplan.ingest.trace.fit import BINS, POINTS, Distortion, Traffic, describe, moment_errors
+from kvplan.ingest.trace.fit import Distortion, describe, moment_errors
+from kvplan.ingest.trace.traffic import Traffic
 from kvplan.model import RequestClass
 from kvplan.profile.reading import Profile
 from kvplan.units import format_number, format_percent, format_rate, format_tokens
@@ -27,8 +29,6 @@ def fitted_profile(
     ----------
     traffic : Traffic
         What the classes were fitted to.
-    classes : sequence of RequestClass
-    base : Profile
     default_base : bool
         Nobody asked for `base`.
     distortion : Distortion, optional
@@ -42,7 +42,8 @@ def fitted_profile(
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.ingest.trace.fit import _example, binned
+    >>> from kvplan.ingest.trace.fit import binned
+    >>> from kvplan.ingest.trace.traffic import _example
     >>> from kvplan.profile.reading import load_profile
     >>> base = load_profile("llama-3.1-8b-rtx4090", stdin=BytesIO())
     >>> profile = fitted_profile(_example(), binned(_example()), base)

@@ -1,0 +1,43 @@
+"""Where a capacity and limits out of a log come from, in sentences."""
+
+from collections.abc import Iterable
+
+from kvplan.ingest.log.engine_log import EngineLimits
+from kvplan.ingest.profile_text import Part, replica_part
+from kvplan.profile.reading import Profile
+from kvplan.version import __version__
+
+
+def log_part(found: EngineLimits, base: Profile) -> Part:
+    """The table [gpu] with what a log states.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.ingest.log.engine_log import parse_engine_log
+    >>> from kvplan.profile.reading import load_profile
+    >>> found = parse_engine_log(["GPU KV cache size: 446,320 tokens"], "serve.log")
+    >>> part = log_part(found, load_profile("tool-calls-h100", stdin=BytesIO()))
+    >>> print(part.body.splitlines()[1])
+    memory_tokens = 446_320
+    """
+    stated = {
+        "memory_tokens": found.memory_tokens,
+        "block_tokens": found.block_tokens,
+        "max_num_seqs": found.max_num_seqs,
+        "max_num_batched_tokens": found.max_num_batched_tokens,
+    }
+    values = {key: value for key, value in stated.items() if value is not None}
+    return replica_part(base, values, _about(found, values))
+
+
+def _about(found: EngineLimits, values: Iterable[str]) -> Iterable[str]:
+    yield (
+        f"{', '.join(values)}: stated by {found.engine} in {found.source}, line {found.line}, as read by kvplan "
+        f"{__version__}."
+    )
+    yield f'"{found.stated_in}"'
+    if found.sha256:
+        yield f"sha256 {found.sha256}"
+    for note in found.notes:
+        yield f"Note: {note}."

@@ -1,0 +1,35 @@
+"""vLLM: ``GPU KV cache size: 446,320 tokens``, or ``# GPU blocks: 1381`` of a size in the engine arguments.
+
+Since 0.7.3 it states tokens, alone or with ``Maximum concurrency for 8,192 tokens per request``; V0 counted blocks, and
+later versions called them ``# cuda blocks``.
+"""
+
+import re
+
+from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog, argument
+
+TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
+BLOCKS = Capacity(
+    re.compile(rf"\b(?:GPU|cuda|rocm|xpu|hpu|tpu|neuron) blocks: {NUMBER}", re.IGNORECASE), in_blocks=True
+)
+BLOCK_SIZE = argument("block_size")
+BLOCK_TOKENS = 16  # its default on GPUs
+
+LOG = EngineLog(
+    engine="vLLM",
+    looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …'",
+    words=(
+        *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
+        *("max_num_", "max-num-", "block_size", "block-size", "block size to"),
+    ),
+    capacities=(TOKENS, BLOCKS),
+    limits=(
+        (BLOCK, BLOCK_SIZE),
+        (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
+        (SEQS, argument("max_num_seqs")),
+        (BATCHED, argument("max_num_batched_tokens")),
+    ),
+    start="vLLM API server version",
+    concurrency=re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x"),
+    block_tokens=BLOCK_TOKENS,
+)

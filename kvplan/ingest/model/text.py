@@ -1,0 +1,48 @@
+"""Where estimates of a replica and its timing come from, in sentences."""
+
+from kvplan.ingest.model.estimate import ReplicaEstimate
+from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.roofline import Roofline
+from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.profile_text import Part, replica_part, timing_text
+from kvplan.profile.reading import Profile
+from kvplan.units import format_bytes
+from kvplan.version import __version__
+
+
+def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile) -> Part:
+    """The table [gpu] of an estimate."""
+    several = f"{found.tensor_parallel} x " if found.tensor_parallel > 1 else ""
+    each = " each" if found.tensor_parallel > 1 else ""
+    about = (
+        f"memory_tokens: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {several}{gpu.name} "
+        f"({gpu.source}); what the engine logs when it starts is better: kvplan import log.",
+        f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV at {found.kv_bytes_per_token:,} bytes a token, beside "
+        f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
+        "assumption.",
+        *(f"Note: {note}." for note in found.notes),
+    )
+    values = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
+    return replica_part(base, values, about)
+
+
+def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
+    """The table [timing] of what a GPU allows at its peaks.
+
+    Examples
+    --------
+    >>> from kvplan.ingest.model.hardware import find_gpu
+    >>> from kvplan.ingest.model.config import read_model
+    >>> from kvplan.ingest.model.roofline import roofline
+    >>> shape, gpu = read_model("Llama-3.1-8B"), find_gpu("RTX 4090")
+    >>> print(roofline_part(roofline(shape, gpu), shape, gpu, 1).body.splitlines()[1])
+    d0 = "14.89 ms"
+    """
+    several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
+    about = (
+        f"Iteration time: an optimistic estimate by kvplan {__version__}, not measured, for {shape.name} "
+        f"({shape.source}) on {several}{gpu.name} ({gpu.source}).",
+        *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
+    )
+    timing = found.timing
+    return Part("timing", about, timing_text(timing.d0, timing.d1, timing.d2, timing.d3))

@@ -1,0 +1,84 @@
+"""vLLM's log: averages over some seconds, and from 0.14 on iterations one by one.
+
+Stats, of V0 and V1: ``Avg prompt throughput: …, Running: 8 reqs, … GPU KV cache usage: 91.2%``. Iteration details, with
+``--enable-logging-iteration-details``: ``Iteration(7): 2 context requests, …, iteration elapsed time: 31.25 ms``. Being
+exact, they take the place of the averages around them.
+"""
+
+import re
+
+from kvplan.ingest.log import vllm
+from kvplan.ingest.log.forms import whole
+from kvplan.ingest.timing.format import LogFormat, floats
+from kvplan.ingest.timing.samples import Collector
+
+_ITERATION = re.compile(
+    r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens, iteration elapsed time: ([\d.]+) ms"
+)
+_STATS = re.compile(
+    r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
+    r"Running: (\d+) reqs,.*?KV cache usage: ([\d.]+)%"
+)
+_USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
+_DUMMY = "ms (dummy)"  # an idle rank keeping step with the others
+
+
+class _Reader:
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._block_tokens = vllm.BLOCK_TOKENS
+        self._usage: float | None = None
+        self._averages: list[tuple[list[float], int, int | None]] = []
+        self._details = False
+
+    def line(self, number: int, text: str) -> None:
+        if self._collector.given_tokens is None:
+            self._state(text)
+        if found := _USAGE.search(text):
+            self._usage = float(found[1])
+        if "Iteration(" in text:
+            self._details = True
+            self._iteration(number, text)
+        elif "Avg prompt throughput" in text:
+            if values := floats(_STATS.search(text)):
+                self._averages.append((values, number, self._collector.capacity_tokens))
+            else:
+                self._collector.skip("cut off or in an unknown form", number)
+
+    def end(self) -> None:
+        for values, number, capacity in self._averages:
+            if self._details:
+                self._collector.skip("an average, where iterations are logged one by one", number)
+                continue
+            # As it was when the line was logged: the engine may have been started anew.
+            self._collector.capacity_tokens = capacity
+            self._collector.add_average("vLLM stats log", number, *values)
+
+    def _state(self, text: str) -> None:
+        """Take the capacity of a line that states one."""
+        if "block" in text and (found := vllm.BLOCK_SIZE.search(text)):
+            self._block_tokens = whole(found[1])
+        if found := vllm.TOKENS.form.search(text):
+            self._collector.capacity_tokens = whole(found[1])
+        elif found := vllm.BLOCKS.form.search(text):
+            self._collector.capacity_tokens = whole(found[1]) * self._block_tokens
+
+    def _iteration(self, number: int, text: str) -> None:
+        values = floats(_ITERATION.search(text))
+        if values is None:
+            self._collector.skip("cut off or in an unknown form", number)
+        elif _DUMMY in text:
+            self._collector.skip("a dummy iteration", number)
+        elif self._usage is None:
+            self._collector.skip("before the first line that states KV usage", number)
+        else:
+            contexts, context_tokens, generating, generated, elapsed_ms = values
+            # A request that is computed again after a preemption counts as generating, all its tokens too.
+            prefill = context_tokens + max(0.0, generated - generating)
+            kv_tokens = self._collector.kv_tokens(self._usage, number)
+            sample = kv_tokens, prefill, contexts + generating, elapsed_ms * 1e-3
+            self._collector.add("vLLM iteration details", sample, number)
+
+
+FORMAT = LogFormat(_Reader)

@@ -1,0 +1,158 @@
+"""Reads samples of iterations out of logs, series and tables; `kvplan.ingest.timing.formats` has a module for each."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.cells import plain_name, shown
+from kvplan.ingest.text_file import lines_of
+from kvplan.ingest.timing.format import LogFormat, Row, TableFormat, csv_rows, json_rows
+from kvplan.ingest.timing.formats import FORMATS
+from kvplan.ingest.timing.samples import Collector, Samples
+
+
+def read_samples(
+    path: Path, *, capacity_tokens: int | None = None, assumed_tokens: int | None = None
+) -> tuple[Samples, ...]:
+    """Read the samples of a file, which may be compressed with gzip or zstd.
+
+    Parameters
+    ----------
+    capacity_tokens : int, optional
+        KV capacity, for formats that state a share of it; whatever a log says.
+    assumed_tokens : int, optional
+        KV capacity where a log states none.
+
+    Returns
+    -------
+    tuple of Samples
+        One for everything measured; most files hold one.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, holds no samples, or states usage but no capacity; with the line of the first row
+        of a table that cannot be used.
+    """
+    with lines_of(path) as lines:
+        try:
+            found = parse_samples(
+                lines, lines.source, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens
+            )
+        except csv.Error as error:
+            raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
+    return tuple(replace(some, sha256=lines.sha256) for some in found)
+
+
+def read_groups(
+    paths: Sequence[Path],
+    *,
+    capacity_tokens: int | None = None,
+    assumed_tokens: int | None = None,
+    group: str | None = None,
+) -> tuple[tuple[Samples, ...], ...]:
+    """Samples of several files, those of one replica together; see `read_samples`.
+
+    Parameters
+    ----------
+    group : str, optional
+        Only this one.
+
+    Raises
+    ------
+    UsageError
+        A file gives no samples, or none has that group.
+    """
+    found: dict[str, tuple[Samples, ...]] = {}
+    for path in paths:
+        for some in read_samples(path, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens):
+            found[some.group] = (*found.get(some.group, ()), some)
+    if group is None:
+        return tuple(found.values())
+    if group not in found:
+        names = ", ".join(map(repr, found)) if any(found) else "one replica without a name"
+        raise UsageError(f"{paths[0]}: no group {group!r}; there are: {names}")
+    return (found[group],)
+
+
+def parse_samples(
+    lines: Iterable[str],
+    source: str,
+    *,
+    capacity_tokens: int | None = None,
+    assumed_tokens: int | None = None,
+) -> tuple[Samples, ...]:
+    """The samples in some lines, which messages call `source`; see `read_samples`.
+
+    Parameters
+    ----------
+    lines : iterable of str
+        With their line ends; a last line without one may be cut off.
+
+    Examples
+    --------
+    >>> (found,) = parse_samples(
+    ...     ["t,prompt_throughput,gen_throughput,running,kv_cache_pct\\n", "1,400,1600,40,50\\n"],
+    ...     "series.csv",
+    ...     capacity_tokens=40_000,
+    ... )
+    >>> found.seconds.tolist(), found.kv_tokens.tolist(), found.prefill_tokens.tolist()
+    ([0.025], [20000.0], [10.0])
+    """
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    first = next(numbered, None)
+    if first is None:
+        raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
+    text = first[1]
+    collector = Collector(source, capacity_tokens, assumed_tokens)
+    in_json = text.lstrip().startswith("{")
+    if in_json:
+        rows = json_rows(source, chain([first], numbered))
+        first_row = next(rows)
+        format, rows = _table(first_row.written), chain([first_row], rows)
+    else:
+        header = next(csv.reader([text]))
+        format, rows = _table(map(plain_name, header)), csv_rows(source, header, numbered)
+    if format is not None:
+        _add_table(format, rows, collector)
+    elif not in_json:
+        _add_log(chain([first], numbered), collector)
+    if found := collector.samples():
+        return found
+    raise ProfileError(
+        source,
+        "no samples of iterations: neither lines of vLLM's or SGLang's log, nor a table with kv_tokens and "
+        "iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with prompt_throughput, "
+        f"gen_throughput, running and kv_cache_pct; the file begins {shown(text)}",
+        line=1,
+    )
+
+
+def _table(columns: Iterable[str]) -> TableFormat | None:
+    """The format of a table with these columns, by their plain names."""
+    names = set(columns)
+    known = (format for format in FORMATS if isinstance(format, TableFormat))
+    fitting = (format for format in known if all(names & set(column) for column in format.columns))
+    return max(fitting, key=lambda format: len(format.columns), default=None)
+
+
+def _add_table(format: TableFormat, rows: Iterable[Row], collector: Collector) -> None:
+    for row in rows:
+        try:
+            format.add(row, collector)
+        except ProfileError:
+            if row.ended:
+                raise
+            collector.skip("cut off", row.line)
+
+
+def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
+    readers = [format.reader(collector) for format in FORMATS if isinstance(format, LogFormat)]
+    for number, text in numbered:
+        for reader in readers:
+            reader.line(number, text)
+    for reader in readers:
+        reader.end()

@@ -1,0 +1,101 @@
+"""All of ingest reads files through one reader: compressed, marked, with any line ends; what is broken is refused."""
+
+import ast
+import gzip
+import io
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+import kvplan.ingest
+from kvplan.errors import UsageError
+from kvplan.ingest.log.engine_log import read_engine_log
+from kvplan.ingest.metrics.server import read_metrics
+from kvplan.ingest.model.json_keys import read_object
+from kvplan.ingest.text_file import Lines
+from kvplan.ingest.timing.reading import read_samples
+from kvplan.ingest.trace.traffic import measure
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+# Each reads a file and gives the digest it found, with a text that it understands.
+READERS: dict[str, tuple[Callable[[Path], str], str]] = {
+    "trace": (lambda path: measure(path).sha256, "time,input,output\n1.5,374,44\n2.5,396,109\n"),
+    "samples": (lambda path: read_samples(path)[0].sha256, "kv_tokens,iteration_ms\n1000,12\n"),
+    "log": (lambda path: read_engine_log(path).sha256, "GPU KV cache size: 32,000 tokens\n# more\n"),
+    "metrics": (lambda path: read_metrics(path, interval_s=10).sha256, "# TYPE x counter\nvllm:x 1\n"),
+}
+each_reader = pytest.mark.parametrize(("read", "text"), READERS.values(), ids=READERS)
+
+
+@each_reader
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, zstd.compress])
+def test_files_are_unpacked_and_hashed_as_stored(
+    tmp_path: Path, read: Callable[[Path], str], text: str, packed: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "file"
+    for written in (text, "\ufeff" + text, text.replace("\n", "\r\n"), text[:-1]):
+        path.write_bytes(stored := packed(written.encode()))
+        assert read(path) == sha256(stored).hexdigest()
+
+
+@each_reader
+def test_what_follows_the_compressed_data_belongs_to_the_digest(
+    tmp_path: Path, read: Callable[[Path], str], text: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(stored := gzip.compress(text.encode()) + bytes(9))
+    assert read(path) == sha256(stored).hexdigest()
+
+
+@each_reader
+def test_a_file_that_is_broken_is_refused(tmp_path: Path, read: Callable[[Path], str], text: str) -> None:
+    path = tmp_path / "file"
+
+    def refusal(data: bytes) -> str:
+        path.write_bytes(data)
+        with pytest.raises(UsageError) as caught:
+            read(path)
+        return str(caught.value).removeprefix(f"{path}: ")
+
+    long = text.encode() + text.encode().splitlines(keepends=True)[-1] * 300
+    assert refusal(gzip.compress(long)[:-9]) == "the compressed data are cut off"
+    packed = zstd.compress(long)
+    assert refusal(packed[: len(packed) // 2]) == "the compressed data are cut off"
+    assert refusal(packed[:8] + b"\xff" * 8 + packed[16:]) == "the compressed data are damaged"
+    if read is not READERS["log"][0]:  # an engine prints what it likes
+        assert refusal(b"\xff\xfe" + text.encode()) == "must be text in UTF-8"
+
+
+@pytest.mark.parametrize("read", [*(read for read, _ in READERS.values()), read_object])
+def test_what_cannot_be_opened_is_refused(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    with pytest.raises(UsageError, match="none: cannot be read: No such file or directory"):
+        read(tmp_path / "none")
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        read(tmp_path)
+
+
+def test_nothing_else_in_ingest_opens_a_file_from_outside() -> None:
+    """The catalogues beside `named` come with the package."""
+    opening = {"open", "read_text", "read_bytes", "loadtxt", "genfromtxt"}
+    found = {
+        path.name
+        for path in Path(kvplan.ingest.__path__[0]).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in opening
+    }
+    assert found == {"text_file.py", "named.py"}
+
+
+def test_loops_over_lines_go_on_where_the_last_one_stopped() -> None:
+    lines = Lines("text", io.StringIO("a\nb\nc", newline=""))
+    assert next(iter(lines)) == "a\n"
+    assert [(lines.number, line) for line in lines] == [(2, "b\n"), (3, "c")]
+    assert lines.cut_off
+    assert lines.rest() == ""
