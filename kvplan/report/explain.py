@@ -166,7 +166,7 @@ def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explai
         meaning=record.meaning + (_VARYING if varying else ""),
         rows=tuple(Row(place.name, _with_unit(place.value, record.unit), place.here) for place in shown),
         cut=f"… {format_number(left_out)} more; see --format json of analyze" if left_out > 0 else "",
-        formula=record.formula,
+        formula=record.formula if isinstance(record.formula, str) else record.formula[not inputs.is_linear],
         symbols=tuple(symbols.values()),
         source=_source(record, document),
         absent=_why_absent(record, document) if missing else "",
@@ -211,7 +211,7 @@ def places_of(record: Record, document: Mapping[str, Any], inputs: Inputs) -> It
     """Every value that a key has in a report, with its formula in numbers."""
     if inputs.varying and record.of_worst_window:
         record = replace(record, here=None)
-    evidence = Evidence(document, inputs.model, inputs.entries, _SYMBOLS, head=record.list_key)
+    evidence = Evidence(document, inputs.model, inputs.entries, _SYMBOLS, inputs.is_linear, record.list_key)
     for k, (name, value) in enumerate(_values(record, document)):
         yield Place(name, value, *_filled(record, value, replace(evidence, k=k, named={})))
 

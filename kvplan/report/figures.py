@@ -1,16 +1,24 @@
 """Figures that the formulas of the report's keys name and the report does not hold."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import Sensitivity, per_request, sustainable_rate, sustainable_rates
+from kvplan.analysis.equilibrium import (
+    Sensitivity,
+    per_request,
+    prompts_of,
+    sustainable_rate,
+    sustainable_rates,
+)
 from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.wait import class_means
-from kvplan.analysis.worst_cycle import pulse_cycle
+from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, pulse_cycle
 from kvplan.model import Plan, Prefill, Replica, ServingModel
+from kvplan.model.weights import page_padding
 from kvplan.report import law_text
 from kvplan.report.assembly import Report
 from kvplan.report.keys import CONTRACT
@@ -32,12 +40,15 @@ class Inputs:
         Figures of the model as a whole.
     entries
         For lists of the report, by their key, the figures of each entry.
+    is_linear
+        Whether the iteration-time law is.
     varying
         Whether rates vary over time: figures of thresholds are then not those that the formulas name.
     """
 
     model: Figures
     entries: Mapping[str, tuple[Figures, ...]]
+    is_linear: bool = True
     varying: bool = False
 
 
@@ -63,8 +74,9 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
         **dict(_after_changes(model)),
         **_of_cycle(model, report),
         **_of_plan(model, plan, report),
+        **({} if model.timing.is_linear else _of_law(model, report)),
     }
-    return Inputs(figures, entries, varying=model.schedule is not None)
+    return Inputs(figures, entries, model.timing.is_linear, varying=model.schedule is not None)
 
 
 def _of_mix(model: ServingModel) -> dict[str, Figure]:
@@ -127,7 +139,7 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
         "half": Figure(
             "(b−1)/2",
             "tokens by which pages exceed what a request uses, on average",
-            (replica.block_tokens - 1) / 2,
+            page_padding(replica.block_tokens),
         ),
         "shift": Figure("", "1 where prefill is inline, else 0", inline),
     }
@@ -154,6 +166,62 @@ def _of_cycle(model: ServingModel, report: Report) -> dict[str, Figure]:
         "prefilled": Figure("x + e", _PREFILLED, prefilled),
         "tau_w": Figure("τ_w", "mean iteration time of the cycle, s", tau),
     }
+
+
+def _of_law(model: ServingModel, report: Report) -> dict[str, Figure]:
+    """What takes the place of d0 where the law is not linear."""
+    cost, replica = per_request(model), model.replica
+    tau, thresholds = report.equilibrium.iteration_time_s, report.wait.thresholds
+    binding, sustainable = sustainable_rate(model)
+    limits = {
+        "max_num_seqs": (replica.max_num_seqs, cost.iterations),
+        "max_num_batched_tokens": (replica.max_num_batched_tokens, cost.computed_tokens),
+    }
+    limit, need = limits.get(binding, (replica.memory_tokens, cost.held))
+    at_limit = (limit or 0) / need
+
+    def rest(admissions: float) -> float:
+        prompts = prompts_of(model.mix, replica, admissions)
+        return float(model.timing.fixed(prompts, admissions * cost.iterations))
+
+    is_met = math.isclose(at_limit / (rest(at_limit) + at_limit * cost.work_s), sustainable, rel_tol=1e-9)
+    waiting = (
+        None if thresholds is None else class_means(model).fixed_s(np.array(thresholds, dtype=np.float64))
+    )
+    states = {
+        "F_equilibrium": None if tau is None else rest(model.total_rate_rps * tau),
+        "F_saturation": rest(report.saturation.admissions_per_iteration),
+        "F_limit": rest(at_limit),
+        "F_wait": waiting,
+        "F_cycle": _rest_of_cycle(model, report.worst_cycle, _in_flight(model), cost.work_s),
+    }
+    return {
+        **{name: Figure("F", law_text.REST, value) for name, value in states.items()},
+        "x": Figure("x", "admissions per iteration at which the limit is met", at_limit if is_met else None),
+        "steepest": Figure(
+            "", "mean time that a request adds to iterations beyond the knee in all, s", cost.steepest_s
+        ),
+        "proportional": Figure(
+            "Σλ·c̄", "time added to iterations per second, in proportion", model.total_rate_rps * cost.work_s
+        ),
+    }
+
+
+def _rest_of_cycle(
+    model: ServingModel, cycle: WorstCycle | ClassCycle, in_flight: float | None, work_s: float
+) -> float | None:
+    """The mean time of an iteration of a cycle, less what adds up."""
+    completed, rate = cycle.throughput_per_iteration, cycle.throughput_rps
+    if completed is None or rate is None:
+        return None
+    if cycle.kind is CycleKind.NONE:
+        return completed / rate - completed * work_s
+    prefilled = _prefilled(model, completed, cycle.evictions_per_iteration)
+    if in_flight is None or prefilled is None:
+        return None
+    held = model.replica.memory_tokens - page_padding(model.replica.block_tokens) * in_flight
+    prompts = prefilled * float(model.mix.share @ model.mix.input_tokens)
+    return completed / rate - float(model.timing.linear(held, prompts, in_flight))
 
 
 def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figure]:
@@ -186,6 +254,8 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
     mix, means, one = model.mix, class_means(model), model.classes[index]
     cycle, tau = report.worst_cycle.classes[index], report.equilibrium.iteration_time_s
     prefilled = _prefilled(model, cycle.throughput_per_iteration, cycle.evictions_per_iteration)
+    alone = replace(model, classes=(one,))
+    rest = _rest_of_cycle(alone, cycle, _in_flight(alone), float(means.work_s[index]))
     rate, first = one.rate_rps, float(mix.held.at_start[mix.class_index == index][0])
     return {
         "rate": Figure("λ_i", "arrivals of the class, requests/s", rate),
@@ -207,11 +277,12 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
             f"time that a request of the class adds to iterations in all, s: {law_text.work('S', 's', 'n')}",
             float(means.work_s[index]),
         ),
+        **({} if model.timing.is_linear else {"F_cycle": Figure("F", law_text.REST, rest)}),
         "input": Figure("s_i", "input of the class, tokens", one.input_tokens),
         "B_w": Figure(
             "B_i",
             "mean requests in flight on the cycle of the class",
-            _in_flight(replace(model, classes=(one,))),
+            _in_flight(alone),
         ),
         "prefilled": Figure("x + e", _PREFILLED, prefilled),
         "queue": Figure(
@@ -223,7 +294,7 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
 
 
 def _of_segments(model: ServingModel, report: Report) -> Iterator[Figures]:
-    half, reached = (model.replica.block_tokens - 1) / 2, 0
+    half, reached = page_padding(model.replica.block_tokens), 0
     for k, segment in enumerate(report.nested_wait.segments):
         tokens = segment.kv_tokens / segment.threshold
         waiting = segment.input_tokens + half + reached if k else 0

@@ -28,9 +28,10 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     """Where the numbers of each block come from, by its name."""
     replica, timing = model.replica, model.timing
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
-    beyond_papers = timing.d2 > 0 or timing.d3 > 0 or replica.block_tokens > 1 or limited
+    beyond_papers = any(timing.constants[2:]) or replica.block_tokens > 1 or limited
     basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
-    extension = "; d2, d3, pages and engine limits: new" if beyond_papers else ""
+    terms = "d2, d3" if timing.is_linear else "d2 to d5"
+    extension = f"; {terms}, pages and engine limits: new" if beyond_papers else ""
     equilibrium_source = Source(f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", basis)
     cycle_source = {
         CycleKind.HOMOGENEOUS: Source(f"SIC eq. 25, worst cycle of one decode length{extension}", basis),

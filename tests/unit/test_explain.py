@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvplan.layout import explanation
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile, shipped_profiles
 from kvplan.report import explain as explaining
+from kvplan.report import law_text
 from kvplan.report.assembly import analyze, to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
 from kvplan.report.figures import Inputs, gather
@@ -38,6 +40,7 @@ def one(name: str, s: int, decode: dict[int, float], rate: float) -> RequestClas
 
 
 SLOTS = Timing(1.0, 1e-4, 1e-4, 1e-3)
+BENT = Timing(1.0, 1e-4, 1e-4, 1e-3, d4=0.02, d5=1e-3, knee_tokens=30)
 MODELS = {
     "pulse": ServingModel(
         (one("a", 40, {20: 1.0}, 0.3), one("b", 60, {40: 1.0}, 0.2)),
@@ -58,6 +61,8 @@ MODELS = {
         (one("a", 9, {2: 1.0}, 1.0), one("b", 9, {3: 1.0}, 1.0)), SLOTS, Replica(1_000)
     ),
 }
+
+MODELS |= {f"{name}, bent": replace(model, timing=BENT) for name, model in MODELS.items()}
 
 
 @cache
@@ -117,6 +122,11 @@ def test_every_figure_is_named_by_a_formula() -> None:
             *(figure for entries in inputs.entries.values() for e in entries for figure in e),
         }
     assert known - named == set()
+
+
+def test_the_law_is_written_with_all_its_constants() -> None:
+    written = " ".join([*law_text.CONSTANTS, law_text.REST])
+    assert {field.name for field in fields(Timing)} <= set(re.findall(r"\w+", written))
 
 
 # -------------------------------------------------------------------------------------------- arithmetic

@@ -28,6 +28,13 @@ class Symbol(NamedTuple):
     meaning: str
 
 
+class ByLaw(NamedTuple):
+    """A formula for a linear iteration-time law, and for any other."""
+
+    linear: str
+    other: str
+
+
 class NoNumberError(Exception):
     """A number that the formula needs is null."""
 
@@ -49,6 +56,8 @@ class Evidence:
         For lists of the report, by their key, the figures of each entry.
     symbols
         By which formulas call each key of the report; empty where they have none for it.
+    is_linear
+        Whether the iteration-time law is.
     head, k
         The list and which of its entries this is; an empty string outside of any.
     named
@@ -67,6 +76,7 @@ class Evidence:
     figures: Mapping[str, Figure]
     entries: Mapping[str, Sequence[Mapping[str, Figure]]]
     symbols: Mapping[str, str]
+    is_linear: bool = True
     head: str = ""
     k: int = 0
     named: dict[str, Symbol] = field(default_factory=dict)

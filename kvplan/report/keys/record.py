@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvplan.report.keys.evidence import Evidence
+from kvplan.report.keys.evidence import ByLaw, Evidence
 
 
 class Kind(StrEnum):
@@ -28,7 +28,7 @@ class Record:
     meaning
         One sentence.
     formula
-        With the symbols of the papers; empty where there is nothing to compute.
+        With the symbols of the papers; empty where there is nothing to compute. Two where it is of the iteration time.
     here
         The right-hand side of the formula with a profile's numbers; "" where it has none in this case. None where no
         formula leads to the value.
@@ -56,7 +56,7 @@ class Record:
 
     key: str
     meaning: str
-    formula: str = ""
+    formula: str | ByLaw = ""
     here: Callable[[Evidence], str] | None = None
     source: str = ""
     symbol: str = ""

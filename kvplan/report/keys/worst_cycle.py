@@ -54,7 +54,7 @@ def _throughput_rps(e: Evidence) -> str:
 def _class_throughput_rps(e: Evidence) -> str:
     completed = e.here("throughput_per_iteration")
     if e.entry["kind"] == "none":
-        return f"{completed} / ({law_text.class_saturation_here(e, completed)})"
+        return f"{completed} / ({law_text.class_alone_here(e, completed)})"
     return f"{completed} / ({law_text.cycle_here(e)})"
 
 
@@ -106,7 +106,7 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.throughput_rps",
             "Completions per second of a collapsed replica: below this rate a backlog drains whatever happened.",
-            formula=f"x/τ_w, {law_text.cycle('(x + e)·s̄')}; none: n*/τ(M)",
+            formula=law_text.CYCLE,
             here=_throughput_rps,
             source="new, from SIC eq. 25",
             unit="requests/s",
@@ -171,7 +171,7 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.classes[].throughput_rps",
             "Completions per second of the class on a collapsed replica of its own.",
-            formula=f"x/τ_w, {law_text.cycle('(x + e)·s')}; none: x/({law_text.CLASS_SATURATION})",
+            formula=law_text.CLASS_CYCLE,
             here=_class_throughput_rps,
             source="new, from SIC eq. 25",
             unit="requests/s",
