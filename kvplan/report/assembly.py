@@ -84,15 +84,9 @@ class Report(NamedTuple):
 
 
 def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = None) -> Report:
-    """Run every analysis on a model.
+    """Run every analysis on a model; `name` and `sha256` are those of the profile that it was read from.
 
-    Parameters
-    ----------
-    model : ServingModel
-    name, sha256 : str
-        Identity of the profile the model was read from.
-    plan : Plan, optional
-        What Nested WAIT and the safety buffer should guarantee; the defaults of a profile if None.
+    `plan` says what Nested WAIT and the safety buffer should guarantee; None takes the defaults of a profile.
 
     Examples
     --------
@@ -128,12 +122,7 @@ def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = 
 class Analyses:
     """Every analysis of a model, each run when it is first asked for: the blocks of a report by their names.
 
-    Parameters
-    ----------
-    model : ServingModel
-    plan : Plan
-    known : mapping of str to result
-        Blocks that another model is known to share, by name; they are not computed again.
+    `known` are blocks that another model is known to share, by name; they are not computed again.
 
     Examples
     --------

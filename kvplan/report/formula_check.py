@@ -39,11 +39,11 @@ class Runs(NamedTuple):
 
     Attributes
     ----------
-    offered : Study
+    offered
         Poisson arrivals at the offered rates, greedy and rate-limited.
-    full : Study
+    full
         As many requests all at once, the same policies.
-    roomy : Outcome
+    roomy
         As `offered`, greedy, with more memory than it needs.
     """
 
