@@ -42,10 +42,9 @@ class PageFormat(StrEnum):
 
 
 def _complete_key(incomplete: str) -> list[str]:
-    from kvplan.report.explanations import BLOCKS, EXPLANATIONS
+    from kvplan.report.keys import BLOCKS, CONTRACT
 
-    keys = {*BLOCKS, *(explanation.key for explanation in EXPLANATIONS)}
-    return sorted(key for key in keys if key.startswith(incomplete))
+    return sorted(key for key in {*BLOCKS, *CONTRACT} if key.startswith(incomplete))
 
 
 Key = Annotated[
@@ -95,11 +94,13 @@ def analyze(
     result = kvplan.analyze(loaded)
     runs = None
     if simulate:
-        from kvplan.report import formula_check as beside
+        from kvplan.report import formula_check
 
         with progress_bar() as progress:
-            runs = beside.simulate(loaded.model, loaded.plan, progress=progress, announce=say_compiling)
-        figures = beside.figures(result, runs, loaded.model.replica.memory_tokens)
+            runs = formula_check.simulate(
+                loaded.model, loaded.plan, progress=progress, announce=say_compiling
+            )
+        figures = formula_check.figures(result, runs, loaded.model.replica.memory_tokens)
         result = result._replace(simulation=figures)
     plots: tuple[Plot, ...] = ()
     if plot is not None or format is Format.HTML:

@@ -1,5 +1,6 @@
-"""`kvplan init`, `profiles` and `schema`: profiles to begin from, and what a profile may hold."""
+"""`kvplan init`, `profiles` and `schema`: profiles to begin from, and what profiles and reports may hold."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,13 @@ import typer
 
 from kvplan.cli.common import Output, complete_profile
 from kvplan.cli.output import write_result
+
+
+class Described(StrEnum):
+    """What a JSON Schema describes."""
+
+    PROFILE = "profile"
+    REPORT = "report"
 
 
 def init(
@@ -44,9 +52,18 @@ def profiles(
     write_result(catalogue.listing() if name is None else catalogue.shipped_text(name), output)
 
 
-def schema(output: Output = None) -> None:
-    """Print the JSON Schema of a profile, for editors."""
+def schema(
+    of: Annotated[
+        Described,
+        typer.Option("--of", help="What the schema describes: a profile, or the JSON report of analyze."),
+    ] = Described.PROFILE,
+    output: Output = None,
+) -> None:
+    """Print the JSON Schema of a profile, for editors, or of the report, for programs that read it."""
     from kvplan.formats import json
-    from kvplan.profile.schema import json_schema
 
+    if of is Described.PROFILE:
+        from kvplan.profile.schema import json_schema
+    else:
+        from kvplan.report.schema import json_schema
     write_result(json.render(json_schema()), output)

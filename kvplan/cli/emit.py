@@ -19,7 +19,7 @@ from kvplan.errors import UsageError
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
-    from kvplan.decide.gate import Requirement
+    from kvplan.decide.requirement import Requirement
     from kvplan.engines.advice import Advice
     from kvplan.profile.reading import Profile as Loaded
 
@@ -91,7 +91,7 @@ def emit(
 
 def _required(loaded: "Loaded") -> "list[Requirement]":
     """What the profile demands of itself."""
-    from kvplan.decide.gate import parse
+    from kvplan.decide.requirement import parse
 
     found = []
     for i, text in enumerate(loaded.requirements):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kvplan.decide.check import Baseline, Checked
     from kvplan.decide.diff import Side
-    from kvplan.decide.gate import Requirement
+    from kvplan.decide.requirement import Requirement
 
 
 _GATES = {
@@ -133,7 +133,7 @@ def diff(
 
 
 def _requirements(texts: list[str]) -> "list[Requirement]":
-    from kvplan.decide.gate import parse
+    from kvplan.decide.requirement import parse
 
     found = []
     for text in texts:

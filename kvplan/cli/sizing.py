@@ -127,7 +127,7 @@ def _outcome(
     from kvplan.decide.sizing import fleet, parse_slo, simulated
     from kvplan.engines.advice import default_requests
     from kvplan.layout.sizing import Offer, Outcome
-    from kvplan.report.assembly import requests_in_memory
+    from kvplan.report.verdict import requests_in_memory
     from kvplan.simulation.experiments.options import seeds as chosen
     from kvplan.simulation.experiments.study import MAX_REQUESTS
 

@@ -12,23 +12,13 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.decide.gate import (
-    Judgement,
-    Key,
-    Kind,
-    Requirement,
-    Subject,
-    holds,
-    judge,
-    parse,
-    parse_key,
-    parse_number,
-    value_of,
-)
+from kvplan.decide.gate import Judgement, Subject, holds, judge, value_of
 from kvplan.decide.remedy import Mend, mends
+from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_number
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.report.keys import Kind, Record
 
 
 class Outcome(StrEnum):
@@ -287,7 +277,7 @@ def _located(profile: Profile, result: Result) -> Result:
 # ------------------------------------------------------------------------------------------------ baseline
 
 
-_DRIFT = Key("the tolerated drift", (), Kind.NUMBER, "", ())
+_DRIFT = Key("the tolerated drift", (), Record("", ""))
 
 
 def read_tolerance(text: str) -> Tolerance:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kvplan.decide.check import read_report
-from kvplan.decide.gate import Key, Kind, named, parse_key
+from kvplan.decide.requirement import Key, named, parse_key
 from kvplan.errors import UsageError
 from kvplan.profile.reading import parse_profile
 from kvplan.report import assembly as report
+from kvplan.report.keys import Kind
 from kvplan.units import parse_bytes, parse_seconds
 
 LEAST_PROBABILITY = 1e-12  # the methods say nothing about less

@@ -19,7 +19,8 @@ from typing import Any
 from kvplan.analysis.equilibrium import Saturation
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_free_limit
-from kvplan.decide.gate import Requirement, Subject, holds
+from kvplan.decide.gate import Subject, holds
+from kvplan.decide.requirement import Requirement
 from kvplan.errors import UsageError
 from kvplan.model import Replica, ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
@@ -95,7 +96,7 @@ def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> 
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.decide.gate import parse
+    >>> from kvplan.decide.requirement import parse
     >>> from kvplan.profile.reading import load_profile
     >>> from kvplan.report.assembly import ProfileIdentity
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())

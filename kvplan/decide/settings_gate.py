@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvplan.analysis.stability import Stability
-from kvplan.decide.gate import Requirement, Subject, holds
+from kvplan.decide.gate import Subject, holds
+from kvplan.decide.requirement import Requirement
 from kvplan.model import Plan, ServingModel
-from kvplan.report.assembly import Analyses, ProfileIdentity, Status
+from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.report.words import Status
 
 _WORSE = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # each than those before it
 
@@ -35,7 +37,7 @@ class Gate:
     Examples
     --------
     >>> from kvplan.analysis.stability import Stability
-    >>> from kvplan.decide.gate import parse
+    >>> from kvplan.decide.requirement import parse
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 4.0),), Timing(1.0), Replica(1025))
     >>> gate = Gate(model, Plan(), [parse("load.headroom >= 0.2")])

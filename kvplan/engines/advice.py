@@ -17,11 +17,13 @@ from typing import NamedTuple
 
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import safety_buffer
-from kvplan.decide.gate import Requirement
+from kvplan.decide.requirement import Requirement
 from kvplan.decide.settings_gate import Gate
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.report.assembly import Report, Status, requests_in_memory
+from kvplan.report.assembly import Report
+from kvplan.report.verdict import requests_in_memory
+from kvplan.report.words import Status
 from kvplan.simulation.experiments.paired import Gains, Measured, Variant, advantage, gains
 from kvplan.simulation.policies.sglang import FORESIGHT, ratios
 from kvplan.units import format_number, format_seconds, format_tokens

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvplan.layout.document import Block, Bullets, Document, Figure, Paragraph, Section, Table
 from kvplan.plots.palette import DARK, LIGHT
-from kvplan.report.assembly import Status
+from kvplan.report.words import Status
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "orange", Status.OVERLOADED: "red"}

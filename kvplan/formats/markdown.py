@@ -28,7 +28,7 @@ def render(document: Document) -> str:
     Examples
     --------
     >>> from kvplan.layout.document import Column, Document, Table
-    >>> from kvplan.report.assembly import Status
+    >>> from kvplan.report.words import Status
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a|b", "1"),))
     >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
     ## chat

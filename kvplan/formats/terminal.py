@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from kvplan.layout.document import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
-from kvplan.report.assembly import Status
+from kvplan.report.words import Status
 
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
 

@@ -13,7 +13,8 @@ from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle
 from kvplan.errors import UsageError
-from kvplan.report.assembly import SIMULATED_OVERFLOW, Basis, Report, Status
+from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
+from kvplan.report.words import Basis, Status
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
 MAX_ROWS = 20  # of a table of classes; programs read the JSON, people do not read a thousand rows

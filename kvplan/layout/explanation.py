@@ -4,7 +4,8 @@ import textwrap
 from collections.abc import Iterable
 
 from kvplan.formats.markdown import quote
-from kvplan.report.explain import Explained, Row, Summary, Symbol
+from kvplan.report.explain import Explained, Row, Summary
+from kvplan.report.keys.evidence import Symbol
 
 MIN_WIDTH, MAX_WIDTH = 40, 100
 _LABEL = 10  # columns of "Formula" and its like

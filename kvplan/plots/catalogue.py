@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.model import Plan, ServingModel
 from kvplan.plots import data, planning
-from kvplan.report.assembly import Basis, Report
+from kvplan.report.assembly import Report
+from kvplan.report.words import Basis
 from kvplan.units import format_number, format_percent, format_tokens
 
 if TYPE_CHECKING:

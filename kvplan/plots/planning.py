@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvplan.decide.gate import Kind
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray
-from kvplan.report.assembly import Status
+from kvplan.report.keys import Kind
+from kvplan.report.words import Status
 
 if TYPE_CHECKING:
     from kvplan.decide.sizing import Hour, Size
@@ -232,7 +232,7 @@ def draw(content: SweepMap | SweepLine | FleetPlot, path: Path) -> bytes:
     """The bytes of a file, by its suffix."""
     from kvplan.plots import drawing
     from kvplan.plots.catalogue import Plot
-    from kvplan.report.assembly import Basis
+    from kvplan.report.words import Basis
 
     key = "size" if isinstance(content, FleetPlot) else "sweep"
     plot = Plot(key, None, key, Basis.COMPUTED, "", "", content)

@@ -1,7 +1,7 @@
 """The report: results of every analysis → the schema_version 1 document that other programs read.
 
 `analyze` collects the frozen results, `to_document` turns them into the JSON contract, key for key. Some results
-carry more than the contract names; `BESIDE_CONTRACT` lists it, for the text and Markdown reports only.
+carry more than the contract names, for text and Markdown only: their records (`kvplan.report.keys`) say so.
 """
 
 import math
@@ -19,7 +19,6 @@ from kvplan.analysis.equilibrium import (
     Saturation,
     equilibrium,
     load,
-    per_request,
     saturation,
     sustainable_rate,
 )
@@ -27,62 +26,21 @@ from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.wait import Wait, wait
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible, worst_cycle
+from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
 from kvplan.analysis.worst_window import Peak, peak
-from kvplan.model import Plan, Prefill, ServingModel
-from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+from kvplan.model import Plan, ServingModel
+from kvplan.report.keys import REGISTRY
+from kvplan.report.notes import Source, notes, sources
+from kvplan.report.verdict import actions, summary
+from kvplan.report.words import Status
 from kvplan.version import __version__
 
 SCHEMA_VERSION = 1
-FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
 SIMULATED_OVERFLOW = "KV above memory, per iteration"  # the row of the simulation that is a probability
 
-_NOTHING = "Nothing"  # to be done, begins an action that says so
-
-BESIDE_CONTRACT = frozenset(
-    {
-        "actions",
-        "stability.radius_certified",
-        "stability.stabilising_change",
-        "worst_cycle.iterations",
-        "worst_cycle.settled",
-        "rate_cap.budgets_are_optimal",
-        "rate_cap.classes.mean_wait_s",
-        "wait.smallest",
-        "wait.mean_lengths",
-        "wait.dial",
-        "wait.worst_window",
-        "wait.classes.queue_bound",
-        "safety_buffer.theorem_bound_is_vacuous",
-        "safety_buffer.saddlepoint_probability",
-        "safety_buffer.exact_pmf_probability",
-        "safety_buffer.larger_tail",
-        "nested_wait.iteration_time_s",
-        "nested_wait.iterations",
-        "nested_wait.smallest_thresholds_kv_tokens",
-        "nested_wait.mixed_inputs",
-        "nested_wait.printed",
-        "nested_wait.segments.input_tokens",
-        "nested_wait.segments.kv_tokens",
-    }
+_BESIDE_CONTRACT = frozenset(
+    key.removesuffix("[]") for key, record in REGISTRY.items() if not record.in_contract
 )
-
-
-class Status(StrEnum):
-    """The verdict on a profile."""
-
-    STABLE = "stable"
-    NEEDS_CAP = "needs_cap"
-    OVERLOADED = "overloaded"
-
-
-class Basis(StrEnum):
-    """How a number is known."""
-
-    THEOREM = "theorem"
-    COMPUTED = "computed"
-    SIMULATED = "simulated"
-    ASSUMPTION = "assumption"
 
 
 class ProfileIdentity(NamedTuple):
@@ -98,13 +56,6 @@ class Verdict(NamedTuple):
     status: Status
     binding: str
     summary: str
-
-
-class Source(NamedTuple):
-    """Where the numbers of a block come from."""
-
-    source: str
-    kind: Basis
 
 
 class Report(NamedTuple):
@@ -133,15 +84,9 @@ class Report(NamedTuple):
 
 
 def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = None) -> Report:
-    """Run every analysis on a model.
+    """Run every analysis on a model; `name` and `sha256` are those of the profile that it was read from.
 
-    Parameters
-    ----------
-    model : ServingModel
-    name, sha256 : str
-        Identity of the profile the model was read from.
-    plan : Plan, optional
-        What Nested WAIT and the safety buffer should guarantee; the defaults of a profile if None.
+    `plan` says what Nested WAIT and the safety buffer should guarantee; None takes the defaults of a profile.
 
     Examples
     --------
@@ -177,12 +122,7 @@ def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = 
 class Analyses:
     """Every analysis of a model, each run when it is first asked for: the blocks of a report by their names.
 
-    Parameters
-    ----------
-    model : ServingModel
-    plan : Plan
-    known : mapping of str to result
-        Blocks that another model is known to share, by name; they are not computed again.
+    `known` are blocks that another model is known to share, by name; they are not computed again.
 
     Examples
     --------
@@ -201,7 +141,7 @@ class Analyses:
     def verdict(self) -> Verdict:
         """The answer in a word; from load, stability and worst cycle."""
         stuck = self.worst_cycle.throughput_rps if self.status is Status.NEEDS_CAP else None
-        return Verdict(self.status, self.binding, _summary(self.status, self.binding, self.load, stuck))
+        return Verdict(self.status, self.binding, summary(self.status, self.binding, self.load, stuck))
 
     @cached_property
     def binding(self) -> str:
@@ -274,291 +214,42 @@ class Analyses:
     @cached_property
     def sources(self) -> dict[str, Source]:
         """Where the numbers of each block come from."""
-        return _sources(self.model, self.worst_cycle)
+        return sources(self.model, self.worst_cycle)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What was assumed or not modelled."""
-        cap, waiting, buffer = self.rate_cap, self.wait, self.safety_buffer
-        usual = _notes(self.model, self.stability, self.worst_cycle, cap, self.plan, waiting, buffer)
-        varying = self.peak
-        return usual if varying is None else (*usual, *_schedule_notes(varying, self.load, waiting))
+        return notes(
+            self.model,
+            self.load,
+            self.stability,
+            self.worst_cycle,
+            self.rate_cap,
+            self.plan,
+            self.wait,
+            self.safety_buffer,
+            self.peak,
+        )
+
+    @cached_property
+    def actions(self) -> tuple[str, ...]:
+        """What to do, most important first."""
+        return actions(
+            self.status,
+            self.model,
+            self.load,
+            self.stability,
+            self.worst_cycle,
+            self.rate_cap,
+            self.plan,
+            self.safety_buffer,
+            self.peak,
+        )
 
     @cached_property
     def peak(self) -> Peak | None:
         """What the schedule offers at its heaviest; None where rates do not vary."""
         return peak(self.model)
-
-    @cached_property
-    def actions(self) -> tuple[str, ...]:
-        """What to do, most important first."""
-        local, cycle, cap, buffer = self.stability, self.worst_cycle, self.rate_cap, self.safety_buffer
-        status = self.verdict.status
-        usual = _actions(status, self.model, self.load, local, cycle, cap, self.plan, buffer)
-        first = None if self.peak is None else _at_peak(self.peak, status, local, cycle, cap)
-        if first is None:
-            return usual
-        return first, *(action for action in usual if not action.startswith(_NOTHING))
-
-
-def _summary(status: Status, binding: str, offered: Load, stuck_rps: float | None) -> str:
-    """A sentence with the numbers; `stuck_rps` is what a collapsed replica serves, where it needs a cap."""
-    sustainable = format_number(offered.sustainable_rps)
-    rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
-    if status is Status.OVERLOADED:
-        excess = offered.offered_rps / offered.sustainable_rps - 1
-        return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."
-    fits = f"{rates}, limited by {binding}"
-    if status is Status.NEEDS_CAP:
-        stuck = format_number(stuck_rps)
-        return f"{fits}; but greedy admission, once collapsed, can stay at {stuck} requests/s."
-    return f"{fits}; greedy admission recovers from a collapse by itself."
-
-
-def requests_in_memory(model: ServingModel) -> float:
-    """Mean number of requests in flight when memory is full, n*·n."""
-    return saturation(model).admissions_per_iteration * per_request(model).iterations
-
-
-def _actions(
-    status: Status,
-    model: ServingModel,
-    offered: Load,
-    local: Stability,
-    cycle: WorstCycle,
-    cap: RateCap,
-    plan: Plan,
-    buffer: SafetyBuffer,
-) -> tuple[str, ...]:
-    """What to do, most important first; each fits a line or two of the first screen."""
-    actions: list[str] = []
-    limit = f"{format_number(min(cap.per_second, offered.sustainable_rps))} requests/s"
-    if cap.per_second <= offered.sustainable_rps * (
-        1 + 1e-9
-    ):  # else an engine limit binds before memory does
-        limit += f" ({format_number(cap.per_iteration)} an iteration)"
-    if status is Status.OVERLOADED:
-        replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
-        actions.append(
-            f"Bring the load below {format_number(offered.sustainable_rps)} requests/s, or serve it with at least "
-            f"{replicas} replicas."
-        )
-        if cycle.loss > 0:
-            actions.append(f"Until then cap admissions at {limit}: the excess waits, nothing is evicted.")
-    elif status is Status.NEEDS_CAP:
-        actions.append(
-            f"Cap admissions at {limit}: evictions then stop and all of the sustainable rate is served."
-        )
-        if local.stabilising_change is not None:
-            actions.append(f"Or remove the cause. {local.stabilising_change}.")
-        elif not local.certified:
-            actions.append("Stability is too close to call in floating point; the cap is safe either way.")
-    elif eviction_is_impossible(model):
-        actions.append(
-            f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
-        )
-    elif (buffer.overflow_probability_horizon or 0) > plan.delta:
-        actions.append(
-            f"Expect evictions now and then: {format_percent(buffer.overflow_probability_horizon)} for any within "
-            f"{format_seconds(plan.horizon_s)}; {format_tokens(buffer.required_kv_tokens)} tokens of memory would keep "
-            f"that to {format_percent(plan.delta)}."
-        )
-    elif local.recovery_iterations is not None:
-        time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
-        iterations = format_number(local.recovery_iterations, 3)
-        actions.append(
-            f"{_NOTHING}. Even at full load a disturbance decays e-fold in {time}: {iterations} iterations."
-        )
-    else:
-        actions.append(
-            f"{_NOTHING} at this load. Above {format_number(cycle.throughput_rps)} requests/s cap admissions at "
-            f"{limit}."
-        )
-    if offered.headroom is not None and 0 <= offered.headroom < 0.1:
-        actions.append(f"Headroom is only {format_percent(offered.headroom)}: a burst fills memory for long.")
-    held = requests_in_memory(model)
-    if held < FEW_REQUESTS:
-        actions.append(
-            f"Memory holds about {format_number(held, 2)} requests: with so few, whole-request effects add to the loss."
-        )
-    return tuple(actions)
-
-
-def _at_peak(varying: Peak, status: Status, local: Stability, cycle: WorstCycle, cap: RateCap) -> str | None:
-    """What to do about the heaviest load of a schedule; None if nothing beyond what is done anyway."""
-    period = format_seconds(varying.period_s)
-    rate, limit = format_number(varying.offered_rps), format_number(varying.sustainable_rps)
-    if varying.offered_rps > varying.sustainable_rps:
-        replicas = math.ceil(varying.offered_rps / varying.sustainable_rps)
-        return (
-            f"At its peak the schedule offers {rate} requests/s where {limit} are sustainable: for "
-            f"{format_seconds(varying.overloaded_s)} of every {period} a backlog grows. Serve that with at least "
-            f"{replicas} replicas, or cap admissions and let it wait."
-        )
-    collapsed = varying.most_rps > cycle.throughput_rps and not (local.stable and local.certified)
-    if status is Status.STABLE and varying.same_mix and collapsed:
-        seconds = varying.course.time_above(cycle.throughput_rps / varying.most_rps * varying.course.peak)
-        return (
-            f"At its peak the schedule offers {rate} requests/s: for {format_seconds(seconds)} of every {period} more "
-            f"than the {format_number(cycle.throughput_rps)} at which greedy admission, once collapsed, can stay. Cap "
-            f"admissions at {format_number(min(cap.per_second, varying.sustainable_rps))} requests/s."
-        )
-    return None
-
-
-def _schedule_notes(varying: Peak, offered: Load, waiting: Wait) -> tuple[str, ...]:
-    period = format_seconds(varying.period_s)
-    notes = [
-        f"Rates vary over {period}: {format_number(varying.least_rps)} to {format_number(varying.most_rps)} "
-        f"requests/s, {format_number(varying.mean_rps)} in the mean. wait and nested_wait are for the worst window of "
-        "the schedule; every other figure, the verdict too, is for the rates of the classes as they stand, "
-        f"{format_number(offered.offered_rps)} requests/s.",
-        f"At its peak the schedule offers {format_number(varying.offered_rps)} requests/s where "
-        f"{format_number(varying.sustainable_rps)} are sustainable: "
-        + (
-            f"too much for {format_seconds(varying.overloaded_s)} of every {period}."
-            if varying.overloaded_s > 0
-            else "never too much."
-        ),
-    ]
-    if waiting.feasible:
-        notes.append(
-            "wait: waits and latencies are bounds for the mean over all requests of a period; the dial is for the "
-            "largest rates."
-        )
-    return tuple(notes)
-
-
-def _sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
-    replica, timing = model.replica, model.timing
-    limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
-    beyond_papers = timing.d2 > 0 or timing.d3 > 0 or replica.block_tokens > 1 or limited
-    basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
-    extension = "; d2, d3, pages and engine limits: new" if beyond_papers else ""
-    equilibrium_source = Source(f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", basis)
-    cycle_source = {
-        CycleKind.HOMOGENEOUS: Source(f"SIC eq. 25, worst cycle of one decode length{extension}", basis),
-        CycleKind.PULSE: Source("new: pulse cycle, its local stability proved", Basis.COMPUTED),
-        CycleKind.SIMULATED: Source("fluid map iterated (SIC 2.2, saturated)", Basis.SIMULATED),
-        CycleKind.NONE: (
-            Source("no eviction possible: a single stage, or max_num_seqs requests always fit", Basis.THEOREM)
-            if model.mix.stages.max() == 1 or eviction_is_impossible(model)
-            else Source(
-                "SIC eq. 10 (locally stable); that nothing else attracts is observed", Basis.ASSUMPTION
-            )
-        ),
-    }[cycle.kind]
-    waits = "queue bounds for several classes" if len(model.classes) > 1 else "exact queue of one class"
-    windows = ""
-    if model.schedule is not None:
-        waits, windows = "queue bounds", "; worst window of rates that vary (WAIT 7.1, WAIT-s eq. 10)"
-    return {
-        "verdict": Source("load, worst_cycle and stability taken together", Basis.COMPUTED),
-        "load": equilibrium_source,
-        "equilibrium": equilibrium_source,
-        "saturation": equilibrium_source,
-        "worst_cycle": cycle_source,
-        "stability": Source(
-            "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
-        ),
-        "rate_cap": Source(f"SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets{extension}", basis),
-        "wait": Source(
-            f"WAIT-s eq. 7, Theorem 4.1{windows}; smallest and largest whole thresholds, {waits}: new",
-            Basis.COMPUTED,
-        ),
-        "nested_wait": Source(
-            f"WAIT-s Theorem 5.1, D.2{windows}; tokens per segment corrected (the printed forms are wrong): new",
-            Basis.COMPUTED,
-        ),
-        "safety_buffer": Source(
-            "new: Poisson cluster law of KV usage, saddlepoint tail; theorem_bound: FC Theorem 3.6",
-            Basis.COMPUTED,
-        ),
-    }
-
-
-def _notes(
-    model: ServingModel,
-    local: Stability,
-    cycle: WorstCycle,
-    cap: RateCap,
-    plan: Plan,
-    waiting: Wait,
-    buffer: SafetyBuffer,
-) -> tuple[str, ...]:
-    replica = model.replica
-    notes = [
-        "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
-        "fluid limits of greedy admission on one replica.",
-        "Not modelled: prefix sharing, speculative decoding, swapping, pipeline bubbles, routing between replicas.",
-    ]
-    held = requests_in_memory(model)
-    if held < FEW_REQUESTS:
-        notes.append(
-            f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, evicting and "
-            "recomputing whole requests costs more than the fluid figures say."
-        )
-    if replica.block_tokens > 1:
-        unused = format_number((replica.block_tokens - 1) / 2)
-        notes.append(
-            f"Pages of {replica.block_tokens} tokens: a request holds {unused} tokens more than it uses on average; "
-            "memory counts them, time does not."
-        )
-    if replica.prefill is Prefill.DISAGGREGATED and model.timing.d2 > 0:
-        notes.append(
-            "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after an eviction."
-        )
-    if cycle.iterations is not None:
-        ended = (
-            "settled" if cycle.settled else "not settled when the budget was spent: means of the last half"
-        )
-        notes.append(f"The worst cycle is simulated: {format_tokens(cycle.iterations)} iterations, {ended}.")
-    if any(c.kind is None for c in cycle.classes):
-        notes.append("worst_cycle.classes: null where a class has several decode lengths and no closed form.")
-    if not local.certified:
-        notes.append("Stability is uncertified: a root is too close to the unit circle for floating point.")
-    elif not local.radius_certified:
-        notes.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
-    several = any(len(c.decode_tokens) > 1 for c in model.classes)
-    if several:
-        notes.append(
-            "wait: classes of several decode lengths enter with their means; so far, memory and fit hold in the mean."
-        )
-    if waiting.smallest is False:
-        notes.append(
-            "wait: so near a work rate of 1 the thresholds keep up, but are not proved the smallest."
-        )
-    if saturation(model).admissions_per_iteration < len(model.classes):
-        notes.append(
-            "wait, nested_wait: whole thresholds keep at least one request at every stage, which is far more than "
-            "this traffic has in flight; both suit many small requests."
-        )
-    if np.ptp(model.mix.input_tokens) > 0:
-        notes.append(
-            "nested_wait: each segment counts with the mean input of the requests that reach it; the requirement holds "
-            "in the mean over inputs, δ is for the lengths of the queues."
-        )
-    if buffer.required_kv_tokens is not None:
-        if held < FEW_REQUESTS:
-            notes.append(
-                "safety_buffer: with so few requests in memory, probabilities below 0.001 can be off by "
-                "a factor of two."
-            )
-        notes.append(
-            f"nested_wait, safety_buffer: for Poisson arrivals, an overflow within {format_seconds(plan.horizon_s)} "
-            f"has probability {format_number(plan.delta)} at most."
-        )
-    waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
-    if waits:
-        name, longest = max(waits, key=lambda wait: wait[1])
-        near = (
-            "" if cap.budgets_are_optimal else "; too many budgets to search them all, these are near-optimal"
-        )
-        notes.append(
-            f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
-            f"for Poisson arrivals and a constant iteration time{near}."
-        )
-    return tuple(notes)
 
 
 def to_document(report: Report) -> dict[str, Any]:
@@ -588,11 +279,11 @@ def plain(value: Any, path: str = "") -> Any:
     """
     if hasattr(value, "_fields"):  # a NamedTuple
         paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)
-        return {name: plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}
+        return {name: plain(getattr(value, name), p) for name, p in paths if p not in _BESIDE_CONTRACT}
     if isinstance(value, dict):
         return {key: plain(item, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, tuple):
-        return [plain(item, path) for item in value]
+        return [plain(item, f"{path}[]") for item in value]
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, StrEnum):

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvplan.model import Plan, ServingModel
-from kvplan.report.assembly import SIMULATED_OVERFLOW, Report, Status
+from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
+from kvplan.report.words import Status
 from kvplan.simulation.experiments.study import DEFAULT_REQUESTS, Arrivals, Load, Study, chosen, plain, study
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Outcome
@@ -38,11 +39,11 @@ class Runs(NamedTuple):
 
     Attributes
     ----------
-    offered : Study
+    offered
         Poisson arrivals at the offered rates, greedy and rate-limited.
-    full : Study
+    full
         As many requests all at once, the same policies.
-    roomy : Outcome
+    roomy
         As `offered`, greedy, with more memory than it needs.
     """
 

@@ -5,14 +5,16 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_type_hints
 
-from kvplan.decide.gate import Kind, Named, known_keys, named, parse_key
+from kvplan.decide.requirement import Named, named, parse_key
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.report.assembly import plain
+from kvplan.report.keys import Kind, gateable
+from kvplan.simulation.metrics import ClassResult, PolicyResult
 
 DEFAULT = (
     "verdict.status",
@@ -37,32 +39,18 @@ DEFAULT_SIMULATED = (
     "e2e_s.p95",
 )
 
-_LATENCIES = tuple(
-    f"{block}.{figure}" for block in ("ttft_s", "tpot_s", "e2e_s") for figure in ("mean", "p50", "p95", "p99")
-)
-_FIGURES = (
-    "completed",
-    "unfinished",
-    "makespan_s",
-    "iterations",
-    "throughput_rps",
-    "decode_tokens_per_s",
-    "throughput_per_iteration",
-    "evictions",
-    "evictions_per_iteration",
-    "recomputed_tokens",
-    "recomputed_share",
-    "kv_tokens.mean",
-    "kv_tokens.p99",
-    "kv_tokens.peak",
-    "queue.peak",
-    "queue.end",
-    "iteration_time_s",
-    *_LATENCIES,
-)
-# one entry for each class; other lists have as many entries as a point needs
-_BY_CLASS = ("wait.thresholds", "wait.max_thresholds")
-_ENDS = "worst_cycle.danger_zone_rps"
+
+def _figures(result: type) -> Iterator[str]:
+    """The numbers of a simulated result, those of its parts included."""
+    for name, kind in get_type_hints(result).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from (f"{name}.{figure}" for figure in _figures(kind))
+        elif kind in (float, float | None):
+            yield name
+
+
+_FIGURES = tuple(_figures(PolicyResult))
+_CLASS_FIGURES = tuple(_figures(ClassResult))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +59,14 @@ class Column:
 
     Attributes
     ----------
-    name : str
+    name
         Its key.
-    block : str
+    block
         Of the report; or ``simulation``.
-    policy : str
+    policy
         Of the simulation; else empty.
-    path : tuple
+    path
         Names of fields and numbers of entries, from the block or the policy's result on.
-    kind : Kind
     """
 
     name: str
@@ -116,11 +103,11 @@ def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[s
 
     Parameters
     ----------
-    patterns : iterable of str
+    patterns
         Keys such as ``rate_cap.classes[chat].integer_budget``, with ``*`` for anything and ``[]`` for every class.
-    classes : sequence of str
+    classes
         Names of the profile's classes.
-    policies : sequence of str
+    policies
         What is simulated.
 
     Raises
@@ -162,18 +149,17 @@ def _matching(text: str, every: dict[str, str], simulated: bool) -> Iterable[str
 
 
 def _of_report(classes: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Keys that every point has, and their general form."""
-    for key in known_keys():
-        block, entries, rest = key.partition(".classes[]")
-        if entries:
-            if rest != ".name":
-                yield from ((f"{block}.classes{named(name)}{rest}", key) for name in classes)
-        elif key.removesuffix("[]") in _BY_CLASS:
-            yield from ((f"{key.removesuffix('[]')}[{i}]", key) for i in range(len(classes)))
-        elif key.removesuffix("[]") == _ENDS:
-            yield from ((f"{_ENDS}[{i}]", key) for i in range(2))
-        elif "[]" not in key:
+    """Keys that every point has, and their general form; of other lists each point has as many entries as it needs."""
+    for key, record in gateable().items():
+        head, bracket, rest = key.partition("[]")
+        if not bracket:
             yield key, key
+        elif record.kind is Kind.PAIR:
+            yield from ((f"{head}[{i}]", key) for i in range(2))
+        elif record.is_by_class and not rest:
+            yield from ((f"{head}[{i}]", key) for i in range(len(classes)))
+        elif record.is_by_class and rest != ".name":
+            yield from ((f"{head}{named(name)}{rest}", key) for name in classes)
 
 
 def _of_simulation(classes: Sequence[str], policies: Sequence[str]) -> Iterable[tuple[str, str]]:
@@ -185,7 +171,7 @@ def _of_simulation(classes: Sequence[str], policies: Sequence[str]) -> Iterable[
             *(
                 (f"classes{named(name)}.{key}", f"classes[].{key}")
                 for name in classes
-                for key in ("completed", *_LATENCIES)
+                for key in _CLASS_FIGURES
             ),
         ]
         yield from ((f"simulation.{policy}.{key}", f"simulation.{policy}.{general}") for key, general in keys)

@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kvplan.decide.gate import Kind
 from kvplan.errors import OutputError, UsageError
+from kvplan.report.keys import Kind
 from kvplan.sweeps.definition import Sweep
 
 _KEY = b"kvplan_sweep"

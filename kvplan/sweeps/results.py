@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.decide.gate import Kind
+from kvplan.report.keys import Kind
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.points import Value, rows
 from kvplan.sweeps.store import Format, format_of

@@ -10,7 +10,7 @@ import pytest
 from kvplan.cli import analysis
 from kvplan.cli import app as cli
 from kvplan.profile.reading import DEFAULT_PROFILE
-from kvplan.report.explanations import BLOCKS, EXPLANATIONS
+from kvplan.report.keys import BLOCKS, CONTRACT
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -57,7 +57,7 @@ def test_a_block_is_listed(run: Run) -> None:
     code, out, error = run("explain", "saturation", "tool-calls-h100")
     assert (code, error) == (0, "")
     assert out.startswith(
-        f"saturation\n\n{BLOCKS['saturation']}\n\nsaturation.admissions_per_iteration = 2.54971 "
+        f"saturation\n\n{BLOCKS['saturation'].meaning}\n\nsaturation.admissions_per_iteration = 2.54971 "
     )
     assert out.count("\nsaturation.") == 3
 
@@ -99,13 +99,9 @@ def test_keys_and_blocks_are_completed() -> None:
     ]
     assert analysis._complete_key("nested") == [
         "nested_wait",
-        *sorted(k for k in every() if k.startswith("nested_wait.")),
+        *sorted(k for k in CONTRACT if k.startswith("nested_wait.")),
     ]
-    assert set(analysis._complete_key("")) == {*BLOCKS, *every()}
-
-
-def every() -> list[str]:
-    return [explanation.key for explanation in EXPLANATIONS]
+    assert set(analysis._complete_key("")) == {*BLOCKS, *CONTRACT}
 
 
 def test_completion_imports_nothing_heavy() -> None:
@@ -113,7 +109,7 @@ def test_completion_imports_nothing_heavy() -> None:
         "import sys; from kvplan.cli import analysis; analysis._complete_key('load'); print(*sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "kvplan.report.explanations" in result.stdout.split()
+    assert "kvplan.report.keys" in result.stdout.split()
     assert {"numpy", "pydantic", "rich", "kvplan.report.explain"} & set(result.stdout.split()) == set()
 
 
@@ -126,7 +122,14 @@ def test_help_is_plain_and_has_an_example(command: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["explain", "load", "paper-sic-limit-cycle"], ["profiles"], ["init"], ["schema"]]
+    "arguments",
+    [
+        ["explain", "load", "paper-sic-limit-cycle"],
+        ["profiles"],
+        ["init"],
+        ["schema"],
+        ["schema", "--of", "report"],
+    ],
 )
 def test_only_what_a_command_needs_is_imported(arguments: list[str]) -> None:
     program = f"import sys; from kvplan.cli.app import main; main({arguments}); print(*sys.modules, file=sys.stderr)"

@@ -12,8 +12,9 @@ from kvplan.layout.document import build
 from kvplan.model import Plan, ServingModel
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.profile.reading import parse_profile
-from kvplan.report.assembly import Report, Status, analyze, to_document
+from kvplan.report.assembly import Report, analyze, to_document
 from kvplan.report.explain import find, page
+from kvplan.report.words import Status
 from kvplan.simulation.experiments.study import generate
 
 GOOD = """\

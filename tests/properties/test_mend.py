@@ -13,8 +13,8 @@ from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.decide import check as checking
 from kvplan.decide.check import Outcome
-from kvplan.decide.gate import parse
 from kvplan.decide.remedy import Lever, Mend
+from kvplan.decide.requirement import parse
 from kvplan.profile.reading import Profile, load_profile, parse_profile
 
 NUMBERS = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from strategies import mix_model
 
-from kvplan.decide.gate import parse
+from kvplan.decide.requirement import parse
 from kvplan.decide.settings_gate import Gate
 from kvplan.engines.advice import (
     Advice,

@@ -16,7 +16,8 @@ from strategies import mix_model
 from kvplan.decide import check as checking
 from kvplan.decide import diff
 from kvplan.decide.check import Baseline, Outcome, read_report, read_tolerance
-from kvplan.decide.gate import Kind, Named, Subject, judge, named, parse, parse_key, telling_digits, value_of
+from kvplan.decide.gate import Subject, judge, telling_digits, value_of
+from kvplan.decide.requirement import Named, named, parse, parse_key
 from kvplan.errors import ExitCode, UsageError
 from kvplan.formats import github, junit, markdown, terminal
 from kvplan.layout import check as tables
@@ -24,6 +25,7 @@ from kvplan.layout import diff as diff_tables
 from kvplan.model import Plan
 from kvplan.profile.reading import load_profile, parse_profile, shipped_profiles
 from kvplan.report.assembly import Analyses, ProfileIdentity, analyze, to_document
+from kvplan.report.keys import Kind
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
 # 1 s then sustain 60/5 = 12 requests/s; 8 are offered, so there is a headroom of 12/8 - 1 = 0.5 and 8 x 5 = 40 tokens.
@@ -168,7 +170,7 @@ def test_every_key_of_the_contract_is_known_with_its_kind() -> None:
                 continue
             kind = {bool: Kind.TRUTH, str: Kind.TEXT}.get(type(value), Kind.NUMBER)
             assert (key, known.kind) == (key, kind)
-            assert not known.allowed or value in known.allowed
+            assert not known.record.allowed or value in known.record.allowed
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from kvplan.model import Plan, RequestClass, ServingModel, Timing, survival_weig
 from kvplan.plots import catalogue, data, drawing
 from kvplan.plots.palette import LIGHT
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
-from kvplan.report.assembly import Report, Status, analyze
+from kvplan.report.assembly import Report, analyze
 from kvplan.report.formula_check import simulate
+from kvplan.report.words import Status
 
 SHIPPED = sorted(shipped_profiles())
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)

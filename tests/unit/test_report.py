@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from contract import BLOCKS, KEYS, keys_of
 from hypothesis import given, settings
@@ -13,7 +14,10 @@ from strategies import mix_model, models
 
 from kvplan.model import ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
+from kvplan.report.schema import json_schema
 from kvplan.version import __version__
+
+SCHEMA = jsonschema.Draft202012Validator(json_schema())
 
 
 def document(model: ServingModel) -> dict[str, Any]:
@@ -53,6 +57,7 @@ def check_rules(model: ServingModel) -> None:
     found = document(model)
     load, cycle, local, full = (found[k] for k in ("load", "worst_cycle", "stability", "saturation"))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+    SCHEMA.validate(found)
     for path, value in scalars(found):
         assert value is None or type(value) in (str, bool, int, float), path
         assert not isinstance(value, float) or math.isfinite(value), path

@@ -1,0 +1,324 @@
+"""Figures that the formulas of the report's keys name and the report does not hold."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import (
+    Sensitivity,
+    per_request,
+    prompts_of,
+    sustainable_rate,
+    sustainable_rates,
+)
+from kvplan.analysis.overflow import flow_control
+from kvplan.analysis.wait import class_means
+from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, pulse_cycle
+from kvplan.model import Plan, Prefill, Replica, ServingModel
+from kvplan.model.weights import page_padding
+from kvplan.report import law_text
+from kvplan.report.assembly import Report
+from kvplan.report.keys import CONTRACT
+from kvplan.report.keys.evidence import DIGITS, Figure, listed
+from kvplan.units import format_number
+
+Figures = Mapping[str, Figure]
+
+_PREFILLED = "prompts computed per iteration of the cycle; e alone where prefill is disaggregated"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What formulas name, by name.
+
+    Attributes
+    ----------
+    model
+        Figures of the model as a whole.
+    entries
+        For lists of the report, by their key, the figures of each entry.
+    is_linear
+        Whether the iteration-time law is.
+    varying
+        Whether rates vary over time: figures of thresholds are then not those that the formulas name.
+    """
+
+    model: Figures
+    entries: Mapping[str, tuple[Figures, ...]]
+    is_linear: bool = True
+    varying: bool = False
+
+
+def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
+    """The figures of a model that formulas name, beside those of its report.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> from kvplan.report.assembly import analyze
+    >>> one = RequestClass("a", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> given = gather(model, Plan(), analyze(model, name="n", sha256=""))
+    >>> given.model["M"].value, given.model["S_b"].value, given.entries["wait.classes"][0]["rate"].value
+    (12, 12.0, 0.9)
+    """
+    classes = tuple(_of_class(model, i, report) for i in range(len(model.classes)))
+    entries = {record.list_key: classes for record in CONTRACT.values() if record.is_by_class}
+    entries["nested_wait.segments"] = tuple(_of_segments(model, report))
+    figures = {
+        **_of_mix(model),
+        **_of_replica(model),
+        **dict(_after_changes(model)),
+        **_of_cycle(model, report),
+        **_of_plan(model, plan, report),
+        **({} if model.timing.is_linear else _of_law(model, report)),
+    }
+    return Inputs(figures, entries, model.timing.is_linear, varying=model.schedule is not None)
+
+
+def _of_mix(model: ServingModel) -> dict[str, Figure]:
+    mix, cost = model.mix, per_request(model)
+    shorter = mix.stages == mix.stages.min()
+    two = bool((shorter | (mix.stages == mix.stages.max())).all() and not shorter.all())
+    held, lengths = model.total_rate_rps * cost.held, [str(n) for n in np.unique(mix.stages)]
+    footprint = "mean footprint of a request, KV token-iterations"
+    return {
+        "A": Figure("A", "KV token-iterations of memory demanded per second, Σλ·S̄", held),
+        "rate": Figure("Σλ", "arrivals of all classes, requests/s", model.total_rate_rps),
+        "S": Figure("S̄", f"{footprint}, as time counts it", cost.read),
+        "S_b": Figure("S̄", f"{footprint}, half-filled pages included", cost.held),
+        "s": Figure(
+            "s̄",
+            "mean prefill work of a fresh request, tokens; 0 where prefill is disaggregated",
+            cost.prefill_tokens,
+        ),
+        "input": Figure("s̄", "mean input of a request, tokens", float(mix.share @ mix.input_tokens)),
+        "n": Figure("n̄", "mean iterations that a request stays", cost.iterations),
+        "a": Figure(
+            "ā",
+            "mean KV tokens held at the first stage, half-filled pages included",
+            float(mix.share @ mix.held.at_start),
+        ),
+        "c": Figure(
+            "c̄",
+            f"mean time that a request adds to iterations in all, s: {law_text.work('S̄', 's̄', 'n̄')}",
+            cost.work_s,
+        ),
+        "t": Figure("t̄", "mean tokens computed for a request", cost.computed_tokens),
+        "d": Figure("d̄", "mean decode length, tokens", cost.decode_tokens),
+        "L": Figure("L", "iterations of the longest request", int(mix.stages.max())),
+        "p": Figure(
+            "p", "share of the shorter decode length", float(mix.share[shorter].sum()) if two else None
+        ),
+        "lengths": Figure("n_i", "iterations by class and decode length", listed(lengths)),
+    }
+
+
+def _of_replica(model: ServingModel) -> dict[str, Figure]:
+    timing, replica = model.timing, model.replica
+    pages = -(-max(c.max_tokens for c in model.classes) // replica.block_tokens)
+    limits = ", ".join(f"{k} {format_number(v, DIGITS)}" for k, v in sustainable_rates(model).items())
+    inline = 1 if replica.prefill is Prefill.INLINE else 0
+    return {
+        **{
+            name: Figure(name, meaning, getattr(timing, name)) for name, meaning in law_text.CONSTANTS.items()
+        },
+        "M": Figure("M", "KV tokens that memory holds", replica.memory_tokens),
+        "B_max": Figure("max_num_seqs", "requests that the engine runs at once", replica.max_num_seqs),
+        "T_b": Figure(
+            "max_num_batched_tokens",
+            "tokens that the engine computes in an iteration",
+            replica.max_num_batched_tokens,
+        ),
+        "limits": Figure("", "largest total rate under each limit, requests/s", limits),
+        "blocks": Figure("⌊M/b⌋", "pages of memory", replica.memory_tokens // replica.block_tokens),
+        "longest_blocks": Figure("⌈max(s+d)/b⌉", "pages of the longest request", pages),
+        "half": Figure(
+            "(b−1)/2",
+            "tokens by which pages exceed what a request uses, on average",
+            page_padding(replica.block_tokens),
+        ),
+        "shift": Figure("", "1 where prefill is inline, else 0", inline),
+    }
+
+
+def _after_changes(model: ServingModel) -> Iterator[tuple[str, Figure]]:
+    """The sustainable rate with a tenth more of each parameter that `load.sensitivity` is about."""
+    for name in Sensitivity._fields:
+        part = "replica" if name in {field.name for field in fields(Replica)} else "timing"
+        given: Any = getattr(model, part)
+        before = getattr(given, name)
+        changes: dict[str, Any] = {} if before is None else {part: replace(given, **{name: before * 1.1})}
+        more = "a tenth more memory" if name == "memory_tokens" else f"{name} a tenth longer"
+        after = sustainable_rate(replace(model, **changes))[1]
+        yield f"after_{name}", Figure("", f"sustainable rate with {more}, requests/s", after)
+
+
+def _of_cycle(model: ServingModel, report: Report) -> dict[str, Figure]:
+    cycle = report.worst_cycle
+    prefilled = _prefilled(model, cycle.throughput_per_iteration, cycle.evictions_per_iteration)
+    tau = cycle.throughput_per_iteration / cycle.throughput_rps
+    return {
+        "B_w": Figure("B", "mean requests in flight on the cycle", _in_flight(model)),
+        "prefilled": Figure("x + e", _PREFILLED, prefilled),
+        "tau_w": Figure("τ_w", "mean iteration time of the cycle, s", tau),
+    }
+
+
+def _of_law(model: ServingModel, report: Report) -> dict[str, Figure]:
+    """What takes the place of d0 where the law is not linear."""
+    cost, replica = per_request(model), model.replica
+    tau, thresholds = report.equilibrium.iteration_time_s, report.wait.thresholds
+    binding, sustainable = sustainable_rate(model)
+    limits = {
+        "max_num_seqs": (replica.max_num_seqs, cost.iterations),
+        "max_num_batched_tokens": (replica.max_num_batched_tokens, cost.computed_tokens),
+    }
+    limit, need = limits.get(binding, (replica.memory_tokens, cost.held))
+    at_limit = (limit or 0) / need
+
+    def rest(admissions: float) -> float:
+        prompts = prompts_of(model.mix, replica, admissions)
+        return float(model.timing.fixed(prompts, admissions * cost.iterations))
+
+    is_met = math.isclose(at_limit / (rest(at_limit) + at_limit * cost.work_s), sustainable, rel_tol=1e-9)
+    waiting = (
+        None if thresholds is None else class_means(model).fixed_s(np.array(thresholds, dtype=np.float64))
+    )
+    states = {
+        "F_equilibrium": None if tau is None else rest(model.total_rate_rps * tau),
+        "F_saturation": rest(report.saturation.admissions_per_iteration),
+        "F_limit": rest(at_limit),
+        "F_wait": waiting,
+        "F_cycle": _rest_of_cycle(model, report.worst_cycle, _in_flight(model), cost.work_s),
+    }
+    return {
+        **{name: Figure("F", law_text.REST, value) for name, value in states.items()},
+        "x": Figure("x", "admissions per iteration at which the limit is met", at_limit if is_met else None),
+        "steepest": Figure(
+            "", "mean time that a request adds to iterations beyond the knee in all, s", cost.steepest_s
+        ),
+        "proportional": Figure(
+            "Σλ·c̄", "time added to iterations per second, in proportion", model.total_rate_rps * cost.work_s
+        ),
+    }
+
+
+def _rest_of_cycle(
+    model: ServingModel, cycle: WorstCycle | ClassCycle, in_flight: float | None, work_s: float
+) -> float | None:
+    """The mean time of an iteration of a cycle, less what adds up."""
+    completed, rate = cycle.throughput_per_iteration, cycle.throughput_rps
+    if completed is None or rate is None:
+        return None
+    if cycle.kind is CycleKind.NONE:
+        return completed / rate - completed * work_s
+    prefilled = _prefilled(model, completed, cycle.evictions_per_iteration)
+    if in_flight is None or prefilled is None:
+        return None
+    held = model.replica.memory_tokens - page_padding(model.replica.block_tokens) * in_flight
+    prompts = prefilled * float(model.mix.share @ model.mix.input_tokens)
+    return completed / rate - float(model.timing.linear(held, prompts, in_flight))
+
+
+def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figure]:
+    nested, tails = report.nested_wait, report.safety_buffer
+    tau = report.equilibrium.iteration_time_s
+    budgets = [c.integer_budget for c in report.rate_cap.classes if c.integer_budget is not None]
+    bound = None if tau is None else flow_control(model, max(1.0, plan.horizon_s / tau), budgets or None)
+    return {
+        "delta": Figure("δ", "accepted probability of any overflow within the horizon", plan.delta),
+        "horizon": Figure("T", "horizon, s", plan.horizon_s),
+        "N": Figure("N", "iterations within the horizon, ⌈T/ΔT⌉", nested.iterations),
+        "boundaries": Figure("m − 1", "boundaries between segments", max(len(nested.segments) - 1, 1)),
+        "dt_nested": Figure("ΔT", "iteration time with every segment filled, s", nested.iteration_time_s),
+        "smooth_tail": Figure(
+            "", "P(K > M) by the saddlepoint, with feedback", tails.saddlepoint_probability
+        ),
+        "exact_tail": Figure(
+            "", "P(K > M) by the exact law at constant iteration time", tails.exact_pmf_probability
+        ),
+        "horizon_iterations": Figure(
+            "T", "iterations within the horizon, at least one", bound and bound.iterations
+        ),
+        "budget_mean": Figure("", "mean KV tokens under the budgets", bound and bound.mean_tokens),
+        "largest_budget": Figure("A", "largest budget", bound and bound.largest_budget),
+        "longest_side": Figure("C", "longest input or decode length, tokens", bound and bound.longest),
+    }
+
+
+def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
+    mix, means, one = model.mix, class_means(model), model.classes[index]
+    cycle, tau = report.worst_cycle.classes[index], report.equilibrium.iteration_time_s
+    prefilled = _prefilled(model, cycle.throughput_per_iteration, cycle.evictions_per_iteration)
+    alone = replace(model, classes=(one,))
+    rest = _rest_of_cycle(alone, cycle, _in_flight(alone), float(means.work_s[index]))
+    rate, first = one.rate_rps, float(mix.held.at_start[mix.class_index == index][0])
+    return {
+        "rate": Figure("λ_i", "arrivals of the class, requests/s", rate),
+        "share": Figure("p_i", "share of the class in the total rate", rate / model.total_rate_rps),
+        "arrivals": Figure(
+            "λ_i·τ*", "mean arrivals of the class per iteration", None if tau is None else rate * tau
+        ),
+        "n": Figure(
+            "n̄_i", "mean iterations that a request of the class stays", float(means.iterations[index])
+        ),
+        "S_b": Figure(
+            "S_i",
+            "mean footprint of the class, KV token-iterations, half-filled pages included",
+            float(means.held[index]),
+        ),
+        "a": Figure("a_i", "KV tokens held at the first stage, half-filled pages included", first),
+        "c": Figure(
+            "c_i",
+            f"time that a request of the class adds to iterations in all, s: {law_text.work('S', 's', 'n')}",
+            float(means.work_s[index]),
+        ),
+        **({} if model.timing.is_linear else {"F_cycle": Figure("F", law_text.REST, rest)}),
+        "input": Figure("s_i", "input of the class, tokens", one.input_tokens),
+        "B_w": Figure(
+            "B_i",
+            "mean requests in flight on the cycle of the class",
+            _in_flight(alone),
+        ),
+        "prefilled": Figure("x + e", _PREFILLED, prefilled),
+        "queue": Figure(
+            "E[W]",
+            "mean number waiting when an iteration starts, those it admits included",
+            report.wait.classes[index].queue_bound,
+        ),
+    }
+
+
+def _of_segments(model: ServingModel, report: Report) -> Iterator[Figures]:
+    half, reached = page_padding(model.replica.block_tokens), 0
+    for k, segment in enumerate(report.nested_wait.segments):
+        tokens = segment.kv_tokens / segment.threshold
+        waiting = segment.input_tokens + half + reached if k else 0
+        excess = 0 if segment.queue_bound is None else segment.queue_bound - segment.threshold
+        yield {
+            "tokens": Figure("", "KV tokens of the segment's stages per unit of its threshold", tokens),
+            "w": Figure(
+                "w_k", "KV tokens of a request that waits at the segment's start; 0 for the first", waiting
+            ),
+            "excess": Figure("c_k − n_k", "requests by which the queue exceeds the threshold", excess),
+        }
+        reached = segment.upto_decode
+
+
+def _in_flight(model: ServingModel) -> float | None:
+    """Requests in flight on the cycle of a closed form; None where the iteration counts share no divisor."""
+    mix = model.mix
+    if int(np.gcd.reduce(mix.stages)) == 1:
+        return None
+    memory = float(model.replica.memory_tokens)
+    return pulse_cycle(mix.stages, mix.held.at_start, mix.share, memory).in_flight
+
+
+def _prefilled(model: ServingModel, completed: float | None, evicted: float | None) -> float | None:
+    if completed is None or evicted is None:
+        return None
+    return evicted if model.replica.prefill is Prefill.DISAGGREGATED else completed + evicted

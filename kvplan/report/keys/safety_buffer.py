@@ -1,0 +1,108 @@
+"""Keys of the `safety_buffer` block."""
+
+from kvplan.report.keys.equilibrium import NO_EQUILIBRIUM
+from kvplan.report.keys.evidence import Evidence
+from kvplan.report.keys.record import Block, Kind, Record
+
+
+def _iterations(e: Evidence) -> str:
+    return f"max(1, {e('horizon')}/{e('equilibrium.iteration_time_s')})"
+
+
+def _theorem_bound(e: Evidence) -> str:
+    iterations, memory, mean = e("horizon_iterations"), e("M"), e("budget_mean")
+    largest, longest = e("largest_budget"), e("longest_side")
+    return f"{iterations}·exp(−({memory} − {mean})²/(2·({largest}² + {largest})·{longest}³))"
+
+
+SAFETY_BUFFER = Block(
+    "safety_buffer",
+    "How likely KV usage exceeds memory, and the buffer against it.",
+    (
+        Record(
+            "safety_buffer.kv_std_tokens",
+            "Standard deviation of KV usage before any eviction, with the feedback of usage on iteration time.",
+            formula="σ² = (1/2π)·∫ Σ λ_i·τ*·|W_i + G·V_i/(1 − H)|² dω, H = e^(−iω)·Σ λ_i·V_i, G = e^(−iω)·Σ λ_i·W_i",
+            source="new: Poisson cluster process",
+            symbol="σ",
+            unit="tokens",
+            absent=NO_EQUILIBRIUM,
+        ),
+        Record(
+            "safety_buffer.overflow_probability_per_iteration",
+            "Probability that KV usage exceeds memory in an iteration.",
+            formula="P(K > M): the larger of saddlepoint, with feedback, and exact law at constant iteration time",
+            here=lambda e: f"max({e('smooth_tail')}, {e('exact_tail')})",
+            source="new: Lugannani-Rice on the cluster process; compound Poisson by FFT",
+            symbol="P",
+            absent=NO_EQUILIBRIUM,
+        ),
+        Record(
+            "safety_buffer.overflow_probability_horizon",
+            "Probability of any overflow within the horizon, at most: the sum over its iterations.",
+            formula="min(1, max(1, T/τ*)·P)",
+            here=lambda e: (
+                f"min(1, {_iterations(e)}·{e('safety_buffer.overflow_probability_per_iteration')})"
+            ),
+            source="new: union bound over iterations",
+            absent=NO_EQUILIBRIUM,
+        ),
+        Record(
+            "safety_buffer.required_kv_tokens",
+            "Memory with which an overflow within the horizon has probability δ at most.",
+            formula="smallest M >= max(s + d) with max(1, T/τ*)·P(K > M) <= δ",
+            here=lambda e: f"smallest M with {_iterations(e)}·P(K > M) ≤ {e('delta')}",
+            source="new",
+            unit="tokens",
+            absent=NO_EQUILIBRIUM,
+            whole=True,
+        ),
+        Record(
+            "safety_buffer.watermark_fraction",
+            "The buffer above the mean as a fraction of memory, for an engine's watermark.",
+            formula="(required − M*)/M",
+            here=lambda e: (
+                f"({e('safety_buffer.required_kv_tokens')} − {e('equilibrium.kv_tokens')}) / {e('M')}"
+            ),
+            source="new",
+            absent=NO_EQUILIBRIUM,
+        ),
+        Record(
+            "safety_buffer.theorem_bound",
+            "The published bound on overflows within the horizon; usually far too large to be of use.",
+            formula="T·exp(−ε²·M²/(2·(A² + A)·C³)), A the largest budget (without budgets, the next whole number above "
+            "the arrivals an iteration), C = max(input, decode), ε = 1 − mean/M",
+            here=_theorem_bound,
+            source="FC Theorem 3.6",
+            absent="The mean fills memory (ε <= 0), or there is no equilibrium.",
+            basis="theorem",
+        ),
+        Record(
+            "safety_buffer.theorem_bound_is_vacuous",
+            "Whether that bound is above one half, or there is none.",
+            absent=NO_EQUILIBRIUM,
+            kind=Kind.TRUTH,
+            in_contract=False,
+        ),
+        Record(
+            "safety_buffer.saddlepoint_probability",
+            "P(K > M) by the saddlepoint, with feedback.",
+            absent=NO_EQUILIBRIUM,
+            in_contract=False,
+        ),
+        Record(
+            "safety_buffer.exact_pmf_probability",
+            "P(K > M) by the exact law at constant iteration time.",
+            absent="Requests are too long for it, or there is no equilibrium.",
+            in_contract=False,
+        ),
+        Record(
+            "safety_buffer.larger_tail",
+            "Which of the two is the larger, hence reported.",
+            absent=NO_EQUILIBRIUM,
+            kind=Kind.TEXT,
+            allowed=("saddlepoint", "exact_pmf"),
+            in_contract=False,
+        ),
+    ),
+)

@@ -1,0 +1,38 @@
+"""Keys of the `saturation` block."""
+
+from kvplan.report import law_text
+from kvplan.report.keys.equilibrium import FLUID
+from kvplan.report.keys.record import Block, Record
+
+SATURATION = Block(
+    "saturation",
+    "The eviction-free state that exactly fills memory.",
+    (
+        Record(
+            "saturation.admissions_per_iteration",
+            "Admissions per iteration that keep memory exactly full without evictions.",
+            formula="n* = M/Σ p_i·S_i",
+            here=lambda e: f"{e('M')} / {e('S_b')}",
+            source="SIC 2; several classes WAIT-s eq. 3",
+            symbol="n*",
+            unit="requests",
+        ),
+        Record(
+            "saturation.iteration_time_s",
+            "Time of an iteration with memory full.",
+            formula=law_text.SATURATION,
+            here=law_text.saturation_here,
+            source="WAIT-s eq. 1; d2 and d3 new",
+            symbol="τ(M)",
+            unit="s",
+        ),
+        Record(
+            "saturation.throughput_rps",
+            "Requests per second with memory full: the sustainable rate where memory is the limit.",
+            formula="n*/τ(M)",
+            here=lambda e: f"{e('saturation.admissions_per_iteration')} / {e('saturation.iteration_time_s')}",
+            source=FLUID,
+            unit="requests/s",
+        ),
+    ),
+)

@@ -1,0 +1,55 @@
+"""Keys of the blocks that close the report: the simulation, sources and notes, and what is to be done."""
+
+from kvplan.report.keys.record import Block, Kind, Record
+from kvplan.report.words import Basis
+
+_NOT_SIMULATED = "Only a simulation can fill this block, and none was asked for."
+
+SIMULATION = Block(
+    "simulation",
+    "The simulator's figures beside the formulas.",
+    (
+        Record(
+            "simulation",
+            "The simulator's figures, where asked for.",
+            absent=_NOT_SIMULATED,
+            kind=Kind.TABLE,
+        ),
+    ),
+    absent=_NOT_SIMULATED,
+    has_source=False,
+)
+SOURCES = Block(
+    "sources",
+    "Where the numbers of each block come from.",
+    (
+        Record(
+            "sources",
+            "For each block how its numbers are known, and from where.",
+            formula="theorem: a published formula; computed: beyond the papers, or numerical with a certificate; "
+            "simulated: the fluid model iterated; assumption: from the profile, or observed",
+            kind=Kind.TABLE,
+        ),
+    ),
+    has_source=False,
+)
+NOTES = Block(
+    "notes",
+    "What was assumed or not modelled.",
+    (Record("notes[]", "What was assumed, what is not modelled, and what to beware of.", kind=Kind.TEXT),),
+    has_source=False,
+)
+ACTIONS = Block(
+    "actions",
+    "What to do.",
+    (Record("actions[]", "What to do, most important first.", kind=Kind.TEXT, in_contract=False),),
+    has_source=False,
+)
+
+
+def source_records(block: str) -> tuple[Record, ...]:
+    """The records of what `sources` says of a block."""
+    return (
+        Record(f"sources.{block}.source", "Where the numbers of the block come from.", kind=Kind.TEXT),
+        Record(f"sources.{block}.kind", "How they are known.", kind=Kind.TEXT, allowed=tuple(Basis)),
+    )

@@ -1,0 +1,186 @@
+"""Where the numbers of a report come from, and what was assumed or not modelled."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.admission import RateCap
+from kvplan.analysis.equilibrium import Load, saturation
+from kvplan.analysis.overflow import SafetyBuffer
+from kvplan.analysis.stability import Stability
+from kvplan.analysis.wait import Wait
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible
+from kvplan.analysis.worst_window import Peak
+from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
+from kvplan.report.words import Basis
+from kvplan.units import format_number, format_seconds, format_tokens
+
+
+class Source(NamedTuple):
+    """Where the numbers of a block come from."""
+
+    source: str
+    kind: Basis
+
+
+def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
+    """Where the numbers of each block come from, by its name."""
+    replica, timing = model.replica, model.timing
+    limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
+    beyond_papers = any(timing.constants[2:]) or replica.block_tokens > 1 or limited
+    basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
+    terms = "d2, d3" if timing.is_linear else "d2 to d5"
+    extension = f"; {terms}, pages and engine limits: new" if beyond_papers else ""
+    equilibrium_source = Source(f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", basis)
+    cycle_source = {
+        CycleKind.HOMOGENEOUS: Source(f"SIC eq. 25, worst cycle of one decode length{extension}", basis),
+        CycleKind.PULSE: Source("new: pulse cycle, its local stability proved", Basis.COMPUTED),
+        CycleKind.SIMULATED: Source("fluid map iterated (SIC 2.2, saturated)", Basis.SIMULATED),
+        CycleKind.NONE: (
+            Source("no eviction possible: a single stage, or max_num_seqs requests always fit", Basis.THEOREM)
+            if model.mix.stages.max() == 1 or eviction_is_impossible(model)
+            else Source(
+                "SIC eq. 10 (locally stable); that nothing else attracts is observed", Basis.ASSUMPTION
+            )
+        ),
+    }[cycle.kind]
+    waits = "queue bounds for several classes" if len(model.classes) > 1 else "exact queue of one class"
+    windows = ""
+    if model.schedule is not None:
+        waits, windows = "queue bounds", "; worst window of rates that vary (WAIT 7.1, WAIT-s eq. 10)"
+    return {
+        "verdict": Source("load, worst_cycle and stability taken together", Basis.COMPUTED),
+        "load": equilibrium_source,
+        "equilibrium": equilibrium_source,
+        "saturation": equilibrium_source,
+        "worst_cycle": cycle_source,
+        "stability": Source(
+            "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
+        ),
+        "rate_cap": Source(f"SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets{extension}", basis),
+        "wait": Source(
+            f"WAIT-s eq. 7, Theorem 4.1{windows}; smallest and largest whole thresholds, {waits}: new",
+            Basis.COMPUTED,
+        ),
+        "nested_wait": Source(
+            f"WAIT-s Theorem 5.1, D.2{windows}; tokens per segment corrected (the printed forms are wrong): new",
+            Basis.COMPUTED,
+        ),
+        "safety_buffer": Source(
+            "new: Poisson cluster law of KV usage, saddlepoint tail; theorem_bound: FC Theorem 3.6",
+            Basis.COMPUTED,
+        ),
+    }
+
+
+def notes(
+    model: ServingModel,
+    offered: Load,
+    local: Stability,
+    cycle: WorstCycle,
+    cap: RateCap,
+    plan: Plan,
+    waiting: Wait,
+    buffer: SafetyBuffer,
+    varying: Peak | None,
+) -> tuple[str, ...]:
+    """What was assumed, what is not modelled, and what to beware of."""
+    replica = model.replica
+    found = [
+        "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
+        "fluid limits of greedy admission on one replica.",
+        "Not modelled: prefix sharing, speculative decoding, swapping, pipeline bubbles, routing between replicas.",
+    ]
+    held = requests_in_memory(model)
+    if held < FEW_REQUESTS:
+        found.append(
+            f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, evicting and "
+            "recomputing whole requests costs more than the fluid figures say."
+        )
+    if replica.block_tokens > 1:
+        unused = format_number((replica.block_tokens - 1) / 2)
+        found.append(
+            f"Pages of {replica.block_tokens} tokens: a request holds {unused} tokens more than it uses on average; "
+            "memory counts them, time does not."
+        )
+    if replica.prefill is Prefill.DISAGGREGATED and model.timing.d2 > 0:
+        found.append(
+            "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after an eviction."
+        )
+    if cycle.iterations is not None:
+        ended = (
+            "settled" if cycle.settled else "not settled when the budget was spent: means of the last half"
+        )
+        found.append(f"The worst cycle is simulated: {format_tokens(cycle.iterations)} iterations, {ended}.")
+    if any(c.kind is None for c in cycle.classes):
+        found.append("worst_cycle.classes: null where a class has several decode lengths and no closed form.")
+    if not local.certified:
+        found.append("Stability is uncertified: a root is too close to the unit circle for floating point.")
+    elif not local.radius_certified:
+        found.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
+    several = any(len(c.decode_tokens) > 1 for c in model.classes)
+    if several:
+        found.append(
+            "wait: classes of several decode lengths enter with their means; so far, memory and fit hold in the mean."
+        )
+    if waiting.smallest is False:
+        found.append(
+            "wait: so near a work rate of 1 the thresholds keep up, but are not proved the smallest."
+        )
+    if saturation(model).admissions_per_iteration < len(model.classes):
+        found.append(
+            "wait, nested_wait: whole thresholds keep at least one request at every stage, which is far more than "
+            "this traffic has in flight; both suit many small requests."
+        )
+    if np.ptp(model.mix.input_tokens) > 0:
+        found.append(
+            "nested_wait: each segment counts with the mean input of the requests that reach it; the requirement holds "
+            "in the mean over inputs, δ is for the lengths of the queues."
+        )
+    if buffer.required_kv_tokens is not None:
+        if held < FEW_REQUESTS:
+            found.append(
+                "safety_buffer: with so few requests in memory, probabilities below 0.001 can be off by "
+                "a factor of two."
+            )
+        found.append(
+            f"nested_wait, safety_buffer: for Poisson arrivals, an overflow within {format_seconds(plan.horizon_s)} "
+            f"has probability {format_number(plan.delta)} at most."
+        )
+    waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
+    if waits:
+        name, longest = max(waits, key=lambda wait: wait[1])
+        near = (
+            "" if cap.budgets_are_optimal else "; too many budgets to search them all, these are near-optimal"
+        )
+        found.append(
+            f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
+            f"for Poisson arrivals and a constant iteration time{near}."
+        )
+    if varying is not None:
+        found += _of_schedule(varying, offered, waiting)
+    return tuple(found)
+
+
+def _of_schedule(varying: Peak, offered: Load, waiting: Wait) -> list[str]:
+    period = format_seconds(varying.period_s)
+    found = [
+        f"Rates vary over {period}: {format_number(varying.least_rps)} to {format_number(varying.most_rps)} "
+        f"requests/s, {format_number(varying.mean_rps)} in the mean. wait and nested_wait are for the worst window of "
+        "the schedule; every other figure, the verdict too, is for the rates of the classes as they stand, "
+        f"{format_number(offered.offered_rps)} requests/s.",
+        f"At its peak the schedule offers {format_number(varying.offered_rps)} requests/s where "
+        f"{format_number(varying.sustainable_rps)} are sustainable: "
+        + (
+            f"too much for {format_seconds(varying.overloaded_s)} of every {period}."
+            if varying.overloaded_s > 0
+            else "never too much."
+        ),
+    ]
+    if waiting.feasible:
+        found.append(
+            "wait: waits and latencies are bounds for the mean over all requests of a period; the dial is for the "
+            "largest rates."
+        )
+    return found

@@ -1,0 +1,139 @@
+"""The verdict in words: a sentence with the numbers, and what to do."""
+
+import math
+
+from kvplan.analysis.admission import RateCap
+from kvplan.analysis.equilibrium import Load, per_request, saturation
+from kvplan.analysis.overflow import SafetyBuffer
+from kvplan.analysis.stability import Stability
+from kvplan.analysis.worst_cycle import WorstCycle, eviction_is_impossible
+from kvplan.analysis.worst_window import Peak
+from kvplan.model import Plan, ServingModel
+from kvplan.report.words import Status
+from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+
+FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
+_NOTHING = "Nothing"  # to be done, begins an action that says so
+
+
+def summary(status: Status, binding: str, offered: Load, stuck_rps: float | None) -> str:
+    """A sentence with the numbers; `stuck_rps` is what a collapsed replica serves, where it needs a cap."""
+    sustainable = format_number(offered.sustainable_rps)
+    rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
+    if status is Status.OVERLOADED:
+        excess = offered.offered_rps / offered.sustainable_rps - 1
+        return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."
+    fits = f"{rates}, limited by {binding}"
+    if status is Status.NEEDS_CAP:
+        stuck = format_number(stuck_rps)
+        return f"{fits}; but greedy admission, once collapsed, can stay at {stuck} requests/s."
+    return f"{fits}; greedy admission recovers from a collapse by itself."
+
+
+def requests_in_memory(model: ServingModel) -> float:
+    """Mean number of requests in flight when memory is full, n*·n."""
+    return saturation(model).admissions_per_iteration * per_request(model).iterations
+
+
+def actions(
+    status: Status,
+    model: ServingModel,
+    offered: Load,
+    local: Stability,
+    cycle: WorstCycle,
+    cap: RateCap,
+    plan: Plan,
+    buffer: SafetyBuffer,
+    varying: Peak | None,
+) -> tuple[str, ...]:
+    """What to do, most important first; each fits a line or two of the first screen."""
+    usual = _at_these_rates(status, model, offered, local, cycle, cap, plan, buffer)
+    first = None if varying is None else _at_peak(varying, status, local, cycle, cap)
+    if first is None:
+        return usual
+    return first, *(action for action in usual if not action.startswith(_NOTHING))
+
+
+def _at_these_rates(
+    status: Status,
+    model: ServingModel,
+    offered: Load,
+    local: Stability,
+    cycle: WorstCycle,
+    cap: RateCap,
+    plan: Plan,
+    buffer: SafetyBuffer,
+) -> tuple[str, ...]:
+    found: list[str] = []
+    limit = f"{format_number(min(cap.per_second, offered.sustainable_rps))} requests/s"
+    if cap.per_second <= offered.sustainable_rps * (
+        1 + 1e-9
+    ):  # else an engine limit binds before memory does
+        limit += f" ({format_number(cap.per_iteration)} an iteration)"
+    if status is Status.OVERLOADED:
+        replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
+        found.append(
+            f"Bring the load below {format_number(offered.sustainable_rps)} requests/s, or serve it with at least "
+            f"{replicas} replicas."
+        )
+        if cycle.loss > 0:
+            found.append(f"Until then cap admissions at {limit}: the excess waits, nothing is evicted.")
+    elif status is Status.NEEDS_CAP:
+        found.append(
+            f"Cap admissions at {limit}: evictions then stop and all of the sustainable rate is served."
+        )
+        if local.stabilising_change is not None:
+            found.append(f"Or remove the cause. {local.stabilising_change}.")
+        elif not local.certified:
+            found.append("Stability is too close to call in floating point; the cap is safe either way.")
+    elif eviction_is_impossible(model):
+        found.append(
+            f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
+        )
+    elif (buffer.overflow_probability_horizon or 0) > plan.delta:
+        found.append(
+            f"Expect evictions now and then: {format_percent(buffer.overflow_probability_horizon)} for any within "
+            f"{format_seconds(plan.horizon_s)}; {format_tokens(buffer.required_kv_tokens)} tokens of memory would keep "
+            f"that to {format_percent(plan.delta)}."
+        )
+    elif local.recovery_iterations is not None:
+        time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)
+        iterations = format_number(local.recovery_iterations, 3)
+        found.append(
+            f"{_NOTHING}. Even at full load a disturbance decays e-fold in {time}: {iterations} iterations."
+        )
+    else:
+        found.append(
+            f"{_NOTHING} at this load. Above {format_number(cycle.throughput_rps)} requests/s cap admissions at "
+            f"{limit}."
+        )
+    if offered.headroom is not None and 0 <= offered.headroom < 0.1:
+        found.append(f"Headroom is only {format_percent(offered.headroom)}: a burst fills memory for long.")
+    held = requests_in_memory(model)
+    if held < FEW_REQUESTS:
+        found.append(
+            f"Memory holds about {format_number(held, 2)} requests: with so few, whole-request effects add to the loss."
+        )
+    return tuple(found)
+
+
+def _at_peak(varying: Peak, status: Status, local: Stability, cycle: WorstCycle, cap: RateCap) -> str | None:
+    """What to do about the heaviest load of a schedule; None if nothing beyond what is done anyway."""
+    period = format_seconds(varying.period_s)
+    rate, limit = format_number(varying.offered_rps), format_number(varying.sustainable_rps)
+    if varying.offered_rps > varying.sustainable_rps:
+        replicas = math.ceil(varying.offered_rps / varying.sustainable_rps)
+        return (
+            f"At its peak the schedule offers {rate} requests/s where {limit} are sustainable: for "
+            f"{format_seconds(varying.overloaded_s)} of every {period} a backlog grows. Serve that with at least "
+            f"{replicas} replicas, or cap admissions and let it wait."
+        )
+    collapsed = varying.most_rps > cycle.throughput_rps and not (local.stable and local.certified)
+    if status is Status.STABLE and varying.same_mix and collapsed:
+        seconds = varying.course.time_above(cycle.throughput_rps / varying.most_rps * varying.course.peak)
+        return (
+            f"At its peak the schedule offers {rate} requests/s: for {format_seconds(seconds)} of every {period} more "
+            f"than the {format_number(cycle.throughput_rps)} at which greedy admission, once collapsed, can stay. Cap "
+            f"admissions at {format_number(min(cap.per_second, varying.sustainable_rps))} requests/s."
+        )
+    return None

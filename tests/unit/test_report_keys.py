@@ -1,0 +1,122 @@
+"""The registry of the report's keys: records and fields match, and the schema has them all."""
+
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from kvplan.report.assembly import Report
+from kvplan.report.keys import BLOCKS, CONTRACT, REGISTRY, SOURCE_KEYS, Kind, gateable
+from kvplan.report.schema import json_schema
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.json"))
+
+
+def fields(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a result as the registry writes it, with the type of its field; tables are not entered."""
+    record = REGISTRY.get(path)
+    parts = [part for part in get_args(of) if part is not types.NoneType]
+    if record is not None and record.kind is Kind.TABLE:
+        yield path, of
+    elif hasattr(of, "_fields"):
+        for name, hint in get_type_hints(of).items():
+            yield from fields(hint, f"{path}.{name}" if path else name)
+    elif get_origin(of) is tuple and parts[1:] == [Ellipsis]:
+        yield from fields(parts[0], f"{path}[]")
+    elif (
+        get_origin(of) is types.UnionType
+        and get_origin(parts[0]) is tuple
+        and parts[0].__args__[1] is Ellipsis
+    ):
+        yield f"{path}[]", parts[0].__args__[0] | None
+    else:
+        yield path, of
+
+
+FIELDS = dict(fields(Report))
+
+
+def test_every_field_of_the_report_has_a_record_and_every_record_a_field() -> None:
+    assert sorted(FIELDS) == sorted(REGISTRY)
+    assert [key for key in FIELDS if key in CONTRACT] == [*CONTRACT]
+    assert {record.block for record in CONTRACT.values()} == set(BLOCKS)
+
+
+@pytest.mark.parametrize("record", REGISTRY.values(), ids=lambda record: record.key)
+def test_a_record_says_what_its_field_holds(record: Any) -> None:
+    """Kind, words and whether it can be null are those of the annotation."""
+    hint = FIELDS[record.key]
+    kinds = [kind for kind in get_args(hint) or [hint] if kind is not types.NoneType]
+    if record.kind is not Kind.TABLE:
+        nullable = types.NoneType in get_args(hint)
+        assert not nullable or record.absent
+        assert nullable or not record.absent or "segments" in record.absent  # of an empty list
+    if record.kind is Kind.NUMBER:
+        assert kinds == [int if record.whole else float]
+    elif record.kind is Kind.TRUTH:
+        assert kinds == [bool]
+    elif record.kind is Kind.PAIR:
+        assert hint == tuple[float, float] | None
+    elif record.kind is Kind.TEXT:
+        (kind,) = kinds
+        if issubclass(kind, StrEnum):
+            assert record.allowed == tuple(kind)
+        else:
+            assert kind is str
+
+
+def schema_at(key: str) -> dict[str, Any]:
+    """What the schema says of a key."""
+    found = json_schema()
+    for part in key.split("."):
+        found = found["properties"][part.removesuffix("[]")]
+        found = found["items"] if part.endswith("[]") and part != key.split(".")[-1] else found
+    return found
+
+
+@pytest.mark.parametrize("record", [*CONTRACT.values(), *SOURCE_KEYS.values()], ids=lambda record: record.key)
+def test_every_key_of_the_contract_is_in_the_schema(record: Any) -> None:
+    assert schema_at(record.key)["description"].startswith(record.meaning)
+
+
+def test_the_schema_accepts_the_reports_and_is_one() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    validator.check_schema(validator.schema)
+    for path in GOLDEN:
+        validator.validate(json.loads(path.read_text("utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("block", "change"),
+    [
+        ("verdict", {"status": "fine"}),
+        ("load", {"headroom": "much"}),
+        ("stability", {"gcd": 1.5}),
+        ("wait", {"thresholds": [1, None]}),
+        ("worst_cycle", {"danger_zone_rps": [1.0]}),
+        ("saturation", {"throughput_rps": None}),
+        ("sources", {"load": {"source": "", "kind": "guessed"}}),
+    ],
+)
+def test_the_schema_refuses_what_no_report_holds(block: str, change: dict[str, Any]) -> None:
+    document = json.loads(GOLDEN[0].read_text("utf-8"))
+    document[block] |= change
+    assert not jsonschema.Draft202012Validator(json_schema()).is_valid(document)
+
+
+def test_requirements_can_be_about_every_key_that_holds_a_value() -> None:
+    assert set(CONTRACT) - set(gateable()) == {"simulation", "sources", "worst_cycle.danger_zone_rps"}
+    assert "worst_cycle.danger_zone_rps[]" in gateable()
+
+
+def test_the_registry_is_cheap_to_import() -> None:
+    program = "import sys, kvplan.report.keys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {"numpy", "pydantic", "rich", "typer"} & set(done.stdout.split()) == set()
