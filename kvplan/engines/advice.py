@@ -18,7 +18,7 @@ from typing import NamedTuple
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import safety_buffer
 from kvplan.decide.gate import Requirement
-from kvplan.decide.settings_gate import Gate
+from kvplan.decide.settings_gate import SettingsGate
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import Report, Status, requests_in_memory
@@ -293,7 +293,7 @@ def _cap_flag(engine: Engine, model: ServingModel) -> str:
 
 
 def _cap_within_the_gate(
-    engine: Engine, judged: Sequence[Tried], gate: Gate, model: ServingModel
+    engine: Engine, judged: Sequence[Tried], gate: SettingsGate, model: ServingModel
 ) -> Iterator[Candidate]:
     """The smallest cap that breaks nothing, where smaller ones would gain and are refused for what they break."""
     name = _LIMIT[Kind.RUNNING]
@@ -462,7 +462,7 @@ def _score_of(one: Tried) -> float:
     return -math.inf if one.gains is None else score(one.gains)
 
 
-def _judged(candidate: Candidate, found: Gains | None, gate: Gate, *, short: bool) -> Tried:
+def _judged(candidate: Candidate, found: Gains | None, gate: SettingsGate, *, short: bool) -> Tried:
     """What becomes of a candidate as long as no other is looked at."""
     mine = limits([candidate])
     headroom = gate.headroom(mine) if mine else None
@@ -577,7 +577,7 @@ def advise(
     ()
     """
     policy = _POLICY[engine]
-    gate = Gate(model, plan, required, report.profile, report.stability)
+    gate = SettingsGate(model, plan, required, report.profile, report.stability)
     found = candidates(engine, report, model)
     without, *results = measure([Variant(policy), *(c.variant for c in found)])
     if without is None:
@@ -611,7 +611,7 @@ def advise(
 
 
 def _adding_up(
-    policy: str, tried: Sequence[Tried], without: Measured, measure: Measure, gate: Gate
+    policy: str, tried: Sequence[Tried], without: Measured, measure: Measure, gate: SettingsGate
 ) -> tuple[list[Tried], Gains | None]:
     """The most useful setting, those that add to it, and what they gain together if they are several."""
     ranked = sorted((one for one in tried if one.verdict is Verdict.EMITTED), key=_score_of, reverse=True)

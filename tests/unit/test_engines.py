@@ -9,7 +9,7 @@ import pytest
 from strategies import mix_model
 
 from kvplan.decide.gate import parse
-from kvplan.decide.settings_gate import Gate
+from kvplan.decide.settings_gate import SettingsGate
 from kvplan.engines.advice import (
     Advice,
     Candidate,
@@ -273,7 +273,7 @@ def test_settings_that_break_the_gate_only_together_are_not_both_set() -> None:
         Candidate(Kind.TOKENS, "", "105", "", "", Variant("vllm", (("max_num_batched_tokens", 105.0),))),
     ]
     assert limits(kinds) == {"max_num_seqs": 41, "max_num_batched_tokens": 105}
-    gate = Gate(GATED, Plan(), [parse("verdict.binding != max_num_seqs")])
+    gate = SettingsGate(GATED, Plan(), [parse("verdict.binding != max_num_seqs")])
     assert gate.broken(limits(kinds)) == ("verdict.binding", "verdict.binding != max_num_seqs")
     assert gate.broken(limits(kinds[1:])) is None
 
