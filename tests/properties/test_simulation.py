@@ -21,9 +21,10 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
 
 CLASSES = 3
-# they count memory and chunks of prompts as engines do
-ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-no-evict")
-MAY_HANG = ("alpha-protection",)  # those who begin together can overflow together again and again
+ENGINES = [p.name for p in POLICIES.values() if p.engine]
+MAY_HANG = [p.name for p in POLICIES.values() if p.may_livelock]
+# a parameter of those that know decode lengths may say that they do not
+BLIND = [p.name for p in POLICIES.values() if p.parameters or not p.knows_lengths]
 MANY = settings(max_examples=60, deadline=None)
 EXAMPLES = settings(max_examples=30, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
@@ -367,7 +368,7 @@ def test_determinism_the_same_requests_leave_the_same_bytes(name: str, data: st.
     assert bytes_of(run(name, case)) == bytes_of(run(name, case))
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "mc-sf"])  # it knows decode lengths
+@pytest.mark.parametrize("name", BLIND)
 @EXAMPLES
 @given(data=st.data())
 def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data: st.DataObject) -> None:
@@ -436,7 +437,7 @@ def prepare_at_most_two(scenario: Scenario, settings: Settings) -> tuple[Setup, 
     return one_queue(scenario.requests), {}
 
 
-PAIRS = Policy("greedy for two", {}, prepare_at_most_two, at_most_two)
+PAIRS = Policy("pairs", "greedy for two", prepare_at_most_two, at_most_two)
 
 
 @EXAMPLES

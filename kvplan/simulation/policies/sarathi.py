@@ -11,7 +11,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import blocks_of, kernel
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.policies.vllm import NO_CAP, admit_prompts, serve_running
 from kvplan.simulation.state import CAPACITY, FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, STAGE, Setup, State
@@ -49,8 +49,11 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 POLICY = Policy(
-    "Sarathi: decodes first, then chunks of prompts within a token budget; the last admitted is evicted",
-    {"cap": "most admissions per iteration, 0.5 is one in two; none", **vllm.LIMITS},
-    prepare,
-    form_batch,
+    name="sarathi",
+    summary="Sarathi: decodes first, then chunks of prompts within a token budget; the last admitted is evicted",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={"cap": "most admissions per iteration, 0.5 is one in two; none", **vllm.LIMITS},
+    engine=True,
+    limits=ENGINE_LIMITS,
 )

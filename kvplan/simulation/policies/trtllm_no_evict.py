@@ -9,7 +9,7 @@ import numpy as np
 from kvplan.simulation.actions import advance, group_list, kernel, seat
 from kvplan.simulation.policies import vllm
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, compute_prompt, pause
 from kvplan.simulation.state import (
     CAPACITY,
@@ -68,8 +68,12 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 POLICY = Policy(
-    "TensorRT-LLM's GUARANTEED_NO_EVICT: input and longest output are reserved at admission, nobody is evicted",
-    {**MAX_NEW, **vllm.LIMITS},
-    prepare,
-    form_batch,
+    name="trtllm-no-evict",
+    summary="TensorRT-LLM's GUARANTEED_NO_EVICT: input and longest output are reserved at admission, nobody is evicted",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={**MAX_NEW, **vllm.LIMITS},
+    engine=True,
+    limits=ENGINE_LIMITS,
+    evicts=False,
 )

@@ -22,7 +22,7 @@ from kvplan.simulation.actions import (
     seat,
     unschedule,
 )
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import (
     BEFORE,
     BLOCK,
@@ -220,11 +220,14 @@ LIMITS = {
 
 
 POLICY = Policy(
-    "vLLM's V1 scheduler: chunked prefill, the last running request is preempted and recomputed",
-    {
+    name="vllm",
+    summary="vLLM's V1 scheduler: chunked prefill, the last running request is preempted and recomputed",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
         **LIMITS,
     },
-    prepare,
-    form_batch,
+    engine=True,
+    limits=ENGINE_LIMITS,
 )

@@ -20,7 +20,7 @@ from kvplan.simulation.actions import (
     stand_by,
 )
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, WATERMARK, compute_prompt, preempt
 from kvplan.simulation.state import (
     CAPACITY,
@@ -84,12 +84,15 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 POLICY = Policy(
-    "vLLM before V1: whole prompts before any decode, the last admitted is preempted and recomputed",
-    {
+    name="vllm-v0",
+    summary="vLLM before V1: whole prompts before any decode, the last admitted is preempted and recomputed",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
         "watermark": vllm.POLICY.parameters["watermark"],
         "max_num_seqs": vllm.LIMITS["max_num_seqs"],
         "max_num_batched_tokens": "most tokens of prompts in an iteration; the profile's",
     },
-    prepare,
-    form_batch,
+    engine=True,
+    limits=ENGINE_LIMITS,
 )
