@@ -54,9 +54,9 @@ def emit(
     """The plan as engine settings, those that gain in simulation, and how much."""
     from kvplan.engines.advice import Engine, advise, default_requests
     from kvplan.report import assembly as report
+    from kvplan.simulation.experiments.load import MAX_REQUESTS
     from kvplan.simulation.experiments.options import seeds as chosen
     from kvplan.simulation.experiments.paired import Bench
-    from kvplan.simulation.experiments.study import MAX_REQUESTS
 
     if seeds < _LEAST_SEEDS:
         raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")

@@ -12,7 +12,9 @@ from kvplan.layout.document import Bullets
 from kvplan.layout.simulation import build
 from kvplan.profile.reading import load_profile
 from kvplan.simulation.experiments.hindsight_bound import StudyBound
-from kvplan.simulation.experiments.study import Arrivals, Load, Study, chosen, study
+from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import Study, study
 
 Run = Callable[..., tuple[int, str, str]]
 
