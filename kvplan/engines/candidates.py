@@ -122,12 +122,13 @@ def watermark(report: Report, model: ServingModel) -> Iterator[Value]:
 def batched_tokens(report: Report, model: ServingModel) -> Iterator[Value]:
     """Token budgets that keep an iteration full of prefill near one of a full replica."""
     replica, full = model.replica, report.saturation.iteration_time_s
-    if model.timing.d2 <= 0:
+    token_s = model.timing.work(0.0, 1.0, 0.0)
+    if token_s <= 0:
         return  # prefill takes no time: no reason to cut it up
     held = requests_in_memory(model)
     least = replica.max_num_seqs or math.ceil(held)
     for step in _STEPS:
-        tokens = max(math.floor((step - 1) * full / model.timing.d2 + held), least)
+        tokens = max(math.floor((step - 1) * full / token_s + held), least)
         why = (
             f"an iteration full of prefill takes {step} times one of a full replica ({format_seconds(full)})"
         )

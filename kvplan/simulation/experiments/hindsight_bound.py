@@ -59,8 +59,8 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
     >>> found.arrival.round(6).tolist(), found.stages.tolist(), found.first_weight.tolist()
     ([0.0, 2.8], [2, 1], [4, 1])
     """
-    if timing.d1 or timing.d2 or timing.d3:
-        raise UsageError("hindsight: iterations must be equally long, so d1, d2 and d3 of [timing] must be 0")
+    if not timing.is_constant:
+        raise UsageError("hindsight: iterations must be equally long, so [timing] may have no term but d0")
     if requests.clients is not None:
         raise UsageError(
             "hindsight: in a closed loop arrivals depend on the policy; nothing is known beforehand"
