@@ -24,11 +24,6 @@ class SettingsGate:
 
     Parameters
     ----------
-    model : ServingModel
-    plan : Plan
-    required : sequence of Requirement
-        `[gate] require`.
-    identity : ProfileIdentity, optional
     stability : Stability, optional
         Of the model, where it is known: the limits of an engine do not change it.
 

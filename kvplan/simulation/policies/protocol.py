@@ -128,3 +128,10 @@ def one_queue(requests: Requests) -> Setup:
         until=np.array([_NEVER]),
         knobs=np.zeros(0),
     )
+
+
+def as_engines_count(requests: Requests) -> Setup:
+    """One queue and one group; a request holds the tokens computed so far, a prompt of one at least."""
+    return one_queue(requests)._replace(
+        first_weight=np.maximum(requests.input_tokens, 1), stages=requests.decode_tokens
+    )
