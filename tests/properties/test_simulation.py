@@ -123,8 +123,6 @@ HORIZONS = st.none() | st.floats(0.0, 40.0)
 THRESHOLDS = st.tuples(*[st.integers(1, 4)] * CLASSES)
 LONGEST = st.tuples(*[st.integers(9, 12)] * CLASSES)  # tokens; no request generates more
 PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
-    "greedy": st.just({}),
-    "pairs": st.just({}),
     "rate-limited": st.fixed_dictionaries(
         {"beta": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
     ),
@@ -145,7 +143,6 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
         THRESHOLDS,
     ),
     "mc": st.fixed_dictionaries({"assume": st.tuples(st.sampled_from([0.0, 1.0]))}),
-    "mc-sf": st.just({}),
     "a-min": st.fixed_dictionaries({"shortest": st.tuples(st.integers(1, 4))}),
     "flow": st.fixed_dictionaries({"budgets": THRESHOLDS}),
     "flow-unknown": st.fixed_dictionaries(
@@ -167,7 +164,8 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     inputs, decode, kinds, gaps = (np.array(column) for column in zip(*draw(ROWS), strict=True))
     clients = draw(CLIENTS)
     arrivals = np.cumsum(gaps) if clients is None else np.zeros(gaps.size)
-    replica, parameters = draw(REPLICAS), draw(PARAMETERS[name])
+    nothing_to_set = name not in POLICIES or not POLICIES[name].parameters
+    replica, parameters = draw(REPLICAS), {} if nothing_to_set else draw(PARAMETERS[name])
     if possible:
         longest = max(*parameters.get("max_new", ()), *parameters.get("shortest", ()), int(decode.max()), 1)
         enough = int(np.maximum(inputs, 1).max() + longest + 2 * replica.block_tokens)
