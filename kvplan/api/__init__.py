@@ -113,9 +113,10 @@ def simulate(
     from kvplan.api import arguments
     from kvplan.errors import UsageError
     from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.experiments.load import Arrivals
 
     profile = arguments.profile(profile)
-    kinds = [kind.value for kind in study.Arrivals]
+    kinds = [kind.value for kind in Arrivals]
     if arrivals not in kinds:
         raise UsageError(f"arrivals {arrivals!r} do not exist; there are {', '.join(kinds)}")
     given = options.load(
@@ -130,7 +131,7 @@ def simulate(
     names = arguments.names(policies, "policies")
     texts = arguments.assignments({} if settings is None else settings, "settings")
     all_seeds = options.seeds(arguments.whole(seed, "seed"), arguments.whole(seeds, "seeds"))
-    return study.study(profile.model, profile.plan, given, study.chosen(names, texts), all_seeds)
+    return study.study(profile.model, profile.plan, given, options.chosen(names, texts), all_seeds)
 
 
 def sweep(
@@ -180,7 +181,7 @@ def sweep(
     """
     from kvplan.api import arguments
     from kvplan.errors import UsageError
-    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.experiments import options
     from kvplan.sweeps.definition import Runs, define
     from kvplan.sweeps.results import arrays
 
@@ -200,5 +201,5 @@ def sweep(
             kind=None, cv=None, concurrency=None, burst=None, trace=None, requests=count, horizon=None
         )
         all_seeds = options.seeds(seed, arguments.whole(seeds, "seeds"))
-        runs = Runs(tuple(study.chosen(names, [])), count, len(all_seeds))
+        runs = Runs(tuple(options.chosen(names, [])), count, len(all_seeds))
     return arrays(define(profile, axes, sample=sample, seed=seed, columns=keys, runs=runs))

@@ -1,6 +1,5 @@
 """`kvplan emit`: the plan as settings of an engine."""
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +14,7 @@ from kvplan.cli.common import (
     terminal,
 )
 from kvplan.cli.output import check_writable, write_result
+from kvplan.engines import EngineName
 from kvplan.errors import UsageError
 from kvplan.version import __version__
 
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from kvplan.profile.reading import Profile as Loaded
 
 _LEAST_SEEDS = 2  # below there is no interval
-
-
-class EngineName(StrEnum):
-    """Engines; those of `kvplan.engines.advice.Engine`."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    TRTLLM = "trtllm"
 
 
 def emit(
@@ -52,11 +44,12 @@ def emit(
     seeds: Annotated[int, typer.Option("--seeds", help="Seeds of each comparison, at least 2.")] = 5,
 ) -> None:
     """The plan as engine settings, those that gain in simulation, and how much."""
-    from kvplan.engines.advice import Engine, advise, default_requests
+    from kvplan.engines import engine as record
+    from kvplan.engines.advice import advise, default_requests
     from kvplan.report import assembly as report
+    from kvplan.simulation.experiments.load import MAX_REQUESTS
     from kvplan.simulation.experiments.options import seeds as chosen
     from kvplan.simulation.experiments.paired import Bench
-    from kvplan.simulation.experiments.study import MAX_REQUESTS
 
     if seeds < _LEAST_SEEDS:
         raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
@@ -77,7 +70,7 @@ def emit(
             announce=say_compiling,
         )
         advice = advise(
-            Engine(engine.value),
+            record(engine),
             result,
             loaded.model,
             loaded.plan,

@@ -56,8 +56,8 @@ def mix(
     from kvplan.analysis.mixing import MAX_REPLICAS, compare, diversifications
     from kvplan.formats import json
     from kvplan.layout import mixing as tables
+    from kvplan.simulation.experiments.load import MAX_REQUESTS
     from kvplan.simulation.experiments.options import seeds as chosen
-    from kvplan.simulation.experiments.study import MAX_REQUESTS
 
     if not 1 <= replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas {replicas}: 1 to {MAX_REPLICAS:,}")

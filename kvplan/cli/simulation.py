@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """How requests arrive; those of `kvplan.simulation.experiments.study.Arrivals`."""
+    """How requests arrive; those of `kvplan.simulation.experiments.load.Arrivals`."""
 
     POISSON = "poisson"
     GAMMA = "gamma"
@@ -127,7 +127,7 @@ def simulate(
         requests=requests,
         horizon=horizon,
     )
-    policies = study.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
+    policies = options.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
     all_seeds = options.seeds(seed, seeds, replayed=trace is not None)
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")

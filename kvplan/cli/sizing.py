@@ -128,8 +128,8 @@ def _outcome(
     from kvplan.engines.advice import default_requests
     from kvplan.layout.sizing import Offer, Outcome
     from kvplan.report.verdict import requests_in_memory
+    from kvplan.simulation.experiments.load import MAX_REQUESTS
     from kvplan.simulation.experiments.options import seeds as chosen
-    from kvplan.simulation.experiments.study import MAX_REQUESTS
 
     if rate is not None and not 0 < rate <= 1e12:
         raise UsageError(f"--rate {rate:g}: requests/s, above 0 and at most 1e12")

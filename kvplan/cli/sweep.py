@@ -157,7 +157,7 @@ def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int |
             if value is not None:
                 raise UsageError(f"{name} goes with --simulate only")
         return None
-    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.experiments import options
 
     names = [name.strip() for name in (policy or DEFAULT_POLICIES).split(",") if name.strip()]
     load = options.load(
@@ -171,22 +171,23 @@ def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int |
     )
     assert load.requests is not None
     count = len(options.seeds(0, 1 if seeds is None else seeds))
-    return Runs(tuple(study.chosen(names, [])), load.requests, count)
+    return Runs(tuple(options.chosen(names, [])), load.requests, count)
 
 
 def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
     """Compile the loops once, before several processes would; they find them on disk."""
     from contextlib import suppress
 
-    from kvplan.simulation.experiments import study
+    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.experiments.load import Load
 
     for name in runs.policies:
         with suppress(UsageError):  # what one point cannot run, others may
             study.study(
                 profile.model,
                 profile.plan,
-                study.Load(requests=1),
-                study.chosen([name], []),
+                Load(requests=1),
+                options.chosen([name], []),
                 [0],
                 announce=say_compiling,
                 compile=True,

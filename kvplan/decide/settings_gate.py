@@ -21,16 +21,11 @@ class Broken(NamedTuple):
     text: str
 
 
-class Gate:
+class SettingsGate:
     """What a profile demands of itself, to be asked about limits that are put into its `[gpu]`.
 
     Parameters
     ----------
-    model : ServingModel
-    plan : Plan
-    required : sequence of Requirement
-        `[gate] require`.
-    identity : ProfileIdentity, optional
     stability : Stability, optional
         Of the model, where it is known: the limits of an engine do not change it.
 
@@ -40,7 +35,7 @@ class Gate:
     >>> from kvplan.decide.requirement import parse
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 4.0),), Timing(1.0), Replica(1025))
-    >>> gate = Gate(model, Plan(), [parse("load.headroom >= 0.2")])
+    >>> gate = SettingsGate(model, Plan(), [parse("load.headroom >= 0.2")])
     >>> gate.headroom({}), round(gate.headroom({"max_num_seqs": 41}), 3)
     (0.25, 0.025)
     >>> gate.broken({"max_num_seqs": 41})

@@ -25,9 +25,6 @@ KEYS = (
     *(f"{block}.{name}" for block in ("ttft_s", "tpot_s", "e2e_s") for name in ("mean", "p50", "p95", "p99")),
     "recomputed_share",
 )
-GATHERING = frozenset(
-    {"wait", "nested-wait"}
-)  # policies that let requests wait for others: fewer wait longer
 _SLO = re.compile(r" *([A-Za-z_][\w.]*) *(<=|<) *(\S.*?) *", re.ASCII)
 _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _IDLE = 1e-4  # share of time in which an all but idle replica has anything to do
@@ -595,11 +592,14 @@ def simulated(
     >>> found.steady, found.figures["tpot_s.mean"].mean
     (True, 1.0)
     """
-    from kvplan.simulation.experiments.study import Load, chosen, study
+    from kvplan.simulation.experiments.load import Load
+    from kvplan.simulation.experiments.options import chosen
+    from kvplan.simulation.experiments.study import study
     from kvplan.simulation.metrics import RunStatus
+    from kvplan.simulation.policies import POLICIES
 
     settings = chosen([policy], [])
-    if policy in GATHERING:
+    if POLICIES[policy].gathers:
         raise UsageError(
             f"--policy {policy}: has requests wait for others, so that more replicas can be slower"
         )

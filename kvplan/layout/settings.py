@@ -8,7 +8,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvplan.engines.advice import Advice, Candidate, Engine, Kind, Mention, Tried, Verdict, version_note
+from kvplan.engines.advice import Advice, Tried, Verdict
+from kvplan.engines.base import LIMITS, Mention
+from kvplan.engines.candidates import Candidate
 from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
 from kvplan.simulation.experiments.paired import Gain, Gains
 from kvplan.units import ABSENT, format_number, format_percent
@@ -18,8 +20,6 @@ _HARMFUL = frozenset('`$!\\"|<>#')
 _WORDS = (("<=", "≤"), (">=", "≥"), ("!=", "≠"), ("<", "below"), (">", "above"))  # no signs of a shell
 _WIDTHS = (40, 120)
 _OUTCOME = 26  # columns for what became of a candidate
-_TITLES = {Engine.VLLM: "vLLM", Engine.SGLANG: "SGLang", Engine.TRTLLM: "TensorRT-LLM"}
-_PROFILE_KEYS = {Kind.RUNNING: "gpu.max_num_seqs", Kind.TOKENS: "gpu.max_num_batched_tokens"}
 _NOTHING = "Nothing to set: leave the engine's defaults."
 
 
@@ -46,7 +46,7 @@ def text(
         Columns that comments may take; at least 40.
     """
     columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])
-    title = f"{_TITLES[advice.engine]} settings for: {harmless(name)}"
+    title = f"{advice.engine.title} settings for: {harmless(name)}"
     lines = [*_comment(title, columns)]
     lines += _comment(f"{harmless(origin)}; {_basis(advice, requests, seeds)}", columns)
     if not advice.emitted:
@@ -58,7 +58,7 @@ def text(
     lines += _left_out(advice, columns)
     for mention in advice.mentions:
         value = "" if mention.value is None else f" {mention.value}"
-        lines += _comment(f"Not simulated: {mention.flag}{value}. {version_note(mention.flag)}", columns)
+        lines += _comment(f"Not simulated: {mention.flag}{value}. {mention.version}", columns)
     for note in advice.notes:
         lines += _comment(f"Note: {note}", columns)
     return "\n".join(lines) + "\n"
@@ -112,16 +112,13 @@ def _setting(advice: Advice, one: Tried, columns: int) -> Iterator[str]:
     """The line of a setting, and comments below it."""
     assert one.gains is not None
     c = one.candidate
-    if advice.engine is not Engine.TRTLLM:
-        yield f"{c.flag} {c.value}"
-    else:
-        if c.kind is Kind.SCHEDULER:
-            yield "scheduler_config:"
-        yield f"{'  ' if c.kind is Kind.SCHEDULER else ''}{c.flag}: {c.value}"
+    if c.setting.section:
+        yield f"{c.setting.section}:"
+    yield f"{'  ' if c.setting.section else ''}{c.setting.flag}{advice.engine.assigns}{c.value}"
     for line in (
         f"simulated: {gains_in_words(one.gains)}",
         f"from {c.block}{_price(advice, one)}",
-        f"{version_note(c.flag)}{_older(c)}",
+        _versions(c),
     ):
         yield from _comment(line, columns, "  ")
 
@@ -137,14 +134,14 @@ def _from_to(advice: Advice, one: Tried) -> str:
     return " to ".join(ABSENT if x is None else format_percent(x, 4) for x in (advice.headroom, one.headroom))
 
 
-def _older(c: Candidate) -> str:
-    if c.flag != "--max-num-active-seqs":
-        return ""
-    return f" Before: --max-num-seqs {c.value}, which sizes buffers and CUDA graphs too."
+def _versions(c: Candidate) -> str:
+    """Since when a setting exists, and what does it before."""
+    earlier = c.setting.earlier
+    return f"{c.setting.since} Before: {earlier.format(c.value)}" if earlier else c.setting.since
 
 
 def _of(c: Candidate) -> str:
-    return f"{c.flag} {c.value}"
+    return f"{c.setting.flag} {c.value}"
 
 
 def _outcome(one: Tried) -> str:
@@ -173,7 +170,7 @@ def _none_gained(advice: Advice) -> str:
 
 def _basis(advice: Advice, requests: int, seeds: Sequence[int]) -> str:
     return (
-        f"with against without by simulation (policy {advice.policy}), {len(seeds)} seeds of "
+        f"with against without by simulation (policy {advice.engine.policy}), {len(seeds)} seeds of "
         f"{format_number(requests)} requests, 95% intervals"
     )
 
@@ -201,16 +198,16 @@ def _plus_minus(gain: Gain) -> str:
 
 def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Section:
     """For Markdown: what to set, what was tried, what else there is to know."""
-    blocks: list[Block] = [Paragraph(f"{_TITLES[advice.engine]}: {_basis(advice, requests, seeds)}.")]
+    blocks: list[Block] = [Paragraph(f"{advice.engine.title}: {_basis(advice, requests, seeds)}.")]
     if advice.emitted:
         rows = [
             (
-                one.candidate.flag,
+                one.candidate.setting.flag,
                 one.candidate.value,
                 *_both(one.gains),
                 _from_to(advice, one),
                 one.candidate.block,
-                f"{one.candidate.why}. {version_note(one.candidate.flag)}{_older(one.candidate)}",
+                f"{one.candidate.why}. {_versions(one.candidate)}",
             )
             for one in advice.emitted
         ]
@@ -225,7 +222,7 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
         blocks.append(Paragraph(f"All of these together: {gains_in_words(advice.together)}."))
     left = [
         (
-            one.candidate.flag,
+            one.candidate.setting.flag,
             one.candidate.value,
             *_both(one.gains),
             one.candidate.block,
@@ -237,7 +234,7 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
     if left:
         blocks.append(Paragraph("Tried and left out:"))
         blocks.append(Table((*_COLUMNS, Column("From"), Column("Outcome", wraps=True)), tuple(left)))
-    said = [f"Not simulated: {_mention(one)}. {version_note(one.flag)}" for one in advice.mentions]
+    said = [f"Not simulated: {_mention(one)}. {one.version}" for one in advice.mentions]
     if said or advice.notes:
         blocks.append(Bullets((*said, *advice.notes)))
     return Section("settings", f"Engine settings: {name}", tuple(blocks), "simulated")
@@ -265,14 +262,14 @@ def to_document(
         "schema_version": SCHEMA_VERSION,
         "kvplan_version": version,
         "profile": {"name": name, "sha256": sha256},
-        "engine": advice.engine.value,
-        "simulated": {"policy": advice.policy, "requests": requests, "seeds": list(seeds)},
+        "engine": advice.engine.name,
+        "simulated": {"policy": advice.engine.policy, "requests": requests, "seeds": list(seeds)},
         "settings": [
             {
                 **_plain_candidate(one.candidate),
                 "why": one.candidate.why,
-                "version": version_note(one.candidate.flag),
-                "profile_key": _PROFILE_KEYS.get(one.candidate.kind),
+                "version": one.candidate.setting.since,
+                "profile_key": f"gpu.{limit}" if (limit := LIMITS.get(one.candidate.setting.kind)) else None,
                 "policy": one.candidate.variant.policy,
                 "parameters": dict(one.candidate.variant.parameters),
                 "gains": _plain_gains(one.gains),
@@ -293,13 +290,13 @@ def to_document(
             for one in advice.tried
             if _is_left(one)
         ],
-        "not_simulated": [{**one._asdict(), "version": version_note(one.flag)} for one in advice.mentions],
+        "not_simulated": [one._asdict() for one in advice.mentions],
         "notes": list(advice.notes),
     }
 
 
 def _plain_candidate(c: Candidate) -> dict[str, Any]:
-    return {"kind": c.kind.value, "flag": c.flag, "value": c.value, "block": c.block}
+    return {"kind": c.setting.kind.value, "flag": c.setting.flag, "value": c.value, "block": c.block}
 
 
 def _plain_gains(found: Gains | None) -> dict[str, Any] | None:

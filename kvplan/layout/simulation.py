@@ -9,7 +9,8 @@ import numpy as np
 
 from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
-from kvplan.simulation.experiments.study import Arrivals, Load, Study
+from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.study import Study
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
 from kvplan.report.words import Status
-from kvplan.simulation.experiments.study import DEFAULT_REQUESTS, Arrivals, Load, Study, chosen, plain, study
+from kvplan.simulation.experiments.load import DEFAULT_REQUESTS, Arrivals, Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import Study, plain, study
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Outcome
 

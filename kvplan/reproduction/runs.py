@@ -144,7 +144,7 @@ def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Ann
         requests=run.requests,
         horizon=run.horizon,
     )
-    found = study.study(model, plan, load, study.chosen([run.policy], run.set), [seed], announce=announce)
+    found = study.study(model, plan, load, options.chosen([run.policy], run.set), [seed], announce=announce)
     if found.interrupted:
         raise KeyboardInterrupt
     (result,) = study.to_document(found, name="", sha256="", version="")["policies"]

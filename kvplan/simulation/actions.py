@@ -371,7 +371,7 @@ def move_on(s: State, request: int, group: int) -> None:
 
 
 @kernel
-def settle(s: State) -> None:
+def finish_iteration(s: State) -> None:
     """The batch has run: first tokens come out, those who are done leave, those at the end of a group are parked."""
     c, now = s.counter, s.clock[NOW]
     silent = c[MORE_SILENT]

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from kvplan.model import Replica, Timing, iteration_time
-from kvplan.simulation.actions import KERNELS, clear_batch, more_to_come, release, settle
+from kvplan.simulation.actions import KERNELS, clear_batch, finish_iteration, more_to_come, release
 from kvplan.simulation.outcome import Ending, Outcome, Series
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
@@ -118,7 +118,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[ITERATIONS] += 1
         c[OVERFLOWS] += c[EVICTED] > evictions
         note(s)
-        settle(s)
+        finish_iteration(s)
     return GOES_ON
 
 

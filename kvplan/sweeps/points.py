@@ -147,7 +147,9 @@ def _stability(model: ServingModel) -> Stability:
 
 
 def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult]:
-    from kvplan.simulation.experiments.study import Load, chosen, study
+    from kvplan.simulation.experiments.load import Load
+    from kvplan.simulation.experiments.options import chosen
+    from kvplan.simulation.experiments.study import study
 
     runs = sweep.runs
     assert runs is not None

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from strategies import models
 
 from kvplan.cli.app import main
-from kvplan.engines.advice import Engine, advise
+from kvplan.engines.advice import advise
+from kvplan.engines.vllm import ENGINE
 from kvplan.model import Plan, Replica, ServingModel, Timing
 from kvplan.profile.reading import parse_profile, shipped_profiles
 from kvplan.report.assembly import Report, analyze
@@ -380,7 +381,7 @@ def test_settings_of_random_profiles_never_lower_throughput(model: ServingModel,
         return measure(model, Plan(), variants, requests=150, seeds=[0, 1, 2])
 
     report = analyze(model, name="", sha256="")
-    found = advise(Engine.VLLM, report, model, Plan(), requests=150, measure=run_small)
+    found = advise(ENGINE, report, model, Plan(), requests=150, measure=run_small)
     for chosen in ([one.candidate for one in found.emitted], *([one.candidate] for one in found.emitted)):
         parameters = dict(p for c in chosen for p in c.variant.parameters)
         mark = parameters.pop("watermark", 0.0)

@@ -15,8 +15,10 @@ from kvplan.cli.app import main
 from kvplan.layout.mixing import Outcome, Simulated, build, notes
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
+from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.pools import Loads, Pooled, Runs, measure
-from kvplan.simulation.experiments.study import Arrivals, Load, chosen, study
+from kvplan.simulation.experiments.study import study
 from kvplan.simulation.requests import Requests
 
 Run = Callable[..., tuple[int, str, str]]

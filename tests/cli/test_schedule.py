@@ -15,7 +15,7 @@ from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Report, analyze, to_document
 from kvplan.report.explain import find, page
 from kvplan.report.words import Status
-from kvplan.simulation.experiments.study import generate
+from kvplan.simulation.experiments.load import generate
 
 GOOD = """\
 schema = 1
@@ -187,7 +187,7 @@ def test_a_day_is_simulated_as_it_is_scheduled(tmp_path: Path) -> None:
 
 
 def generate_count(text: str) -> int:
-    from kvplan.simulation.experiments.study import Load
+    from kvplan.simulation.experiments.load import Load
 
     return generate(model_of(text), Load(requests=None, horizon_s=240.0), 0).arrival_s.size
 

@@ -27,7 +27,9 @@ from kvplan.decide.sizing import (
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.schedule import Sinusoid, Steps
-from kvplan.simulation.experiments.study import Load, Study, chosen, study
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import Study, study
 from kvplan.simulation.metrics import PolicyResult, RunStatus
 
 Run = Callable[..., tuple[int, str, str]]

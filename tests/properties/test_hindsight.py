@@ -14,8 +14,8 @@ from kvplan.analysis.hindsight import Instance, Metric, hindsight
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
-from kvplan.simulation.experiments.hindsight_bound import STAGE_POLICIES, instance, study_bounds
-from kvplan.simulation.experiments.study import Arrivals, Load
+from kvplan.simulation.experiments.hindsight_bound import instance, study_bounds
+from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -122,7 +122,7 @@ def ran(
 @given(case=small(8, whole=False), prefill=st.sampled_from(Prefill), horizon=st.integers(2, 12))
 def test_no_policy_surpasses_hindsight(name: str, case: Small, prefill: Prefill, horizon: int) -> None:
     requests, replica, outcome = ran(name, case, prefill, None)
-    known = instance(requests, Timing(1.0), replica, as_engine=name not in STAGE_POLICIES)
+    known = instance(requests, Timing(1.0), replica, as_engine=POLICIES[name].engine)
     if outcome.ending is Ending.FINISHED:
         mean = float(np.mean(outcome.finish_s - outcome.arrival_s))
         assert mean >= hindsight(known, Metric.LATENCY).bound - 1e-6

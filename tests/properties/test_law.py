@@ -16,7 +16,8 @@ from kvplan.model import Plan, Prefill, Prompts, Replica, RequestClass, ServingM
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, to_document
 from kvplan.report.assembly import analyze as report_of
-from kvplan.simulation.experiments import study
+from kvplan.simulation.experiments import options, study
+from kvplan.simulation.experiments.load import Load
 
 timings = st.builds(
     Timing,
@@ -289,7 +290,7 @@ def one_by_one(model: ServingModel, plan: Plan) -> object:
 
 
 def simulated(model: ServingModel, plan: Plan) -> object:
-    found = study.study(model, plan, study.Load(requests=150), study.chosen(["vllm"], []), [0])
+    found = study.study(model, plan, Load(requests=150), options.chosen(["vllm"], []), [0])
     result = found.results[0]
     return result.makespan_s, result.evictions, result.kv_tokens, result.e2e_s
 

@@ -16,7 +16,9 @@ from kvplan.analysis.wait import class_means, wait
 from kvplan.analysis.worst_window import at_factors, class_windows, peak, total_windows
 from kvplan.model import Plan, ServingModel, Timing
 from kvplan.model.schedule import SineCourse, Sinusoid, StepCourse, Steps
-from kvplan.simulation.experiments.study import Arrivals, Load, chosen, generate, study
+from kvplan.simulation.experiments.load import Arrivals, Load, generate
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import study
 from kvplan.simulation.requests import burst, poisson, renewal
 
 SIGMAS = 6.0

@@ -21,9 +21,10 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
 
 CLASSES = 3
-# they count memory and chunks of prompts as engines do
-ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-no-evict")
-MAY_HANG = ("alpha-protection",)  # those who begin together can overflow together again and again
+ENGINES = [p.name for p in POLICIES.values() if p.engine]
+MAY_HANG = [p.name for p in POLICIES.values() if p.may_livelock]
+# a parameter of those that know decode lengths may say that they do not
+BLIND = [p.name for p in POLICIES.values() if p.parameters or not p.knows_lengths]
 MANY = settings(max_examples=60, deadline=None)
 EXAMPLES = settings(max_examples=30, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
@@ -122,8 +123,6 @@ HORIZONS = st.none() | st.floats(0.0, 40.0)
 THRESHOLDS = st.tuples(*[st.integers(1, 4)] * CLASSES)
 LONGEST = st.tuples(*[st.integers(9, 12)] * CLASSES)  # tokens; no request generates more
 PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
-    "greedy": st.just({}),
-    "pairs": st.just({}),
     "rate-limited": st.fixed_dictionaries(
         {"beta": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
     ),
@@ -144,7 +143,6 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
         THRESHOLDS,
     ),
     "mc": st.fixed_dictionaries({"assume": st.tuples(st.sampled_from([0.0, 1.0]))}),
-    "mc-sf": st.just({}),
     "a-min": st.fixed_dictionaries({"shortest": st.tuples(st.integers(1, 4))}),
     "flow": st.fixed_dictionaries({"budgets": THRESHOLDS}),
     "flow-unknown": st.fixed_dictionaries(
@@ -166,7 +164,8 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     inputs, decode, kinds, gaps = (np.array(column) for column in zip(*draw(ROWS), strict=True))
     clients = draw(CLIENTS)
     arrivals = np.cumsum(gaps) if clients is None else np.zeros(gaps.size)
-    replica, parameters = draw(REPLICAS), draw(PARAMETERS[name])
+    nothing_to_set = name not in POLICIES or not POLICIES[name].parameters
+    replica, parameters = draw(REPLICAS), {} if nothing_to_set else draw(PARAMETERS[name])
     if possible:
         longest = max(*parameters.get("max_new", ()), *parameters.get("shortest", ()), int(decode.max()), 1)
         enough = int(np.maximum(inputs, 1).max() + longest + 2 * replica.block_tokens)
@@ -367,7 +366,7 @@ def test_determinism_the_same_requests_leave_the_same_bytes(name: str, data: st.
     assert bytes_of(run(name, case)) == bytes_of(run(name, case))
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "mc-sf"])  # it knows decode lengths
+@pytest.mark.parametrize("name", BLIND)
 @EXAMPLES
 @given(data=st.data())
 def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data: st.DataObject) -> None:
@@ -436,7 +435,7 @@ def prepare_at_most_two(scenario: Scenario, settings: Settings) -> tuple[Setup, 
     return one_queue(scenario.requests), {}
 
 
-PAIRS = Policy("greedy for two", {}, prepare_at_most_two, at_most_two)
+PAIRS = Policy("pairs", "greedy for two", prepare_at_most_two, at_most_two)
 
 
 @EXAMPLES

@@ -8,7 +8,9 @@ from kvplan.ingest.timing.fit import TimingFit, fit_timing
 from kvplan.ingest.timing.reading import parse_samples, read_samples
 from kvplan.ingest.trace.replay import read_trace
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel
-from kvplan.simulation.experiments.study import Load, chosen, study
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import study
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 RUN = DATA / "vllm-rtx4090"

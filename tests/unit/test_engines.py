@@ -9,24 +9,19 @@ import pytest
 from strategies import mix_model
 
 from kvplan.decide.requirement import parse
-from kvplan.decide.settings_gate import Gate
-from kvplan.engines.advice import (
-    Advice,
-    Candidate,
-    Engine,
-    Kind,
-    Verdict,
-    advise,
-    candidates,
-    default_requests,
-    limits,
-)
+from kvplan.decide.settings_gate import SettingsGate
+from kvplan.engines import EngineName, engine
+from kvplan.engines.advice import Advice, Verdict, advise, default_requests
+from kvplan.engines.base import Engine, Kind
+from kvplan.engines.candidates import Candidate, candidates, limits
 from kvplan.errors import UsageError
 from kvplan.layout import settings
 from kvplan.model import Plan, ServingModel, Timing
 from kvplan.report.assembly import Report, analyze
 from kvplan.simulation.experiments.paired import Gain, Measured, Variant, gains, measure, paired
+from kvplan.simulation.policies import POLICIES
 
+VLLM, SGLANG, TRTLLM = (engine(name) for name in ("vllm", "sglang", "trtllm"))
 # A request holds 16 … 25 tokens, 205 in all over ten iterations: 5 admissions an iteration fill the memory.
 ONE = mix_model((15, 10, 0.1), memory=1025, prefill="fused", timing=Timing(1.0, d2=0.125))
 BASE = Measured((10.0, 10.0), (1.0, 1.0), (4.0, 4.0), 7)
@@ -39,7 +34,7 @@ def report_of(model: ServingModel) -> Report:
 
 
 def found(engine: Engine, model: ServingModel) -> list[tuple[str, str, str]]:
-    return [(c.flag, c.value, c.block) for c in candidates(engine, report_of(model), model)]
+    return [(c.setting.flag, c.value, c.block) for c in candidates(engine, report_of(model), model)]
 
 
 def limited(model: ServingModel, **limits: int) -> ServingModel:
@@ -62,7 +57,7 @@ def given(results: dict[tuple[tuple[str, float], ...], Measured | None], other: 
 
 def advice(
     fake: Fake,
-    engine: Engine = Engine.VLLM,
+    engine: Engine = VLLM,
     model: ServingModel = ONE,
     *,
     requests: int = 500,
@@ -73,11 +68,11 @@ def advice(
 
 
 def verdicts(one: Advice, flag: str) -> dict[str, Verdict]:
-    return {t.candidate.value: t.verdict for t in one.tried if t.candidate.flag == flag}
+    return {t.candidate.value: t.verdict for t in one.tried if t.candidate.setting.flag == flag}
 
 
 def emitted(one: Advice) -> list[tuple[str, str]]:
-    return [(t.candidate.flag, t.candidate.value) for t in one.emitted]
+    return [(t.candidate.setting.flag, t.candidate.value) for t in one.emitted]
 
 
 # -- candidates -------------------------------------------------------------------------------------------------
@@ -91,7 +86,7 @@ def test_caps_follow_from_the_longest_the_mean_and_the_spread() -> None:
     model = replace(ONE, timing=Timing(1.0))
     variance = 0.1 * sum(w**2 for w in range(16, 26))
     within = math.floor(50 * (1 - math.sqrt(variance) / 1025))
-    assert [one for one in found(Engine.SGLANG, model) if one[0] == "--max-running-requests"] == [
+    assert [one for one in found(SGLANG, model) if one[0] == "--max-running-requests"] == [
         ("--max-running-requests", "41", "rate_cap.engine_max_num_seqs"),
         ("--max-running-requests", "50", "saturation.admissions_per_iteration"),
         ("--max-running-requests", str(within), "safety_buffer.kv_std_tokens"),
@@ -100,7 +95,7 @@ def test_caps_follow_from_the_longest_the_mean_and_the_spread() -> None:
 
 def test_caps_that_do_not_bind_are_left_out() -> None:
     def caps(limit: int) -> list[str]:
-        all_found = found(Engine.SGLANG, limited(ONE, max_num_seqs=limit))
+        all_found = found(SGLANG, limited(ONE, max_num_seqs=limit))
         return [value for flag, value, _ in all_found if flag == "--max-running-requests"]
 
     assert "41" in caps(50)
@@ -114,8 +109,10 @@ def test_sglang_keeps_parts_of_the_spread_free_in_the_long_run() -> None:
     A spread of √428.5 tokens is 0.9388 of that, half of it 0.469, a quarter 0.235; rounded up as they are written.
     """
     model = replace(ONE, timing=Timing(1.0))
-    tried = [c for c in candidates(Engine.SGLANG, report_of(model), model) if c.kind is Kind.CONSERVATIVENESS]
-    assert [(c.flag, c.value) for c in tried] == [
+    tried = [
+        c for c in candidates(SGLANG, report_of(model), model) if c.setting.kind is Kind.CONSERVATIVENESS
+    ]
+    assert [(c.setting.flag, c.value) for c in tried] == [
         ("--schedule-conservativeness", value) for value in ("0.3", "0.94", "0.47", "0.24")
     ]
     assert [c.variant for c in tried] == [
@@ -126,7 +123,7 @@ def test_sglang_keeps_parts_of_the_spread_free_in_the_long_run() -> None:
 def test_more_conservative_than_all_output_to_come_is_not_tried() -> None:
     """1/0.7 keeps all of it at first. With two tokens of output next to nothing is to come: no part is small enough."""
     model = mix_model((500, 2, 0.1), memory=10_040, prefill="fused")
-    values = [value for flag, value, _ in found(Engine.SGLANG, model) if "conservativeness" in flag]
+    values = [value for flag, value, _ in found(SGLANG, model) if "conservativeness" in flag]
     assert values == ["0.3", "1.43"]
 
 
@@ -138,42 +135,42 @@ def test_sglang_counts_4096_tokens_to_come_of_each() -> None:
     assert spread is not None
     to_come = report.saturation.admissions_per_iteration * sum(min(x, 4096) for x in range(1, 6000))
     wanted = math.ceil(spread / (0.7 * 0.14 * to_come) * 100) / 100
-    values = [float(v) for flag, v, b in found(Engine.SGLANG, model) if "conservativeness" in flag]
+    values = [float(v) for flag, v, b in found(SGLANG, model) if "conservativeness" in flag]
     assert values[1] == wanted
 
 
 def test_watermarks_are_parts_of_the_spread_rounded_up_as_they_are_written() -> None:
     model = replace(ONE, timing=Timing(1.0))
     share = math.sqrt(0.1 * sum(w**2 for w in range(16, 26))) / 1025
-    marks = [(value, block) for flag, value, block in found(Engine.VLLM, model) if flag == "--watermark"]
+    marks = [(value, block) for flag, value, block in found(VLLM, model) if flag == "--watermark"]
     wanted = [math.ceil(share / part * 1000) / 1000 for part in (1, 2, 4, 8)]
     assert [float(value) for value, block in marks if block.endswith("kv_std_tokens")] == wanted
-    for c in candidates(Engine.VLLM, report_of(model), model):
-        if c.kind is Kind.WATERMARK:
+    for c in candidates(VLLM, report_of(model), model):
+        if c.setting.kind is Kind.WATERMARK:
             assert c.variant.parameters == (("watermark", float(c.value)),)
 
 
 def test_batched_tokens_keep_an_iteration_within_twice_and_four_times_a_full_one() -> None:
     """τ(M) = 1 + 0.125·5·15 = 10.375, the time of 83 tokens of prefill; 50 requests decode beside them."""
-    tokens = [value for flag, value, _ in found(Engine.VLLM, ONE) if flag == "--max-num-batched-tokens"]
+    tokens = [value for flag, value, _ in found(VLLM, ONE) if flag == "--max-num-batched-tokens"]
     assert tokens == [str(83 + 50), str(3 * 83 + 50)]
     limits = limited(ONE, max_num_seqs=200, max_num_batched_tokens=299)
-    assert [v for flag, v, _ in found(Engine.VLLM, limits) if flag == "--max-num-batched-tokens"] == ["200"]
+    assert [v for flag, v, _ in found(VLLM, limits) if flag == "--max-num-batched-tokens"] == ["200"]
 
 
 def test_free_prefill_is_not_cut_up() -> None:
     model = replace(ONE, timing=Timing(1.0))
-    assert not [flag for flag, *_ in found(Engine.VLLM, model) if flag == "--max-num-batched-tokens"]
+    assert not [flag for flag, *_ in found(VLLM, model) if flag == "--max-num-batched-tokens"]
 
 
 def test_a_cap_is_an_active_one_where_the_profile_already_has_a_limit() -> None:
-    assert found(Engine.VLLM, ONE)[0][0] == "--max-num-seqs"
-    assert found(Engine.VLLM, limited(ONE, max_num_seqs=99))[0][0] == "--max-num-active-seqs"
+    assert found(VLLM, ONE)[0][0] == "--max-num-seqs"
+    assert found(VLLM, limited(ONE, max_num_seqs=99))[0][0] == "--max-num-active-seqs"
 
 
 def test_tensorrt_llm_may_give_up_its_guarantee() -> None:
-    last = candidates(Engine.TRTLLM, report_of(ONE), ONE)[-1]
-    assert (last.flag, last.value) == ("capacity_scheduler_policy", "MAX_UTILIZATION")
+    last = candidates(TRTLLM, report_of(ONE), ONE)[-1]
+    assert (last.setting.flag, last.value) == ("capacity_scheduler_policy", "MAX_UTILIZATION")
     assert last.variant == Variant("vllm")
 
 
@@ -181,7 +178,7 @@ def test_the_spread_of_an_overloaded_replica_is_that_at_its_capacity() -> None:
     """Offered ten times what memory sustains: 5 an iteration of a second, stages of Poisson(5) each."""
     model = mix_model((15, 10, 50.0), memory=1025, prefill="fused", timing=Timing(1.0))
     share = math.sqrt(5 * sum(w**2 for w in range(16, 26))) / 1025
-    marks = [float(value) for flag, value, _ in found(Engine.VLLM, model) if flag == "--watermark"]
+    marks = [float(value) for flag, value, _ in found(VLLM, model) if flag == "--watermark"]
     assert marks == [math.ceil(share / part * 1000) / 1000 for part in (1, 2, 4, 8)]
 
 
@@ -269,11 +266,11 @@ def test_without_a_gate_the_verdict_must_not_get_worse() -> None:
 def test_settings_that_break_the_gate_only_together_are_not_both_set() -> None:
     """41 running leave 2.5 %. 15 + 10 tokens a request: 105 an iteration allow 4.2 a second, 5 %."""
     kinds = [
-        Candidate(Kind.RUNNING, "", "41", "", "", Variant("vllm", (("max_num_seqs", 41.0),))),
-        Candidate(Kind.TOKENS, "", "105", "", "", Variant("vllm", (("max_num_batched_tokens", 105.0),))),
+        next(Candidate(s, value, "", "", Variant("vllm")) for s in VLLM.settings if s.kind is kind)
+        for kind, value in ((Kind.RUNNING, "41"), (Kind.TOKENS, "105"))
     ]
     assert limits(kinds) == {"max_num_seqs": 41, "max_num_batched_tokens": 105}
-    gate = Gate(GATED, Plan(), [parse("verdict.binding != max_num_seqs")])
+    gate = SettingsGate(GATED, Plan(), [parse("verdict.binding != max_num_seqs")])
     assert gate.broken(limits(kinds)) == ("verdict.binding", "verdict.binding != max_num_seqs")
     assert gate.broken(limits(kinds[1:])) is None
 
@@ -306,7 +303,7 @@ def test_of_caps_that_cannot_be_told_apart_the_larger_is_set(
 
 
 def test_of_watermarks_that_cannot_be_told_apart_the_smaller_is_set() -> None:
-    marks = sorted(float(v) for flag, v, _ in found(Engine.VLLM, ONE) if flag == "--watermark")
+    marks = sorted(float(v) for flag, v, _ in found(VLLM, ONE) if flag == "--watermark")
     results = {(("watermark", mark),): measured(10.4 + i * 1e-4) for i, mark in enumerate(marks)}
     one = advice(given(results))
     assert [float(value) for _, value in emitted(one)] == marks[:1]
@@ -347,9 +344,9 @@ def test_an_overloaded_engine_gets_a_bound_on_its_queue_by_little() -> None:
 
 
 def test_what_is_no_result_of_the_engine_is_said() -> None:
-    assert any("prefix cache" in note for note in advice(given({}), Engine.SGLANG).notes)
-    assert advice(given({}), Engine.SGLANG).policy == "sglang"
-    assert any("MAX_UTILIZATION" in note for note in advice(given({}), Engine.TRTLLM).notes)
+    assert any("prefix cache" in note for note in advice(given({}), SGLANG).notes)
+    assert advice(given({}), SGLANG).engine.policy == "sglang"
+    assert any("MAX_UTILIZATION" in note for note in advice(given({}), TRTLLM).notes)
     never = advice(given({}, other=replace_evictions(BASE, 0)))
     assert any("nobody was evicted" in note for note in never.notes)
     assert not any("nobody was evicted" in note for note in advice(given({})).notes)
@@ -405,14 +402,14 @@ def test_requests_that_never_fit_leave_no_figures() -> None:
 NASTY = "x\n--trust-remote-code $(touch /tmp/x) `id` \x1b[31m\u2028!! 'q' \"q\" # <script>|"
 
 
-@pytest.mark.parametrize("engine", [Engine.VLLM, Engine.SGLANG])
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
 def test_a_shell_reads_the_settings_and_nothing_else(engine: Engine) -> None:
-    cap = "max_running_requests" if engine is Engine.SGLANG else "max_num_seqs"
+    cap = "max_running_requests" if engine is SGLANG else "max_num_seqs"
     one = advice(given({((cap, 41.0),): measured(11)}), engine)
     text = settings.text(one, NASTY, "kvplan 0", 500, [0, 1])
     (setting,) = one.emitted
-    assert shlex.split(text, comments=True) == [setting.candidate.flag, "41"]
-    assert all(line.startswith(("#", setting.candidate.flag)) for line in text.splitlines())
+    assert shlex.split(text, comments=True) == [setting.candidate.setting.flag, "41"]
+    assert all(line.startswith(("#", setting.candidate.setting.flag)) for line in text.splitlines())
     assert not set('`$!\x1b\u2028<>|"\\') & set(text)
     assert "'q'" in text
 
@@ -423,7 +420,7 @@ def test_yaml_of_tensorrt_llm_has_the_scheduler_in_its_place() -> None:
     def fake(variants: Sequence[Variant]) -> list[Measured | None]:
         return [measured(11) if v == Variant("vllm") else BASE for v in variants]
 
-    text = settings.text(advice(fake, Engine.TRTLLM), NASTY, "kvplan 0", 500, [0, 1])
+    text = settings.text(advice(fake, TRTLLM), NASTY, "kvplan 0", 500, [0, 1])
     code = [line.partition("#")[0].rstrip() for line in text.splitlines()]
     assert [line for line in code if line] == [
         "scheduler_config:",
@@ -488,12 +485,19 @@ def test_json_has_what_is_needed_to_set_and_to_simulate_it() -> None:
     assert len(document["left_out"]) == len(one.tried) - 1
 
 
-def test_every_flag_has_a_note_about_versions() -> None:
-    models = (ONE, limited(ONE, max_num_seqs=99))
-    flags = {c.flag for engine in Engine for model in models for c in all_of(engine, model)}
-    assert len(flags) == 9
-    assert all(settings.version_note(flag) for flag in flags)
+# -- records ----------------------------------------------------------------------------------------------------
 
 
-def all_of(engine: Engine, model: ServingModel) -> tuple[Candidate, ...]:
-    return candidates(engine, report_of(model), model)
+@pytest.mark.parametrize("name", EngineName)
+def test_what_a_record_names_is_there(name: EngineName) -> None:
+    """Policies that simulate it and parameters that they have; one setting of a kind; when each came is said."""
+    one = engine(name)
+    assert one.name == name
+    assert one.policy in POLICIES
+    for setting in one.settings:
+        assert setting.since.endswith(".")
+        policy = POLICIES[setting.policy or one.policy]
+        assert setting.policy or setting.parameter in policy.parameters
+    for model in (ONE, limited(ONE, max_num_seqs=99)):
+        kinds = [setting.kind for setting in one.settings_for(model)]
+        assert len(set(kinds)) == len(kinds)

@@ -7,7 +7,7 @@ import pytest
 from strategies import mix_model
 
 from kvplan.model import RequestClass, ServingModel
-from kvplan.simulation.experiments.study import Arrivals, Load, generate
+from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.requests import Requests, burst, closed, lengths, poisson, renewal, saturated
 
 TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))

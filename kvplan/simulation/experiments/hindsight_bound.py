@@ -9,23 +9,10 @@ import numpy as np
 from kvplan.analysis.hindsight import TIME_LIMIT_S, Instance, Metric, hindsight
 from kvplan.errors import UsageError
 from kvplan.model import Prefill, Replica, ServingModel, Timing
-from kvplan.simulation.experiments.study import Arrivals, Load, generate
+from kvplan.simulation.experiments.load import Arrivals, Load, generate
+from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.requests import Requests
 
-STAGE_POLICIES = frozenset(
-    {
-        "greedy",
-        "rate-limited",
-        "wait",
-        "nested-wait",
-        "flow",
-        "flow-unknown",
-        "alpha-protection",
-        "mc",
-        "mc-sf",
-        "a-min",
-    }
-)
 _TIE = 1e-9  # slots by which an arrival may count as earlier: rounding of the clock
 
 
@@ -37,28 +24,18 @@ def as_engines(policies: Sequence[str]) -> tuple[str, ...]:
     >>> as_engines(["greedy", "vllm"])
     ('vllm',)
     """
-    return tuple(name for name in policies if name not in STAGE_POLICIES)
+    return tuple(name for name in policies if POLICIES[name].engine)
 
 
 class StudyBound(NamedTuple):
-    """A bound on a figure of every policy.
+    """A bound on a figure of every policy."""
 
-    Attributes
-    ----------
-    figure : str
-        Its key in the results: `throughput_rps` and `decode_tokens_per_s` from above, `e2e_s.mean` from below.
-    bound : float
-        Mean over the seeds.
-    proven : bool
-        Whether it is the optimum for every seed.
-    gap : float or None
-        Largest relative difference to a schedule that was found; None where none was.
-    """
-
-    figure: str
-    bound: float
-    proven: bool
-    gap: float | None
+    figure: (
+        str  # its key in results: `throughput_rps`, `decode_tokens_per_s` from above, `e2e_s.mean` from below
+    )
+    bound: float  # mean over the seeds
+    proven: bool  # it is the optimum for every seed
+    gap: float | None  # largest relative difference to a schedule that was found; None where none was
 
 
 def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine: bool = False) -> Instance:
@@ -66,9 +43,6 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
 
     Parameters
     ----------
-    requests : Requests
-    timing : Timing
-    replica : Replica
     as_engine : bool
         KV counted as engines do, the tokens computed so far, whatever the convention for prefill: a token less, so
         that the bound holds for any policy.
@@ -85,8 +59,8 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
     >>> found.arrival.round(6).tolist(), found.stages.tolist(), found.first_weight.tolist()
     ([0.0, 2.8], [2, 1], [4, 1])
     """
-    if timing.d1 or timing.d2 or timing.d3:
-        raise UsageError("hindsight: iterations must be equally long, so d1, d2 and d3 of [timing] must be 0")
+    if not timing.is_constant:
+        raise UsageError("hindsight: iterations must be equally long, so [timing] may have no term but d0")
     if requests.clients is not None:
         raise UsageError(
             "hindsight: in a closed loop arrivals depend on the policy; nothing is known beforehand"
@@ -118,10 +92,6 @@ def study_bounds(
 
     Parameters
     ----------
-    model : ServingModel
-    load : Load
-    policies : sequence of str
-    seeds : sequence of int
     time_limit_s : float
         Of each programme.
 

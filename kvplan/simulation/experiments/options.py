@@ -1,9 +1,10 @@
 """What the command line says about a study, checked."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from kvplan.errors import UsageError
-from kvplan.simulation.experiments.study import (
+from kvplan.simulation.experiments.load import (
     DEFAULT_BURST,
     DEFAULT_CLIENTS,
     DEFAULT_CV,
@@ -12,6 +13,8 @@ from kvplan.simulation.experiments.study import (
     Arrivals,
     Load,
 )
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
 from kvplan.units import parse_time
 
@@ -84,6 +87,41 @@ def seeds(first: int, count: int, *, replayed: bool = False) -> list[int]:
     return list(range(first, first + count))
 
 
+def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
+    """Policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``, checked.
+
+    Examples
+    --------
+    >>> chosen(["vllm"], ["vllm.watermark=0.05"])["vllm"].given
+    {'watermark': (0.05,)}
+    """
+    given: dict[str, dict[str, tuple[float, ...]]] = {}
+    for name in names:
+        if name not in POLICIES:
+            raise UsageError(f"--policy {name!r} does not exist; the policies are {', '.join(POLICIES)}")
+        if name in given:
+            raise UsageError(f"--policy {name!r} is there twice")
+        given[name] = {}
+    if not given:
+        raise UsageError(f"--policy: at least one of {', '.join(POLICIES)}")
+    for text in settings:
+        place, equals, value = text.partition("=")
+        policy, _, key = place.partition(".")
+        if not equals or not key:
+            raise UsageError(f"--set {text!r}: POLICY.PARAMETER=VALUE is wanted, such as vllm.watermark=0.05")
+        if policy not in given:
+            raise UsageError(f"--set {text!r}: {policy!r} is not among the policies: {', '.join(given)}")
+        known = POLICIES[policy].parameters
+        if key not in known:
+            what = f"has {', '.join(known)}" if known else "has no parameters"
+            raise UsageError(f"--set {text!r}: {policy} {what}")
+        if key in given[policy]:
+            raise UsageError(f"--set {text!r}: {place} is set twice")
+        words = POLICIES[policy].words.get(key)
+        given[policy][key] = _numbers(text, value) if words is None else _word(text, value, words)
+    return {name: Settings(name, found) for name, found in given.items()}
+
+
 def _burst(text: str) -> tuple[float, float, float, float]:
     try:
         high, low, on_s, off_s = map(float, text.split(","))
@@ -103,3 +141,19 @@ def _first(requests: Requests, count: int) -> Requests:
         requests.decode_tokens[:count],
         requests.class_index[:count],
     )
+
+
+def _word(text: str, value: str, words: tuple[str, ...]) -> tuple[float, ...]:
+    if value not in words:
+        raise UsageError(f"--set {text!r}: {' or '.join(words)} is wanted")
+    return (float(words.index(value)),)
+
+
+def _numbers(text: str, value: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise UsageError(f"--set {text!r}: a number is wanted, or several with commas")
+    return numbers

@@ -6,17 +6,17 @@ is common to both, who comes when and how long they are, cancels out.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.study import Arrivals, Job, Load, generate, run_all
+from kvplan.simulation.experiments.load import Load, crowd
+from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
 from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.outcome import Ending, Outcome
-from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 
 _CAPS = frozenset({"max_num_seqs", "max_running_requests"})
@@ -30,24 +30,12 @@ class Variant(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Figures of a variant, one a seed.
+    """Figures of a variant, one a seed."""
 
-    Attributes
-    ----------
-    saturated_rps : tuple of float
-        Completed requests per second until the last one is done, where all were there at the beginning.
-    offered_rps : tuple of float
-        The same for arrivals at the offered rate.
-    offered_e2e_s : tuple of float
-        Their mean time from arrival to the last token, seconds.
-    evictions : int
-        In all these runs.
-    """
-
-    saturated_rps: tuple[float, ...]
-    offered_rps: tuple[float, ...]
-    offered_e2e_s: tuple[float, ...]
-    evictions: int
+    saturated_rps: tuple[float, ...]  # until the last one is done, where all were there at the beginning
+    offered_rps: tuple[float, ...]  # the same for arrivals at the offered rate
+    offered_e2e_s: tuple[float, ...]  # their mean time from arrival to the last token
+    evictions: int  # in all these runs
 
 
 class Gain(NamedTuple):
@@ -73,26 +61,12 @@ def measure(
     *,
     requests: int,
     seeds: Sequence[int],
-    progress: Callable[[float], None] | None = None,
-    announce: Callable[[str, bool], None] | None = None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> list[Measured | None]:
-    """Run every variant on both loads and all seeds, on all cores.
+    """Run every variant on both loads and all seeds, on all cores, with so many `requests` in each run.
 
-    Parameters
-    ----------
-    model : ServingModel
-    plan : Plan
-    variants : sequence of Variant
-    requests : int
-        In each run.
-    seeds : sequence of int
-    progress, announce : function, optional
-        As for `kvplan.simulation.experiments.study.study`.
-
-    Returns
-    -------
-    list of Measured or None
-        In the order of the variants; None where a run could not be ended, because a request never fits.
+    None stands for a variant of which a run could not be ended, because a request never fits.
 
     Raises
     ------
@@ -113,12 +87,7 @@ def measure(
 
 
 class Bench:
-    """Requests for several comparisons; what the plain policies did with them is kept.
-
-    Parameters
-    ----------
-    As for `measure`.
-    """
+    """Requests for several comparisons; what the plain policies did with them is kept. Arguments as for `measure`."""
 
     def __init__(
         self,
@@ -127,21 +96,14 @@ class Bench:
         *,
         requests: int,
         seeds: Sequence[int],
-        progress: Callable[[float], None] | None = None,
-        announce: Callable[[str, bool], None] | None = None,
+        progress: Progress | None = None,
+        announce: Announce | None = None,
     ) -> None:
         self._model = replace(model, schedule=None)  # offered are the rates as they stand, at any time
         alike = model.mix.share.size == 1  # no order to draw: one saturated run is as good as many
-        saturated = Load(Arrivals.CLOSED, requests, concurrency=requests)
-        names = tuple(c.name for c in model.classes)
-
-        def drawn(load: Load, seeds: Sequence[int]) -> list[Scenario]:
-            return [Scenario(self._model, plan, generate(self._model, load, seed), names) for seed in seeds]
-
-        self._saturated = drawn(saturated, seeds[:1] if alike else seeds)
-        self._offered = drawn(Load(Arrivals.POISSON, requests), seeds)
-        self._progress = progress
-        self._announce = None if announce is None else _once(announce)
+        self._saturated = scenarios(self._model, plan, crowd(requests), seeds[:1] if alike else seeds)
+        self._offered = scenarios(self._model, plan, Load(requests=requests), seeds)
+        self._progress, self._announce = progress, announce
         self._plain: dict[str, list[Outcome]] = {}  # at the offered rate
 
     def measure(self, variants: Sequence[Variant]) -> list[Measured | None]:
@@ -150,28 +112,17 @@ class Bench:
         At the offered rate a limit that the plain policy never comes near changes nothing; then its run is taken.
         """
         plain = [v for v in variants if not v.parameters and v.policy not in self._plain]
-        runs = self._run(
-            [*((v, one) for v in variants for one in self._saturated), *_pairs(plain, self._offered)]
-        )
-        each = len(self._saturated)
-        saturated = _rows(runs[: len(variants) * each], each)
-        offered = _rows(runs[len(variants) * each :], len(self._offered))
+        rows = self._run([*((v, self._saturated) for v in variants), *((v, self._offered) for v in plain)])
+        saturated, offered = rows[: len(variants)], rows[len(variants) :]
         self._plain |= dict(zip((v.policy for v in plain), offered, strict=True))
         known = {v: found for v in variants if (found := self._known(v)) is not None}
         rest = [v for v in variants if v not in known]
-        known |= dict(
-            zip(rest, _rows(self._run(_pairs(rest, self._offered)), len(self._offered)), strict=True)
-        )
+        known |= dict(zip(rest, self._run([(v, self._offered) for v in rest]), strict=True))
         return [_measured(found, known[v]) for v, found in zip(variants, saturated, strict=True)]
 
-    def _run(self, pairs: Sequence[tuple[Variant, Scenario]]) -> list[Outcome]:
-        jobs = [Job(v.policy, POLICIES[v.policy], _settings(v), scenario, None) for v, scenario in pairs]
-        if not jobs:
-            return []
-        outcomes, interrupted = run_all(jobs, self._progress, self._announce)
-        if interrupted:
-            raise KeyboardInterrupt
-        return [found for found in outcomes if found is not None]
+    def _run(self, wanted: Sequence[tuple[Variant, Sequence[Scenario]]]) -> list[list[Outcome]]:
+        rows = [[Job(_settings(variant), one) for one in on] for variant, on in wanted]
+        return run_to_the_end(rows, self._progress, self._announce)
 
     def _known(self, variant: Variant) -> list[Outcome] | None:
         """Runs at the offered rate that a variant shares with the plain policy, or None."""
@@ -180,14 +131,6 @@ class Bench:
             _never_binds(name, value, plain, self._model) for name, value in variant.parameters
         )
         return plain if free else None
-
-
-def _pairs(variants: Sequence[Variant], scenarios: Sequence[Scenario]) -> list[tuple[Variant, Scenario]]:
-    return [(v, one) for v in variants for one in scenarios]
-
-
-def _rows(runs: list[Outcome], size: int) -> list[list[Outcome]]:
-    return [runs[i : i + size] for i in range(0, len(runs), size)]
 
 
 def _never_binds(name: str, value: float, plain: Sequence[Outcome], model: ServingModel) -> bool:
@@ -225,21 +168,8 @@ def most_at_once(run: Outcome) -> int:
     return int(np.max(np.arange(1, come.size + 1) - gone))
 
 
-def _once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:
-    """Tell of each policy once: several runs come to be compiled at the same time."""
-    told: set[str] = set()
-
-    def tell(policy: str, kept: bool) -> None:
-        if policy not in told:
-            told.add(policy)
-            announce(policy, kept)
-
-    return tell
-
-
 def _settings(variant: Variant) -> Settings:
-    given: Mapping[str, tuple[float, ...]] = {name: (value,) for name, value in variant.parameters}
-    return Settings(variant.policy, given)
+    return Settings(variant.policy, {name: (value,) for name, value in variant.parameters})
 
 
 def _measured(saturated: Sequence[Outcome], offered: Sequence[Outcome]) -> Measured | None:

@@ -7,52 +7,32 @@ Poisson arrivals at its part of the rates. The same amount of work, however it i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.study import Arrivals, Job, Load, generate, run_all
+from kvplan.simulation.experiments.load import Load, crowd
+from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
 from kvplan.simulation.outcome import Ending, Outcome
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.policies.protocol import Settings
 
 
 class Pooled(NamedTuple):
-    """Equal replicas that serve a part of the traffic.
+    """Equal replicas that serve a part of the traffic."""
 
-    Attributes
-    ----------
-    model : ServingModel
-        One replica of them and the traffic it sees.
-    replicas : int
-    requests : int
-        Of the workload, for one replica; at least 1.
-    """
-
-    model: ServingModel
+    model: ServingModel  # one of them and the traffic it sees
     replicas: int
-    requests: int
+    requests: int  # of the workload, for one replica; at least 1
 
 
 class Runs(NamedTuple):
-    """One load: figures of all replicas of a group, or of a placement, one a seed.
+    """One load: figures of all replicas of a group, or of a placement, one a seed."""
 
-    Attributes
-    ----------
-    requests : int
-        In all.
-    throughput_rps : tuple of float
-        Requests over the time until the last of them is done.
-    e2e_s : tuple of float
-        Mean time from arrival to the last token, seconds.
-    evictions : tuple of int
-    """
-
-    requests: int
-    throughput_rps: tuple[float, ...]
-    e2e_s: tuple[float, ...]
+    requests: int  # in all
+    throughput_rps: tuple[float, ...]  # until the last request is done
+    e2e_s: tuple[float, ...]  # mean from arrival to the last token
     evictions: tuple[int, ...]
 
 
@@ -69,24 +49,12 @@ def measure(
     *,
     seeds: Sequence[int],
     policy: str = "greedy",
-    progress: Callable[[float], None] | None = None,
-    announce: Callable[[str, bool], None] | None = None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> list[Loads | None]:
     """Run one replica of every group on both loads and all seeds, on all cores.
 
-    Parameters
-    ----------
-    groups : sequence of Pooled
-    plan : Plan
-    seeds : sequence of int
-    policy : str
-    progress, announce : function, optional
-        As for `kvplan.simulation.experiments.study.study`.
-
-    Returns
-    -------
-    list of Loads or None
-        In the order of the groups; None where a run could not be ended, because a request never fits.
+    None stands for a group in which a run could not be ended, because a request never fits.
 
     Raises
     ------
@@ -101,30 +69,20 @@ def measure(
     >>> found.saturated.requests, found.saturated.throughput_rps, found.saturated.evictions
     (20, (1.0, 1.0), (0, 0))
     """
-    jobs = [
-        Job(policy, POLICIES[policy], Settings(policy, {}), _scenario(group, plan, load, seed), None)
-        for group in groups
-        for load in (
-            Load(Arrivals.CLOSED, group.requests, concurrency=group.requests),
-            Load(Arrivals.POISSON, group.requests),
-        )
-        for seed in seeds
-    ]
-    outcomes, interrupted = run_all(jobs, progress, announce)
-    if interrupted:
-        raise KeyboardInterrupt
-    ended = [found for found in outcomes if found is not None]
-    size = len(seeds)
-    parts = [ended[i : i + size] for i in range(0, len(ended), size)]
+    settings = Settings(policy, {})
+    rows = run_to_the_end(
+        [
+            [Job(settings, one) for one in scenarios(group.model, plan, load, seeds)]
+            for group in groups
+            for load in (crowd(group.requests), Load(requests=group.requests))
+        ],
+        progress,
+        announce,
+    )
     return [
         _loads(group, saturated, offered)
-        for group, saturated, offered in zip(groups, parts[::2], parts[1::2], strict=True)
+        for group, saturated, offered in zip(groups, rows[::2], rows[1::2], strict=True)
     ]
-
-
-def _scenario(group: Pooled, plan: Plan, load: Load, seed: int) -> Scenario:
-    names = tuple(c.name for c in group.model.classes)
-    return Scenario(group.model, plan, generate(group.model, load, seed), names)
 
 
 def _loads(group: Pooled, saturated: Sequence[Outcome], offered: Sequence[Outcome]) -> Loads | None:

@@ -1,38 +1,9 @@
-"""The policies by name."""
+"""The policies by name: every module of this package that has a record, `POLICY`, is one."""
 
-from kvplan.simulation.policies import (
-    a_min,
-    alpha_protection,
-    flow,
-    flow_unknown,
-    greedy,
-    mc,
-    mc_sf,
-    nested_wait,
-    rate_limited,
-    sarathi,
-    sglang,
-    trtllm_no_evict,
-    vllm,
-    vllm_v0,
-    wait,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from kvplan.simulation.policies.protocol import Policy
 
-POLICIES: dict[str, Policy] = {
-    "greedy": greedy.POLICY,
-    "rate-limited": rate_limited.POLICY,
-    "vllm": vllm.POLICY,
-    "sglang": sglang.POLICY,
-    "sarathi": sarathi.POLICY,
-    "vllm-v0": vllm_v0.POLICY,
-    "trtllm-no-evict": trtllm_no_evict.POLICY,
-    "wait": wait.POLICY,
-    "nested-wait": nested_wait.POLICY,
-    "flow": flow.POLICY,
-    "flow-unknown": flow_unknown.POLICY,
-    "alpha-protection": alpha_protection.POLICY,
-    "mc": mc.POLICY,
-    "mc-sf": mc_sf.POLICY,
-    "a-min": a_min.POLICY,
-}
+_MODULES = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+POLICIES: dict[str, Policy] = {m.POLICY.name: m.POLICY for m in _MODULES if hasattr(m, "POLICY")}

@@ -65,8 +65,11 @@ def shortest_possible(scenario: Scenario) -> int:
 
 
 POLICY = Policy(
-    "admit while memory suffices for lower bounds of decode lengths; evict the shortest bound first (FC 4.1.1)",
-    {"shortest": "decode length that all requests are taken for at first; the shortest of all classes"},
-    prepare,
-    form_batch,
+    name="a-min",
+    summary="admit while memory suffices for lower bounds of decode lengths; evict the shortest bound first (FC 4.1.1)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
+        "shortest": "decode length that all requests are taken for at first; the shortest of all classes"
+    },
 )

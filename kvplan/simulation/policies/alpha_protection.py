@@ -69,8 +69,10 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 POLICY = Policy(
-    "admit while memory stays below 1 - α; an overflow evicts everybody (FC 4.1.1)",
-    {"alpha": "share of memory kept free at admission; 0.1"},
-    prepare,
-    form_batch,
+    name="alpha-protection",
+    summary="admit while memory stays below 1 - α; an overflow evicts everybody (FC 4.1.1)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={"alpha": "share of memory kept free at admission; 0.1"},
+    may_livelock=True,
 )

@@ -54,8 +54,9 @@ def _planned(scenario: Scenario) -> tuple[int, ...]:
 
 
 POLICY = Policy(
-    "at most so many admissions of each class in an iteration (FC Algorithm 1)",
-    {"budgets": "one for each class, with commas; rate_cap.classes[].integer_budget"},
-    prepare,
-    form_batch,
+    name="flow",
+    summary="at most so many admissions of each class in an iteration (FC Algorithm 1)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={"budgets": "one for each class, with commas; rate_cap.classes[].integer_budget"},
 )

@@ -44,8 +44,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 POLICY = Policy(
-    "at most so many admissions in an iteration; evict last admitted first (FC Algorithm 2)",
-    {"budget": "admissions per iteration, or their mean; rate_cap.per_iteration, rounded down"},
-    prepare,
-    form_batch,
+    name="flow-unknown",
+    summary="at most so many admissions in an iteration; evict last admitted first (FC Algorithm 2)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={"budget": "admissions per iteration, or their mean; rate_cap.per_iteration, rounded down"},
 )

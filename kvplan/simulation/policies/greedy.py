@@ -18,4 +18,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     return one_queue(scenario.requests), {}
 
 
-POLICY = Policy("admit whatever fits now; evict least progressed first (SIC 2.2)", {}, prepare, form_batch)
+POLICY = Policy(
+    name="greedy",
+    summary="admit whatever fits now; evict least progressed first (SIC 2.2)",
+    prepare=prepare,
+    form_batch=form_batch,
+)

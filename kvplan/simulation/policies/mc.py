@@ -47,9 +47,12 @@ def longest_possible(scenario: Scenario) -> int:
 
 
 POLICY = Policy(
-    "first come first served while the memory of all residents suffices to their ends (FC 4.1.1)",
-    {"assume": "exact: decode lengths are known; max: all are taken for the longest; exact"},
-    prepare,
-    form_batch,
-    {"assume": ASSUME},
+    name="mc",
+    summary="first come first served while the memory of all residents suffices to their ends (FC 4.1.1)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={"assume": "exact: decode lengths are known; max: all are taken for the longest; exact"},
+    words={"assume": ASSUME},
+    knows_lengths=True,
+    evicts=False,
 )

@@ -40,8 +40,10 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 POLICY = Policy(
-    "shortest decode length first while the memory of all residents suffices to their ends (FC 4.1.1)",
-    {},
-    prepare,
-    form_batch,
+    name="mc-sf",
+    summary="shortest decode length first while the memory of all residents suffices to their ends (FC 4.1.1)",
+    prepare=prepare,
+    form_batch=form_batch,
+    knows_lengths=True,
+    evicts=False,
 )

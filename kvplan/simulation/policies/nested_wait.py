@@ -88,11 +88,13 @@ def _segments(scenario: Scenario, settings: Settings) -> tuple[tuple[int, ...], 
 
 
 POLICY = Policy(
-    "segments of decode length run once their thresholds are met; lengths unknown (WAIT-s Algorithm 2)",
-    {
+    name="nested-wait",
+    summary="segments of decode length run once their thresholds are met; lengths unknown (WAIT-s Algorithm 2)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
         "boundaries": "decode lengths that end the segments, with commas; those of the plan",
         "thresholds": "one for each segment, with commas; those of the plan",
     },
-    prepare,
-    form_batch,
+    gathers=True,
 )

@@ -1,7 +1,7 @@
 """What a policy is: what it needs of the engine, and how it forms the batch of an iteration.
 
-A further policy is a module with a function marked `kernel` that forms batches from the actions of
-`kvplan.simulation.actions`, a function that prepares a run, and a `POLICY` made of both; and its line in `POLICIES`.
+A further policy is a module of this package with a function marked `kernel` that forms batches from the actions of
+`kvplan.simulation.actions`, a function that prepares a run, and its record, `POLICY`.
 """
 
 import math
@@ -16,25 +16,17 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import Setup, State
 
 LARGEST = 10**12  # of a parameter, as of the memory: what is counted with it stays within 64 bits
+ENGINE_LIMITS = frozenset({"max_num_seqs", "max_num_batched_tokens"})  # of `[gpu]`
 _NEVER = 1 << 40  # stages; a group with this end keeps its members until they are done
 
 
 class Scenario(NamedTuple):
-    """What is to be run, before a policy is chosen.
-
-    Attributes
-    ----------
-    model : ServingModel
-    plan : Plan
-    requests : Requests
-    names : tuple of str
-        Classes that the requests belong to; of a trace there is one.
-    """
+    """What is to be run, before a policy is chosen."""
 
     model: ServingModel
     plan: Plan
     requests: Requests
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the classes that the requests belong to; of a trace there is one
 
 
 class Settings(NamedTuple):
@@ -85,27 +77,47 @@ def _written(values: tuple[float, ...]) -> str:
 
 
 class Policy(NamedTuple):
-    """A way to serve.
+    """A way to serve, and what others ask about it.
 
     Attributes
     ----------
     summary : str
         What it does, in a line.
-    parameters : mapping of str to str
-        What can be set, with a line about each.
     prepare : function
         From a scenario and settings to what the engine needs, and the parameters as they will be run.
     form_batch : function
         Marked `kernel`: advances groups, evicts and admits.
+    parameters : mapping of str to str
+        What can be set, with a line about each.
     words : mapping of str to tuple of str
         Parameters that are set by a word, and the words; in settings a word stands as its position.
+    engine : bool
+        Models the scheduler of an engine: KV is counted as engines do, tokens computed so far, whatever the profile
+        says about prefill. Others count it by stages.
+    limits : frozenset of str
+        Limits of `[gpu]` that it keeps; the others change nothing.
+    knows_lengths : bool
+        Reads decode lengths before they are reached, unless a parameter tells it not to.
+    gathers : bool
+        Has requests wait for others, so that fewer of them can wait longer.
+    evicts : bool
+        May evict; if not, whoever is admitted stays to the end, as far as the lengths that it goes by are true.
+    may_livelock : bool
+        Can come to a standstill though every request fits when alone.
     """
 
+    name: str
     summary: str
-    parameters: Mapping[str, str]
     prepare: Callable[[Scenario, Settings], tuple[Setup, dict[str, object]]]
     form_batch: Callable[[State], None]
+    parameters: Mapping[str, str] = {}
     words: Mapping[str, tuple[str, ...]] = {}
+    engine: bool = False
+    limits: frozenset[str] = frozenset()
+    knows_lengths: bool = False
+    gathers: bool = False
+    evicts: bool = True
+    may_livelock: bool = False
 
 
 def one_queue(requests: Requests) -> Setup:
@@ -115,4 +127,11 @@ def one_queue(requests: Requests) -> Setup:
         queues=1,
         until=np.array([_NEVER]),
         knobs=np.zeros(0),
+    )
+
+
+def as_engines_count(requests: Requests) -> Setup:
+    """One queue and one group; a request holds the tokens computed so far, a prompt of one at least."""
+    return one_queue(requests)._replace(
+        first_weight=np.maximum(requests.input_tokens, 1), stages=requests.decode_tokens
     )

@@ -69,8 +69,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 POLICY = Policy(
-    "greedy admission under a cap per iteration (SIC 5.1)",
-    {"beta": "admissions per iteration; rate_cap.per_iteration"},
-    prepare,
-    form_batch,
+    name="rate-limited",
+    summary="greedy admission under a cap per iteration (SIC 5.1)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={"beta": "admissions per iteration; rate_cap.per_iteration"},
 )

@@ -11,7 +11,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import blocks_of, kernel
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.policies.vllm import NO_CAP, admit_prompts, serve_running
 from kvplan.simulation.state import CAPACITY, FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, STAGE, Setup, State
@@ -40,17 +40,18 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     cap = settings.number("cap", NO_CAP)
     if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")
-    setup = one_queue(scenario.requests)._replace(
-        knobs=np.array([sequences, tokens, 0.0, *cap_knobs(cap)]),
-        first_weight=np.maximum(scenario.requests.input_tokens, 1),
-        stages=scenario.requests.decode_tokens,
+    setup = as_engines_count(scenario.requests)._replace(
+        knobs=np.array([sequences, tokens, 0.0, *cap_knobs(cap)])
     )
     return setup, {"cap": None if cap == NO_CAP else cap, **vllm.as_run(sequences, tokens)}
 
 
 POLICY = Policy(
-    "Sarathi: decodes first, then chunks of prompts within a token budget; the last admitted is evicted",
-    {"cap": "most admissions per iteration, 0.5 is one in two; none", **vllm.LIMITS},
-    prepare,
-    form_batch,
+    name="sarathi",
+    summary="Sarathi: decodes first, then chunks of prompts within a token budget; the last admitted is evicted",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={"cap": "most admissions per iteration, 0.5 is one in two; none", **vllm.LIMITS},
+    engine=True,
+    limits=ENGINE_LIMITS,
 )

@@ -21,7 +21,7 @@ from kvplan.errors import UsageError
 from kvplan.simulation.actions import advance, append, group_list, kernel, overflows, seat, stand_by, take_out
 from kvplan.simulation.policies import vllm
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, compute_prompt, preempt
 from kvplan.simulation.state import (
     AFTER,
@@ -182,10 +182,8 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
-    setup = one_queue(requests)._replace(
+    setup = as_engines_count(requests)._replace(
         knobs=np.array([sequences, tokens, first, first, least, decay, 0.0]),
-        first_weight=inputs,
-        stages=requests.decode_tokens,
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
     )
     return setup, {
@@ -213,13 +211,16 @@ def ratios(conservativeness: float) -> tuple[float, float, float]:
 _MOST_RUNNING = "max_running_requests"
 
 POLICY = Policy(
-    "SGLang's scheduler: room for a share of the output to come, prompts first, least progressed retracted",
-    {
+    name="sglang",
+    summary="SGLang's scheduler: room for a share of the output to come, prompts first, least progressed retracted",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
         "conservativeness": "how large that share is, SGLang's --schedule-conservativeness; 1",
         **MAX_NEW,
         _MOST_RUNNING: vllm.LIMITS["max_num_seqs"],
         "max_num_batched_tokens": "most tokens of prompts in an iteration; the profile's",
     },
-    prepare,
-    form_batch,
+    engine=True,
+    limits=ENGINE_LIMITS,
 )

@@ -9,7 +9,7 @@ import numpy as np
 from kvplan.simulation.actions import advance, group_list, kernel, seat
 from kvplan.simulation.policies import vllm
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, compute_prompt, pause
 from kvplan.simulation.state import (
     CAPACITY,
@@ -56,20 +56,20 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     sequences, tokens = vllm.limits(scenario, settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
-    inputs = np.maximum(requests.input_tokens, 1)
-    longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
-    setup = one_queue(requests)._replace(
-        knobs=np.array([sequences, tokens]),
-        first_weight=inputs,
-        stages=requests.decode_tokens,
-        promise=-(-longest // replica.block_tokens),
+    longest = np.maximum(requests.input_tokens, 1) + np.array(max_new, dtype=np.int64)[requests.class_index]
+    setup = as_engines_count(requests)._replace(
+        knobs=np.array([sequences, tokens]), promise=-(-longest // replica.block_tokens)
     )
     return setup, {"max_new": list(max_new), **vllm.as_run(sequences, tokens)}
 
 
 POLICY = Policy(
-    "TensorRT-LLM's GUARANTEED_NO_EVICT: input and longest output are reserved at admission, nobody is evicted",
-    {**MAX_NEW, **vllm.LIMITS},
-    prepare,
-    form_batch,
+    name="trtllm-no-evict",
+    summary="TensorRT-LLM's GUARANTEED_NO_EVICT: input and longest output are reserved at admission, nobody is evicted",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={**MAX_NEW, **vllm.LIMITS},
+    engine=True,
+    limits=ENGINE_LIMITS,
+    evicts=False,
 )

@@ -22,7 +22,7 @@ from kvplan.simulation.actions import (
     seat,
     unschedule,
 )
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.state import (
     BEFORE,
     BLOCK,
@@ -177,21 +177,21 @@ def pause(s: State, beyond: int) -> None:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
-    watermark = settings.number("watermark", 0.0)
-    if not 0 <= watermark < 1:
-        raise UsageError(f"vllm.watermark = {watermark:g}: a share of the blocks, from 0 to below 1")
+    watermark = watermark_share(settings)
     sequences, tokens = limits(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - 1, 0)
-    setup = one_queue(scenario.requests)._replace(
-        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]),
-        capacity_blocks=blocks,
-        first_weight=np.maximum(scenario.requests.input_tokens, 1),
-        stages=scenario.requests.decode_tokens,
+    setup = as_engines_count(scenario.requests)._replace(
+        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]), capacity_blocks=blocks
     )
-    return setup, {
-        "watermark": watermark,
-        **as_run(sequences, tokens),
-    }
+    return setup, {"watermark": watermark, **as_run(sequences, tokens)}
+
+
+def watermark_share(settings: Settings) -> float:
+    """Share of the blocks kept free at admission while anything runs."""
+    share = settings.number("watermark", 0.0)
+    if not 0 <= share < 1:
+        raise UsageError(f"{settings.policy}.watermark = {share:g}: a share of the blocks, from 0 to below 1")
+    return share
 
 
 def limits(scenario: Scenario, settings: Settings, most_running: str = "max_num_seqs") -> tuple[float, float]:
@@ -220,11 +220,14 @@ LIMITS = {
 
 
 POLICY = Policy(
-    "vLLM's V1 scheduler: chunked prefill, the last running request is preempted and recomputed",
-    {
+    name="vllm",
+    summary="vLLM's V1 scheduler: chunked prefill, the last running request is preempted and recomputed",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
         **LIMITS,
     },
-    prepare,
-    form_batch,
+    engine=True,
+    limits=ENGINE_LIMITS,
 )

@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 
-from kvplan.errors import UsageError
 from kvplan.simulation.actions import (
     advance,
     blocks_of,
@@ -20,7 +19,7 @@ from kvplan.simulation.actions import (
     stand_by,
 )
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, WATERMARK, compute_prompt, preempt
 from kvplan.simulation.state import (
     CAPACITY,
@@ -70,26 +69,25 @@ def next_fits(s: State) -> bool:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
-    watermark = settings.number("watermark", 0.0)
-    if not 0 <= watermark < 1:
-        raise UsageError(f"vllm-v0.watermark = {watermark:g}: a share of the blocks, from 0 to below 1")
+    watermark = vllm.watermark_share(settings)
     sequences, tokens = vllm.limits(scenario, settings)
     blocks = replica.memory_tokens // replica.block_tokens
-    setup = one_queue(scenario.requests)._replace(
-        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]),
-        first_weight=np.maximum(scenario.requests.input_tokens, 1),
-        stages=scenario.requests.decode_tokens,
+    setup = as_engines_count(scenario.requests)._replace(
+        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)])
     )
     return setup, {"watermark": watermark, **vllm.as_run(sequences, tokens)}
 
 
 POLICY = Policy(
-    "vLLM before V1: whole prompts before any decode, the last admitted is preempted and recomputed",
-    {
+    name="vllm-v0",
+    summary="vLLM before V1: whole prompts before any decode, the last admitted is preempted and recomputed",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
         "watermark": vllm.POLICY.parameters["watermark"],
         "max_num_seqs": vllm.LIMITS["max_num_seqs"],
         "max_num_batched_tokens": "most tokens of prompts in an iteration; the profile's",
     },
-    prepare,
-    form_batch,
+    engine=True,
+    limits=ENGINE_LIMITS,
 )

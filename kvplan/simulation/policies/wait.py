@@ -85,11 +85,13 @@ def _thresholds(scenario: Scenario, settings: Settings) -> tuple[int, ...]:
 
 
 POLICY = Policy(
-    "a class runs once its threshold of requests waits (WAIT-s Algorithm 1)",
-    {
+    name="wait",
+    summary="a class runs once its threshold of requests waits (WAIT-s Algorithm 1)",
+    prepare=prepare,
+    form_batch=form_batch,
+    parameters={
         "thresholds": "one for each class, with commas; the smallest that keep up",
         "batch_limit": "B: thresholds of B·λ_i/Σλ_j(d_j + 1) instead (WAIT 6)",
     },
-    prepare,
-    form_batch,
+    gathers=True,
 )

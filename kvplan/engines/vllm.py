@@ -1,0 +1,70 @@
+"""vLLM."""
+
+import math
+
+from kvplan.engines.base import Engine, Kind, Mention, Setting
+from kvplan.engines.candidates import batched_tokens, running, watermark
+from kvplan.model import Plan, ServingModel
+from kvplan.report.assembly import Report
+from kvplan.report.verdict import requests_in_memory
+from kvplan.report.words import Status
+from kvplan.units import format_number, format_seconds
+
+
+def queue_limit(report: Report, model: ServingModel, plan: Plan, cap: float) -> tuple[Mention, ...]:
+    """Little's law: who waits as long as the horizon at the sustainable rate has so many before him."""
+    if report.verdict.status is not Status.OVERLOADED:
+        return ()
+    running = min(cap, model.replica.max_num_seqs or math.inf, math.ceil(requests_in_memory(model)))
+    rate = report.load.sustainable_rps
+    number = math.ceil(running + rate * plan.horizon_s)
+    mention = Mention(
+        "--max-num-queued-reqs",
+        str(number),
+        f"the load is more than can be sustained and the queue would grow without end: {running:,.0f} running and "
+        f"{format_number(rate)} requests/s for the plan's horizon of {format_seconds(plan.horizon_s)}. So nobody "
+        "waits longer than that; it is the place for a shorter wait. Refusals are not simulated",
+        "In vLLM 0.29.0 (pull request 49445, July 2026); beyond it clients get HTTP 503.",
+    )
+    return (mention,)
+
+
+ENGINE = Engine(
+    name="vllm",
+    title="vLLM",
+    policy="vllm",
+    settings=(
+        Setting(
+            Kind.RUNNING,
+            "--max-num-seqs",
+            "Sizes buffers and CUDA graphs too; from vLLM 0.31.0 on --max-num-active-seqs does not.",
+            running,
+            "max_num_seqs",
+            applies=lambda model: model.replica.max_num_seqs is None,
+        ),
+        Setting(
+            Kind.RUNNING,
+            "--max-num-active-seqs",
+            "vLLM 0.31.0 and later (pull request 56758).",
+            running,
+            "max_num_seqs",
+            applies=lambda model: model.replica.max_num_seqs is not None,
+            earlier="--max-num-seqs {}, which sizes buffers and CUDA graphs too.",
+        ),
+        Setting(
+            Kind.WATERMARK,
+            "--watermark",
+            "Merged into vLLM in June 2026 (pull request 44594), off by default: check your version.",
+            watermark,
+            "watermark",
+        ),
+        Setting(
+            Kind.TOKENS,
+            "--max-num-batched-tokens",
+            "vLLM refuses less than max_num_seqs.",
+            batched_tokens,
+            "max_num_batched_tokens",
+        ),
+    ),
+    mentions=queue_limit,
+)

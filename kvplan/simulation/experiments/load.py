@@ -1,0 +1,107 @@
+"""Loads: how requests arrive, drawn from the profile by a seed, or recorded."""
+
+import math
+from dataclasses import replace
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import saturation
+from kvplan.errors import UsageError
+from kvplan.model import ServingModel
+from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
+
+MAX_REQUESTS = 10**8
+DEFAULT_REQUESTS = 10_000
+DEFAULT_CV = 3.0
+DEFAULT_CLIENTS = 128
+DEFAULT_BURST = (1.5, 0.5, 60.0, 60.0)  # keeps the mean rate
+
+
+class Arrivals(StrEnum):
+    """How requests arrive."""
+
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    BURST = "burst"
+    SATURATED = "saturated"
+    CLOSED = "closed"
+
+
+class Load(NamedTuple):
+    """Which requests arrive, and when."""
+
+    kind: Arrivals = Arrivals.POISSON
+    requests: int | None = DEFAULT_REQUESTS  # None: as many as come before the horizon
+    horizon_s: float | None = None  # where the clock stops
+    cv: float = DEFAULT_CV  # of gamma gaps
+    concurrency: int = DEFAULT_CLIENTS  # of a closed loop
+    burst: tuple[float, float, float, float] = DEFAULT_BURST  # factors while on and off, seconds of each
+    trace: Requests | None = None  # recorded requests instead of all that
+
+    @property
+    def follows_rates(self) -> bool:
+        """Whether the rates of the model say when requests arrive."""
+        return self.trace is None and self.kind not in (Arrivals.SATURATED, Arrivals.CLOSED)
+
+
+def crowd(requests: int) -> Load:
+    """So many at time 0, in an order drawn for each seed; `Arrivals.SATURATED` has the same order for all."""
+    return Load(Arrivals.CLOSED, requests, concurrency=requests)
+
+
+def generate(model: ServingModel, load: Load, seed: int) -> Requests:
+    """The requests of one seed; the same for every policy.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
+    >>> generate(model, Load(requests=3), 0).decode_tokens.tolist()
+    [5, 5, 5]
+    """
+    if load.trace is not None:
+        return load.trace
+    found = _generated(model, load, np.random.default_rng(seed))
+    cut = load.horizon_s is not None and found.arrival_s.size != load.requests
+    return replace(found, more_later=cut and load.follows_rates)
+
+
+def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
+    size, horizon = load.requests, load.horizon_s
+    expected = _expected(model, load)
+    if expected > MAX_REQUESTS:
+        raise UsageError(f"some {expected:.3g} requests until the horizon; {MAX_REQUESTS:,} is the most")
+    if load.kind in (Arrivals.SATURATED, Arrivals.CLOSED) and size is None:
+        size = math.ceil(expected) + load.concurrency + 1000
+    match load.kind:
+        case Arrivals.POISSON:
+            return poisson(model, rng, requests=size, horizon_s=horizon)
+        case Arrivals.GAMMA:
+            return renewal(model, rng, cv=load.cv, requests=size, horizon_s=horizon)
+        case Arrivals.BURST:
+            high, low, on_s, off_s = load.burst
+            return burst(
+                model, rng, high=high, low=low, on_s=on_s, off_s=off_s, requests=size, horizon_s=horizon
+            )
+        case Arrivals.SATURATED:
+            assert size is not None
+            return saturated(model, requests=size)
+        case Arrivals.CLOSED:
+            assert size is not None
+            return closed(model, rng, clients=load.concurrency, requests=size)
+
+
+def _expected(model: ServingModel, load: Load) -> float:
+    """How many requests there will be, about; of those that are always there, more than can be served."""
+    if load.requests is not None or load.horizon_s is None:
+        return float(load.requests or 0)
+    if load.kind in (Arrivals.SATURATED, Arrivals.CLOSED):
+        return 3 * saturation(model).throughput_rps * load.horizon_s
+    high, low, on_s, off_s = load.burst
+    factor = (high * on_s + low * off_s) / (on_s + off_s) if load.kind is Arrivals.BURST else 1.0
+    seconds = load.horizon_s
+    if model.schedule is not None:  # at the rates as they stand
+        seconds = float(model.schedule.course([c.rate_rps for c in model.classes]).integral(seconds))
+    return factor * model.total_rate_rps * seconds

@@ -1,0 +1,142 @@
+"""The one way to run: the requests of a load and a seed, a policy on them, an outcome; many at once, on all cores."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from kvplan.model import Plan, ServingModel
+from kvplan.simulation import engine
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
+from kvplan.simulation.state import Setup
+
+Progress = Callable[[float], None]  # told now and then what part is done
+Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk
+_LOOK_S = 0.2  # between two reports of progress
+
+
+class Job(NamedTuple):
+    """A run to be made: a policy, set in some way, on some requests."""
+
+    settings: Settings
+    scenario: Scenario
+    horizon_s: float | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """The record of the policy."""
+        return POLICIES[self.settings.policy]
+
+    def prepare(self) -> tuple[Setup, dict[str, object]]:
+        """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
+        return self.policy.prepare(self.scenario, self.settings)
+
+    def run(
+        self,
+        watch: Callable[[int], bool],
+        announce: Callable[[bool], None] | None,
+        compile: bool | None = None,
+    ) -> Outcome:
+        """Make it; the arguments are those of `kvplan.simulation.engine.run`."""
+        setup, _ = self.prepare()
+        model = self.scenario.model
+        return engine.run(
+            self.policy.form_batch,
+            self.scenario.requests,
+            model.timing,
+            model.replica,
+            setup,
+            horizon_s=self.horizon_s,
+            compile=compile,
+            watch=watch,
+            announce=announce,
+        )
+
+
+def scenarios(model: ServingModel, plan: Plan, load: Load, seeds: Sequence[int]) -> list[Scenario]:
+    """What each seed makes of a load; the same for every policy."""
+    names = ("trace",) if load.trace is not None else tuple(c.name for c in model.classes)
+    return [Scenario(model, plan, generate(model, load, seed), names) for seed in seeds]
+
+
+def run_rows(
+    rows: Sequence[Sequence[Job]],
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    *,
+    compile: bool | None = None,
+    threads: int | None = None,
+) -> tuple[list[list[Outcome | None]], bool]:
+    """Run rows of jobs on all cores, or in so many threads.
+
+    Returns
+    -------
+    list of list of Outcome or None
+        As the jobs; None for those that had not begun when interrupted.
+    bool
+        Whether somebody pressed Ctrl-C.
+    """
+    jobs = [job for row in rows for job in row]
+    stop, done = threading.Event(), [0] * len(jobs)
+    total = sum(job.scenario.requests.arrival_s.size for job in jobs)
+    announce = None if announce is None else _once(announce)
+
+    def work(index: int) -> Outcome | None:
+        if stop.is_set():
+            return None
+
+        def watch(completed: int) -> bool:
+            done[index] = completed
+            return not stop.is_set()
+
+        told = partial(announce, jobs[index].policy.name) if announce is not None else None
+        return jobs[index].run(watch, told, compile)
+
+    with ThreadPoolExecutor(max(1, min(len(jobs), threads or os.cpu_count() or 1))) as pool:
+        futures = [pool.submit(work, index) for index in range(len(jobs))]
+        pending = set(futures)
+        try:
+            while pending:
+                ended, pending = wait(pending, _LOOK_S, FIRST_COMPLETED)
+                if any(future.exception() for future in ended):
+                    stop.set()
+                if progress is not None:
+                    progress(max(sum(done) / total, 1 - len(pending) / len(futures)))
+        except KeyboardInterrupt:
+            stop.set()
+        outcomes = iter([future.result() for future in futures])
+    return [list(islice(outcomes, len(row))) for row in rows], stop.is_set()
+
+
+def run_to_the_end(
+    rows: Sequence[Sequence[Job]], progress: Progress | None = None, announce: Announce | None = None
+) -> list[list[Outcome]]:
+    """As `run_rows`, for comparisons that are worth nothing by half.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Somebody pressed Ctrl-C.
+    """
+    outcomes, interrupted = run_rows(rows, progress, announce)
+    if interrupted:
+        raise KeyboardInterrupt
+    return [[found for found in row if found is not None] for row in outcomes]
+
+
+def _once(announce: Announce) -> Announce:
+    """Tell of each policy once: several of its runs come to be compiled at the same time."""
+    told: set[str] = set()
+
+    def tell(policy: str, kept: bool) -> None:
+        if policy not in told:
+            told.add(policy)
+            announce(policy, kept)
+
+    return tell

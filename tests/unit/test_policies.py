@@ -1,0 +1,103 @@
+"""The records of the policies: none is missing, and what they say of a policy is what it does."""
+
+from dataclasses import replace
+from pkgutil import iter_modules
+
+import numpy as np
+import pytest
+import slow_simulator
+from strategies import one_class
+
+from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.simulation import engine, policies
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Scenario, Settings
+from kvplan.simulation.requests import Requests
+
+SHARED = {"protocol", "longest"}  # modules of the package that are no policies
+GIVEN = {  # where the default follows from decode lengths or the plan, or keeps so much room that nothing happens
+    "sglang": {"max_new": (30,), "conservativeness": (0,)},
+    "trtllm-no-evict": {"max_new": (30,)},
+    "a-min": {"shortest": (1,)},
+    "rate-limited": {"beta": (3,)},
+    "flow": {"budgets": (3,)},
+    "flow-unknown": {"budget": (3,)},
+    "wait": {"thresholds": (2,)},
+    "nested-wait": {"boundaries": (4, 9), "thresholds": (2, 2)},
+}
+ROOMY = Replica(120, block_tokens=2)
+TIGHT = Replica(40, block_tokens=2)
+every_policy = pytest.mark.parametrize("name", list(POLICIES))
+
+
+def crowd(decode: list[int], arrival_s: list[float] | None = None) -> Requests:
+    """Prompts of four tokens, all there at the beginning unless it says when."""
+    size = len(decode)
+    arrivals = np.array(arrival_s or [0.0] * size)
+    return Requests(arrivals, np.full(size, 4), np.array(decode), np.zeros(size, dtype=np.int64))
+
+
+LENGTHS = [5, 9, 2, 7, 9, 3, 8, 6, 9, 9, 4, 8]
+
+
+def run(name: str, requests: Requests, replica: Replica = TIGHT) -> Outcome:
+    timing = Timing(1.0, d1=0.01, d2=0.02)
+    scenario = Scenario(ServingModel((one_class(1, 1),), timing, replica), Plan(), requests, ("trace",))
+    setup, _ = POLICIES[name].prepare(scenario, Settings(name, GIVEN.get(name, {})))
+    return engine.run(POLICIES[name].form_batch, requests, timing, replica, setup, compile=False)
+
+
+def test_every_module_is_a_policy_under_its_own_name_with_a_second_opinion() -> None:
+    modules = {found.name.replace("_", "-") for found in iter_modules(policies.__path__)} - SHARED
+    assert set(POLICIES) == modules
+    assert set(slow_simulator.POLICIES) == modules
+
+
+@every_policy
+@pytest.mark.parametrize("limit", sorted(ENGINE_LIMITS))
+def test_a_limit_of_the_profile_changes_a_run_where_the_policy_keeps_it(name: str, limit: str) -> None:
+    free, limited = (
+        run(name, crowd(LENGTHS), replica)
+        for replica in (ROOMY, replace(ROOMY, **{limit: 2}))  # type: ignore[arg-type]
+    )
+    changed = free.finish_s.tolist() != limited.finish_s.tolist()
+    assert changed is (limit in POLICIES[name].limits)
+
+
+@every_policy
+def test_prefill_is_the_engines_own_or_that_of_the_profile(name: str) -> None:
+    fused, inline = (
+        run(name, crowd(LENGTHS), replace(ROOMY, prefill=p)) for p in (Prefill.FUSED, Prefill.INLINE)
+    )
+    assert (fused.finish_s.tolist() == inline.finish_s.tolist()) is POLICIES[name].engine
+
+
+@every_policy
+def test_lengths_show_beforehand_to_policies_that_know_them(name: str) -> None:
+    """Until the first request is done, batches are the same whatever is still to come of the others."""
+    alike, longer = (run(name, crowd([6, *[d] * 11])).series for d in (6, 25))
+    rows = min((one.completions == 0).sum() for one in (alike, longer))
+    assert rows >= 4
+    same = alike.kv_tokens[:rows].tolist() == longer.kv_tokens[:rows].tolist()
+    assert same is not POLICIES[name].knows_lengths
+
+
+@every_policy
+def test_whoever_is_admitted_stays_where_the_policy_says_so(name: str) -> None:
+    """Three fit when they come, and none beside another at its end."""
+    outcome = run(name, crowd([25] * 12, np.arange(12.0).tolist()), Replica(60))
+    assert outcome.evictions.any() == POLICIES[name].evicts
+
+
+@every_policy
+def test_a_request_waits_for_others_where_the_policy_gathers_them(name: str) -> None:
+    outcome = run(name, crowd([5, 5], [0.0, 100.0]), ROOMY)
+    assert (outcome.first_token_s[0] > 100) == POLICIES[name].gathers
+
+
+@every_policy
+def test_a_standstill_comes_where_the_policy_may_have_one(name: str) -> None:
+    """Two that begin together overflow together, though each fits alone."""
+    outcome = run(name, crowd([20, 20]), Replica(34))
+    assert (outcome.ending is Ending.LIVELOCK) is POLICIES[name].may_livelock
