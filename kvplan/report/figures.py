@@ -19,9 +19,8 @@ from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, pulse_cycle
 from kvplan.model import Plan, Prefill, Replica, ServingModel
 from kvplan.model.weights import page_padding
-from kvplan.report import law_text
 from kvplan.report.assembly import Report
-from kvplan.report.keys import CONTRACT
+from kvplan.report.keys import CONTRACT, law_text
 from kvplan.report.keys.evidence import DIGITS, Figure, listed
 from kvplan.units import format_number
 

@@ -108,3 +108,9 @@ def test_the_schema_is_printed_and_written(run: Run, tmp_path: Path) -> None:
     code, out, error = run("schema")
     assert (code, error, path.read_text("utf-8")) == (0, "", out)
     assert json.loads(out) == json_schema()
+
+
+def test_the_schema_of_the_report_is_printed(run: Run) -> None:
+    code, out, error = run("schema", "--of", "report")
+    assert (code, error) == (0, "")
+    assert json.loads(out)["title"] == "kvplan report"

@@ -15,11 +15,10 @@ from kvplan.layout import explanation
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile, shipped_profiles
 from kvplan.report import explain as explaining
-from kvplan.report import law_text
 from kvplan.report.assembly import analyze, to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
 from kvplan.report.figures import Inputs, gather
-from kvplan.report.keys import BLOCKS, CONTRACT, Record
+from kvplan.report.keys import BLOCKS, CONTRACT, Record, law_text
 
 Case = tuple[dict[str, Any], Inputs]
 

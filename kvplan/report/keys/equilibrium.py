@@ -1,6 +1,6 @@
 """Keys of the `equilibrium` block."""
 
-from kvplan.report import law_text
+from kvplan.report.keys import law_text
 from kvplan.report.keys.record import Block, Record, class_name
 
 FLUID = "WAIT-s eq. 3-6"

@@ -1,6 +1,6 @@
 """Keys of the `load` block."""
 
-from kvplan.report import law_text
+from kvplan.report.keys import law_text
 from kvplan.report.keys.record import Block, Record
 
 _LIMITS = "WAIT-s eq. 3-6, WAIT Prop. 1, 2; engine limits and pages new"

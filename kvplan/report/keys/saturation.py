@@ -1,6 +1,6 @@
 """Keys of the `saturation` block."""
 
-from kvplan.report import law_text
+from kvplan.report.keys import law_text
 from kvplan.report.keys.equilibrium import FLUID
 from kvplan.report.keys.record import Block, Record
 

@@ -1,6 +1,6 @@
 """Keys of the `wait` block."""
 
-from kvplan.report import law_text
+from kvplan.report.keys import law_text
 from kvplan.report.keys.equilibrium import NO_EQUILIBRIUM
 from kvplan.report.keys.evidence import Evidence
 from kvplan.report.keys.record import Block, Kind, Record, class_name
