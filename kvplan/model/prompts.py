@@ -16,6 +16,7 @@ _POINTS = (
     512  # of the lattice that a level is the last but one of; prompts between two points keep their mean
 )
 _DAMPING = 1e-5 ** (np.arange(2 * _POINTS) / _POINTS)  # so that what wraps around the transform weighs 1e-10
+_NEGLIGIBLE = 1e-9  # tokens
 _FAR = 8.0  # standard deviations, beyond which a cut is not felt
 
 
@@ -55,7 +56,7 @@ class Prompts:
 
     def excess_per_token(self, level: float) -> float:
         """By how much `excess` rises for each further token that more prompts bring in the mean."""
-        if level <= 0:
+        if level <= _NEGLIGIBLE:
             return 1.0
         if self.mean == 0:
             return 0.0
@@ -69,7 +70,7 @@ class Prompts:
         return max(0.0, 1.0 - float(self._probabilities(max(level, 1.0))[1][:-1].sum()))
 
     def _excess(self, level: float) -> float:
-        if level <= 0:
+        if level <= _NEGLIGIBLE:
             return self.mean - level
         return max(0.0, self.mean - level + float(self._expected_below(level, level)))
 
