@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import slow_simulator
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import one_class
+from tiers import examples
 
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
@@ -24,8 +25,6 @@ CLASSES = 3
 # they count memory and chunks of prompts as engines do
 ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-no-evict")
 MAY_HANG = ("alpha-protection",)  # those who begin together can overflow together again and again
-MANY = settings(max_examples=60, deadline=None)
-EXAMPLES = settings(max_examples=30, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
@@ -202,7 +201,7 @@ def happened(times: np.ndarray, until_s: float) -> np.ndarray:
 
 
 @every_policy
-@MANY
+@examples(40)
 @given(data=st.data())
 def test_the_kernel_agrees_with_the_slow_simulator(name: str, data: st.DataObject) -> None:
     agree(name, data.draw(cases(name)))
@@ -233,7 +232,6 @@ def agree(name: str, case: Case) -> None:
 LONG_ROW = st.tuples(st.integers(1, 3000), st.integers(1, 30), st.integers(0, CLASSES - 1), GAPS)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(LONG_ROW, min_size=4, max_size=14),
     longest=st.tuples(*[st.sampled_from([30, 4090, 4100, 4110, 9000])] * CLASSES),
@@ -294,7 +292,6 @@ def test_the_share_that_sglang_keeps_decays_for_600_iterations() -> None:
 
 
 @every_policy
-@EXAMPLES
 @given(data=st.data())
 def test_conservation_whoever_has_arrived_waits_or_runs_or_is_done(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))
@@ -317,7 +314,6 @@ def test_conservation_whoever_has_arrived_waits_or_runs_or_is_done(name: str, da
 
 
 @every_policy
-@EXAMPLES
 @given(data=st.data())
 def test_memory_no_batch_holds_more_than_there_is(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))
@@ -332,7 +328,6 @@ def test_memory_no_batch_holds_more_than_there_is(name: str, data: st.DataObject
 
 
 @every_policy
-@EXAMPLES
 @given(data=st.data())
 def test_no_lost_work_silently_evicted_tokens_are_counted(name: str, data: st.DataObject) -> None:
     """An evicted request held something, but for empty prompts before their first step; all that is done twice shows.
@@ -360,7 +355,6 @@ def test_no_lost_work_silently_evicted_tokens_are_counted(name: str, data: st.Da
 
 
 @every_policy
-@EXAMPLES
 @given(data=st.data())
 def test_determinism_the_same_requests_leave_the_same_bytes(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))
@@ -368,7 +362,6 @@ def test_determinism_the_same_requests_leave_the_same_bytes(name: str, data: st.
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "mc-sf"])  # it knows decode lengths
-@EXAMPLES
 @given(data=st.data())
 def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data: st.DataObject) -> None:
     """One request is made longer: until its shorter version is done, nothing is different."""
@@ -401,7 +394,6 @@ def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data
 
 
 @every_policy
-@EXAMPLES
 @given(data=st.data())
 def test_progress_a_run_ends_and_stops_moving_only_where_a_request_never_fits(
     name: str, data: st.DataObject
@@ -439,7 +431,6 @@ def prepare_at_most_two(scenario: Scenario, settings: Settings) -> tuple[Setup, 
 PAIRS = Policy("greedy for two", {}, prepare_at_most_two, at_most_two)
 
 
-@EXAMPLES
 @given(case=cases("pairs", possible=True, horizon=False))
 def test_a_further_policy_needs_nothing_of_the_package_but_its_actions(case: Case) -> None:
     outcome = case.kernel(PAIRS, "pairs")
@@ -464,7 +455,6 @@ def fresh_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.usefixtures("fresh_cache")
 @pytest.mark.parametrize("name", [*POLICIES, "pairs"])
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_compiled_and_plain_runs_leave_the_same_bytes(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))
