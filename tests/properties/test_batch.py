@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import mix_model, models
 
-from kvplan.analysis.equilibrium import Blocks, blocks
-from kvplan.analysis.equilibrium import equilibrium, load, saturation
+from kvplan.analysis.equilibrium import Blocks, blocks, equilibrium, load, saturation
 from kvplan.model import Prefill, RequestClass, ServingModel, Timing
 
 
