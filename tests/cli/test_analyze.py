@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import ENVIRONMENT, Done, process, run
 
 import kvplan
 from kvplan.cli import app as cli
@@ -20,24 +21,8 @@ from kvplan.report import assembly as report
 ROOT = Path(__file__).parents[2]
 SHELLS = ("bash", "zsh", "fish")
 
-# The package under test wins, wherever the tests run from; the caller's terminal must not matter.
-ENVIRONMENT = {
-    **{key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ},
-    "PYTHONPATH": str(Path(kvplan.__file__).parents[1]),
-}
 
-
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    extra = options.pop("env", {})
-    assert isinstance(extra, dict)
-    return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [sys.executable, "-m", "kvplan", *arguments],
-        **{"capture_output": True, "encoding": "utf-8", "timeout": 60, **options},
-        env=ENVIRONMENT | extra,
-    )
-
-
-def refused(result: subprocess.CompletedProcess[str]) -> str:
+def refused(result: Done) -> str:
     """The one line on standard error of a refusal."""
     assert result.returncode == 2
     assert result.stdout == ""
@@ -62,11 +47,15 @@ def test_a_profile_is_read_from_a_path_and_from_standard_input() -> None:
     assert run("analyze", "-", "--format", "json", input=path.read_text("utf-8")).stdout == shipped
 
 
-# one each of: several lengths, many lengths, a cycle that is simulated, segments
-@pytest.mark.parametrize("name", [DEFAULT_PROFILE, "reasoning-h100", "two-tier-99-125", "paper-wait-nested"])
+SLOW = [pytest.param(name, marks=pytest.mark.nightly) for name in ("reasoning-h100", "two-tier-99-125")]
+
+
+# one each of: several lengths, segments, many lengths, a cycle that is simulated
+@pytest.mark.parametrize("name", [DEFAULT_PROFILE, "paper-wait-nested", *SLOW])
 def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
     first, second = (
-        run("analyze", name, "--format", "json", env={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")
+        process("analyze", name, "--format", "json", env={"PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")
     )
     assert first == second
     assert json.loads(first)["schema_version"] == 1
@@ -129,7 +118,7 @@ def test_an_impossible_output_is_named(place: str, tmp_path: Path) -> None:
 def test_a_disk_that_is_full_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "report.json"
     target.write_text("old")
-    result = run(
+    result = process(
         *("analyze", DEFAULT_PROFILE, "--format", "json", "-o", str(target)),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )
@@ -142,7 +131,7 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize("arguments", [("analyze", DEFAULT_PROFILE), ("--version",), ("--help",)])
 def test_a_full_disk_behind_standard_output_is_an_error(arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
-        result = run(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        result = process(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == 2
     assert re.fullmatch(r"error: .*No space left on device\n", result.stderr)
 
@@ -163,7 +152,7 @@ def test_a_reader_that_has_gone_ends_the_command_quietly(arguments: tuple[str, .
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        result = run(*arguments, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+        result = process(*arguments, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
     finally:
         os.close(writing)
     assert (result.returncode, result.stderr) == (141, "")
@@ -189,10 +178,7 @@ def test_the_output_of_a_descriptor_is_appended_not_replaced(tmp_path: Path) -> 
     log = tmp_path / "log.txt"
     log.write_text("before\n")
     with log.open("a") as out:
-        result = run(
-            *("analyze", DEFAULT_PROFILE, "-o", "/dev/stdout"),
-            **{"capture_output": False, "stdout": out},
-        )
+        result = process("analyze", DEFAULT_PROFILE, "-o", "/dev/stdout", capture_output=False, stdout=out)
     assert result.returncode == 0
     assert log.read_text("utf-8") == "before\n" + run("analyze", DEFAULT_PROFILE).stdout
 
@@ -200,7 +186,7 @@ def test_the_output_of_a_descriptor_is_appended_not_replaced(tmp_path: Path) -> 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_the_locale_changes_no_byte_outside_a_terminal(encoding: str) -> None:
     plain = run("analyze", DEFAULT_PROFILE)
-    assert run("analyze", DEFAULT_PROFILE, env={"PYTHONIOENCODING": encoding}).stdout == plain.stdout
+    assert process("analyze", DEFAULT_PROFILE, env={"PYTHONIOENCODING": encoding}).stdout == plain.stdout
 
 
 def on_terminal(*arguments: str, **environment: str) -> str:

@@ -73,7 +73,7 @@ def test_a_probability_is_written_alike_in_all_sections() -> None:
     chance = found.safety_buffer.overflow_probability_per_iteration
     assert chance is not None
     assert chance < 1e-12
-    runs = simulate(profile.model, profile.plan, requests=2000)
+    runs = simulate(profile.model, profile.plan, requests=50)
     block = figures(found, runs, profile.model.replica.memory_tokens)
     shown = {section.key: section for section in build(found._replace(simulation=block)).sections}
     cells = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from command import ENVIRONMENT, process, run
 
-import kvplan
 from kvplan.cli import app as cli
 from kvplan.report import assembly as report
 
@@ -24,17 +24,6 @@ classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
 [gate]
 require = ["load.headroom >= 0.25", {more}]
 """
-ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(kvplan.__file__).parents[1])}
-
-
-def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    extra = options.pop("env", {})
-    assert isinstance(extra, dict)
-    return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [sys.executable, "-m", "kvplan", *map(str, arguments)],
-        **{"capture_output": True, "encoding": "utf-8", "timeout": 120, **options},
-        env=ENVIRONMENT | extra,
-    )
 
 
 @pytest.fixture
@@ -126,7 +115,7 @@ def test_without_a_requirement_the_exit_code_is_two() -> None:
     ],
 )
 def test_bad_usage_is_exit_code_two_and_never_a_pass(arguments: tuple[str, ...]) -> None:
-    result = run("check", *arguments, stdin=subprocess.DEVNULL)
+    result = run("check", *arguments)
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert "PASS" not in result.stdout
@@ -208,7 +197,7 @@ def test_a_reader_that_has_gone_is_no_pass(kind: str, request: pytest.FixtureReq
     os.close(reading)
     try:
         path = request.getfixturevalue(kind)
-        result = run("check", path, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+        result = process("check", path, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
     finally:
         os.close(writing)
     assert (result.returncode, result.stderr) == (141, "")
@@ -243,7 +232,7 @@ def test_the_exit_code_survives_streams_that_are_closed_or_full(good: Path, bad:
 def test_the_locale_changes_no_byte(environment: dict[str, str], tmp_path: Path) -> None:
     path = written(tmp_path / "fernsehen.toml", rate=11.0, name="Größe – 日本")
     plain = run("check", path, "--format", "markdown", "--junit", tmp_path / "1.xml")
-    found = run("check", path, "--format", "markdown", "--junit", tmp_path / "2.xml", env=environment)
+    found = process("check", path, "--format", "markdown", "--junit", tmp_path / "2.xml", env=environment)
     assert (found.returncode, found.stdout) == (1, plain.stdout)
     assert "Größe – 日本" in found.stdout
     assert (tmp_path / "1.xml").read_bytes() == (tmp_path / "2.xml").read_bytes()
@@ -267,7 +256,7 @@ def test_a_full_disk_leaves_the_old_file_and_is_no_pass(option: str, tmp_path: P
     target = tmp_path / "result"
     target.write_text("old")
     profiles = [written(tmp_path / f"{i}.toml", rate=8.0) for i in range(30)]
-    result = run(
+    result = process(
         *("check", *profiles, option, target),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )
@@ -335,7 +324,7 @@ def test_a_folder_that_only_reads_is_enough_for_the_result(bad: Path, tmp_path: 
     tmp_path.chmod(0o500)
     try:
         before = sorted(tmp_path.iterdir())
-        assert run("check", bad, cwd=tmp_path).returncode == 1
+        assert process("check", bad, cwd=tmp_path).returncode == 1
         assert sorted(tmp_path.iterdir()) == before
     finally:
         tmp_path.chmod(0o700)
@@ -384,7 +373,7 @@ def test_the_summary_is_appended(good: Path, bad: Path, tmp_path: Path) -> None:
 def test_a_summary_on_a_full_disk_is_as_it_was(good: Path, tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("b" * 900)
-    result = run(
+    result = process(
         *("check", good),
         env={"GITHUB_STEP_SUMMARY": str(summary)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),

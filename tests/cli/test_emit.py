@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import slow_simulator
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import models
+from tiers import examples
 
 from kvplan.cli.app import main
 from kvplan.engines.advice import advise
@@ -370,7 +371,7 @@ def test_settings_put_into_the_profile_of_the_file_never_lower_its_throughput(ru
     serves_no_less(parse_profile(Path(dear).read_bytes(), "").model, {"max_num_seqs": 21}, 0.0, 300, 2)
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(2)
 @given(model=models(max_classes=2, max_input=40, max_decode=30, blocks=False, min_memory=4.0), data=st.data())
 def test_settings_of_random_profiles_never_lower_throughput(model: ServingModel, data: st.DataObject) -> None:
     memory = min(model.replica.memory_tokens, 2000)

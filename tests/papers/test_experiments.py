@@ -14,9 +14,16 @@ from kvplan.reproduction.judge import Measured, judged, measured, reproduction
 from kvplan.reproduction.runs import run_all
 
 ALL = [load_experiment(name) for name in shipped_experiments()]
+LONG = {
+    *("fc-4-1-per-class", "fc-4-2", "sic-figure-4", "sic-table-3", "sic-table-d2-partial", "sic-table-d4"),
+    *("wait-6-known", "wait-6-nested", "wait-6-ten-bins", "wait-equation-13"),
+}
 
 
-@pytest.mark.parametrize("experiment", ALL, ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(e, id=e.name, marks=[pytest.mark.nightly] if e.name in LONG else []) for e in ALL],
+)
 def test_an_experiment_comes_out_as_recorded(experiment: Experiment) -> None:
     found = reproduction(experiment, run_all(experiment))
     got = {one.figure.what: (one.verdict.value, one.measured) for one in found.compared}

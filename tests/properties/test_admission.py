@@ -7,15 +7,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import SlowMap, stage_weights, stationary_mean_queue
 from strategies import mix_model, models
 
 from kvplan.analysis.admission import engine_max_num_seqs, integer_budgets, mean_queue, rate_cap
 from kvplan.analysis.equilibrium import equilibrium, saturation
-
-PROPERTY = settings(deadline=None, max_examples=60)
 
 
 @pytest.mark.parametrize("arrivals", [Fraction(n, 1000) for n in (1, 250, 500, 900, 999)])
@@ -25,7 +23,6 @@ def test_one_admission_at_a_time_has_the_textbook_queue(arrivals: Fraction) -> N
     assert mean_queue(float(arrivals), 1) == pytest.approx(float(exact), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 12), st.floats(0.05, 0.93))
 def test_the_mean_queue_is_that_of_the_stationary_distribution(budget: int, load: float) -> None:
     """Q' = (Q + Poisson - b)⁺, solved as a Markov chain."""
@@ -33,7 +30,6 @@ def test_the_mean_queue_is_that_of_the_stationary_distribution(budget: int, load
     assert mean_queue(load * budget, budget) == pytest.approx(expected, rel=1e-6, abs=1e-10)
 
 
-@PROPERTY
 @given(st.integers(1, 400), st.floats(0.01, 0.999999))
 def test_the_mean_queue_lies_within_known_bounds(budget: int, load: float) -> None:
     """Kingman above: λ/(2(b - λ)); one iteration's excess E[(Poi(λ) - b)⁺] below."""
@@ -46,7 +42,6 @@ def test_the_mean_queue_lies_within_known_bounds(budget: int, load: float) -> No
     assert excess * (1 - 1e-6) <= queue <= arrivals / (2 * (budget - arrivals)) * (1 + 1e-9)
 
 
-@PROPERTY
 @given(st.floats(0.01, 60.0), st.integers(1, 40))
 def test_a_larger_budget_never_waits_longer_and_more_arrivals_never_less(arrivals: float, more: int) -> None:
     budget = math.floor(arrivals) + more
@@ -66,7 +61,6 @@ def reference_queue(arrivals: float, budget: int) -> float:
     return stationary_mean_queue(arrivals, budget, size=160)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.2, 0.7, 1.3, 1.8, 2.5]), st.integers(1, 30)), min_size=1, max_size=3
@@ -131,7 +125,6 @@ def test_budgets_too_many_to_search_are_near_the_continuous_optimum() -> None:
         assert all(gain < 1e-8 or s >= spare for gain, s in gains)
 
 
-@PROPERTY
 @given(models(limits=True, max_classes=3))
 def test_the_cap_is_n_star_at_any_load_and_divided_by_share(model: object) -> None:
     cap, full = rate_cap(model), saturation(model)
@@ -150,7 +143,6 @@ def test_the_cap_is_n_star_at_any_load_and_divided_by_share(model: object) -> No
             assert c.mean_wait_s == pytest.approx(mean_queue(rate * tau, c.integer_budget) / rate, rel=1e-9)
 
 
-@PROPERTY
 @given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 9000), st.sampled_from([1, 7, 16]))
 def test_the_engine_cap_is_the_most_requests_that_fit_at_their_longest(
     input_tokens: int, decode: int, memory: int, block: int
@@ -164,7 +156,6 @@ def test_the_engine_cap_is_the_most_requests_that_fit_at_their_longest(
     assert engine_max_num_seqs(model) == fit
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8), st.integers(1, 5)), min_size=1, max_size=3),
     st.lists(st.integers(0, 5), min_size=8, max_size=8),
@@ -189,7 +180,6 @@ def test_capped_at_n_star_evictions_end_after_the_longest_request(
     assert (sum(completed), sum(evicted)) == (cap, 0)
 
 
-@PROPERTY
 @given(
     st.lists(
         st.tuples(

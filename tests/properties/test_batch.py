@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import mix_model, models
 
@@ -43,7 +43,6 @@ def variations(draw: st.DrawFn) -> list[ServingModel]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
 @given(variations())
 def test_each_of_many_is_as_it_is_alone(many: list[ServingModel]) -> None:
     assert blocks(many) == [alone(model) for model in many]

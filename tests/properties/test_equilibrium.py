@@ -6,14 +6,12 @@ from fractions import Fraction
 from itertools import groupby
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import mix_model, models, request_rows
 
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, sustainable_rate
 from kvplan.model import Prefill, ServingModel
-
-PROPERTY = settings(deadline=None, max_examples=90)
 
 
 def scaled(model: ServingModel, factor: float) -> ServingModel:
@@ -47,7 +45,6 @@ def demand(model: ServingModel) -> dict[str, Fraction]:
     return total
 
 
-@PROPERTY
 @given(models())
 def test_memory_is_exactly_full_at_the_largest_load_factor(model: ServingModel) -> None:
     """M* at α times the offered rates equals M to 1e-9, and the iteration time there is τ(M)."""
@@ -61,7 +58,6 @@ def test_memory_is_exactly_full_at_the_largest_load_factor(model: ServingModel) 
     assert full.iteration_time_s == pytest.approx(saturation(model).iteration_time_s, rel=1e-9)
 
 
-@PROPERTY
 @given(models())
 def test_the_sustainable_rate_is_what_a_full_memory_admits_per_second(model: ServingModel) -> None:
     full, offered = saturation(model), load(model)
@@ -71,7 +67,6 @@ def test_the_sustainable_rate_is_what_a_full_memory_admits_per_second(model: Ser
     assert offered.headroom == pytest.approx(offered.load_factor_max - 1, abs=1e-12)
 
 
-@PROPERTY
 @given(models(limits=True))
 def test_demand_adds_up_request_by_request(model: ServingModel) -> None:
     """Λ, n*, α and every limit's rate from exact sums over stages."""
@@ -98,7 +93,6 @@ def test_demand_adds_up_request_by_request(model: ServingModel) -> None:
     assert binding in {memory_name if name == "memory" else name for name in near}
 
 
-@PROPERTY
 @given(models(limits=True))
 def test_the_binding_limit_is_met_exactly_and_no_other_is_passed(model: ServingModel) -> None:
     """At α: memory full, or sequences in flight = max_num_seqs, or tokens computed = max_num_batched_tokens."""
@@ -122,7 +116,6 @@ def test_the_binding_limit_is_met_exactly_and_no_other_is_passed(model: ServingM
     assert all(amount <= limit * (1 + 1e-9) for amount, limit in used.values() if limit is not None)
 
 
-@PROPERTY
 @given(models())
 def test_the_equilibrium_reproduces_itself(model: ServingModel) -> None:
     """An iteration over what is in flight takes τ*, and τ* of arrivals per stage is what is in flight."""
@@ -155,7 +148,6 @@ def test_the_equilibrium_reproduces_itself(model: ServingModel) -> None:
     assert found.decode_tokens_per_s == pytest.approx(decode, rel=1e-9)
 
 
-@PROPERTY
 @given(models(limits=True))
 def test_sensitivities_are_what_ten_percent_more_does(model: ServingModel) -> None:
     """Each limit evaluated again in exact arithmetic with the changed parameter."""
@@ -185,7 +177,6 @@ def test_sensitivities_are_what_ten_percent_more_does(model: ServingModel) -> No
     assert -1 / 11 - 1e-12 <= found.d1 <= 0
 
 
-@PROPERTY
 @given(models(), st.floats(1.0, 1e6))
 def test_beyond_full_work_rate_no_equilibrium_is_claimed(model: ServingModel, excess: float) -> None:
     """Λ > 1: every number of the equilibrium is null, whatever the memory (WAIT Prop. 1)."""
@@ -210,7 +201,6 @@ def test_the_iteration_time_diverges_as_the_work_rate_reaches_one(below_one: flo
     assert equilibrium(at(1.0)).iteration_time_s is None
 
 
-@PROPERTY
 @given(models())
 def test_more_memory_never_hurts_and_the_gain_ends_at_the_compute_limit(model: ServingModel) -> None:
     """α grows with M towards 1/Λ."""

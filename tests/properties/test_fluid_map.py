@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import SlowMap
 
@@ -23,8 +23,6 @@ from kvplan.analysis.fluid_map import (
     state_by_stage,
 )
 from kvplan.model import FloatArray, IntArray
-
-PROPERTY = settings(deadline=None, max_examples=72)
 
 
 class Mixture(NamedTuple):
@@ -71,7 +69,6 @@ def masses_of(system: FluidMap, raw: list[float], fill: float) -> FloatArray:
     return masses * (fill * system.capacity / held) if held > 0 else masses
 
 
-@PROPERTY
 @given(mixtures(), st.data(), st.sampled_from([0.0, 0.5, 1.0]))
 def test_the_cohort_map_does_what_explicit_stages_do(
     mixture: Mixture, data: st.DataObject, fill: float
@@ -98,7 +95,6 @@ def test_the_cohort_map_does_what_explicit_stages_do(
                 assert share * mass == pytest.approx(row[age], rel=1e-7, abs=tolerance)
 
 
-@PROPERTY
 @given(mixtures(), st.data())
 def test_memory_never_exceeds_capacity_and_no_request_is_lost(mixture: Mixture, data: st.DataObject) -> None:
     """K <= M after every iteration; in flight grows by what is admitted less what completes or is evicted."""
@@ -124,7 +120,6 @@ def test_memory_never_exceeds_capacity_and_no_request_is_lost(mixture: Mixture, 
         held = step.in_flight[0]
 
 
-@PROPERTY
 @given(mixtures())
 def test_the_fixed_point_stays(mixture: Mixture) -> None:
     """n* at every stage: every iteration completes n* and evicts nothing, for as long as rounding allows."""
@@ -139,7 +134,6 @@ def test_the_fixed_point_stays(mixture: Mixture) -> None:
     assert history.evicted == pytest.approx(np.zeros(size), abs=1e-7 * mixture.capacity / total)
 
 
-@PROPERTY
 @given(mixtures(), st.floats(0.01, 0.9))
 def test_a_disturbed_state_fills_memory_exactly(mixture: Mixture, disturbance: float) -> None:
     system = mixture.fast()
@@ -207,7 +201,6 @@ def test_from_empty_one_class_falls_into_its_worst_cycle(decode: int, input_toke
     assert (found.period, found.settled) == (decode, True)
 
 
-@PROPERTY
 @given(mixtures(), st.floats(0.05, 0.5))
 def test_compiled_and_plain_kernel_agree_to_the_last_bit(mixture: Mixture, disturbance: float) -> None:
     """One function, once in Python on lists, once compiled by numba on arrays."""
@@ -243,7 +236,6 @@ def test_long_runs_are_compiled_and_continue_short_ones(monkeypatch: pytest.Monk
     assert run(system, state, 500).completed.tolist() == whole.completed.tolist()
 
 
-@settings(deadline=None, max_examples=180)
 @given(
     st.lists(st.sampled_from([0.0, 1.0, 2.5, 4.0]), min_size=1, max_size=12),
     st.integers(0, 11),
@@ -264,7 +256,6 @@ def test_the_period_found_is_the_smallest(pattern: list[float], lead: int, lengt
     assert find_period(series, 1e-9) == expected
 
 
-@settings(deadline=None, max_examples=60)
 @given(mixtures(common=3, max_stages=12), st.integers(0, 2**32 - 1))
 def test_a_run_settles_on_the_mean_of_a_whole_period(mixture: Mixture, seed: int) -> None:
     """Near a pulse that attracts: its period, and completions, evictions and in flight of a run ten times as long."""

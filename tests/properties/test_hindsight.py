@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import one_class
+from tiers import examples
 
 from kvplan.analysis.hindsight import Instance, Metric, hindsight
 from kvplan.errors import UsageError
@@ -68,7 +69,6 @@ def schedules(case: Small, end: int) -> Iterator[tuple[int | None, ...]]:
             yield starts
 
 
-@settings(deadline=None, max_examples=25)
 @given(case=small(3, whole=True), horizon=st.integers(1, 6))
 def test_the_optimum_is_that_of_an_enumeration_of_start_times(case: Small, horizon: int) -> None:
     by_then = list(schedules(case, horizon))
@@ -83,7 +83,7 @@ def test_the_optimum_is_that_of_an_enumeration_of_start_times(case: Small, horiz
     assert tokens.starts in by_then
 
 
-@settings(deadline=None, max_examples=15)
+@examples(7)
 @given(case=small(3, whole=True))
 def test_the_least_latency_is_that_of_an_enumeration_of_start_times(case: Small) -> None:
     end = int(max(a for a, _, _ in case.rows)) + sum(d for _, _, d in case.rows)
@@ -118,7 +118,7 @@ def ran(
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-@settings(deadline=None, max_examples=12)
+@examples(6)
 @given(case=small(8, whole=False), prefill=st.sampled_from(Prefill), horizon=st.integers(2, 12))
 def test_no_policy_surpasses_hindsight(name: str, case: Small, prefill: Prefill, horizon: int) -> None:
     requests, replica, outcome = ran(name, case, prefill, None)

@@ -6,7 +6,7 @@ from io import BytesIO
 
 import pytest
 import tomli
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan.analysis.stability import stability
@@ -100,7 +100,6 @@ def outcome(text: str, *requirements: str) -> Outcome:
     return checking.check(profile(text), None, [parse(r) for r in requirements]).outcome
 
 
-@settings(max_examples=60, deadline=None)
 @given(text=profiles(), data=st.data())
 def test_a_suggested_mend_applied_to_the_profile_passes(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
@@ -117,7 +116,6 @@ def test_a_suggested_mend_applied_to_the_profile_passes(text: str, data: st.Data
         assert outcome(changed, requirement) is Outcome.PASSED
 
 
-@settings(max_examples=60, deadline=None)
 @given(text=profiles(), headroom=st.integers(1, 60), data=st.data())
 def test_what_mends_several_requirements_at_once_mends_each(
     text: str, headroom: int, data: st.DataObject
@@ -132,7 +130,6 @@ def test_what_mends_several_requirements_at_once_mends_each(
         assert outcome(written(text, mend), *requirements) is Outcome.PASSED
 
 
-@settings(max_examples=60, deadline=None)
 @given(text=profiles(), tenths=st.integers(1, 100))
 def test_less_traffic_for_headroom_is_what_the_formula_gives(text: str, tenths: int) -> None:
     """Headroom h needs a rate of sustainable/(1 + h); so many replicas as that goes into what is offered."""
@@ -162,7 +159,6 @@ memory_tokens = 1_000_000
 """
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     key=st.sampled_from(["max_num_seqs", "max_num_batched_tokens"]),
     limit=st.integers(1, 300),
@@ -199,7 +195,6 @@ def test_a_limit_is_lowered_where_that_excludes_evictions_and_serves_enough(
     assert amounts.get(Lever.MAX_NUM_SEQS) == limit
 
 
-@settings(max_examples=60, deadline=None)
 @given(text=profiles(), factor=st.floats(1.01, 50))
 def test_more_memory_for_admissions_is_in_proportion(text: str, factor: float) -> None:
     """n* = M/S: so many times the admissions need so many times the memory, to the block or the digit written."""

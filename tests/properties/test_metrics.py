@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from runs import NAN, a_run, a_series, one_server
 
@@ -26,7 +26,6 @@ from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
 
-PROPERTY = settings(deadline=None, max_examples=60)
 REPETITIONS = 300
 COVERED = 0.88  # of intervals with a nominal 95 %
 
@@ -99,7 +98,6 @@ def runs(draw: st.DrawFn) -> tuple[Requests, Outcome]:
     )
 
 
-@PROPERTY
 @given(runs())
 def test_latencies_are_those_of_a_slow_recomputation(run: tuple[Requests, Outcome]) -> None:
     requests, outcome = run
@@ -126,7 +124,6 @@ def test_latencies_are_those_of_a_slow_recomputation(run: tuple[Requests, Outcom
                 )
 
 
-@PROPERTY
 @given(st.lists(runs(), min_size=1, max_size=3), st.booleans(), st.sampled_from([None, 500.0]))
 def test_numbers_are_finite_or_none_and_lie_in_their_intervals(
     several: list[tuple[Requests, Outcome]], saturated: bool, horizon_s: float | None
@@ -144,7 +141,6 @@ def test_numbers_are_finite_or_none_and_lie_in_their_intervals(
             assert value - slack <= interval[1]
 
 
-@PROPERTY
 @given(st.lists(runs(), min_size=2, max_size=4), st.randoms())
 def test_the_order_of_the_seeds_does_not_matter(several: list[tuple[Requests, Outcome]], random: Any) -> None:
     shuffled = random.sample(several, len(several))
@@ -155,7 +151,6 @@ def test_the_order_of_the_seeds_does_not_matter(several: list[tuple[Requests, Ou
     assert one == other
 
 
-@PROPERTY
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
 def test_the_interval_over_runs_is_the_textbook_one(values: list[float]) -> None:
     from scipy import stats
@@ -167,7 +162,6 @@ def test_the_interval_over_runs_is_the_textbook_one(values: list[float]) -> None
     assert over_runs(values) == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-@PROPERTY
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=300), st.integers(1, 40))
 def test_the_99th_percentile_of_memory_is_the_top_of_its_bin(held: list[int], bin_tokens: int) -> None:
     bins = np.bincount(np.array(held) // bin_tokens)
@@ -177,7 +171,6 @@ def test_the_99th_percentile_of_memory_is_the_top_of_its_bin(held: list[int], bi
     assert found == min(max(held), exact // bin_tokens * bin_tokens + bin_tokens - 1)
 
 
-@PROPERTY
 @given(
     st.lists(st.tuples(st.floats(0, 1e3), st.floats(0.1, 10)), min_size=2, max_size=30), st.floats(1e-3, 1e3)
 )

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from kvplan.analysis import mixing
 from kvplan.analysis.mixing import Placement, Pool, Search, compare, diversifications, place, pool, subset
@@ -86,7 +87,6 @@ def by_brute_force(count: int, replicas: int, pool_of: Callable[[int], Pool]) ->
     return best
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 5), replicas=st.integers(1, 4))
 def test_exact_search_finds_what_an_enumeration_of_assignments_finds(
     seed: int, count: int, replicas: int
@@ -104,7 +104,7 @@ def test_exact_search_finds_what_an_enumeration_of_assignments_finds(
     assert compared == sum(stirling)
 
 
-@settings(deadline=None, max_examples=8)
+@examples(4)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 60), st.integers(1, 9), st.sampled_from([1.0, 2.0, 3.0])),
@@ -130,7 +130,6 @@ def test_on_traffic_the_best_is_that_of_an_enumeration(
         assert found.best.score.key <= other.score.key
 
 
-@settings(deadline=None)
 @given(
     needs=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4),
     spare=st.integers(0, 5),

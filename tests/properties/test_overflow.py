@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from kvplan.analysis.equilibrium import equilibrium, load
 from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
@@ -184,7 +185,6 @@ def models(draw: st.DrawFn, top: float = 0.9) -> ServingModel:
     return scaled(model, top / work) if work > top else model
 
 
-@settings(max_examples=60, deadline=None)
 @given(models(top=0.85))
 def test_the_variance_is_that_of_a_slow_sum_over_every_stage(model: ServingModel) -> None:
     std = buffer_of(model).kv_std_tokens
@@ -208,7 +208,7 @@ def test_many_classes_and_lengths_keep_the_variance_although_they_are_merged() -
     assert std == pytest.approx(math.sqrt(slow_variance(model)), rel=0.005)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(models(top=0.85))
 def test_cells_and_groups_change_the_cumulants_little(model: ServingModel) -> None:
     """Against a grid fine enough that every cell is a single iteration."""
@@ -235,7 +235,6 @@ def direct_pmf(first: FloatArray, stages: Any, per_stage: FloatArray, size: int)
     return pmf
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(1, 5), st.floats(0.01, 1.5)), min_size=1, max_size=3)
 )
@@ -264,7 +263,6 @@ def test_a_coarser_lattice_keeps_the_tail() -> None:
         assert rough == pytest.approx(exact, abs=0.01)
 
 
-@settings(max_examples=25, deadline=None)
 @given(models(), st.integers(0, 10**5), st.integers(0, 10**5))
 def test_the_risk_falls_with_memory(model: ServingModel, spare: int, more: int) -> None:
     memory = math.ceil(usage_scale(model).largest) + spare
@@ -276,7 +274,6 @@ def test_the_risk_falls_with_memory(model: ServingModel, spare: int, more: int) 
     assert 0 <= large <= small * (1 + 1e-6) <= 1 + 1e-6
 
 
-@settings(max_examples=25, deadline=None)
 @given(models(), st.floats(1e-12, 1.0), st.floats(1e-9, 1.0), st.floats(1e-3, 1e6), st.floats(1.0, 1e4))
 def test_the_memory_required_falls_with_delta_and_rises_with_the_horizon(
     model: ServingModel, delta: float, share: float, horizon_s: float, longer: float
@@ -291,7 +288,6 @@ def test_the_memory_required_falls_with_delta_and_rises_with_the_horizon(
     assert patient >= base * (1 - 1e-4) - 1
 
 
-@settings(max_examples=25, deadline=None)
 @given(models(), st.floats(1e-9, 0.5))
 def test_the_memory_required_is_the_smallest_that_keeps_the_risk(model: ServingModel, delta: float) -> None:
     required = buffer_of(model, delta).required_kv_tokens

@@ -5,14 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import count_roots
 
 from kvplan.analysis.roots import all_inside_exact, count_outside, expand_on_circle, largest_root
 from kvplan.model import FloatArray
-
-PROPERTY = settings(deadline=None, max_examples=120)
 
 coefficients = st.lists(st.integers(1, 60), min_size=1, max_size=14)
 
@@ -29,7 +27,6 @@ def eigenvalue_moduli(w: list[int] | FloatArray) -> FloatArray:
     return np.abs(np.roots(w))
 
 
-@PROPERTY
 @given(coefficients | with_roots_on_the_circle())
 def test_the_exact_oracle_agrees_with_eigenvalues_away_from_the_circle(w: list[int]) -> None:
     """The oracle of these tests is itself checked: every root eigenvalues are sure of is where it says."""
@@ -58,14 +55,12 @@ def test_the_exact_oracle_counts_known_roots(w: list[int], inside: int, on: int,
     assert (found.inside, found.on, found.outside) == (inside, on, outside)
 
 
-@PROPERTY
 @given(coefficients | with_roots_on_the_circle())
 def test_schur_cohn_in_integers_agrees_with_sturm_chains(w: list[int]) -> None:
     exact = count_roots(w)
     assert all_inside_exact(w) == (exact.inside == len(w) - 1)
 
 
-@PROPERTY
 @given(coefficients)
 def test_the_root_count_is_exact_or_refused(w: list[int]) -> None:
     """Never a guess: None with a root on the circle, else the exact number outside."""
@@ -75,7 +70,6 @@ def test_the_root_count_is_exact_or_refused(w: list[int]) -> None:
         assert found == exact.outside
 
 
-@PROPERTY
 @given(with_roots_on_the_circle())
 def test_a_root_on_the_circle_is_never_counted(w: list[int]) -> None:
     """The count is refused on the circle, exact a little further out, and nothing is called stable."""
@@ -88,7 +82,6 @@ def test_a_root_on_the_circle_is_never_counted(w: list[int]) -> None:
         assert count_outside(floats, 1.02) == np.count_nonzero(moduli > 1.02)
 
 
-@PROPERTY
 @given(coefficients, st.fractions(Fraction(1, 3), Fraction(3), max_denominator=40))
 def test_roots_are_counted_on_any_radius(w: list[int], radius: Fraction) -> None:
     """P(r·z) in exact fractions has the same count on the unit circle."""
@@ -102,7 +95,6 @@ def test_roots_are_counted_on_any_radius(w: list[int], radius: Fraction) -> None
         assert found == exact.outside
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(2, 150), st.floats(0.5, 1.6), st.integers(0, 2**32 - 1))
 def test_counts_of_long_polynomials_agree_with_eigenvalues(size: int, radius: float, seed: int) -> None:
     """At any radius, from far inside all roots to far outside."""
@@ -115,7 +107,6 @@ def test_counts_of_long_polynomials_agree_with_eigenvalues(size: int, radius: fl
         assert found in (None, *range(size))
 
 
-@settings(deadline=None, max_examples=60)
 @given(coefficients)
 def test_the_largest_root_is_where_exact_counts_enclose_it(w: list[int]) -> None:
     """No root beyond ρ(1 + 1e-9), one beyond ρ(1 - 1e-9): checked by exact counts at these rational radii."""
@@ -153,7 +144,6 @@ def test_the_spectral_radius_agrees_with_eigenvalues(size: int, shape: str) -> N
     assert root.modulus == pytest.approx(float(eigenvalue_moduli(w).max()), rel=1e-8)
 
 
-@PROPERTY
 @given(coefficients, st.floats(0.0, math.pi))
 def test_the_expansion_on_the_circle_gives_the_polynomial_back(w: list[int], theta: float) -> None:
     """Between the samples too: Taylor polynomial against direct evaluation, e^(i·middle·θ) included."""
@@ -168,7 +158,6 @@ def test_the_expansion_on_the_circle_gives_the_polynomial_back(w: list[int], the
     assert abs(value - direct) <= 1e-12 * sum(w)
 
 
-@PROPERTY
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=10), st.integers(0, 9), st.booleans())
 def test_a_count_holds_for_every_polynomial_within_the_stated_error(
     w: list[int], position: int, up: bool

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import mix_model
 
@@ -65,7 +65,6 @@ def worst(steps: Steps, weights: list[int], length: Fraction) -> Fraction:
     st.tuples(st.integers(1, 3), st.integers(0, 3)),
     st.fractions(0, 40, max_denominator=7),
 )
-@settings(max_examples=60, deadline=None)
 def test_integrals_of_steps_are_sums_over_them(
     steps: Steps, weights: tuple[int, int], time: Fraction
 ) -> None:
@@ -79,7 +78,6 @@ def test_integrals_of_steps_are_sums_over_them(
 
 
 @given(schedules(classes=2), st.fractions(Fraction(1, 9), 40, max_denominator=9))
-@settings(max_examples=60, deadline=None)
 def test_no_window_of_steps_holds_more_than_the_worst_and_one_holds_as_much(
     steps: Steps, length: Fraction
 ) -> None:
@@ -90,7 +88,6 @@ def test_no_window_of_steps_holds_more_than_the_worst_and_one_holds_as_much(
 
 
 @given(schedules(), st.floats(1e-6, 1.0))
-@settings(max_examples=40, deadline=None)
 def test_a_short_window_fits_into_the_peak_and_holds_a_product(steps: Steps, length: float) -> None:
     course = steps.course([1])
     assert float(course.most_in(length)) == max(f for (f,) in steps.factors) * length
@@ -153,7 +150,6 @@ def slow_thresholds(model: ServingModel) -> list[int]:
 
 
 @given(schedules(classes=2), st.integers(1, 6), st.integers(1, 6))
-@settings(max_examples=25, deadline=None)
 def test_wait_thresholds_are_the_least_for_the_worst_window(steps: Steps, first: int, second: int) -> None:
     model = scheduled([(10, 4, first / 2), (3, 9, second / 4)], steps)
     windows = class_windows(model)
@@ -215,7 +211,6 @@ def test_thresholds_for_long_steps_are_those_of_the_largest_rates() -> None:
 
 
 @given(schedules(classes=2, idle=False), st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
 def test_nested_thresholds_keep_up_with_every_window_and_every_mix(steps: Steps, segments: int) -> None:
     """Against slow sums: all requests in a window, and the shares that outlive a segment, at any time."""
     model = scheduled([(10, 4, 1.0), (3, 9, 0.5)], steps)
@@ -253,7 +248,6 @@ def test_nested_thresholds_keep_up_with_every_window_and_every_mix(steps: Steps,
 
 
 @given(schedules(), st.integers(1, 8))
-@settings(max_examples=25, deadline=None)
 def test_one_segment_has_the_least_threshold_for_its_windows(steps: Steps, rate: int) -> None:
     model = scheduled([(10, 4, rate / 2)], steps)
     found = nested_wait(model, delta=0.01, horizon_s=1000.0, segments=1)

@@ -1,15 +1,15 @@
 """The simulator against an independent slow one, and the invariants that every policy keeps, on random requests."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import slow_simulator
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import one_class
+from tiers import examples
 
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
@@ -25,8 +25,6 @@ ENGINES = [p.name for p in POLICIES.values() if p.engine]
 MAY_HANG = [p.name for p in POLICIES.values() if p.may_livelock]
 # a parameter of those that know decode lengths may say that they do not
 BLIND = [p.name for p in POLICIES.values() if p.parameters or not p.knows_lengths]
-MANY = settings(max_examples=60, deadline=None)
-EXAMPLES = settings(max_examples=30, deadline=None)  # of each invariant
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
@@ -200,16 +198,9 @@ def happened(times: np.ndarray, until_s: float) -> np.ndarray:
 # -------------------------------------------------------------------------------------------- a second opinion
 
 
-@every_policy
-@MANY
-@given(data=st.data())
-def test_the_kernel_agrees_with_the_slow_simulator(name: str, data: st.DataObject) -> None:
-    agree(name, data.draw(cases(name)))
-
-
-def agree(name: str, case: Case) -> None:
-    fast, slow = run(name, case), case.slow(name)
-
+def agree(name: str, case: Case, fast: Outcome) -> None:
+    """With a simulator written without looking at this one."""
+    slow = case.slow(name)
     assert (fast.ending is Ending.LIVELOCK) == slow.livelock
     assert fast.iterations == slow.iterations
     assert fast.series.stride == 1
@@ -232,7 +223,6 @@ def agree(name: str, case: Case) -> None:
 LONG_ROW = st.tuples(st.integers(1, 3000), st.integers(1, 30), st.integers(0, CLASSES - 1), GAPS)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(LONG_ROW, min_size=4, max_size=14),
     longest=st.tuples(*[st.sampled_from([30, 4090, 4100, 4110, 9000])] * CLASSES),
@@ -251,10 +241,8 @@ def test_sglang_looks_no_further_ahead_than_4096_tokens(
     inputs, decode, kinds, gaps = (np.array(column) for column in zip(*rows, strict=True))
     requests = Requests(np.cumsum(gaps), inputs, decode, kinds)
     replica = Replica(memory, block_tokens=16, max_num_batched_tokens=batched)
-    agree(
-        "sglang",
-        Case(requests, Timing(1.0), replica, {"conservativeness": (conservativeness,), "max_new": longest}),
-    )
+    case = Case(requests, Timing(1.0), replica, {"conservativeness": (conservativeness,), "max_new": longest})
+    agree("sglang", case, run("sglang", case))
 
 
 @pytest.mark.parametrize("batched", [None, 7])
@@ -269,8 +257,9 @@ def test_sglang_retracts_among_equals(conservativeness: float, batched: int | No
         parameters = {"conservativeness": (conservativeness,), "max_new": (60.0, 70.0, 90.0)}
         replica = Replica(400, max_num_batched_tokens=batched)
         case = Case(requests, Timing(1.0), replica, parameters)
-        evictions += int(run("sglang", case).evictions.sum())
-        agree("sglang", case)
+        outcome = run("sglang", case)
+        evictions += int(outcome.evictions.sum())
+        agree("sglang", case, outcome)
     assert evictions >= 10
 
 
@@ -286,18 +275,25 @@ def test_the_share_that_sglang_keeps_decays_for_600_iterations() -> None:
         case = Case(
             arrivals, Timing(1.0), Replica(memory), {"conservativeness": (1.0,), "max_new": (1000,) * CLASSES}
         )
-        agree("sglang", case)
+        agree("sglang", case, run("sglang", case))
 
 
 # -------------------------------------------------------------------------------------------------- invariants
 
 
 @every_policy
-@EXAMPLES
+@examples(40)
 @given(data=st.data())
-def test_conservation_whoever_has_arrived_waits_or_runs_or_is_done(name: str, data: st.DataObject) -> None:
+def test_a_run_keeps_every_invariant(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))
     outcome = run(name, case)
+    for invariant in (agree, conserve, fit, end):
+        invariant(name, case, outcome)
+    assert bytes_of(run(name, case)) == bytes_of(outcome)  # the same requests, the same run
+
+
+def conserve(name: str, case: Case, outcome: Outcome) -> None:
+    """Whoever has arrived waits or runs or is done."""
     series = outcome.series
     completed = np.array([(outcome.finish_s <= t).sum() for t in series.time_s], dtype=np.int64)
     assert series.completions[1:].tolist() == completed[:-1].tolist()  # recorded before the batch's own leave
@@ -315,12 +311,9 @@ def test_conservation_whoever_has_arrived_waits_or_runs_or_is_done(name: str, da
     assert outcome.first_token_s[single].tolist() == outcome.finish_s[single].tolist()
 
 
-@every_policy
-@EXAMPLES
-@given(data=st.data())
-def test_memory_no_batch_holds_more_than_there_is(name: str, data: st.DataObject) -> None:
-    case = data.draw(cases(name))
-    outcome, block = run(name, case), case.replica.block_tokens
+def fit(name: str, case: Case, outcome: Outcome) -> None:
+    """No batch holds more than there is."""
+    block = case.replica.block_tokens
     blocks = case.replica.memory_tokens // block - (name == "vllm")
     held = outcome.series.kv_tokens
     assert (held <= blocks * block).all()
@@ -331,7 +324,6 @@ def test_memory_no_batch_holds_more_than_there_is(name: str, data: st.DataObject
 
 
 @every_policy
-@EXAMPLES
 @given(data=st.data())
 def test_no_lost_work_silently_evicted_tokens_are_counted(name: str, data: st.DataObject) -> None:
     """An evicted request held something, but for empty prompts before their first step; all that is done twice shows.
@@ -358,16 +350,7 @@ def test_no_lost_work_silently_evicted_tokens_are_counted(name: str, data: st.Da
         assert outcome.computed_tokens == prompts + int(requests.decode_tokens.sum()) + lost + again
 
 
-@every_policy
-@EXAMPLES
-@given(data=st.data())
-def test_determinism_the_same_requests_leave_the_same_bytes(name: str, data: st.DataObject) -> None:
-    case = data.draw(cases(name))
-    assert bytes_of(run(name, case)) == bytes_of(run(name, case))
-
-
 @pytest.mark.parametrize("name", BLIND)
-@EXAMPLES
 @given(data=st.data())
 def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data: st.DataObject) -> None:
     """One request is made longer: until its shorter version is done, nothing is different."""
@@ -399,14 +382,8 @@ def test_causality_a_decode_length_shows_only_when_it_is_reached(name: str, data
         assert a.tolist() == b.tolist()
 
 
-@every_policy
-@EXAMPLES
-@given(data=st.data())
-def test_progress_a_run_ends_and_stops_moving_only_where_a_request_never_fits(
-    name: str, data: st.DataObject
-) -> None:
-    case = data.draw(cases(name))
-    outcome = run(name, case)
+def end(name: str, case: Case, outcome: Outcome) -> None:
+    """Every run does, and stops moving only where a request never fits."""
     if case.horizon_s is not None:
         assert outcome.end_s <= case.horizon_s
     if outcome.ending is Ending.HORIZON:
@@ -438,7 +415,6 @@ def prepare_at_most_two(scenario: Scenario, settings: Settings) -> tuple[Setup, 
 PAIRS = Policy("pairs", "greedy for two", prepare_at_most_two, at_most_two)
 
 
-@EXAMPLES
 @given(case=cases("pairs", possible=True, horizon=False))
 def test_a_further_policy_needs_nothing_of_the_package_but_its_actions(case: Case) -> None:
     outcome = case.kernel(PAIRS, "pairs")
@@ -450,20 +426,7 @@ def test_a_further_policy_needs_nothing_of_the_package_but_its_actions(case: Cas
 # ---------------------------------------------------------------------------------------------------- compiled
 
 
-@pytest.fixture(scope="module")
-def fresh_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder of this run for compiled loops, so that none from an earlier one is tested."""
-    import numba
-
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(tmp_path_factory.mktemp("numba"))
-    yield
-    numba.config.CACHE_DIR = before
-
-
-@pytest.mark.usefixtures("fresh_cache")
 @pytest.mark.parametrize("name", [*POLICIES, "pairs"])
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_compiled_and_plain_runs_leave_the_same_bytes(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import RootCount, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, request_rows
@@ -21,8 +21,6 @@ from kvplan.analysis.stability import (
 )
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import FloatArray, Prefill, ServingModel, survival_weights
-
-PROPERTY = settings(deadline=None, max_examples=80)
 
 
 def polynomial(model: ServingModel) -> list[int]:
@@ -57,7 +55,6 @@ def small_mixes(draw: st.DrawFn, *, max_input: int = 60, max_decode: int = 12) -
     return mix_model(*rows, prefill=prefill)
 
 
-@PROPERTY
 @given(small_mixes(), st.sampled_from([1, 16]))
 def test_survival_weights_are_those_of_the_definition(model: ServingModel, block: int) -> None:
     """W_k = Σ p_i w_i(k), and the exact integers are proportional to them; half a page more with pages."""
@@ -75,7 +72,6 @@ def test_survival_weights_are_those_of_the_definition(model: ServingModel, block
     assert [Fraction(x, integers[0]) for x in integers] == [x / exact[0] for x in exact]
 
 
-@PROPERTY
 @given(small_mixes())
 def test_verdict_and_count_agree_with_exact_arithmetic(model: ServingModel) -> None:
     """`stable` iff every root is inside; `unstable_modes` counts those outside; both certified."""
@@ -93,7 +89,6 @@ def test_verdict_and_count_agree_with_exact_arithmetic(model: ServingModel) -> N
         assert found.recovery_iterations is None
 
 
-@PROPERTY
 @given(small_mixes(max_decode=40))
 def test_the_spectral_radius_agrees_with_eigenvalues(model: ServingModel) -> None:
     w = np.array([float(x) for x in polynomial(model)])
@@ -103,7 +98,6 @@ def test_the_spectral_radius_agrees_with_eigenvalues(model: ServingModel) -> Non
     assert found.radius == pytest.approx(expected, rel=1e-7 if found.radius_certified else 1e-3, abs=1e-12)
 
 
-@PROPERTY
 @given(st.integers(1, 40), st.integers(2, 30))
 def test_one_class_has_every_root_outside(input_tokens: int, decode: int) -> None:
     """All d - 1 roots, for every input: the equilibrium of one length is never stable (SIC)."""
@@ -175,7 +169,6 @@ def test_without_exact_weights_a_root_on_the_circle_is_left_uncertified() -> Non
     assert (found.stable, found.certified, found.unstable_modes) == (False, False, None)
 
 
-@settings(deadline=None, max_examples=40)
 @given(small_mixes(max_input=40, max_decode=9), st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 0.05]))
 def test_the_verdict_is_where_the_map_goes_from_a_disturbed_equilibrium(
     model: ServingModel, seed: int, size: float
@@ -218,7 +211,6 @@ def brute_force_min_input(
     return (unstable[-1] + 1 if unstable else 0), verdicts
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.integers(1, 7),
     st.integers(1, 4),
@@ -241,7 +233,6 @@ def test_the_smallest_stable_input_is_that_of_a_linear_search(
     assert not any(verdicts[: found.exact])
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 5)), min_size=2, max_size=4))
 def test_several_classes_are_searched_on_the_common_scale_of_their_inputs(
     rows: list[tuple[int, int, int]],
@@ -278,7 +269,6 @@ def test_the_asymptote_of_sic_13_is_within_the_longer_length(short: int, long: i
         assert abs(found.exact - found.asymptotic) < 2 * long / float(4 * p * (1 - p))
 
 
-@settings(deadline=None, max_examples=25)
 @given(small_mixes(max_decode=5))
 def test_inline_is_disaggregated_with_a_token_less_and_a_stage_more(model: ServingModel) -> None:
     """`inline` (s, d) and `disaggregated` (s-1, d+1): spectrum, cycle and map alike, least input one token more."""
@@ -317,7 +307,6 @@ def test_inline_is_disaggregated_with_a_token_less_and_a_stage_more(model: Servi
     assert completed[0] == completed[1]
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(2, 5), small_mixes(max_decode=4), st.sampled_from([10**5, 10**7]))
 def test_large_inputs_leave_exactly_gcd_minus_one_roots_outside(
     g: int, model: ServingModel, scale: int

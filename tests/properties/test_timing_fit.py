@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.fit import fit_timing
@@ -59,7 +60,7 @@ def values(timing: Timing) -> list[float]:
     return [timing.d0, timing.d1, timing.d2, timing.d3]
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(TIMINGS, st.integers(0, 2**32 - 1), st.booleans())
 def test_exact_samples_give_the_timing_itself(timing: Timing, seed: int, hidden: bool) -> None:
     samples = synthetic(timing, np.random.default_rng(seed), size=60, hidden_prefill=hidden)
@@ -69,7 +70,7 @@ def test_exact_samples_give_the_timing_itself(timing: Timing, seed: int, hidden:
     assert fit.held_out_error == pytest.approx(0, abs=1e-6)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(TIMINGS, st.integers(0, 2**32 - 1))
 def test_noise_moves_the_timing_little_and_is_reported_as_error(timing: Timing, seed: int) -> None:
     samples = synthetic(timing, np.random.default_rng(seed), noise=0.05)
@@ -79,7 +80,7 @@ def test_noise_moves_the_timing_little_and_is_reported_as_error(timing: Timing, 
     assert fit.trimmed == 0
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(TIMINGS, st.integers(0, 2**32 - 1), st.floats(4, 30), st.booleans())
 def test_gross_errors_are_left_out_and_named_by_line(
     timing: Timing, seed: int, factor: float, fast: bool
@@ -94,7 +95,7 @@ def test_gross_errors_are_left_out_and_named_by_line(
     assert typical_error(fit.timing, timing, samples) < 0.025
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(TIMINGS, st.integers(0, 2**32 - 1), st.floats(0.2, 0.45))
 def test_the_envelope_sees_through_prefill_that_is_not_in_the_samples(
     timing: Timing, seed: int, share: float
@@ -114,7 +115,7 @@ def test_the_envelope_sees_through_prefill_that_is_not_in_the_samples(
     )
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(TIMINGS, st.integers(0, 2**32 - 1), st.booleans())
 def test_no_term_is_ever_negative_so_more_work_never_takes_less_time(
     timing: Timing, seed: int, hidden: bool

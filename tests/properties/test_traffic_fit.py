@@ -6,8 +6,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from kvplan.ingest.lengths import cut
 from kvplan.ingest.trace.fit import binned, compact, distortion, moment_errors, whole
@@ -47,7 +48,6 @@ def fit_of(requests: Requests) -> Traffic:
         return measure(recorded(requests, folder))
 
 
-@settings(max_examples=25, deadline=None)
 @given(models(), st.integers(0, 2**32 - 1))
 def test_a_trace_of_a_profile_gives_it_back_within_chance(model: ServingModel, seed: int) -> None:
     n = 4000
@@ -89,7 +89,6 @@ def traces(draw: st.DrawFn) -> Traffic:
     return fit_of(Requests(times, inputs, decode, np.zeros(size, dtype=np.int64)))
 
 
-@settings(max_examples=30, deadline=None)
 @given(traces())
 def test_bins_keep_rate_means_footprint_and_variance(traffic: Traffic) -> None:
     classes = binned(traffic)
@@ -106,7 +105,7 @@ def test_bins_keep_rate_means_footprint_and_variance(traffic: Traffic) -> None:
     assert abs(variance) < 0.08
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(traces(), st.integers(1, 30))
 def test_compact_classes_are_few_fixed_and_together_the_trace(traffic: Traffic, k: int) -> None:
     classes = compact(traffic, k)
@@ -119,7 +118,7 @@ def test_compact_classes_are_few_fixed_and_together_the_trace(traffic: Traffic, 
     assert mix.share @ mix.decode_tokens == pytest.approx(traffic.mean_decode, abs=0.5)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(traces())
 def test_what_is_written_reads_back(traffic: Traffic) -> None:
     base = parse_profile(
@@ -182,7 +181,7 @@ def test_cut_makes_ranges_and_fills_most_of_them(values: list[int], limit: int) 
         assert limit / 3 <= group.max() + 1 <= limit
 
 
-@settings(max_examples=8, deadline=None)
+@examples(4)
 @given(traces())
 def test_the_whole_trace_distorts_nothing(traffic: Traffic) -> None:
     like = ServingModel(binned(traffic), Timing(0.01), Replica(10**7))

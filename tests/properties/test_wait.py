@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan.analysis import wait as wait_module
@@ -140,7 +140,6 @@ def _model(
     return ServingModel(classes, Timing(0.01, *(work_rate / 3 / float(x) for x in parts)), replica)
 
 
-@settings(deadline=None)
 @given(models)
 def test_results_are_finite_and_thresholds_keep_up_and_fit(model: ServingModel) -> None:
     assume(abs(load(model).work_rate - 1) > 1e-11)  # nearer than that, rounding decides
@@ -175,7 +174,6 @@ def test_results_are_finite_and_thresholds_keep_up_and_fit(model: ServingModel) 
             assert following @ means.held > model.replica.memory_tokens
 
 
-@settings(deadline=None)
 @given(models)
 def test_the_dial_runs_from_what_is_offered_to_what_memory_sustains(model: ServingModel) -> None:
     rows = wait(model).dial

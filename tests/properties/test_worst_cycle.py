@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import SlowMap, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, models, request_rows
@@ -28,8 +28,6 @@ from kvplan.analysis.worst_cycle import (
     worst_cycle,
 )
 from kvplan.model import ServingModel, Timing
-
-PROPERTY = settings(deadline=None, max_examples=60)
 
 
 class Pulses(NamedTuple):
@@ -91,7 +89,6 @@ def pulses(draw: st.DrawFn) -> Pulses:
     return Pulses(tuple(rows))
 
 
-@PROPERTY
 @given(pulses())
 def test_the_pulse_cycle_is_exactly_a_cycle_of_the_map(case: Pulses) -> None:
     """In exact fractions: period g, throughput, evictions and mean number in flight (any classes and inputs)."""
@@ -124,7 +121,6 @@ def test_the_pulse_cycle_is_exactly_a_cycle_of_the_map(case: Pulses) -> None:
     assert history.evicted.mean() == pytest.approx(found.evictions, rel=1e-7)
 
 
-@PROPERTY
 @given(pulses())
 def test_the_pulse_is_called_stable_iff_an_exact_count_says_so(case: Pulses) -> None:
     sampled = case.sampled()
@@ -136,7 +132,6 @@ def test_the_pulse_is_called_stable_iff_an_exact_count_says_so(case: Pulses) -> 
         assert pulse_is_stable(w, case.g) == (exact.on == exact.outside == 0)
 
 
-@settings(deadline=None, max_examples=60)
 @given(pulses(), st.integers(0, 2**32 - 1))
 def test_a_stable_pulse_attracts_its_neighbourhood_and_another_does_not(case: Pulses, seed: int) -> None:
     """Start near the pulse, small cohorts in between: back within twenty recovery times, or away."""
@@ -206,7 +201,6 @@ def test_one_length_loses_d_minus_1_over_twice_s_plus_d(input_tokens: int, decod
 
 
 @given(st.integers(1, 8), st.integers(0, 50), st.data())
-@PROPERTY
 def test_gap_vectors_lie_between_the_block_and_the_even_cycle(
     decode: int, s: int, data: st.DataObject
 ) -> None:
@@ -285,7 +279,6 @@ def test_a_simulated_worst_cycle_is_where_the_slow_map_goes(
         assert cycle.iterations == found.iterations
 
 
-@PROPERTY
 @given(pulses(), st.sampled_from(["disaggregated", "inline", "fused"]), st.sampled_from([1, 16]))
 def test_wall_clock_is_completions_over_the_times_of_the_iterations(
     case: Pulses, prefill: str, block: int
@@ -336,7 +329,6 @@ def test_kinds_follow_the_rules_of_the_report() -> None:
     assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=834) is not CycleKind.NONE
 
 
-@PROPERTY
 @given(
     st.integers(1, 400),
     st.integers(1, 400),
@@ -359,7 +351,6 @@ def test_eviction_is_impossible_iff_the_longest_requests_fit_together(
     assert not eviction_is_impossible(replace(model, replica=replace(model.replica, max_num_seqs=None)))
 
 
-@settings(deadline=None, max_examples=25)
 @given(models(max_decode=6, max_input=60, max_classes=3, limits=True))
 def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
     """Loss, danger zone, and nulls, for any model."""

@@ -15,7 +15,7 @@ from kvplan.model import ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
 
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
-PATIENCE_S = 10.0  # generous: machines differ; what hangs takes minutes
+PATIENCE_S = 10.0  # of this process alone, generously: machines differ; what hangs takes minutes
 
 
 @contextmanager
@@ -25,13 +25,13 @@ def patience() -> Iterator[None]:
     def give_up(*_: object) -> None:
         raise TimeoutError(f"no report within {PATIENCE_S} s")
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    before = signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def report(model: ServingModel) -> dict[str, Any]:

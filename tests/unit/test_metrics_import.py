@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError, UsageError
@@ -372,7 +372,6 @@ def histograms(draw: st.DrawFn) -> LengthHistogram:
     return LengthHistogram(np.array(edges, dtype=float), counts, times * float(seen.sum()), times * seen.size)
 
 
-@settings(deadline=None)
 @given(histograms())
 def test_lengths_keep_the_mean_and_every_bucket(of: LengthHistogram) -> None:
     found = lengths(of, "prompts")
@@ -386,7 +385,6 @@ def test_lengths_keep_the_mean_and_every_bucket(of: LengthHistogram) -> None:
     assert not any("does not fit" in note for note in found.notes)
 
 
-@settings(deadline=None)
 @given(histograms(), histograms(), st.floats(0.01, 100))
 def test_classes_keep_both_means_and_the_rate(
     inputs: LengthHistogram, decode: LengthHistogram, rate: float

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from contract import BLOCKS, KEYS, keys_of
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import mix_model, models
 
 from kvplan.model import ServingModel, Timing
@@ -133,13 +133,11 @@ def check_rules(model: ServingModel) -> None:
         assert buffer["overflow_probability_horizon"] >= buffer["overflow_probability_per_iteration"]
 
 
-@settings(deadline=None, max_examples=50)
 @given(models(max_decode=7, max_input=50, max_classes=3, limits=True))
 def test_any_model_gives_a_report_that_keeps_the_rules(model: ServingModel) -> None:
     check_rules(model)
 
 
-@settings(deadline=None, max_examples=25)
 @given(models(max_decode=1, max_input=50, max_classes=3, limits=True))
 def test_requests_of_a_single_token_keep_the_rules(model: ServingModel) -> None:
     check_rules(model)

@@ -1,0 +1,51 @@
+"""The installed command, once for each thing it does, in a process of its own as a user starts it."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import ENVIRONMENT
+
+CALLS = {  # with the exit code and some of what is said; of what reads files, that an empty one is refused
+    "--version": (0, "kvplan "),
+    "analyze tool-calls-h100": (0, "NEEDS CAP"),
+    "check tool-calls-h100 --require 'load.headroom >= 30%'": (1, "FAIL"),
+    "diff tool-calls-h100 tool-calls-h100": (0, "Nothing differs."),
+    "simulate tool-calls-h100 --requests 20": (0, "greedy"),
+    "sweep tool-calls-h100 --vary gpu.memory_tokens=200k,400k --executor serial -o out.csv": (0, ""),
+    "size tool-calls-h100 --rate 20 --requests 20 --seeds 2": (0, "replica"),
+    "emit tool-calls-h100 --engine vllm --requests 20 --seeds 2": (0, "max-num-seqs"),
+    "mix tool-calls-h100 --replicas 2 --no-simulate": (0, "replica"),
+    "explain worst_cycle.loss tool-calls-h100": (0, "worst_cycle.loss"),
+    "reproduce sic-example-02": (0, "reproduced"),
+    "init mine.toml": (0, ""),
+    "profiles": (0, "tool-calls-h100"),
+    "schema": (0, "$schema"),
+    "import model Llama-3.1-8B --gpu 'RTX 4090'": (0, "memory_tokens"),
+    "import log /dev/null": (2, "/dev/null"),
+    "import metrics /dev/null": (2, "/dev/null"),
+    "fit /dev/null": (2, "/dev/null"),
+    "calibrate /dev/null": (2, "/dev/null"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_command_runs_as_installed(call: str, tmp_path: Path) -> None:
+    kvplan = shutil.which("kvplan", path=str(Path(sys.executable).parent))
+    assert kvplan is not None
+    done = subprocess.run(
+        [kvplan, *shlex.split(call)], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
+    )
+    code, says = CALLS[call]
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr
+
+
+def test_no_command_is_forgotten() -> None:
+    from kvplan.cli.app import app
+
+    names = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback}
+    assert names <= {shlex.split(call)[0] for call in CALLS}

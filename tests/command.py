@@ -1,0 +1,45 @@
+"""`kvplan` as a user calls it: in this process where only what it says matters, else as a process of its own."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from unittest import mock
+
+import kvplan
+from kvplan.cli.app import main
+
+# The package under test wins, wherever the tests run from; the caller's terminal must not matter.
+ENVIRONMENT = {
+    **{key: os.environ[key] for key in ("PATH", "HOME", "LANG", "NUMBA_CACHE_DIR") if key in os.environ},
+    "PYTHONPATH": str(Path(kvplan.__file__).parents[1]),
+}
+Done = subprocess.CompletedProcess[str]
+
+
+def run(*arguments: object, env: Mapping[str, str] = {}, input: str = "") -> Done:
+    """What the command prints and returns, without the half second that a process takes to start."""
+    read, out, error = (
+        io.TextIOWrapper(io.BytesIO(text), encoding="utf-8") for text in (input.encode(), b"", b"")
+    )
+    argv = [str(argument) for argument in arguments]
+    with (
+        mock.patch.multiple(sys, stdin=read, stdout=out, stderr=error),
+        mock.patch.dict(os.environ, ENVIRONMENT | dict(env), clear=True),
+    ):
+        code = main(argv)
+        for stream in (out, error):
+            stream.flush()
+    texts = (stream.buffer.getvalue().decode() for stream in (out, error))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(argv, code, *texts)
+
+
+def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) -> Done:
+    """The command as a process, for what depends on one: streams, limits, the locale, signals."""
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-m", "kvplan", *map(str, arguments)],
+        **{"capture_output": True, "encoding": "utf-8", "timeout": 120, **options},
+        env=ENVIRONMENT | dict(env),
+    )

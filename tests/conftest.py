@@ -1,0 +1,57 @@
+"""The two tiers of tests, and one folder of compiled loops for all processes of a session."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
+from hypothesis import HealthCheck, settings
+from tiers import COMMIT, NIGHTLY
+
+# No deadline: how long a draw takes says how busy the machine is. On a commit the draws follow from the test alone, so
+# that what is red is red for everybody, and because of the change; the night looks further, elsewhere each time.
+settings.register_profile(
+    "commit",
+    max_examples=COMMIT,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "nightly",
+    max_examples=NIGHTLY,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+
+_loops = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--nightly",
+        action="store_true",
+        help="also run the tests marked nightly, and draw many more examples",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: a long campaign, run by `pytest --nightly` alone")
+    settings.load_profile("nightly" if config.getoption("--nightly") else "commit")
+    if "NUMBA_CACHE_DIR" not in os.environ:  # workers and commands inherit it
+        config.stash[_loops] = tempfile.mkdtemp(prefix="kvplan-loops-")
+        os.environ["NUMBA_CACHE_DIR"] = config.stash[_loops]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _loops in config.stash:
+        del os.environ["NUMBA_CACHE_DIR"]
+        shutil.rmtree(config.stash[_loops], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--nightly"):
+        late = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if item not in late]

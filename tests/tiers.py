@@ -1,0 +1,10 @@
+"""How much of a test runs: little on every commit, much at night (`pytest --nightly`)."""
+
+from hypothesis import settings
+
+COMMIT, NIGHTLY = 20, 400  # examples of a property that asks for no number of its own
+
+
+def examples(count: int) -> settings:
+    """So many examples of a property on a commit, and at night as many times more as of any other."""
+    return settings(max_examples=count * settings().max_examples // COMMIT)
