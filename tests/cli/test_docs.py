@@ -71,11 +71,13 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = sysconfig.get_path("purelib")
     script.write_text(
         f"""#!/bin/sh
-"{sys.executable}" "$@" || exit
-test "$1 $2" = "-m venv" || exit 0
+test "$1 $2" = "-m venv" || exec "{sys.executable}" "$@"
+"{sys.executable}" -m venv --without-pip "$3" || exit
 for folder in "$3"/lib/python*/site-packages; do echo "{packages}" > "$folder/these.pth"; done
-printf '#!/bin/sh\\nexec "$(dirname "$0")/python" -m pytest "$@"\\n' > "$3/bin/pytest"
-chmod +x "$3/bin/pytest"
+for tool in pip pytest; do
+    printf '#!/bin/sh\\nexec "$(dirname "$0")/python" -m '$tool' "$@"\\n' > "$3/bin/$tool"
+    chmod +x "$3/bin/$tool"
+done
 """
     )
     script.chmod(0o755)
