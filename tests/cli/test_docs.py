@@ -1,8 +1,8 @@
 """Every block of README.md and docs/ is executed: shell blocks run, consoles show what is printed, profiles parse.
 
-A `console` block shows commands after `$ ` and exactly what they print to standard output; a line `...` stands for any
-lines. A page's consoles run in order, in a folder with the files of docs/example and the page's profiles whose first
-line names a file. Blocks marked `slow` run with the nightly tests.
+A `console` block shows commands after `$ ` and exactly what they print to standard output, or before that what they
+say on standard error; a line `...` stands for any lines. A page's consoles run in order, in a folder with the files of
+docs/example and the page's profiles whose first line names a file. Blocks marked `slow` run with the nightly tests.
 """
 
 import doctest
@@ -124,8 +124,11 @@ def is_plain(command: str) -> bool:
     return words[0] == "kvplan" and not any(set(word) <= set("|<>;&()") for word in words)
 
 
-def printed(command: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
-    """Standard output of a command that succeeds; without a shell in this process, which has imported everything."""
+def printed(command: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """What a command that succeeds writes to standard output, and to standard error.
+
+    Without a shell it runs in this process, which has imported everything.
+    """
     command = command.replace("\\\n", " ")
     if is_plain(command):
         code = main(shlex.split(command)[1:])
@@ -138,7 +141,7 @@ def printed(command: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> st
         )
         code, out, messages = done.returncode, done.stdout, done.stderr
     assert code == 0, f"{command}: {messages}"
-    return out
+    return out, messages
 
 
 def lines(text: str) -> list[str]:
@@ -152,8 +155,9 @@ def run_consoles(page: str, kinds: tuple[str, ...], folder: Path, capfd: pytest.
             (folder / name[1]).write_text(profile)
     for command, shown in (pair for block in blocks(page, *kinds) for pair in commands(block)):
         pattern = "\n".join("(?s:.*)" if line == "..." else re.escape(line) for line in lines(shown))
-        found = "\n".join(lines(printed(command, folder, capfd)))
-        assert re.fullmatch(pattern, found), f"{page}: {command}\n{found}"
+        out, messages = printed(command, folder, capfd)
+        found = ["\n".join(lines(text)) for text in (out, messages + out)]
+        assert any(re.fullmatch(pattern, text) for text in found), f"{page}: {command}\n{found[1]}"
 
 
 @pytest.fixture
