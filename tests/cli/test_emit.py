@@ -215,16 +215,16 @@ def test_a_request_that_fits_the_memory_but_not_the_engines_blocks_is_refused(
     assert "a request never fits" in messages
 
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+PLANNING = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-rtx4090", "tool-calls-h100"])
-def test_the_readme_says_what_the_command_does(kept: Kept, name: str) -> None:
+def test_the_documentation_says_what_the_command_does(kept: Kept, name: str) -> None:
     page = kept(name, "--engine", "vllm", "--format", "markdown")
     table = page.partition("Tried and left out")[0]
     (row,) = [line for line in table.splitlines() if line.startswith("| --")]
     flag, value, rate, e2e, headroom, block, _ = (cell.strip() for cell in row.strip("|").split("|"))
-    assert f"| `{name}` | `{flag} {value}` | `{block}` | {rate} | {e2e} | {headroom} |" in README
+    assert f"| `{name}` | `{flag} {value}` | `{block}` | {rate} | {e2e} | {headroom} |" in PLANNING
 
 
 # -- put back into a profile ------------------------------------------------------------------------------------

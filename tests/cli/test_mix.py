@@ -270,11 +270,11 @@ def test_notes_tell_of_runs_that_could_not_be_ended_and_of_cycles_that_did_not_s
     assert any(f"{CYCLE_ITERATIONS:,} times at most, not always settled" in note for note in said)
 
 
-def test_the_table_of_the_readme_is_what_the_command_finds(run: Run) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_the_documentation_is_what_the_command_finds(run: Run) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
     apart, mixed, best = document(run, "two-tier-100-125", "--replicas", "2", "--no-simulate")["placements"]
     assert best["groups"] == mixed["groups"]
     gcds = "; ".join(str(g["gcd"]) for g in apart["groups"])
-    assert f"| gcd | {gcds} | {mixed['groups'][0]['gcd']} |" in readme
+    assert f"| gcd | {gcds} | {mixed['groups'][0]['gcd']} |" in page
     losses = (f"{100 * p['expected_loss']:.2f}%" for p in (apart, mixed))
-    assert "| expected loss | {} | {} |".format(*losses) in readme
+    assert "| expected loss | {} | {} |".format(*losses) in page

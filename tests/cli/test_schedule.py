@@ -215,14 +215,3 @@ def test_an_unreadable_schedule_is_one_line_and_exit_2(
     assert out == ""
     assert err.startswith(f"error: {path}:19: workload.schedule[0].factor: must be 0, or a number from 1e-06")
     assert err.count("\n") == 1
-
-
-def test_the_readme_quotes_what_its_example_says() -> None:
-    text = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
-    (example,) = (part for part in text.split("```toml\n")[1:] if "schedule = [" in part)
-    model = model_of(example.partition("```")[0])
-    found = build(report_of(model))
-    quoted = " ".join(text.replace("\n> ", " ").split())
-    assert found.actions[0] in quoted
-    assert found.status is Status.STABLE
-    assert ("Headroom", "+59%", "computed") in found.summary.rows

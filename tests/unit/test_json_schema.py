@@ -19,7 +19,7 @@ from kvplan.profile.reading import parse_profile, shipped_profiles
 from kvplan.profile.schema import json_schema
 
 COMMITTED = Path(kvplan.__file__).parent / "profile" / "profile.schema.json"
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGES = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
 GOOD = """\
@@ -92,10 +92,16 @@ def test_every_table_is_closed_and_every_key_described() -> None:
             assert described.get("default", 0) is not None, key
 
 
-TOML_BLOCKS = re.findall(r"^```toml\n(.*?)^```$", README.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+TOML_BLOCKS = {
+    f"{page.name} {i}": block
+    for page in PAGES
+    for i, block in enumerate(
+        re.findall(r"^```toml\n(.*?)^```$", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    )
+}
 PROFILES = {
     **{name: path.read_text("utf-8") for name, path in shipped_profiles().items()},
-    **{f"README {i}": block for i, block in enumerate(TOML_BLOCKS)},
+    **TOML_BLOCKS,
     "starter": starter(),
     "good": GOOD,
     "shares": SHARES,
@@ -112,7 +118,7 @@ PROFILES = {
 }
 
 
-def test_the_readme_has_a_profile() -> None:
+def test_the_documentation_has_profiles() -> None:
     assert TOML_BLOCKS
 
 
