@@ -136,7 +136,6 @@ def integer_budgets(arrivals: FloatArray, footprint: FloatArray, memory_tokens: 
         Mean arrivals per iteration λ_i τ*.
     footprint : ndarray, shape (n_classes,)
         KV token-iterations S_i of one request.
-    memory_tokens : float
 
     Returns
     -------

@@ -74,7 +74,6 @@ class Bound(NamedTuple):
 
     Attributes
     ----------
-    metric : Metric
     bound : float
         Not surpassed by any policy; the optimum itself where `proven`.
     value : float or None
@@ -102,11 +101,8 @@ def hindsight(
 
     Parameters
     ----------
-    instance : Instance
-    metric : Metric
     horizon : int, optional
         Slots after which nothing counts; needed for all metrics but latency, which has none.
-    time_limit_s : float
 
     Raises
     ------

@@ -82,7 +82,6 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
 
     Parameters
     ----------
-    model : ServingModel
     fineness : int
         Iterations that are resolved one by one; later cells span 1/fineness of the time passed.
 
@@ -251,7 +250,6 @@ def cumulants(grid: ClusterGrid, theta: FloatArray) -> FloatArray:
 
     Parameters
     ----------
-    grid : ClusterGrid
     theta : ndarray, shape (n_theta,), 1/tokens
 
     Returns

@@ -29,7 +29,6 @@ def saddlepoint_density(model: ServingModel, low: float, high: float) -> Density
 
     Parameters
     ----------
-    model : ServingModel
     low, high : float, tokens
         Below and above the mean. Levels so low that hardly a request is there are left out.
 

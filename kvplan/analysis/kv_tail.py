@@ -43,7 +43,6 @@ class CumulantTable:
 
     Attributes
     ----------
-    grid : ClusterGrid
     shift : float
         What the grid's mean lacks to the exact one, tokens; added to K'.
     theta : ndarray, shape (n_points,), 1/tokens
@@ -231,8 +230,6 @@ def saddlepoint_tail(
 
     Parameters
     ----------
-    grid : ClusterGrid
-    scale : UsageScale
     level : float, tokens
     log_probability : float
         Natural logarithm of a probability, at most 0.
@@ -409,9 +406,7 @@ def pmf_tail(pmf: UsagePmf, level: float, probability: float) -> Tail:
 
     Parameters
     ----------
-    pmf : UsagePmf
     level : float, tokens
-    probability : float
 
     Returns
     -------

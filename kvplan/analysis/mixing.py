@@ -61,7 +61,6 @@ class Pool(NamedTuple):
     ----------
     gcd : int
         Of the iteration counts.
-    spectral_radius : float
     stable, certified : bool
         As in the report.
     kind : CycleKind
@@ -116,7 +115,6 @@ class Score(NamedTuple):
     ----------
     unserved : float
         Share of the requests beyond the sustainable rates of their groups.
-    expected_loss : float
     spectral_radius : float
         Of the worst group.
     headroom : float
@@ -173,7 +171,6 @@ class Change(NamedTuple):
 
     Attributes
     ----------
-    class_index, group_index : int
     old_decode, new_decode : int
         Tokens.
     pool : Pool
@@ -458,12 +455,10 @@ def local_search(
     ----------
     count : int
         Classes.
-    replicas : int
     pool_of : function
         The pool of a set of classes, a bit mask.
     starts : sequence of tuple of int
         Partitions; what comes out is never worse than any of them.
-    seed : int
     max_pools : int
         Sets of classes that may be looked at before the search is ended.
 

@@ -94,10 +94,8 @@ class NestedWait(NamedTuple):
     ----------
     feasible : bool
         Whether Λ < 1, to 1e-12; otherwise there are no segments and every number is None.
-    segments : tuple of Segment
     base_kv_tokens, boundary_kv_tokens, high_probability_kv_tokens, required_kv_tokens : float or None
         Filled segments, n_k at every boundary, what queues exceed that by with probability δ; and their sum.
-    fits : bool
     iteration_time_s : float or None
         Mean iteration time with every segment filled, ΔT, seconds.
     iterations : int or None
@@ -106,7 +104,6 @@ class NestedWait(NamedTuple):
         What the same segments require with the smallest thresholds.
     mixed_inputs : bool
         Whether inputs differ: segments then count with their mean input, and memory holds in the mean over them.
-    printed : PrintedMemory or None
     """
 
     feasible: bool
@@ -224,7 +221,6 @@ def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> F
 
     Parameters
     ----------
-    segments : Segments
     slack : ndarray, shape (n_segments, n_candidates)
         For `fill`.
     start : ndarray, shape (n_candidates,)
@@ -374,10 +370,8 @@ def requirement(segments: Segments, thresholds: FloatArray, *, delta: float, hor
 
     Parameters
     ----------
-    segments : Segments
     thresholds : ndarray, shape (n_segments, n_candidates)
     horizon_s : float, seconds
-    delta : float
 
     References
     ----------
@@ -480,7 +474,6 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
 
     Parameters
     ----------
-    model : ServingModel
     delta : float
         Accepted probability δ that queues outgrow the buffer within the horizon, 0 < δ <= 1.
     horizon_s : float, seconds

@@ -55,7 +55,6 @@ class SafetyBuffer(NamedTuple):
         P(KV > M) with feedback, smooth.
     exact_pmf_probability : float or None
         P(KV > M) without feedback, exact; None where requests are too long for it, 0 below 1e-12.
-    larger_tail : TailMethod
     """
 
     kv_std_tokens: float | None
@@ -77,7 +76,6 @@ def safety_buffer(
 
     Parameters
     ----------
-    model : ServingModel
     delta : float
         Accepted probability of an overflow within the horizon, above 0 and at most 1.
     horizon_s : float
@@ -152,7 +150,6 @@ class UsageLaw(NamedTuple):
 
     Attributes
     ----------
-    grid : ClusterGrid
     scale : UsageScale
         Of the law on the grid.
     stretch : float

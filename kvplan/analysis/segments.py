@@ -37,7 +37,6 @@ class Lengths(NamedTuple):
         What pages hold beyond the tokens of a request, on average.
     prefill_tokens : float
         Prefill work of a fresh request, on average.
-    timing : Timing
     """
 
     decode: FloatArray
@@ -78,7 +77,6 @@ class Segments:
         Number of segments.
     prefill_tokens : ndarray, shape (n_candidates,), tokens
         Of one request.
-    timing : Timing
     windows : Windows or None
         All requests as one stream, where rates vary. The first row of `rate` is then their mean rate, rows below what
         `continuing` makes of it, which is the worst of any time; as are the figures of single segments.
@@ -181,7 +179,6 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
 
     Parameters
     ----------
-    lengths : Lengths
     ends : list of ndarray of int64
         For each candidate the positions in `lengths.decode` at which its segments end, ascending to the last.
 
@@ -265,7 +262,6 @@ def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
 
     Parameters
     ----------
-    lengths : Lengths
     count : int or None
         Number of segments, at most the distinct lengths; None tries every number to 24 and some to 128.
 

@@ -39,7 +39,6 @@ class ClassWait(NamedTuple):
 
     Attributes
     ----------
-    name : str
     threshold : int or None
         Requests kept at every stage, n_i.
     mean_wait_bound_s : float or None
@@ -117,7 +116,6 @@ class ClassMeans(NamedTuple):
         Memory footprint, half-filled blocks included.
     iterations : ndarray
     prefill_tokens : ndarray, tokens
-    timing : Timing
     """
 
     rate_rps: FloatArray

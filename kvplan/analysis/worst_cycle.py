@@ -259,7 +259,6 @@ def mixed_cycle(
 
     Parameters
     ----------
-    model : ServingModel
     stable : bool
         Whether the eviction-free equilibrium is proved stable: then nothing else is taken to attract.
     max_iterations, compile_above : int, optional

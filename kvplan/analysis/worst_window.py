@@ -24,7 +24,6 @@ class Windows(NamedTuple):
     ----------
     rate_rps : ndarray, requests/s
         What the factors of `courses` multiply.
-    courses : tuple of Course
     """
 
     rate_rps: FloatArray
@@ -136,7 +135,6 @@ class Peak(NamedTuple):
         When the load is heaviest against what is sustainable for the mix of that time.
     overloaded_s : float
         Time of each period in which more is offered than is sustainable.
-    period_s : float
     course : Course
         Of the total rate.
     same_mix : bool

@@ -27,7 +27,6 @@ class StepCourse:
 
     Attributes
     ----------
-    period_s : float
     starts_s : ndarray, shape (n_steps,), seconds
         Ascending from 0.
     factors : ndarray, shape (n_steps,)
@@ -151,7 +150,6 @@ class SineCourse:
 
     Attributes
     ----------
-    period_s : float
     amplitude : float
         0 to 1.
     peak_s : float, seconds
@@ -263,7 +261,6 @@ class Steps:
 
     Attributes
     ----------
-    period_s : float
     starts_s : tuple of float, seconds
         Ascending from 0.
     factors : tuple of tuples of float

@@ -41,10 +41,8 @@ class Profile:
         Of the bytes read.
     text : str
         The TOML text, line ends as ``\\n``.
-    plan : Plan
     requirements : tuple of str
         ``[gate] require``, as written.
-    model : ServingModel
     """
 
     name: str

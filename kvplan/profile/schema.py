@@ -413,7 +413,6 @@ def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
 
     Parameters
     ----------
-    document : Document
     values : mapping of key path to value
         As `check_values` gives them: times in seconds, ``decode`` as weights by length. None takes a key away.
 

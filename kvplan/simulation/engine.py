@@ -238,9 +238,6 @@ def run(
     ----------
     policy : function
         Forms the batch of an iteration; see `kvplan.simulation.policies`.
-    requests : Requests
-    timing : Timing
-    replica : Replica
     setup : Setup
         From the policy's `prepare`.
     horizon_s : float, optional

@@ -140,7 +140,6 @@ def policy_result(
 
     Parameters
     ----------
-    policy : str
     parameters : mapping
         As run, defaults filled in.
     runs : sequence of (Requests, Outcome)

@@ -58,7 +58,6 @@ class Outcome:
         evicted later and had to begin again. Arrivals of a closed loop are those that came about.
     evictions : ndarray of int64, shape (n_requests,)
         How often each request was evicted.
-    ending : Ending
     end_s : float
         Clock when the run ended.
     iterations : int
@@ -75,14 +74,12 @@ class Outcome:
         Most memory held in a batch, tokens; most requests waiting when a batch began.
     kv_histogram : ndarray of int64, shape (n_bins,)
         Iterations by memory held while they ran; bin j holds j·bin_tokens up to (j+1)·bin_tokens, exclusive.
-    bin_tokens : int
     resident : int
         Requests that hold memory at the end.
     stuck : bool
         A livelock because of a request that can never fit, even alone; else of requests that evict each other.
     overflows : int
         Iterations that began with more than the memory, so that somebody was evicted.
-    series : Series
     """
 
     arrival_s: FloatArray

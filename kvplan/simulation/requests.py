@@ -48,7 +48,6 @@ def poisson(
 
     Parameters
     ----------
-    model : ServingModel
     rng : numpy.random.Generator
     requests : int or None
         How many in all; None: as many as arrive before the horizon.
@@ -87,7 +86,6 @@ def burst(
 
     Parameters
     ----------
-    model : ServingModel
     rng : numpy.random.Generator
     high, low : float
         Factors of the rates, at least 0 and the one of some time above 0.
@@ -135,7 +133,6 @@ def renewal(
 
     Parameters
     ----------
-    model : ServingModel
     rng : numpy.random.Generator
     cv : float
         Above 0.
@@ -205,7 +202,6 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
 
     Parameters
     ----------
-    model : ServingModel
     class_index : ndarray of int64, shape (n_requests,)
     rng : numpy.random.Generator
 

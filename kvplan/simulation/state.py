@@ -162,7 +162,6 @@ class Setup(NamedTuple):
     ----------
     queue_of : ndarray of int64, shape (n_requests,)
         Queue that each request joins, numbered from 0.
-    queues : int
     until : ndarray of int64, shape (n_groups,)
         Stage before which members leave each group; at least every request's stages, but for all groups but the
         last of a policy that hands requests on.

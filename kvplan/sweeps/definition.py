@@ -48,12 +48,8 @@ class Sweep:
     ----------
     name, sha256, text : str
         Of the profile.
-    axes : tuple of Axis
     sample : Sample or None
         None is a grid.
-    seed : int
-    columns : tuple of Column
-    runs : Runs or None
     version : str
         Of kvplan.
     """
@@ -124,12 +120,10 @@ def define(
 
     Parameters
     ----------
-    profile : Profile
     vary : sequence of str
         See `kvplan.sweeps.vary.parse_axes`.
     sample : str, optional
         ``random:N`` or ``lhs:N``.
-    seed : int
     columns : sequence of str, optional
         See `kvplan.sweeps.columns.expand`; a few if None.
     runs : Runs, optional

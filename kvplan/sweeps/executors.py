@@ -33,7 +33,6 @@ class Engine:
 
     Attributes
     ----------
-    executor : Executor
     ahead : int
         How many pieces of work to give to it before the first is back.
     failure : function

@@ -48,7 +48,6 @@ def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value
 
     Parameters
     ----------
-    sweep : Sweep
     path : Path
         That `kvplan.sweeps.run.sweep` has written.
     names : sequence of str

@@ -43,7 +43,6 @@ def sweep(
 
     Parameters
     ----------
-    definition : Sweep
     path : Path
         Ends in ``.csv``, ``.jsonl`` or ``.parquet``.
     executor, workers

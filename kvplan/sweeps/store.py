@@ -119,7 +119,6 @@ class Store:
 
     Attributes
     ----------
-    path : Path
     done : int
         Points that it has.
     dropped : bool

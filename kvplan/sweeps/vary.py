@@ -57,7 +57,6 @@ class Axis:
         Where the value stands in a profile.
     text : str
         The values as written.
-    whole : bool
     values : tuple of numbers
         Empty for a range.
     low, high : Fraction
@@ -158,7 +157,6 @@ def parse_axes(
         The checked profile.
     tables : mapping
         The same as written.
-    sample : Sample or None
 
     Raises
     ------
