@@ -104,7 +104,7 @@ def notes(
             f"Pages of {replica.block_tokens} tokens: a request holds {unused} tokens more than it uses on average; "
             "memory counts them, time does not."
         )
-    if replica.prefill is Prefill.DISAGGREGATED and model.timing.d2 > 0:
+    if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
         found.append(
             "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after an eviction."
         )
