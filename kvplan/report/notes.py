@@ -12,6 +12,7 @@ from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.model.weights import page_padding
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_seconds, format_tokens
@@ -99,7 +100,7 @@ def notes(
             "recomputing whole requests costs more than the fluid figures say."
         )
     if replica.block_tokens > 1:
-        unused = format_number((replica.block_tokens - 1) / 2)
+        unused = format_number(page_padding(replica.block_tokens))
         found.append(
             f"Pages of {replica.block_tokens} tokens: a request holds {unused} tokens more than it uses on average; "
             "memory counts them, time does not."
@@ -107,6 +108,11 @@ def notes(
     if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
         found.append(
             "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after an eviction."
+        )
+    if model.timing.is_convex:
+        found.append(
+            "d5: iteration times count prompts as they come, one by one, but not the swings that long iterations cause "
+            "themselves. Near the sustainable rate iterations last longer than printed: up to a fifth in simulations."
         )
     if cycle.iterations is not None:
         ended = (
