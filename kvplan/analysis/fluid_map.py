@@ -291,7 +291,7 @@ class Attractor(NamedTuple):
     settled: bool
 
 
-def settle(
+def find_attractor(
     system: FluidMap,
     state: State,
     max_iterations: int | None = None,

@@ -1,9 +1,9 @@
 """Cumulants of KV usage before any eviction: a Poisson cluster process with feedback (theory §7).
 
 Requests in memory lengthen iterations, and longer iterations let more requests in: whoever is at stage k begets
-Poisson(λ_j v(k)) requests of each class j for the next iteration, v(k) = d1·w(k) + d3 + d2·s·1{k=0} by the linear law
-that touches the iteration time at the equilibrium. With g(t) the
-log-transform of what one second of arrivals holds t iterations later, in all generations,
+Poisson(λ_j v(k)) requests of each class j for the next iteration. v(k) is what it adds to an iteration by the linear
+law that touches the iteration time at the equilibrium: per token read, per sequence, and per prompt token at k = 0.
+With g(t) the log-transform of what one second of arrivals holds t iterations later, in all generations,
 
     g(t) = Σ_i λ_i (exp(θ h_i(t) + Σ_k v_i(k) g(t-1-k)) - 1),        K(θ) = log E e^{θ·KV} = d0·Σ_t g(t),
 

@@ -14,7 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
-from kvplan.analysis.fluid_map import Attractor, eviction_free_state, fluid_map, settle, state_by_stage
+from kvplan.analysis.fluid_map import (
+    Attractor,
+    eviction_free_state,
+    find_attractor,
+    fluid_map,
+    state_by_stage,
+)
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, rounding_error
 from kvplan.model import FloatArray, IntArray, Prefill, Prompts, ServingModel, survival, survival_weights
@@ -262,7 +268,7 @@ def mixed_cycle(
     stable : bool
         Whether the eviction-free equilibrium is proved stable: then nothing else is taken to attract.
     max_iterations, compile_above : int, optional
-        As for `kvplan.analysis.fluid_map.settle`.
+        As for `kvplan.analysis.fluid_map.find_attractor`.
 
     Returns
     -------
@@ -323,7 +329,7 @@ def _settled(
         eviction_free_state(system, disturbance=_DISTURBANCE),
         state_by_stage(np.zeros(system.weight.size)),
     )
-    found = [settle(system, start, max_iterations, compile_above=compile_above) for start in starts]
+    found = [find_attractor(system, start, max_iterations, compile_above=compile_above) for start in starts]
     worst = min(found, key=lambda attractor: attractor.mix_throughput)
     if worst.evictions == 0:
         full = system.eviction_free_throughput

@@ -15,11 +15,11 @@ from kvplan.analysis.fluid_map import (
     FluidMap,
     compiled,
     eviction_free_state,
+    find_attractor,
     find_period,
     fluid_map,
     iterate,
     run,
-    settle,
     state_by_stage,
 )
 from kvplan.model import FloatArray, IntArray
@@ -194,7 +194,7 @@ def test_every_gap_vector_gives_the_cycle_of_sic_equation_25(decode: int, input_
 def test_from_empty_one_class_falls_into_its_worst_cycle(decode: int, input_tokens: int) -> None:
     """One cohort, x_w = M/(d(s + d)), once every d iterations."""
     system = fluid_map(np.array([decode]), np.array([input_tokens + 1.0]), np.array([1.0]), 840.0)
-    found = settle(system, state_by_stage(np.zeros(decode)))
+    found = find_attractor(system, state_by_stage(np.zeros(decode)))
     x = 840 / (decode * (input_tokens + decode))
     assert found.throughput == pytest.approx(x, rel=1e-9)
     assert found.evictions == pytest.approx(x * (decode - 1) / (input_tokens + 1), rel=1e-9)
@@ -266,7 +266,7 @@ def test_a_run_settles_on_the_mean_of_a_whole_period(mixture: Mixture, seed: int
     masses = np.zeros(system.weight.size)
     masses[g - 1 :: g] = np.random.default_rng(seed).uniform(0.99, 1.01, sampled.size)
     masses *= system.capacity / float(masses @ system.weight)
-    found = settle(system, state_by_stage(masses))
+    found = find_attractor(system, state_by_stage(masses))
     assert found.settled
     assert found.period % g == 0  # a mode that has nearly died out can make it a multiple
     history = run(system, state_by_stage(masses), 10 * found.iterations)
@@ -284,8 +284,8 @@ def test_a_run_settles_on_the_mean_of_a_whole_period(mixture: Mixture, seed: int
 def test_the_budget_of_a_run_is_kept_and_said() -> None:
     """A mix without a short period stops where it is told to, and says that it has not settled."""
     system = fluid_map(np.array([5, 7, 8]), np.array([2.0, 2.0, 2.0]), np.array([0.3, 0.3, 0.4]), 1000.0)
-    found = settle(system, eviction_free_state(system, disturbance=0.1), 300)
+    found = find_attractor(system, eviction_free_state(system, disturbance=0.1), 300)
     assert (found.iterations, found.period, found.settled) == (300, None, False)
-    longer = settle(system, eviction_free_state(system, disturbance=0.1))
+    longer = find_attractor(system, eviction_free_state(system, disturbance=0.1))
     assert longer.iterations <= 400_000
     assert 0 < longer.throughput < system.eviction_free_throughput

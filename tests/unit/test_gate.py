@@ -301,8 +301,10 @@ def test_a_cycle_is_simulated_once_for_a_profile_and_all_that_mends_it(
     from kvplan.analysis import worst_cycle as module
 
     runs = []
-    settle = module.settle
-    monkeypatch.setattr(module, "settle", lambda *args, **more: runs.append(args) or settle(*args, **more))
+    find_attractor = module.find_attractor
+    monkeypatch.setattr(
+        module, "find_attractor", lambda *args, **more: runs.append(args) or find_attractor(*args, **more)
+    )
     module._settled.cache_clear()
     profile = parse_profile(SIMULATED.encode(), "simulated.toml")
     (result,) = checking.check(profile, None, [parse("verdict.status == stable")]).results
