@@ -137,8 +137,11 @@ def _write_plots(plots: "tuple[Plot, ...]", folder: Path, format: PlotFormat) ->
     from kvplan.plots import drawing
     from kvplan.plots.catalogue import KEYS
 
-    draw = drawing.svg if format is PlotFormat.SVG else drawing.png
-    drawn = {f"{plot.key}.{format.value}": draw(plot) for plot in plots if plot.data is not None}
+    drawn = {
+        f"{plot.key}.{format.value}": drawing.file_of(plot.key, plot.data, f".{format.value}")
+        for plot in plots
+        if plot.data is not None
+    }
     write_into(folder, drawn)
     absent = {plot.key: plot.caption for plot in plots if plot.data is None}
     for key, why in absent.items():
@@ -205,7 +208,7 @@ def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:
             basis=plot.basis.value,
             caption=plot.caption,
             numbers=plot.numbers,
-            svg=drawing.inline_svg(plot) if plot.data is not None else None,
+            svg=drawing.inline_svg(plot.key, plot.data) if plot.data is not None else None,
         )
         for plot in plots
         if plot.section in shown

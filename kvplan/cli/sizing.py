@@ -96,9 +96,9 @@ def size(
     from kvplan.layout import sizing as tables
 
     if plot is not None:
-        from kvplan.plots import planning
+        from kvplan.plots import drawing, planning
 
-        planning.check_file(plot)
+        drawing.check_file(plot)
         check_writable(plot)
     check_writable(output)
     found = _outcome(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
@@ -110,7 +110,7 @@ def size(
         as_markdown = format is DocumentFormat.MARKDOWN
         text = sections_text(tables.build(found), origin, output, as_markdown=as_markdown)
     if plot is not None:
-        write_bytes(planning.draw(planning.fleet_plot(found), plot), plot)
+        write_bytes(drawing.file_of("size", planning.fleet_plot(found), plot.suffix), plot)
     write_result(text, output)
 
 

@@ -106,9 +106,9 @@ def sweep(
     store.format_of(output)
     executors.check(executor, workers)
     if plot is not None:
-        from kvplan.plots import planning
+        from kvplan.plots import drawing, planning
 
-        planning.check_file(plot)
+        drawing.check_file(plot)
         check_writable(plot)
     runs = _runs(simulate, policy, seeds, requests)
     loaded = read(profile)
@@ -138,14 +138,14 @@ def sweep(
 
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
     """The plot of what the file of results holds."""
-    from kvplan.plots import planning
+    from kvplan.plots import drawing, planning
     from kvplan.sweeps.results import read as read_back
 
     columns = read_back(definition, results, planning.columns_of(definition))
     if planning.STATUS_KEY not in columns:
         say(f"note: --plot has no boundary, since {planning.STATUS_KEY} is not among --columns")
     content = planning.sweep_plot(definition, columns)
-    write_bytes(planning.draw(content, plot), plot)
+    write_bytes(drawing.file_of("sweep", content, plot.suffix), plot)
 
 
 def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":

@@ -346,3 +346,6 @@ def extremes(values: IntArray, bins: int) -> IntArray:
     parts = np.array_split(np.arange(values.size), min(bins, values.size))
     found = {int(part[pick(values[part])]) for part in parts for pick in (np.argmin, np.argmax)}
     return np.array(sorted(found | {0, values.size - 1}))
+
+
+ReportData = RateThroughput | EquilibriumCurve | UsageDensity | Roots | SegmentMemory | Timeline

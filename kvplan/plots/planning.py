@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 STATUSES = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # by the number that stands for each
 STATUS_KEY = "verdict.status"
-SUFFIXES = (".svg", ".png")
 MOST_POINTS = 10**6
 _USUAL = "load.headroom"
 _BEYOND = 1.5  # times the largest demand
@@ -93,20 +91,6 @@ class FleetPlot:
     """All profiles of a `kvplan size`."""
 
     profiles: tuple[FleetSteps, ...]
-
-
-def check_file(path: Path) -> None:
-    """Refuse a name that says nothing of how to draw, and where matplotlib is not installed.
-
-    Raises
-    ------
-    UsageError
-    """
-    from kvplan.plots import drawing
-
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"--plot {path}: the name must end in {' or '.join(SUFFIXES)}")
-    drawing.require()
 
 
 def check_sweep(sweep: "Sweep") -> None:
@@ -226,14 +210,3 @@ def _steps(label: str, sizes: "Sequence[Size]", headroom: float, top_rps: float)
         return np.array([point[:2] for point in near if point[2] is wanted], dtype=np.float64).reshape(-1, 2)
 
     return FleetSteps(label, edges, replicas.astype(np.float64), points(True), points(False))
-
-
-def draw(content: SweepMap | SweepLine | FleetPlot, path: Path) -> bytes:
-    """The bytes of a file, by its suffix."""
-    from kvplan.plots import drawing
-    from kvplan.plots.catalogue import Plot
-    from kvplan.report.words import Basis
-
-    key = "size" if isinstance(content, FleetPlot) else "sweep"
-    plot = Plot(key, None, key, Basis.COMPUTED, "", "", content)
-    return drawing.svg(plot) if path.suffix == ".svg" else drawing.png(plot)
