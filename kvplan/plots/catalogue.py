@@ -29,15 +29,13 @@ class Plot(NamedTuple):
 
     Attributes
     ----------
-    key : str
+    key
         Names its file and is unique among the plots of a report.
-    section : str or None
+    section
         Key of the section it belongs to; None is the first screen.
-    title : str
-    basis : Basis
-    caption : str
+    caption
         Where `data` is None: why it does not exist.
-    numbers : str
+    numbers
         The figures in it, for those who do not see it.
     """
 
@@ -55,11 +53,9 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
 
     Parameters
     ----------
-    report : Report
-    model : ServingModel
+    model
         That the report is about.
-    plan : Plan
-    runs : Runs, optional
+    runs
         What `analyze --simulate` ran.
 
     Examples

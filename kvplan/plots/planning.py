@@ -12,8 +12,8 @@ from kvplan.report.keys import Kind
 from kvplan.report.words import Status
 
 if TYPE_CHECKING:
-    from kvplan.decide.sizing import Hour, Size
-    from kvplan.layout.sizing import Outcome
+    from kvplan.decide.fleet import Hour, Sizing
+    from kvplan.decide.sizing import Size
     from kvplan.sweeps.definition import Sweep
 
 STATUSES = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # by the number that stands for each
@@ -38,8 +38,7 @@ class SweepMap:
 
     Attributes
     ----------
-    x, y : Scale
-    column : str
+    column
         Name of the figure.
     figure : ndarray, shape (n_y, n_x)
         NaN where there is none.
@@ -70,7 +69,6 @@ class FleetSteps:
 
     Attributes
     ----------
-    label : str
     demand_rps : ndarray, shape (n_steps + 1,)
         Where the closed form takes a step; 0 first, the end of the plot last.
     replicas : ndarray, shape (n_steps,)
@@ -133,7 +131,7 @@ def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMa
 
     Parameters
     ----------
-    sweep : Sweep
+    sweep
         That `check_sweep` has accepted.
     found : mapping of str to sequence, each of length n_points
         The columns of `columns_of`; None where a point has no figure.
@@ -170,7 +168,7 @@ def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMa
     return SweepMap(scales[1], scales[0], name, figure, status)
 
 
-def fleet_plot(found: "Outcome") -> FleetPlot:
+def fleet_plot(found: "Sizing") -> FleetPlot:
     """Replicas against demand, for every profile that was offered: steps by formula, and what was simulated."""
     most = max(
         size.demand_rps for offer in found.offers for size in _sizes(offer.fleet.heaviest, offer.fleet.hours)
