@@ -82,17 +82,15 @@ def simulate(
 
     Parameters
     ----------
-    profile : Profile
-    policies : str or iterable of str
     settings : mapping, optional
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
-    arrivals : str
+    arrivals
         ``poisson``, ``gamma``, ``burst``, ``saturated`` or ``closed``.
-    requests : int, optional
+    requests
         In all; 10,000 if there is no horizon either.
-    horizon_s : float, optional
+    horizon_s
         Where the clock stops, seconds.
-    seeds, seed : int
+    seeds, seed
         How many, and the first of them.
 
     Returns
@@ -149,18 +147,17 @@ def sweep(
 
     Parameters
     ----------
-    profile : Profile
     vary : mapping
         Numbers of the profile by key, such as ``{"gpu.memory_tokens": "20k:400k:20", "classes.chat.rate": [1, 2]}``.
-    columns : str or iterable of str, optional
+    columns
         Keys of the report, ``*`` for anything, in a list or a text with commas; a few if None.
-    sample : str, optional
+    sample
         ``random:N`` or ``lhs:N`` instead of a grid.
-    seed : int
+    seed
         Of the sample and of simulations.
-    policies : str or iterable of str
+    policies
         To simulate at every point; none if empty.
-    requests, seeds : int
+    requests, seeds
         Of each simulation.
 
     Returns

@@ -7,16 +7,19 @@ from typing import Annotated
 import typer
 
 from kvplan.cli import (
-    analysis,
-    catalogue,
+    analyze,
+    calibrate,
+    check,
+    diff,
     emit,
-    gate,
-    imports,
-    ingest,
-    mixing,
-    reproduction,
-    simulation,
-    sizing,
+    explain,
+    fit,
+    importing,
+    mix,
+    profiles,
+    reproduce,
+    simulate,
+    size,
     sweep,
 )
 from kvplan.cli.common import say
@@ -51,30 +54,32 @@ def _kvplan(
 
 
 _EXAMPLES: dict[Callable[..., None], str] = {
-    analysis.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
-    gate.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
-    gate.diff: "kvplan diff before.toml after.toml",
-    simulation.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
+    analyze.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
+    check.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
+    diff.diff: "kvplan diff before.toml after.toml",
+    simulate.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",
-    sizing.size: "kvplan size tool-calls-h100 --rate 200 --slo 'ttft_s.p95 <= 2 s' --price gpu=2.50",
+    size.size: "kvplan size tool-calls-h100 --rate 200 --slo 'ttft_s.p95 <= 2 s' --price gpu=2.50",
     emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
-    mixing.mix: "kvplan mix two-tier-100-125 --replicas 2",
-    analysis.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
-    reproduction.reproduce: "kvplan reproduce sic-example-02",
-    ingest.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",
-    ingest.calibrate: "kvplan calibrate serve.log --base my-service.toml -o calibrated.toml",
-    catalogue.init: "kvplan init my-service.toml",
-    catalogue.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
-    catalogue.schema: "kvplan schema -o kvplan.schema.json",
+    mix.mix: "kvplan mix two-tier-100-125 --replicas 2",
+    explain.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
+    reproduce.reproduce: "kvplan reproduce sic-example-02",
+    fit.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",
+    calibrate.calibrate: "kvplan calibrate serve.log --base my-service.toml -o calibrated.toml",
+    profiles.init: "kvplan init my-service.toml",
+    profiles.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
+    profiles.schema: "kvplan schema -o kvplan.schema.json",
 }
 _IMPORTS: dict[Callable[..., None], str] = {
-    imports.log: "kvplan import log serve.log --base my-service.toml -o imported.toml",
-    imports.metrics: "kvplan import metrics now.prom --since earlier.prom --interval '5 min'",
-    imports.model: "kvplan import model Llama-3.1-8B --gpu 'RTX 4090'",
+    importing.log: "kvplan import log serve.log --base my-service.toml -o imported.toml",
+    importing.metrics: "kvplan import metrics now.prom --since earlier.prom --interval '5 min'",
+    importing.model: "kvplan import model Llama-3.1-8B --gpu 'RTX 4090'",
 }
 for _command, _example in _EXAMPLES.items():
     app.command(epilog=f"Example: {_example}")(_command)
-_importing = typer.Typer(help="Memory or traffic from what an engine or model says.", rich_markup_mode=None)
+_importing = typer.Typer(
+    help="Make a profile of what an engine or a model says of itself.", rich_markup_mode=None
+)
 for _command, _example in _IMPORTS.items():
     _importing.command(epilog=f"Example: {_example}")(_command)
 app.add_typer(_importing, name="import")
@@ -85,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Parameters
     ----------
-    argv : list of str, optional
+    argv
         Arguments after the program's name; those of the process if None.
 
     Examples

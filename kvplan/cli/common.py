@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from kvplan.cli.output import tell
+from kvplan.cli.output import check_writable, tell
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvplan.layout.document import Section
+    from kvplan.layout.elements import Section
     from kvplan.profile import reading as profile_file
 
 
@@ -26,15 +26,6 @@ class DocumentFormat(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
-
-
-class TableFormat(StrEnum):
-    """How a comparison is written."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
-    CSV = "csv"
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -47,15 +38,50 @@ Profile = Annotated[
     str | None,
     typer.Argument(
         metavar="PROFILE",
-        help="A TOML file, '-' for standard input, or the name of a shipped profile.",
+        help="A TOML file, '-' for standard input, or the name of a shipped profile. "
+        "Default: the shipped llama-3.1-8b-rtx4090.",
         show_default=False,
         autocompletion=complete_profile,
     ),
 ]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        metavar="PROFILE",
+        help="Profile that supplies what is not measured: a TOML file or the name of a shipped profile. "
+        "Default: the shipped llama-3.1-8b-rtx4090.",
+        show_default=False,
+        autocompletion=complete_profile,
+    ),
+]
+TensorParallel = Annotated[
+    int, typer.Option("--tensor-parallel", "--tp", min=1, help="Number of GPUs that share the model.")
+]
+KvType = Annotated[
+    str,
+    typer.Option(
+        "--kv-dtype",
+        metavar="TYPE",
+        help="Data type of the KV cache, such as fp8; auto is the type of the model.",
+    ),
+]
+Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
+Seeds = Annotated[
+    int,
+    typer.Option("--seeds", help="Number of seeds that each simulation is run with, at least 2."),
+]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write the result to this file.", show_default=False),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the result to this file instead of standard output.",
+        show_default=False,
+    ),
 ]
+_LEAST_SEEDS = 2  # below there is no interval
 
 
 def read(profile: str | None) -> "profile_file.Profile":
@@ -92,21 +118,51 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer if sys.stdin else io.BytesIO()
 
 
-def section_text(section: "Section", origin: str, format: TableFormat, output: Path | None) -> str:
-    return sections_text([section], origin, output, as_markdown=format is TableFormat.MARKDOWN)
+def check_runs(seeds: int, requests: int | None) -> None:
+    """Refuse numbers that no simulation can be run with."""
+    from kvplan.simulation.experiments.load import MAX_REQUESTS
+
+    if seeds < _LEAST_SEEDS:
+        raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
+    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
+        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
 
 
-def sections_text(
-    sections: "Sequence[Section]", origin: str, output: Path | None, *, as_markdown: bool
+def check_plot(plot: Path | None) -> None:
+    """Refuse a plot that could not be drawn or written, before the work whose result it shows."""
+    if plot is not None:
+        from kvplan.plots import drawing
+
+        drawing.check_file(plot)
+        check_writable(plot)
+
+
+def rendered(
+    format: DocumentFormat,
+    output: Path | None,
+    document: Callable[[], dict[str, Any]],
+    sections: "Callable[[], Sequence[Section]]",
+    *sha256: str,
 ) -> str:
+    """A result in the format that was asked for; the hashes are those of the profiles it is about."""
+    if format is DocumentFormat.JSON:
+        from kvplan.formats import json
+
+        return json.render(document())
+    return sections_text(sections(), output, *sha256, as_markdown=format is DocumentFormat.MARKDOWN)
+
+
+def sections_text(sections: "Sequence[Section]", output: Path | None, *sha256: str, as_markdown: bool) -> str:
+    from kvplan.layout.elements import origin
+
     if as_markdown:
         from kvplan.formats import markdown
 
-        return markdown.render_sections(sections, origin)
+        return markdown.render_sections(sections, origin(*sha256))
     from kvplan.formats import terminal as to_terminal
 
     width, colour = terminal(output)
-    return to_terminal.render_sections(sections, origin, width=width, colour=colour)
+    return to_terminal.render_sections(sections, origin(*sha256), width=width, colour=colour)
 
 
 def terminal(output: Path | None) -> tuple[int, bool]:
@@ -144,10 +200,11 @@ def say(message: str) -> None:
     tell(" ".join(message.splitlines()))
 
 
-def say_section(section: "Section", origin: str) -> None:
+def say_section(section: "Section") -> None:
     """A section on standard error, for what goes with a result and is not part of it."""
     from kvplan.formats import terminal as to_terminal
+    from kvplan.layout.elements import origin
 
     if sys.stderr is not None:
         width = shutil.get_terminal_size().columns
-        print(to_terminal.render_section(section, origin, width=width), file=sys.stderr)
+        print(to_terminal.render_sections([section], origin(), width=width), file=sys.stderr)

@@ -6,55 +6,54 @@ import typer
 
 from kvplan.cli.common import (
     DocumentFormat,
+    Format,
     Output,
     Profile,
+    Seeds,
+    check_runs,
     progress_bar,
     read,
+    rendered,
     say_compiling,
     terminal,
 )
 from kvplan.cli.output import check_writable, write_result
 from kvplan.engines import EngineName
 from kvplan.errors import UsageError
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from kvplan.decide.requirement import Requirement
-    from kvplan.engines.advice import Advice
     from kvplan.profile.reading import Profile as Loaded
-
-_LEAST_SEEDS = 2  # below there is no interval
 
 
 def emit(
-    engine: Annotated[EngineName, typer.Option("--engine", help="For which engine.", show_default=False)],
+    engine: Annotated[
+        EngineName, typer.Option("--engine", help="Engine to write settings for.", show_default=False)
+    ],
     profile: Profile = None,
-    format: Annotated[
-        DocumentFormat, typer.Option("--format", help="How to write them.")
-    ] = DocumentFormat.TEXT,
+    format: Format = DocumentFormat.TEXT,
     output: Output = None,
     requests: Annotated[
         int | None,
         typer.Option(
             "--requests",
-            help="Requests of each run; ten times what memory holds, 2,000 to 20,000.",
+            help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000.",
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of each comparison, at least 2.")] = 5,
+    seeds: Seeds = 5,
 ) -> None:
-    """The plan as engine settings, those that gain in simulation, and how much."""
+    """Write the plan as settings of an engine. Only those that gain in simulation are set, and how much is said."""
     from kvplan.engines import engine as record
     from kvplan.engines.advice import advise, default_requests
+    from kvplan.formats import json
+    from kvplan.layout import settings
+    from kvplan.layout.elements import origin
     from kvplan.report import assembly as report
-    from kvplan.simulation.experiments.load import MAX_REQUESTS
     from kvplan.simulation.experiments.options import seeds as chosen
     from kvplan.simulation.experiments.paired import Bench
 
-    if seeds < _LEAST_SEEDS:
-        raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
-    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
-        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
+    check_runs(seeds, requests)
     check_writable(output)
     loaded = read(profile)
     size, all_seeds = requests or default_requests(loaded.model), chosen(0, seeds)
@@ -78,8 +77,18 @@ def emit(
             measure=bench.measure,
             required=required,
         )
-    width, _ = terminal(output)
-    write_result(_rendered(advice, loaded, format, size, all_seeds, width), output)
+    if format is DocumentFormat.TEXT:
+        width, _ = terminal(output)
+        text = settings.text(advice, loaded.name, origin(loaded.sha256), size, all_seeds, width=width)
+    else:
+        text = rendered(
+            format,
+            output,
+            lambda: json.emit(advice, loaded, size, all_seeds),
+            lambda: [settings.build(advice, loaded.name, size, all_seeds)],
+            loaded.sha256,
+        )
+    write_result(text, output)
 
 
 def _required(loaded: "Loaded") -> "list[Requirement]":
@@ -93,27 +102,3 @@ def _required(loaded: "Loaded") -> "list[Requirement]":
         except UsageError as error:
             raise loaded.error(str(error), "gate", "require", i) from None
     return found
-
-
-def _rendered(
-    advice: "Advice", loaded: "Loaded", format: DocumentFormat, requests: int, seeds: list[int], width: int
-) -> str:
-    from kvplan.formats import json, markdown
-    from kvplan.layout import settings
-
-    origin = f"kvplan {__version__}, profile {loaded.sha256[:12]} (sha256)"
-    match format:
-        case DocumentFormat.JSON:
-            document = settings.to_document(
-                advice,
-                name=loaded.name,
-                sha256=loaded.sha256,
-                version=__version__,
-                requests=requests,
-                seeds=seeds,
-            )
-            return json.render(document)
-        case DocumentFormat.MARKDOWN:
-            return markdown.render_section(settings.build(advice, loaded.name, requests, seeds), origin)
-        case DocumentFormat.TEXT:
-            return settings.text(advice, loaded.name, origin, requests, seeds, width=width)

@@ -27,8 +27,7 @@ def write_result(text: str, path: Path | None = None) -> None:
 
     Parameters
     ----------
-    text : str
-    path : Path, optional
+    path
         None is standard output.
 
     Raises
@@ -69,7 +68,6 @@ def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
 
     Parameters
     ----------
-    folder : Path
     files : mapping of str to bytes
         By name.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli.common import Profile, read, say, say_compiling
-from kvplan.cli.output import check_writable, write_bytes
+from kvplan.cli.common import Profile, check_plot, read, say, say_compiling
+from kvplan.cli.output import write_bytes
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def sweep(
         typer.Option(
             "--vary",
             metavar="KEY=VALUES",
-            help="A number of the profile and its values: a list, LOW:HIGH:COUNT or LOW:HIGH:logCOUNT.",
+            help="Number of the profile to vary, and its values: a list with commas, LOW:HIGH:COUNT, or "
+            "LOW:HIGH:logCOUNT for even ratios. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -35,7 +36,7 @@ def sweep(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the results to this file: .csv, .jsonl or .parquet.",
+            help="File for the results, required: .csv, .jsonl or .parquet.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +45,8 @@ def sweep(
         typer.Option(
             "--columns",
             metavar="KEY,...",
-            help="Keys of the report, with * for anything; only these are computed.",
+            help="Keys of the report to compute and write; * stands for anything. Default: verdict, "
+            "rates, headroom, KV utilization, iteration time, worst-cycle loss, spectral radius.",
             show_default=False,
         ),
     ] = None,
@@ -53,50 +55,68 @@ def sweep(
         typer.Option(
             "--sample",
             metavar="random:N|lhs:N",
-            help="Draw points from ranges LOW:HIGH or LOW:HIGH:log instead of a grid.",
+            help="Draw N points from ranges LOW:HIGH or LOW:HIGH:log instead of a grid: at random, or as a Latin "
+            "hypercube (lhs).",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of samples and simulations.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the sample, and first seed of simulations.")
+    ] = 0,
     simulate: Annotated[bool, typer.Option("--simulate", help="Simulate every point as well.")] = False,
     policy: Annotated[
         str | None,
         typer.Option(
-            "--policy", metavar="NAME,...", help="Policies to simulate; greedy,vllm.", show_default=False
+            "--policy",
+            metavar="NAME,...",
+            help="With --simulate: scheduling policies. Default: greedy,vllm.",
+            show_default=False,
         ),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", help="How many seeds to simulate each point with; 1.", show_default=False),
+        typer.Option(
+            "--seeds", help="With --simulate: number of seeds at each point. Default: 1.", show_default=False
+        ),
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", help="Requests of each simulation; 1,000.", show_default=False),
+        typer.Option(
+            "--requests",
+            help="With --simulate: number of requests in each run. Default: 1,000.",
+            show_default=False,
+        ),
     ] = None,
     executor: Annotated[
         str,
         typer.Option(
             "--executor",
             metavar="NAME",
-            help="Where: serial, cores, dask, or a running Dask scheduler, tcp://HOST:PORT.",
+            help="Where points are computed: in this process (serial), on all cores (cores), in a local Dask cluster "
+            "(dask), or by a running Dask scheduler (tcp://HOST:PORT).",
         ),
     ] = "cores",
     workers: Annotated[
         int | None,
-        typer.Option("--workers", help="How many processes; as many as cores.", show_default=False),
+        typer.Option(
+            "--workers", help="Number of processes. Default: one for each core.", show_default=False
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file of the same sweep.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the file that an interrupted run of the same sweep left."),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Draw the results, of one key or two, to this file: .svg or .png.",
+            help="Draw the results over one or two varied keys to this file, .svg or .png.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Figures at many points of a profile."""
+    """Compute figures of the report at many points. A point is the profile with other values of some numbers."""
     from kvplan.sweeps import executors, store
     from kvplan.sweeps.definition import define
     from kvplan.sweeps.run import sweep as run
@@ -105,11 +125,7 @@ def sweep(
         raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
     store.format_of(output)
     executors.check(executor, workers)
-    if plot is not None:
-        from kvplan.plots import planning
-
-        planning.check_file(plot)
-        check_writable(plot)
+    check_plot(plot)
     runs = _runs(simulate, policy, seeds, requests)
     loaded = read(profile)
     keys = [key for text in columns or [] for key in text.split(",") if key.strip()]
@@ -117,7 +133,9 @@ def sweep(
         raise UsageError("--columns: at least one key of the report, such as load.headroom")
     definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
     if plot is not None:
-        planning.check_sweep(definition)
+        from kvplan.plots.planning import check_sweep
+
+        check_sweep(definition)
     if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
         _compile(loaded, runs)
     try:
@@ -138,14 +156,14 @@ def sweep(
 
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
     """The plot of what the file of results holds."""
-    from kvplan.plots import planning
+    from kvplan.plots import drawing, planning
     from kvplan.sweeps.results import read as read_back
 
     columns = read_back(definition, results, planning.columns_of(definition))
     if planning.STATUS_KEY not in columns:
         say(f"note: --plot has no boundary, since {planning.STATUS_KEY} is not among --columns")
     content = planning.sweep_plot(definition, columns)
-    write_bytes(planning.draw(content, plot), plot)
+    write_bytes(drawing.file_of("sweep", content, plot.suffix), plot)
 
 
 def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kvplan.decide.gate import Judgement, Subject, holds, judge, value_of
-from kvplan.decide.remedy import Mend, mends
+from kvplan.decide.remedy import Remedy, remedies
 from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_number
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.profile.reading import Profile
@@ -66,19 +66,14 @@ class Result:
 
     Attributes
     ----------
-    origin : Origin
-    line : int or None
+    line
         Where the profile makes the demand; or else of the value to change first, where it fails.
-    text : str
+    text
         The demand as written.
-    key : Key
-    bound : str
+    bound
         What is wanted, for people.
-    wanted : float, str or bool
-    requirement : Requirement or None
+    requirement
         None for a drift.
-    judgement : Judgement
-    mends : tuple of Mend
     """
 
     origin: Origin
@@ -89,7 +84,7 @@ class Result:
     wanted: float | str | bool
     requirement: Requirement | None
     judgement: Judgement
-    mends: tuple[Mend, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
 
     def same(self, other: "Result") -> bool:
         """Whether both demand the same, however it is written."""
@@ -113,17 +108,16 @@ class Checked:
 
     Attributes
     ----------
-    source : str
+    source
         File name, ``<stdin>``, or the name of a shipped profile; as messages show it.
-    file : str or None
+    file
         The file that it was read from; None for standard input and shipped profiles.
-    name, sha256 : str or None
+    name, sha256
         None where the profile cannot be read.
-    results : tuple of Result
+    results
         Empty where anything cannot be judged.
-    problems : tuple of Problem
-    mends : tuple of Mend
-        What mends everything at once, where several requirements fail.
+    remedies
+        What remedies everything at once, where several requirements fail.
     """
 
     source: str
@@ -132,7 +126,7 @@ class Checked:
     sha256: str | None
     results: tuple[Result, ...]
     problems: tuple[Problem, ...]
-    mends: tuple[Mend, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -142,12 +136,16 @@ class Checked:
         return Outcome.PASSED if all(r.judgement.passed for r in self.results) else Outcome.FAILED
 
 
+def worst(checked: Sequence[Checked]) -> Outcome:
+    """The outcome of all together: one that cannot be judged outweighs one that fails; unusable where there is none."""
+    outcomes = {one.outcome for one in checked} or {Outcome.UNUSABLE}
+    return next(o for o in (Outcome.UNUSABLE, Outcome.FAILED, Outcome.PASSED) if o in outcomes)
+
+
 def exit_code(checked: Sequence[Checked]) -> ExitCode:
     """2 if any profile cannot be judged, else 1 if any fails, else 0."""
-    outcomes = {one.outcome for one in checked}
-    if Outcome.UNUSABLE in outcomes or not outcomes:
-        return ExitCode.USAGE
-    return ExitCode.GATE_FAILED if Outcome.FAILED in outcomes else ExitCode.DONE
+    codes = {Outcome.UNUSABLE: ExitCode.USAGE, Outcome.FAILED: ExitCode.GATE_FAILED}
+    return codes.get(worst(checked), ExitCode.DONE)
 
 
 def unusable(file: str | None, error: ProfileError) -> Checked:
@@ -167,13 +165,11 @@ def check(
 
     Parameters
     ----------
-    profile : Profile
-    file : str or None
+    file
         Where it was read from, if that is a file.
-    required : sequence of Requirement
+    required
         Demanded besides what `[gate] require` says.
-    baseline : Baseline, optional
-    alone : bool
+    alone
         No other profile is compared with the same baseline; then the name there need not be this one's.
 
     Examples
@@ -200,8 +196,8 @@ def check(
         problems.append(_problem(profile, UsageError(f"nothing is required of it: {missing}")))
     if problems:
         return Checked(profile.source, file, profile.name, profile.sha256, (), tuple(problems))
-    mended, together = _mended(profile, subject, results)
-    return Checked(profile.source, file, profile.name, profile.sha256, mended, (), together)
+    answered, together = _with_remedies(profile, subject, results)
+    return Checked(profile.source, file, profile.name, profile.sha256, answered, (), together)
 
 
 def report_of(profile: Profile) -> Analyses:
@@ -250,25 +246,25 @@ def _required(requirement: Requirement, origin: Origin, line: int | None, subjec
     )
 
 
-def _mended(
+def _with_remedies(
     profile: Profile, subject: Subject, results: Sequence[Result]
-) -> tuple[tuple[Result, ...], tuple[Mend, ...]]:
-    """The results with what mends each, and what mends all where several fail."""
+) -> tuple[tuple[Result, ...], tuple[Remedy, ...]]:
+    """The results with the remedies of each, and those of all at once where several fail."""
     known = [r.requirement for r in results if r.requirement is not None]
     met = [requirement for requirement in known if holds(requirement, subject)]
     failed = [requirement for requirement in known if requirement not in met]
-    mended = tuple(
-        _located(profile, replace(r, mends=mends(profile, subject, [r.requirement, *met])))
+    answered = tuple(
+        _located(profile, replace(r, remedies=remedies(profile, subject, [r.requirement, *met])))
         if r.requirement is not None and not r.judgement.passed
         else r
         for r in results
     )
-    return mended, mends(profile, subject, known) if len(failed) > 1 else ()
+    return answered, remedies(profile, subject, known) if len(failed) > 1 else ()
 
 
 def _located(profile: Profile, result: Result) -> Result:
-    """The result with the line of what mends it, where nothing in the profile demands it."""
-    changes = [change for mend in result.mends for change in mend.changes]
+    """The result with the line of the value to change first, where nothing in the profile demands it."""
+    changes = [change for remedy in result.remedies for change in remedy.changes]
     if result.line is not None or not changes:
         return result
     return replace(result, line=profile.line(*changes[0].path))

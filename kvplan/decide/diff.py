@@ -44,12 +44,10 @@ class Change:
 
     Attributes
     ----------
-    key : str
-    before, after : number, text, bool, list or None
+    before, after
         None where there is no value, or no such key.
-    relative : float or None
+    relative
         after/before - 1; None where that does not exist.
-    unit : str
     """
 
     key: str
@@ -65,10 +63,9 @@ class Comparison:
 
     Attributes
     ----------
-    before, after : Side
-    inputs : tuple of Change or None
+    inputs
         What differs between their profiles, in the order written; None where one of them is not known.
-    changes : tuple of Change
+    changes
         What differs between the reports: the answer first, then the largest effect.
     """
 
@@ -132,7 +129,6 @@ def folded(changes: Sequence[Change], document: Mapping[str, Any]) -> list[Row]:
 
     Parameters
     ----------
-    changes : sequence of Change
     document : mapping
         What they are changes of; says how many entries a list has.
 

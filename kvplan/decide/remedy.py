@@ -1,8 +1,8 @@
-"""The smallest single change of a profile that mends a requirement: of traffic, memory, replicas, or engine limits.
+"""The smallest single change after which a requirement holds: of traffic, memory, replicas, or engine limits.
 
 Each is found by inverting the report: its formulas are evaluated at a changed value, and the change is
 halved until it is the least that passes. It is then rounded to the passing side, as one would write it into the
-profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no mend.
+profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no remedy.
 """
 
 import math
@@ -28,7 +28,7 @@ from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
 from kvplan.units import BYTE_UNITS
 
-MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, mends nothing
+MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, is no remedy
 _DIGITS = 4
 _ALL_DIGITS = 17  # that a float can tell apart
 _FIRST_STEP = 1e-4
@@ -62,17 +62,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
-    """One change that mends.
+class Remedy:
+    """One change after which what was wanted holds.
 
     Attributes
     ----------
-    lever : Lever
-    amount : float
+    amount
         Total rate of a replica, requests/s; or memory, tokens; or replicas; or the engine's limit.
-    relative : float
+    relative
         How large the change is: \\|after/before - 1\\| of rate, memory, replicas, or limit.
-    changes : tuple of Change
+    changes
         The same in the profile of one replica.
     """
 
@@ -82,15 +81,14 @@ class Mend:
     changes: tuple[Change, ...]
 
 
-def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Mend, ...]:
-    """What mends a profile, the smallest change first; at most one for each lever.
+def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Remedy, ...]:
+    """The changes that remedy a profile, the smallest change first; at most one for each lever.
 
     Parameters
     ----------
-    profile : Profile
-    subject : Subject
+    subject
         Its report.
-    wanted : sequence of Requirement
+    wanted
         All that must hold after the change.
 
     Examples
@@ -101,7 +99,7 @@ def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> 
     >>> from kvplan.report.assembly import ProfileIdentity
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> subject = Subject(ProfileIdentity("tools", ""), Analyses(profile.model, profile.plan))
-    >>> first, *_ = mends(profile, subject, [parse("load.headroom >= 0.25")])
+    >>> first, *_ = remedies(profile, subject, [parse("load.headroom >= 0.25")])
     >>> first.lever, first.amount, first.changes[0].key
     (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
     """
@@ -111,14 +109,14 @@ def mends(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> 
 
     excess = _least(lambda x: passes(_with_rate(subject, 1 / (1 + x))))
     found = [
-        *(_rate_mends(profile, subject, excess, passes) if excess else ()),
-        *(_replica_mends(profile, subject, excess, passes) if excess else ()),
+        *(_rate_remedies(profile, subject, excess, passes) if excess else ()),
+        *(_replica_remedies(profile, subject, excess, passes) if excess else ()),
     ]
     more = _least(lambda x: passes(_with_memory(subject, x)))
     if more:
-        found += _memory_mends(profile, subject, more, passes)
-    found += _limit_mends(profile, subject, passes)
-    return tuple(sorted(found, key=lambda mend: mend.relative))
+        found += _memory_remedies(profile, subject, more, passes)
+    found += _limit_remedies(profile, subject, passes)
+    return tuple(sorted(found, key=lambda remedy: remedy.relative))
 
 
 # --------------------------------------------------------------------------------------------- inverting
@@ -195,7 +193,7 @@ class _SameReplica(_SameMix):
 # ---------------------------------------------------------------------------------- writing into a profile
 
 
-def _rate_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
+def _rate_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
     before = subject.analyses.model.total_rate_rps
     together = _cycle_is_simulated(subject)
     # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
@@ -206,11 +204,11 @@ def _rate_mends(profile: Profile, subject: Subject, excess: float, passes: Passe
         model = _verified(profile, subject, changes, passes)
         if model is not None:
             after = model.total_rate_rps
-            yield Mend(Lever.RATE, after, 1 - after / before, changes)
+            yield Remedy(Lever.RATE, after, 1 - after / before, changes)
             return
 
 
-def _replica_mends(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Mend]:
+def _replica_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
     least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
     together = _cycle_is_simulated(subject)
     for replicas in (least, least + 1):
@@ -223,7 +221,7 @@ def _replica_mends(profile: Profile, subject: Subject, excess: float, passes: Pa
                 together,
             )
             if _verified(profile, subject, changes, passes) is not None:
-                yield Mend(Lever.REPLICAS, replicas, replicas - 1.0, changes)
+                yield Remedy(Lever.REPLICAS, replicas, replicas - 1.0, changes)
                 return
 
 
@@ -233,19 +231,19 @@ def _cycle_is_simulated(subject: Subject) -> bool:
     return cycle is not None and cycle.kind is CycleKind.SIMULATED
 
 
-def _memory_mends(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Mend]:
+def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Remedy]:
     before = subject.analyses.model.replica.memory_tokens
     for _ in range(3):
         changes = (_memory(profile, subject, before * (1 + more)),)
         model = _verified(profile, subject, changes, passes)
         if model is not None:
             after = model.replica.memory_tokens
-            yield Mend(Lever.MEMORY, after, after / before - 1, changes)
+            yield Remedy(Lever.MEMORY, after, after / before - 1, changes)
             return
         more += 10.0**-_DIGITS * (1 + more)
 
 
-def _limit_mends(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Mend]:
+def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
     """The limit of the engine that binds, raised; or its requests at once, so few that no eviction is possible."""
     model, binding = subject.analyses.model, subject.analyses.binding
     for lever, before in (
@@ -261,7 +259,7 @@ def _limit_mends(profile: Profile, subject: Subject, passes: Passes) -> Iterator
             continue
         change = Change(("gpu", lever.value), before, after)
         if _verified(profile, subject, (change,), passes) is not None:
-            yield Mend(lever, after, abs(after / before - 1), (change,))
+            yield Remedy(lever, after, abs(after / before - 1), (change,))
 
 
 def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:

@@ -6,59 +6,20 @@ formulas sustain that rate, the simulated queue does not grow, and every objecti
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate, time_alone
 from kvplan.analysis.worst_window import at_rates
-from kvplan.errors import UsageError, did_you_mean
+from kvplan.decide.slo import KEYS, Slo
+from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.units import format_percent, format_seconds, parse_seconds
+from kvplan.units import format_seconds
 
 MAX_REPLICAS = 10**6
 QUEUE = "queue"  # what is missed where the simulated queue grows
-HOURS = 24  # into so many parts a sinusoid is cut
-KEYS = (
-    *(f"{block}.{name}" for block in ("ttft_s", "tpot_s", "e2e_s") for name in ("mean", "p50", "p95", "p99")),
-    "recomputed_share",
-)
-_SLO = re.compile(r" *([A-Za-z_][\w.]*) *(<=|<) *(\S.*?) *", re.ASCII)
-_NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _IDLE = 1e-4  # share of time in which an all but idle replica has anything to do
 _ROUNDING = 1e-9  # relative, of a load that is exactly what is sustainable
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """An objective: an upper bound of a simulated figure.
-
-    Attributes
-    ----------
-    text : str
-        As written.
-    key : str
-        One of `KEYS`.
-    strict : bool
-        Below the bound, not at it.
-    bound : float
-        Seconds, or a share.
-    """
-
-    text: str
-    key: str
-    strict: bool
-    bound: float
-
-    def holds(self, value: float) -> bool:
-        """Whether a value is within the bound."""
-        return value < self.bound if self.strict else value <= self.bound
-
-    def written(self, value: float | None) -> str:
-        """A value of this figure for people."""
-        return format_seconds(value) if "_s." in self.key else format_percent(value)
 
 
 class Estimate(NamedTuple):
@@ -81,13 +42,11 @@ class Probe(NamedTuple):
 
     Attributes
     ----------
-    replicas : int
-    rate_rps : float
+    rate_rps
         Of one replica, headroom included.
-    load : float
+    load
         That over the sustainable rate.
-    measured : Measured
-    missed : tuple of str
+    missed
         What does not hold in simulation: `QUEUE`, texts of objectives.
     """
 
@@ -113,15 +72,15 @@ class Thresholds(NamedTuple):
 
     Attributes
     ----------
-    rate_rps : float
+    rate_rps
         Add a replica above this rate: what a replica is known to carry, less the headroom.
-    kv_utilization : float or None
+    kv_utilization
         Memory in use at the equilibrium of that rate, as a share.
-    down_kv_utilization : float or None
+    down_kv_utilization
         Take one away below this: the rest then carries `rate_rps` each; None for a single replica.
-    waiting : float or None
+    waiting
         Requests before their first token at that rate: rate times simulated mean TTFT (Little's law).
-    confirmed : bool
+    confirmed
         The rate is one that was simulated; else it is the sustainable one of the formulas.
     """
 
@@ -137,25 +96,24 @@ class Size(NamedTuple):
 
     Attributes
     ----------
-    demand_rps, needed_rps : float
+    demand_rps, needed_rps
         Without and with headroom, of all replicas.
-    sustainable_rps : float
+    sustainable_rps
         Of one replica, by the formulas.
-    limit : str
+    limit
         That binds it.
-    closed_form : int
+    closed_form
         Replicas that the formulas ask for.
-    replicas : int or None
+    replicas
         None where no number is enough.
-    binding : str
+    binding
         Why not one less: `limit`, `QUEUE` or an objective. With one replica what binds first: `limit`.
-    reason : str
+    reason
         Where no number is enough: why.
-    probes : tuple of Probe
+    probes
         Sizes tried, ascending.
-    idle : Measured or None
+    idle
         A replica that is all but idle, where it was needed.
-    thresholds : Thresholds or None
     """
 
     demand_rps: float
@@ -175,60 +133,7 @@ class Size(NamedTuple):
         return next((probe for probe in self.probes if probe.replicas == replicas), None)
 
 
-class Part(NamedTuple):
-    """A stretch of a period with constant rates; model None where nobody arrives."""
-
-    start_s: float
-    end_s: float
-    model: ServingModel | None
-
-
 Measure = Callable[[ServingModel], Measured]
-
-
-def parse_slo(text: str) -> Slo:
-    """Read an objective.
-
-    Raises
-    ------
-    UsageError
-        It is not ``KEY <= VALUE``, or no such figure can be bounded.
-
-    Examples
-    --------
-    >>> parse_slo("ttft_s.p95 <= 500 ms").bound, parse_slo("recomputed_share < 1%").bound
-    (0.5, 0.01)
-    """
-    shown = repr(text if len(text) <= 80 else text[:77] + "...")
-    found = _SLO.fullmatch(text)
-    if found is None:
-        raise UsageError(f"--slo {shown}: KEY <= VALUE is wanted, such as 'ttft_s.p95 <= 2 s'")
-    key, symbol, value = found.groups()
-    if key not in KEYS:
-        raise UsageError(f"--slo {shown}: {did_you_mean(key, KEYS, 'the figures are')}")
-    return Slo(" ".join(text.split()), key, symbol == "<", _bound(key, value, f"--slo {shown}"))
-
-
-def _bound(key: str, value: str, place: str) -> float:
-    share = key == "recomputed_share"
-    if not share and (value.startswith("-") or value.lower() == "nan"):
-        raise UsageError(f"{place}: must be above 0")
-    if _NUMBER.fullmatch(value):
-        number = float(value)
-    elif share and value.endswith("%") and _NUMBER.fullmatch(value[:-1].strip()):
-        number = float(value[:-1]) / 100
-    elif share:
-        raise UsageError(f"{place}: a share such as 0.01 or 1% is wanted")
-    else:
-        try:
-            number = parse_seconds(value)
-        except UsageError as error:
-            raise UsageError(f"{place}: {error}") from None
-    if share and not 0 <= number <= 1:
-        raise UsageError(f"{place}: a share from 0 to 1")
-    if not share and not 0 < number < 1e12:
-        raise UsageError(f"{place}: must be {'above 0' if number <= 0 else 'below 1e12 s'}")
-    return number
 
 
 def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
@@ -257,14 +162,13 @@ def size(
 
     Parameters
     ----------
-    model : ServingModel
+    model
         One replica, and the mix of the demand.
-    demand_rps : float
+    demand_rps
         Total rate, of all replicas.
-    headroom : float
+    headroom
         Everything must hold at 1 + headroom times the demand.
-    slos : sequence of Slo
-    measure : function
+    measure
         Simulates one replica with the traffic of a model.
 
     Raises
@@ -288,6 +192,7 @@ def size(
     >>> found = size(model, demand_rps=35, headroom=0, slos=[], measure=measure)
     >>> found.closed_form, found.replicas, found.binding
     (4, 4, 'kv_memory')
+    >>> from kvplan.decide.slo import parse_slo
     >>> found = size(model, demand_rps=35, headroom=0, slos=[parse_slo("ttft_s.mean <= 0.2")], measure=measure)
     >>> found.closed_form, found.replicas, found.binding
     (4, 7, 'ttft_s.mean <= 0.2')
@@ -428,136 +333,6 @@ def _utilization(model: ServingModel, rate_rps: float) -> float | None:
     return equilibrium(scaled(model, rate_rps)).kv_utilization
 
 
-def parts(model: ServingModel) -> tuple[Part, ...]:
-    """The period of a schedule in parts of constant rates; nothing where rates do not vary.
-
-    Steps as they are; a sinusoid in `HOURS` equal parts, each with its largest rate.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.schedule import Sinusoid, Steps
-    >>> one = RequestClass("a", 5, (1,), (1.0,), 2.0)
-    >>> steps = Steps(10.0, (0.0, 4.0), ((0.0,), (3.0,)))
-    >>> [(part.end_s, part.model and part.model.total_rate_rps)
-    ...  for part in parts(ServingModel((one,), Timing(1.0), Replica(60), steps))]
-    [(4.0, None), (10.0, 6.0)]
-    >>> wave = parts(ServingModel((one,), Timing(1.0), Replica(60), Sinusoid(24.0, 0.5, 12.5)))
-    >>> wave[12].model.total_rate_rps, len(wave)
-    (3.0, 24)
-    """
-    schedule = model.schedule
-    if schedule is None:
-        return ()
-    from kvplan.model.schedule import Steps
-
-    if isinstance(schedule, Steps):
-        ends = (*schedule.starts_s[1:], schedule.period_s)
-        return tuple(
-            Part(start, end, _at(model, factors))
-            for start, end, factors in zip(schedule.starts_s, ends, schedule.factors, strict=True)
-        )
-    period, edges = schedule.period_s, [schedule.period_s * i / HOURS for i in range(HOURS + 1)]
-
-    def factor(time_s: float) -> float:
-        turn = 2 * math.pi * (time_s - schedule.peak_s) / period
-        return round(1 + schedule.amplitude * math.cos(turn), 12)  # equal where the wave is
-
-    found = []
-    for start, end in pairwise(edges):
-        holds_peak = (schedule.peak_s - start) % period <= end - start
-        most = 1 + schedule.amplitude if holds_peak else max(factor(start), factor(end))
-        found.append(Part(start, end, _at(model, [most] * len(model.classes))))
-    return tuple(found)
-
-
-def _at(model: ServingModel, factors: Sequence[float]) -> ServingModel | None:
-    """The model at its rates times these factors, without the classes that do not arrive."""
-    rates = [c.rate_rps * f for c, f in zip(model.classes, factors, strict=True)]
-    if not any(rates):
-        return None
-    scaled_model = at_rates(model, rates)
-    return replace(scaled_model, classes=tuple(c for c in scaled_model.classes if c.rate_rps > 0))
-
-
-class Hour(NamedTuple):
-    """A part of a period and what it needs; size None where nobody arrives."""
-
-    start_s: float
-    end_s: float
-    size: Size | None
-
-    @property
-    def replicas(self) -> int | None:
-        """How many it needs; None where no number is enough."""
-        return 0 if self.size is None else self.size.replicas
-
-
-class Fleet(NamedTuple):
-    """What one profile needs.
-
-    Attributes
-    ----------
-    heaviest : Size
-        At constant rates the only one; else that of the part that needs most.
-    hours : tuple of Hour
-        Of a schedule, in order of time; empty where rates do not vary.
-    """
-
-    heaviest: Size
-    hours: tuple[Hour, ...]
-
-    @property
-    def mean_replicas(self) -> float | None:
-        """Replicas over a period in the mean; None where some part cannot be served."""
-        if not self.hours:
-            return self.heaviest.replicas
-        if self.heaviest.replicas is None:
-            return None
-        busy = math.fsum((hour.replicas or 0) * (hour.end_s - hour.start_s) for hour in self.hours)
-        return busy / self.hours[-1].end_s
-
-
-def fleet(
-    model: ServingModel, *, rate_rps: float | None, headroom: float, slos: Sequence[Slo], measure: Measure
-) -> Fleet:
-    """What a profile needs, over its schedule if it has one.
-
-    Parameters
-    ----------
-    model : ServingModel
-    rate_rps : float or None
-        Total of the rates of the classes, which a schedule multiplies; None: as they stand.
-    headroom, slos, measure
-        As for `size`.
-    """
-    if rate_rps is not None:
-        model = replace(scaled(model, rate_rps), schedule=model.schedule)
-    known: dict[ServingModel, Size] = {}
-    runs: dict[tuple[tuple[str, str], ...], Measured] = {}
-
-    def once(one: ServingModel) -> Measured:
-        """Parts of one mix share idle replicas, and sizes at which a replica gets the same, but for rounding."""
-        key = tuple((c.name, f"{c.rate_rps:.12g}") for c in one.classes)
-        if key not in runs:
-            runs[key] = measure(one)
-        return runs[key]
-
-    def sized(part: ServingModel) -> Size:
-        if part not in known:
-            known[part] = size(
-                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once
-            )
-        return known[part]
-
-    hours = tuple(
-        Hour(part.start_s, part.end_s, None if part.model is None else sized(part.model))
-        for part in parts(model)
-    )
-    needs = [hour.size for hour in hours if hour.size is not None] or [sized(model)]
-    return Fleet(max(needs, key=lambda one: (one.replicas or math.inf, one.demand_rps)), hours)
-
-
 def simulated(
     plan: Plan,
     policy: str,
@@ -570,13 +345,11 @@ def simulated(
 
     Parameters
     ----------
-    plan : Plan
-    policy : str
+    policy
         Of `kvplan.simulation.policies.POLICIES`, with its defaults.
-    requests : int
+    requests
         Of one run of one replica.
-    seeds : sequence of int
-    announce : function, optional
+    announce
         As for `kvplan.simulation.experiments.study.study`.
 
     Raises

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from kvplan.layout.document import Block, Bullets, Document, Figure, Paragraph, Section, Table
+from kvplan.layout.elements import Block, Bullets, Document, Figure, Paragraph, Section, Table
 from kvplan.plots.palette import DARK, LIGHT
 from kvplan.report.words import Status
 
@@ -26,12 +26,11 @@ class Picture(NamedTuple):
 
     Attributes
     ----------
-    section : str or None
+    section
         Key of the section it belongs to; None is the first screen.
-    title, basis, caption : str
-    numbers : str
+    numbers
         Its figures, for those who do not see it.
-    svg : str or None
+    svg
         An ``<svg>`` element, trusted; None where the caption says why there is no plot.
     """
 
@@ -48,15 +47,14 @@ def render(document: Document, pictures: Sequence[Picture] = (), notice: str | N
 
     Parameters
     ----------
-    document : Document
-    pictures : sequence of Picture
+    pictures
         Those of sections that the document does not have are left out.
-    notice : str, optional
+    notice
         What is missing from the page and how to get it.
 
     Examples
     --------
-    >>> from kvplan.layout.document import Column
+    >>> from kvplan.layout.elements import Column
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a<b", "1"),))
     >>> page = render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0"))
     >>> '<tr><th scope="row">a&lt;b</th><td class="right">1</td></tr>' in page

@@ -1,21 +1,49 @@
-"""The report as JSON: the schema_version 1 contract, the same bytes for the same profile."""
+"""JSON: the text, and the document of every command but `analyze`, whose report is the contract itself.
+
+Documents are plain dicts, lists, strings, finite numbers and None: the same bytes for the same profile.
+"""
 
 import json
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kvplan.version import __version__
+
+if TYPE_CHECKING:
+    from kvplan.analysis.mixing import Group
+    from kvplan.decide import check as checking
+    from kvplan.decide import diff as differing
+    from kvplan.decide.fleet import Sizing
+    from kvplan.decide.mixing import Comparison
+    from kvplan.decide.remedy import Remedy
+    from kvplan.decide.sizing import Measured, Size
+    from kvplan.engines.advice import Advice
+    from kvplan.engines.candidates import Candidate
+    from kvplan.profile.reading import Profile
+    from kvplan.report.assembly import ProfileIdentity
+    from kvplan.reproduction.judge import Reproduction
+    from kvplan.simulation.experiments.hindsight_bound import StudyBound
+    from kvplan.simulation.experiments.paired import Gains
+    from kvplan.simulation.experiments.pools import Loads, Runs
+    from kvplan.simulation.experiments.study import Study
+
+    Owner = Profile | ProfileIdentity
+
+Document = dict[str, Any]
+
+_SCHEMA_VERSION = 1
+_POOL_FIGURES = ("evictions", "throughput_rps", "e2e_s")
 
 
-def render(document: dict[str, Any]) -> str:
-    """JSON text of a contract document, keys in the order of the contract.
-
-    Parameters
-    ----------
-    document : dict
-        Plain dicts, lists, strings and finite numbers, such as `kvplan.report.assembly.to_document` returns.
+def render(document: Document) -> str:
+    """JSON text of a document, keys in its order.
 
     Raises
     ------
     ValueError
-        A number is not finite; the contract has null instead.
+        A number is not finite; documents have null instead.
 
     Examples
     --------
@@ -27,3 +55,352 @@ def render(document: dict[str, Any]) -> str:
     }
     """
     return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+
+
+def _document(profile: "Owner | None" = None) -> Document:
+    """What every document begins with."""
+    begin: Document = {"schema_version": _SCHEMA_VERSION, "kvplan_version": __version__}
+    if profile is not None:
+        begin["profile"] = {"name": profile.name, "sha256": profile.sha256}
+    return begin
+
+
+def _fields(value: object, *names: str) -> Document:
+    """The fields of a result that the document has as they are."""
+    return {name: getattr(value, name) for name in names}
+
+
+def _mean(mean: float, low: float, high: float) -> Document:
+    return {"mean": mean, "ci95": [low, high]}
+
+
+# ------------------------------------------------------------------------------------------------ simulate
+
+
+def simulate(found: "Study", profile: "Owner", bounds: "Sequence[StudyBound]" = ()) -> Document:
+    """Policies side by side; `bounds` is what no policy can surpass."""
+    from kvplan.simulation.experiments.study import plain
+
+    arrivals: Document = {
+        "kind": "trace" if found.load.trace is not None else found.load.kind,
+        "requests": found.requests,
+        "horizon_s": found.load.horizon_s,
+    }
+    if found.scheduled is not None:
+        arrivals["scheduled"] = found.scheduled
+    document = {**_document(profile), "arrivals": arrivals, "seeds": list(found.seeds)}
+    if found.interrupted:
+        document["interrupted"] = True
+    document["policies"] = [plain(result) for result in found.results]
+    if bounds:
+        document["hindsight"] = {one.figure: _fields(one, "bound", "proven", "gap") for one in bounds}
+    return document
+
+
+# --------------------------------------------------------------------------------------------- check, diff
+
+
+def check(checked: "Sequence[checking.Checked]") -> Document:
+    """The profiles in order, all requirements of each."""
+    from kvplan.decide.check import worst
+
+    return {
+        **_document(),
+        "outcome": worst(checked),
+        "profiles": [
+            {
+                **_fields(one, "name", "source", "sha256", "outcome"),
+                "problems": [asdict(problem) for problem in one.problems],
+                "requirements": [_requirement(result) for result in one.results],
+                "mends": [_remedy(remedy) for remedy in one.remedies],
+            }
+            for one in checked
+        ],
+    }
+
+
+def _requirement(result: "checking.Result") -> Document:
+    judgement = result.judgement
+    return {
+        "requirement": result.text,
+        **_fields(result, "origin", "line"),
+        "key": result.key.text,
+        "operator": None if result.requirement is None else result.requirement.symbol,
+        "wanted": result.wanted,
+        **_fields(judgement, "got", "margin", "passed"),
+        "doubt": judgement.doubt or None,
+        "mends": [_remedy(remedy) for remedy in result.remedies],
+    }
+
+
+def _remedy(remedy: "Remedy") -> Document:
+    return {
+        **_fields(remedy, "lever", "amount"),
+        "relative_change": remedy.relative,
+        "changes": [_fields(change, "key", "before", "after") for change in remedy.changes],
+    }
+
+
+def diff(found: "differing.Comparison") -> Document:
+    """Every key that differs, of the profiles and of the reports."""
+    return {
+        **_document(),
+        "before": _side(found.before),
+        "after": _side(found.after),
+        "inputs": None if found.inputs is None else list(map(_change, found.inputs)),
+        "changes": list(map(_change, found.changes)),
+    }
+
+
+def _side(side: "differing.Side") -> Document:
+    profile = side.document.get("profile")
+    sha256 = profile.get("sha256") if isinstance(profile, dict) else None
+    return {"name": side.name, "source": side.source, "sha256": sha256}
+
+
+def _change(change: "differing.Change") -> Document:
+    return {**_fields(change, "key", "before", "after"), "relative_change": change.relative}
+
+
+# ---------------------------------------------------------------------------------------------------- emit
+
+
+def emit(advice: "Advice", profile: "Owner", requests: int, seeds: Sequence[int]) -> Document:
+    """Settings of an engine; gains are relative, and positive where it is better."""
+    from kvplan.engines.advice import Verdict
+    from kvplan.engines.base import LIMITS
+
+    return {
+        **_document(profile),
+        "engine": advice.engine.name,
+        "simulated": {"policy": advice.engine.policy, "requests": requests, "seeds": list(seeds)},
+        "settings": [
+            {
+                **_candidate(one.candidate),
+                "why": one.candidate.why,
+                "version": one.candidate.setting.since,
+                "profile_key": f"gpu.{limit}" if (limit := LIMITS.get(one.candidate.setting.kind)) else None,
+                "policy": one.candidate.variant.policy,
+                "parameters": dict(one.candidate.variant.parameters),
+                "gains": _gains(one.gains),
+                "headroom": None
+                if one.headroom is None
+                else {"before": advice.headroom, "after": one.headroom},
+            }
+            for one in advice.emitted
+        ],
+        "together": _gains(advice.together),
+        "left_out": [
+            {
+                **_candidate(one.candidate),
+                "verdict": one.verdict,
+                "breaks": one.broken or None,
+                "gains": _gains(one.gains),
+            }
+            for one in advice.tried
+            if one.verdict is not Verdict.EMITTED
+        ],
+        "not_simulated": [one._asdict() for one in advice.mentions],
+        "notes": list(advice.notes),
+    }
+
+
+def _candidate(c: "Candidate") -> Document:
+    return {**_fields(c.setting, "kind", "flag"), **_fields(c, "value", "block")}
+
+
+def _gains(found: "Gains | None") -> Document | None:
+    return None if found is None else {key: _mean(*gain) for key, gain in found._asdict().items()}
+
+
+# ---------------------------------------------------------------------------------------------------- size
+
+
+def size(found: "Sizing") -> Document:
+    """Replicas for a demand, of every profile."""
+    from kvplan.layout.sizing import notes
+
+    best = found.best
+    return {
+        **_document(),
+        "headroom": found.headroom,
+        "slos": [slo.text for slo in found.slos],
+        "simulated": {"policy": found.policy, "requests": list(found.requests), "seeds": found.seeds},
+        "best": None if best is None else best.label,
+        "profiles": [
+            {
+                **_fields(offer, "label", "name", "sha256"),
+                "price_per_replica_hour": offer.price,
+                "cost_per_hour": offer.cost,
+                "mean_replicas": offer.fleet.mean_replicas,
+                **_size(offer.fleet.heaviest),
+                "hours": [
+                    {
+                        **_fields(hour, "start_s", "end_s"),
+                        "demand_rps": 0 if hour.size is None else hour.size.demand_rps,
+                        "replicas": hour.replicas,
+                        "binding": None if hour.size is None else hour.size.binding,
+                    }
+                    for hour in offer.fleet.hours
+                ],
+            }
+            for offer in found.offers
+        ],
+        "sources": _SIZE_SOURCES,
+        "notes": list(notes(found)),
+    }
+
+
+_SIZE_SOURCES = {
+    "closed_form": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
+    "replicas": {"source": "new: simulated at that size and one less", "basis": "simulated"},
+    "thresholds.kv_utilization": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
+    "thresholds.waiting": {"source": "Little's law on the simulated TTFT", "basis": "simulated"},
+    "even_split": {"source": "every replica gets rate/N of Poisson arrivals", "basis": "assumption"},
+}
+
+
+def _size(one: "Size") -> Document:
+    return {
+        **_fields(one, "demand_rps", "needed_rps", "sustainable_rps", "limit", "closed_form", "replicas"),
+        "binding": None if one.replicas is None else one.binding,
+        "reason": one.reason or None,
+        "probes": [
+            {
+                **_fields(probe, "replicas", "rate_rps", "load", "enough"),
+                "missed": list(probe.missed),
+                **_measured(probe.measured),
+            }
+            for probe in one.probes
+        ],
+        "idle": None if one.idle is None else _measured(one.idle),
+        "thresholds": None if one.thresholds is None else one.thresholds._asdict(),
+    }
+
+
+def _measured(measured: "Measured") -> Document:
+    figures = {key: _mean(*value) for key, value in measured.figures.items()}
+    return {"steady": measured.steady, "figures": figures}
+
+
+# ----------------------------------------------------------------------------------------------------- mix
+
+
+def mix(found: "Comparison", profile: "Owner") -> Document:
+    """Placements of classes on replicas."""
+    from kvplan.layout.mixing import NAMES, notes
+
+    mixing = found.mixing
+    simulated = {"policy": found.policy, "requests": found.requests, "seeds": list(found.seeds)}
+    placements = []
+    for at, (name, placement) in enumerate(zip(NAMES, found.placements, strict=True)):
+        runs = found.simulated[at] if found.simulated else None
+        loads = (None,) * len(placement.groups) if runs is None else runs.groups
+        groups = [_group(found.names, *each) for each in zip(placement.groups, loads, strict=True)]
+        whole = _loads(None if runs is None else runs.whole)
+        placements.append({"name": name, **placement.score._asdict(), "groups": groups, "simulated": whole})
+    return {
+        **_document(profile),
+        "replicas": found.replicas,
+        "search": {"method": mixing.search, **_fields(mixing, "partitions", "complete")},
+        "simulated": simulated if found.simulated else None,
+        "placements": placements,
+        "diversification": [
+            {
+                "class": found.names[c.class_index],
+                "group": c.group_index,
+                "decode": {"from": c.old_decode, "to": c.new_decode},
+                **_fields(c.pool, "gcd", "spectral_radius", "stable", "loss"),
+                "expected_loss": c.expected_loss,
+                "offered_decode_tokens_per_s_change": c.offered_tokens_per_s,
+                "worst_decode_tokens_per_s_relative_change": c.collapsed_tokens,
+            }
+            for c in found.changes
+        ],
+        "sources": {k: v for k, v in _MIX_SOURCES.items() if k != "simulated" or found.simulated},
+        "notes": list(notes(found)),
+    }
+
+
+_MIX_SOURCES = {
+    "placements": {
+        "source": "SIC eq. 9, 10, Theorem 3; worst cycles as in kvplan analyze; search: new",
+        "basis": "computed",
+    },
+    "placements.groups.worst_cycle": {
+        "source": "by kind: homogeneous and pulse computed, simulated: the fluid map iterated, none: stable",
+        "basis": "computed",
+    },
+    "diversification": {"source": "SIC 5.3; its price: new", "basis": "computed"},
+    "routing": {"source": "traffic splits evenly over a group's replicas", "basis": "assumption"},
+    "simulated": {"source": "whole requests, as SIC 6.2 compares", "basis": "simulated"},
+}
+
+
+def _group(names: Sequence[str], group: "Group", loads: "Loads | None") -> Document:
+    p = group.pool
+    return {
+        "classes": [names[i] for i in group.classes],
+        "replicas": group.replicas,
+        **_fields(p, "gcd", "spectral_radius", "stable", "certified"),
+        "worst_cycle": {
+            "kind": p.kind,
+            "loss": p.loss,
+            "throughput_rps": p.worst_rps * group.replicas,
+            "settled": p.settled,
+        },
+        "offered_rps": p.offered_rps,
+        "sustainable_rps": p.sustainable_rps * group.replicas,
+        "headroom": group.headroom,
+        "simulated": _loads(loads),
+    }
+
+
+def _loads(loads: "Loads | None") -> Document | None:
+    return None if loads is None else {load: _runs(runs) for load, runs in loads._asdict().items()}
+
+
+def _runs(runs: "Runs") -> Document:
+    from kvplan.simulation.intervals import over_runs
+
+    document: Document = {"requests": runs.requests}
+    for key in _POOL_FIGURES:
+        values = [float(value) for value in getattr(runs, key)]
+        interval = over_runs(values)
+        mean = math.fsum(values) / len(values)
+        document[key] = {"mean": mean, "ci95": None if interval is None else list(interval)}
+    return document
+
+
+# ----------------------------------------------------------------------------------------------- reproduce
+
+
+def reproduce(found: "Sequence[Reproduction]") -> Document:
+    """Experiments, what papers print, and what kvplan gets."""
+    return {**_document(), "experiments": [_experiment(one) for one in found]}
+
+
+def _experiment(found: "Reproduction") -> Document:
+    experiment = found.experiment
+    return {
+        **_fields(experiment, "name", "source", "title", "claim"),
+        "assumed": experiment.assumed or None,
+        "verdict": found.verdict,
+        "workloads": experiment.workloads,
+        "runs": [{**asdict(run), "chosen": found.chosen.get(run.name)} for run in experiment.runs],
+        "figures": [
+            {
+                "what": one.figure.what,
+                "relative": bool(one.figure.over),
+                **_fields(one.figure, "printed", "derived", "at_least", "at_most"),
+                "value": None if one.measured is None else one.measured.value,
+                "ci95": None
+                if one.measured is None or one.measured.low == one.measured.high
+                else [one.measured.low, one.measured.high],
+                "verdict": one.verdict,
+                "recorded": one.figure.verdict,
+                "reason": one.figure.reason or None,
+            }
+            for one in found.compared
+        ],
+    }

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from kvplan.layout.document import Block, Bullets, Document, Figure, Paragraph, Section, Table
+from kvplan.layout.elements import Block, Bullets, Document, Figure, Paragraph, Section, Table
 
 _BREAK = "<!-- -->"  # ends what GitHub would take for a mention, an issue or an emoji
 _QUOTED = str.maketrans(
@@ -27,7 +27,7 @@ def render(document: Document) -> str:
 
     Examples
     --------
-    >>> from kvplan.layout.document import Column, Document, Table
+    >>> from kvplan.layout.elements import Column, Document, Table
     >>> from kvplan.report.words import Status
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a|b", "1"),))
     >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
@@ -58,24 +58,19 @@ def render(document: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def render_section(section: Section, origin: str) -> str:
-    """The Markdown of a single section, unfolded.
+def render_sections(sections: Iterable[Section], origin: str) -> str:
+    """The Markdown of sections without a verdict, unfolded, with the origin last.
 
     Examples
     --------
-    >>> from kvplan.layout.document import Paragraph, Section
-    >>> print(render_section(Section("a", "Two policies", (Paragraph("Equal."),)), "kvplan 0"), end="")
+    >>> from kvplan.layout.elements import Paragraph, Section
+    >>> print(render_sections([Section("a", "Two policies", (Paragraph("Equal."),))], "kvplan 0"), end="")
     ## Two policies
     <BLANKLINE>
     Equal.
     <BLANKLINE>
     <sub>kvplan 0</sub>
     """
-    return render_sections([section], origin)
-
-
-def render_sections(sections: Iterable[Section], origin: str) -> str:
-    """The Markdown of several sections, unfolded, with the origin last."""
     parts = [
         part for section in sections for part in (f"## {quote(section.title)}", *map(_block, section.blocks))
     ]

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from kvplan.layout.document import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
+from kvplan.layout.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.report.words import Status
 
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
@@ -37,17 +37,16 @@ def render(
 
     Parameters
     ----------
-    document : Document
-    width : int
+    width
         Columns of the terminal; more than 100 are not filled.
-    colour : bool
+    colour
         Write ANSI escape sequences.
-    picture : Section, optional
+    picture
         What stands below the key figures.
 
     Examples
     --------
-    >>> from kvplan.layout.document import Column, Document, Table
+    >>> from kvplan.layout.elements import Column, Document, Table
     >>> figures = Table((Column("Figure"), Column("Value")), (("Headroom", "+25%"),))
     >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
     chat
@@ -81,24 +80,19 @@ def render(
     )
 
 
-def render_section(section: Section, origin: str, *, width: int = 80, colour: bool = False) -> str:
-    """The text of a single section, with its title first and its origin last.
+def render_sections(
+    sections: Sequence[Section], origin: str, *, width: int = 80, colour: bool = False
+) -> str:
+    """The text of sections without a verdict, each with its title first, and the origin last.
 
     Examples
     --------
-    >>> print(render_section(Section("a", "Two policies", (Paragraph("Equal."),)), "kvplan 0"), end="")
+    >>> print(render_sections([Section("a", "Two policies", (Paragraph("Equal."),))], "kvplan 0"), end="")
     Two policies
       Equal.
     <BLANKLINE>
     kvplan 0
     """
-    return render_sections([section], origin, width=width, colour=colour)
-
-
-def render_sections(
-    sections: Sequence[Section], origin: str, *, width: int = 80, colour: bool = False
-) -> str:
-    """The text of several sections, with the origin last."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     parts = [part for section in sections for part in _section(section, width)]
     return _written([*parts[1:], Text(), Text(origin, "dim", overflow="fold")], width, colour)

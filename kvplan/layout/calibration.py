@@ -9,7 +9,7 @@ import numpy as np
 from kvplan.ingest.timing.fit import TimingFit
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.timing.text import accuracy, error_text, notes, outlier_text
-from kvplan.layout.document import Block, Bullets, Column, Figure, Paragraph, Section, Table
+from kvplan.layout.elements import Block, Bullets, Figure, Paragraph, Section, Table, number, table, words
 from kvplan.layout.plot import scatter
 from kvplan.units import ABSENT, format_percent, format_seconds, format_tokens
 
@@ -54,8 +54,8 @@ def _outliers(fit: TimingFit, most: int) -> tuple[str, ...]:
 
 
 def _table(found: Sequence[Calibration], figures: Callable[[TimingFit], dict[str, str]]) -> Table:
-    columns = (Column("Replica", wraps=True), *(Column(name, right=True) for name in figures(found[0].fit)))
-    return Table(columns, tuple((_name(one.samples[0]), *figures(one.fit).values()) for one in found))
+    columns = (words("Replica"), *(number(name) for name in figures(found[0].fit)))
+    return table(columns, ((_name(one.samples[0]), *figures(one.fit).values()) for one in found))
 
 
 def _name(samples: Samples) -> str:

@@ -1,20 +1,19 @@
 """Judged profiles for people and programs: a section each, and the JSON document."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from kvplan.decide.check import Checked, Origin, Outcome, Result
 from kvplan.decide.gate import telling_digits
-from kvplan.decide.remedy import MAX_FACTOR, Lever, Mend
-from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
+from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
-_SCHEMA_VERSION = 1
 _FEW = 8  # profiles; of more, those that pass have a line each
-_MAX_CHANGES = 8  # of a mend that are written out
+_MAX_CHANGES = 8  # of a remedy that are written out
 _DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and profile shows what moved"
 _NONE = (
-    f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory or a binding limit mends it"
+    f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory or a binding limit would make it "
+    "pass"
 )
 
 
@@ -35,9 +34,10 @@ def _overview(checked: Sequence[Checked]) -> Section:
     rows = [(one.outcome.value, title(one)) for one in checked if one.outcome is not Outcome.PASSED]
     if len(checked) > _FEW:
         rows += [(one.outcome.value, one.source) for one in passed]
-    table = Table((Column("Outcome"), Column("Profile", wraps=True)), tuple(rows))
-    blocks: tuple[Block, ...] = (Paragraph(f"{len(checked)} profiles: {counts}."),)
-    return Section("check", "Check", (*blocks, table) if table.rows else blocks)
+    blocks: list[Block] = [Paragraph(f"{len(checked)} profiles: {counts}.")]
+    if rows:
+        blocks.append(table((Column("Outcome"), words("Profile")), rows))
+    return Section("check", "Check", tuple(blocks))
 
 
 def title(checked: Checked) -> str:
@@ -53,7 +53,7 @@ def _section(checked: Checked) -> Section:
     if remarks := [line for result in checked.results for line in _remarks(result)]:
         blocks.append(Bullets(tuple(remarks)))
     if sum(not r.judgement.passed and r.requirement is not None for r in checked.results) > 1:
-        blocks.append(Bullets((f"All of them together: {mends_text(checked.mends)}.",)))
+        blocks.append(Bullets((f"All of them together: {remedies_text(checked.remedies)}.",)))
     return Section("check", heading, tuple(blocks))
 
 
@@ -65,7 +65,7 @@ def _table(results: Sequence[Result]) -> Table:
         Column("Got", wraps=True, least=8),
         Column("Margin", right=True, optional=True),
     )
-    return Table(columns, tuple(map(_row, results)))
+    return table(columns, map(_row, results))
 
 
 def key_column(name: str) -> Column:
@@ -139,80 +139,29 @@ def _remarks(result: Result) -> list[str]:
 
 def advice_text(result: Result) -> str:
     """What is said to do about a requirement that fails."""
-    return _DRIFTED if result.requirement is None else mends_text(result.mends)
+    return _DRIFTED if result.requirement is None else remedies_text(result.remedies)
 
 
-def mends_text(mends: Sequence[Mend]) -> str:
-    """The changes that mend, the smallest first."""
-    return "; or ".join(map(_mend_text, mends)) if mends else _NONE
+def remedies_text(remedies: Sequence[Remedy]) -> str:
+    """The smallest changes that would make it pass, the smallest first."""
+    return "; or ".join(map(_remedy_text, remedies)) if remedies else _NONE
 
 
-def _mend_text(mend: Mend) -> str:
-    changes = ", ".join(f"{c.key} = {_toml(c.after)}" for c in mend.changes[:_MAX_CHANGES])
-    more = ", …" if len(mend.changes) > _MAX_CHANGES else ""
-    change = format_percent(mend.relative)
-    match mend.lever:
+def _remedy_text(remedy: Remedy) -> str:
+    changes = ", ".join(f"{c.key} = {_toml(c.after)}" for c in remedy.changes[:_MAX_CHANGES])
+    more = ", …" if len(remedy.changes) > _MAX_CHANGES else ""
+    change = format_percent(remedy.relative)
+    match remedy.lever:
         case Lever.RATE:
-            return f"rate down {change} to {format_rate(mend.amount, 'requests')} ({changes}{more})"
+            return f"rate down {change} to {format_rate(remedy.amount, 'requests')} ({changes}{more})"
         case Lever.MEMORY:
-            return f"memory up {change} to {format_tokens(mend.amount)} tokens ({changes}{more})"
+            return f"memory up {change} to {format_tokens(remedy.amount)} tokens ({changes}{more})"
         case Lever.REPLICAS:
-            return f"{mend.amount:.0f} replicas in place of one ({changes}{more} each)"
+            return f"{remedy.amount:.0f} replicas in place of one ({changes}{more} each)"
         case Lever.MAX_NUM_SEQS | Lever.MAX_NUM_BATCHED_TOKENS:
-            direction = "up" if all(mend.amount > float(c.before) for c in mend.changes) else "down"
-            return (
-                f"{mend.lever.value} {direction} {change} to {format_tokens(mend.amount)} ({changes}{more})"
-            )
+            direction = "up" if all(remedy.amount > float(c.before) for c in remedy.changes) else "down"
+            return f"{remedy.lever.value} {direction} {change} to {format_tokens(remedy.amount)} ({changes}{more})"
 
 
 def _toml(value: float | int | str) -> str:
     return f'"{value}"' if isinstance(value, str) else f"{value}"
-
-
-def to_document(checked: Sequence[Checked], version: str) -> dict[str, Any]:
-    """The JSON document: schema_version 1, the profiles in order, all requirements of each."""
-    outcomes = {one.outcome for one in checked}
-    worst = next(o for o in (Outcome.UNUSABLE, Outcome.FAILED, Outcome.PASSED) if o in outcomes)
-    return {
-        "schema_version": _SCHEMA_VERSION,
-        "kvplan_version": version,
-        "outcome": worst.value,
-        "profiles": [
-            {
-                "name": one.name,
-                "source": one.source,
-                "sha256": one.sha256,
-                "outcome": one.outcome.value,
-                "problems": [{"message": p.message, "line": p.line} for p in one.problems],
-                "requirements": [_entry(result) for result in one.results],
-                "mends": [_mend_entry(mend) for mend in one.mends],
-            }
-            for one in checked
-        ],
-    }
-
-
-def _entry(result: Result) -> dict[str, Any]:
-    judgement = result.judgement
-    return {
-        "requirement": result.text,
-        "origin": result.origin.value,
-        "line": result.line,
-        "key": result.key.text,
-        "operator": None if result.requirement is None else result.requirement.symbol,
-        "wanted": result.wanted,
-        "got": judgement.got,
-        "margin": judgement.margin,
-        "passed": judgement.passed,
-        "doubt": judgement.doubt or None,
-        "mends": [_mend_entry(mend) for mend in result.mends],
-    }
-
-
-def _mend_entry(mend: Mend) -> dict[str, Any]:
-    return {
-        "lever": mend.lever.value,
-        "amount": mend.amount,
-        "relative_change": mend.relative,
-        "changes": [{"key": c.key, "before": c.before, "after": c.after} for c in mend.changes],
-    }

@@ -1,15 +1,13 @@
 """What differs between two reports, for people and programs."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from kvplan.decide.diff import Change, Comparison, Leaf, Row, Side, folded
 from kvplan.layout.check import key_column
-from kvplan.layout.document import Block, Column, Paragraph, Section, Table
+from kvplan.layout.elements import Block, Column, Paragraph, Section, Table, number, table
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
 
-_SCHEMA_VERSION = 1
-MAX_ROWS = 40
+_MAX_ROWS = 40
 _MAX_TEXT = 20
 
 
@@ -29,16 +27,14 @@ def build(found: Comparison) -> Section:
 
 
 def _table(name: str, found: Sequence[Row]) -> Table:
-    rows = tuple(map(_row, found[:MAX_ROWS]))
-    left = len(found) - len(rows)
-    cut = f"and {left} more keys with smaller effects; --format json has all" if left else None
     columns = (
         key_column(name),
         Column("Before", wraps=True, least=8),
         Column("After", wraps=True, least=8),
-        Column("Change", right=True),
+        number("Change"),
     )
-    return Table(columns, rows, cut)
+    more = "and {} more keys with smaller effects; --format json has all"
+    return table(columns, map(_row, found), _MAX_ROWS, more)
 
 
 def _name(side: Side) -> str:
@@ -73,30 +69,3 @@ def _shown(value: Leaf, change: Change, digits: int) -> str:
             return format_rate(value, unit.removesuffix("/s"), digits)
         case _:
             return format_number(value, digits)
-
-
-def to_document(found: Comparison, version: str) -> dict[str, Any]:
-    """The JSON document: schema_version 1, every key that differs, of the profiles and of the reports."""
-    return {
-        "schema_version": _SCHEMA_VERSION,
-        "kvplan_version": version,
-        "before": _identity(found.before),
-        "after": _identity(found.after),
-        "inputs": None if found.inputs is None else list(map(_entry, found.inputs)),
-        "changes": list(map(_entry, found.changes)),
-    }
-
-
-def _entry(change: Change) -> dict[str, Any]:
-    return {
-        "key": change.key,
-        "before": change.before,
-        "after": change.after,
-        "relative_change": change.relative,
-    }
-
-
-def _identity(side: Side) -> dict[str, Any]:
-    profile = side.document.get("profile")
-    sha256 = profile.get("sha256") if isinstance(profile, dict) else None
-    return {"name": side.name, "source": side.source, "sha256": sha256}

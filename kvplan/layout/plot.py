@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.layout.document import Figure, Section
+from kvplan.layout.elements import Figure, Section
 from kvplan.model import FloatArray
 from kvplan.plots.catalogue import rate_throughput
 from kvplan.plots.data import RateThroughput
@@ -47,11 +47,11 @@ def scatter(
     y : ndarray, shape (n,)
         From -1 at the bottom to 1 at the top; what is beyond stands at the edge.
     marked : ndarray of bool, shape (n,)
-    width : int
+    width
         Columns in all.
-    ticks : sequence of str
+    ticks
         Labels at the top, in the middle and at the bottom.
-    below : str
+    below
         What stands under the plot.
 
     Examples
@@ -87,11 +87,10 @@ def throughput(content: RateThroughput, *, width: int, ink: Ink = BLOCKS) -> str
 
     Parameters
     ----------
-    content : RateThroughput
+    content
         Where the offered rate is beyond the plot, it is not marked.
-    width : int
+    width
         Columns in all, 60 or more.
-    ink : Ink
 
     Examples
     --------

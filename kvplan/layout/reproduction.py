@@ -1,25 +1,22 @@
 """Published results beside kvplan's, for people and for programs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
-from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
-from kvplan.reproduction.experiment import Experiment, Figure, Verdict
+from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
+from kvplan.reproduction.experiment import Figure, Verdict
 from kvplan.reproduction.judge import Compared, Reproduction
 from kvplan.units import ABSENT, format_number, format_percent
 
-SCHEMA_VERSION = 1
 _DIGITS = 5
 
 
-def overview(found: Sequence[Reproduction]) -> Section:
+def overview(found: Sequence[Reproduction]) -> list[Section]:
     """A line an experiment."""
     rows = [(one.experiment.name, one.experiment.source, _tally(one.compared)) for one in found]
     rows.append(("all", "", _tally([each for one in found for each in one.compared])))
-    columns = (Column("Experiment"), Column("Source", wraps=True), Column("Verdicts on figures", wraps=True))
+    columns = (Column("Experiment"), words("Source"), words("Verdicts on figures"))
     caption = "What the papers print against what kvplan gets; `kvplan reproduce NAME` shows the figures."
-    return Section("reproduction", "Published results", (Paragraph(caption), Table(columns, tuple(rows))))
+    return [Section("reproduction", "Published results", (Paragraph(caption), table(columns, rows)))]
 
 
 def _tally(compared: Sequence[Compared]) -> str:
@@ -29,19 +26,23 @@ def _tally(compared: Sequence[Compared]) -> str:
     )
 
 
-def section(found: Reproduction) -> Section:
-    """All figures of one experiment."""
+def build(found: Sequence[Reproduction]) -> list[Section]:
+    """All figures of each experiment."""
+    return [_section(one) for one in found]
+
+
+def _section(found: Reproduction) -> Section:
     experiment = found.experiment
     blocks: list[Block] = [Paragraph(f"{experiment.source}. {experiment.claim}")]
     if experiment.assumed:
         blocks.append(Paragraph(f"Assumed: {experiment.assumed}"))
     columns = (
-        Column("Figure", wraps=True),
-        Column("Paper", right=True),
-        Column("kvplan", right=True),
+        words("Figure"),
+        number("Paper"),
+        number("kvplan"),
         Column("Verdict"),
     )
-    blocks.append(Table(columns, tuple(_row(one) for one in found.compared)))
+    blocks.append(table(columns, map(_row, found.compared)))
     reasons = (*_reasons(found.compared), *_choices(found))
     if reasons:
         blocks.append(Bullets(reasons))
@@ -89,43 +90,3 @@ def _reasons(compared: Sequence[Compared]) -> Iterator[str]:
 def _choices(found: Reproduction) -> Iterator[str]:
     for name, choice in found.chosen.items():
         yield f"Best of a grid, {name}: {choice}."
-
-
-def to_document(found: Sequence[Reproduction], version: str) -> dict[str, Any]:
-    """The JSON document (schema_version 1)."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kvplan_version": version,
-        "experiments": [_plain(one.experiment, one) for one in found],
-    }
-
-
-def _plain(experiment: Experiment, found: Reproduction) -> dict[str, Any]:
-    return {
-        "name": experiment.name,
-        "source": experiment.source,
-        "title": experiment.title,
-        "claim": experiment.claim,
-        "assumed": experiment.assumed or None,
-        "verdict": found.verdict.value,
-        "workloads": experiment.workloads,
-        "runs": [{**asdict(run), "chosen": found.chosen.get(run.name)} for run in experiment.runs],
-        "figures": [
-            {
-                "what": one.figure.what,
-                "relative": bool(one.figure.over),
-                "printed": one.figure.printed,
-                "derived": one.figure.derived,
-                "at_least": one.figure.at_least,
-                "at_most": one.figure.at_most,
-                "value": None if one.measured is None else one.measured.value,
-                "ci95": None
-                if one.measured is None or one.measured.low == one.measured.high
-                else [one.measured.low, one.measured.high],
-                "verdict": one.verdict.value,
-                "recorded": one.figure.verdict.value,
-                "reason": one.figure.reason or None,
-            }
-            for one in found.compared
-        ],
-    }

@@ -6,16 +6,14 @@ only printable characters are kept that are no signs of a language there.
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from kvplan.engines.advice import Advice, Tried, Verdict
-from kvplan.engines.base import LIMITS, Mention
+from kvplan.engines.base import Mention
 from kvplan.engines.candidates import Candidate
-from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
 from kvplan.simulation.experiments.paired import Gain, Gains
 from kvplan.units import ABSENT, format_number, format_percent
 
-SCHEMA_VERSION = 1
 _HARMFUL = frozenset('`$!\\"|<>#')
 _WORDS = (("<=", "≤"), (">=", "≥"), ("!=", "≠"), ("<", "below"), (">", "above"))  # no signs of a shell
 _WIDTHS = (40, 120)
@@ -211,11 +209,7 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
             )
             for one in advice.emitted
         ]
-        blocks.append(
-            Table(
-                (*_COLUMNS, Column("load.headroom"), Column("From"), Column("Why", wraps=True)), tuple(rows)
-            )
-        )
+        blocks.append(table((*_COLUMNS, Column("load.headroom"), Column("From"), words("Why")), rows))
     else:
         blocks.append(Paragraph(f"{_NOTHING} {_none_gained(advice)}"))
     if advice.together is not None:
@@ -233,7 +227,7 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
     ]
     if left:
         blocks.append(Paragraph("Tried and left out:"))
-        blocks.append(Table((*_COLUMNS, Column("From"), Column("Outcome", wraps=True)), tuple(left)))
+        blocks.append(table((*_COLUMNS, Column("From"), words("Outcome")), left))
     said = [f"Not simulated: {_mention(one)}. {one.version}" for one in advice.mentions]
     if said or advice.notes:
         blocks.append(Bullets((*said, *advice.notes)))
@@ -242,9 +236,9 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
 
 _COLUMNS = (
     Column("Setting"),
-    Column("Value", right=True),
-    Column("Requests/s, saturated", right=True),
-    Column("Mean E2E, offered rate", right=True),
+    number("Value"),
+    number("Requests/s, saturated"),
+    number("Mean E2E, offered rate"),
 )
 
 
@@ -252,54 +246,3 @@ def _both(found: Gains | None) -> tuple[str, str]:
     if found is None:
         return ABSENT, ABSENT
     return _plus_minus(found.saturated_throughput), _plus_minus(Gain(*(-x for x in found.offered_e2e)))
-
-
-def to_document(
-    advice: Advice, *, name: str, sha256: str, version: str, requests: int, seeds: Sequence[int]
-) -> dict[str, Any]:
-    """The JSON document (schema_version 1): gains are relative, and positive where it is better."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kvplan_version": version,
-        "profile": {"name": name, "sha256": sha256},
-        "engine": advice.engine.name,
-        "simulated": {"policy": advice.engine.policy, "requests": requests, "seeds": list(seeds)},
-        "settings": [
-            {
-                **_plain_candidate(one.candidate),
-                "why": one.candidate.why,
-                "version": one.candidate.setting.since,
-                "profile_key": f"gpu.{limit}" if (limit := LIMITS.get(one.candidate.setting.kind)) else None,
-                "policy": one.candidate.variant.policy,
-                "parameters": dict(one.candidate.variant.parameters),
-                "gains": _plain_gains(one.gains),
-                "headroom": None
-                if one.headroom is None
-                else {"before": advice.headroom, "after": one.headroom},
-            }
-            for one in advice.emitted
-        ],
-        "together": _plain_gains(advice.together),
-        "left_out": [
-            {
-                **_plain_candidate(one.candidate),
-                "verdict": one.verdict.value,
-                "breaks": one.broken or None,
-                "gains": _plain_gains(one.gains),
-            }
-            for one in advice.tried
-            if _is_left(one)
-        ],
-        "not_simulated": [one._asdict() for one in advice.mentions],
-        "notes": list(advice.notes),
-    }
-
-
-def _plain_candidate(c: Candidate) -> dict[str, Any]:
-    return {"kind": c.setting.kind.value, "flag": c.setting.flag, "value": c.value, "block": c.block}
-
-
-def _plain_gains(found: Gains | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {key: {"mean": gain.mean, "ci95": [gain.low, gain.high]} for key, gain in found._asdict().items()}

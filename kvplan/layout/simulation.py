@@ -1,13 +1,11 @@
-"""A study for people: policies side by side, a column each; and as CSV, a line for each figure."""
+"""A study for people: policies side by side, a column each."""
 
-import csv
 from collections.abc import Sequence
-from io import StringIO
 from typing import Any
 
 import numpy as np
 
-from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, number, table, words
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.study import Study
@@ -95,11 +93,6 @@ def _loosened(found: Study) -> tuple[str, ...]:
     )
 
 
-def plain_bound(one: StudyBound) -> dict[str, Any]:
-    """As JSON has it, under the key of the figure."""
-    return {"bound": one.bound, "proven": one.proven, "gap": one.gap}
-
-
 def _arrivals(load: Load) -> str:
     match load.kind:
         case Arrivals.GAMMA:
@@ -114,20 +107,20 @@ def _arrivals(load: Load) -> str:
 
 
 def _side_by_side(found: Study) -> Table:
-    columns = (Column("Figure"), *(Column(result.policy, right=True) for result in found.results))
+    columns = (Column("Figure"), *(number(result.policy) for result in found.results))
     rows = [("Status", *(result.status.value for result in found.results))]
     for label, key, kind in _FIGURES:
         rows.append((label, *(_written(figure(result, key), kind) for result in found.results)))
         intervals = [result.ci95.get(key) for result in found.results]
         if key in _WITH_INTERVAL and any(intervals):
             rows.append(("", *(_interval(interval, kind) for interval in intervals)))
-    return Table(columns, tuple(rows))
+    return table(columns, rows)
 
 
 def _classes(found: Study) -> Table:
     columns = (
-        Column("Class", wraps=True),
-        *(Column(result.policy, right=True) for result in found.results),
+        words("Class"),
+        *(number(result.policy) for result in found.results),
     )
     rows = (
         (
@@ -139,7 +132,7 @@ def _classes(found: Study) -> Table:
         )
         for i, one in enumerate(found.results[0].classes)
     )
-    return Table(columns, tuple(rows))
+    return table(columns, rows)
 
 
 def _notes(found: Study) -> tuple[str, ...]:
@@ -210,37 +203,3 @@ def _interval(interval: tuple[float, float] | None, kind: str) -> str:
     if interval is None:
         return ABSENT
     return f"{_written(interval[0], kind)} to {_written(interval[1], kind)}"
-
-
-def as_csv(found: Study) -> str:
-    """A line for each policy and figure: value and 95 % confidence interval, empty where there is none."""
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("policy", "figure", "value", "ci95_low", "ci95_high"))
-    for result in found.results:
-        for key, interval in result.ci95.items():
-            value = figure(result, key)
-            writer.writerow(
-                (result.policy, key, "" if value is None else repr(value), *(interval or ("", "")))
-            )
-    return out.getvalue()
-
-
-def series_csv(found: Study) -> str:
-    """The state over time of the first seed, a line for each record."""
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("policy", "time_s", "kv_tokens", "waiting", "running", "evictions", "completions"))
-    for result, outcome in zip(found.results, found.first, strict=True):
-        series = outcome.series
-        columns = (
-            series.time_s,
-            series.kv_tokens,
-            series.waiting,
-            series.running,
-            series.evictions,
-            series.completions,
-        )
-        for row in zip(*(column.tolist() for column in columns), strict=True):
-            writer.writerow((result.policy, *row))
-    return out.getvalue()

@@ -1,83 +1,44 @@
 """Replicas for a demand, for people and programs."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
-from kvplan.decide.sizing import QUEUE, Fleet, Hour, Measured, Probe, Size, Slo, Thresholds
-from kvplan.layout.document import Block, Bullets, Column, Paragraph, Section, Table
+from kvplan.decide.fleet import Hour, Offer, Sizing
+from kvplan.decide.sizing import QUEUE, Measured, Probe, Size, Thresholds
+from kvplan.layout.elements import (
+    Block,
+    Bullets,
+    Column,
+    Paragraph,
+    Section,
+    Table,
+    number,
+    replicas,
+    table,
+    words,
+)
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
-SCHEMA_VERSION = 1
 _SHOWN = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
 _SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
 _TITLES = {"ttft_s.p95": "TTFT p95", "tpot_s.mean": "TPOT mean", "e2e_s.p95": "E2E p95"}
 
 
-class Offer(NamedTuple):
-    """A profile and what it needs.
-
-    Attributes
-    ----------
-    label : str
-        File stem or name of a shipped profile; what a price is given to.
-    name, sha256 : str
-        Of the profile.
-    fleet : Fleet
-    price : float or None
-        Of a replica and hour.
-    held : float
-        Requests that memory holds when it is full, in the mean.
-    """
-
-    label: str
-    name: str
-    sha256: str
-    fleet: Fleet
-    price: float | None
-    held: float
-
-    @property
-    def cost(self) -> float | None:
-        """Of an hour, in the mean over a period."""
-        mean = self.fleet.mean_replicas
-        return None if self.price is None or mean is None else self.price * mean
-
-
-class Outcome(NamedTuple):
-    """All there is to say."""
-
-    offers: tuple[Offer, ...]
-    headroom: float
-    slos: tuple[Slo, ...]
-    policy: str
-    requests: tuple[int, ...]
-    seeds: int
-
-    @property
-    def best(self) -> Offer | None:
-        """The cheapest that is enough; without prices, the one with the fewest replicas."""
-        able = [offer for offer in self.offers if offer.fleet.heaviest.replicas is not None]
-        if not able:
-            return None
-        return min(able, key=lambda o: (o.cost or 0.0, o.fleet.mean_replicas or 0.0, o.label))
-
-
-def build(found: Outcome) -> list[Section]:
+def build(found: Sizing) -> list[Section]:
     """For people: which profile, then a section for each."""
     sections = [_compared(found)] if len(found.offers) > 1 else []
     sections += [_section(found, offer) for offer in found.offers]
     return [*sections, Section("notes", "Notes", (Bullets(notes(found)),))]
 
 
-def _compared(found: Outcome) -> Section:
+def _compared(found: Sizing) -> Section:
     columns = (
-        Column("Profile", wraps=True),
-        Column("Replicas", right=True),
-        Column("Mean", right=True),
-        Column("Cost/h", right=True),
+        words("Profile"),
+        number("Replicas"),
+        number("Mean"),
+        number("Cost/h"),
         Column("Binds"),
     )
-    rows = tuple(
+    rows = (
         (
             offer.label,
             _count(offer.fleet.heaviest.replicas),
@@ -91,11 +52,11 @@ def _compared(found: Outcome) -> Section:
     said = "No number of replicas of any of them is enough."
     if best is not None:
         why = "fewest replicas" if best.price is None else "cheapest"
-        said = f"{best.label}: {_replicas(best.fleet.heaviest.replicas)}, the {why}."
-    return Section("size", "Replicas for the demand", (Paragraph(said), Table(columns, rows)))
+        said = f"{best.label}: {replicas(best.fleet.heaviest.replicas or 0)}, the {why}."
+    return Section("size", "Replicas for the demand", (Paragraph(said), table(columns, rows)))
 
 
-def _section(found: Outcome, offer: Offer) -> Section:
+def _section(found: Sizing, offer: Offer) -> Section:
     heaviest, hours = offer.fleet.heaviest, offer.fleet.hours
     blocks: list[Block] = [Paragraph(_answer(found, offer)), Paragraph(_evidence(heaviest)), _tried(heaviest)]
     blocks += [Paragraph(text) for text in _one_more(heaviest)]
@@ -109,7 +70,7 @@ def _section(found: Outcome, offer: Offer) -> Section:
     return Section("size", f"Size: {offer.name}", tuple(blocks))
 
 
-def _answer(found: Outcome, offer: Offer) -> str:
+def _answer(found: Sizing, offer: Offer) -> str:
     fleet = offer.fleet
     one = fleet.heaviest
     demand = f"{format_number(one.demand_rps)} requests/s"
@@ -118,7 +79,7 @@ def _answer(found: Outcome, offer: Offer) -> str:
     extra = f" with {format_percent(found.headroom)} headroom" if found.headroom else ""
     if one.replicas is None:
         return f"No number of replicas meets it: {one.reason}."
-    said = f"{_replicas(one.replicas)} for {demand}{extra}; what binds: {_binding(one)}."
+    said = f"{replicas(one.replicas)} for {demand}{extra}; what binds: {_binding(one)}."
     if fleet.hours:
         said += f" Over the period {format_number(fleet.mean_replicas)} in the mean."
     if offer.cost is not None:
@@ -129,7 +90,7 @@ def _answer(found: Outcome, offer: Offer) -> str:
 def _evidence(one: Size) -> str:
     said = (
         f"One replica sustains {format_number(one.sustainable_rps)} requests/s ({one.limit}): "
-        f"{format_number(one.needed_rps)} requests/s take at least {_replicas(one.closed_form)} (computed)."
+        f"{format_number(one.needed_rps)} requests/s take at least {replicas(one.closed_form)} (computed)."
     )
     if one.replicas is None:
         return said
@@ -158,11 +119,11 @@ def _verdict(probe: Probe) -> str:
 
 def _tried(one: Size) -> Table:
     columns = (
-        Column("Replicas", right=True),
-        Column("Requests/s each", right=True),
-        Column("Load", right=True),
-        *(Column(_TITLES[key], right=True) for key in _SHOWN),
-        Column("Simulated", wraps=True),
+        number("Replicas"),
+        number("Requests/s each"),
+        number("Load"),
+        *(number(_TITLES[key]) for key in _SHOWN),
+        words("Simulated"),
     )
     rows = [
         (
@@ -176,7 +137,7 @@ def _tried(one: Size) -> Table:
     ]
     if one.idle is not None:
         rows.append(("idle", "0", "0%", *(_figure(one.idle, key) for key in _SHOWN), ABSENT))
-    return Table(columns, tuple(rows))
+    return table(columns, rows)
 
 
 def _figure(measured: Measured, key: str) -> str:
@@ -203,10 +164,10 @@ def _one_more(one: Size) -> Iterator[str]:
 
 def _over_time(hours: Sequence[Hour]) -> Table:
     columns = (
-        Column("From", right=True),
-        Column("To", right=True),
-        Column("Requests/s", right=True),
-        Column("Replicas", right=True),
+        number("From"),
+        number("To"),
+        number("Requests/s"),
+        number("Replicas"),
         Column("Binds"),
     )
     rows = tuple(
@@ -219,11 +180,11 @@ def _over_time(hours: Sequence[Hour]) -> Table:
         )
         for hour in hours
     )
-    return Table(columns, rows)
+    return table(columns, rows)
 
 
 def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
-    columns = (Column("Act when"), Column("Value", right=True), Column("Source", wraps=True))
+    columns = (Column("Act when"), number("Value"), words("Source"))
     carried = (
         "the load confirmed by simulation" if found.confirmed else "the sustainable rate, WAIT-s eq. 3-6"
     )
@@ -249,10 +210,10 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
             "the rest then carries the rate above, each",
         ),
     )
-    return Table(columns, rows)
+    return table(columns, rows)
 
 
-def notes(found: Outcome) -> tuple[str, ...]:
+def notes(found: Sizing) -> tuple[str, ...]:
     """What was assumed."""
     runs = " or ".join(f"{count:,}" for count in sorted(set(found.requests)))
     said = [
@@ -265,13 +226,13 @@ def notes(found: Outcome) -> tuple[str, ...]:
     said += _too_short(found)
     if any(offer.fleet.hours for offer in found.offers):
         said.append(
-            "Parts of a period are sized as if each lasted; what one leaves waiting to the next is not counted. "
+            "Parts of a period are sized as if each lasted; what one leaves waiting to the next is not replicas. "
             "kvplan simulate --horizon replays a period."
         )
     return tuple(said)
 
 
-def _too_short(found: Outcome) -> Iterator[str]:
+def _too_short(found: Sizing) -> Iterator[str]:
     """Where runs could not see a queue grow."""
     for offer, requests in zip(found.offers, found.requests, strict=True):
         sizes = [offer.fleet.heaviest, *(hour.size for hour in offer.fleet.hours if hour.size is not None)]
@@ -296,89 +257,3 @@ def _binding(one: Size) -> str:
 
 def _count(replicas: int | None) -> str:
     return "none is enough" if replicas is None else f"{replicas:,}"
-
-
-def _replicas(count: int | None) -> str:
-    return "1 replica" if count == 1 else f"{count or 0:,} replicas"
-
-
-def to_document(found: Outcome, version: str) -> dict[str, Any]:
-    """The JSON document (schema_version 1)."""
-    best = found.best
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kvplan_version": version,
-        "headroom": found.headroom,
-        "slos": [slo.text for slo in found.slos],
-        "simulated": {"policy": found.policy, "requests": list(found.requests), "seeds": found.seeds},
-        "best": None if best is None else best.label,
-        "profiles": [
-            {
-                "label": offer.label,
-                "name": offer.name,
-                "sha256": offer.sha256,
-                "price_per_replica_hour": offer.price,
-                "cost_per_hour": offer.cost,
-                "mean_replicas": offer.fleet.mean_replicas,
-                **_plain_size(offer.fleet.heaviest),
-                "hours": [
-                    {
-                        "start_s": hour.start_s,
-                        "end_s": hour.end_s,
-                        "demand_rps": 0 if hour.size is None else hour.size.demand_rps,
-                        "replicas": hour.replicas,
-                        "binding": None if hour.size is None else hour.size.binding,
-                    }
-                    for hour in offer.fleet.hours
-                ],
-            }
-            for offer in found.offers
-        ],
-        "sources": _SOURCES,
-        "notes": list(notes(found)),
-    }
-
-
-_SOURCES = {
-    "closed_form": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
-    "replicas": {"source": "new: simulated at that size and one less", "basis": "simulated"},
-    "thresholds.kv_utilization": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
-    "thresholds.waiting": {"source": "Little's law on the simulated TTFT", "basis": "simulated"},
-    "even_split": {"source": "every replica gets rate/N of Poisson arrivals", "basis": "assumption"},
-}
-
-
-def _plain_size(one: Size) -> dict[str, Any]:
-    return {
-        "demand_rps": one.demand_rps,
-        "needed_rps": one.needed_rps,
-        "sustainable_rps": one.sustainable_rps,
-        "limit": one.limit,
-        "closed_form": one.closed_form,
-        "replicas": one.replicas,
-        "binding": None if one.replicas is None else one.binding,
-        "reason": one.reason or None,
-        "probes": [
-            {
-                "replicas": probe.replicas,
-                "rate_rps": probe.rate_rps,
-                "load": probe.load,
-                "enough": probe.enough,
-                "missed": list(probe.missed),
-                **_plain_measured(probe.measured),
-            }
-            for probe in one.probes
-        ],
-        "idle": None if one.idle is None else _plain_measured(one.idle),
-        "thresholds": None if one.thresholds is None else one.thresholds._asdict(),
-    }
-
-
-def _plain_measured(measured: Measured) -> dict[str, Any]:
-    return {
-        "steady": measured.steady,
-        "figures": {
-            key: {"mean": value.mean, "ci95": [value.low, value.high]}
-            for key, value in measured.figures.items()
-        },
-    }

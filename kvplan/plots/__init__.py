@@ -1,8 +1,7 @@
-"""Plots of a report: `data` computes what is in them, `catalogue` says it in words, `drawing` draws it.
+"""Plots: what is in them, what they say in words, and the drawing of them with matplotlib, which is optional.
 
 ::
 
-    Report, ServingModel, Plan ──► data ──► catalogue ──► drawing (matplotlib, optional) ──► SVG, PNG
-
-`planning` and `charts` are the same for what `kvplan sweep` and `kvplan size` found.
+    Report, ServingModel, Plan ──► data ─────┬──► catalogue (title, caption, figures in words)
+    what sweep and size found ───► planning ─┴──► drawing, charts ──► SVG, PNG
 """

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.model import Plan, ServingModel
-from kvplan.plots import data, planning
+from kvplan.plots import data
 from kvplan.report.assembly import Report
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_percent, format_tokens
@@ -12,19 +12,6 @@ from kvplan.units import format_number, format_percent, format_tokens
 if TYPE_CHECKING:
     from kvplan.report.formula_check import Runs
     from kvplan.simulation.experiments.study import Study
-
-PlotData = (
-    data.RateThroughput
-    | data.EquilibriumCurve
-    | data.UsageDensity
-    | data.Roots
-    | data.SegmentMemory
-    | data.Timeline
-    | planning.SweepMap
-    | planning.SweepLine
-    | planning.FleetPlot
-)
-
 
 KEYS = (
     "rate-throughput",
@@ -42,17 +29,14 @@ class Plot(NamedTuple):
 
     Attributes
     ----------
-    key : str
+    key
         Names its file and is unique among the plots of a report.
-    section : str or None
+    section
         Key of the section it belongs to; None is the first screen.
-    title : str
-    basis : Basis
-    caption : str
+    caption
         Where `data` is None: why it does not exist.
-    numbers : str
+    numbers
         The figures in it, for those who do not see it.
-    data : PlotData or None
     """
 
     key: str
@@ -61,7 +45,7 @@ class Plot(NamedTuple):
     basis: Basis
     caption: str
     numbers: str
-    data: PlotData | None
+    data: data.ReportData | None
 
 
 def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" = None) -> tuple[Plot, ...]:
@@ -69,11 +53,9 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
 
     Parameters
     ----------
-    report : Report
-    model : ServingModel
+    model
         That the report is about.
-    plan : Plan
-    runs : Runs, optional
+    runs
         What `analyze --simulate` ran.
 
     Examples

@@ -41,11 +41,10 @@ class RateThroughput:
         Served where admissions are capped.
     collapsed_rps : ndarray, shape (n_points,)
         Served by a greedy replica that has collapsed and has a backlog.
-    danger_zone_rps : tuple of float or None
+    danger_zone_rps
         Rates that fit and that a collapsed replica does not serve.
-    offered_rps : float
+    offered_rps
         Of the profile.
-    sustainable_rps : float
     """
 
     rate_rps: FloatArray
@@ -85,12 +84,11 @@ class EquilibriumCurve:
     ----------
     rate_rps : ndarray, shape (n_points,), requests/s
     kv_tokens : ndarray, shape (n_points,)
-    capacity_tokens : int
-    full_rps : float
+    full_rps
         Rate at which the equilibrium fills memory, requests/s.
-    offered_rps : float
+    offered_rps
         Of the profile.
-    offered_kv_tokens : float or None
+    offered_kv_tokens
         At that rate; None where no equilibrium exists.
     """
 
@@ -138,14 +136,13 @@ class UsageDensity:
 
     Attributes
     ----------
-    with_feedback : Density
+    with_feedback
         Saddlepoint.
-    without_feedback : Histogram or None
+    without_feedback
         Exact at a constant iteration time; None where requests are too long for it.
-    mean_tokens, required_tokens : float
+    mean_tokens, required_tokens
         M*, and the memory that bounds the risk.
-    capacity_tokens : int
-    low_tokens, high_tokens : float
+    low_tokens, high_tokens
         Where the plot begins and ends.
     """
 
@@ -214,9 +211,9 @@ class Roots:
     ----------
     roots : ndarray of complex128, shape (n_roots,)
         Descending modulus.
-    degree : int
+    degree
         How many there are in all.
-    radius : float
+    radius
         The largest modulus, as the report has it.
     """
 
@@ -244,9 +241,8 @@ class SegmentMemory:
     count : ndarray of int64, shape (n_counts,)
     base_tokens, boundary_tokens, buffer_tokens : ndarray, shape (n_counts,)
         Filled segments, waiting at boundaries, buffer for their queues.
-    chosen : int
+    chosen
         Number of segments in the report.
-    capacity_tokens : int
     """
 
     count: IntArray
@@ -286,7 +282,6 @@ class Run:
 
     Attributes
     ----------
-    policy : str
     kv_time_s, kv_tokens : ndarray, shape (n_kv_points,)
     waiting_time_s, waiting : ndarray, shape (n_waiting_points,)
     """
@@ -346,3 +341,6 @@ def extremes(values: IntArray, bins: int) -> IntArray:
     parts = np.array_split(np.arange(values.size), min(bins, values.size))
     found = {int(part[pick(values[part])]) for part in parts for pick in (np.argmin, np.argmax)}
     return np.array(sorted(found | {0, values.size - 1}))
+
+
+ReportData = RateThroughput | EquilibriumCurve | UsageDensity | Roots | SegmentMemory | Timeline

@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.plots import charts, data, planning
-from kvplan.plots.catalogue import Plot
 from kvplan.plots.palette import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+PlotData = data.ReportData | planning.SweepMap | planning.SweepLine | planning.FleetPlot
 
 HOW_TO_INSTALL = "plots need matplotlib; in a checkout of kvplan: pip install '.[plot]'"
 
@@ -29,6 +31,7 @@ _SIZE = (
     4.9,
     3.4,
 )  # inches; text of 11 points has then 10 pixels on a telephone and is as large as the page's elsewhere
+_SUFFIXES = (".svg", ".png")
 _PIXELS_PER_INCH = 160
 _MOST_BARS_NAMED = 8
 _FEW_ROOTS = 60  # drawn larger
@@ -72,15 +75,31 @@ def require() -> None:
         raise UsageError(HOW_TO_INSTALL)
 
 
-def inline_svg(plot: Plot) -> str:
+def check_file(path: Path) -> None:
+    """Refuse a name that says nothing of how to draw, and where matplotlib is not installed.
+
+    Raises
+    ------
+    UsageError
+    """
+    if path.suffix not in _SUFFIXES:
+        raise UsageError(f"--plot {path}: the name must end in {' or '.join(_SUFFIXES)}")
+    require()
+
+
+def file_of(key: str, content: PlotData, suffix: str) -> bytes:
+    """A file of its own, light, with text as outlines: SVG or PNG by its suffix; `key` as for `inline_svg`."""
+    if suffix == ".svg":
+        return _saved(key, content, "svg", {"svg.fonttype": "path"}, transparent=False)
+    return _saved(key, content, "png", {}, transparent=False)
+
+
+def inline_svg(key: str, content: PlotData) -> str:
     """An ``<svg>`` element for a page that defines ``--paper``, ``--ink`` and the other colours of the palette.
 
-    Parameters
-    ----------
-    plot : Plot
-        With data.
+    Names inside it derive from `key`, so that each plot of a page needs a key of its own.
     """
-    text = _saved(plot, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
+    text = _saved(key, content, "svg", {"svg.fonttype": "none"}, transparent=True).decode()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"', "", text)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text.replace("xlink:href", "href"), count=1)
@@ -89,17 +108,7 @@ def inline_svg(plot: Plot) -> str:
     for role, colour in LIGHT.items():
         text = text.replace(colour, f"var(--{role})")
     text = re.sub(r"(font(?:-family)?: [^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1inherit", text)
-    return _shortened(_own_names(text, plot.key))
-
-
-def svg(plot: Plot) -> bytes:
-    """A file of its own, light, with text as outlines; parameters as `inline_svg`."""
-    return _saved(plot, "svg", {"svg.fonttype": "path"}, transparent=False)
-
-
-def png(plot: Plot) -> bytes:
-    """The same as pixels."""
-    return _saved(plot, "png", {}, transparent=False)
+    return _shortened(_own_names(text, key))
 
 
 def _own_names(text: str, key: str) -> str:
@@ -119,13 +128,13 @@ def _shortened(text: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", text)
 
 
-def _saved(plot: Plot, kind: str, rc: dict[str, Any], *, transparent: bool) -> bytes:
+def _saved(key: str, content: PlotData, kind: str, rc: dict[str, Any], *, transparent: bool) -> bytes:
     logging.getLogger("matplotlib").setLevel(
         logging.ERROR
     )  # a home that cannot be written is nobody's concern
     out = BytesIO()
-    with _own_style({**rc, "svg.hashsalt": plot.key}):
-        figure = _drawn(plot.data)
+    with _own_style({**rc, "svg.hashsalt": key}):
+        figure = _drawn(content)
         figure.savefig(
             out,
             format=kind,
@@ -151,7 +160,7 @@ def _own_style(more: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def _drawn(content: object) -> "Figure":
+def _drawn(content: PlotData) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_SIZE, layout="constrained")

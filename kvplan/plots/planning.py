@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,13 +12,12 @@ from kvplan.report.keys import Kind
 from kvplan.report.words import Status
 
 if TYPE_CHECKING:
-    from kvplan.decide.sizing import Hour, Size
-    from kvplan.layout.sizing import Outcome
+    from kvplan.decide.fleet import Hour, Sizing
+    from kvplan.decide.sizing import Size
     from kvplan.sweeps.definition import Sweep
 
 STATUSES = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # by the number that stands for each
 STATUS_KEY = "verdict.status"
-SUFFIXES = (".svg", ".png")
 MOST_POINTS = 10**6
 _USUAL = "load.headroom"
 _BEYOND = 1.5  # times the largest demand
@@ -40,8 +38,7 @@ class SweepMap:
 
     Attributes
     ----------
-    x, y : Scale
-    column : str
+    column
         Name of the figure.
     figure : ndarray, shape (n_y, n_x)
         NaN where there is none.
@@ -72,7 +69,6 @@ class FleetSteps:
 
     Attributes
     ----------
-    label : str
     demand_rps : ndarray, shape (n_steps + 1,)
         Where the closed form takes a step; 0 first, the end of the plot last.
     replicas : ndarray, shape (n_steps,)
@@ -93,20 +89,6 @@ class FleetPlot:
     """All profiles of a `kvplan size`."""
 
     profiles: tuple[FleetSteps, ...]
-
-
-def check_file(path: Path) -> None:
-    """Refuse a name that says nothing of how to draw, and where matplotlib is not installed.
-
-    Raises
-    ------
-    UsageError
-    """
-    from kvplan.plots import drawing
-
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"--plot {path}: the name must end in {' or '.join(SUFFIXES)}")
-    drawing.require()
 
 
 def check_sweep(sweep: "Sweep") -> None:
@@ -149,7 +131,7 @@ def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMa
 
     Parameters
     ----------
-    sweep : Sweep
+    sweep
         That `check_sweep` has accepted.
     found : mapping of str to sequence, each of length n_points
         The columns of `columns_of`; None where a point has no figure.
@@ -186,7 +168,7 @@ def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMa
     return SweepMap(scales[1], scales[0], name, figure, status)
 
 
-def fleet_plot(found: "Outcome") -> FleetPlot:
+def fleet_plot(found: "Sizing") -> FleetPlot:
     """Replicas against demand, for every profile that was offered: steps by formula, and what was simulated."""
     most = max(
         size.demand_rps for offer in found.offers for size in _sizes(offer.fleet.heaviest, offer.fleet.hours)
@@ -226,14 +208,3 @@ def _steps(label: str, sizes: "Sequence[Size]", headroom: float, top_rps: float)
         return np.array([point[:2] for point in near if point[2] is wanted], dtype=np.float64).reshape(-1, 2)
 
     return FleetSteps(label, edges, replicas.astype(np.float64), points(True), points(False))
-
-
-def draw(content: SweepMap | SweepLine | FleetPlot, path: Path) -> bytes:
-    """The bytes of a file, by its suffix."""
-    from kvplan.plots import drawing
-    from kvplan.plots.catalogue import Plot
-    from kvplan.report.words import Basis
-
-    key = "size" if isinstance(content, FleetPlot) else "sweep"
-    plot = Plot(key, None, key, Basis.COMPUTED, "", "", content)
-    return drawing.svg(plot) if path.suffix == ".svg" else drawing.png(plot)

@@ -56,23 +56,21 @@ class Run:
 
     Attributes
     ----------
-    name, workload : str
-    policy : str or None
+    policy
         Simulated; None: the report of the workload, unless `fluid` or `gaps` is given.
-    set : tuple of str
+    set
         ``POLICY.KEY=VALUE``.
     grid : mapping of str to tuple
         ``POLICY.KEY`` to values to try; the best one by `best` is kept.
-    best : str
+    best
         Figure by which it is chosen: the largest, or with a minus sign in front the smallest.
-    arrive : tuple of float
+    arrive
         Arrival times of requests of the only class, instead of `arrivals`; the document then has `series` too.
     arrivals, requests, horizon, burst, concurrency, cv, seeds
         As on the command line.
-    fluid : tuple of float
+    fluid
         Masses by stage, stage 0 first: the fluid map runs from there for `iterations`.
-    iterations : int
-    gaps : tuple of int
+    gaps
         Gaps between cohorts: the cycle that keeps them (SIC eq. 25).
     """
 
@@ -101,22 +99,21 @@ class Figure:
 
     Attributes
     ----------
-    what : str
-    of : tuple of str
+    of
         ``RUN.KEY``, keys as in the JSON of the report or of a simulated policy; the mean where there are several.
-    over : tuple of str
+    over
         If given, the figure is the relative change of `of` over this.
-    printed : float or None
+    printed
         What the paper prints.
-    derived : bool
+    derived
         Whether that value is not in print but follows from the paper's formula, for sizes that were chosen.
-    tolerance : float
+    tolerance
         Largest relative error that counts as reproduced; absolute where 0 is printed.
-    at_least, at_most : float or None
+    at_least, at_most
         Where the paper states an inequality instead.
-    verdict : Verdict
+    verdict
         On record; a test compares it with what comes out.
-    reason : str
+    reason
         Why, where it is not reproduced.
     """
 
@@ -138,19 +135,15 @@ class Experiment:
 
     Attributes
     ----------
-    name : str
+    name
         Of its file.
-    source : str
+    source
         Paper key and place.
-    title, claim : str
-    assumed : str
+    assumed
         What the text does not give and had to be chosen.
-    given : bool
+    given
         Whether all that decides is given. Where it is not, a figure that disagrees is not determinable rather than
         refuted.
-    workloads : mapping of str to tables of a profile
-    runs : tuple of Run
-    figures : tuple of Figure
     """
 
     name: str

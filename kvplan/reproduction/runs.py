@@ -23,19 +23,12 @@ class LivelockError(UsageError):
     """A policy came to a standstill, so that a run has no figures."""
 
 
-def run_all(
-    experiment: Experiment,
-    progress: Callable[[float], None] | None = None,
-    announce: Announce | None = None,
-) -> dict[str, Document]:
+def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[str, Document]:
     """The documents of all runs of an experiment, by name; a simulation's has one for each of its `seeds`.
 
     Parameters
     ----------
-    experiment : Experiment
-    progress : function, optional
-        Told the share that is done.
-    announce : function, optional
+    announce
         As for `kvplan.simulation.experiments.study.study`.
 
     Raises
@@ -52,13 +45,7 @@ def run_all(
     from kvplan.profile.reading import from_tables
 
     given = {name: from_tables(name, tables) for name, tables in experiment.workloads.items()}
-    found: dict[str, Document] = {}
-    for done, run in enumerate(experiment.runs):
-        model, plan = given[run.workload]
-        found[run.name] = document(run, model, plan, announce)
-        if progress is not None:
-            progress((done + 1) / len(experiment.runs))
-    return found
+    return {run.name: document(run, *given[run.workload], announce) for run in experiment.runs}
 
 
 def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | None = None) -> Document:
@@ -147,7 +134,7 @@ def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Ann
     found = study.study(model, plan, load, options.chosen([run.policy], run.set), [seed], announce=announce)
     if found.interrupted:
         raise KeyboardInterrupt
-    (result,) = study.to_document(found, name="", sha256="", version="")["policies"]
+    result = study.plain(found.results[0])
     if result["status"] == "livelock":
         raise LivelockError(f"run {run.name}: a livelock, so there are no figures")
     if run.arrive is None:

@@ -6,10 +6,11 @@ each policy, made from the same code, so policies cost each other nothing.
 
 import hashlib
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from glob import iglob
 from time import perf_counter
 from typing import Any
 
@@ -169,7 +170,7 @@ def _fingerprint(policy: FormBatch) -> str:
     """Of the policy's name, and the texts of all modules whose functions or constants can go into the loop."""
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
     used += [policy, loop, State, iteration_time]
-    texts = sorted({Path(inspect.getfile(f)).read_text("utf-8") for f in used})
+    texts = sorted({inspect.getsource(sys.modules[f.__module__]) for f in used})
     which = f"{policy.__module__}.{policy.__qualname__}"
     return hashlib.sha256("\0".join([which, *texts]).encode()).hexdigest()[:16]
 
@@ -193,14 +194,13 @@ def on_disk(policy: FormBatch) -> bool:
     folder = cache_folder(policy)
     if not hasattr(step, "stats") or step.signatures:  # without statistics numba is told to compile nothing
         return True
-    return folder is not None and any(folder.glob(f"*{bound(policy).__qualname__}*.nbi"))
+    return folder is not None and any(iglob(f"*{bound(policy).__qualname__}*.nbi", root_dir=folder))
 
 
-def cache_folder(policy: FormBatch) -> Path | None:
+def cache_folder(policy: FormBatch) -> str | None:
     """Where the compiled loop of a policy is kept between processes; None where there is no such place."""
     step: Any = compiled(policy)
-    found = step.stats.cache_path if hasattr(step, "stats") else None
-    return None if found is None else Path(found)
+    return step.stats.cache_path if hasattr(step, "stats") else None
 
 
 def _is_worth_it(policy: FormBatch, seconds: float) -> bool:

@@ -50,7 +50,7 @@ def test_analyze_takes_little_more_than_its_imports() -> None:
 
 @pytest.mark.parametrize("rate", ["rate = 1.5", "rate = 3.5"], ids=["passing", "failing"])
 def test_checking_two_hundred_profiles_takes_less_than_25_analyses(tmp_path: Path, rate: str) -> None:
-    """The default profile, the largest part of whose report is computed; a failure is mended too."""
+    """The default profile, the largest part of whose report is computed; the remedies of a failure too."""
     text = (ROOT / "profiles" / "llama-3.1-8b-rtx4090.toml").read_text("utf-8").replace("rate = 1.5", rate)
     gate = '\n[gate]\nrequire = ["load.headroom >= 20%", "verdict.status != overloaded", "worst_cycle.loss <= 0.1"]\n'
     for i in range(200):

@@ -276,6 +276,9 @@ def test_help_is_plain_and_has_an_example(arguments: tuple[str, ...]) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.isascii()
     assert "Example: kvplan analyze" in result.stdout
+    assert arguments == ("--help",) or f"Default: the shipped {DEFAULT_PROFILE}." in " ".join(
+        result.stdout.split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from contract import KEYS, keys_of
 
 from kvplan.cli.app import main
-from kvplan.layout.document import Table, build
+from kvplan.layout.elements import Table
+from kvplan.layout.report import build
 from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import analyze
 from kvplan.report.formula_check import figures, simulate

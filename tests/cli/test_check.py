@@ -55,7 +55,7 @@ def test_a_profile_that_meets_everything_is_exit_code_zero(good: Path) -> None:
     assert "PASS    load.headroom  >= 0.25  0.5  +0.25 (+100%)" in result.stdout
 
 
-def test_a_profile_that_fails_is_exit_code_one_with_what_mends_it(bad: Path) -> None:
+def test_a_profile_that_fails_is_exit_code_one_with_its_remedies(bad: Path) -> None:
     """12/1.25 = 9.6 requests/s would do, or 11·5·1.25 = 68.75 tokens, or two replicas of 5.5 requests/s each."""
     result = run("check", bad)
     assert (result.returncode, result.stderr) == (1, "")

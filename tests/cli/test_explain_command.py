@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import analysis
 from kvplan.cli import app as cli
+from kvplan.cli import explain
 from kvplan.profile.reading import DEFAULT_PROFILE
 from kvplan.report.keys import BLOCKS, CONTRACT
 
@@ -94,20 +94,18 @@ def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str, run: Run) 
 
 
 def test_keys_and_blocks_are_completed() -> None:
-    assert analysis._complete_key("load.sens") == [
+    assert explain._complete_key("load.sens") == [
         f"load.sensitivity.{k}" for k in ("d0", "d1", "memory_tokens")
     ]
-    assert analysis._complete_key("nested") == [
+    assert explain._complete_key("nested") == [
         "nested_wait",
         *sorted(k for k in CONTRACT if k.startswith("nested_wait.")),
     ]
-    assert set(analysis._complete_key("")) == {*BLOCKS, *CONTRACT}
+    assert set(explain._complete_key("")) == {*BLOCKS, *CONTRACT}
 
 
 def test_completion_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; from kvplan.cli import analysis; analysis._complete_key('load'); print(*sys.modules)"
-    )
+    program = "import sys; from kvplan.cli import explain; explain._complete_key('load'); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "kvplan.report.keys" in result.stdout.split()
     assert {"numpy", "pydantic", "rich", "kvplan.report.explain"} & set(result.stdout.split()) == set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvplan.cli.app import main
-from kvplan.layout.document import Bullets
+from kvplan.layout.elements import Bullets
 from kvplan.layout.simulation import build
 from kvplan.profile.reading import load_profile
 from kvplan.simulation.experiments.hindsight_bound import StudyBound

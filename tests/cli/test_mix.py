@@ -12,7 +12,8 @@ import slow_simulator
 from kvplan.analysis.mixing import CYCLE_ITERATIONS, compare, pool, subset
 from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.cli.app import main
-from kvplan.layout.mixing import Outcome, Simulated, build, notes
+from kvplan.decide.mixing import Comparison, Simulated
+from kvplan.layout.mixing import build, notes
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
 from kvplan.simulation.experiments.load import Arrivals, Load
@@ -259,7 +260,7 @@ def test_notes_tell_of_runs_that_could_not_be_ended_and_of_cycles_that_did_not_s
     whole = Simulated(tuple(None for _ in mixing.segregated.groups), None)
     fine = Simulated(tuple(Loads(runs, runs) for _ in range(3)), Loads(runs, runs))
     names = tuple(c.name for c in model.classes)
-    found = Outcome(names, 3, mixing, (), "greedy", 600, (0, 1), (whole, fine, fine))
+    found = Comparison(names, 3, mixing, (), "greedy", 600, (0, 1), (whole, fine, fine))
     assert any("could not be ended" in note for note in notes(found))
     assert not any("not always settled" in note for note in notes(found))
     assert build(found, "x").key == "mix"

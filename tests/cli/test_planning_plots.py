@@ -11,8 +11,9 @@ import pytest
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.decide.sizing import Estimate, Hour, Measured, fleet, parse_slo, scaled
-from kvplan.layout.sizing import Offer, Outcome
+from kvplan.decide.fleet import Hour, Offer, Sizing, fleet
+from kvplan.decide.sizing import Estimate, Measured, scaled
+from kvplan.decide.slo import parse_slo
 from kvplan.model import ServingModel
 from kvplan.plots import drawing, planning
 from kvplan.report.assembly import analyze
@@ -146,7 +147,7 @@ def test_steps_are_where_one_more_replica_is_needed() -> None:
         Offer("a", "A", "", found, None, 5.0),
         Offer("b", "B", "", found._replace(hours=hours), None, 5.0),
     )
-    content = planning.fleet_plot(Outcome(offers, 0.25, slos, "vllm", (10,), 2))
+    content = planning.fleet_plot(Sizing(offers, 0.25, slos, "vllm", (10,), 2))
     first, second = content.profiles
     for demand_rps, replicas in zip(first.demand_rps[1:-1], first.replicas[:-1], strict=True):
         assert demand_rps * 1.25 == pytest.approx(replicas * sustainable)

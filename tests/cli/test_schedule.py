@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvplan.cli.app import main
-from kvplan.layout.document import build
+from kvplan.layout.report import build
 from kvplan.model import Plan, ServingModel
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.profile.reading import parse_profile

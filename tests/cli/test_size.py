@@ -11,19 +11,18 @@ import pytest
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.cli.app import main
-from kvplan.cli.sizing import _once
+from kvplan.cli.size import _once
+from kvplan.decide.fleet import fleet, parts
 from kvplan.decide.sizing import (
     QUEUE,
     Estimate,
     Measured,
-    fleet,
     idle_rate,
-    parse_slo,
-    parts,
     scaled,
     simulated,
     size,
 )
+from kvplan.decide.slo import parse_slo
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.schedule import Sinusoid, Steps

@@ -15,7 +15,8 @@ import pytest
 
 from kvplan.formats import json as json_format
 from kvplan.formats import markdown, terminal
-from kvplan.layout import document, plot
+from kvplan.layout import plot
+from kvplan.layout.report import build
 from kvplan.profile.reading import load_profile, shipped_profiles
 from kvplan.report.assembly import Report, analyze, to_document
 
@@ -25,13 +26,13 @@ FOLDER = Path(__file__).parent
 def _wide(report: Report) -> str:
     """What a terminal of 100 columns has and one of 80 has not: a plot."""
     picture = plot.rate_section(report, width=98, blocks=True)
-    return terminal.render(document.build(report, ["load"]), width=100, picture=picture)
+    return terminal.render(build(report, ["load"]), width=100, picture=picture)
 
 
 RENDERERS = {
-    "txt": lambda report: terminal.render(document.build(report)),
+    "txt": lambda report: terminal.render(build(report)),
     "wide": _wide,
-    "md": lambda report: markdown.render(document.build(report)),
+    "md": lambda report: markdown.render(build(report)),
     "json": lambda report: json_format.render(to_document(report)),
 }
 NAMES = sorted(shipped_profiles())

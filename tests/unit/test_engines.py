@@ -15,9 +15,10 @@ from kvplan.engines.advice import Advice, Verdict, advise, default_requests
 from kvplan.engines.base import Engine, Kind
 from kvplan.engines.candidates import Candidate, candidates, limits
 from kvplan.errors import UsageError
+from kvplan.formats import json as json_format
 from kvplan.layout import settings
 from kvplan.model import Plan, ServingModel, Timing
-from kvplan.report.assembly import Report, analyze
+from kvplan.report.assembly import ProfileIdentity, Report, analyze
 from kvplan.simulation.experiments.paired import Gain, Measured, Variant, gains, measure, paired
 from kvplan.simulation.policies import POLICIES
 
@@ -456,7 +457,7 @@ def test_without_a_setting_everything_is_a_comment() -> None:
 
 def test_json_has_what_is_needed_to_set_and_to_simulate_it() -> None:
     one = advice(given({(("max_num_seqs", 41.0),): measured(11)}), model=limited(ONE, max_num_seqs=99))
-    document = settings.to_document(one, name="n", sha256="5e6f", version="0", requests=500, seeds=[0, 1])
+    document = json_format.emit(one, ProfileIdentity("n", "5e6f"), 500, [0, 1])
     assert list(document) == [
         "schema_version",
         "kvplan_version",

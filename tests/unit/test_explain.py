@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.layout import explanation
+from kvplan.formats import explanation
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile, shipped_profiles
 from kvplan.report import explain as explaining

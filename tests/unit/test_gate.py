@@ -20,6 +20,7 @@ from kvplan.decide.gate import Subject, judge, telling_digits, value_of
 from kvplan.decide.requirement import Named, named, parse, parse_key
 from kvplan.errors import ExitCode, UsageError
 from kvplan.formats import github, junit, markdown, terminal
+from kvplan.formats import json as json_format
 from kvplan.layout import check as tables
 from kvplan.layout import diff as diff_tables
 from kvplan.model import Plan
@@ -294,7 +295,7 @@ classes = [{ name = "a", input = 20, decode = 20, rate = 800.0 }, { name = "b", 
 """
 
 
-def test_a_cycle_is_simulated_once_for_a_profile_and_all_that_mends_it(
+def test_a_cycle_is_simulated_once_for_a_profile_and_all_its_remedies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Twice exactly: from empty and from a disturbed equilibrium."""
@@ -308,10 +309,10 @@ def test_a_cycle_is_simulated_once_for_a_profile_and_all_that_mends_it(
     module._settled.cache_clear()
     profile = parse_profile(SIMULATED.encode(), "simulated.toml")
     (result,) = checking.check(profile, None, [parse("verdict.status == stable")]).results
-    assert {mend.lever.value for mend in result.mends} >= {"rate", "replicas"}
+    assert {remedy.lever.value for remedy in result.remedies} >= {"rate", "replicas"}
     assert len(runs) == 2
-    for mend in result.mends:
-        changed = profile.changed({c.path: c.after for c in mend.changes})
+    for remedy in result.remedies:
+        changed = profile.changed({c.path: c.after for c in remedy.changes})
         module._settled.cache_clear()
         assert Analyses(changed, profile.plan).status == "stable"
 
@@ -354,18 +355,18 @@ def test_the_worst_outcome_is_the_exit_code() -> None:
     assert checking.exit_code([good, bad, broken]) is ExitCode.USAGE
 
 
-def test_the_mends_of_a_small_profile_are_those_of_the_formulas() -> None:
+def test_the_remedies_of_a_small_profile_are_those_of_the_formulas() -> None:
     """Headroom 12/rate - 1 >= 1 needs a rate of 6, or 5·8·2 = 80 tokens, or two replicas of 4 requests/s each."""
     (result,) = checking.check(small("load.headroom >= 1"), None, []).results
-    found = {mend.lever.value: (mend.amount, mend.relative) for mend in result.mends}
+    found = {remedy.lever.value: (remedy.amount, remedy.relative) for remedy in result.remedies}
     assert found == {"rate": (6.0, 0.25), "memory": (80, pytest.approx(1 / 3)), "replicas": (2, 1.0)}
-    assert [mend.lever.value for mend in result.mends] == ["rate", "memory", "replicas"]
+    assert [remedy.lever.value for remedy in result.remedies] == ["rate", "memory", "replicas"]
 
 
-def test_a_mend_breaks_no_requirement_that_was_met() -> None:
+def test_a_remedy_breaks_no_requirement_that_was_met() -> None:
     """6 requests/s would do for the headroom, and 40 tokens in use would then be 30."""
     results = checking.check(small("load.headroom >= 1", "equilibrium.kv_tokens >= 35"), None, []).results
-    assert [mend.lever.value for mend in results[0].mends] == ["memory"]
+    assert [remedy.lever.value for remedy in results[0].remedies] == ["memory"]
 
 
 def test_the_same_demand_is_judged_once_however_it_is_written() -> None:
@@ -380,8 +381,8 @@ def test_the_same_demand_is_judged_once_however_it_is_written() -> None:
     ]
 
 
-def test_what_the_command_line_demands_is_placed_at_the_value_that_mends_it() -> None:
-    """Line 9 has the rate; of what nothing mends there is no line."""
+def test_what_the_command_line_demands_is_placed_at_the_value_to_change_first() -> None:
+    """Line 9 has the rate; of what nothing remedies there is no line."""
     wanted = [parse("load.headroom >= 1"), parse("load.work_rate > 1")]
     results = checking.check(small(), None, wanted).results
     assert small().text.splitlines()[8].startswith("rate = ")
@@ -392,7 +393,7 @@ def test_what_the_command_line_demands_is_placed_at_the_value_that_mends_it() ->
 def test_rates_of_replicas_have_few_digits_and_together_serve_everything() -> None:
     """8 requests/s on three replicas: 2.667 each, and headroom 12/2.667 - 1 >= 3.4."""
     (result,) = checking.check(small("load.headroom >= 2.4"), None, []).results
-    (each,) = next(mend for mend in result.mends if mend.lever.value == "replicas").changes
+    (each,) = next(remedy for remedy in result.remedies if remedy.lever.value == "replicas").changes
     assert each.after == 2.667
 
 
@@ -407,9 +408,9 @@ def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
     assert few.count("load.headroom") == 3
 
 
-def test_where_nothing_mends_that_is_said() -> None:
+def test_where_there_is_no_remedy_that_is_said() -> None:
     found = checking.check(small("load.work_rate > 1"), None, [])
-    assert found.results[0].mends == ()
+    assert found.results[0].remedies == ()
     assert "neither less traffic" in terminal.render_sections(tables.build([found]), "kvplan")
 
 
@@ -697,7 +698,7 @@ def test_the_last_digit_of_a_float_is_no_difference() -> None:
     a, b = side(load={"headroom": 0.1 + 0.2}), side(load={"headroom": 0.3})
     found = diff.compare(a, b)
     assert found.changes == ()
-    assert "Nothing differs." in terminal.render_section(diff_tables.build(found), "kvplan")
+    assert "Nothing differs." in terminal.render_sections([diff_tables.build(found)], "kvplan")
 
 
 def test_classes_are_compared_by_their_names() -> None:
@@ -752,9 +753,9 @@ def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None
     ]
     assert found.inputs[0].relative == 0.5
     assert found.changes[0].key == "load.headroom"
-    text = terminal.render_section(diff_tables.build(found), "kvplan")
+    text = terminal.render_sections([diff_tables.build(found)], "kvplan")
     assert text.index("gpu.memory_tokens") < text.index("load.headroom") < text.index("saturation.")
-    assert diff_tables.to_document(found, "")["inputs"][0]["relative_change"] == 0.5
+    assert json_format.diff(found)["inputs"][0]["relative_change"] == 0.5
 
 
 def test_the_lengths_of_a_class_are_one_input() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kvplan.formats import html
-from kvplan.layout import document
+from kvplan.layout.elements import Table
+from kvplan.layout.report import build
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.plots.palette import DARK, LIGHT
 from kvplan.profile.reading import load_profile, shipped_profiles
@@ -79,9 +80,9 @@ def hostile() -> Report:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_tables_are_those_of_the_report(name: str) -> None:
-    shown = document.build(shipped(name))
+    shown = build(shipped(name))
     tables = [shown.summary]
-    tables += [b for section in shown.sections for b in section.blocks if isinstance(b, document.Table)]
+    tables += [b for section in shown.sections for b in section.blocks if isinstance(b, Table)]
     expected = [
         cell for table in tables for row in ([c.name for c in table.columns], *table.rows) for cell in row
     ]
@@ -96,7 +97,7 @@ def _at(report: dict[str, Any], key: str) -> Any:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_its_figures_are_those_of_the_json_report(name: str) -> None:
-    cells = Page(html.render(document.build(shipped(name)))).cells
+    cells = Page(html.render(build(shipped(name)))).cells
     report = to_document(shipped(name))
 
     def tokens(value: float | None) -> str:
@@ -120,7 +121,7 @@ def test_its_figures_are_those_of_the_json_report(name: str) -> None:
 
 
 def test_names_cannot_inject_anything() -> None:
-    text = html.render(document.build(hostile()))
+    text = html.render(build(hostile()))
     page = Page(text)
     assert page.open == []
     assert {tag for tag, _ in page.tags} <= ALLOWED
@@ -136,14 +137,14 @@ def test_a_hostile_plot_caption_is_text() -> None:
     picture = html.Picture(
         None, HOSTILE[1], HOSTILE[0], HOSTILE[4], HOSTILE[1], "<svg viewBox='0 0 1 1'></svg>"
     )
-    page = Page(html.render(document.build(hostile()), [picture, picture._replace(svg=None)], HOSTILE[0]))
+    page = Page(html.render(build(hostile()), [picture, picture._replace(svg=None)], HOSTILE[0]))
     assert {tag for tag, _ in page.tags} <= ALLOWED
     (label,) = (attributes["aria-label"] for tag, attributes in page.tags if tag == "svg")
     assert label == f"{HOSTILE[1]}. {HOSTILE[1]}"
 
 
 def test_headings_and_tables_have_their_roles() -> None:
-    page = Page(html.render(document.build(shipped("tool-calls-h100"))))
+    page = Page(html.render(build(shipped("tool-calls-h100"))))
     tags = [tag for tag, _ in page.tags]
     assert tags.count("h1") == 1
     assert ("html", {"lang": "en"}) in page.tags
@@ -158,8 +159,8 @@ def test_headings_and_tables_have_their_roles() -> None:
 
 def test_cells_of_wide_tables_carry_the_name_of_their_column() -> None:
     """For narrow windows, where they stand below each other."""
-    shown = document.build(shipped("paper-wait-nested"))
-    tables = [b for section in shown.sections for b in section.blocks if isinstance(b, document.Table)]
+    shown = build(shipped("paper-wait-nested"))
+    tables = [b for section in shown.sections for b in section.blocks if isinstance(b, Table)]
     expected = [
         column.name
         for table in tables
@@ -174,7 +175,7 @@ def test_cells_of_wide_tables_carry_the_name_of_their_column() -> None:
 
 
 def test_sections_of_tables_alone_share_the_width() -> None:
-    shown = document.build(shipped("tool-calls-h100"))
+    shown = build(shipped("tool-calls-h100"))
     picture = html.Picture("load", "Load", "computed", "A caption.", "", "<svg></svg>")
 
     def halves(*pictures: html.Picture) -> list[str]:
@@ -187,13 +188,13 @@ def test_sections_of_tables_alone_share_the_width() -> None:
 
 def test_chosen_sections_only() -> None:
     picture = html.Picture("stability", "Roots", "computed", "A caption.", "", "<svg></svg>")
-    text = html.render(document.build(shipped("tool-calls-h100"), ["load"]), [picture])
+    text = html.render(build(shipped("tool-calls-h100"), ["load"]), [picture])
     assert re.findall('<section id="([^"]*)"', text) == ["load"]
     assert "<svg" not in text
 
 
 def test_what_is_missing_is_said() -> None:
-    assert "how to get &lt;it&gt;" in html.render(document.build(hostile()), notice="how to get <it>")
+    assert "how to get &lt;it&gt;" in html.render(build(hostile()), notice="how to get <it>")
 
 
 # ------------------------------------------------------------------------------------------------ colours
@@ -224,7 +225,7 @@ def test_every_colour_can_be_read_on_paper(palette: dict[str, str]) -> None:
 
 
 def test_the_stylesheet_has_both_palettes_and_uses_nothing_else() -> None:
-    (style,) = re.findall("<style>(.*?)</style>", html.render(document.build(hostile())), flags=re.DOTALL)
+    (style,) = re.findall("<style>(.*?)</style>", html.render(build(hostile())), flags=re.DOTALL)
     for palette in (LIGHT, DARK):
         assert all(f"--{role}: {colour};" in style for role, colour in palette.items())
     assert set(re.findall(r"#[0-9a-f]{6}\b", style)) == {*LIGHT.values(), *DARK.values()}

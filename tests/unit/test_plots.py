@@ -59,9 +59,14 @@ def plots(name: str) -> dict[str, catalogue.Plot]:
     return {plot.key: plot for plot in catalogue.build(report(name), given.model, given.plan)}
 
 
+def inline_svg(plot: catalogue.Plot) -> str:
+    assert plot.data is not None
+    return drawing.inline_svg(plot.key, plot.data)
+
+
 @cache
 def svgs(name: str) -> dict[str, str]:
-    return {key: drawing.inline_svg(plot) for key, plot in plots(name).items() if plot.data is not None}
+    return {key: inline_svg(plot) for key, plot in plots(name).items() if plot.data is not None}
 
 
 # --------------------------------------------------------------------------------------------------- data
@@ -193,7 +198,7 @@ def test_the_timeline_is_the_first_run_of_each_policy() -> None:
             assert run.kv_tokens.max() == outcome.series.kv_tokens.max() <= 600
             assert run.waiting.max() == outcome.series.waiting.max()
             assert (np.diff(run.kv_time_s) > 0).all()
-        drawing.inline_svg(plot)
+        inline_svg(plot)
 
 
 def outcome_like(policy: str, *queue: int) -> data.Run:
@@ -257,7 +262,7 @@ def test_policies_that_do_the_same_are_said_to() -> None:
     kv = [run.kv_tokens.tolist() for run in offered.data.runs]
     assert kv[0] == kv[1]
     assert offered.caption.endswith("The lines of greedy and rate-limited are the same.")
-    drawn = drawing.inline_svg(offered)
+    drawn = inline_svg(offered)
     widths = set(re.findall(r"stroke-width: ([\d.]+)", drawn))
     assert {"2.6", "1.1"} <= widths, "each is to be seen beside the other"
 
@@ -268,11 +273,11 @@ def test_a_capacity_beyond_the_plot_is_told_with_its_distance() -> None:
     assert not plot.data.shows_capacity
     ratio = profile("tool-calls-h100").model.replica.memory_tokens / plot.data.high_tokens
     assert f"beyond the right edge: {ratio:.1f} times as much." in plot.caption
-    assert ">to the capacity<" in drawing.inline_svg(plot)
+    assert ">to the capacity<" in inline_svg(plot)
     near = plots("llama-3.1-8b-rtx4090")["kv-density"]
     assert isinstance(near.data, data.UsageDensity)
     assert near.data.shows_capacity
-    assert ">to the capacity<" not in drawing.inline_svg(near)
+    assert ">to the capacity<" not in inline_svg(near)
 
 
 @pytest.mark.parametrize("name", [n for n in SHIPPED if plots(n)["kv-density"].data is not None])
@@ -312,12 +317,14 @@ def test_drawings_are_self_contained(name: str) -> None:
 
 def test_drawings_are_the_same_each_time() -> None:
     known = plots("paper-wait-nested")
-    assert svgs("paper-wait-nested") == {key: drawing.inline_svg(p) for key, p in known.items() if p.data}
+    assert svgs("paper-wait-nested") == {key: inline_svg(p) for key, p in known.items() if p.data}
     plot = plots("tool-calls-h100")["roots"]
-    for draw, start in ((drawing.svg, b"<?xml"), (drawing.png, b"\x89PNG")):
-        assert draw(plot) == draw(plot)
-        assert draw(plot).startswith(start)
-    assert b"date" not in drawing.svg(plot).lower()
+    assert plot.data is not None
+    for suffix, start in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
+        first, second = (drawing.file_of(plot.key, plot.data, suffix) for _ in range(2))
+        assert first == second
+        assert first.startswith(start)
+        assert suffix == ".png" or b"date" not in first.lower()
 
 
 def test_axes_have_names_and_units() -> None:
@@ -344,14 +351,14 @@ def test_extremes_are_drawn_all_the_same(case: str) -> None:
     model = EXTREMES[case]
     for plot in catalogue.build(analyze(model, name=case, sha256=""), model, Plan()):
         if plot.data is not None:
-            assert len(drawing.inline_svg(plot)) < 150_000
+            assert len(inline_svg(plot)) < 150_000
 
 
 def test_the_settings_of_the_user_change_nothing() -> None:
     import matplotlib
 
     plot = plots("tool-calls-h100")["rate-throughput"]
-    before = drawing.inline_svg(plot)
+    before = inline_svg(plot)
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "axes.grid": False}):
-        assert drawing.inline_svg(plot) == before
+        assert inline_svg(plot) == before
         assert matplotlib.rcParams["font.size"] == 30

@@ -16,7 +16,8 @@ from rich.cells import cell_len
 
 from kvplan.formats import json as json_format
 from kvplan.formats import markdown, terminal
-from kvplan.layout import document
+from kvplan.layout.elements import Table
+from kvplan.layout.report import build, format_radius
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile, shipped_profiles
 from kvplan.report.assembly import Report, analyze, to_document
@@ -130,7 +131,7 @@ def test_json_refuses_what_is_not_finite() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_first_screen_says_what_matters(name: str) -> None:
     report = _shipped(name)
-    screen = terminal.render(document.build(report), width=80).splitlines()[:24]
+    screen = terminal.render(build(report), width=80).splitlines()[:24]
     assert max(map(cell_len, screen)) <= 80
     text = _text("\n".join(screen))
     word = {"stable": "STABLE", "needs_cap": "NEEDS CAP", "overloaded": "OVERLOADED"}[report.verdict.status]
@@ -149,18 +150,18 @@ def test_the_first_screen_says_what_matters(name: str) -> None:
     "report", [*map(_shipped, SHIPPED), *map(_report, (PULSE, TOO_MUCH_WORK)), HOSTILE_REPORT]
 )
 def test_no_line_is_wider_than_the_terminal(report: Report, width: int) -> None:
-    lines = terminal.render(document.build(report), width=width).splitlines()
+    lines = terminal.render(build(report), width=width).splitlines()
     assert max(map(cell_len, lines)) <= width
     assert not any(line.endswith(" ") for line in lines)
 
 
 def test_a_wide_terminal_is_not_filled() -> None:
-    built = document.build(_shipped(SHIPPED[0]))
+    built = build(_shipped(SHIPPED[0]))
     assert terminal.render(built, width=500) == terminal.render(built, width=100)
 
 
 def test_names_are_shown_as_they_are_on_a_terminal() -> None:
-    text = terminal.render(document.build(HOSTILE_REPORT), width=100)
+    text = terminal.render(build(HOSTILE_REPORT), width=100)
     assert text.splitlines()[0] == HOSTILE[0]
     joined = "".join(text.split())
     for name in HOSTILE[:-1]:  # the last fills more than a line of its column
@@ -168,7 +169,7 @@ def test_names_are_shown_as_they_are_on_a_terminal() -> None:
 
 
 def test_colour_adds_nothing_but_escape_sequences() -> None:
-    built = document.build(HOSTILE_REPORT)
+    built = build(HOSTILE_REPORT)
     coloured = terminal.render(built, colour=True)
     stripped = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
     assert "\x1b" not in terminal.render(built)
@@ -179,15 +180,15 @@ def test_colour_adds_nothing_but_escape_sequences() -> None:
     ("model", "colour"), [(ONE_STAGE, 32), (PULSE, 33), (TOO_MUCH_WORK, 31)], ids=["green", "yellow", "red"]
 )
 def test_the_verdict_has_the_colour_of_a_traffic_light(model: ServingModel, colour: int) -> None:
-    assert f"\x1b[1;{colour}m" in terminal.render(document.build(_report(model)), colour=True)
+    assert f"\x1b[1;{colour}m" in terminal.render(build(_report(model)), colour=True)
 
 
 # ----------------------------------------------------------------------------------------------- document
 
 
 def _figure(report: Report, section: str, figure: str) -> tuple[str, ...]:
-    (found,) = (s for s in document.build(report).sections if s.key == section)
-    tables = [block for block in found.blocks if isinstance(block, document.Table)]
+    (found,) = (s for s in build(report).sections if s.key == section)
+    tables = [block for block in found.blocks if isinstance(block, Table)]
     (row,) = (row for table in tables for row in table.rows if row[0] == figure)
     return (*row[1:], found.basis) if found.basis else row[1:]
 
@@ -202,7 +203,7 @@ def test_a_spectral_radius_near_one_is_not_rounded_to_one() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_every_spectral_radius_keeps_its_side_of_one(sign: int, exponent: int) -> None:
     radius = 1 + sign * 3.7 * 10.0**-exponent
-    shown = float(document.format_radius(radius))
+    shown = float(format_radius(radius))
     assert abs(shown - radius) < 0.06 * abs(radius - 1)
 
 
@@ -213,10 +214,10 @@ def test_numbers_that_do_not_exist_have_neither_value_nor_basis() -> None:
 @pytest.mark.parametrize("report", [*map(_shipped, SHIPPED), HOSTILE_REPORT])
 def test_every_figure_has_a_basis(report: Report) -> None:
     known = {"theorem", "computed", "simulated", "assumption"}
-    built = document.build(report)
+    built = build(report)
     assert {row[-1] for row in built.summary.rows} <= known
     for section in built.sections:
-        for table in (block for block in section.blocks if isinstance(block, document.Table)):
+        for table in (block for block in section.blocks if isinstance(block, Table)):
             columns = [column.name for column in table.columns]
             assert ("Basis" in columns) is (section.basis is None)
             if "Basis" in columns:
@@ -227,14 +228,14 @@ def test_every_figure_has_a_basis(report: Report) -> None:
 
 def test_the_basis_is_the_one_the_report_gives() -> None:
     report = _report(PULSE)
-    assert document.build(report).summary.rows[0][::2] == ("Offered load", "assumption")
+    assert build(report).summary.rows[0][::2] == ("Offered load", "assumption")
     for section, figure in (("worst_cycle", "Loss"), ("load", "Work rate"), ("rate_cap", "Admissions")):
         assert _figure(report, section, figure)[1] == report.sources[section].kind
 
 
 def test_many_classes_are_cut_to_twenty() -> None:
     report = _named(*(f"class {i}" for i in range(200)))
-    for text in (terminal.render(document.build(report)), markdown.render(document.build(report))):
+    for text in (terminal.render(build(report)), markdown.render(build(report))):
         assert "… 180 more; see --format json" in text
         assert "class 19 " in text
         assert "class 20 " not in text
@@ -270,7 +271,7 @@ def test_quoted_text_reads_back_as_it_was(text: str) -> None:
 
 
 def test_names_survive_tables_of_markdown() -> None:
-    tokens = _READER.parse(markdown.render(document.build(HOSTILE_REPORT)))
+    tokens = _READER.parse(markdown.render(build(HOSTILE_REPORT)))
     cells = [
         _shown(after)
         for before, after in pairwise(tokens)
@@ -281,12 +282,12 @@ def test_names_survive_tables_of_markdown() -> None:
 
 @pytest.mark.parametrize("name", ["@team", "#12", ":tada:"])
 def test_names_mention_nobody_on_github(name: str) -> None:
-    assert name not in markdown.render(document.build(_named(name, title=name)))
+    assert name not in markdown.render(build(_named(name, title=name)))
 
 
 @pytest.mark.parametrize("report", [*map(_shipped, SHIPPED), HOSTILE_REPORT])
 def test_markdown_folds_the_sections_and_nothing_else(report: Report) -> None:
-    built = document.build(report)
+    built = build(report)
     tokens = _READER.parse(markdown.render(built))
     html = [token.content.strip() for token in tokens if token.type == "html_block"]
     titles = [f"{s.title} ({s.basis})" if s.basis else s.title for s in built.sections]
@@ -299,6 +300,4 @@ def test_markdown_folds_the_sections_and_nothing_else(report: Report) -> None:
     ]
     assert tokens[tables[0]].type == "table_open"  # the summary, before anything folded
     blocks = [block for section in built.sections for block in section.blocks]
-    assert sum(t.type == "table_open" for t in tokens) == 1 + sum(
-        isinstance(b, document.Table) for b in blocks
-    )
+    assert sum(t.type == "table_open" for t in tokens) == 1 + sum(isinstance(b, Table) for b in blocks)

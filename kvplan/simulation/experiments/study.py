@@ -108,24 +108,6 @@ def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
     return whole or [0]
 
 
-def to_document(found: Study, *, name: str, sha256: str, version: str) -> dict[str, Any]:
-    """The JSON document of a study (schema_version 1 of simulation output)."""
-    return {
-        "schema_version": 1,
-        "kvplan_version": version,
-        "profile": {"name": name, "sha256": sha256},
-        "arrivals": {
-            "kind": "trace" if found.load.trace is not None else found.load.kind.value,
-            "requests": found.requests,
-            "horizon_s": found.load.horizon_s,
-            **({} if found.scheduled is None else {"scheduled": found.scheduled}),
-        },
-        "seeds": list(found.seeds),
-        **({"interrupted": True} if found.interrupted else {}),
-        "policies": [plain(result) for result in found.results],
-    }
-
-
 def plain(value: Any) -> Any:
     """Results as JSON has them: whole counts whole."""
     if is_dataclass(value):

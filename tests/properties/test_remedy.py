@@ -1,4 +1,4 @@
-"""What is said to mend a requirement mends it, written into the profile's text; and nothing smaller does."""
+"""What is said to remedy a requirement does, written into the profile's text; and nothing smaller does."""
 
 import re
 from fractions import Fraction
@@ -13,7 +13,7 @@ from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.decide import check as checking
 from kvplan.decide.check import Outcome
-from kvplan.decide.remedy import Lever, Mend
+from kvplan.decide.remedy import Lever, Remedy
 from kvplan.decide.requirement import parse
 from kvplan.profile.reading import Profile, load_profile, parse_profile
 
@@ -80,9 +80,9 @@ def profile(text: str) -> Profile:
     return parse_profile(text.encode(), "random.toml")
 
 
-def written(text: str, mend: Mend) -> str:
-    """The profile with the values of a mend put where the old ones stood, by hand."""
-    for change in mend.changes:
+def written(text: str, remedy: Remedy) -> str:
+    """The profile with the values of a remedy put where the old ones stood, by hand."""
+    for change in remedy.changes:
         after = f'"{change.after}"' if isinstance(change.after, str) else repr(change.after)
         *table, key = change.path
         if table[0] == "classes":
@@ -101,23 +101,23 @@ def outcome(text: str, *requirements: str) -> Outcome:
 
 
 @given(text=profiles(), data=st.data())
-def test_a_suggested_mend_applied_to_the_profile_passes(text: str, data: st.DataObject) -> None:
+def test_a_suggested_remedy_applied_to_the_profile_passes(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
     requirement = template.format(
         data.draw(st.sampled_from([0.001, 0.02, 0.2, 0.5, 0.9, 1, 3, 20, 500, 20000]))
     )
     found = checking.check(profile(text), None, [parse(requirement)])
     assume(found.outcome is Outcome.FAILED)
-    sizes = [mend.relative for mend in found.results[0].mends]
+    sizes = [remedy.relative for remedy in found.results[0].remedies]
     assert sizes == sorted(sizes)
-    for mend in found.results[0].mends:
-        changed = written(text, mend)
+    for remedy in found.results[0].remedies:
+        changed = written(text, remedy)
         assert changed != text
         assert outcome(changed, requirement) is Outcome.PASSED
 
 
 @given(text=profiles(), headroom=st.integers(1, 60), data=st.data())
-def test_what_mends_several_requirements_at_once_mends_each(
+def test_what_remedies_several_requirements_at_once_remedies_each(
     text: str, headroom: int, data: st.DataObject
 ) -> None:
     other = data.draw(
@@ -126,8 +126,8 @@ def test_what_mends_several_requirements_at_once_mends_each(
     requirements = [f"load.headroom >= {headroom}", other]
     found = checking.check(profile(text), None, [parse(r) for r in requirements])
     assume(found.outcome is Outcome.FAILED)
-    for mend in found.mends:
-        assert outcome(written(text, mend), *requirements) is Outcome.PASSED
+    for remedy in found.remedies:
+        assert outcome(written(text, remedy), *requirements) is Outcome.PASSED
 
 
 @given(text=profiles(), tenths=st.integers(1, 100))
@@ -138,7 +138,7 @@ def test_less_traffic_for_headroom_is_what_the_formula_gives(text: str, tenths: 
     found = checking.check(before, None, [parse(f"load.headroom >= {tenths / 10}")])
     assume(found.outcome is Outcome.FAILED)
     limit = load.sustainable_rps / (1 + tenths / 10)
-    by_lever = {mend.lever: mend for mend in found.results[0].mends}
+    by_lever = {remedy.lever: remedy for remedy in found.results[0].remedies}
     assume(limit > load.offered_rps / 999)
     # rates of several classes are rounded each, which changes the mix a little and the limit with it
     slack = 1e-12 if len(by_lever[Lever.RATE].changes) == 1 else 1e-3
@@ -178,7 +178,7 @@ def test_a_limit_that_binds_is_raised_to_what_the_formula_gives(key: str, limit:
     if found.outcome is Outcome.PASSED:
         assert limit >= least
         return
-    by_lever = {mend.lever.value: mend for mend in found.results[0].mends}
+    by_lever = {remedy.lever.value: remedy for remedy in found.results[0].remedies}
     assert least <= by_lever[key].amount <= least + 1
     assert by_lever[key].changes[0].key == f"gpu.{key}"
     assert outcome(written(text, by_lever[key]), "load.headroom >= 25%") is Outcome.PASSED
@@ -191,7 +191,7 @@ def test_a_limit_is_lowered_where_that_excludes_evictions_and_serves_enough(
     """1,000 tokens hold 16 requests of 60, which sustain 16/(0.4 + 16·0.00162) = 37.57 requests/s; memory 56.1."""
     text = LIMITED.format(key="max_num_seqs", limit=100, rate=rate).replace("1_000_000", "1_000")
     (result,) = checking.check(profile(text), None, [parse("worst_cycle.kind == none")]).results
-    amounts = {mend.lever: mend.amount for mend in result.mends}
+    amounts = {remedy.lever: remedy.amount for remedy in result.remedies}
     assert amounts.get(Lever.MAX_NUM_SEQS) == limit
 
 
@@ -201,17 +201,17 @@ def test_more_memory_for_admissions_is_in_proportion(text: str, factor: float) -
     before = profile(text)
     wanted = checking.report_of(before).saturation.admissions_per_iteration * factor
     found = checking.check(before, None, [parse(f"saturation.admissions_per_iteration >= {wanted!r}")])
-    (mend,) = found.results[0].mends
+    (remedy,) = found.results[0].remedies
     old = before.model.replica.memory_tokens
     unit = before.model.replica.block_tokens + old * factor / 1000
-    assert old * factor * (1 - 1e-12) <= mend.amount <= old * factor + 1.1 * unit
+    assert old * factor * (1 - 1e-12) <= remedy.amount <= old * factor + 1.1 * unit
     if tomli.loads(text)["gpu"].get("memory_tokens"):
-        assert Fraction(mend.amount) % before.model.replica.block_tokens == 0
+        assert Fraction(remedy.amount) % before.model.replica.block_tokens == 0
 
 
-def test_more_memory_mends_a_verdict_that_hangs_on_a_simulated_cycle() -> None:
+def test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle() -> None:
     shipped = load_profile("paper-sic-limit-cycle", stdin=BytesIO())
     found = checking.check(shipped, None, [parse("worst_cycle.throughput_per_iteration >= 1e4")])
-    for mend in found.results[0].mends:
-        changed = shipped.changed({change.path: change.after for change in mend.changes})
+    for remedy in found.results[0].remedies:
+        changed = shipped.changed({change.path: change.after for change in remedy.changes})
         assert worst_cycle(changed, stability(changed)).throughput_per_iteration >= 1e4

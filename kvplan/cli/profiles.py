@@ -20,11 +20,9 @@ class Described(StrEnum):
 def init(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FILE", help="Where to write it; standard output if left out.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="File to write. Default: standard output.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
     """Write a commented profile to start from."""
     from kvplan.profile import catalogue
@@ -39,7 +37,7 @@ def profiles(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Print this one, to be copied.",
+            help="Profile to print, to be copied and changed. Without a name the profiles are listed.",
             show_default=False,
             autocompletion=complete_profile,
         ),

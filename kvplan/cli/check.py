@@ -1,4 +1,4 @@
-"""`kvplan check` and `kvplan diff`: whether a report is good enough, and what has changed."""
+"""`kvplan check`: whether a profile is good enough."""
 
 import os
 from pathlib import Path
@@ -8,22 +8,21 @@ import typer
 
 from kvplan.cli.common import (
     DocumentFormat,
+    Format,
     Output,
     complete_profile,
     refuse_overwriting,
+    rendered,
     say,
-    sections_text,
     standard_input,
 )
 from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvplan.decide.check import Baseline, Checked
-    from kvplan.decide.diff import Side
     from kvplan.decide.requirement import Requirement
 
 
@@ -33,63 +32,58 @@ _GATES = {
     ExitCode.USAGE: "not been judged in full",
 }
 
-Profiles = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="PROFILE...",
-        help="TOML files, '-' for standard input, or names of shipped profiles.",
-        show_default=False,
-        autocompletion=complete_profile,
-    ),
-]
-Require = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--require",
-        metavar="REQUIREMENT",
-        help="Demand this of every profile too, such as 'load.headroom >= 20%'. May be repeated.",
-        show_default=False,
-    ),
-]
-BaselineFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--baseline",
-        metavar="FILE",
-        help="Compare with this earlier report of analyze --format json.",
-        show_default=False,
-    ),
-]
-Tolerances = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tolerance",
-        metavar="KEY=SHARE",
-        help="Drift from the baseline, up or down, that passes: load.sustainable_rps=2%. May be repeated.",
-        show_default=False,
-    ),
-]
-Format = Annotated[DocumentFormat, typer.Option("--format", help="How to write it.")]
-_A_SIDE = typer.Argument(
-    help="A profile, or a report of analyze --format json.",
-    show_default=False,
-    autocompletion=complete_profile,
-)
-
 
 def check(
-    profiles: Profiles,
-    require: Require = None,
-    baseline: BaselineFile = None,
-    tolerance: Tolerances = None,
+    profiles: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROFILE...",
+            help="Profiles to check: TOML files, '-' for standard input, or names of shipped profiles.",
+            show_default=False,
+            autocompletion=complete_profile,
+        ),
+    ],
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require",
+            metavar="REQUIREMENT",
+            help="Requirement on every profile, beside its own, such as 'load.headroom >= 20%'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline",
+            metavar="FILE",
+            help="Earlier report of kvplan analyze --format json, to compare with; needs --tolerance.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tolerance",
+            metavar="KEY=SHARE",
+            help="How far a key may move from the baseline, up or down, such as load.sustainable_rps=2%. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
     junit: Annotated[
         Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write JUnit XML to this file.", show_default=False),
+        typer.Option(
+            "--junit",
+            metavar="FILE",
+            help="Also write the outcome to this file as JUnit XML.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Fail, with exit code 1, where a requirement is not met."""
+    """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""
     from kvplan.decide import check as checking
     from kvplan.formats.github import without_commands
 
@@ -108,28 +102,6 @@ def check(
         raise OutputError(f"{error}; the gate itself has {_GATES[code]}") from None
     if code is not ExitCode.DONE:
         raise typer.Exit(code)
-
-
-def diff(
-    before: Annotated[str, _A_SIDE],
-    after: Annotated[str, _A_SIDE],
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
-) -> None:
-    """What differs between two profiles or reports."""
-    from kvplan.decide import diff as comparing
-    from kvplan.formats import json
-    from kvplan.layout import diff as tables
-
-    found = comparing.compare(_side(before), _side(after))
-    if format is DocumentFormat.JSON:
-        text = json.render(tables.to_document(found, __version__))
-    else:
-        section = tables.build(found)
-        text = sections_text(
-            [section], f"kvplan {__version__}", output, as_markdown=format is DocumentFormat.MARKDOWN
-        )
-    write_result(text, output)
 
 
 def _requirements(texts: list[str]) -> "list[Requirement]":
@@ -182,17 +154,13 @@ def _checked(
 
 
 def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:
+    from kvplan.formats import json
     from kvplan.formats.github import without_commands
     from kvplan.layout import check as tables
 
-    if format is DocumentFormat.JSON:
-        from kvplan.formats import json
-
-        # "##[" would be a command to GitHub's runner; to JSON both spellings are the same
-        return json.render(tables.to_document(checked, __version__)).replace("##[", "#\\u0023[")
-    as_markdown = format is DocumentFormat.MARKDOWN
-    text = sections_text(tables.build(checked), f"kvplan {__version__}", output, as_markdown=as_markdown)
-    return without_commands(text)
+    text = rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked))
+    # "##[" would be a command to GitHub's runner; to JSON both spellings are the same
+    return text.replace("##[", "#\\u0023[") if format is DocumentFormat.JSON else without_commands(text)
 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
@@ -219,10 +187,3 @@ def _refuse_overwriting(
     both = output is not None and junit is not None and os.path.realpath(output) == os.path.realpath(junit)
     if both and not (output and output.exists() and not output.is_file()):  # devices take both
         raise UsageError(f"-o and --junit are the same file, {output}")
-
-
-def _side(reference: str) -> "Side":
-    from kvplan.decide.diff import read_side
-    from kvplan.profile.reading import read_reference
-
-    return read_side(*read_reference(reference, stdin=standard_input()))

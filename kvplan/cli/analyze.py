@@ -1,6 +1,5 @@
-"""`kvplan analyze` and `kvplan explain`: what the formulas say."""
+"""`kvplan analyze`: what the formulas say."""
 
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +12,11 @@ from kvplan.cli.output import can_show, remove_from, write_into, write_result
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvplan.layout.document import Document
+    from kvplan.layout.elements import Document
     from kvplan.plots.catalogue import Plot
+    from kvplan.profile.reading import Profile as Loaded
     from kvplan.report.assembly import Report
+    from kvplan.report.formula_check import Runs
 
 
 class Format(StrEnum):
@@ -34,74 +35,47 @@ class PlotFormat(StrEnum):
     PNG = "png"
 
 
-class PageFormat(StrEnum):
-    """How an explanation is written."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-
-
-def _complete_key(incomplete: str) -> list[str]:
-    from kvplan.report.keys import BLOCKS, CONTRACT
-
-    return sorted(key for key in {*BLOCKS, *CONTRACT} if key.startswith(incomplete))
-
-
-Key = Annotated[
-    str,
-    typer.Argument(
-        metavar="KEY",
-        help="A key of the JSON report such as load.headroom or wait.classes[].threshold, or a block such as load.",
-        show_default=False,
-        autocompletion=_complete_key,
-    ),
-]
-
-
 def analyze(
     profile: Profile = None,
-    format: Annotated[Format, typer.Option("--format", help="How to write the report.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option("--format", help="Format of the report.")] = Format.TEXT,
     output: Output = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Put simulated figures beside the formulas.")
+        bool,
+        typer.Option(
+            "--simulate", help="Simulate the profile too, and show the figures beside the formulas."
+        ),
     ] = False,
     section: Annotated[
         list[str] | None,
         typer.Option(
             "--section",
             metavar="KEY",
-            help="Show only this block of the details, such as load or wait; may be repeated.",
+            help="Show only this part of the details, such as load or wait. May be repeated. Default: all.",
             show_default=False,
         ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="DIR", help="Write the plots into this folder as well.", show_default=False
+            "--plot",
+            metavar="DIR",
+            help="Also draw the plots, each to a file in this folder.",
+            show_default=False,
         ),
     ] = None,
     plot_format: Annotated[
-        PlotFormat, typer.Option("--plot-format", help="How to write the plots.")
+        PlotFormat, typer.Option("--plot-format", help="Format of the files that --plot writes.")
     ] = PlotFormat.SVG,
 ) -> None:
-    """Load, worst cycle, stability, caps and thresholds."""
-
+    """Analyze a profile. The report has load, worst cycle, stability, caps and thresholds, and says what to do."""
     if plot is not None:
         from kvplan.plots import drawing
 
         drawing.require()
     loaded = read(profile)
-    result = kvplan.analyze(loaded)
-    runs = None
+    result, runs = kvplan.analyze(loaded), None
     if simulate:
-        from kvplan.report import formula_check
-
-        with progress_bar() as progress:
-            runs = formula_check.simulate(
-                loaded.model, loaded.plan, progress=progress, announce=say_compiling
-            )
-        figures = formula_check.figures(result, runs, loaded.model.replica.memory_tokens)
-        result = result._replace(simulation=figures)
+        result, runs = _simulated(result, loaded)
     plots: tuple[Plot, ...] = ()
     if plot is not None or format is Format.HTML:
         from kvplan.plots import catalogue
@@ -113,23 +87,14 @@ def analyze(
     write_result(text, output)
 
 
-def explain(
-    key: Key,
-    profile: Profile = None,
-    format: Annotated[PageFormat, typer.Option("--format", help="How to write it.")] = PageFormat.TEXT,
-    output: Output = None,
-) -> None:
-    """What a number of the report means, with its formula."""
-    from kvplan.layout import explanation
-    from kvplan.report import explain as explaining
+def _simulated(result: "Report", profile: "Loaded") -> "tuple[Report, Runs]":
+    """The report with simulated figures, and the runs that they are from."""
+    from kvplan.report import formula_check
 
-    found = explaining.find(key)
-    loaded = read(profile)
-    result = kvplan.analyze(loaded)
-    page = explaining.page(found, result, loaded.model, loaded.plan)
-    width = shutil.get_terminal_size().columns if output is None else 80
-    as_text = format is PageFormat.TEXT
-    write_result(explanation.text(page, width=width) if as_text else explanation.markdown(page), output)
+    with progress_bar() as progress:
+        runs = formula_check.simulate(profile.model, profile.plan, progress=progress, announce=say_compiling)
+    figures = formula_check.figures(result, runs, profile.model.replica.memory_tokens)
+    return result._replace(simulation=figures), runs
 
 
 def _write_plots(plots: "tuple[Plot, ...]", folder: Path, format: PlotFormat) -> None:
@@ -137,8 +102,11 @@ def _write_plots(plots: "tuple[Plot, ...]", folder: Path, format: PlotFormat) ->
     from kvplan.plots import drawing
     from kvplan.plots.catalogue import KEYS
 
-    draw = drawing.svg if format is PlotFormat.SVG else drawing.png
-    drawn = {f"{plot.key}.{format.value}": draw(plot) for plot in plots if plot.data is not None}
+    drawn = {
+        f"{plot.key}.{format.value}": drawing.file_of(plot.key, plot.data, f".{format.value}")
+        for plot in plots
+        if plot.data is not None
+    }
     write_into(folder, drawn)
     absent = {plot.key: plot.caption for plot in plots if plot.data is None}
     for key, why in absent.items():
@@ -162,7 +130,7 @@ def _rendered(
     plots: "tuple[Plot, ...]",
 ) -> str:
     """The report as text; colour and width only where a terminal reads it."""
-    from kvplan.layout import document
+    from kvplan.layout.report import build
 
     if format is Format.JSON:
         if sections:
@@ -174,9 +142,9 @@ def _rendered(
     if format is Format.MARKDOWN:
         from kvplan.formats import markdown
 
-        return markdown.render(document.build(result, sections))
+        return markdown.render(build(result, sections))
     if format is Format.HTML:
-        return _page(document.build(result, sections), plots)
+        return _page(build(result, sections), plots)
     from kvplan.formats import terminal as to_terminal
 
     width, colour = terminal(output)
@@ -186,7 +154,7 @@ def _rendered(
 
         blocks = can_show("".join(plot.BLOCKS))
         picture = plot.rate_section(result, width=to_terminal.MAX_WIDTH - 2, blocks=blocks)
-    return to_terminal.render(document.build(result, sections), width=width, colour=colour, picture=picture)
+    return to_terminal.render(build(result, sections), width=width, colour=colour, picture=picture)
 
 
 def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:
@@ -205,7 +173,7 @@ def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:
             basis=plot.basis.value,
             caption=plot.caption,
             numbers=plot.numbers,
-            svg=drawing.inline_svg(plot) if plot.data is not None else None,
+            svg=drawing.inline_svg(plot.key, plot.data) if plot.data is not None else None,
         )
         for plot in plots
         if plot.section in shown

@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan.cli.common import (
+    DocumentFormat,
     Output,
     Profile,
-    TableFormat,
     progress_bar,
     read,
+    rendered,
     say,
     say_compiling,
-    section_text,
 )
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
     from kvplan.simulation.requests import Requests
+
+
+class TableFormat(StrEnum):
+    """How a comparison is written."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    CSV = "csv"
 
 
 class Kind(StrEnum):
@@ -39,76 +47,106 @@ class Kind(StrEnum):
 def simulate(
     profile: Profile = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME,...", help="Policies to compare on the same arrivals.")
+        str,
+        typer.Option(
+            "--policy", metavar="NAME,...", help="Scheduling policies to compare on the same arrivals."
+        ),
     ] = "greedy,rate-limited,vllm",
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="POLICY.KEY=VALUE",
-            help="Set a parameter of a policy; lists with commas. May be repeated.",
+            help="Set a parameter of a policy, such as vllm.watermark=0.05; a list has commas. May be repeated.",
             show_default=False,
         ),
     ] = None,
     arrivals: Annotated[
-        Kind | None, typer.Option("--arrivals", help="How requests arrive; poisson.", show_default=False)
+        Kind | None,
+        typer.Option(
+            "--arrivals",
+            help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
+            "all at the start (saturated), or each client's next when its last is finished (closed). Default: poisson.",
+            show_default=False,
+        ),
     ] = None,
     cv: Annotated[
         float | None,
-        typer.Option("--cv", help="Coefficient of variation of gamma gaps.", show_default=False),
+        typer.Option(
+            "--cv",
+            help="With --arrivals gamma: coefficient of variation of the time between arrivals. Default: 3.",
+            show_default=False,
+        ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", help="Clients of a closed loop.", show_default=False)
+        int | None,
+        typer.Option(
+            "--concurrency",
+            help="With --arrivals closed: number of clients. Default: 128.",
+            show_default=False,
+        ),
     ] = None,
     burst: Annotated[
         str | None,
         typer.Option(
             "--burst",
             metavar="HIGH,LOW,ON,OFF",
-            help="Factors of the rates while on and off, and the seconds of each.",
+            help="With --arrivals burst: factors of the rates during and between bursts, and the seconds of "
+            "each. Default: 1.5,0.5,60,60.",
             show_default=False,
         ),
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", metavar="FILE", help="Replay recorded arrivals and lengths.", show_default=False
+            "--trace",
+            metavar="FILE",
+            help="Replay the arrival times and lengths of this trace instead.",
+            show_default=False,
         ),
     ] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Requests in all; 10,000.", show_default=False)
+        int | None,
+        typer.Option(
+            "--requests",
+            help="Number of requests that arrive. Default: 10,000, or as many as arrive before --horizon.",
+            show_default=False,
+        ),
     ] = None,
     horizon: Annotated[
         str | None,
         typer.Option(
             "--horizon",
             metavar="TIME",
-            help='Stop the clock there, such as "600 s" or "1 h".',
+            help='Simulated time at which the run ends, such as "600 s" or "1 h". Default: when all requests are '
+            "finished.",
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of runs, each with a seed of its own.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="First of the seeds.")] = 0,
     series: Annotated[
         Path | None,
         typer.Option(
             "--series",
             metavar="FILE.csv",
-            help="Write the state over time, first seed, to this file.",
+            help="Also write the state over time to this file: KV tokens, waiting and running requests, of the first "
+            "seed.",
             show_default=False,
         ),
     ] = None,
     hindsight: Annotated[
         bool,
         typer.Option(
-            "--hindsight", help="Add what no policy can surpass; small runs, iterations of d0 alone."
+            "--hindsight",
+            help="Add bounds that no policy can surpass. For small runs whose iterations take d0 alone.",
         ),
     ] = False,
-    format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = TableFormat.TEXT,
+    format: Annotated[TableFormat, typer.Option("--format", help="Format of the result.")] = TableFormat.TEXT,
     output: Output = None,
 ) -> None:
-    """Policies side by side on the same arrivals."""
-    from kvplan.formats import json
+    """Simulate scheduling policies side by side on the same arrivals."""
+    from kvplan.formats import csv, json
     from kvplan.layout import simulation as tables
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
@@ -138,18 +176,16 @@ def simulate(
             loaded.model, loaded.plan, load, policies, all_seeds, progress=progress, announce=say_compiling
         )
     if series is not None:
-        write_result(tables.series_csv(found), series)
-    if format is TableFormat.JSON:
-        document = study.to_document(found, name=loaded.name, sha256=loaded.sha256, version=__version__)
-        if hindsight:
-            document["hindsight"] = {one.figure: tables.plain_bound(one) for one in bounds}
-        text = json.render(document)
-    elif format is TableFormat.CSV:
-        text = tables.as_csv(found)
+        write_result(csv.series(found), series)
+    if format is TableFormat.CSV:
+        text = csv.study(found)
     else:
-        section = tables.build(found, loaded.name, bounds)
-        text = section_text(
-            section, f"kvplan {__version__}, profile {loaded.sha256[:12]} (sha256)", format, output
+        text = rendered(
+            DocumentFormat(format.value),
+            output,
+            lambda: json.simulate(found, loaded, bounds),
+            lambda: [tables.build(found, loaded.name, bounds)],
+            loaded.sha256,
         )
     write_result(text, output)
     if found.interrupted:

@@ -11,25 +11,27 @@ import typer
 
 from kvplan.cli.common import (
     DocumentFormat,
+    Format,
     Output,
+    Seeds,
+    check_plot,
+    check_runs,
     complete_profile,
     read,
+    rendered,
     say_compiling,
-    sections_text,
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.units import format_number
-from kvplan.version import __version__
 
 if TYPE_CHECKING:
+    from kvplan.decide.fleet import Sizing
     from kvplan.decide.sizing import Measure, Measured
-    from kvplan.layout.sizing import Outcome
     from kvplan.model import ServingModel
     from kvplan.profile.reading import Profile
 
 _EVERY = "gpu"  # the name under which a price is that of all
-_LEAST_SEEDS = 2  # below there is no interval
 
 
 def size(
@@ -37,84 +39,85 @@ def size(
         list[str],
         typer.Argument(
             metavar="PROFILE...",
-            help="Replicas to choose from: TOML files, '-', or names of shipped profiles.",
+            help="Kinds of replicas to choose from: TOML files, '-' for standard input, or names of shipped profiles.",
             show_default=False,
             autocompletion=complete_profile,
         ),
     ],
     rate: Annotated[
         float | None,
-        typer.Option("--rate", help="Requests/s of all replicas; the profile's.", show_default=False),
+        typer.Option(
+            "--rate",
+            help="Demand on all replicas together, requests/s. Default: the rate of each profile.",
+            show_default=False,
+        ),
     ] = None,
     slo: Annotated[
         list[str] | None,
         typer.Option(
             "--slo",
             metavar="KEY<=VALUE",
-            help="Objective, such as 'ttft_s.p95 <= 2 s'. May be repeated.",
+            help="Objective for a simulated figure, such as 'ttft_s.p95 <= 2 s'. May be repeated.",
             show_default=False,
         ),
     ] = None,
     headroom: Annotated[
-        float, typer.Option("--headroom", help="Everything must hold at so much more of the demand.")
+        float,
+        typer.Option(
+            "--headroom",
+            help="Share by which the demand may grow while everything still holds; 0.2 is 20%.",
+        ),
     ] = 0.2,
     price: Annotated[
         list[str] | None,
         typer.Option(
             "--price",
             metavar="NAME=PRICE",
-            help="Of a replica and hour, by profile; gpu=2.50 for all. May be repeated.",
+            help="Price of a replica per hour, by the name of its profile, or gpu=2.50 for all. May be repeated.",
             show_default=False,
         ),
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="Policy to simulate.")] = "vllm",
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="NAME", help="Scheduling policy to simulate.")
+    ] = "vllm",
     requests: Annotated[
         int | None,
         typer.Option(
             "--requests",
-            help="Requests of each simulation; 10 times what memory holds, 2,000 to 10,000.",
+            help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000.",
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of each simulation, at least 2.")] = 5,
-    format: Annotated[
-        DocumentFormat, typer.Option("--format", help="How to write it.")
-    ] = DocumentFormat.TEXT,
+    seeds: Seeds = 5,
+    format: Format = DocumentFormat.TEXT,
     output: Output = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Draw replicas against demand to this file: .svg or .png.",
+            help="Draw replicas against demand to this file, .svg or .png.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Fewest replicas for a demand, confirmed by simulation and refuted at one less."""
+    """Find the fewest replicas for a demand. Their number is confirmed by simulation, and refuted at one less."""
     from kvplan.formats import json
     from kvplan.layout import sizing as tables
 
-    if plot is not None:
-        from kvplan.plots import planning
-
-        planning.check_file(plot)
-        check_writable(plot)
+    check_plot(plot)
     check_writable(output)
-    found = _outcome(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
-    if format is DocumentFormat.JSON:
-        text = json.render(tables.to_document(found, __version__))
-    else:
-        hashes = ", ".join(offer.sha256[:12] for offer in found.offers)
-        origin = f"kvplan {__version__}, profile {hashes} (sha256)"
-        as_markdown = format is DocumentFormat.MARKDOWN
-        text = sections_text(tables.build(found), origin, output, as_markdown=as_markdown)
+    found = _sizing(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
+    hashes = [offer.sha256 for offer in found.offers]
+    text = rendered(format, output, lambda: json.size(found), lambda: tables.build(found), *hashes)
     if plot is not None:
-        write_bytes(planning.draw(planning.fleet_plot(found), plot), plot)
+        from kvplan.plots import drawing, planning
+
+        write_bytes(drawing.file_of("size", planning.fleet_plot(found), plot.suffix), plot)
     write_result(text, output)
 
 
-def _outcome(
+def _sizing(
     profiles: Sequence[str],
     rate: float | None,
     slo: Sequence[str],
@@ -123,22 +126,19 @@ def _outcome(
     policy: str,
     requests: int | None,
     seeds: int,
-) -> "Outcome":
-    from kvplan.decide.sizing import fleet, parse_slo, simulated
+) -> "Sizing":
+    from kvplan.decide.fleet import Offer, Sizing, fleet
+    from kvplan.decide.sizing import simulated
+    from kvplan.decide.slo import parse_slo
     from kvplan.engines.advice import default_requests
-    from kvplan.layout.sizing import Offer, Outcome
     from kvplan.report.verdict import requests_in_memory
-    from kvplan.simulation.experiments.load import MAX_REQUESTS
     from kvplan.simulation.experiments.options import seeds as chosen
 
     if rate is not None and not 0 < rate <= 1e12:
         raise UsageError(f"--rate {rate:g}: requests/s, above 0 and at most 1e12")
     if not 0 <= headroom <= 100:
         raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
-    if seeds < _LEAST_SEEDS:
-        raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
-    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
-        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
+    check_runs(seeds, requests)
     slos = tuple(parse_slo(text) for text in slo)
     loaded = [read(profile) for profile in profiles]
     labels = _labels(loaded)
@@ -161,7 +161,7 @@ def _outcome(
             )
             for label, one, measure in zip(labels, loaded, measures, strict=True)
         )
-    return Outcome(offers, headroom, slos, policy, tuple(sizes), seeds)
+    return Sizing(offers, headroom, slos, policy, tuple(sizes), seeds)
 
 
 def _once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:

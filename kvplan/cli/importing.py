@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli.common import Output, read_base, refuse_overwriting, say
-from kvplan.cli.ingest import Base, KvType, TensorParallel
+from kvplan.cli.common import Base, KvType, Output, TensorParallel, read_base, refuse_overwriting, say
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
@@ -20,14 +19,14 @@ def log(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="What vLLM, SGLang, TensorRT-LLM or TGI printed when it started.",
+            help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started.",
             show_default=False,
         ),
     ],
     base: Base = None,
     output: Output = None,
 ) -> None:
-    """KV capacity and limits from an engine's log."""
+    """Read KV cache capacity and limits from an engine's log."""
     from kvplan.ingest.log.engine_log import read_engine_log
     from kvplan.ingest.log.text import log_part
 
@@ -50,7 +49,7 @@ def metrics(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="What the /metrics of vLLM or SGLang answered, in Prometheus text.",
+            help="File with what /metrics of vLLM or SGLang answered, in Prometheus' text format.",
             show_default=False,
         ),
     ],
@@ -59,7 +58,7 @@ def metrics(
         typer.Option(
             "--since",
             metavar="FILE",
-            help="An earlier answer of the same server: count what happened between the two.",
+            help="Earlier answer of the same server: only what happened between the two is counted.",
             show_default=False,
         ),
     ] = None,
@@ -68,18 +67,24 @@ def metrics(
         typer.Option(
             "--interval",
             metavar="TIME",
-            help='Time between the two, or that the counters of one cover, such as "300 s" or "1 h".',
+            help='Time that the counters cover, between the two answers or in all, such as "300 s" or "1 h". '
+            "Default: what the answers say of it.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="The one of several models.", show_default=False),
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Model to read, where the metrics are of several.",
+            show_default=False,
+        ),
     ] = None,
     base: Base = None,
     output: Output = None,
 ) -> None:
-    """KV capacity, lengths and rates from an engine's metrics."""
+    """Read KV cache capacity, lengths and rates from metrics."""
     from kvplan.ingest.metrics.server import read_metrics
     from kvplan.ingest.metrics.text import metrics_parts
     from kvplan.units import parse_time
@@ -105,15 +110,24 @@ def model(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A config.json, or a model of the catalogue.", show_default=False
+            metavar="MODEL",
+            help="Model: a config.json of Hugging Face, or a name of the catalogue, such as Llama-3.1-8B.",
+            show_default=False,
         ),
     ],
     gpu: Annotated[
-        str, typer.Option("--gpu", metavar="NAME", help="A GPU of the catalogue.", show_default=False)
+        str,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="GPU: a name of the catalogue, such as 'H100 SXM'.",
+            show_default=False,
+        ),
     ],
     tensor_parallel: TensorParallel = 1,
     utilization: Annotated[
-        float, typer.Option("--utilization", help="Share of the GPU's memory that the engine takes.")
+        float,
+        typer.Option("--utilization", help="Share of the GPU's memory that the engine may use; 0.9 is 90%."),
     ] = 0.9,
     kv_dtype: KvType = "auto",
     weight_dtype: Annotated[
@@ -121,15 +135,17 @@ def model(
         typer.Option(
             "--weight-dtype",
             metavar="TYPE",
-            help="Type of the weights, such as fp8; else that of the configuration.",
+            help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
             show_default=False,
         ),
     ] = None,
-    block_tokens: Annotated[int, typer.Option("--block-tokens", help="Page size of the KV cache.")] = 16,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", help="Page size of the KV cache, in tokens.")
+    ] = 16,
     base: Base = None,
     output: Output = None,
 ) -> None:
-    """KV capacity estimated from a model and a GPU."""
+    """Estimate KV cache capacity from a model and a GPU."""
     from kvplan.ingest.model.config import read_model
     from kvplan.ingest.model.estimate import estimate_replica
     from kvplan.ingest.model.hardware import find_gpu

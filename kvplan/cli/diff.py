@@ -1,0 +1,40 @@
+"""`kvplan diff`: what has changed between two profiles or reports."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.cli.common import DocumentFormat, Format, Output, complete_profile, rendered, standard_input
+from kvplan.cli.output import write_result
+
+if TYPE_CHECKING:
+    from kvplan.decide.diff import Side
+
+_A_SIDE = typer.Argument(
+    help="A profile (a TOML file, '-' for standard input, or the name of a shipped profile), "
+    "or a report that kvplan analyze --format json wrote.",
+    show_default=False,
+    autocompletion=complete_profile,
+)
+
+
+def diff(
+    before: Annotated[str, _A_SIDE],
+    after: Annotated[str, _A_SIDE],
+    format: Format = DocumentFormat.TEXT,
+    output: Output = None,
+) -> None:
+    """Show what differs between two profiles or reports. Inputs come first, then figures by how far they moved."""
+    from kvplan.decide.diff import compare
+    from kvplan.formats import json
+    from kvplan.layout import diff as tables
+
+    found = compare(_side(before), _side(after))
+    write_result(rendered(format, output, lambda: json.diff(found), lambda: [tables.build(found)]), output)
+
+
+def _side(reference: str) -> "Side":
+    from kvplan.decide.diff import read_side
+    from kvplan.profile.reading import read_reference
+
+    return read_side(*read_reference(reference, stdin=standard_input()))

@@ -1,0 +1,50 @@
+"""`kvplan fit`: a request trace becomes classes and rates of a profile."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvplan.cli.common import Base, Output, read_base, refuse_overwriting, say
+from kvplan.cli.output import write_result
+
+
+def fit(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE",
+            help="File of recorded requests: an Azure, BurstGPT, Mooncake, Qwen or ServeGen trace, the result of a "
+            "vLLM benchmark, or a table with named columns.",
+            show_default=False,
+        ),
+    ],
+    base: Base = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            "--classes",
+            min=1,
+            help="Fit so many classes of one decode length each, and say what that distorts. "
+            "Default: the lengths as they were recorded, in bins.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Turn a request trace into the classes and rates of a profile."""
+    from kvplan.ingest.trace import fit as traffic_fit
+    from kvplan.ingest.trace import text as traffic_text
+    from kvplan.ingest.trace.traffic import measure
+
+    refuse_overwriting(output, [trace])
+    kept = read_base(base)
+    traffic = measure(trace)
+    found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
+    change = None if classes is None else traffic_fit.distortion(traffic, found, kept.model)
+    fitted = traffic_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)
+    for note in traffic.notes:
+        say(f"note: {note}")
+    if change is not None:
+        say(f"note: {traffic_fit.describe(change)}")
+    write_result(fitted.text, output)

@@ -1,0 +1,85 @@
+"""`kvplan mix`: which classes share a replica."""
+
+from typing import Annotated
+
+import typer
+
+from kvplan.cli.common import (
+    DocumentFormat,
+    Format,
+    Output,
+    Profile,
+    Seeds,
+    check_runs,
+    progress_bar,
+    read,
+    rendered,
+    say_compiling,
+)
+from kvplan.cli.output import check_writable, write_result
+from kvplan.errors import UsageError
+
+_LONGER = 3  # than the runs of `emit`: evictions build up slowly from a clean beginning
+
+
+def mix(
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas",
+            help="Number of replicas that share the traffic; the profile describes one of them.",
+            show_default=False,
+        ),
+    ],
+    profile: Profile = None,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate/--no-simulate", help="Simulate the placements too, or only compute them."),
+    ] = True,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            "--requests",
+            help="Number of simulated requests, over all replicas. Default: 30 times what memory holds, "
+            "and from 6,000 to 60,000 for each replica.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Seeds = 5,
+    format: Format = DocumentFormat.TEXT,
+    output: Output = None,
+) -> None:
+    """Choose which classes share a replica. Segregated, mixed and the best placement found are compared by loss."""
+    from kvplan.analysis.mixing import MAX_REPLICAS
+    from kvplan.decide.mixing import placements_compared
+    from kvplan.engines.advice import default_requests
+    from kvplan.formats import json
+    from kvplan.layout import mixing as tables
+    from kvplan.simulation.experiments.options import seeds as chosen
+
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise UsageError(f"--replicas {replicas}: 1 to {MAX_REPLICAS:,}")
+    check_runs(seeds, requests)
+    if requests is not None and not simulate:
+        raise UsageError("--requests goes with --simulate only")
+    check_writable(output)
+    loaded = read(profile)
+    with progress_bar() as progress:
+        found = placements_compared(
+            loaded.model,
+            loaded.plan,
+            replicas,
+            requests=requests or _LONGER * replicas * default_requests(loaded.model),
+            seeds=chosen(0, seeds),
+            simulate=simulate,
+            progress=progress,
+            announce=say_compiling,
+        )
+    text = rendered(
+        format,
+        output,
+        lambda: json.mix(found, loaded),
+        lambda: [tables.build(found, loaded.name)],
+        loaded.sha256,
+    )
+    write_result(text, output)

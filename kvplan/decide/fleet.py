@@ -1,0 +1,199 @@
+"""Replicas for a demand over the period of a schedule, and the profiles that are offered for it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from kvplan.analysis.worst_window import at_rates
+from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
+from kvplan.decide.slo import Slo
+from kvplan.model import ServingModel
+
+HOURS = 24  # into so many parts a sinusoid is cut
+
+
+class Part(NamedTuple):
+    """A stretch of a period with constant rates; model None where nobody arrives."""
+
+    start_s: float
+    end_s: float
+    model: ServingModel | None
+
+
+def parts(model: ServingModel) -> tuple[Part, ...]:
+    """The period of a schedule in parts of constant rates; nothing where rates do not vary.
+
+    Steps as they are; a sinusoid in `HOURS` equal parts, each with its largest rate.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model.schedule import Sinusoid, Steps
+    >>> one = RequestClass("a", 5, (1,), (1.0,), 2.0)
+    >>> steps = Steps(10.0, (0.0, 4.0), ((0.0,), (3.0,)))
+    >>> [(part.end_s, part.model and part.model.total_rate_rps)
+    ...  for part in parts(ServingModel((one,), Timing(1.0), Replica(60), steps))]
+    [(4.0, None), (10.0, 6.0)]
+    >>> wave = parts(ServingModel((one,), Timing(1.0), Replica(60), Sinusoid(24.0, 0.5, 12.5)))
+    >>> wave[12].model.total_rate_rps, len(wave)
+    (3.0, 24)
+    """
+    schedule = model.schedule
+    if schedule is None:
+        return ()
+    from kvplan.model.schedule import Steps
+
+    if isinstance(schedule, Steps):
+        ends = (*schedule.starts_s[1:], schedule.period_s)
+        return tuple(
+            Part(start, end, _at(model, factors))
+            for start, end, factors in zip(schedule.starts_s, ends, schedule.factors, strict=True)
+        )
+    period, edges = schedule.period_s, [schedule.period_s * i / HOURS for i in range(HOURS + 1)]
+
+    def factor(time_s: float) -> float:
+        turn = 2 * math.pi * (time_s - schedule.peak_s) / period
+        return round(1 + schedule.amplitude * math.cos(turn), 12)  # equal where the wave is
+
+    found = []
+    for start, end in pairwise(edges):
+        holds_peak = (schedule.peak_s - start) % period <= end - start
+        most = 1 + schedule.amplitude if holds_peak else max(factor(start), factor(end))
+        found.append(Part(start, end, _at(model, [most] * len(model.classes))))
+    return tuple(found)
+
+
+def _at(model: ServingModel, factors: Sequence[float]) -> ServingModel | None:
+    """The model at its rates times these factors, without the classes that do not arrive."""
+    rates = [c.rate_rps * f for c, f in zip(model.classes, factors, strict=True)]
+    if not any(rates):
+        return None
+    scaled_model = at_rates(model, rates)
+    return replace(scaled_model, classes=tuple(c for c in scaled_model.classes if c.rate_rps > 0))
+
+
+class Hour(NamedTuple):
+    """A part of a period and what it needs; size None where nobody arrives."""
+
+    start_s: float
+    end_s: float
+    size: Size | None
+
+    @property
+    def replicas(self) -> int | None:
+        """How many it needs; None where no number is enough."""
+        return 0 if self.size is None else self.size.replicas
+
+
+class Fleet(NamedTuple):
+    """What one profile needs.
+
+    Attributes
+    ----------
+    heaviest
+        At constant rates the only one; else that of the part that needs most.
+    hours
+        Of a schedule, in order of time; empty where rates do not vary.
+    """
+
+    heaviest: Size
+    hours: tuple[Hour, ...]
+
+    @property
+    def mean_replicas(self) -> float | None:
+        """Replicas over a period in the mean; None where some part cannot be served."""
+        if not self.hours:
+            return self.heaviest.replicas
+        if self.heaviest.replicas is None:
+            return None
+        busy = math.fsum((hour.replicas or 0) * (hour.end_s - hour.start_s) for hour in self.hours)
+        return busy / self.hours[-1].end_s
+
+
+def fleet(
+    model: ServingModel, *, rate_rps: float | None, headroom: float, slos: Sequence[Slo], measure: Measure
+) -> Fleet:
+    """What a profile needs, over its schedule if it has one.
+
+    Parameters
+    ----------
+    rate_rps
+        Total of the rates of the classes, which a schedule multiplies; None: as they stand.
+    headroom, slos, measure
+        As for `size`.
+    """
+    if rate_rps is not None:
+        model = replace(scaled(model, rate_rps), schedule=model.schedule)
+    known: dict[ServingModel, Size] = {}
+    runs: dict[tuple[tuple[str, str], ...], Measured] = {}
+
+    def once(one: ServingModel) -> Measured:
+        """Parts of one mix share idle replicas, and sizes at which a replica gets the same, but for rounding."""
+        key = tuple((c.name, f"{c.rate_rps:.12g}") for c in one.classes)
+        if key not in runs:
+            runs[key] = measure(one)
+        return runs[key]
+
+    def sized(part: ServingModel) -> Size:
+        if part not in known:
+            known[part] = size(
+                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once
+            )
+        return known[part]
+
+    hours = tuple(
+        Hour(part.start_s, part.end_s, None if part.model is None else sized(part.model))
+        for part in parts(model)
+    )
+    needs = [hour.size for hour in hours if hour.size is not None] or [sized(model)]
+    return Fleet(max(needs, key=lambda one: (one.replicas or math.inf, one.demand_rps)), hours)
+
+
+class Offer(NamedTuple):
+    """A profile and what it needs.
+
+    Attributes
+    ----------
+    label
+        File stem or name of a shipped profile; what a price is given to.
+    name, sha256
+        Of the profile.
+    price
+        Of a replica and hour.
+    held
+        Requests that memory holds when it is full, in the mean.
+    """
+
+    label: str
+    name: str
+    sha256: str
+    fleet: Fleet
+    price: float | None
+    held: float
+
+    @property
+    def cost(self) -> float | None:
+        """Of an hour, in the mean over a period."""
+        mean = self.fleet.mean_replicas
+        return None if self.price is None or mean is None else self.price * mean
+
+
+class Sizing(NamedTuple):
+    """The profiles that were offered, what each needs, and how that was found out."""
+
+    offers: tuple[Offer, ...]
+    headroom: float
+    slos: tuple[Slo, ...]
+    policy: str
+    requests: tuple[int, ...]
+    seeds: int
+
+    @property
+    def best(self) -> Offer | None:
+        """The cheapest that is enough; without prices, the one with the fewest replicas."""
+        able = [offer for offer in self.offers if offer.fleet.heaviest.replicas is not None]
+        if not able:
+            return None
+        return min(able, key=lambda o: (o.cost or 0.0, o.fleet.mean_replicas or 0.0, o.label))

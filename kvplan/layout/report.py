@@ -1,0 +1,474 @@
+"""The report of `kvplan analyze` for people: headline, key figures and actions, then a section for each block.
+
+Built once from a `Report` by pure functions. Every figure carries its basis: theorem, computed, simulated or
+assumption.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from kvplan.analysis.nested import NestedWait
+from kvplan.analysis.overflow import SafetyBuffer
+from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
+from kvplan.errors import UsageError
+from kvplan.layout.elements import (
+    MAX_ROWS,
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Paragraph,
+    Section,
+    Table,
+    number,
+    origin,
+    table,
+    words,
+)
+from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
+from kvplan.report.words import Basis
+from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
+
+_MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are its rounding
+_CLASS = words("Class")
+_BASIS = Column("Basis")
+_NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
+_NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
+_LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
+
+
+def build(report: Report, sections: Collection[str] | None = None) -> Document:
+    """Lay a report out for people.
+
+    Parameters
+    ----------
+    sections
+        Keys of the sections to keep below the first screen; all if None or empty.
+
+    Raises
+    ------
+    UsageError
+        A key that no section has.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+    >>> from kvplan.report.assembly import analyze
+    >>> one = RequestClass("tools", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> document = build(analyze(model, name="small", sha256="5e6f"))
+    >>> document.title, str(document.status), [section.key for section in document.sections][:3]
+    ('small', 'needs_cap', ['load', 'equilibrium', 'saturation'])
+    >>> document.summary.rows[0]
+    ('Offered load', '0.9 requests/s', 'assumption')
+    """
+    known = [key for key in _SECTIONS if key != "simulation" or report.simulation is not None]
+    for key in sections or ():
+        if key not in known:
+            raise UsageError(f"--section {key!r} does not exist; the sections are {', '.join(known)}")
+    return Document(
+        title=report.profile.name,
+        status=report.verdict.status,
+        headline=report.verdict.summary,
+        summary=_summary(report),
+        actions=report.actions,
+        sections=tuple(_section(report, key) for key in known if not sections or key in sections),
+        origin=origin(report.profile.sha256),
+    )
+
+
+def _section(report: Report, key: str) -> Section:
+    """A section, with its basis said once if its tables all give the same."""
+    title, blocks_of = _SECTIONS[key]
+    basis = report.sources[key].kind if key in report.sources else Basis.SIMULATED
+    blocks = tuple(blocks_of(report, basis))
+    tables = [b for b in blocks if isinstance(b, Table) and _BASIS in b.columns]
+    found = {row[t.columns.index(_BASIS)] for t in tables for row in t.rows} - {ABSENT}
+    if len(found) > 1:
+        return Section(key, title, blocks)
+    kept = tuple(_without_basis(b) if b in tables else b for b in blocks)
+    return Section(key, title, kept, found.pop() if found else None)
+
+
+def _without_basis(block: Block) -> Block:
+    assert isinstance(block, Table)
+    at = block.columns.index(_BASIS)
+    rows = tuple(row[:at] + row[at + 1 :] for row in block.rows)
+    return block._replace(columns=block.columns[:at] + block.columns[at + 1 :], rows=rows)
+
+
+def _summary(report: Report) -> Table:
+    offered, cycle, sources = report.load, report.worst_cycle, report.sources
+    loss = format_percent(cycle.loss)
+    if cycle.loss > 0:
+        loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
+    rows = (
+        ("Offered load", _rps(offered.offered_rps), Basis.ASSUMPTION),
+        ("Sustainable rate", _rps(offered.sustainable_rps), sources["load"].kind),
+        ("Headroom", format_percent(offered.headroom, signed=True), sources["load"].kind),
+        ("Binding constraint", report.verdict.binding, sources["load"].kind),
+        ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
+        ("Spectral radius", format_radius(report.stability.spectral_radius), sources["stability"].kind),
+        ("Rate cap", _rps(report.rate_cap.per_second), sources["rate_cap"].kind),
+    )
+    return table(_FIGURES, (_figure(*row) for row in rows))
+
+
+def _load(report: Report, basis: Basis) -> Iterator[Block]:
+    offered, change = report.load, report.load.sensitivity
+    yield _figures(
+        basis,
+        ("Sustainable decode", format_rate(offered.sustainable_decode_tokens_per_s, "tokens")),
+        ("Largest load factor", format_number(offered.load_factor_max)),
+        ("Work rate", format_number(offered.work_rate)),
+        ("Rate for +10% memory", format_percent(change.memory_tokens, signed=True)),
+        ("Rate for +10% d0", format_percent(change.d0, signed=True)),
+        ("Rate for +10% d1", format_percent(change.d1, signed=True)),
+    )
+
+
+def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
+    state = report.equilibrium
+    if state.kv_utilization is None:
+        yield Paragraph("None exists: the work alone takes longer than the time between arrivals.")
+    elif state.kv_utilization > 1:
+        yield Paragraph("It does not fit: what the offered load would hold in memory without evictions.")
+    yield _figures(
+        basis,
+        ("KV tokens", format_tokens(state.kv_tokens)),
+        ("KV utilization", format_percent(state.kv_utilization)),
+        ("Iteration time", format_seconds(state.iteration_time_s)),
+        ("Requests in flight", format_number(state.requests_in_flight)),
+        ("Decode throughput", format_rate(state.decode_tokens_per_s, "tokens")),
+        ("Prompt iterations", format_rate(state.prompt_iterations_per_s)),
+    )
+    if state.kv_utilization is not None:
+        yield _rows(
+            (_CLASS, number("Per stage"), number("In flight")),
+            basis,
+            ((c.name, format_number(c.per_stage), format_number(c.in_flight)) for c in state.classes),
+        )
+
+
+def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
+    full = report.saturation
+    yield _figures(
+        basis,
+        ("Admissions per iteration", format_number(full.admissions_per_iteration)),
+        ("Iteration time", format_seconds(full.iteration_time_s)),
+        ("Throughput", _rps(full.throughput_rps)),
+    )
+
+
+def _worst_cycle(report: Report, basis: Basis) -> Iterator[Block]:
+    cycle, zone = report.worst_cycle, report.worst_cycle.danger_zone_rps
+    yield _figures(
+        basis,
+        ("Kind", cycle.kind.value),
+        ("Throughput per iteration", format_number(cycle.throughput_per_iteration)),
+        ("Throughput", _rps(cycle.throughput_rps)),
+        ("Loss", format_percent(cycle.loss)),
+        ("Evictions per iteration", format_number(cycle.evictions_per_iteration)),
+        ("Period", _unit(cycle.period, "iterations")),
+        ("Danger zone", ABSENT if zone is None else f"{format_number(zone[0])} to {_rps(zone[1])}"),
+    )
+    if any(c.kind for c in cycle.classes):
+        full = report.sources["saturation"].kind
+        yield Paragraph("Each class on a replica of its own:")
+        yield _cut(
+            (_CLASS, Column("Cycle"), number("Loss"), number("Requests/s"), _BASIS),
+            (
+                (
+                    c.name,
+                    c.kind.value if c.kind else ABSENT,
+                    format_percent(c.loss),
+                    format_number(c.throughput_rps),
+                    _class_cycle_basis(c, full),
+                )
+                for c in cycle.classes
+            ),
+        )
+
+
+def _class_cycle_basis(cycle: ClassCycle, full: Basis) -> str:
+    # The report gives no basis per class: outside pulses the closed form is as good as the law of full memory.
+    if cycle.kind is None:
+        return ABSENT
+    return (Basis.COMPUTED if cycle.kind is CycleKind.PULSE else full).value
+
+
+def _stability(report: Report, basis: Basis) -> Iterator[Block]:
+    local, smallest = report.stability, report.stability.min_stable_input_tokens
+    margin = 1 - local.spectral_radius
+    verdict = ("stable" if local.stable else "unstable") if local.certified else "too close to call"
+    yield _figures(
+        basis,
+        ("Equilibrium", f"{verdict}, proved" if local.certified else verdict),
+        ("Spectral radius", format_radius(local.spectral_radius)),
+        ("Margin below 1" if margin >= 0 else "Excess over 1", format_number(abs(margin), 3)),
+        ("Unstable modes", format_number(local.unstable_modes)),
+        ("Common divisor of lengths", format_number(local.gcd)),
+        ("Recovery", _unit(local.recovery_iterations, "iterations")),
+        ("Smallest stable input", _unit(smallest.exact, "tokens")),
+        ("Smallest stable input, asymptotic", _unit(smallest.asymptotic, "tokens")),
+    )
+    yield Paragraph(local.advice)
+
+
+def _rate_cap(report: Report, basis: Basis) -> Iterator[Block]:
+    cap = report.rate_cap
+    yield _figures(
+        basis,
+        ("Admissions", _rps(cap.per_second)),
+        ("Admissions per iteration", format_number(cap.per_iteration)),
+        ("Engine max_num_seqs", format_number(cap.engine_max_num_seqs)),
+    )
+    yield Paragraph(
+        "Admissions per iteration by class; no budgets of whole requests fit this load."
+        if cap.budgets_are_optimal is None
+        else "Admissions per iteration by class: the fluid cap, whole requests, and the mean wait these cause."
+    )
+    yield _rows(
+        (_CLASS, number("Cap"), number("Budget"), number("Mean wait")),
+        basis,
+        (
+            (
+                c.name,
+                format_number(c.per_iteration),
+                format_number(c.integer_budget),
+                format_seconds(c.mean_wait_s),
+            )
+            for c in cap.classes
+        ),
+    )
+
+
+def _wait(report: Report, basis: Basis) -> Iterator[Block]:
+    plan = report.wait
+    if plan.thresholds is None:
+        yield Paragraph(_NO_THRESHOLDS)
+        return
+    largest = plan.max_thresholds or (None,) * len(plan.classes)
+    bound = "" if len(plan.classes) == 1 and not plan.worst_window else ", at most"
+    yield _figures(
+        basis,
+        ("Iteration time", format_seconds(plan.iteration_time_s)),
+        ("Memory", _unit(plan.kv_tokens, "tokens")),
+        ("Fits", "yes" if plan.fits else "no"),
+    )
+    yield Paragraph(
+        "Requests of a class kept at every stage: the smallest that keep up, the largest that fit in memory."
+    )
+    numbers = ("Smallest", "Largest", f"Mean wait{bound}", f"Latency{bound}")
+    yield _rows(
+        (_CLASS, *map(number, numbers)),
+        basis,
+        (
+            (
+                c.name,
+                format_number(c.threshold),
+                format_number(most),
+                format_seconds(c.mean_wait_bound_s),
+                format_seconds(c.latency_s),
+            )
+            for c, most in zip(plan.classes, largest, strict=True)
+        ),
+    )
+    if plan.dial:
+        yield Paragraph("The throughput-latency dial, thresholds in proportion to the rates:")
+        yield _rows(
+            map(number, ("Interval", "Iteration", "KV tokens", "Requests/s", "Latency")),
+            basis,
+            (
+                (
+                    format_seconds(row.interval_s),
+                    format_seconds(row.iteration_time_s),
+                    format_tokens(row.kv_tokens),
+                    format_number(row.throughput_rps),
+                    format_seconds(row.latency_s),
+                )
+                for row in plan.dial
+            ),
+        )
+
+
+def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
+    plan = report.nested_wait
+    if plan.printed is None:
+        yield Paragraph(_NO_THRESHOLDS)
+        return
+    yield _figures(
+        basis,
+        ("Required memory", _unit(plan.required_kv_tokens, "tokens")),
+        ("Fits", "yes" if plan.fits else "no"),
+        ("Filled segments", _unit(plan.base_kv_tokens, "tokens")),
+        ("Waiting at boundaries", _unit(plan.boundary_kv_tokens, "tokens")),
+        ("Buffer for their queues", _unit(plan.high_probability_kv_tokens, "tokens")),
+        ("Required with the smallest thresholds", _unit(plan.smallest_thresholds_kv_tokens, "tokens")),
+        ("Iteration time", format_seconds(plan.iteration_time_s)),
+    )
+    yield Paragraph(_printed(plan))
+    yield Paragraph(
+        "Segments by decode length: who reaches them, the threshold, and the queue at their start that is exceeded "
+        "with at most the accepted probability:"
+        if len(plan.segments) > 1
+        else "A single segment: nobody waits with KV held."
+    )
+    yield _rows(
+        map(number, ("Up to", "Requests/s", "Go on", "Threshold", "Theta", "Queue")),
+        basis,
+        (
+            (
+                format_tokens(s.upto_decode),
+                format_number(s.rate_rps),
+                format_percent(s.continue_probability),
+                format_number(s.threshold),
+                format_number(s.theta),
+                format_number(s.queue_bound),
+            )
+            for s in plan.segments
+        ),
+    )
+
+
+def _printed(plan: NestedWait) -> str:
+    base, printed = plan.base_kv_tokens, plan.printed
+    assert base is not None
+    assert printed is not None
+
+    def beside(tokens: float) -> str:
+        return f"{format_tokens(tokens)} ({format_percent(tokens / base - 1, signed=True)})"
+
+    return (
+        f"For the filled segments the papers print other formulas: WAIT-s eq. 13 gives {beside(printed.eq_13)}, the "
+        f"segment design {beside(printed.segment_design)}. kvplan uses neither."
+    )
+
+
+def _safety_buffer(report: Report, basis: Basis) -> Iterator[Block]:
+    buffer = report.safety_buffer
+    if buffer.kv_std_tokens is None:
+        yield Paragraph(_NO_EQUILIBRIUM)
+        return
+    too_much = (buffer.watermark_fraction or 0) + (report.equilibrium.kv_utilization or 0) > 1
+    watermark = "more than memory has" if too_much else format_percent(buffer.watermark_fraction)
+    yield _figures(
+        basis,
+        ("Spread of KV usage", _unit(buffer.kv_std_tokens, "tokens")),
+        ("Overflow, per iteration", _probability(buffer.overflow_probability_per_iteration)),
+        ("Overflow, whole horizon", _probability(buffer.overflow_probability_horizon)),
+        ("Required memory", _unit(buffer.required_kv_tokens, "tokens")),
+        ("Watermark", watermark),
+        ("Per iteration, by saddlepoint", _probability(buffer.saddlepoint_probability)),
+        ("Per iteration, by compound Poisson", _probability(buffer.exact_pmf_probability)),
+    )
+    yield Paragraph(
+        "The saddlepoint knows that full memory lengthens iterations; the compound Poisson law is exact but for that. "
+        f"The larger counts. {_theorem_bound(buffer)}"
+    )
+
+
+def _probability(value: float | None) -> str:
+    if value is not None and value < _LEAST_PROBABILITY:
+        return f"below {_LEAST_PROBABILITY:g}"
+    return format_number(value, 3)
+
+
+def _theorem_bound(buffer: SafetyBuffer) -> str:
+    if buffer.theorem_bound is None:
+        return "FC Theorem 3.6 says nothing: the mean does not fit."
+    vacuous = ", near-vacuous" if buffer.theorem_bound_is_vacuous else ""
+    bound = format_number(buffer.theorem_bound, 3)
+    return f"FC Theorem 3.6 bounds the overflows in the horizon by {bound} ({Basis.THEOREM.value}{vacuous})."
+
+
+def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
+    simulation = report.simulation
+    assert simulation is not None
+    agreement = {True: "agrees", False: "differs", None: ABSENT}
+    yield _rows(
+        (words("Figure"), *map(number, ("Formula", "Simulated", "95% interval")), Column("")),
+        basis,
+        (
+            (
+                row["figure"],
+                (_probability if row["figure"] == SIMULATED_OVERFLOW else format_number)(row["formula"]),
+                format_number(row["simulated"]),
+                ABSENT if row["ci95"] is None else " to ".join(map(format_number, row["ci95"])),
+                agreement[row["agrees"]],
+            )
+            for row in simulation["comparison"]
+        ),
+    )
+    requests = format_number(simulation["arrivals"]["requests"])
+    yield Paragraph(
+        f"{requests} requests at the offered rates, Poisson, and as many all at once; seed {simulation['seeds'][0]}. "
+        "A figure differs where the formula is outside the interval and off by more than 5%."
+    )
+
+
+def _sources(report: Report, _: Basis) -> Iterator[Block]:
+    rows = ((key, source.kind.value, source.source) for key, source in report.sources.items())
+    yield _cut((Column("Block"), _BASIS, words("Source")), rows)
+
+
+def _notes(report: Report, _: Basis) -> Iterator[Block]:
+    yield Bullets(report.notes)
+
+
+_SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
+    "load": ("Load", _load),
+    "equilibrium": ("Equilibrium", _equilibrium),
+    "saturation": ("Saturation", _saturation),
+    "worst_cycle": ("Worst cycle", _worst_cycle),
+    "stability": ("Stability", _stability),
+    "rate_cap": ("Rate cap", _rate_cap),
+    "wait": ("WAIT thresholds", _wait),
+    "nested_wait": ("Nested WAIT", _nested_wait),
+    "safety_buffer": ("Safety buffer", _safety_buffer),
+    "simulation": ("Simulation", _simulation),
+    "sources": ("Sources", _sources),
+    "notes": ("Notes", _notes),
+}
+_FIGURES = (words("Figure"), words("Value"), _BASIS)
+
+
+def _figures(basis: Basis, *rows: tuple[str, str]) -> Table:
+    """A table of single figures."""
+    return table(_FIGURES, (_figure(name, value, basis) for name, value in rows))
+
+
+def _figure(name: str, value: str, basis: Basis) -> tuple[str, str, str]:
+    """A row of such a table; what does not exist has no basis either."""
+    return name, value, ABSENT if value == ABSENT else basis.value
+
+
+def _rows(columns: Iterable[Column], basis: Basis, rows: Iterable[tuple[str, ...]]) -> Table:
+    """A table of rows that are all known in one way."""
+    return _cut((*columns, _BASIS), ((*row, basis.value) for row in rows))
+
+
+def _cut(columns: Iterable[Column], rows: Iterable[tuple[str, ...]]) -> Table:
+    return table(columns, rows, MAX_ROWS, "… {} more; see --format json")
+
+
+def _rps(value: float) -> str:
+    return format_rate(value, "requests")
+
+
+def _unit(value: float | None, unit: str) -> str:
+    return ABSENT if value is None else f"{format_number(value)} {unit}"
+
+
+def format_radius(radius: float) -> str:
+    """A spectral radius with the digits that tell it from 1: two of the difference, and at least four.
+
+    >>> format_radius(0.9999634), format_radius(1.0), format_radius(0.43218), format_radius(1.0005834)
+    ('0.999963', '1', '0.4322', '1.00058')
+    """
+    distance = abs(1 - radius)
+    if not 0 < distance < 1:
+        return format_number(radius)
+    # above 1 the leading digit takes one more
+    digits = 1 - math.floor(math.log10(distance)) + (radius > 1)
+    return format_number(radius, min(max(4, digits), _MAX_DIGITS))
