@@ -44,13 +44,13 @@ class ProfileError(UsageError):
 
     Parameters
     ----------
-    source : str
+    source
         File name, ``<stdin>``, or the name of a shipped profile.
-    message : str
+    message
         What was seen and what is allowed.
-    key : str, optional
+    key
         Path of the offending key, such as ``classes[0].decode``.
-    line : int, optional
+    line
         Line of that key in the text, counted from 1.
     """
 

@@ -55,9 +55,9 @@ def mean_queue(arrivals: float, budget: int) -> float:
 
     Parameters
     ----------
-    arrivals : float
+    arrivals
         Mean arrivals per iteration, below `budget`.
-    budget : int
+    budget
         Admissions per iteration.
 
     Returns

@@ -84,19 +84,19 @@ class PerRequest(NamedTuple):
 
     Attributes
     ----------
-    held : float
+    held
         KV token-iterations of memory, half-filled blocks included (A_b over Σλ).
-    read : float
+    read
         KV token-iterations of context read.
-    prefill_tokens : float
+    prefill_tokens
         Prompt tokens computed for it; none where they arrive ready-made.
-    work_s : float
+    work_s
         Seconds that it adds to iterations in proportion to what it reads and computes.
-    steepest_s : float
+    steepest_s
         Seconds that it adds to very large iterations (Λ over Σλ); `work_s` where the law is linear.
-    iterations : float
+    iterations
         Iterations it stays, n.
-    computed_tokens : float
+    computed_tokens
         All tokens the engine computes for it: prompt (unless ready-made) and decode steps.
     """
 
@@ -409,7 +409,7 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
 
     Parameters
     ----------
-    models : sequence of ServingModel
+    models
         All with the same number of decode lengths in each class, and one prefill convention.
 
     Examples

@@ -65,7 +65,7 @@ def fluid_map(stages: IntArray, first_weight: FloatArray, share: FloatArray, cap
     ----------
     stages, first_weight, share : ndarray, shape (n_rows,)
         Iterations n_i, KV tokens a_i at stage 0, share p_i of the admissions.
-    capacity : float
+    capacity
         KV tokens.
 
     Examples
@@ -92,7 +92,7 @@ class State(NamedTuple):
     ----------
     mass : ndarray, shape (L,)
         Mass of the cohort admitted in iteration t, at index t mod L; 0 where none is left.
-    clock : int
+    clock
         Iterations done.
     """
 

@@ -57,7 +57,7 @@ class Instance(NamedTuple):
         Held in stage 0; a token more in each later one.
     decode_tokens : ndarray of int64
     capacity : int, tokens
-    block_tokens : int
+    block_tokens
         Tokens are held in whole blocks.
     """
 
@@ -74,13 +74,13 @@ class Bound(NamedTuple):
 
     Attributes
     ----------
-    bound : float
+    bound
         Not surpassed by any policy; the optimum itself where `proven`.
-    value : float or None
+    value
         Of the best schedule found.
-    proven : bool
+    proven
         Whether that schedule is optimal.
-    gap : float or None
+    gap
         Relative difference between the two, as HiGHS gives it; 0 where proven.
     starts : tuple of (int or None), or None
         The schedule: slot in which each request begins, None if never.
@@ -101,7 +101,7 @@ def hindsight(
 
     Parameters
     ----------
-    horizon : int, optional
+    horizon
         Slots after which nothing counts; needed for all metrics but latency, which has none.
 
     Raises

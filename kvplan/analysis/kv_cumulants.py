@@ -45,9 +45,9 @@ class ClusterGrid(NamedTuple):
 
     Attributes
     ----------
-    fixed_time_s : float
+    fixed_time_s
         d0, seconds.
-    longest : float
+    longest
         L, iterations.
     edge : ndarray, shape (n_cells + 1,), iterations
     rate : ndarray, shape (n_cells, n_rows), requests/s
@@ -82,7 +82,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
 
     Parameters
     ----------
-    fineness : int
+    fineness
         Iterations that are resolved one by one; later cells span 1/fineness of the time passed.
 
     References

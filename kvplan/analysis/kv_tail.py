@@ -43,13 +43,13 @@ class CumulantTable:
 
     Attributes
     ----------
-    shift : float
+    shift
         What the grid's mean lacks to the exact one, tokens; added to K'.
     theta : ndarray, shape (n_points,), 1/tokens
         One of them is 0.
     value : ndarray, shape (3, n_points)
         K, K' (tokens), K'' (tokens²).
-    singular : float
+    singular
         A θ at which E e^{θ·KV} is infinite; inf where none is known.
     """
 
@@ -141,9 +141,9 @@ def log_upper_tail(theta: float, k: float, slope: float, curvature: float, skewn
     Parameters
     ----------
     theta : float, 1/tokens
-    k, slope, curvature : float
+    k, slope, curvature
         K(θ), K'(θ) (tokens) and K''(θ) (tokens²).
-    skewness : float
+    skewness
         At θ = 0, where the formula is 0/0.
 
     Returns
@@ -194,9 +194,9 @@ class Tail(NamedTuple):
 
     Attributes
     ----------
-    log_probability : float
+    log_probability
         log P(KV > M) at the memory asked for; -inf below the smallest float.
-    level : float
+    level
         KV usage that is exceeded with the probability asked for, tokens; -inf where every usage is exceeded with
         less.
     """
@@ -210,11 +210,11 @@ class UsageScale(NamedTuple):
 
     Attributes
     ----------
-    mean : float
+    mean
         M*.
-    std_without_feedback : float
+    std_without_feedback
         At constant iteration time; the true standard deviation is larger.
-    largest : float
+    largest
         Most that one request holds.
     """
 
@@ -231,7 +231,7 @@ def saddlepoint_tail(
     Parameters
     ----------
     level : float, tokens
-    log_probability : float
+    log_probability
         Natural logarithm of a probability, at most 0.
 
     Returns
@@ -332,7 +332,7 @@ class UsagePmf:
 
     Attributes
     ----------
-    step : float
+    step
         Tokens between two points.
     probability : ndarray, shape (n_points,)
         Of usage 0, step, 2·step, …
@@ -360,7 +360,7 @@ def usage_pmf(
     stages : ndarray of int64, shape (n_rows,)
     per_stage : ndarray, shape (n_rows,)
         Mean number of requests at each stage, λ τ*.
-    max_points : int
+    max_points
         Above, the lattice is coarsened: a jump between two of its points goes to both in shares that keep its mean.
 
     Returns

@@ -59,21 +59,21 @@ class Pool(NamedTuple):
 
     Attributes
     ----------
-    gcd : int
+    gcd
         Of the iteration counts.
-    stable, certified : bool
+    stable, certified
         As in the report.
-    kind : CycleKind
+    kind
         How the worst cycle is known.
-    loss : float
+    loss
         Share of completions per iteration lost in it, 0 <= loss < 1.
-    settled : bool or None
+    settled
         Whether the fluid map came to rest; None where it was not needed.
-    worst_rps, sustainable_rps : float
+    worst_rps, sustainable_rps
         Requests/s of one replica in the worst cycle, and at most.
-    offered_rps : float
+    offered_rps
         Requests/s of all the classes together.
-    decode_tokens : float
+    decode_tokens
         Mean decode length of a request.
     """
 
@@ -113,11 +113,11 @@ class Score(NamedTuple):
 
     Attributes
     ----------
-    unserved : float
+    unserved
         Share of the requests beyond the sustainable rates of their groups.
-    spectral_radius : float
+    spectral_radius
         Of the worst group.
-    headroom : float
+    headroom
         Of the tightest group.
     """
 
@@ -171,15 +171,15 @@ class Change(NamedTuple):
 
     Attributes
     ----------
-    old_decode, new_decode : int
+    old_decode, new_decode
         Tokens.
-    pool : Pool
+    pool
         Of the group as it becomes.
-    expected_loss : float
+    expected_loss
         Of the whole placement as it becomes.
-    offered_tokens_per_s : float
+    offered_tokens_per_s
         Decode tokens/s asked for, as they change.
-    collapsed_tokens : float
+    collapsed_tokens
         Decode tokens/s that the group serves in its worst cycle, relative change.
     """
 
@@ -257,9 +257,9 @@ def give_replicas(needs: Sequence[float], replicas: int) -> tuple[int, ...]:
 
     Parameters
     ----------
-    needs : sequence of float
+    needs
         Above 0, one for each group.
-    replicas : int
+    replicas
         At least as many as groups.
 
     References
@@ -343,13 +343,13 @@ def compare(
 
     Parameters
     ----------
-    model : ServingModel
+    model
         Traffic of all replicas together.
-    replicas : int
+    replicas
         At least 1.
-    seed : int
+    seed
         Of the local search, which is as deterministic as the exact one.
-    progress : function, optional
+    progress
         Told now and then what part is done, about.
 
     References
@@ -453,13 +453,13 @@ def local_search(
 
     Parameters
     ----------
-    count : int
+    count
         Classes.
-    pool_of : function
+    pool_of
         The pool of a set of classes, a bit mask.
-    starts : sequence of tuple of int
+    starts
         Partitions; what comes out is never worse than any of them.
-    max_pools : int
+    max_pools
         Sets of classes that may be looked at before the search is ended.
 
     Returns

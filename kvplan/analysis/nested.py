@@ -51,22 +51,22 @@ class Segment(NamedTuple):
 
     Attributes
     ----------
-    upto_decode : int
+    upto_decode
         Decode length at which it ends, l'_k, tokens.
-    rate_rps : float
+    rate_rps
         Requests that reach it, Λ_k, requests/s.
-    continue_probability : float or None
+    continue_probability
         Share of the segment before that goes on to it, p_k; None for the first.
-    threshold : int
+    threshold
         Requests kept at every stage, n_k.
-    theta : float or None
+    theta
         Decay rate of the queue at its start, per request; None for the first, and where the queue cannot outgrow n_k.
-    queue_bound : float or None
+    queue_bound
         Requests waiting at its start, c_k, exceeded with probability at most δ in all; None for the first, whose
         queue holds no KV.
-    input_tokens : float
+    input_tokens
         Mean input of the requests that reach it, tokens.
-    kv_tokens : float
+    kv_tokens
         Tokens its stages hold when filled.
     """
 
@@ -92,17 +92,17 @@ class NestedWait(NamedTuple):
 
     Attributes
     ----------
-    feasible : bool
+    feasible
         Whether Λ < 1, to 1e-12; otherwise there are no segments and every number is None.
-    base_kv_tokens, boundary_kv_tokens, high_probability_kv_tokens, required_kv_tokens : float or None
+    base_kv_tokens, boundary_kv_tokens, high_probability_kv_tokens, required_kv_tokens
         Filled segments, n_k at every boundary, what queues exceed that by with probability δ; and their sum.
-    iteration_time_s : float or None
+    iteration_time_s
         Mean iteration time with every segment filled, ΔT, seconds.
-    iterations : int or None
+    iterations
         Iterations within the horizon, ⌈horizon/ΔT⌉.
-    smallest_thresholds_kv_tokens : float or None
+    smallest_thresholds_kv_tokens
         What the same segments require with the smallest thresholds.
-    mixed_inputs : bool
+    mixed_inputs
         Whether inputs differ: segments then count with their mean input, and memory holds in the mean over them.
     """
 
@@ -474,10 +474,10 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
 
     Parameters
     ----------
-    delta : float
+    delta
         Accepted probability δ that queues outgrow the buffer within the horizon, 0 < δ <= 1.
     horizon_s : float, seconds
-    segments : int or None
+    segments
         Number of segments; None chooses the number that needs the least memory.
 
     Examples

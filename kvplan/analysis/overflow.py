@@ -36,24 +36,24 @@ class SafetyBuffer(NamedTuple):
 
     Attributes
     ----------
-    kv_std_tokens : float
+    kv_std_tokens
         Standard deviation of KV usage, its feedback on iteration times included.
-    overflow_probability_per_iteration : float
+    overflow_probability_per_iteration
         P(KV > M), the larger of the two below.
-    overflow_probability_horizon : float
+    overflow_probability_horizon
         Bound of the probability of any overflow in the horizon, at most 1.
-    required_kv_tokens : int
+    required_kv_tokens
         Smallest memory with that bound at most δ, but enough for the longest request.
-    watermark_fraction : float
+    watermark_fraction
         (required - M*)/M: what to keep free above the mean usage, as a fraction of blocks; negative where an
         overflow is so welcome that less than the mean is enough.
-    theorem_bound : float or None
+    theorem_bound
         FC's bound of the expected overflows in the horizon; None where the mean does not fit.
-    theorem_bound_is_vacuous : bool
+    theorem_bound_is_vacuous
         It is above one half, or there is none.
-    saddlepoint_probability : float
+    saddlepoint_probability
         P(KV > M) with feedback, smooth.
-    exact_pmf_probability : float or None
+    exact_pmf_probability
         P(KV > M) without feedback, exact; None where requests are too long for it, 0 below 1e-12.
     """
 
@@ -76,11 +76,11 @@ def safety_buffer(
 
     Parameters
     ----------
-    delta : float
+    delta
         Accepted probability of an overflow within the horizon, above 0 and at most 1.
-    horizon_s : float
+    horizon_s
         Seconds; counts as one iteration at least.
-    budgets : sequence of int, optional
+    budgets
         Admissions per iteration and class that FC's bound is for. Without them, the smallest whole number above the
         arrivals.
 
@@ -150,9 +150,9 @@ class UsageLaw(NamedTuple):
 
     Attributes
     ----------
-    scale : UsageScale
+    scale
         Of the law on the grid.
-    stretch : float
+    stretch
         Usage is that of the grid, times this; 1 unless Λ is within 1e-3 of 1.
     """
 
@@ -239,7 +239,7 @@ def flow_control_bound(given: FlowControl) -> float | None:
 
     Parameters
     ----------
-    given : FlowControl
+    given
         T iterations, M, mean KV usage, A (the most requests admitted in an iteration), C (the longest input or decode
         length, tokens).
 

@@ -115,9 +115,9 @@ def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float =
     ----------
     w : ndarray, shape (L,)
         Positive coefficients, highest power first.
-    radius : float
+    radius
         Positive.
-    relative_error : float
+    relative_error
         Bound on the relative error of each coefficient; the count holds for every polynomial within it.
 
     Returns
@@ -194,9 +194,9 @@ def leading_roots(w: FloatArray, largest: float, most: int) -> ComplexArray:
     ----------
     w : ndarray, shape (L,)
         Positive coefficients, highest power first.
-    largest : float
+    largest
         The largest modulus, of `largest_root`.
-    most : int
+    most
         How many at most; a root and its conjugate are not parted.
 
     Returns
@@ -242,7 +242,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     ----------
     w : ndarray, shape (L,)
         Positive coefficients, highest power first.
-    relative_error : float
+    relative_error
         Bound on the relative error of each coefficient; the certificate holds within it.
 
     Returns
@@ -299,7 +299,7 @@ def all_inside_exact(coefficients: list[int]) -> bool:
 
     Parameters
     ----------
-    coefficients : list of int
+    coefficients
         Highest power first, leading coefficient positive. The cost grows like L³ and more: keep L in the hundreds.
 
     References

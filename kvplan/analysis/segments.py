@@ -31,11 +31,11 @@ class Lengths(NamedTuple):
         Their mean input.
     work_to : ndarray, shape (n_lengths + 1,)
         Work rate (fraction of each second) of all stages before each length ends; the last entry is Λ.
-    prompt_stages : int
+    prompt_stages
         Stages before the first decode stage: 1 when `inline`.
     padding : float, tokens
         What pages hold beyond the tokens of a request, on average.
-    prefill_tokens : float
+    prefill_tokens
         Prefill work of a fresh request, on average.
     """
 
@@ -77,7 +77,7 @@ class Segments:
         Number of segments.
     prefill_tokens : ndarray, shape (n_candidates,), tokens
         Of one request.
-    windows : Windows or None
+    windows
         All requests as one stream, where rates vary. The first row of `rate` is then their mean rate, rows below what
         `continuing` makes of it, which is the worst of any time; as are the figures of single segments.
     """
@@ -179,7 +179,7 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
 
     Parameters
     ----------
-    ends : list of ndarray of int64
+    ends
         For each candidate the positions in `lengths.decode` at which its segments end, ascending to the last.
 
     References
@@ -222,11 +222,11 @@ def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) 
 
     Parameters
     ----------
-    model : ServingModel
+    model
         With a schedule.
-    lengths : Lengths
+    lengths
         Of the mean rates.
-    ends : list of ndarray of int64
+    ends
         As for `segments_of`.
     """
     found = segments_of(lengths, ends)
@@ -262,7 +262,7 @@ def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
 
     Parameters
     ----------
-    count : int or None
+    count
         Number of segments, at most the distinct lengths; None tries every number to 24 and some to 128.
 
     Returns

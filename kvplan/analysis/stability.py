@@ -81,7 +81,7 @@ def spectrum(
         Survival weights W_k > 0, tokens.
     exact : callable returning a list of int, optional
         Integers proportional to the same weights, asked for where a root is too close to the circle for floats.
-    relative_error : float
+    relative_error
         Bound on the relative error of each w_k.
 
     References

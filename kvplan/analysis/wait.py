@@ -39,13 +39,13 @@ class ClassWait(NamedTuple):
 
     Attributes
     ----------
-    threshold : int or None
+    threshold
         Requests kept at every stage, n_i.
-    mean_wait_bound_s : float or None
+    mean_wait_bound_s
         Upper bound on the mean wait before the first iteration, seconds; exact for a single class.
-    latency_s : float or None
+    latency_s
         That wait, then one interval n_i/λ_i for every further iteration, then ΔT; seconds.
-    queue_bound : float or None
+    queue_bound
         Bound on the mean number waiting when an iteration starts, requests; exact for a single class.
     """
 
@@ -61,15 +61,15 @@ class DialRow(NamedTuple):
 
     Attributes
     ----------
-    interval_s : float
+    interval_s
         Time t in which n_i requests of class i arrive, seconds; the same for every class.
-    iteration_time_s : float
+    iteration_time_s
         ΔT at t, seconds.
-    kv_tokens : float
+    kv_tokens
         Memory Σ n_i S_i, tokens.
-    throughput_rps : float
+    throughput_rps
         Largest total rate that these thresholds keep up with, tΣλ/ΔT, requests/s.
-    latency_s : float
+    latency_s
         Mean over requests of t/2 + (iterations - 1)·t + ΔT, seconds.
     """
 
@@ -165,9 +165,9 @@ def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tu
 
     Parameters
     ----------
-    means : ClassMeans
+    means
         λ_i and c_i; `rate_rps` is the mean where rates vary.
-    windows : Windows, optional
+    windows
         One stream for each class, where rates vary.
 
     Returns
@@ -351,11 +351,11 @@ def queue_at_start(arrivals: float, threshold: int, *, alone: bool) -> float:
 
     Parameters
     ----------
-    arrivals : float
+    arrivals
         Mean arrivals during one iteration a = λΔT, below `threshold`.
-    threshold : int
+    threshold
         n.
-    alone : bool
+    alone
         Whether the class has the replica to itself.
 
     Returns

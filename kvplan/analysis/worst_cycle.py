@@ -90,13 +90,13 @@ def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps
 
     Parameters
     ----------
-    stages : int
+    stages
         Iterations n of a request.
-    first_weight : float
+    first_weight
         KV tokens a at stage 0 (s + 1, or s for `inline`).
-    capacity : float
+    capacity
         KV tokens.
-    gaps : sequence of int
+    gaps
         Iterations between successive cohorts around one period; they sum to `stages`.
 
     Raises
@@ -159,7 +159,7 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
     ----------
     weight : ndarray, shape (L,), tokens
         Survival weights W_k.
-    g : int
+    g
         Divides L.
 
     References
@@ -265,9 +265,9 @@ def mixed_cycle(
 
     Parameters
     ----------
-    stable : bool
+    stable
         Whether the eviction-free equilibrium is proved stable: then nothing else is taken to attract.
-    max_iterations, compile_above : int, optional
+    max_iterations, compile_above
         As for `kvplan.analysis.fluid_map.find_attractor`.
 
     Returns

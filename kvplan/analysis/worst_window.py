@@ -129,15 +129,15 @@ class Peak(NamedTuple):
 
     Attributes
     ----------
-    least_rps, mean_rps, most_rps : float
+    least_rps, mean_rps, most_rps
         Total rate.
-    offered_rps, sustainable_rps : float
+    offered_rps, sustainable_rps
         When the load is heaviest against what is sustainable for the mix of that time.
-    overloaded_s : float
+    overloaded_s
         Time of each period in which more is offered than is sustainable.
-    course : Course
+    course
         Of the total rate.
-    same_mix : bool
+    same_mix
         Whether only the total varies, not the mix.
     """
 

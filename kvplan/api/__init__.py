@@ -18,7 +18,7 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
 
     Parameters
     ----------
-    profile : str or path, optional
+    profile
         A TOML file, or the name of a shipped profile; the shipped default if None.
 
     Raises
@@ -82,7 +82,7 @@ def simulate(
 
     Parameters
     ----------
-    settings : mapping, optional
+    settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
     arrivals
         ``poisson``, ``gamma``, ``burst``, ``saturated`` or ``closed``.
@@ -147,7 +147,7 @@ def sweep(
 
     Parameters
     ----------
-    vary : mapping
+    vary
         Numbers of the profile by key, such as ``{"gpu.memory_tokens": "20k:400k:20", "classes.chat.rate": [1, 2]}``.
     columns
         Keys of the report, ``*`` for anything, in a list or a text with commas; a few if None.

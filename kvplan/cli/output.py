@@ -68,7 +68,7 @@ def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
 
     Parameters
     ----------
-    files : mapping of str to bytes
+    files
         By name.
 
     Raises

@@ -129,7 +129,7 @@ def folded(changes: Sequence[Change], document: Mapping[str, Any]) -> list[Row]:
 
     Parameters
     ----------
-    document : mapping
+    document
         What they are changes of; says how many entries a list has.
 
     Examples

@@ -26,7 +26,7 @@ class SettingsGate:
 
     Parameters
     ----------
-    stability : Stability, optional
+    stability
         Of the model, where it is known: the limits of an engine do not change it.
 
     Examples

@@ -241,11 +241,11 @@ def advise(
 
     Parameters
     ----------
-    requests : int
+    requests
         In each run that `measure` makes.
-    measure : function
+    measure
         From variants to what was measured of each, None where a run could not be ended.
-    required : sequence of Requirement
+    required
         What the profile demands of itself; whatever it says, the verdict must not get worse.
 
     Raises

@@ -42,19 +42,19 @@ class Setting(NamedTuple):
 
     Attributes
     ----------
-    since : str
+    since
         Since when it exists, as far as that was verified.
-    values : function
+    values
         Those that follow from a report.
-    parameter : str
+    parameter
         Of the policy.
-    policy : str
+    policy
         Simulated in place of the engine's, where no parameter does it.
-    applies : function
+    applies
         Whether it is the one to set for a model, where an engine has several of a kind.
-    section : str
+    section
         Of the configuration file, if it is inside one.
-    earlier : str
+    earlier
         What does it in earlier versions, with its value in the place of {}.
     """
 
@@ -87,13 +87,13 @@ class Engine(NamedTuple):
 
     Attributes
     ----------
-    policy : str
+    policy
         Simulates it with its defaults.
-    note : str
+    note
         What its simulation takes for granted.
-    mentions : function
+    mentions
         Settings that are not simulated; from report, model, plan and most running requests, infinite without a cap.
-    assigns : str
+    assigns
         Between a setting and its value.
     """
 

@@ -24,11 +24,11 @@ class Part(NamedTuple):
 
     Attributes
     ----------
-    table : str
+    table
         Its name; "classes" takes the place of ``[workload]`` too.
-    about : tuple of str
+    about
         Paragraphs that say where it comes from; a comment above it.
-    body : str
+    body
         TOML, its header included.
     """
 
@@ -50,11 +50,11 @@ def composed(
 
     Parameters
     ----------
-    source : str
+    source
         What was measured: the file that messages name.
-    replica, traffic : str, optional
+    replica, traffic
         Names that take the place of those in the name of `base`.
-    default_base : bool
+    default_base
         Nobody asked for `base`: its tables are marked as not measured, and classes that do not fit in measured
         memory are left out.
 

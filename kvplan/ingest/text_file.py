@@ -25,13 +25,13 @@ class Lines:
 
     Attributes
     ----------
-    source : str
+    source
         What messages call the text.
-    number : int
+    number
         Of the line taken last, counted from 1.
-    last : str
+    last
         That line, with its end.
-    sha256 : str
+    sha256
         Of the bytes of the file, as stored; empty until it was read to its end.
     """
 
@@ -64,7 +64,7 @@ def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
 
     Parameters
     ----------
-    errors : str
+    errors
         What becomes of bytes that are not UTF-8: "strict" refuses the file, "replace" reads on.
 
     Raises

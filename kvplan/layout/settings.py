@@ -40,7 +40,7 @@ def text(
 
     Parameters
     ----------
-    width : int
+    width
         Columns that comments may take; at least 40.
     """
     columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])

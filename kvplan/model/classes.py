@@ -15,13 +15,13 @@ class RequestClass:
 
     Attributes
     ----------
-    input_tokens : int
+    input_tokens
         Prompt length s.
-    decode_tokens : tuple of int
+    decode_tokens
         Distinct decode lengths d, ascending.
-    decode_weights : tuple of float
+    decode_weights
         Weight of each length as written in the profile; not normalised.
-    rate_rps : float
+    rate_rps
         Arrival rate λ, requests/s.
     """
 
@@ -54,7 +54,7 @@ class Mix:
         Prefill work of a fresh request: s, or 0 where prompts arrive ready-made.
     computed_tokens : ndarray of int64, tokens
         All that the engine computes for a fresh request.
-    read, held : Weights
+    read, held
         Context that a request reads at each stage, which costs time; memory that it holds.
     rate_rps : ndarray of float64, requests/s
     share : ndarray of float64

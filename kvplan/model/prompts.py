@@ -29,7 +29,7 @@ class Prompts:
     count : ndarray, shape (n_lengths,)
         Mean prompts of each length.
     tokens : ndarray, shape (n_lengths,), tokens
-    most : float
+    most
         An iteration computes no more; the rest waits for the next, so that the mean stays.
 
     Examples

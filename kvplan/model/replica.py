@@ -22,9 +22,9 @@ class Plan:
 
     Attributes
     ----------
-    delta : float
+    delta
         Accepted probability of one overflow within the horizon.
-    segments : int or None
+    segments
         Nested WAIT segments; None lets the planner choose.
     """
 

@@ -150,7 +150,7 @@ class SineCourse:
 
     Attributes
     ----------
-    amplitude : float
+    amplitude
         0 to 1.
     peak_s : float, seconds
         Time of the largest factor.
@@ -263,7 +263,7 @@ class Steps:
     ----------
     starts_s : tuple of float, seconds
         Ascending from 0.
-    factors : tuple of tuples of float
+    factors
         For each step the factor of every class, in profile order; no class has 0 in every step.
     """
 

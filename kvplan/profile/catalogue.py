@@ -12,7 +12,7 @@ def description(text: str) -> str:
 
     Parameters
     ----------
-    text : str
+    text
         TOML.
 
     Returns

@@ -32,9 +32,9 @@ def offsets(text: str, paths: Sequence[KeyPath]) -> list[int]:
 
     Parameters
     ----------
-    text : str
+    text
         Valid TOML with ``\\n`` line ends.
-    paths : sequence of tuples
+    paths
         Keys, and indices of list elements, from the outermost.
 
     Examples

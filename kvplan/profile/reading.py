@@ -33,15 +33,15 @@ class Profile:
 
     Attributes
     ----------
-    name : str
+    name
         As the profile calls itself.
-    source : str
+    source
         Where it came from: file name, ``<stdin>``, or the name of a shipped profile.
-    sha256 : str
+    sha256
         Of the bytes read.
-    text : str
+    text
         The TOML text, line ends as ``\\n``.
-    requirements : tuple of str
+    requirements
         ``[gate] require``, as written.
     """
 
@@ -58,7 +58,7 @@ class Profile:
 
         Parameters
         ----------
-        message : str
+        message
             What was seen and what is allowed.
         *path : str or int
             Keys and list indices, such as ``"gate", "require", 0``.
@@ -79,7 +79,7 @@ class Profile:
 
         Parameters
         ----------
-        values : mapping of key path to value
+        values
             As TOML would give them.
 
         Raises
@@ -109,7 +109,7 @@ def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
 
     Parameters
     ----------
-    reference : str or None
+    reference
         A path, ``-`` for standard input, or the name of a shipped profile; a path that exists wins over a
         shipped name. None is the shipped `DEFAULT_PROFILE`.
     stdin : binary file
@@ -187,9 +187,9 @@ def parse_profile(data: bytes, source: str) -> Profile:
 
     Parameters
     ----------
-    data : bytes
+    data
         TOML in UTF-8.
-    source : str
+    source
         What messages call the file.
 
     Raises

@@ -413,7 +413,7 @@ def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
 
     Parameters
     ----------
-    values : mapping of key path to value
+    values
         As `check_values` gives them: times in seconds, ``decode`` as weights by length. None takes a key away.
 
     Raises

@@ -60,7 +60,7 @@ class Run:
         Simulated; None: the report of the workload, unless `fluid` or `gaps` is given.
     set
         ``POLICY.KEY=VALUE``.
-    grid : mapping of str to tuple
+    grid
         ``POLICY.KEY`` to values to try; the best one by `best` is kept.
     best
         Figure by which it is chosen: the largest, or with a minus sign in front the smallest.

@@ -236,18 +236,18 @@ def run(
 
     Parameters
     ----------
-    policy : function
+    policy
         Forms the batch of an iteration; see `kvplan.simulation.policies`.
-    setup : Setup
+    setup
         From the policy's `prepare`.
-    horizon_s : float, optional
+    horizon_s
         Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
         later than those given.
-    compile : bool, optional
+    compile
         Run the compiled loop, or never. None: after two seconds. The results are the same.
-    watch : function, optional
+    watch
         Told now and then how many requests are done; the run stops where it answers False.
-    announce : function, optional
+    announce
         Told before the loop is compiled, if no earlier run has left it on disk; and whether this one will.
     """
     if requests.more_later and (horizon_s is None or requests.clients is not None):

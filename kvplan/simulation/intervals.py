@@ -62,7 +62,7 @@ def over_runs(values: Sequence[float]) -> Interval | None:
 
     Parameters
     ----------
-    values : sequence of float
+    values
         The figure, one value a run.
 
     Examples
@@ -155,9 +155,9 @@ def quantile_interval(
     Parameters
     ----------
     values : ndarray, shape (n_values,)
-    share : float
+    share
         0.99 for the 99th percentile.
-    quantile : callable
+    quantile
         Quantile function of the whole run.
 
     Returns
@@ -194,7 +194,7 @@ def queue_grows(time_s: FloatArray, waiting: IntArray, start_s: float, end_s: fl
     time_s : ndarray, shape (n_records,), seconds, ascending
     waiting : ndarray, shape (n_records,)
         Requests in the queue from this record to the next.
-    start_s, end_s : float
+    start_s, end_s
         The window, seconds. False where its second half has fewer than 32 records.
 
     References

@@ -140,16 +140,16 @@ def policy_result(
 
     Parameters
     ----------
-    parameters : mapping
+    parameters
         As run, defaults filled in.
     runs : sequence of (Requests, Outcome)
         At least one. With two or more, intervals are over runs, else from batches of the one.
-    class_names : sequence of str
+    class_names
         In the order that `Requests.class_index` counts.
-    horizon_s : float or None
+    horizon_s
         Where the clock was to stop, seconds; None where runs ended with their requests. Rates per second are
         over the horizon, else over the makespan (as for a run that was interrupted).
-    saturated : bool
+    saturated
         All requests were there at the start: a queue that is not judged.
 
     Examples

@@ -23,7 +23,7 @@ class Series:
 
     Attributes
     ----------
-    stride : int
+    stride
         Iterations between two records.
     time_s : ndarray, shape (n_records,)
         Clock at the end of the iteration.
@@ -58,27 +58,27 @@ class Outcome:
         evicted later and had to begin again. Arrivals of a closed loop are those that came about.
     evictions : ndarray of int64, shape (n_requests,)
         How often each request was evicted.
-    end_s : float
+    end_s
         Clock when the run ended.
-    iterations : int
+    iterations
         Batches executed.
-    recomputed_tokens : int
+    recomputed_tokens
         KV tokens held at evictions: work that was lost.
-    computed_tokens : int
+    computed_tokens
         KV tokens computed in all: prompts (unless they arrive ready-made) and generated tokens, lost ones included.
-    busy_s : float
+    busy_s
         Time of all iterations.
-    kv_sum : float
+    kv_sum
         Sum over iterations of the memory held while they ran, tokens.
-    kv_peak, queue_peak : int
+    kv_peak, queue_peak
         Most memory held in a batch, tokens; most requests waiting when a batch began.
     kv_histogram : ndarray of int64, shape (n_bins,)
         Iterations by memory held while they ran; bin j holds j·bin_tokens up to (j+1)·bin_tokens, exclusive.
-    resident : int
+    resident
         Requests that hold memory at the end.
-    stuck : bool
+    stuck
         A livelock because of a request that can never fit, even alone; else of requests that evict each other.
-    overflows : int
+    overflows
         Iterations that began with more than the memory, so that somebody was evicted.
     """
 

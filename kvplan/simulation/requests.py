@@ -27,9 +27,9 @@ class Requests:
     input_tokens, decode_tokens : ndarray of int64, shape (n_requests,), tokens
     class_index : ndarray of int64, shape (n_requests,)
         Position of the class in the profile; 0 for requests of a trace.
-    clients : int or None
+    clients
         Closed loop: so many requests are there at first, and each completion brings the next. None: open.
-    more_later : bool
+    more_later
         Others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last.
     """
 
@@ -49,9 +49,9 @@ def poisson(
     Parameters
     ----------
     rng : numpy.random.Generator
-    requests : int or None
+    requests
         How many in all; None: as many as arrive before the horizon.
-    horizon_s : float or None
+    horizon_s
         Seconds; at least one of the two is given, the earlier end counts.
 
     Examples
@@ -87,9 +87,9 @@ def burst(
     Parameters
     ----------
     rng : numpy.random.Generator
-    high, low : float
+    high, low
         Factors of the rates, at least 0 and the one of some time above 0.
-    on_s, off_s : float
+    on_s, off_s
         How long each of them holds, seconds, in turns.
     requests, horizon_s
         As for `poisson`.
@@ -134,7 +134,7 @@ def renewal(
     Parameters
     ----------
     rng : numpy.random.Generator
-    cv : float
+    cv
         Above 0.
     requests, horizon_s
         As for `poisson`.

@@ -167,7 +167,7 @@ class Setup(NamedTuple):
         last of a policy that hands requests on.
     knobs : ndarray of float64
         Parameters, for the policy's own eyes.
-    capacity_blocks : int or None
+    capacity_blocks
         Blocks that it may use; None: all that fit in memory.
     first_weight, stages : ndarray of int64 or None, shape (n_requests,)
         Where the policy counts memory as its engine does; None: the profile's prefill convention.
@@ -175,7 +175,7 @@ class Setup(NamedTuple):
         Blocks or tokens that an admission promises until the request leaves; None: nothing is promised.
     expected : ndarray of int64 or None, shape (n_requests,)
         Stages that the policy expects of each request; None: it looks at no later tick.
-    ranks : int
+    ranks
         How many ranks there are, numbered from 0; 0: the policy has none.
     """
 

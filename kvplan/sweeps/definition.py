@@ -46,11 +46,11 @@ class Sweep:
 
     Attributes
     ----------
-    name, sha256, text : str
+    name, sha256, text
         Of the profile.
-    sample : Sample or None
+    sample
         None is a grid.
-    version : str
+    version
         Of kvplan.
     """
 
@@ -120,13 +120,13 @@ def define(
 
     Parameters
     ----------
-    vary : sequence of str
+    vary
         See `kvplan.sweeps.vary.parse_axes`.
-    sample : str, optional
+    sample
         ``random:N`` or ``lhs:N``.
-    columns : sequence of str, optional
+    columns
         See `kvplan.sweeps.columns.expand`; a few if None.
-    runs : Runs, optional
+    runs
         What to simulate.
 
     Raises

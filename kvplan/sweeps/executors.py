@@ -33,11 +33,11 @@ class Engine:
 
     Attributes
     ----------
-    ahead : int
+    ahead
         How many pieces of work to give to it before the first is back.
-    failure : function
+    failure
         Why work that was given to it will never be done; None as long as it will. It may raise `BrokenProcessPool`.
-    cancelled : str
+    cancelled
         What it means when it cancels work by itself.
     """
 

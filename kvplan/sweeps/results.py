@@ -48,9 +48,9 @@ def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value
 
     Parameters
     ----------
-    path : Path
+    path
         That `kvplan.sweeps.run.sweep` has written.
-    names : sequence of str
+    names
         Of columns.
     """
     found: dict[str, list[Value]] = {name: [] for name in names}

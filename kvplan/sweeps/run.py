@@ -43,13 +43,13 @@ def sweep(
 
     Parameters
     ----------
-    path : Path
+    path
         Ends in ``.csv``, ``.jsonl`` or ``.parquet``.
     executor, workers
         See `kvplan.sweeps.executors`.
-    resume : bool
+    resume
         Go on with what an earlier call left there.
-    progress : function, optional
+    progress
         Told after every batch how many points are done, and how many of them by this call.
 
     Raises

@@ -119,9 +119,9 @@ class Store:
 
     Attributes
     ----------
-    done : int
+    done
         Points that it has.
-    dropped : bool
+    dropped
         Whether a line that was cut off has been dropped.
     """
 

@@ -51,19 +51,19 @@ class Axis:
 
     Attributes
     ----------
-    key : str
+    key
         As written; the name of its column.
     path : tuple
         Where the value stands in a profile.
-    text : str
+    text
         The values as written.
-    values : tuple of numbers
+    values
         Empty for a range.
-    low, high : Fraction
+    low, high
         Ends of the range.
-    log : bool
+    log
         Whether its logarithm is spaced evenly.
-    count : int
+    count
         How many values; 0 where a sample draws them.
     """
 
@@ -150,12 +150,12 @@ def parse_axes(
 
     Parameters
     ----------
-    texts : sequence of str
+    texts
         ``KEY=VALUES``: a list with commas, ``LOW:HIGH:COUNT`` or ``LOW:HIGH:logCOUNT``; with a sample ``LOW:HIGH`` or
         ``LOW:HIGH:log``.
-    document : Document
+    document
         The checked profile.
-    tables : mapping
+    tables
         The same as written.
 
     Raises

@@ -40,19 +40,19 @@ class EngineLimits:
 
     Attributes
     ----------
-    memory_tokens : int
+    memory_tokens
         KV capacity, tokens.
-    block_tokens : int or None
+    block_tokens
         Tokens in a block. None: the log does not say.
-    max_num_seqs, max_num_batched_tokens : int or None
+    max_num_seqs, max_num_batched_tokens
         Requests that run at once; tokens computed in an iteration. None: this start does not say.
-    line : int
+    line
         Of the statement used, counted from 1.
-    stated_in : str
+    stated_in
         That line, shortened.
-    sha256 : str
+    sha256
         Of the file; empty for lines from elsewhere.
-    notes : tuple of str
+    notes
         What was assumed, what else the log says, and what does not fit.
     """
 

@@ -12,9 +12,9 @@ class Capacity(NamedTuple):
 
     Attributes
     ----------
-    in_blocks : bool
+    in_blocks
         It counts blocks, not tokens.
-    of_pool : bool
+    of_pool
         It is that of one pool, of which a rank can have several; a total counts before it.
     """
 
@@ -28,19 +28,19 @@ class EngineLog(NamedTuple):
 
     Attributes
     ----------
-    looked_for : str
+    looked_for
         Its statements of a capacity, as a message lists them.
-    words : tuple of str
+    words
         A line without any of these says nothing; looking for them is far cheaper than the expressions.
     limits : tuple of (str, pattern)
         Limits by name, the number being the first group; of two in a line the later one in this list counts.
-    start : str
+    start
         An expression for the line that begins a start; empty where there is none.
-    limits_follow : bool
+    limits_follow
         Limits come after the capacity too.
     concurrency : pattern or None
         A length in tokens and how many requests of it fit, said right after the capacity.
-    block_tokens : int
+    block_tokens
         Of a block, where the log does not say.
     """
 

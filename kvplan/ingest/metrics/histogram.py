@@ -35,7 +35,7 @@ class LengthHistogram:
         Lengths in each bucket.
     total : float, tokens
         Their sum.
-    count : float
+    count
         How many they are.
     """
 
@@ -59,9 +59,9 @@ class Lengths(NamedTuple):
         At least 1.
     weight : ndarray, shape (n_lengths,)
         Requests of each length.
-    empty : float
+    empty
         Requests of no length at all, which are left out.
-    notes : tuple of str
+    notes
         What had to be assumed, or does not fit.
     """
 
@@ -83,11 +83,11 @@ def lengths(histogram: LengthHistogram, what: str, limit: int = POINTS) -> Lengt
 
     Parameters
     ----------
-    histogram : LengthHistogram
+    histogram
         With at least one length.
-    what : str
+    what
         What notes call them: "prompts".
-    limit : int
+    limit
         At least 2.
 
     References
@@ -132,9 +132,9 @@ def independent_classes(
 
     Parameters
     ----------
-    rate_rps : float
+    rate_rps
         Requests per second, of all classes.
-    bins : int
+    bins
         Most classes.
 
     Examples

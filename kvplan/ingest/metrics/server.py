@@ -30,23 +30,23 @@ class ServerMetrics:
 
     Attributes
     ----------
-    models : tuple of str
+    models
         Every model the snapshot names, sorted.
-    memory_tokens, block_tokens : int or None
+    memory_tokens, block_tokens
         KV capacity of one engine, and its blocks, tokens. None: not exported.
-    classes : tuple of RequestClass
+    classes
         Empty where no request finished or there are no histograms of lengths.
-    rate_rps : float or None
+    rate_rps
         Finished requests per second and engine; those of no length included. None: nothing finished.
-    rate_from : str
+    rate_from
         "two snapshots, 300 s apart"; empty without a rate.
-    requests : float
+    requests
         Finished requests of all engines, in the time of the rate.
-    preemptions : float or None
+    preemptions
         In the same time. None: not exported.
-    mean_input, mean_decode : float or None
+    mean_input, mean_decode
         Tokens, by sum and count of the histograms.
-    notes : tuple of str
+    notes
         What was assumed or left out, and what does not fit.
     """
 
@@ -78,15 +78,15 @@ def read_metrics(
 
     Parameters
     ----------
-    earlier : Path, optional
+    earlier
         A snapshot of the same server from before; classes and rates are those of the time between.
-    interval_s : float, optional
+    interval_s
         Seconds between the two; of a single one, seconds that its counters cover. Without it, snapshots with
         timestamps tell; a single one also by the time its counters were created.
-    now_s : float, optional
+    now_s
         When a single snapshot was taken, seconds since 1970. Without it, by its timestamps, else as the file was
         last modified.
-    model : str, optional
+    model
         The model wanted, where there are several.
 
     Raises

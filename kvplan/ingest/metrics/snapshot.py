@@ -32,15 +32,15 @@ class EngineMetrics:
 
     Attributes
     ----------
-    prefix : str
+    prefix
         Of all its names, before a colon.
-    prompt, generation : str
+    prompt, generation
         Histograms of lengths.
-    capacity : str
+    capacity
         Where its KV capacity stands.
-    capacities : callable
+    capacities
         That of each engine, and notes.
-    without_histograms : str
+    without_histograms
         Why a server may not export them.
     """
 

@@ -103,7 +103,7 @@ def shape_of(whole: Keys, name: str) -> ModelShape:
 
     Parameters
     ----------
-    whole : Keys
+    whole
         A config.json. Where it nests a text model in one for images or sound, that is read.
 
     Raises

@@ -37,9 +37,9 @@ class ReplicaEstimate:
 
     Attributes
     ----------
-    memory_tokens : int
+    memory_tokens
         KV capacity of the replica, whole blocks.
-    notes : tuple of str
+    notes
         What was assumed, and what is left out.
     """
 
@@ -67,13 +67,13 @@ def estimate_replica(
 
     Parameters
     ----------
-    utilization : float
+    utilization
         Share of the GPU's memory the engine may take: vLLM's ``gpu_memory_utilization``.
-    kv_dtype : str
+    kv_dtype
         As for `kv_bytes_per_token`.
-    block_tokens : int
+    block_tokens
         Tokens of a page; the capacity is rounded down to whole pages.
-    weight_dtype : str, optional
+    weight_dtype
         Keep the weights in this type instead of the configuration's: fp8, int8, int4, mxfp4, nvfp4, bf16, fp16.
 
     Raises

@@ -17,17 +17,17 @@ class Gpu:
 
     Attributes
     ----------
-    memory_bytes : int
+    memory_bytes
         What a process can see of it.
-    memory_from : str
+    memory_from
         Who says so: "torch", the total PyTorch reports; "datasheet", the maker, off by a few per cent.
-    bandwidth_bytes_per_s : float
+    bandwidth_bytes_per_s
         Peak of the memory.
-    flops_bf16 : float
+    flops_bf16
         Dense operations per second with 16-bit inputs, at the peak; float16 where there is no bfloat16.
-    flops_fp8 : float or None
+    flops_fp8
         With 8-bit floating-point inputs, where the device has them.
-    source : str
+    source
         Where the figures come from.
     """
 

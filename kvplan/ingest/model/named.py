@@ -30,11 +30,11 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
 
     Parameters
     ----------
-    known : mapping
+    known
         Things by their proper names.
-    aliases : mapping
+    aliases
         Other names, each with the proper one.
-    noun : str
+    noun
         What messages call the things: "GPU".
 
     Raises

@@ -39,9 +39,9 @@ class Roofline:
 
     Attributes
     ----------
-    timing : Timing
+    timing
         Seconds.
-    notes : tuple of str
+    notes
         How far it can be trusted; the first says that it is optimistic.
     """
 
@@ -57,9 +57,9 @@ def roofline(shape: ModelShape, gpu: Gpu, *, tensor_parallel: int = 1, kv_dtype:
 
     Parameters
     ----------
-    tensor_parallel : int
+    tensor_parallel
         GPUs that share the model.
-    kv_dtype : str
+    kv_dtype
         As for `kv_bytes_per_token`.
 
     Raises

@@ -27,21 +27,21 @@ class ModelShape:
 
     Attributes
     ----------
-    name, source : str
+    name, source
         What it is called; the file or the catalogue.
-    layers : int
+    layers
         All of them: those with full attention, those with a sliding window, and those without KV cache.
-    window_tokens : int or None
+    window_tokens
         Tokens a sliding layer keeps of a request.
-    attention : str
+    attention
         "MHA", "GQA", "MQA" or "MLA".
-    kv_lora_rank, qk_rope_head_dim : int or None
+    kv_lora_rank, qk_rope_head_dim
         Of MLA.
-    storage : Storage
+    storage
         How the weights are kept.
-    context_tokens : int or None
+    context_tokens
         The longest request the model is made for.
-    notes : tuple of str
+    notes
         What a reader of any figure derived from this should know.
     """
 
@@ -88,9 +88,9 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
 
     Parameters
     ----------
-    kv_dtype : str
+    kv_dtype
         "auto" for 16 bits, or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
-    tensor_parallel : int
+    tensor_parallel
         GPUs that share the model.
 
     Raises

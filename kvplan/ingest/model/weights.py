@@ -18,15 +18,15 @@ class ParameterCounts:
 
     Attributes
     ----------
-    embeddings : int
+    embeddings
         Tables from tokens to vectors and back; one table where they are tied.
-    tables : int
+    tables
         1 where they are tied, else 2.
-    experts : int
+    experts
         Routed experts, all of them.
-    idle_experts : int
+    idle_experts
         Those of them that a token is not routed to.
-    other : int
+    other
         Attention, dense MLPs, shared experts, routers.
     """
 
@@ -59,11 +59,11 @@ class Storage:
 
     Attributes
     ----------
-    name : str
+    name
         "16-bit", "fp8", "awq", …
-    bits : float
+    bits
         Of a quantised weight, its share of scales and zero points included. Embeddings keep 16 bits.
-    experts_only : bool
+    experts_only
         Only the routed experts are quantised.
     """
 
@@ -97,9 +97,9 @@ def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> P
 
     Parameters
     ----------
-    keys : Keys
+    keys
         The text model's configuration.
-    attention_parameters : int
+    attention_parameters
         Of one layer.
 
     Raises

@@ -53,9 +53,9 @@ class Outlier:
 
     Attributes
     ----------
-    seconds, fitted_s : float
+    seconds, fitted_s
         Measured, and what the fit says.
-    contradicts : int or None
+    contradicts
         Line of a repeated measurement that did less in more time, or more in less.
     """
 
@@ -75,20 +75,20 @@ class TimingFit:
 
     Attributes
     ----------
-    trimmed : int
+    trimmed
         Samples the fit leaves out.
-    envelope : bool
+    envelope
         Whether it is a lower envelope.
-    error : float
+    error
         Mean of |measured − fitted| / measured over the samples kept.
-    held_out_error : float or None
+    held_out_error
         The same where the timing was fitted without the samples it is asked about, a fold at a time; samples of equal
         K, P and B are in one fold. None with fewer than two such groups for each term.
-    held_out_median : float or None
+    held_out_median
         The same, its median over all samples, those left out too.
-    outliers : tuple of Outlier
+    outliers
         What was trimmed or contradicts other samples, the furthest off first.
-    warnings : tuple of str
+    warnings
         What the samples cannot tell.
     measured_s, fitted_s : ndarray, shape (n_samples,), seconds
     kept : ndarray of bool, shape (n_samples,)

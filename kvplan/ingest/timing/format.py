@@ -67,9 +67,9 @@ class TableFormat(NamedTuple):
 
     Attributes
     ----------
-    columns : tuple of Names
+    columns
         Each must be there; of two formats that a table fits, the one with more columns counts.
-    add : callable
+    add
         Adds the samples of a row.
     """
 

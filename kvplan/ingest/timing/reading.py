@@ -21,9 +21,9 @@ def read_samples(
 
     Parameters
     ----------
-    capacity_tokens : int, optional
+    capacity_tokens
         KV capacity, for formats that state a share of it; whatever a log says.
-    assumed_tokens : int, optional
+    assumed_tokens
         KV capacity where a log states none.
 
     Returns
@@ -58,7 +58,7 @@ def read_groups(
 
     Parameters
     ----------
-    group : str, optional
+    group
         Only this one.
 
     Raises
@@ -89,7 +89,7 @@ def parse_samples(
 
     Parameters
     ----------
-    lines : iterable of str
+    lines
         With their line ends; a last line without one may be cut off.
 
     Examples

@@ -25,9 +25,9 @@ class Samples:
 
     Attributes
     ----------
-    format : str
+    format
         What the format of the file is called.
-    group : str
+    group
         What was measured, where a file holds several: "llama2-70b, a100-80gb, TP2"; else empty.
     kv_tokens : ndarray, shape (n_samples,), tokens
         K: KV of the sequences in the batch.
@@ -39,9 +39,9 @@ class Samples:
         τ.
     line : ndarray of int64, shape (n_samples,)
         Where in the file, counted from 1.
-    hidden_prefill : bool
+    hidden_prefill
         Recomputed prefill took time but is not in `prefill_tokens`.
-    sha256 : str
+    sha256
         Of the bytes of the file, as stored; empty for lines that are no file's.
     """
 
@@ -70,9 +70,9 @@ class Collector:
 
     Attributes
     ----------
-    given_tokens : int or None
+    given_tokens
         KV capacity that counts whatever the file states.
-    capacity_tokens : int or None
+    capacity_tokens
         KV capacity that usage is a share of: the one given, else the one stated last, else one assumed.
     """
 

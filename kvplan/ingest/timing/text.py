@@ -18,7 +18,7 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
 
     Parameters
     ----------
-    samples : sequence of Samples
+    samples
         What it was fitted to.
 
     Raises

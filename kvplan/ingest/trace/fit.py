@@ -16,11 +16,11 @@ class Distortion(NamedTuple):
 
     Attributes
     ----------
-    trace_stable, stable : bool
+    trace_stable, stable
         Whether the eviction-free equilibrium is stable; of the trace, and of the classes.
-    trace_gap, gap : float
+    trace_gap, gap
         1 - ρ of each.
-    footprint, variance : float
+    footprint, variance
         Relative errors of the mean footprint of a request and of the variance of KV usage.
     """
 

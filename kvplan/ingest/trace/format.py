@@ -34,13 +34,13 @@ class FirstLine(NamedTuple):
 
     Attributes
     ----------
-    in_json : bool
+    in_json
         It begins an object; else it is taken for the header of a CSV.
-    names : sequence of str
+    names
         Keys of the object, or columns of the CSV.
-    values : mapping or None
+    values
         The object, where the line holds the whole of it.
-    delimiter : str
+    delimiter
         Of a CSV.
     """
 
@@ -79,11 +79,11 @@ class Extras:
 
     Attributes
     ----------
-    duration_s : float or None
+    duration_s
         Of a benchmark without arrival times: seconds it took to complete all requests, whose times are then 0.
-    prompt_blocks, repeated_blocks : int
+    prompt_blocks, repeated_blocks
         Of ``hash_ids``: blocks of all prompts, and those at the beginning of a prompt that an earlier one had too.
-    forgetful : bool
+    forgetful
         There were more distinct blocks than are remembered, so that `repeated_blocks` is a lower bound.
     """
 
@@ -121,11 +121,11 @@ class RequestFormat(NamedTuple):
 
     Attributes
     ----------
-    name : str
+    name
         As provenance calls it.
-    recognises : callable
+    recognises
         Whether a trace that begins like this is one; no two formats may recognise the same.
-    requests : callable
+    requests
         Its requests, and what else it says; a `BadRowError` is of the line taken last.
     """
 
@@ -163,11 +163,11 @@ class DescriptionFormat(NamedTuple):
 
     Attributes
     ----------
-    name : str
+    name
         As provenance calls it.
-    recognises : callable
+    recognises
         Whether a file that begins with such characters, some thousands, is one.
-    read : callable
+    read
         The whole of it, from its path and that beginning.
     """
 

@@ -18,9 +18,9 @@ class Trace:
 
     Attributes
     ----------
-    requests : Requests
+    requests
         By time of arrival, from the first on; all of class 0.
-    notes : tuple of str
+    notes
         What was left out or put in order.
     """
 
@@ -34,7 +34,7 @@ def read_trace(path: Path) -> Trace:
 
     Parameters
     ----------
-    path : Path
+    path
         Rows that generate nothing are left out and counted; an empty prompt is no reason, as in a profile. Times
         count to the microsecond.
 

@@ -54,13 +54,13 @@ class TraceFile:
 
     Attributes
     ----------
-    format : str
+    format
         What its format is called; known with the first block.
-    sha256 : str
+    sha256
         Of the bytes of the file, as stored.
-    cut_off : int
+    cut_off
         1 if the file ends within its last row, which is left out; else 0.
-    extras : Extras
+    extras
         What it says besides its rows.
 
     Raises

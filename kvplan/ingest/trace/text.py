@@ -27,11 +27,11 @@ def fitted_profile(
 
     Parameters
     ----------
-    traffic : Traffic
+    traffic
         What the classes were fitted to.
-    default_base : bool
+    default_base
         Nobody asked for `base`.
-    distortion : Distortion, optional
+    distortion
         What the classes distort, if that was looked at.
 
     Raises

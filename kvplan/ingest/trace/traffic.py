@@ -30,23 +30,23 @@ class Traffic:
 
     Attributes
     ----------
-    rows : int
+    rows
         Rows read, those left out included.
     input_tokens, decode_tokens : ndarray of int64, shape (n_pairs,), tokens
         Distinct pairs of lengths, ascending by input, then by output.
     count : ndarray, shape (n_pairs,)
         Requests of each pair; expected ones where the file describes distributions.
-    start_s, span_s : float or None
+    start_s, span_s
         First arrival, on the file's own clock, and seconds from it to the last. None: no arrival times.
-    rate_rps : float
+    rate_rps
         Requests per second over the span.
-    gap_cv : float or None
+    gap_cv
         Coefficient of variation of the times between arrivals; 1 for Poisson arrivals.
-    dispersion, dispersion_window_s : float or None
+    dispersion, dispersion_window_s
         Variance over mean of the arrivals in windows of so many seconds; 1 for Poisson arrivals. None: too short.
-    prefix_share : float or None
+    prefix_share
         Share of the prompts' blocks that an unlimited prefix cache would have had. None: no ``hash_ids``.
-    notes : tuple of str
+    notes
         What was left out or rounded, and what is not as it seems.
     """
 

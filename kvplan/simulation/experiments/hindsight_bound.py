@@ -43,7 +43,7 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
 
     Parameters
     ----------
-    as_engine : bool
+    as_engine
         KV counted as engines do, the tokens computed so far, whatever the convention for prefill: a token less, so
         that the bound holds for any policy.
 
@@ -92,7 +92,7 @@ def study_bounds(
 
     Parameters
     ----------
-    time_limit_s : float
+    time_limit_s
         Of each programme.
 
     Raises

@@ -49,13 +49,13 @@ def study(
 
     Parameters
     ----------
-    policies : mapping of str to Settings
+    policies
         From `kvplan.simulation.experiments.options.chosen`.
-    seeds : sequence of int
+    seeds
         A trace has chance in nothing and is run once.
-    compile : bool, optional
+    compile
         Run compiled loops from the beginning, or never; see `kvplan.simulation.engine.run`.
-    threads : int, optional
+    threads
         How many runs go on at once; as many as there are cores if None.
     """
     seeds = tuple(seeds[:1] if load.trace is not None else seeds)

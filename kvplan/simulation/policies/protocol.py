@@ -81,28 +81,28 @@ class Policy(NamedTuple):
 
     Attributes
     ----------
-    summary : str
+    summary
         What it does, in a line.
-    prepare : function
+    prepare
         From a scenario and settings to what the engine needs, and the parameters as they will be run.
-    form_batch : function
+    form_batch
         Marked `kernel`: advances groups, evicts and admits.
-    parameters : mapping of str to str
+    parameters
         What can be set, with a line about each.
-    words : mapping of str to tuple of str
+    words
         Parameters that are set by a word, and the words; in settings a word stands as its position.
-    engine : bool
+    engine
         Models the scheduler of an engine: KV is counted as engines do, tokens computed so far, whatever the profile
         says about prefill. Others count it by stages.
     limits : frozenset of str
         Limits of `[gpu]` that it keeps; the others change nothing.
-    knows_lengths : bool
+    knows_lengths
         Reads decode lengths before they are reached, unless a parameter tells it not to.
-    gathers : bool
+    gathers
         Has requests wait for others, so that fewer of them can wait longer.
-    evicts : bool
+    evicts
         May evict; if not, whoever is admitted stays to the end, as far as the lengths that it goes by are true.
-    may_livelock : bool
+    may_livelock
         Can come to a standstill though every request fits when alone.
     """
 
