@@ -224,7 +224,7 @@ def tell(line: str) -> None:
     """Write a line to standard error. Where that fails there is nobody to tell, and the exit code still tells."""
     if sys.stderr is not None:
         try:
-            print(line, file=sys.stderr, flush=True)
+            print(f"{line}\n", end="", file=sys.stderr, flush=True)  # at once: threads tell too
         except OSError:
             _abandon(sys.stderr)
 
