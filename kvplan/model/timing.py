@@ -78,7 +78,7 @@ class Timing:
     @property
     def is_constant(self) -> bool:
         """Whether every iteration takes d0."""
-        return not any(self.constants[1:6])
+        return self.is_linear and self.linear(1.0, 1.0, 1.0) == 0
 
     @property
     def is_convex(self) -> bool:
