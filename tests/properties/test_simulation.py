@@ -71,15 +71,19 @@ def test_sglang_looks_no_further_ahead_than_4096_tokens(
     agree("sglang", case, run("sglang", case))
 
 
+@pytest.mark.parametrize("gap_s", [0.0, 2.0])
 @pytest.mark.parametrize("batched", [None, 7])
 @pytest.mark.parametrize("conservativeness", [0.0, 0.3])
-def test_sglang_retracts_among_equals(conservativeness: float, batched: int | None) -> None:
-    """Inputs and outputs are often equal, so that the order of admission decides; the longest outputs are far off."""
+def test_sglang_retracts_who_is_least_far(conservativeness: float, batched: int | None, gap_s: float) -> None:
+    """Those who come at once are equally far, and mostly equally long, so that the order of admission decides.
+
+    The longest outputs are far off.
+    """
     evictions = 0
     for seed in range(10):
         rng = np.random.default_rng(seed)
         kinds = rng.integers(0, CLASSES, 60)
-        requests = Requests(np.zeros(60), rng.integers(4, 6, 60), rng.integers(30, 60, 60), kinds)
+        requests = Requests(gap_s * np.arange(60), rng.integers(4, 6, 60), rng.integers(30, 60, 60), kinds)
         parameters = {"conservativeness": (conservativeness,), "max_new": (60.0, 70.0, 90.0)}
         replica = Replica(400, max_num_batched_tokens=batched)
         case = Case(requests, Timing(1.0), replica, parameters)
