@@ -16,7 +16,7 @@ import slow_simulator
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import models
-from tiers import examples
+from tiers import at_night, examples
 
 from kvplan.cli.app import main
 from kvplan.engines.advice import advise
@@ -218,7 +218,7 @@ def test_a_request_that_fits_the_memory_but_not_the_engines_blocks_is_refused(
 PLANNING = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b-rtx4090", "tool-calls-h100"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b-rtx4090", *at_night("tool-calls-h100")])
 def test_the_documentation_says_what_the_command_does(kept: Kept, name: str) -> None:
     page = kept(name, "--engine", "vllm", "--format", "markdown")
     table = page.partition("Tried and left out")[0]
@@ -281,7 +281,7 @@ def limits_gain(_: object, variants: Sequence[Variant]) -> list[Measured | None]
     return [Measured((200 - x, 200 - x), (1.0, 1.0), (4.0, 4.0), 1) for x in sizes]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("engine", ["vllm", *at_night("sglang", "trtllm")])
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_settings_put_into_a_gated_profile_pass_check(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

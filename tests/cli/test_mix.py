@@ -103,7 +103,10 @@ def table_1(
 
 @pytest.mark.parametrize(
     ("lengths", "tokens", "memory", "requests", "least_reduction"),
-    [((20, 21), 1900, 446_464, 100_000, 0.75), ((100, 125), 600, 200_000, 10_000, 0.15)],
+    [
+        pytest.param((20, 21), 1900, 446_464, 100_000, 0.75, marks=pytest.mark.nightly),
+        ((100, 125), 600, 200_000, 10_000, 0.15),
+    ],
 )
 def test_mixing_evicts_less_and_serves_more(
     lengths: tuple[int, int], tokens: int, memory: int, requests: int, least_reduction: float

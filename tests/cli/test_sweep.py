@@ -189,6 +189,7 @@ def test_a_file_cut_anywhere_is_completed_to_the_same_bytes(tmp_path: Path, suff
         assert found.dropped == (cut > 0 and not data[:cut].endswith(b"\n"))
 
 
+@pytest.mark.nightly
 def test_a_sweep_killed_ten_times_ends_as_one_left_alone(profile: Path, tmp_path: Path) -> None:
     """Processes that have everything imported, so that they are at work nearly all of their time."""
     context = get_context("forkserver")

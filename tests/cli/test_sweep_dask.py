@@ -71,6 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return out.read_bytes()
 
 
+@pytest.mark.nightly
 def test_a_cluster_that_loses_a_worker_gives_the_same_bytes_and_one_that_loses_its_scheduler_can_be_resumed(
     tmp_path: Path, whole: bytes
 ) -> None:

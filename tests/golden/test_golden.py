@@ -7,18 +7,17 @@ After an intended change write the files anew and read the difference::
 
 import json
 import os
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shipped import NAMES, report
 
 from kvplan.formats import json as json_format
 from kvplan.formats import markdown, terminal
 from kvplan.layout import plot
 from kvplan.layout.report import build
-from kvplan.profile.reading import load_profile, shipped_profiles
-from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.assembly import Report, to_document
 
 FOLDER = Path(__file__).parent
 
@@ -35,12 +34,6 @@ RENDERERS = {
     "md": lambda report: markdown.render(build(report)),
     "json": lambda report: json_format.render(to_document(report)),
 }
-NAMES = sorted(shipped_profiles())
-
-
-def _report(name: str) -> Report:
-    profile = load_profile(name, stdin=BytesIO())
-    return analyze(profile.model, name=profile.name, sha256=profile.sha256)
 
 
 def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -53,7 +46,7 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("kind", RENDERERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rendered_report_is_the_known_one(name: str, kind: str) -> None:
-    text = RENDERERS[kind](_report(name))
+    text = RENDERERS[kind](report(name))
     path = FOLDER / f"{name}.{kind}"
     if os.environ.get("KVPLAN_REGENERATE"):
         path.write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """Published results: every experiment comes out as it is on record, and says why where the paper does not hold."""
 
 import pytest
+from tiers import at_night
 
 from kvplan.reproduction.experiment import (
     Experiment,
@@ -22,7 +23,8 @@ LONG = {
 
 @pytest.mark.parametrize(
     "experiment",
-    [pytest.param(e, id=e.name, marks=[pytest.mark.nightly] if e.name in LONG else []) for e in ALL],
+    [*(e for e in ALL if e.name not in LONG), *at_night(*(e for e in ALL if e.name in LONG))],
+    ids=lambda e: e.name,
 )
 def test_an_experiment_comes_out_as_recorded(experiment: Experiment) -> None:
     found = reproduction(experiment, run_all(experiment))

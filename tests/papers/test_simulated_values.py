@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 from strategies import mix_model
+from tiers import at_night
 
 from kvplan.analysis.equilibrium import equilibrium, load, saturation
 from kvplan.analysis.nested import requirement
@@ -346,7 +347,7 @@ def test_the_memory_of_nested_wait_is_enough(
 # --------------------------------------------------------------- overflow of an unlimited memory (theory §7)
 
 
-@pytest.mark.parametrize("work_rate", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("work_rate", [0.3, 0.7, *at_night(0.1, 0.5, 0.9)])
 def test_usage_has_the_tail_of_the_formula(work_rate: float) -> None:
     """s = 30, d = 10 `inline`, two arrivals an iteration; four runs of 150,000 iterations or more."""
     rate = 2 * (1 - work_rate)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import examples
+from tiers import at_night, examples
 
 from kvplan.analysis.equilibrium import equilibrium, load
 from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
@@ -102,7 +102,7 @@ def compiled() -> Callable[..., float]:
 
 
 @pytest.mark.parametrize("prefill", list(Prefill))
-@pytest.mark.parametrize("work_rate", [0.1, 0.3, 0.55, 0.8])
+@pytest.mark.parametrize("work_rate", [0.3, 0.8, *at_night(0.1, 0.55)])
 def test_the_tail_is_that_of_a_simulation_without_evictions(work_rate: float, prefill: Prefill) -> None:
     model = model_at(work_rate, prefill)
     buffer, mean = buffer_of(model), mean_of(model)

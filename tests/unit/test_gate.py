@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import xmlschema
 from contract import KEYS
+from shipped import report
 from strategies import mix_model
 
 from kvplan.decide import check as checking
@@ -24,8 +24,8 @@ from kvplan.formats import json as json_format
 from kvplan.layout import check as tables
 from kvplan.layout import diff as diff_tables
 from kvplan.model import Plan
-from kvplan.profile.reading import load_profile, parse_profile, shipped_profiles
-from kvplan.report.assembly import Analyses, ProfileIdentity, analyze, to_document
+from kvplan.profile.reading import parse_profile, shipped_profiles
+from kvplan.report.assembly import Analyses, ProfileIdentity, to_document
 from kvplan.report.keys import Kind
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
@@ -155,10 +155,7 @@ def test_every_key_of_the_contract_is_known_with_its_kind() -> None:
     for name in sorted(shipped_profiles()):
         if name in ("reasoning-h100", "two-tier-99-125"):
             continue  # a second each, and nothing of another kind in them
-        loaded = load_profile(name, stdin=BytesIO())
-        document = to_document(
-            analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
-        )
+        document = to_document(report(name))
         for key in KEYS:
             if key in ("simulation", "sources"):
                 continue

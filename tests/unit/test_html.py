@@ -2,23 +2,21 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
 from html.parser import HTMLParser
-from io import BytesIO
 from typing import Any
 
 import pytest
+from shipped import NAMES as SHIPPED
+from shipped import report as shipped
 
 from kvplan.formats import html
 from kvplan.layout.elements import Table
 from kvplan.layout.report import build
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.plots.palette import DARK, LIGHT
-from kvplan.profile.reading import load_profile, shipped_profiles
 from kvplan.report.assembly import Report, analyze, to_document
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
-SHIPPED = sorted(shipped_profiles())
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -64,12 +62,6 @@ class Page(HTMLParser):
         if self.open and self.open[-1] in ("th", "td"):
             self.cells[-1] += data
         self.text.append(data)
-
-
-@cache
-def shipped(name: str) -> Report:
-    profile = load_profile(name, stdin=BytesIO())
-    return analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
 
 
 def hostile() -> Report:

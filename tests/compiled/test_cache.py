@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMAND = ["simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "300000", "--format", "csv"]
 WITHOUT_FOLDER = """
 import sys
@@ -30,6 +32,7 @@ def process(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_the_first_process_says_that_it_compiles_and_the_next_one_does_not(tmp_path: Path) -> None:
     first, second = (process("-m", "kvplan", *COMMAND, folder=tmp_path) for _ in range(2))
     assert (

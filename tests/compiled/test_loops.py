@@ -1,0 +1,16 @@
+"""Compiled loops do what the plain ones do. They come first: what they leave on disk all other tests use."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_runs import PAIRS, bytes_of, cases
+
+from kvplan.simulation.policies import POLICIES
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "pairs"])
+@given(data=st.data())
+def test_compiled_and_plain_runs_leave_the_same_bytes(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(name))
+    policy = POLICIES.get(name, PAIRS)
+    assert bytes_of(case.kernel(policy, name, compile=True)) == bytes_of(case.kernel(policy, name))

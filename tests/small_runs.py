@@ -1,0 +1,204 @@
+"""Small random runs of every policy, and of one that nobody shipped."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import slow_simulator
+from hypothesis import strategies as st
+from strategies import one_class
+
+from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.simulation import engine
+from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits, kernel
+from kvplan.simulation.outcome import Outcome, Series
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
+
+CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run to be made: what arrives, on what, under which parameters of the policy."""
+
+    requests: Requests
+    timing: Timing
+    replica: Replica
+    parameters: dict[str, tuple[float, ...]]
+    horizon_s: float | None = None
+
+    def kernel(self, policy: Policy, name: str, *, compile: bool = False) -> Outcome:
+        names = tuple(f"class {i}" for i in range(CLASSES))
+        model = ServingModel(tuple(one_class(1, 1, name=n) for n in names), self.timing, self.replica)
+        scenario = Scenario(model, Plan(), self.requests, names)
+        setup, _ = policy.prepare(scenario, Settings(name, self.parameters))
+        return engine.run(
+            policy.form_batch,
+            self.requests,
+            self.timing,
+            self.replica,
+            setup,
+            compile=compile,
+            horizon_s=self.horizon_s,
+        )
+
+    def slow(self, name: str) -> slow_simulator.SlowResult:
+        single = ("beta", "watermark", "budget", "alpha", "shortest", "conservativeness", "cap")
+        given: dict[str, Any] = {k: v[0] if k in single else v for k, v in self.parameters.items()}
+        if "assume" in given:
+            given["assume"] = ("exact", "max")[int(given["assume"][0])]
+        return slow_simulator.simulate(
+            name, self.requests, self.timing, self.replica, given, horizon_s=self.horizon_s
+        )
+
+    def some_request_never_fits(self, name: str) -> bool:
+        """Even alone, at its longest."""
+        block, memory = self.replica.block_tokens, self.replica.memory_tokens
+        longest = self.requests.input_tokens + self.requests.decode_tokens
+        if (
+            name == "vllm"
+        ):  # the last token's KV is never computed, and a block is reserved; a prompt has a token
+            longest = np.maximum(self.requests.input_tokens, 1) + self.requests.decode_tokens
+            return bool((-(-(longest - 1) // block) > memory // block - 1).any())
+        if name in ("sarathi", "vllm-v0"):  # of the last token no KV is computed
+            longest = np.maximum(self.requests.input_tokens, 1) + self.requests.decode_tokens - 1
+        if name == "sglang":  # a token at least beside the prompt; of the last one no KV is computed
+            longest = np.maximum(self.requests.input_tokens, 1) + np.maximum(
+                self.requests.decode_tokens - 1, 1
+            )
+        if name == "trtllm-no-evict":  # what it could come to counts, not what it does
+            max_new = np.array(self.parameters["max_new"])[self.requests.class_index]
+            longest = np.maximum(self.requests.input_tokens, 1) + max_new
+        if self.parameters.get("assume") == (1.0,):
+            longest = self.requests.input_tokens + self.requests.decode_tokens.max()
+        if "shortest" in self.parameters:
+            longest = self.requests.input_tokens + np.maximum(
+                self.requests.decode_tokens, self.parameters["shortest"]
+            )
+        return bool((-(-longest // block) > memory // block).any())
+
+
+def run(name: str, case: Case, *, compile: bool = False) -> Outcome:
+    return case.kernel(POLICIES[name], name, compile=compile)
+
+
+# ------------------------------------------------------------------------------------------------ random runs
+
+
+GAPS = st.sampled_from([0.0, 0.0, 0.0, 0.25, 1.0, 2.7, 30.0])
+ROW = st.tuples(
+    st.integers(0, 9), st.integers(1, 9), st.integers(0, CLASSES - 1), GAPS
+)  # input, decode, class, seconds
+ROWS = st.lists(ROW, min_size=1, max_size=14) | st.lists(ROW, min_size=7, max_size=14)
+TIMINGS = st.builds(
+    Timing,
+    d0=st.sampled_from([1.0, 0.5, 0.3]),
+    d1=st.sampled_from([0.0, 0.01]),
+    d2=st.sampled_from([0.0, 0.02]),
+    d3=st.sampled_from([0.0, 0.03]),
+)
+REPLICAS = st.builds(
+    Replica,
+    memory_tokens=st.integers(1, 40) | st.integers(1, 120),
+    block_tokens=st.integers(1, 5),
+    prefill=st.sampled_from(Prefill),
+    max_num_seqs=st.none() | st.integers(1, 6),
+    max_num_batched_tokens=st.none() | st.integers(1, 12),
+)
+CLIENTS = st.none() | st.integers(1, 5)
+HORIZONS = st.none() | st.floats(0.0, 40.0)
+THRESHOLDS = st.tuples(*[st.integers(1, 4)] * CLASSES)
+LONGEST = st.tuples(*[st.integers(9, 12)] * CLASSES)  # tokens; no request generates more
+PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
+    "rate-limited": st.fixed_dictionaries(
+        {"beta": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
+    ),
+    "vllm": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
+    "sglang": st.fixed_dictionaries(
+        {"conservativeness": st.tuples(st.sampled_from([0.0, 0.3, 1.0, 1.5])), "max_new": LONGEST}
+    ),
+    "sarathi": st.just({})
+    | st.fixed_dictionaries(
+        {"cap": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 1.0, 1.7, 3.0]))}
+    ),
+    "vllm-v0": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
+    "trtllm-no-evict": st.fixed_dictionaries({"max_new": LONGEST}),
+    "wait": st.fixed_dictionaries({"thresholds": THRESHOLDS}),
+    "nested-wait": st.builds(
+        lambda boundaries, n: {"boundaries": tuple(sorted(boundaries)), "thresholds": n[: len(boundaries)]},
+        st.sets(st.integers(1, 9), min_size=1, max_size=3),
+        THRESHOLDS,
+    ),
+    "mc": st.fixed_dictionaries({"assume": st.tuples(st.sampled_from([0.0, 1.0]))}),
+    "a-min": st.fixed_dictionaries({"shortest": st.tuples(st.integers(1, 4))}),
+    "flow": st.fixed_dictionaries({"budgets": THRESHOLDS}),
+    "flow-unknown": st.fixed_dictionaries(
+        {"budget": st.tuples(st.integers(1, 5) | st.sampled_from([0.001, 0.07, 0.3, 0.5, 1.7]))}
+    ),
+    "alpha-protection": st.fixed_dictionaries(
+        {"alpha": st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.7]))}
+    ),
+}
+
+
+@st.composite
+def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = False) -> Case:
+    """A few requests with everything that has made schedulers disagree.
+
+    Bursts, ties and gaps; empty prompts and single tokens; memory from too small to ample; engine limits that bind;
+    clients that wait for answers. `possible`: every request fits into memory when alone.
+    """
+    inputs, decode, kinds, gaps = (np.array(column) for column in zip(*draw(ROWS), strict=True))
+    clients = draw(CLIENTS)
+    arrivals = np.cumsum(gaps) if clients is None else np.zeros(gaps.size)
+    nothing_to_set = name not in POLICIES or not POLICIES[name].parameters
+    replica, parameters = draw(REPLICAS), {} if nothing_to_set else draw(PARAMETERS[name])
+    if possible:
+        longest = max(*parameters.get("max_new", ()), *parameters.get("shortest", ()), int(decode.max()), 1)
+        enough = int(np.maximum(inputs, 1).max() + longest + 2 * replica.block_tokens)
+        replica = replace(replica, memory_tokens=max(replica.memory_tokens, enough))
+    end = draw(HORIZONS) if horizon else None
+    more_later = end is not None and clients is None and draw(st.booleans())
+    return Case(
+        Requests(arrivals, inputs, decode, kinds, clients, more_later),
+        draw(TIMINGS),
+        replica,
+        parameters,
+        end,
+    )
+
+
+def bytes_of(outcome: Outcome) -> list[Any]:
+    """Everything in an outcome, to the bit."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Series):
+            return [plain(getattr(value, f.name)) for f in fields(value)]
+        return (str(value.dtype), value.tobytes()) if isinstance(value, np.ndarray) else value
+
+    return [plain(getattr(outcome, f.name)) for f in fields(outcome)]
+
+
+# ------------------------------------------------------------------------------- a policy that nobody shipped
+
+
+@kernel
+def at_most_two(s: State) -> None:
+    """Greedy, with no more than two residents."""
+    advance(s, 0)
+    evict_until_it_fits(s)
+    while s.counter[RESIDENT] < 2:
+        request = s.list[0, HEAD]
+        if request == NOBODY or not fits(s, s.request[request, FIRST_WEIGHT]):
+            return
+        admit(s, request, 0)
+
+
+def prepare_at_most_two(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+    return one_queue(scenario.requests), {}
+
+
+PAIRS = Policy("pairs", "greedy for two", prepare_at_most_two, at_most_two)
