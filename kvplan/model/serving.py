@@ -34,6 +34,7 @@ class ServingModel:
 
     Examples
     --------
+    >>> from kvplan.model import Prefill
     >>> model = ServingModel(
     ...     classes=(RequestClass("a", 10, (10,), (1.0,), 1000.0), RequestClass("b", 10, (20,), (1.0,), 1000.0)),
     ...     timing=Timing(d0=0.01, d1=1e-6),

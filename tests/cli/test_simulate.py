@@ -34,6 +34,7 @@ KEYS = {
     "recomputed_share": None,
     "kv_tokens": {"mean", "p99", "peak"},
     "queue": {"peak", "end"},
+    "iteration_time_s": None,
     "ttft_s": LATENCY,
     "tpot_s": LATENCY,
     "e2e_s": LATENCY,

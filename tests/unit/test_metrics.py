@@ -83,7 +83,7 @@ def test_names_and_order_are_those_of_the_contract() -> None:
     numbers = [key for key in top.split()[2:14] if key != "status"]
     memory = ["kv_tokens.mean", "kv_tokens.p99", "kv_tokens.peak", "queue.peak", "queue.end"]
     for runs in ([by_hand()], [by_hand(), by_hand()]):
-        assert list(result_of(*runs).ci95) == numbers + memory + LATENCIES
+        assert list(result_of(*runs).ci95) == [*numbers, *memory, "iteration_time_s", *LATENCIES]
 
 
 def test_parameters_are_copied() -> None:
