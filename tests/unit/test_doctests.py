@@ -32,5 +32,11 @@ def test_there_are_examples_to_run() -> None:
         for name in MODULES
     }
     assert sum(found.values()) > 50
-    for name in ("model.serving", "report.assembly", "analysis.equilibrium", "analysis.fluid_map", "analysis.stability"):
+    for name in (
+        "model.serving",
+        "report.assembly",
+        "analysis.equilibrium",
+        "analysis.fluid_map",
+        "analysis.stability",
+    ):
         assert found[f"kvplan.{name}"] > 0
