@@ -230,20 +230,25 @@ def test_a_sweep_has_the_same_bits_as_one_report_after_the_other() -> None:
 # ---------------------------------------------------------------------------- every field reaches every figure
 
 LIMITS = Replica(60_000, 16, max_num_seqs=90, max_num_batched_tokens=700)
-FULL = replace(profile().model, replica=LIMITS)
+SHORT = ((20, 60, 120), (30,))  # decode lengths: short ones are analysed soon
+FULL = replace(
+    profile().model,
+    replica=LIMITS,
+    classes=tuple(replace(c, decode_tokens=d) for c, d in zip(profile().model.classes, SHORT, strict=True)),
+)
 OTHER: dict[str, dict[str, Any]] = {
     "timing": {f.name: getattr(FULL.timing, f.name) * 1.2 for f in fields(Timing)},
     "replica": {
         "memory_tokens": 48_000,
         "block_tokens": 64,
         "prefill": Prefill.INLINE,
-        "max_num_seqs": 30,
+        "max_num_seqs": 4,
         "max_num_batched_tokens": 400,
     },
     "class": {
         "name": "other",
         "input_tokens": 650,
-        "decode_tokens": (60, 200, 400),
+        "decode_tokens": (10, 60, 120),
         "decode_weights": (1.0, 1.0, 1.0),
         "rate_rps": 9.0,
     },
