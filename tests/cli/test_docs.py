@@ -98,6 +98,7 @@ def shell(command: str, folder: Path, tools: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly  # it installs the package; .ci/run does on every commit
 def test_shell_blocks_run_in_order_in_a_fresh_checkout(checkout: Path, tools: Path) -> None:
     assert pages_with("sh") == ["README.md", "docs/developing.md"]
     install, tests = (shell(command, checkout, tools) for command in blocks("README.md", "sh"))

@@ -6,12 +6,12 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import shipped
 import slow_simulator
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from kvplan.engines.advice import advise
 from kvplan.engines.vllm import ENGINE
 from kvplan.model import Plan, Replica, ServingModel, Timing
 from kvplan.profile.reading import parse_profile, shipped_profiles
-from kvplan.report.assembly import Report, analyze
+from kvplan.report.assembly import analyze
 from kvplan.simulation.experiments.paired import Bench, Measured, Variant, measure
 from kvplan.simulation.requests import Requests
 from kvplan.version import __version__
@@ -218,7 +218,8 @@ def test_a_request_that_fits_the_memory_but_not_the_engines_blocks_is_refused(
 PLANNING = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b-rtx4090", *at_night("tool-calls-h100")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["llama-3.1-8b-rtx4090", "tool-calls-h100"])
 def test_the_documentation_says_what_the_command_does(kept: Kept, name: str) -> None:
     page = kept(name, "--engine", "vllm", "--format", "markdown")
     table = page.partition("Tried and left out")[0]
@@ -256,14 +257,9 @@ def keys_of(settings_: list[tuple[str, str, str | None]]) -> tuple[dict[str, int
     return keys, marks[0] if marks else 0.0
 
 
-SMALL_MEMORIES = (
-    "azure-conv-overloaded",
-    "llama-3.1-8b-rtx4090",
-    "paper-sic-limit-cycle",
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b-rtx4090", "paper-sic-limit-cycle", *at_night("azure-conv-overloaded")]
 )
-
-
-@pytest.mark.parametrize("name", SMALL_MEMORIES)
 def test_settings_put_into_a_shipped_profile_never_lower_its_throughput(kept: Kept, name: str) -> None:
     """Those whose memory a run of 300 requests fills eight times, and one that it does not."""
     found = kept(name, "--engine", "vllm", *SMALL, "--format", "json")
@@ -287,7 +283,7 @@ def test_settings_put_into_a_gated_profile_pass_check(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """However much a setting gains: what the profile is, and most of its headroom, is demanded of it."""
-    report = report_of(name)
+    report = shipped.report(name)
     demands = [f"verdict.status == {report.verdict.status}"]
     if report.load.headroom is not None:
         demands.append(f"load.headroom >= {report.load.headroom - 0.01 * abs(report.load.headroom):.6f}")
@@ -307,12 +303,6 @@ def test_settings_put_into_a_gated_profile_pass_check(
     assert main(["check", str(path)]) == 0
     assert back or any(one["breaks"] for one in found["left_out"]) or name == "paper-fc-budgets"
     capfd.readouterr()
-
-
-@cache
-def report_of(name: str) -> Report:
-    profile = parse_profile(shipped_profiles()[name].read_bytes(), name)
-    return analyze(profile.model, name=name, sha256="", plan=profile.plan)
 
 
 def with_limit(text: str, key: str, value: str) -> str:

@@ -223,7 +223,15 @@ def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     options = ["--vary", "gpu.memory_tokens=100:90k:40000", "--columns", "rate_cap.*", "--workers", "2"]
     command = [sys.executable, "-m", "kvplan", "sweep", str(profile), *options, "-o", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # which shells turn off in the background
+    )
     wait_for_lines(out, 3)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -358,7 +366,7 @@ def test_cores_give_the_bytes_of_one_process(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_is_replaced(profile: Path, tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
-    options = ["--vary", "gpu.memory_tokens=100:90k:800", "--columns", "rate_cap.*"]
+    options = ["--vary", "gpu.memory_tokens=100:90k:300", "--columns", "rate_cap.*"]
     assert run(profile, *options, "--executor", "serial", "-o", whole) == 0
     command = [
         sys.executable,
