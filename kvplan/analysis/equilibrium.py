@@ -24,8 +24,11 @@ Result = TypeVar("Result")
 
 _STEPS = 200  # of the equilibrium's iteration from below, which ends at once where the law is linear ...
 _GROWTH = 1.02  # ... and after those a search upwards in such steps
-_LONGEST_S = 1e18
-_LEAST_SHARE, _SHARES_TRIED = 1e-3, 25  # of the admissions a limit allows, where fewer may be served faster
+_LONGEST_S = 1e15
+_FEWEST, _STEP = (
+    0.1,
+    1.4,
+)  # requests in flight, and the factor between those tried, where fewer may be served faster
 
 
 class Sensitivity(NamedTuple):
@@ -167,30 +170,39 @@ def _rate_using(
     return used / (need * fixed + used * cost.work_s)
 
 
-def _highest_rate(
+def _fastest(
     mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, limit: Number, need: Number
 ) -> Number:
-    """Largest rate under a limit of which a request needs so much: x/τ(x) for x up to limit/need.
+    """How much of a limit is used, of which a request needs so much, where the rate x/τ(x) is highest.
 
-    It grows with x but where the law is convex: past its knee an iteration can grow faster than what it serves, and
-    then fewer requests at a time are served faster (new).
+    The rate grows with x but where the law is convex: past its knee an iteration can grow faster than what it serves,
+    and then fewer requests at a time are served faster (new).
     """
-
-    def rate(used: Number) -> Number:
-        return _rate_using(mix, timing, replica, cost, used, need)
-
     if not timing.is_convex:
-        return rate(limit)
-    shares = np.geomspace(1.0, _LEAST_SHARE, _SHARES_TRIED).tolist()
-    rates = [rate(limit * share) for share in shares]
-    best = int(np.argmax(rates))
-    if best == 0:
-        return rates[0]
-    low, high = (shares[i] for i in (min(best + 1, _SHARES_TRIED - 1), best - 1))
-    for _ in range(40):  # the largest of a function with one peak between the two
+        return limit
+
+    def rate(used: float) -> float:
+        return float(_rate_using(mix, timing, replica, cost, used, need))
+
+    fewest = _FEWEST / cost.iterations * need
+    between = math.ceil(math.log(max(limit / fewest, 1.0)) / math.log(_STEP))
+    tried = [*(fewest * _STEP**k for k in range(between)), limit]
+    best = int(np.argmax([rate(used) for used in tried]))
+    if best == len(tried) - 1:
+        return limit
+    low, high = tried[max(best - 1, 0)], tried[best + 1]
+    for _ in range(60):  # the largest of a function with one peak between the two
         left, right = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (left, high) if rate(limit * left) < rate(limit * right) else (low, right)
-    return rate(limit * (low + high) / 2)
+        low, high = (left, high) if rate(left) < rate(right) else (low, right)
+    return (low + high) / 2
+
+
+def running_at_most(model: ServingModel) -> float | None:
+    """Requests in flight beyond which a convex law serves fewer, where that is before memory is full; else None."""
+    cost = per_request(model)
+    memory = model.replica.memory_tokens
+    used = _fastest(model.mix, model.timing, model.replica, cost, memory, cost.held)
+    return float(used / cost.held * cost.iterations) if used < memory else None
 
 
 def _limits(replica: Replica, cost: PerRequest) -> Iterator[tuple[str, Number, Number]]:
@@ -204,7 +216,7 @@ def _limits(replica: Replica, cost: PerRequest) -> Iterator[tuple[str, Number, N
 
 def _rates(mix: Mix, timing: Timing, replica: Replica, cost: PerRequest) -> dict[str, Number]:
     return {
-        name: _highest_rate(mix, timing, replica, cost, limit, need)
+        name: _rate_using(mix, timing, replica, cost, _fastest(mix, timing, replica, cost, limit, need), need)
         for name, limit, need in _limits(replica, cost)
     }
 
@@ -348,6 +360,8 @@ def _iteration_time(model: Model, cost: PerRequest) -> Number:
         before, tau = tau, next_time(tau)
         if tau <= before * (1 + 1e-15):
             return tau
+        if tau > _LONGEST_S:
+            return math.nan
     low = high = tau
     while next_time(high) > high:
         low, high = high, high * _GROWTH

@@ -39,7 +39,7 @@ _EXPONENTS = (
 )
 _LEAST_STEPS = 40  # towards the least first threshold, before settling for one that is only locally so
 _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
-_HOPELESS = 1e30  # a first threshold: no smaller one keeps up under a law that is not linear
+_HOPELESS = 1e60  # a first threshold: no smaller one keeps up under a law that is not linear
 _NARROWING_STEPS = 120
 _MOST_ITERATIONS = 1e300
 _NEWTON_STEPS = 60
@@ -237,7 +237,7 @@ def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> F
     least = start.copy()
     low = np.arange(least.size)  # columns whose first threshold is still too low
     for _ in range(_LEAST_STEPS):
-        raised = _raised(segments, slack, low, least[low])
+        raised = np.minimum(_raised(segments, slack, low, least[low]), _HOPELESS)
         lacking = raised > least[low]
         low, raised = low[lacking], raised[lacking]
         if not low.size:
@@ -501,7 +501,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     if not candidates.count.size:
         return nothing
     column, *found = least_requirement(candidates, delta=delta, horizon_s=horizon_s)
-    if found[0][0] >= _HOPELESS and not model.timing.is_linear:
+    if not found[0].size or found[0][0] >= _HOPELESS:
         return nothing
     one = candidates.take(np.array([column]))
     rows = len(one.rate)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import mean_queue
-from kvplan.analysis.equilibrium import iteration_time, per_request
+from kvplan.analysis.equilibrium import iteration_time, per_request, prompts_of
 from kvplan.analysis.worst_window import Windows, at_rates, class_windows
 from kvplan.model import FloatArray, ServingModel, Timing
 
@@ -439,7 +439,8 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
     for interval in np.geomspace(tau, longest, _DIAL_ROWS).tolist():
         x = rate * interval
         iteration = (
-            model.timing.fixed(x * cost.prefill_tokens, x * cost.iterations) + rate * cost.work_s * interval
+            model.timing.fixed(prompts_of(model.mix, model.replica, x), x * cost.iterations)
+            + rate * cost.work_s * interval
         )
         rows.append(
             DialRow(

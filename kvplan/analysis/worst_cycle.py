@@ -44,7 +44,8 @@ class Cycle:
     """A limit cycle of the saturated fluid map: means an iteration over one period, in requests.
 
     `throughput` is that of the mix as offered; `completions` counts everything, which is more where evictions have
-    changed the mix.
+    changed the mix. `phases` are the requests in flight in each iteration of a pulse cycle, whose admissions all come
+    in the first; empty where they are not known.
     """
 
     throughput: float
@@ -52,6 +53,7 @@ class Cycle:
     evictions: float
     in_flight: float
     period: int | None
+    phases: tuple[float, ...] = ()
 
 
 class ClassCycle(NamedTuple):
@@ -143,12 +145,14 @@ def pulse_cycle(stages: IntArray, first_weight: FloatArray, share: FloatArray, c
     present = survival(stages, share).reshape(-1, g)
     older_kv, older_count = x * g * weight[1:].sum(axis=0), x * g * present[1:].sum(axis=0)
     youngest = (capacity - older_kv) / weight[0]  # one pulse, iteration by iteration
+    in_flight = older_count + youngest * present[0]
     return Cycle(
         throughput=x,
         completions=x,
         evictions=x * (g - 1) * float(share @ stages) / (g * float(share @ first_weight)),
-        in_flight=float((older_count + youngest * present[0]).mean()),
+        in_flight=float(in_flight.mean()),
         period=g,
+        phases=tuple(in_flight.tolist()),
     )
 
 
@@ -193,20 +197,29 @@ def eviction_is_impossible(model: ServingModel) -> bool:
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     """Requests per second of a saturated cycle: completions over its mean iteration time.
 
-    Memory is full in every iteration, and whatever completes or is evicted is admitted, and prefilled, again.
+    Memory is full in every iteration, and whatever completes or is evicted is admitted, and prefilled, again. A law
+    that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
 
     References
     ----------
     New, theory §3 ("Wall clock").
     """
-    mix, replica = model.mix, model.replica
-    half_empty = page_padding(replica.block_tokens) * cycle.in_flight
+    mix, replica, timing = model.mix, model.replica, model.timing
+    padding = page_padding(replica.block_tokens)
     fresh = 0.0 if replica.prefill is Prefill.DISAGGREGATED else cycle.completions
     prompts = Prompts(
         (fresh + cycle.evictions) * mix.of_classes(mix.share),
         np.array([c.input_tokens for c in model.classes], dtype=np.float64),
     )
-    return cycle.throughput / model.timing.mean(replica.memory_tokens - half_empty, prompts, cycle.in_flight)
+    if cycle.phases and not timing.is_linear:
+        sequences = np.array(cycle.phases)
+        prefill = np.zeros(sequences.size)
+        prefill[0] = prompts.mean * sequences.size
+        return cycle.throughput / float(
+            timing(replica.memory_tokens - padding * sequences, prefill, sequences).mean()
+        )
+    kv_tokens = replica.memory_tokens - padding * cycle.in_flight
+    return cycle.throughput / timing.mean(kv_tokens, prompts, cycle.in_flight)
 
 
 def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:

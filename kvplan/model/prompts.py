@@ -17,6 +17,7 @@ _POINTS = (
 )
 _DAMPING = 1e-5 ** (np.arange(2 * _POINTS) / _POINTS)  # so that what wraps around the transform weighs 1e-10
 _NEGLIGIBLE = 1e-9  # tokens
+_RARE = 1e-7  # prompts, of which two then never come together
 _FAR = 8.0  # standard deviations, beyond which a cut is not felt
 
 
@@ -60,6 +61,8 @@ class Prompts:
             return 1.0
         if self.mean == 0:
             return 0.0
+        if self._rare:
+            return self._excess(level) / self.mean
         rise = self._expected_below(level, level - self.tokens) - self._expected_below(level, level)
         return float(self.count @ (rise + self.tokens)) / self.mean
 
@@ -67,11 +70,21 @@ class Prompts:
         """P(P > level)."""
         if level < 0:
             return 1.0
-        return max(0.0, 1.0 - float(self._probabilities(max(level, 1.0))[1][:-1].sum()))
+        if level <= _NEGLIGIBLE:
+            return -math.expm1(-float(self.count.sum()))
+        if self._rare:
+            return float(self.count @ (self.tokens > level))
+        return max(0.0, 1.0 - float(self._probabilities(level)[1][:-1].sum()))
+
+    @cached_property
+    def _rare(self) -> bool:
+        return float(self.count.sum()) < _RARE
 
     def _excess(self, level: float) -> float:
         if level <= _NEGLIGIBLE:
             return self.mean - level
+        if self._rare:
+            return float(self.count @ np.maximum(self.tokens - level, 0.0))
         return max(0.0, self.mean - level + float(self._expected_below(level, level)))
 
     def _expected_below(self, level: float, at: float | FloatArray) -> FloatArray:

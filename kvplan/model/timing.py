@@ -76,6 +76,11 @@ class Timing:
         return not np.any(self.d4) and not np.any(self.d5)
 
     @property
+    def goes_beyond_papers(self) -> bool:
+        """Whether it has more terms than d0 and d1."""
+        return not self.is_linear or bool(self.linear(0.0, 1.0, 1.0) > 0)
+
+    @property
     def is_constant(self) -> bool:
         """Whether every iteration takes d0."""
         return self.is_linear and self.linear(1.0, 1.0, 1.0) == 0

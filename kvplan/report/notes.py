@@ -29,7 +29,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     """Where the numbers of each block come from, by its name."""
     replica, timing = model.replica, model.timing
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
-    beyond_papers = any(timing.constants[2:]) or replica.block_tokens > 1 or limited
+    beyond_papers = timing.goes_beyond_papers or replica.block_tokens > 1 or limited
     basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
     terms = "d2, d3" if timing.is_linear else "d2 to d5"
     extension = f"; {terms}, pages and engine limits: new" if beyond_papers else ""
@@ -112,7 +112,8 @@ def notes(
     if model.timing.is_convex:
         found.append(
             "d5: iteration times count prompts as they come, one by one, but not the swings that long iterations cause "
-            "themselves. Near the sustainable rate iterations last longer than printed: up to a fifth in simulations."
+            "themselves. Near the sustainable rate iterations last longer than printed: up to a fifth in simulations. "
+            "A simulated worst cycle counts its prompts in the same way."
         )
     if cycle.iterations is not None:
         ended = (

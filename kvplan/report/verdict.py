@@ -3,7 +3,7 @@
 import math
 
 from kvplan.analysis.admission import RateCap
-from kvplan.analysis.equilibrium import Load, per_request, saturation
+from kvplan.analysis.equilibrium import Load, per_request, running_at_most, saturation
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import WorstCycle, eviction_is_impossible
@@ -79,8 +79,12 @@ def _at_these_rates(
         if cycle.loss > 0:
             found.append(f"Until then cap admissions at {limit}: the excess waits, nothing is evicted.")
     elif status is Status.NEEDS_CAP:
+        most = running_at_most(model)
         found.append(
             f"Cap admissions at {limit}: evictions then stop and all of the sustainable rate is served."
+            if most is None
+            else f"Cap running requests at {format_number(most, 3)}: beyond that, iterations grow faster than what "
+            "they serve, and a cap on admissions alone does not hold the sustainable rate."
         )
         if local.stabilising_change is not None:
             found.append(f"Or remove the cause. {local.stabilising_change}.")

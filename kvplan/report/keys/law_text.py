@@ -36,7 +36,8 @@ def _rest_here(e: Evidence, state: str) -> str:
 
 WORK_RATE = ByLaw(
     f"Λ = Σ λ_i·({work('S_i', 's_i', 'n_i')}) = Σλ·({work('S̄', 's̄', 'n̄')})",
-    f"Λ = Σλ·({work('S̄', 's̄', 'n̄')} + d5·(s̄ + n̄)), as if every iteration were beyond the knee",
+    f"Λ = Σλ·({work('S̄', 's̄', 'n̄')} + d5·(s̄ + n̄)), as if every iteration were beyond the knee: small batches "
+    "may keep up even where Λ >= 1",
 )
 
 

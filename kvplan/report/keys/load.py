@@ -36,7 +36,7 @@ LOAD = Block(
             "Seconds of work demanded per second; from 1 on, no policy is stable at any memory.",
             formula=law_text.WORK_RATE,
             here=law_text.work_rate_here,
-            source="WAIT-s eq. 3, WAIT Prop. 1; d2 and d3 new",
+            source="WAIT-s eq. 3, WAIT Prop. 1; d2 to d5 new",
             symbol="Λ",
         ),
         Record(

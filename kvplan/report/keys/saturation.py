@@ -22,7 +22,7 @@ SATURATION = Block(
             "Time of an iteration with memory full.",
             formula=law_text.SATURATION,
             here=law_text.saturation_here,
-            source="WAIT-s eq. 1; d2 and d3 new",
+            source="WAIT-s eq. 1; d2 to d5 new",
             symbol="τ(M)",
             unit="s",
         ),

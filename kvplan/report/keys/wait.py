@@ -54,7 +54,7 @@ WAIT = Block(
             "Time of an iteration with every threshold filled.",
             formula=law_text.WAIT,
             here=law_text.wait_here,
-            source="WAIT-s eq. 7; d2 and d3 new",
+            source="WAIT-s eq. 7; d2 to d5 new",
             symbol="ΔT",
             unit="s",
             absent=NO_EQUILIBRIUM,
