@@ -247,9 +247,9 @@ def new_state(
         requests.more_later,
     )
     return State(
-        timing=np.array(timing.constants),
+        timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
-        knobs=setup.knobs,
+        knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
         clock=np.array([0.0, horizon, 0.0, 0.0]),
         counter=count,
         time=time,

@@ -1,6 +1,5 @@
 """Every key of the report is explained, and the arithmetic that is printed gives the number that is printed."""
 
-import io
 import math
 import re
 from collections.abc import Iterator
@@ -9,11 +8,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+from shipped import NAMES, profile, report
 
 from kvplan.errors import UsageError
 from kvplan.formats import explanation
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.profile.reading import load_profile, shipped_profiles
 from kvplan.report import explain as explaining
 from kvplan.report.assembly import analyze, to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
@@ -30,8 +29,8 @@ def case(model: ServingModel, plan: Plan) -> Case:
 
 @cache
 def shipped(name: str) -> Case:
-    profile = load_profile(name, stdin=io.BytesIO())
-    return case(profile.model, profile.plan)
+    given, known = profile(name), report(name)
+    return to_document(known), gather(given.model, given.plan, known)
 
 
 def one(name: str, s: int, decode: dict[int, float], rate: float) -> RequestClass:
@@ -69,7 +68,7 @@ def made(name: str) -> Case:
     return case(MODELS[name], Plan(0.05, 1000.0, None))
 
 
-EVERY = [*((shipped, name) for name in sorted(shipped_profiles())), *((made, name) for name in MODELS)]
+EVERY = [*((shipped, name) for name in NAMES), *((made, name) for name in MODELS)]
 CASES = [pytest.param(make, name, id=name) for make, name in EVERY]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from strategies import mix_model
+from tiers import at_night
 
 from kvplan.model import ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
@@ -95,7 +96,15 @@ CASES: dict[str, Callable[[], ServingModel]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LATE = (
+    "100,000 and half of it",
+    "5,000 and one less",
+    "a thousand classes of even lengths",
+    "two thousand even lengths",
+)
+
+
+@pytest.mark.parametrize("case", [*(case for case in CASES if case not in LATE), *at_night(*LATE)])
 def test_a_report_all_the_same(case: str) -> None:
     report(CASES[case]())
 
