@@ -258,7 +258,7 @@ def keys_of(settings_: list[tuple[str, str, str | None]]) -> tuple[dict[str, int
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-3.1-8b-rtx4090", "paper-sic-limit-cycle", *at_night("azure-conv-overloaded")]
+    "name", ["paper-sic-limit-cycle", *at_night("azure-conv-overloaded", "llama-3.1-8b-rtx4090")]
 )
 def test_settings_put_into_a_shipped_profile_never_lower_its_throughput(kept: Kept, name: str) -> None:
     """Those whose memory a run of 300 requests fills eight times, and one that it does not."""

@@ -1,10 +1,12 @@
 """The page in a headless Chromium: silent, as wide as the window, and readable, light and dark."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser, chromium
+from tiers import at_night
 
 from kvplan.cli.app import main
 
@@ -66,16 +68,19 @@ HIDDEN = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth 
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("pages")
     profile = folder / "profile.toml"
     profile.write_text(PROFILE)
-    found = {name: folder / f"{name}.html" for name in ("names", "tool-calls-h100", "paper-sic-limit-cycle")}
-    for name, path in found.items():
-        given = str(profile) if name == "names" else name
+
+    @cache
+    def made(name: str) -> Path:
+        given, path = str(profile) if name == "names" else name, folder / f"{name}.html"
         simulate = ["--simulate"] if name.startswith("paper") else []
         assert main(["analyze", given, "--format", "html", "-o", str(path), *simulate]) == 0
-    return found
+        return path
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +89,14 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.mark.parametrize("name", ["names", "tool-calls-h100", "paper-sic-limit-cycle"])
-def test_a_page_is_silent_fits_and_can_be_read(name: str, browser: Browser, pages: dict[str, Path]) -> None:
+@pytest.mark.parametrize("name", ["names", "tool-calls-h100", *at_night("paper-sic-limit-cycle")])
+def test_a_page_is_silent_fits_and_can_be_read(
+    name: str, browser: Browser, page: Callable[[str], Path]
+) -> None:
     browser.complaints.clear()
     for width in (1280, 390):
         for dark, paper in ((False, "rgb(255, 255, 255)"), (True, "rgb(16, 21, 28)")):
-            browser.open(pages[name], width=width, dark=dark)
+            browser.open(page(name), width=width, dark=dark)
             assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == paper
             assert browser.evaluate("innerWidth") == width
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -104,8 +111,8 @@ def test_a_page_is_silent_fits_and_can_be_read(name: str, browser: Browser, page
     assert browser.complaints == []
 
 
-def test_plots_are_seen_and_have_names(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["tool-calls-h100"], width=1280)
+def test_plots_are_seen_and_have_names(browser: Browser, page: Callable[[str], Path]) -> None:
+    browser.open(page("tool-calls-h100"), width=1280)
     plots = browser.evaluate(
         "[...document.querySelectorAll('svg')].map(s => [s.getBoundingClientRect().width, s.ariaLabel])"
     )
@@ -119,15 +126,15 @@ def test_plots_are_seen_and_have_names(browser: Browser, pages: dict[str, Path])
 
 
 def test_small_sections_stand_beside_each_other_where_there_is_room(
-    browser: Browser, pages: dict[str, Path]
+    browser: Browser, page: Callable[[str], Path]
 ) -> None:
     places = "['load', 'saturation'].map(id => document.getElementById(id).getBoundingClientRect().toJSON())"
-    browser.open(pages["tool-calls-h100"], width=1280)
+    browser.open(page("tool-calls-h100"), width=1280)
     left, right = browser.evaluate(places)
     assert left["top"] == right["top"]
     assert left["right"] < right["left"]
     assert right["right"] - left["left"] > 1100
-    browser.open(pages["tool-calls-h100"], width=390)
+    browser.open(page("tool-calls-h100"), width=390)
     above, below = browser.evaluate(places)
     assert above["bottom"] < below["top"]
 
@@ -145,8 +152,8 @@ def test_the_browser_would_complain(browser: Browser, tmp_path: Path) -> None:
     browser.complaints.clear()
 
 
-def test_it_prints_on_a_few_pages(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
-    browser.open(pages["tool-calls-h100"], width=1280, dark=True)
+def test_it_prints_on_a_few_pages(browser: Browser, page: Callable[[str], Path], tmp_path: Path) -> None:
+    browser.open(page("tool-calls-h100"), width=1280, dark=True)
     printed = tmp_path / "page.pdf"
     browser.pdf(printed)
     content = printed.read_bytes()

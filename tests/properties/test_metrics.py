@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,10 @@ def lognormal_chain(n: int, correlation: float, random: np.random.Generator) -> 
 def coverage(interval: Callable[[np.random.Generator], Interval | None], truth: float) -> float:
     """Share of the intervals that cover the truth; most must exist."""
     random = np.random.default_rng(12)
-    found = [interval(random) for _ in range(REPETITIONS)]
+    return share_covering([interval(random) for _ in range(REPETITIONS)], truth)
+
+
+def share_covering(found: list[Interval | None], truth: float) -> float:
     known = [ends for ends in found if ends is not None]
     assert len(known) >= 0.9 * REPETITIONS
     return sum(low <= truth <= high for low, high in known) / len(known)
@@ -230,6 +234,17 @@ def test_intervals_of_a_percentile_cover_it(n: int, correlation: float, share: f
 RATE, SERVICE_S, N, HORIZON_S = 0.6, 1.0, 3000, 5000.0
 
 
+@cache
+def of_queues(horizon_s: float | None) -> list[dict[str, Interval | None]]:
+    """Intervals of many runs of an M/D/1 queue, to the last request or a horizon."""
+    random, size = np.random.default_rng(12), N if horizon_s is None else 2 * N
+    runs = (
+        one_server(np.cumsum(random.exponential(1 / RATE, size)), np.full(size, SERVICE_S), end_s=horizon_s)
+        for _ in range(REPETITIONS)
+    )
+    return [result_of(run, horizon_s=horizon_s).ci95 for run in runs]
+
+
 @pytest.mark.parametrize(
     ("key", "truth"),
     [
@@ -242,22 +257,12 @@ RATE, SERVICE_S, N, HORIZON_S = 0.6, 1.0, 3000, 5000.0
 )
 def test_one_run_to_the_last_request_covers_the_truth_of_an_md1_queue(key: str, truth: float) -> None:
     """Pollaczek-Khinchine with constant service."""
-
-    def interval(random: np.random.Generator) -> Interval | None:
-        arrivals = np.cumsum(random.exponential(1 / RATE, N))
-        return result_of(one_server(arrivals, np.full(N, SERVICE_S))).ci95[key]
-
-    assert coverage(interval, truth) >= COVERED
+    assert share_covering([ci95[key] for ci95 in of_queues(None)], truth) >= COVERED
 
 
 @pytest.mark.parametrize(("key", "truth"), [("completed", RATE * HORIZON_S), ("throughput_rps", RATE)])
 def test_one_run_over_a_horizon_covers_the_expected_completions(key: str, truth: float) -> None:
-    def interval(random: np.random.Generator) -> Interval | None:
-        arrivals = np.cumsum(random.exponential(1 / RATE, 2 * N))
-        run = one_server(arrivals, np.full(2 * N, SERVICE_S), end_s=HORIZON_S)
-        return result_of(run, horizon_s=HORIZON_S).ci95[key]
-
-    assert coverage(interval, truth) >= COVERED
+    assert share_covering([ci95[key] for ci95 in of_queues(HORIZON_S)], truth) >= COVERED
 
 
 def test_the_99th_percentile_of_memory_covers_the_truth() -> None:
