@@ -20,7 +20,7 @@ from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, to_document
 from kvplan.report.assembly import analyze as report_of
 from kvplan.simulation.experiments import options, study
-from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.load import Arrivals, Load
 
 timings = st.builds(
     Timing,
@@ -197,8 +197,8 @@ def test_a_worst_cycle_counts_the_prompts_of_a_pulse_at_once() -> None:
     found = study.study(
         model,
         Plan(),
-        study.Load(study.Arrivals.SATURATED, requests=20_000),
-        study.chosen(["greedy"], []),
+        Load(Arrivals.SATURATED, requests=20_000),
+        options.chosen(["greedy"], []),
         [0],
     ).results[0]
     assert found.throughput_per_iteration == pytest.approx(cycle.throughput_per_iteration, rel=0.03)

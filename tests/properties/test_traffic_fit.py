@@ -133,9 +133,9 @@ memory_tokens = 10_000_000  # from the log
 # [not] a table
 prefill = "inline"
 
-# traffic of old
+# traffic of yesteryear
 [[classes]]
-name = "old"
+name = "yesteryear"
 input = 1
 decode = 1
 rate = 1.0
@@ -160,7 +160,7 @@ require = ["load.headroom >= 0.2"]
             written.decode_tokens,
         )
         assert written.rate_rps == pytest.approx(c.rate_rps, rel=1e-5)
-    assert "old" not in fitted.text
+    assert "yesteryear" not in fitted.text
     again = fitted_profile(traffic, classes, fitted)
     assert (again.name, again.model) == (fitted.name, fitted.model)
     assert max(map(len, fitted.text.partition("schema")[0].splitlines())) <= 120
@@ -203,9 +203,9 @@ memory_tokens = 10_000  # 625 blocks
 [timing]  # calibrated
 d0 = "10 ms"
 
-# old traffic
+# yesteryear traffic
 [[classes]]
-name = "old"
+name = "yesteryear"
 input = 1
 decode = 1
 rate = 1.0
@@ -217,4 +217,4 @@ rate = 1.0
     text = fitted_profile(traffic, binned(traffic), base).text
     kept = '# from the log\n[gpu]\nmemory_tokens = 10_000  # 625 blocks\n\n[timing]  # calibrated\nd0 = "10 ms"\n'
     assert kept in text
-    assert "old" not in text
+    assert "yesteryear" not in text
