@@ -228,18 +228,20 @@ def _least(rates: dict[str, Number]) -> Number:
     return min(values)
 
 
-def rate_that_holds(model: ServingModel, kv_tokens: float) -> float:
-    """Rate at which the equilibrium holds so many KV tokens, requests/s.
+def rates_that_hold(model: ServingModel, kv_tokens: Sequence[float]) -> list[float]:
+    """Rates at which the equilibrium holds so many KV tokens, requests/s.
 
     Examples
     --------
     >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
     >>> one = RequestClass("a", 1, (2,), (1.0,), 1.0)
-    >>> rate_that_holds(ServingModel((one,), Timing(0.5, d1=0.1), Replica(9, prefill=Prefill.INLINE)), 6.0)
-    0.9090909090909091
+    >>> rates_that_hold(ServingModel((one,), Timing(0.5, d1=0.1), Replica(9, prefill=Prefill.INLINE)), [0.0, 6.0])
+    [0.0, 0.9090909090909091]
     """
     cost = per_request(model)
-    return float(_rate_using(model.mix, model.timing, model.replica, cost, kv_tokens, cost.held))
+    return [
+        float(_rate_using(model.mix, model.timing, model.replica, cost, kv, cost.held)) for kv in kv_tokens
+    ]
 
 
 def time_alone(model: ServingModel) -> float:

@@ -240,7 +240,7 @@ def _horner(coefficients: ComplexArray, t: FloatArray) -> ComplexArray:
 def model_spectrum(model: ServingModel) -> Spectrum:
     """`spectrum` of the survival polynomial of a model's mix; a single stage has no roots and is stable."""
     mix = model.mix
-    weights = survival_weights(mix.stages, model.mix.held.at_start, mix.share)
+    weights = mix.held.survival(mix.share)
     return spectrum(weights, lambda: exact_survival_weights(model), relative_error=rounding_error(mix.stages))
 
 
@@ -317,7 +317,7 @@ def _radius_if_stable(model: ServingModel, index: int, decode: int) -> float | N
     if decode < 1 or limited.max_tokens > model.replica.memory_tokens:
         return None
     changed = replace(model, classes=(*model.classes[:index], limited, *model.classes[index + 1 :]))
-    weights = survival_weights(changed.mix.stages, changed.mix.held.at_start, changed.mix.share)
+    weights = changed.mix.held.survival(changed.mix.share)
     error = rounding_error(changed.mix.stages)
     if count_outside(weights, relative_error=error) != 0:
         return None

@@ -260,7 +260,7 @@ def _closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
         return None
     homogeneous = int(stages.min()) == longest
     if not homogeneous:
-        weight = survival_weights(stages, first_weight, mix.share)
+        weight = mix.held.survival(mix.share)
         if not pulse_is_stable(weight, g, rounding_error(stages)):
             return None
     cycle = pulse_cycle(stages, first_weight, mix.share, float(model.replica.memory_tokens))

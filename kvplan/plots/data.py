@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import rate_that_holds
+from kvplan.analysis.equilibrium import rates_that_hold
 from kvplan.analysis.kv_density import Density, saddlepoint_density
 from kvplan.analysis.nested import nested_wait
 from kvplan.analysis.overflow import usage_pmf_of
@@ -112,11 +112,12 @@ def equilibrium_curve(model: ServingModel, report: Report) -> EquilibriumCurve:
     own = report.equilibrium.kv_tokens
     followed = _FULL * memory if own is None else min(max(_FULL * memory, own), _FAR * memory)
     kv = np.linspace(0.0, followed, _CURVE_POINTS)
+    *rates, full = rates_that_hold(model, [*kv.tolist(), memory])
     return EquilibriumCurve(
-        rate_rps=np.array([rate_that_holds(model, tokens) for tokens in kv.tolist()]),
+        rate_rps=np.array(rates),
         kv_tokens=kv,
         capacity_tokens=memory,
-        full_rps=rate_that_holds(model, memory),
+        full_rps=full,
         offered_rps=report.load.offered_rps,
         offered_kv_tokens=own,
     )

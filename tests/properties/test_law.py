@@ -211,7 +211,7 @@ def test_of_a_convex_law_fewer_requests_at_a_time_may_be_served_faster() -> None
     steep = replace(model, timing=replace(model.timing, d5=6e-5))
     found = equilibrium.sustainable_rate(steep)[1]
     assert found > equilibrium.saturation(steep).throughput_rps * 1.005
-    rates = [equilibrium.rate_that_holds(steep, m) for m in np.linspace(1_000, 500_000, 2_000)]
+    rates = equilibrium.rates_that_hold(steep, np.linspace(1_000, 500_000, 2_000).tolist())
     assert found == pytest.approx(max(rates), rel=1e-4)
 
 
