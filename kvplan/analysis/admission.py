@@ -245,7 +245,7 @@ def rate_cap(model: ServingModel) -> RateCap:
     rates = np.array([c.rate_rps for c in model.classes])
     shares = rates / rates.sum()
     footprint = sum_by(mix.class_index, mix.share * mix.held.footprint) / shares
-    budgets = None if tau is None else integer_budgets(rates * tau, footprint, model.replica.memory_tokens)
+    budgets = None if tau is None else integer_budgets(rates * tau, footprint, model.replica.capacity_tokens)
     return RateCap(
         per_iteration=full.admissions_per_iteration,
         per_second=full.throughput_rps,

@@ -25,6 +25,7 @@ Result = TypeVar("Result")
 _STEPS = 200  # of the equilibrium's iteration from below, which ends at once where the law is linear ...
 _GROWTH = 1.02  # ... and after those a search upwards in such steps
 _LONGEST_S = 1e15
+_MORE = 1.1  # a tenth more of a parameter, for sensitivities
 _FEWEST, _STEP = (
     0.1,
     1.4,
@@ -32,11 +33,18 @@ _FEWEST, _STEP = (
 
 
 class Sensitivity(NamedTuple):
-    """Relative change of the sustainable rate for +10 % of each parameter."""
+    """Relative change of the sustainable rate for +10 % of each timing constant and limit; None for no such limit."""
 
     memory_tokens: float
     d0: float
     d1: float
+    d2: float
+    d3: float
+    d4: float
+    d5: float
+    knee_tokens: float
+    max_num_seqs: float | None
+    max_num_batched_tokens: float | None
 
 
 class Load(NamedTuple):
@@ -88,7 +96,7 @@ class PerRequest(NamedTuple):
     Attributes
     ----------
     held
-        KV token-iterations of memory, half-filled blocks included (A_b over Σλ).
+        KV token-iterations of memory, in whole pages (A_b over Σλ).
     read
         KV token-iterations of context read.
     prefill_tokens
@@ -200,24 +208,26 @@ def _fastest(
 def running_at_most(model: ServingModel) -> float | None:
     """Requests in flight beyond which a convex law serves fewer, where that is before memory is full; else None."""
     cost = per_request(model)
-    memory = model.replica.memory_tokens
+    memory = model.replica.capacity_tokens
     used = _fastest(model.mix, model.timing, model.replica, cost, memory, cost.held)
     return float(used / cost.held * cost.iterations) if used < memory else None
 
 
-def _limits(replica: Replica, cost: PerRequest) -> Iterator[tuple[str, Number, Number]]:
-    """Each limit, how much there is, and how much of it a request needs."""
-    yield "memory", replica.memory_tokens, cost.held
+def _limits(replica: Replica, cost: PerRequest, memory: float) -> Iterator[tuple[str, Number, Number]]:
+    """Each limit, how much there is, and how much of it a request needs; `memory` multiplies what there is of it."""
+    yield "memory", replica.capacity_tokens * memory, cost.held
     if replica.max_num_seqs is not None:
         yield "max_num_seqs", replica.max_num_seqs, cost.iterations
     if replica.max_num_batched_tokens is not None:
         yield "max_num_batched_tokens", replica.max_num_batched_tokens, cost.computed_tokens
 
 
-def _rates(mix: Mix, timing: Timing, replica: Replica, cost: PerRequest) -> dict[str, Number]:
+def _rates(
+    mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, memory: float = 1.0
+) -> dict[str, Number]:
     return {
         name: _rate_using(mix, timing, replica, cost, _fastest(mix, timing, replica, cost, limit, need), need)
-        for name, limit, need in _limits(replica, cost)
+        for name, limit, need in _limits(replica, cost, memory)
     }
 
 
@@ -309,15 +319,32 @@ def _load(model: Model, cost: PerRequest) -> Load:
 
 
 def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
+    changes = {
+        name: _where(after == after, lambda after=after: after / base - 1)
+        for name in Sensitivity._fields
+        for after in [_rate_with_more(model, cost, name)]
+    }
+    return Sensitivity(**changes)
+
+
+def rate_with_more(model: ServingModel, name: str) -> float | None:
+    """The sustainable rate with a tenth more of a field of `Sensitivity`; None for a limit that there is not."""
+    rate: float | None = _single(_rate_with_more(model, per_request(model), name))
+    return rate
+
+
+def _rate_with_more(model: Model, cost: PerRequest, name: str) -> Number:
     mix, timing, replica = model.mix, model.timing, model.replica
-    # a tenth more tokens need not be whole: the formulas are continuous in M
-    more_memory = replace(replica, memory_tokens=replica.memory_tokens * 1.1)  # type: ignore[arg-type]
-    more_d0, more_d1 = replace(timing, d0=timing.d0 * 1.1), replace(timing, d1=timing.d1 * 1.1)
-    return Sensitivity(
-        memory_tokens=_least(_rates(mix, timing, more_memory, cost)) / base - 1,
-        d0=_least(_rates(mix, more_d0, replica, cost)) / base - 1,
-        d1=_least(_rates(mix, more_d1, replica, _costs(mix, more_d1))) / base - 1,
-    )
+    if name == "memory_tokens":  # as if a tenth more were whole pages: the formulas are continuous in them
+        return _least(_rates(mix, timing, replica, cost, memory=_MORE))
+    if hasattr(timing, name):
+        slower = replace(timing, **{name: getattr(timing, name) * _MORE})
+        return _least(_rates(mix, slower, replica, _costs(mix, slower)))
+    limit = getattr(replica, name)
+    if limit is None:
+        return math.nan
+    rate = _least(_rates(mix, timing, replace(replica, **{name: limit * _MORE}), cost))
+    return np.where(np.isnan(limit), np.nan, rate) if isinstance(limit, np.ndarray) else rate
 
 
 def iteration_time(model: ServingModel) -> float | None:
@@ -336,7 +363,7 @@ def iteration_time(model: ServingModel) -> float | None:
 def tangent(model: ServingModel) -> Tangent:
     """The linear law that touches the iteration time at the equilibrium, or with memory full where there is none."""
     cost, tau = per_request(model), iteration_time(model)
-    full = model.replica.memory_tokens / cost.held
+    full = model.replica.capacity_tokens / cost.held
     return _tangent(model, cost, full if tau is None else model.total_rate_rps * tau)
 
 
@@ -388,7 +415,7 @@ def _equilibrium(model: Model, cost: PerRequest, names: Sequence[str]) -> Equili
     per_stage = model.class_rates_rps * tau
     return Equilibrium(
         kv_tokens=kv_tokens,
-        kv_utilization=kv_tokens / model.replica.memory_tokens,
+        kv_utilization=kv_tokens / model.replica.capacity_tokens,
         iteration_time_s=tau,
         requests_in_flight=offered * cost.iterations * tau,
         decode_tokens_per_s=_where(exists, lambda: offered * cost.decode_tokens),
@@ -406,7 +433,7 @@ def saturation(model: ServingModel) -> Saturation:
 
 
 def _saturation(model: Model, cost: PerRequest) -> Saturation:
-    admissions = model.replica.memory_tokens / cost.held
+    admissions = model.replica.capacity_tokens / cost.held
     fixed = _fixed_time(model.mix, model.timing, model.replica, cost, admissions)
     tau = fixed + admissions * cost.work_s
     return Saturation(admissions, tau, admissions / tau)

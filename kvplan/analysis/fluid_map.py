@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, IntArray, sum_by, survival, survival_weights
+from kvplan.model import FloatArray, IntArray, sum_by, survival, Weights
 
 _COMPILE_ABOVE = 3_000_000  # inner steps; compiling pays off beyond about a second of plain Python
 _PROBES = 32
@@ -77,7 +77,7 @@ def fluid_map(stages: IntArray, first_weight: FloatArray, share: FloatArray, cap
     leave_after, row = np.unique(stages, return_inverse=True)
     return FluidMap(
         capacity=float(capacity),
-        weight=survival_weights(stages, first_weight, share),
+        weight=Weights(first_weight, stages).survival(share),
         present=survival(stages, share),
         leave_after=leave_after,
         leave_share=sum_by(row, share),

@@ -108,7 +108,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     staying = everyone[:, :, None] - _left(alike, stages, amounts, edge)
     staying *= staying[0] > _ROUNDING * everyone[0][:, None]
     present, (first_weight, present_prefill) = _means(staying)
-    held = first_weight + mix.held.padding + middle
+    held = first_weight + (mix.held.block_tokens - 1) / 2 + middle
     n_present = present.shape[0]
 
     amounts = rate * np.stack([np.ones_like(rate), stages, work_s, prefill_s])

@@ -516,7 +516,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
         boundary_kv_tokens=float(needs.boundary[0]),
         high_probability_kv_tokens=float(needs.high_probability[0]),
         required_kv_tokens=required,
-        fits=required <= model.replica.memory_tokens,
+        fits=required <= model.replica.capacity_tokens,
         iteration_time_s=float(needs.iteration_time_s[0]),
         iterations=int(needs.iterations[0]),
         smallest_thresholds_kv_tokens=float(least.total[0]),

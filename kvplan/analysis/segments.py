@@ -12,7 +12,7 @@ import numpy as np
 from kvplan.analysis.wait import GUARD
 from kvplan.analysis.worst_window import Windows, mixes, total_windows
 from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, Timing, sum_by
-from kvplan.model.weights import page_padding, prompt_stages
+from kvplan.model.weights import prompt_stages
 
 _SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
 _MOST_SEGMENTS = 128  # ... up to this
@@ -165,7 +165,7 @@ def lengths_of(model: ServingModel) -> Lengths:
         input_from=shortest + excess / rate,
         work_to=np.append(0.0, np.cumsum(work)),
         prompt_stages=prompt,
-        padding=page_padding(model.replica.block_tokens),
+        padding=(model.replica.block_tokens - 1) / 2,
         prefill_tokens=float(prefill[0] / rate[0]),
         timing=timing,
     )

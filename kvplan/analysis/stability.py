@@ -20,7 +20,7 @@ from kvplan.analysis.roots import (
     expand_on_circle,
     largest_root,
 )
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival, survival_weights
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, Weights, survival
 from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
@@ -112,7 +112,7 @@ def spectrum(
 
 
 def rounding_error(stages: IntArray) -> float:
-    """Bound on the relative error of `survival_weights`: its sums add each row at most twice."""
+    """Bound on the relative error of `Weights.survival`: its sums add each row at most twice."""
     return (2 * stages.size + 8) * float(np.finfo(np.float64).eps)
 
 
@@ -128,17 +128,12 @@ def exact_survival_weights(model: ServingModel) -> list[int]:
     """
     shares = model.exact_shares()
     denominator = math.lcm(*(p.denominator for p in shares))
-    present = [0] * int(model.mix.stages.max())
-    held = present.copy()
-    # twice the weights, since half-filled blocks make them half integers
-    for n, a, p in zip(model.mix.stages, model.mix.held.at_start, shares, strict=True):
+    block = model.replica.block_tokens
+    weights = [0] * int(model.mix.stages.max())
+    for n, first, p in zip(model.mix.stages.tolist(), model.mix.held.first.tolist(), shares, strict=True):
         count = int(p * denominator)
-        present[n - 1] += 2 * count
-        held[n - 1] += count * round(2 * a)
-    for k in range(len(present) - 2, -1, -1):
-        present[k] += present[k + 1]
-        held[k] += held[k + 1]
-    weights = [h + k * c for k, (h, c) in enumerate(zip(held, present, strict=True))]
+        for k in range(n):
+            weights[k] += count * block * -(-(int(first) + k) // block)
     content = math.gcd(*weights)
     return [w // content for w in weights]
 
@@ -146,7 +141,7 @@ def exact_survival_weights(model: ServingModel) -> list[int]:
 def min_stable_input(model: ServingModel) -> MinStableInput:
     """Smallest input length from which on greedy admission is stable, the inputs scaled in common.
 
-    With inputs c_i·m of mean m, the survival polynomial is m·A(z) + B(z). A root can cross the unit circle only
+    With inputs c_i·m of mean m, and pages counted by their mean, the survival polynomial is m·A(z) + B(z). A root can cross the unit circle only
     where Im(B·conj(A)) = 0, at m = -Re(B·conj(A))/|A|²: beyond the largest such m nothing crosses any more, and for
     large inputs all roots are inside when the gcd is 1 (SIC Theorem 3). A root count proves the result stable.
 
@@ -172,7 +167,8 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
         return MinStableInput(None, None)
     mean_input = float(mix.share @ mix.input_tokens)
     scale = mix.input_tokens / mean_input if mean_input > 0 else np.ones(mix.share.size)
-    offset = model.mix.held.at_start - mix.input_tokens
+    half_page = (model.replica.block_tokens - 1) / 2
+    offset = mix.held.first - mix.input_tokens + half_page
     smallest = 1 if model.replica.prefill is Prefill.INLINE else 0
     return MinStableInput(
         exact=_exact_min_input(mix.stages, scale, offset, mix.share, smallest),
@@ -188,6 +184,8 @@ def _asymptotic_min_input(
     if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(scale) > 0:
         return None
     p = float(share[shorter].sum())
+    if p * (1 - p) == 0:  # a class so rare that a float cannot hold its share
+        return None
     mean = float(share @ stages)
     return smallest + mean**3 / (2 * math.pi**2 * p * (1 - p))
 
@@ -197,7 +195,7 @@ def _exact_min_input(
 ) -> int | None:
     """Smallest whole mean input that is proved stable, at or above the last crossing of the unit circle."""
     slope = survival(stages, share * scale)
-    constant = survival_weights(stages, offset, share)
+    constant = Weights(offset, stages).survival(share)
     start = max(smallest, math.floor(_last_crossing(slope, constant)))
     relative_error = rounding_error(stages)
     for mean_input in range(start, start + 3):

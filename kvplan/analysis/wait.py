@@ -430,9 +430,9 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
     [1000, 1579, 2339, 3204, 4040]
     """
     tau, cost, rate = iteration_time(model), per_request(model), model.total_rate_rps
-    if tau is None or rate * cost.held * tau > model.replica.memory_tokens:
+    if tau is None or rate * cost.held * tau > model.replica.capacity_tokens:
         return ()
-    longest = model.replica.memory_tokens / (rate * cost.held)
+    longest = model.replica.capacity_tokens / (rate * cost.held)
     if not math.isfinite(longest):
         return ()
     rows = []
@@ -478,7 +478,7 @@ def wait(model: ServingModel) -> Wait:
     thresholds, least = found
     iteration = means.iteration_time_s(thresholds)
     kv_tokens = float(thresholds @ means.held)
-    largest = largest_thresholds(thresholds, means, model.replica.memory_tokens, windows)
+    largest = largest_thresholds(thresholds, means, model.replica.capacity_tokens, windows)
     arrivals = means.rate_rps * iteration if windows is None else windows.most_in(iteration)
     alone = len(model.classes) == 1 and not varies
     return Wait(
@@ -486,7 +486,7 @@ def wait(model: ServingModel) -> Wait:
         thresholds=tuple(int(n) for n in thresholds),
         iteration_time_s=iteration,
         kv_tokens=kv_tokens,
-        fits=kv_tokens <= model.replica.memory_tokens,
+        fits=kv_tokens <= model.replica.capacity_tokens,
         classes=tuple(
             _class_wait(c.name, rate, int(n), float(stages), iteration, brought, alone=alone)
             for c, rate, n, stages, brought in zip(

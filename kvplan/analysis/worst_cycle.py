@@ -23,8 +23,7 @@ from kvplan.analysis.fluid_map import (
 )
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, rounding_error
-from kvplan.model import FloatArray, IntArray, Prefill, Prompts, ServingModel, survival, survival_weights
-from kvplan.model.weights import page_padding
+from kvplan.model import FloatArray, IntArray, Prefill, Prompts, ServingModel, Weights, survival
 
 _DISTURBANCE = 0.1
 _SHARE_DIGITS = 13
@@ -141,7 +140,7 @@ def pulse_cycle(stages: IntArray, first_weight: FloatArray, share: FloatArray, c
     """
     g = int(np.gcd.reduce(stages))
     x = capacity / float(share @ ((first_weight - 1) * stages + stages * (stages + g) / 2))
-    weight = survival_weights(stages, first_weight, share).reshape(-1, g)
+    weight = Weights(first_weight, stages).survival(share).reshape(-1, g)
     present = survival(stages, share).reshape(-1, g)
     older_kv, older_count = x * g * weight[1:].sum(axis=0), x * g * present[1:].sum(axis=0)
     youngest = (capacity - older_kv) / weight[0]  # one pulse, iteration by iteration
@@ -205,7 +204,7 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     New, theory §3 ("Wall clock").
     """
     mix, replica, timing = model.mix, model.replica, model.timing
-    padding = page_padding(replica.block_tokens)
+    padding = (replica.block_tokens - 1) / 2
     fresh = 0.0 if replica.prefill is Prefill.DISAGGREGATED else cycle.completions
     prompts = Prompts(
         (fresh + cycle.evictions) * mix.of_classes(mix.share),

@@ -17,7 +17,7 @@ from kvplan.model.prompts import Prompts
 from kvplan.model.replica import Plan, Replica
 from kvplan.model.serving import ServingModel, SideBySide, side_by_side
 from kvplan.model.timing import Tangent, Timing, iteration_time
-from kvplan.model.weights import Prefill, Weights, survival_weights
+from kvplan.model.weights import Prefill, Weights
 
 __all__ = [
     "FloatArray",
@@ -38,5 +38,4 @@ __all__ = [
     "side_by_side",
     "sum_by",
     "survival",
-    "survival_weights",
 ]

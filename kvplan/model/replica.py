@@ -15,6 +15,11 @@ class Replica:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Memory in whole pages, b·⌊M/b⌋ tokens."""
+        return self.memory_tokens - self.memory_tokens % self.block_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

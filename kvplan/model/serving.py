@@ -17,7 +17,6 @@ from kvplan.model.weights import (
     Weights,
     computed_tokens,
     first_tokens,
-    page_padding,
     prefill_work,
     stage_count,
 )
@@ -152,7 +151,7 @@ def _mix(
         prefill_tokens=prefill_work(prefill, inputs),
         computed_tokens=computed_tokens(prefill, inputs, decode),
         read=Weights(first, stages),
-        held=Weights(first, stages, page_padding(replica.block_tokens)),
+        held=Weights(first, stages, replica.block_tokens),
         rate_rps=rate,
         share=share,
     )

@@ -18,6 +18,7 @@ Everything downstream uses only those, so `inline` (s, d) and `disaggregated` (s
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -59,79 +60,87 @@ def computed_tokens(prefill: Prefill, input_tokens: IntArray, decode_tokens: Int
     return np.asarray(prompt + stage_count(prefill, decode_tokens))
 
 
-def page_padding(block_tokens: float) -> float:
-    """Tokens that pages hold beyond what a request uses, on average over its stages (theory §2).
-
-    >>> page_padding(16)
-    7.5
-    """
-    return (block_tokens - 1) / 2
-
-
 @dataclass(frozen=True)
 class Weights:
-    """Tokens of a request at each of its stages, ``first + k + padding`` at stage k; one request a row.
+    """Tokens of a request at each of its stages, ``first + k`` at stage k in whole pages; one request a row.
 
     Arrays have shape (n_rows,), or (n_models, n_rows) for many models side by side.
 
     Attributes
     ----------
     first : ndarray, tokens
-        At stage 0, padding left out.
+        At stage 0, before they are rounded up to pages.
     stages : ndarray of int64
-    padding : float or ndarray, tokens
-        Added at every stage.
+    block_tokens : float or ndarray, tokens
+        Size of a page; 1 where tokens are counted as they are.
 
     Examples
     --------
-    >>> held = Weights(np.array([5.0]), np.array([3]), padding=0.5)
-    >>> held.at_start.tolist(), held.footprint.tolist(), held.squares.tolist()
-    ([5.5], [19.5], [128.75])
+    >>> held = Weights(np.array([5.0]), np.array([3]), block_tokens=3)  # 6, 6, 9
+    >>> held.at_start.tolist(), held.at_end.tolist(), held.footprint.tolist(), held.squares.tolist()
+    ([6.0], [9.0], [21.0], [153.0])
     """
 
     first: FloatArray
     stages: IntArray
-    padding: float | FloatArray = 0.0
+    block_tokens: float | FloatArray = 1.0
 
     @cached_property
     def at_start(self) -> FloatArray:
         """At stage 0."""
-        return self.first + self.padding
+        return _rounded_up(self.first, self.block_tokens)
 
     @cached_property
     def at_end(self) -> FloatArray:
         """At the last stage."""
-        return self.at_start + self.stages.astype(np.float64) - 1
+        return _rounded_up(self.first + self.stages - 1, self.block_tokens)
+
+    @cached_property
+    def _pages(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Pages p at stage 0, stages spent with them, how many further pages are filled, stages with the last one."""
+        p = self.at_start / self.block_tokens
+        n = self.stages.astype(np.float64)
+        on_first = np.minimum(self.at_start - self.first + 1, n)
+        filled = (n - on_first) // self.block_tokens
+        return p, on_first, filled, n - on_first - filled * self.block_tokens
 
     @cached_property
     def footprint(self) -> FloatArray:
-        """Token-iterations, the sum over all stages: S in theory §1."""
-        n = self.stages.astype(np.float64)
-        return n * self.first + n * (n - 1) / 2 + self.stages * self.padding
+        """Token-iterations, the sum over all stages: S in theory §1, exact with pages (§2)."""
+        p, on_first, m, rest = self._pages
+        b = self.block_tokens
+        return b * (on_first * p + b * (m * p + m * (m + 1) / 2) + rest * (p + m + 1))
 
     @cached_property
     def squares(self) -> FloatArray:
         """Sum of squares over all stages."""
-        n = self.stages.astype(np.float64)
-        return n * (self.at_start * self.at_end + (n - 1) * (2 * n - 1) / 6)
+        p, on_first, m, rest = self._pages
+        filled = m * p**2 + p * m * (m + 1) + m * (m + 1) * (2 * m + 1) / 6
+        return self.block_tokens**2 * (on_first * p**2 + self.block_tokens * filled + rest * (p + m + 1) ** 2)
 
     def survival(self, share: FloatArray) -> FloatArray:
         """Tokens that one unit of admissions holds at each stage, W_k = Σ_{n_i > k} p_i·w_i(k); shape (max(stages),).
 
+        For one model only.
+
         References
         ----------
-        SIC eq. 9; for empirical length distributions new, theory §3 ("Traces").
+        SIC eq. 9; for empirical length distributions new, theory §3 ("Traces"); pages new, theory §2.
+
+        Examples
+        --------
+        >>> read = Weights(np.array([2.0, 2.0]), np.array([2, 3]))
+        >>> read.survival(np.array([0.5, 0.5])).tolist()
+        [2.0, 3.0, 2.0]
         """
-        return survival_weights(self.stages, self.at_start, share)
+        over = self.first % self.block_tokens  # tokens on a page that is not full, alike for rows of one input
+        weights = survival(self.stages, share * (self.first - over))
+        stage = np.arange(weights.size)
+        for alike in np.unique(over):
+            present = survival(self.stages, np.where(over == alike, share, 0.0))
+            weights += present * _rounded_up(alike + stage, self.block_tokens)
+        return weights
 
 
-def survival_weights(stages: IntArray, first_weight: FloatArray, share: FloatArray) -> FloatArray:
-    """The same from arrays of shape (n_rows,): stages n_i, tokens at stage 0, and shares p_i.
-
-    Examples
-    --------
-    >>> survival_weights(np.array([2, 3]), np.array([2.0, 2.0]), np.array([0.5, 0.5])).tolist()
-    [2.0, 3.0, 2.0]
-    """
-    present = survival(stages, share)
-    return survival(stages, share * first_weight) + present * np.arange(present.size)
+def _rounded_up(tokens: Any, block_tokens: Any) -> Any:
+    return np.ceil(tokens / block_tokens) * block_tokens

@@ -11,6 +11,7 @@ from kvplan.analysis.equilibrium import (
     Sensitivity,
     per_request,
     prompts_of,
+    rate_with_more,
     sustainable_rate,
     sustainable_rates,
 )
@@ -18,7 +19,6 @@ from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, pulse_cycle
 from kvplan.model import Plan, Prefill, Replica, ServingModel
-from kvplan.model.weights import page_padding
 from kvplan.report.assembly import Report
 from kvplan.report.keys import CONTRACT, law_text
 from kvplan.report.keys.evidence import DIGITS, Figure, listed
@@ -138,7 +138,7 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
         "half": Figure(
             "(b−1)/2",
             "tokens by which pages exceed what a request uses, on average",
-            page_padding(replica.block_tokens),
+            (replica.block_tokens - 1) / 2,
         ),
         "shift": Figure("", "1 where prefill is inline, else 0", inline),
     }
@@ -147,13 +147,9 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
 def _after_changes(model: ServingModel) -> Iterator[tuple[str, Figure]]:
     """The sustainable rate with a tenth more of each parameter that `load.sensitivity` is about."""
     for name in Sensitivity._fields:
-        part = "replica" if name in {field.name for field in fields(Replica)} else "timing"
-        given: Any = getattr(model, part)
-        before = getattr(given, name)
-        changes: dict[str, Any] = {} if before is None else {part: replace(given, **{name: before * 1.1})}
-        more = "a tenth more memory" if name == "memory_tokens" else f"{name} a tenth longer"
-        after = sustainable_rate(replace(model, **changes))[1]
-        yield f"after_{name}", Figure("", f"sustainable rate with {more}, requests/s", after)
+        more = "a tenth more memory" if name == "memory_tokens" else f"a tenth more {name}"
+        meaning = f"sustainable rate with {more}, requests/s"
+        yield f"after_{name}", Figure("", meaning, rate_with_more(model, name))
 
 
 def _of_cycle(model: ServingModel, report: Report) -> dict[str, Figure]:
@@ -218,7 +214,7 @@ def _rest_of_cycle(
     prefilled = _prefilled(model, completed, cycle.evictions_per_iteration)
     if in_flight is None or prefilled is None:
         return None
-    held = model.replica.memory_tokens - page_padding(model.replica.block_tokens) * in_flight
+    held = model.replica.memory_tokens - (model.replica.block_tokens - 1) / 2 * in_flight
     prompts = prefilled * float(model.mix.share @ model.mix.input_tokens)
     return completed / rate - float(model.timing.linear(held, prompts, in_flight))
 
@@ -293,7 +289,7 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
 
 
 def _of_segments(model: ServingModel, report: Report) -> Iterator[Figures]:
-    half, reached = page_padding(model.replica.block_tokens), 0
+    half, reached = (model.replica.block_tokens - 1) / 2, 0
     for k, segment in enumerate(report.nested_wait.segments):
         tokens = segment.kv_tokens / segment.threshold
         waiting = segment.input_tokens + half + reached if k else 0

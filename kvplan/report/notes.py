@@ -12,7 +12,6 @@ from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
-from kvplan.model.weights import page_padding
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_seconds, format_tokens
@@ -100,7 +99,7 @@ def notes(
             "recomputing whole requests costs more than the fluid figures say."
         )
     if replica.block_tokens > 1:
-        unused = format_number(page_padding(replica.block_tokens))
+        unused = format_number((replica.block_tokens - 1) / 2)
         found.append(
             f"Pages of {replica.block_tokens} tokens: a request holds {unused} tokens more than it uses on average; "
             "memory counts them, time does not."
