@@ -1,216 +1,272 @@
 """The fluid map: saturated greedy admission with continuous amounts of requests (SIC 2-3, theory §3).
 
-One iteration: *execute* (everything in flight grows by a token; the last stage leaves), *evict* while memory
-exceeds the capacity, least progressed first, *admit* what fits if nothing was evicted.
+One iteration: *execute* (everything in flight grows by a token; the last stage leaves), *evict* while memory exceeds
+the capacity, least progressed first, *admit* what fits if nothing was evicted. What was evicted rejoins the front of
+the queue, last evicted first, with the composition it had: it is longer than the traffic where short requests have
+already left, and that changes the mix of what is admitted (new, theory §3).
 
-A cohort, all requests admitted in one iteration, is one number: its mass as admitted, trims applied. Memory grows
-by the amount in flight and falls by whole groups of finishers, so an iteration costs O(distinct decode lengths),
-whatever the lengths are. `iterate` is written in the subset of Python that numba compiles; short runs call it as it
-is, on lists.
+A *layer* is what was admitted together from one source. Evicted at some stage, those of the traffic that stay longer
+are left, so a layer is two numbers: how much of the traffic, and the stage κ that its requests all outlast. Requests in
+flight are a stack of layers in the order of their admission, the pool of evicted ones is another, and evictions move
+layers from one top to the other: of one iteration's admissions the latest go first, as where requests are whole.
+`iterate` is written in the subset of Python that numba compiles; short runs call it as it is, on lists.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, IntArray, sum_by, survival, Weights
+from kvplan.model import FloatArray, IntArray, Weights, survival
 
-_COMPILE_ABOVE = 3_000_000  # inner steps; compiling pays off beyond about a second of plain Python
+_COMPILE_ABOVE = 150_000  # iterations times rows; compiling pays off beyond about a second of plain Python
+_LAYERS = 16  # an iteration on average that there is room for
 _PROBES = 32
-_PERIOD_TOLERANCE = 1e-9  # of the eviction-free throughput, between one period and the next
-_MEAN_TOLERANCE = 3e-5  # of the same, between a run and one twice as long
+_PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
+_REST_TOLERANCE = (
+    2e-3  # of n*, between the mean throughputs of two parts of a run that does not repeat itself
+)
 _INCOMMENSURABLE = 0.6180339887498949
-_SETTLING = 200  # lengths of the longest request before a mean may be taken as at rest
-MAX_ITERATIONS = 400_000
-MAX_STEPS = 250_000_000
+_DISTURBANCE = 0.2
+_DOUBLINGS = 3  # of a run that has not settled
+MAX_STEPS = 120_000_000  # iterations times rows of a run, about a second
 
 
 class FluidMap(NamedTuple):
-    """A saturated replica as the map sees it.
+    """A saturated replica as the map sees it; one row for each first weight and number of iterations.
 
     Attributes
     ----------
     capacity : float, tokens
-    weight : ndarray, shape (L,), tokens
-        KV held by one unit of aggregate admissions k iterations after it came in, W_k.
-    present : ndarray, shape (L,)
-        Share of it still there, q_k.
-    leave_after : ndarray of int64, shape (n_lengths,)
-        Distinct iteration counts, ascending.
-    leave_share : ndarray, shape (n_lengths,)
-        Share of the admissions that stays for each count.
-    leave_weight : ndarray, shape (n_lengths,), tokens
-        KV that share holds in its last stage.
+        Memory in whole pages.
+    seats : float
+        Requests that run at once; infinite where nothing limits them.
+    weights : Weights, shape (n_rows,)
+        Tokens that a request holds at each of its stages.
+    share : ndarray, shape (n_rows,)
+        Of the admissions.
+    prompt : ndarray, shape (n_rows,), tokens
+        Prefill of a request that is admitted again.
     """
 
     capacity: float
-    weight: FloatArray
-    present: FloatArray
-    leave_after: IntArray
-    leave_share: FloatArray
-    leave_weight: FloatArray
+    seats: float
+    weights: Weights
+    share: FloatArray
+    prompt: FloatArray
+
+    @property
+    def size(self) -> int:
+        """Iterations of the longest request, L."""
+        return int(self.weights.stages.max())
+
+    @property
+    def footprint(self) -> float:
+        """Mean token-iterations of a request, S̄ = ΣW_k."""
+        return float(self.share @ self.weights.footprint)
 
     @property
     def eviction_free_throughput(self) -> float:
-        """n* = M/ΣW_k, requests per iteration."""
-        return self.capacity / float(self.weight.sum())
+        """n* = M/ΣW_k, requests per iteration, or what the seats allow."""
+        return min(self.capacity / self.footprint, self.seats / float(self.share @ self.weights.stages))
 
 
-def fluid_map(stages: IntArray, first_weight: FloatArray, share: FloatArray, capacity: float) -> FluidMap:
-    """Set up the map for a mix.
-
-    Parameters
-    ----------
-    stages, first_weight, share : ndarray, shape (n_rows,)
-        Iterations n_i, KV tokens a_i at stage 0, share p_i of the admissions.
-    capacity
-        KV tokens.
+def fluid_map(
+    weights: Weights, share: FloatArray, prompt: FloatArray, capacity: float, seats: float = np.inf
+) -> FluidMap:
+    """Set up the map for a mix; rows that do not differ for it become one.
 
     Examples
     --------
-    >>> lone = fluid_map(np.array([3]), np.array([3.0]), np.array([1.0]), 12.0)
-    >>> lone.weight.tolist(), lone.eviction_free_throughput
-    ([3.0, 4.0, 5.0], 1.0)
+    >>> lone = fluid_map(Weights(np.array([3.0]), np.array([3])), np.ones(1), np.array([2.0]), 12.0)
+    >>> lone.size, lone.eviction_free_throughput
+    (3, 1.0)
     """
-    leave_after, row = np.unique(stages, return_inverse=True)
-    return FluidMap(
-        capacity=float(capacity),
-        weight=Weights(first_weight, stages).survival(share),
-        present=survival(stages, share),
-        leave_after=leave_after,
-        leave_share=sum_by(row, share),
-        leave_weight=sum_by(row, share * (first_weight + stages - 1)),
-    )
-
-
-class State(NamedTuple):
-    """Cohorts in flight between two iterations.
-
-    Attributes
-    ----------
-    mass : ndarray, shape (L,)
-        Mass of the cohort admitted in iteration t, at index t mod L; 0 where none is left.
-    clock
-        Iterations done.
-    """
-
-    mass: FloatArray
-    clock: int
-
-
-def state_by_stage(masses: FloatArray) -> State:
-    """The state with the given cohort mass at each stage, stage 0 first; shape (L,)."""
-    size = masses.size
-    return State(mass=np.ascontiguousarray(masses[::-1], dtype=np.float64), clock=size)
+    kinds = np.stack([weights.first, weights.stages.astype(np.float64), prompt])
+    (first, stages, prompts), row = np.unique(kinds, axis=1, return_inverse=True)
+    merged = Weights(first, stages.astype(np.int64), weights.block_tokens)
+    return FluidMap(float(capacity), float(seats), merged, np.bincount(row.ravel(), share), prompts)
 
 
 class Run(NamedTuple):
-    """What happened in a run, iteration by iteration; arrays of shape (iterations,), in requests.
+    """What happened in a run, iteration by iteration; arrays of shape (iterations,).
 
-    `completed_by_length` sums the run, for each of the map's distinct iteration counts.
+    `throughput` counts completions by their footprint, in requests of the mean one: it is that of the mix as offered
+    in the long run. The others are requests, and tokens of prompts evicted, of memory held and of context read.
     """
 
-    state: State
-    completed_by_length: FloatArray
+    throughput: FloatArray
     completed: FloatArray
     evicted: FloatArray
+    evicted_prompts: FloatArray
     in_flight: FloatArray
+    held_tokens: FloatArray
+    read_tokens: FloatArray
+
+
+class _Rows(NamedTuple):
+    """What the map asks about rows: their stages, and what leaves with them."""
+
+    stages: IntArray
+    share: FloatArray
+    work: FloatArray
+    last_held: FloatArray
+    last_read: FloatArray
+    page: IntArray
+
+
+class _Outlasting(NamedTuple):
+    """Sums over the rows that outlast stage κ, for κ = 0, …, L - 1; of the last two one series for each page offset."""
+
+    present: FloatArray
+    start_held: FloatArray
+    start_read: FloatArray
+    prompt: FloatArray
+    page_present: FloatArray
+    page_base: FloatArray
 
 
 def iterate(
-    clock: Any,
     capacity: Any,
-    weight: Any,
-    present: Any,
-    leave_after: Any,
-    leave_share: Any,
-    leave_weight: Any,
-    mass: Any,
-    born: Any,
-    older: Any,
-    completed_by_length: Any,
-    completed: Any,
-    evicted: Any,
-    in_flight_after: Any,
+    seats: Any,
+    block: Any,
+    offsets: Any,
+    rows: Any,
+    outlasting: Any,
+    masses: Any,
+    work: Any,
+    out: Any,
 ) -> None:
-    """Advance `mass` by one iteration for each entry of the last three arrays, which it fills.
-
-    `born` and `older` are work space of the length of `mass`: the iteration each cohort came in, and the index of
-    the next older cohort that is not empty, so that evictions reach the youngest at once. Completions are added to
-    `completed_by_length` too.
-    """
-    size = len(weight)
-    n_lengths = len(leave_after)
-    kv = 0.0
-    in_flight = 0.0
-    youngest = -1
+    """Run the map from cohorts of the given masses, the composition of the traffic in each; fills `out`."""
+    stages, share, completed_work, last_held, last_read, page = rows
+    present, start_held, start_read, prompt, page_present, page_base = outlasting
+    scale, outlasts, born, before, after, first_to_join, joined, turning, pool_scale, pool_outlasts = work
+    n_rows, size, slots, n_pages = len(stages), len(masses), len(scale), len(offsets)
+    bottom, top, pooled = 0, 0, 0  # layers are a ring, oldest first
+    in_flight, held, read = 0.0, 0.0, 0.0
     for age in range(size - 1, -1, -1):
-        index = (clock - 1 - age) % size
-        if mass[index] > 0.0:
-            kv += mass[index] * weight[age]
-            in_flight += mass[index] * present[age]
-            born[index] = clock - 1 - age
-            older[index] = youngest
-            youngest = index
-    index = clock % size
-    for step in range(len(completed)):
-        now = clock + step
-        left = 0.0
-        freed = 0.0
-        for j in range(n_lengths):
-            source = index - leave_after[j]
-            if source < 0:
-                source += size
-            leaving = mass[source] * leave_share[j]
-            left += leaving
-            completed_by_length[j] += leaving
-            freed += mass[source] * leave_weight[j]
-        mass[index] = 0.0
-        in_flight -= left
-        kv += in_flight - freed
-        gone = 0.0
-        while kv > capacity and youngest >= 0:
-            age = now - born[youngest]
-            if age >= size:
-                youngest = -1
-                break
-            held = mass[youngest] * weight[age]
-            if held > kv - capacity:
-                cut = (kv - capacity) / weight[age]
-                mass[youngest] -= cut
-                gone += cut * present[age]
-                kv = capacity
+        if masses[age] > 0.0:
+            scale[top], outlasts[top], born[top] = masses[age], 0, -1 - age
+            joined[(-1 - age) % size] = masses[age]
+            in_flight += masses[age] * present[age]
+            read += masses[age] * (start_read[age] + age * present[age])
+            for g in range(n_pages):
+                amount = masses[age] * page_present[g * size + age]
+                turning[g * block + (-1 - age) % block] += amount
+                held += masses[age] * page_base[g * size + age] + amount * (
+                    -(-(offsets[g] + age) // block) * block
+                )
+            top += 1
+    least_room = 1e-12 * capacity
+    least_seats = least_room / start_held[0]
+    for now in range(len(out[0])):
+        done, done_work, gone, gone_prompts = 0.0, 0.0, 0.0, 0.0
+        for j in range(n_rows):
+            admitted = now - stages[j]
+            amount = joined[admitted % size] * share[j]
+            if amount > 0.0:
+                done += amount
+                done_work += amount * completed_work[j]
+                held -= amount * last_held[j]
+                read -= amount * last_read[j]
+                turning[page[j] * block + admitted % block] -= amount
+        in_flight -= done
+        read += in_flight
+        for g in range(n_pages):
+            held += block * turning[g * block + (offsets[g] + now - 1) % block]
+        here = now % size
+        joined[here] = 0.0
+        at = first_to_join[here]
+        first_to_join[here] = -1
+        while at >= 0:  # of these layers, all that did not outlast this stage has left
+            joined[born[at] % size] += scale[at]
+            at = after[at]
+        while bottom < top and born[bottom % slots] <= now - size:
+            bottom += 1
+        while held > capacity + least_room and top > bottom:
+            at = (top - 1) % slots
+            age = now - born[at]
+            stage = max(age, outlasts[at])
+            memory = 0.0
+            for g in range(n_pages):
+                weight = -(-(offsets[g] + age) // block) * block
+                memory += page_base[g * size + stage] + page_present[g * size + stage] * weight
+            memory *= scale[at]
+            part = 1.0 if memory <= held - capacity else (held - capacity) / memory
+            amount = part * scale[at]
+            if outlasts[at] <= age:
+                joined[born[at] % size] = max(0.0, joined[born[at] % size] - amount)
+            elif part == 1.0:
+                if before[at] >= 0:
+                    after[before[at]] = after[at]
+                else:
+                    first_to_join[(born[at] + outlasts[at]) % size] = after[at]
+                if after[at] >= 0:
+                    before[after[at]] = before[at]
+            for g in range(n_pages):
+                turning[g * block + born[at] % block] -= amount * page_present[g * size + stage]
+            in_flight -= amount * present[stage]
+            read -= amount * (start_read[stage] + age * present[stage])
+            gone += amount * present[stage]
+            gone_prompts += amount * prompt[stage]
+            if pooled == slots:  # full: what comes is taken to be like what came before
+                pooled -= 1
+                amount = pool_scale[pooled] + amount * present[stage] / present[pool_outlasts[pooled]]
+                stage = pool_outlasts[pooled]
+            pool_scale[pooled], pool_outlasts[pooled] = amount, stage
+            pooled += 1
+            if part < 1.0:
+                scale[at] -= amount
+                held = capacity
             else:
-                gone += mass[youngest] * present[age]
-                kv -= held
-                mass[youngest] = 0.0
-                following = older[youngest]
-                # an index behind the list's end may have been taken over by a younger cohort
-                if following >= 0 and born[following] >= born[youngest]:
-                    following = -1
-                youngest = following
-        in_flight -= gone
-        if gone == 0.0 and kv < capacity:
-            admitted = (capacity - kv) / weight[0]
-            mass[index] = admitted
-            born[index] = now
-            older[index] = youngest
-            youngest = index
-            in_flight += admitted
-            kv = capacity
-        completed[step] = left
-        evicted[step] = gone
-        in_flight_after[step] = in_flight
-        index += 1
-        if index == size:
-            index = 0
+                held -= memory
+                top -= 1
+        room, free = capacity - held, seats - in_flight
+        while gone == 0.0 and room > least_room and free > least_seats:
+            stage = pool_outlasts[pooled - 1] if pooled > 0 else 0
+            part = min(room / start_held[stage], free / present[stage])
+            if pooled > 0:
+                part = min(part, pool_scale[pooled - 1])
+                pool_scale[pooled - 1] -= part
+                if pool_scale[pooled - 1] <= 0.0:
+                    pooled -= 1
+            in_flight += part * present[stage]
+            free -= part * present[stage]
+            room -= part * start_held[stage]
+            read += part * start_read[stage]
+            for g in range(n_pages):
+                turning[g * block + now % block] += part * page_present[g * size + stage]
+            at = (top - 1) % slots
+            if top - bottom == slots:  # full, likewise
+                part *= present[stage] / present[outlasts[at]]
+                scale[at] += part
+                stage = outlasts[at]
+            else:
+                at = top % slots
+                top += 1
+                scale[at], outlasts[at], born[at], before[at], after[at] = part, stage, now, -1, -1
+                if stage > 0:
+                    due = (now + stage) % size
+                    after[at] = first_to_join[due]
+                    if after[at] >= 0:
+                        before[after[at]] = at
+                    first_to_join[due] = at
+            if stage == 0:
+                joined[here] += part
+            held = capacity - room
+        out[0][now] = done_work
+        out[1][now] = done
+        out[2][now] = gone
+        out[3][now] = gone_prompts
+        out[4][now] = in_flight
+        out[5][now] = held
+        out[6][now] = read
 
 
 @cache
 def compiled() -> Callable[..., None]:
-    """`iterate`, compiled by numba (a second once, then kept on disk where that is possible)."""
+    """`iterate`, compiled by numba (seconds once, then kept on disk where that is possible)."""
     import numba
 
     try:
@@ -219,120 +275,140 @@ def compiled() -> Callable[..., None]:
         return numba.njit(iterate, nogil=True)  # type: ignore[no-any-return]
 
 
-def run(system: FluidMap, state: State, iterations: int, *, compile_above: int | None = None) -> Run:
-    """Run the map for a number of iterations from a state, which is left as it was.
+def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above: int | None = None) -> Run:
+    """Run the map from the cohorts of the given masses, shape (L,), at stage 0, 1, …
 
-    `compile_above` is the number of inner steps from which the compiled loop is used: less than by default pays off
-    where many runs follow each other.
+    `compile_above` is the number of rows and iterations from which the compiled loop is used: less than by default
+    pays off where many runs follow each other.
 
     Examples
     --------
     From empty, everything comes in at once, grows, and is trimmed to the worst cycle, M/(d(s+d)) an iteration:
 
-    >>> lone = fluid_map(np.array([3]), np.array([3.0]), np.array([1.0]), 12.0)
-    >>> history = run(lone, state_by_stage(np.zeros(3)), 7)
-    >>> history.completed.round(3).tolist()
+    >>> lone = fluid_map(Weights(np.array([3.0]), np.array([3])), np.ones(1), np.array([2.0]), 12.0)
+    >>> run(lone, np.zeros(3), 7).completed.round(3).tolist()
     [0.0, 0.0, 0.0, 2.4, 0.0, 0.0, 2.4]
     """
-    size = system.weight.size
-    parameters: Sequence[FloatArray | IntArray] = (
-        system.weight,
-        system.present,
-        system.leave_after,
-        system.leave_share,
-        system.leave_weight,
+    out = np.zeros((len(Run._fields), iterations))
+    given = _prepared(system, np.ascontiguousarray(masses, dtype=np.float64))
+    steps = iterations * system.share.size
+    if steps > (_COMPILE_ABOVE if compile_above is None else compile_above):
+        compiled()(*given, out)
+        return Run(*out)
+    lists: Any = out.tolist()
+    iterate(*(_as_lists(part) for part in given), lists)
+    return Run(*np.array(lists))
+
+
+def _prepared(system: FluidMap, masses: FloatArray) -> tuple[Any, ...]:
+    """Arguments of `iterate`, all but the last."""
+    weights, share, size = system.weights, system.share, system.size
+    block = int(weights.block_tokens)
+    over = weights.first.astype(np.int64) % block
+    offsets, page = np.unique(over, return_inverse=True)
+    rows = _Rows(
+        stages=weights.stages,
+        share=share,
+        work=weights.footprint / system.footprint,
+        last_held=weights.at_end,
+        last_read=weights.first + weights.stages - 1,
+        page=page,
     )
+
+    def sums(amounts: FloatArray) -> FloatArray:
+        return np.ascontiguousarray(survival(weights.stages, share * amounts))
+
+    pages = [page == g for g in range(offsets.size)]
+    outlasting = _Outlasting(
+        present=sums(np.ones(share.size)),
+        start_held=sums(weights.at_start),
+        start_read=sums(weights.first),
+        prompt=sums(system.prompt),
+        page_present=np.concatenate([sums(mine.astype(np.float64)) for mine in pages]),
+        page_base=np.concatenate([sums(mine * (weights.first - over)) for mine in pages]),
+    )
+    slots = _LAYERS * size + 64
+    amounts, links = np.zeros(slots), np.zeros(slots, dtype=np.int64)
     work = (
-        state.mass.copy(),
-        np.zeros(size, dtype=np.int64),
-        np.zeros(size, dtype=np.int64),
-        np.zeros(system.leave_after.size),
-        *np.zeros((3, iterations)),
+        amounts,
+        links,
+        *(links.copy() for _ in range(3)),
+        np.full(size, -1, dtype=np.int64),
+        np.zeros(size),
+        np.zeros(offsets.size * block),
+        amounts.copy(),
+        links.copy(),
     )
-    if iterations * (system.leave_after.size + 4) > (
-        _COMPILE_ABOVE if compile_above is None else compile_above
-    ):
-        compiled()(state.clock, system.capacity, *parameters, *work)
-        mass, _, _, by_length, completed, evicted, in_flight = work
-    else:
-        lists = [a.tolist() for a in work]
-        iterate(state.clock, system.capacity, *(a.tolist() for a in parameters), *lists)
-        mass, _, _, by_length, completed, evicted, in_flight = (np.array(values) for values in lists)
-    return Run(State(mass, state.clock + iterations), by_length, completed, evicted, in_flight)
+    return system.capacity, system.seats, block, offsets, tuple(rows), tuple(outlasting), masses, work
 
 
-def eviction_free_state(system: FluidMap, *, disturbance: float = 0.0) -> State:
-    """The fixed point, n* at every stage, or one near it that still fills memory exactly.
+def _as_lists(part: Any) -> Any:
+    if isinstance(part, tuple):
+        return tuple(_as_lists(one) for one in part)
+    return part.tolist() if isinstance(part, np.ndarray) else part
 
-    `disturbance` is the relative amplitude of an irregular but fixed pattern over the stages; no random numbers.
+
+def collapsed_starts(system: FluidMap) -> list[FloatArray]:
+    """States from which greedy admission may not recover: masses of cohorts at stage 0, 1, …, each of shape (L,).
+
+    Everything at stage 0; a disturbed equilibrium; pulses at the periods gcd, shortest, mean and half of the longest.
+    All fill memory, or the seats (theory §3, "Finite memory").
     """
-    stage = np.arange(system.weight.size, dtype=np.float64)
-    pattern = 2 * ((stage + 1) * _INCOMMENSURABLE % 1.0) - 1
-    masses = 1 + disturbance * pattern
-    return state_by_stage(masses * (system.capacity / float(masses @ system.weight)))
+    size, stages = system.size, system.weights.stages
+    kv, present = system.weights.survival(system.share), survival(stages, system.share)
+    stage = np.arange(size, dtype=np.float64)
+    disturbed = 1 + _DISTURBANCE * (2 * ((stage + 1) * _INCOMMENSURABLE % 1.0) - 1)
+    mean = float(system.share @ stages)
+    periods = {int(np.gcd.reduce(stages)), int(stages.min()), round(mean), size // 2} - {0, 1}
+    shapes = [disturbed, *((stage % period == 0).astype(np.float64) for period in sorted(periods | {size}))]
+    return [m * min(system.capacity / float(m @ kv), system.seats / float(m @ present)) for m in shapes]
 
 
 class Attractor(NamedTuple):
-    """Where the map settles: means an iteration, over a period where there is one.
+    """Where the map settles: means an iteration of the second half of a run, over whole periods where there are any.
 
-    `throughput` counts all completions, `mix_throughput` those of the mix as offered: the least, over the lengths, of
-    completions over share. Evictions that reach beyond the shortest length hit only the longer ones, which then
-    complete less than their share while the total can even exceed n*.
-    `period` is None when none was found. `settled` says whether, within `iterations`, the run came to repeat itself
-    or, on orbits that never do, its mean throughput came to rest while evictions went on.
+    `throughput` counts completions by their footprint (`Run`). `settled`: the run came to repeat itself, or its mean
+    throughput came to rest.
     """
 
     throughput: float
-    mix_throughput: float
     evictions: float
+    evicted_prompts: float
     in_flight: float
+    held_tokens: float
+    read_tokens: float
     period: int | None
     iterations: int
     settled: bool
 
 
-def find_attractor(
-    system: FluidMap,
-    state: State,
-    max_iterations: int | None = None,
-    *,
-    compile_above: int | None = None,
-) -> Attractor:
-    """Iterate until the completions repeat, their mean comes to rest, or the budget is spent.
+def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int | None = None) -> Attractor:
+    """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
-    The budget is 400,000 iterations, fewer where an iteration has many decode lengths to look at; `compile_above`
-    is that of `run`.
+    It mostly has after some 40·L iterations (theory §3, "As validated"); where it has not, it runs longer, within a
+    budget of `MAX_STEPS` iterations times rows. What the budget cuts short is not settled.
     """
-    size = system.weight.size
-    if max_iterations is None:
-        max_iterations = min(MAX_ITERATIONS, MAX_STEPS // (system.leave_after.size + 4))
-    scale = system.eviction_free_throughput
-    block = min(max(4 * size, 256), max_iterations)
-    done, previous = 0, float("inf")
-    while True:
-        history = run(system, state, block, compile_above=compile_above)
-        state, done = history.state, done + block
-        # evictions can take longer to repeat than completions: one series carries both
-        both = history.completed + _INCOMMENSURABLE * history.evicted
-        period = find_period(both, _PERIOD_TOLERANCE * scale)
-        mean = float(history.completed[block // 2 :].mean())
-        # without evictions nothing is at rest: a disturbance may still be growing
-        evicting = float(history.evicted[block // 2 :].mean()) > _MEAN_TOLERANCE * scale
-        rests = evicting and done > _SETTLING * size and abs(mean - previous) <= _MEAN_TOLERANCE * scale
-        if period is not None or rests or done >= max_iterations:
+    usual = max(min(max(40 * system.size, 4_000), 60_000), 4 * system.size)
+    most = MAX_STEPS // system.share.size
+    for longer in range(_DOUBLINGS + 1):
+        iterations = min(usual << longer, most)
+        found = _second_half(system, run(system, masses, iterations, compile_above=compile_above))
+        if found.settled or iterations == most:
             break
-        block, previous = min(2 * block, max_iterations - done), mean
-    measured = run(system, state, period or block, compile_above=compile_above)
-    by_length = measured.completed_by_length / (system.leave_share * measured.completed.size)
-    return Attractor(
-        throughput=float(measured.completed.mean()),
-        mix_throughput=float(by_length.min()),
-        evictions=float(measured.evicted.mean()),
-        in_flight=float(measured.in_flight.mean()),
-        period=period,
-        iterations=done,
-        settled=period is not None or rests,
-    )
+    return found._replace(settled=found.settled and usual <= most)
+
+
+def _second_half(system: FluidMap, history: Run) -> Attractor:
+    iterations, n_star = history.throughput.size, system.eviction_free_throughput
+    # evictions can take longer to repeat than completions: one series carries both
+    both = history.throughput + _INCOMMENSURABLE * history.evicted
+    period = find_period(both[iterations // 2 :], _PERIOD_TOLERANCE * n_star)
+    start = iterations - period if period else iterations // 2
+    throughput, _, *means = (float(series[start:].mean()) for series in history)
+    quarters = np.array_split(history.throughput[iterations // 2 :], 2)
+    drift = abs(float(quarters[1].mean() - quarters[0].mean()))
+    settled = period is not None or drift <= _REST_TOLERANCE * n_star
+    return Attractor(throughput, *means, period, iterations, settled)
 
 
 def find_period(series: FloatArray, tolerance: float) -> int | None:

@@ -1,8 +1,8 @@
 """What greedy admission loses once it has collapsed (theory §3).
 
 Closed forms where they exist: a gap-vector cycle of one class, its worst case of a single cohort, and the pulse
-cycle of classes whose iteration counts share a divisor. Otherwise the fluid map is iterated and the result is
-labelled as simulated.
+cycle of classes whose iteration counts share a divisor. Otherwise the fluid map is iterated from several collapsed
+states, and the result is labelled as simulated.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
-from kvplan.analysis.fluid_map import (
-    Attractor,
-    eviction_free_state,
-    find_attractor,
-    fluid_map,
-    state_by_stage,
-)
+from kvplan.analysis.fluid_map import Attractor, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, rounding_error
-from kvplan.model import FloatArray, IntArray, Prefill, Prompts, ServingModel, Weights, survival
+from kvplan.model import FloatArray, Prefill, Prompts, ServingModel, Weights, survival
 
-_DISTURBANCE = 0.1
 _SHARE_DIGITS = 13
 
 
@@ -40,19 +33,19 @@ class CycleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """A limit cycle of the saturated fluid map: means an iteration over one period, in requests.
+    """A limit cycle of the saturated fluid map: means an iteration, in requests and tokens.
 
-    `throughput` is that of the mix as offered; `completions` counts everything, which is more where evictions have
-    changed the mix. `phases` are the requests in flight in each iteration of a pulse cycle, whose admissions all come
-    in the first; empty where they are not known.
+    `throughput` is that of the mix as offered. `phases` are the requests in flight and the context read in each
+    iteration of a pulse cycle, whose admissions all come in the first; empty where they are not known.
     """
 
     throughput: float
-    completions: float
     evictions: float
+    evicted_prompts: float
     in_flight: float
+    read_tokens: float
     period: int | None
-    phases: tuple[float, ...] = ()
+    phases: tuple[tuple[float, float], ...] = ()
 
 
 class ClassCycle(NamedTuple):
@@ -70,8 +63,7 @@ class ClassCycle(NamedTuple):
 class WorstCycle(NamedTuple):
     """The worst cycle of the mix; the keys of the report's `worst_cycle` block.
 
-    `iterations` is how long the fluid map ran and `settled` whether it ended on a repeating pattern, both None
-    where a closed form was used.
+    `iterations` is how long the fluid map ran, None where a closed form was used; `settled` whether it came to rest.
     """
 
     kind: CycleKind
@@ -83,7 +75,7 @@ class WorstCycle(NamedTuple):
     danger_zone_rps: tuple[float, float] | None
     classes: tuple[ClassCycle, ...]
     iterations: int | None
-    settled: bool | None
+    settled: bool
 
 
 def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps: Sequence[int]) -> float:
@@ -119,39 +111,52 @@ def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps
     return capacity / ((first_weight - 1) * stages + (stages**2 + sum(g * g for g in gaps)) / 2)
 
 
-def pulse_cycle(stages: IntArray, first_weight: FloatArray, share: FloatArray, capacity: float) -> Cycle:
+def pulse_cycle(
+    held: Weights, read: Weights, share: FloatArray, prompt: FloatArray, capacity: float
+) -> Cycle:
     """The cycle in which everything is admitted once every g iterations, g the gcd of the iteration counts.
 
-    x = M/Σp_i((a_i - 1)n_i + n_i(n_i + g)/2); evicted x(g - 1)Σp_i n_i/(g Σp_i a_i). With g = 1 it is the
-    eviction-free equilibrium, with one class SIC's worst cycle M/(d(s + d)).
+    x = M/(g·Σ_j W_(g-1+jg)), without pages M/Σp_i((a_i - 1)n_i + n_i(n_i + g)/2): memory is full when a pulse is about
+    to leave. With g = 1 it is the eviction-free equilibrium, with one class SIC's worst cycle M/(d(s + d)).
+
+    Parameters
+    ----------
+    held, read, share, prompt : shape (n_rows,)
+        As in `kvplan.analysis.fluid_map.FluidMap`; `read` is the context read.
+    capacity
+        KV tokens in whole pages.
 
     References
     ----------
-    SIC 3 (one class); several classes new, theory §3 ("Pulse cycle"). The amount in flight is new: memory is full
-    after every iteration, which gives the youngest cohort's mass as it is trimmed.
+    SIC 3 (one class); several classes new, theory §3 ("Pulse cycle"). Memory is full after every iteration, which
+    gives the youngest cohort's mass as it is trimmed: what is evicted and what is in flight are new.
 
     Examples
     --------
     Decode lengths 2 and 4, input 4 (`disaggregated`):
 
-    >>> cycle = pulse_cycle(np.array([2, 4]), np.array([5.0, 5.0]), np.array([0.5, 0.5]), 10_000.0)
+    >>> weights = Weights(np.array([5.0, 5.0]), np.array([2, 4]))
+    >>> cycle = pulse_cycle(weights, weights, np.array([0.5, 0.5]), np.array([4.0, 4.0]), 10_000.0)
     >>> round(cycle.throughput, 9), round(cycle.evictions, 9), cycle.period
     (500.0, 150.0, 2)
     """
-    g = int(np.gcd.reduce(stages))
-    x = capacity / float(share @ ((first_weight - 1) * stages + stages * (stages + g) / 2))
-    weight = Weights(first_weight, stages).survival(share).reshape(-1, g)
-    present = survival(stages, share).reshape(-1, g)
-    older_kv, older_count = x * g * weight[1:].sum(axis=0), x * g * present[1:].sum(axis=0)
-    youngest = (capacity - older_kv) / weight[0]  # one pulse, iteration by iteration
-    in_flight = older_count + youngest * present[0]
+    g = int(np.gcd.reduce(held.stages))
+    weight = held.survival(share).reshape(-1, g)
+    pulse = capacity / float(weight[:, -1].sum())  # what is left of each when it stops being the youngest
+    older = pulse * weight[1:].sum(axis=0)
+    youngest = (capacity - older) / weight[0]  # one pulse, iteration by iteration
+    amount = np.concatenate([youngest[None], np.full((len(weight) - 1, g), pulse)])
+    in_flight = (amount * survival(held.stages, share).reshape(-1, g)).sum(axis=0)
+    context = (amount * read.survival(share).reshape(-1, g)).sum(axis=0)
+    evictions = float(youngest[0] - pulse) / g
     return Cycle(
-        throughput=x,
-        completions=x,
-        evictions=x * (g - 1) * float(share @ stages) / (g * float(share @ first_weight)),
+        throughput=pulse / g,
+        evictions=evictions,
+        evicted_prompts=evictions * float(share @ prompt),
         in_flight=float(in_flight.mean()),
+        read_tokens=float(context.mean()),
         period=g,
-        phases=tuple(in_flight.tolist()),
+        phases=tuple(zip(in_flight.tolist(), context.tolist(), strict=True)),
     )
 
 
@@ -181,54 +186,63 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
 
 
 def eviction_free_limit(model: ServingModel) -> int:
-    """The most of the longest requests that fit in memory together (new, theory §2)."""
-    block = model.replica.block_tokens
-    longest = max(c.max_tokens for c in model.classes)
-    return model.replica.memory_tokens // block // -(-longest // block)
+    """The most requests that fit in memory together whatever their class and age, in whole pages (new, theory §3)."""
+    return int(model.replica.capacity_tokens // model.mix.held.at_end.max())
+
+
+def all_fit(model: ServingModel) -> bool:
+    """Whether as many of the longest requests as the engine runs at once fit in memory (new, theory §3)."""
+    limit = model.replica.max_num_seqs
+    return limit is not None and limit <= eviction_free_limit(model)
+
+
+def never_grows(model: ServingModel) -> bool:
+    """Whether every request holds the same memory from its first stage to its last."""
+    held = model.mix.held
+    return bool((held.at_end == held.at_start).all())
 
 
 def eviction_is_impossible(model: ServingModel) -> bool:
-    """Whether as many of the longest requests as the engine runs at once fit in memory (new, theory §2)."""
-    limit = model.replica.max_num_seqs
-    return limit is not None and limit <= eviction_free_limit(model)
+    """Whether greedy admission cannot run out of memory that it has admitted to."""
+    return all_fit(model) or never_grows(model)
 
 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     """Requests per second of a saturated cycle: completions over its mean iteration time.
 
-    Memory is full in every iteration, and whatever completes or is evicted is admitted, and prefilled, again. A law
-    that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
+    Whatever completes or is evicted is admitted, and prefilled, again. A law that is not linear is averaged over the
+    iterations of a pulse cycle, or over prompts that come one by one.
 
     References
     ----------
     New, theory §3 ("Wall clock").
     """
-    mix, replica, timing = model.mix, model.replica, model.timing
-    padding = (replica.block_tokens - 1) / 2
-    fresh = 0.0 if replica.prefill is Prefill.DISAGGREGATED else cycle.completions
-    prompts = Prompts(
-        (fresh + cycle.evictions) * mix.of_classes(mix.share),
-        np.array([c.input_tokens for c in model.classes], dtype=np.float64),
-    )
+    mix, timing = model.mix, model.timing
+    fresh = cycle.throughput * mix.mean(mix.prefill_tokens)
+    inputs = mix.of_classes(mix.share * mix.input_tokens)
+    tokens = fresh + cycle.evicted_prompts
     if cycle.phases and not timing.is_linear:
-        sequences = np.array(cycle.phases)
+        sequences, context = np.array(cycle.phases).T
         prefill = np.zeros(sequences.size)
-        prefill[0] = prompts.mean * sequences.size
-        return cycle.throughput / float(
-            timing(replica.memory_tokens - padding * sequences, prefill, sequences).mean()
-        )
-    kv_tokens = replica.memory_tokens - padding * cycle.in_flight
-    return cycle.throughput / timing.mean(kv_tokens, prompts, cycle.in_flight)
+        prefill[0] = tokens * sequences.size
+        return cycle.throughput / float(timing(context, prefill, sequences).mean())
+    shares = mix.of_classes(mix.share)
+    prompts = Prompts(shares * (tokens / max(float(inputs.sum()), 1e-300)), inputs / shares)
+    return cycle.throughput / timing.mean(cycle.read_tokens, prompts, cycle.in_flight)
 
 
-def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
-    """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map."""
+def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:
+    """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
+
+    Above the rate up to which a backlog drains lies the danger zone (`kvplan.analysis.recovery`).
+    """
     full = saturation(model)
     kind, cycle, attractor = mixed_cycle(model, stable=stability.stable and stability.certified)
     per_iteration, rps = full.admissions_per_iteration, full.throughput_rps
     if cycle is not None:
         per_iteration, rps = cycle.throughput, cycle_throughput_rps(model, cycle)
     _, sustainable = sustainable_rate(model)
+    low = recovers_up_to_rps or 0.0
     return WorstCycle(
         kind=kind,
         throughput_per_iteration=per_iteration,
@@ -236,10 +250,10 @@ def worst_cycle(model: ServingModel, stability: Stability) -> WorstCycle:
         loss=_loss(per_iteration, full),
         evictions_per_iteration=cycle.evictions if cycle else 0.0,
         period=cycle.period if cycle else None,
-        danger_zone_rps=(rps, sustainable) if cycle is not None and rps < sustainable else None,
+        danger_zone_rps=(low, sustainable) if low < sustainable else None,
         classes=tuple(class_cycle(model, i) for i in range(len(model.classes))),
         iterations=attractor.iterations if attractor else None,
-        settled=attractor.settled if attractor else None,
+        settled=attractor is None or attractor.settled,
     )
 
 
@@ -247,31 +261,26 @@ def _loss(per_iteration: float, full: Saturation) -> float:
     return max(0.0, 1 - per_iteration / full.admissions_per_iteration)
 
 
-def _closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
-    """The cycle of a mix where a formula gives it; None where only the map or the spectrum can tell."""
-    mix, first_weight = model.mix, model.mix.held.at_start
-    stages = mix.stages
-    longest = int(stages.max())
-    if longest == 1 or eviction_is_impossible(model):
+def closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
+    """The cycle of a mix where a formula gives it, none where nothing can be evicted; None where only a run can tell."""
+    mix, held, seats = model.mix, model.mix.held, model.replica.max_num_seqs
+    if eviction_is_impossible(model):
         return CycleKind.NONE, None
-    g = int(np.gcd.reduce(stages))
+    g = int(np.gcd.reduce(held.stages))
     if g == 1:
         return None
-    homogeneous = int(stages.min()) == longest
-    if not homogeneous:
-        weight = mix.held.survival(mix.share)
-        if not pulse_is_stable(weight, g, rounding_error(stages)):
-            return None
-    cycle = pulse_cycle(stages, first_weight, mix.share, float(model.replica.memory_tokens))
+    homogeneous = bool((held.stages == g).all())
+    if not homogeneous and not pulse_is_stable(held.survival(mix.share), g, rounding_error(held.stages)):
+        return None
+    prompt, capacity = mix.input_tokens.astype(np.float64), float(model.replica.capacity_tokens)
+    cycle = pulse_cycle(held, mix.read, mix.share, prompt, capacity)
+    if seats is not None and cycle.phases[0][0] > seats:
+        return None  # too few run to fill memory with a pulse
     return CycleKind.HOMOGENEOUS if homogeneous else CycleKind.PULSE, cycle
 
 
 def mixed_cycle(
-    model: ServingModel,
-    *,
-    stable: bool,
-    max_iterations: int | None = None,
-    compile_above: int | None = None,
+    model: ServingModel, *, stable: bool, compile_above: int | None = None
 ) -> tuple[CycleKind, Cycle | None, Attractor | None]:
     """The worst cycle of the mix, and where the fluid map settled if that is where it comes from.
 
@@ -279,8 +288,8 @@ def mixed_cycle(
     ----------
     stable
         Whether the eviction-free equilibrium is proved stable: then nothing else is taken to attract.
-    max_iterations, compile_above
-        As for `kvplan.analysis.fluid_map.find_attractor`.
+    compile_above
+        As for `kvplan.analysis.fluid_map.run`.
 
     Returns
     -------
@@ -297,63 +306,76 @@ def mixed_cycle(
     >>> str(kind), cycle.throughput
     ('homogeneous', 0.8)
     """
-    known = _closed_form(model)
+    known = closed_form(model)
     if known is not None:
         return (*known, None)
     if stable:
         return CycleKind.NONE, None, None
-    worst = simulate_worst(model, max_iterations, compile_above=compile_above)
-    cycle = Cycle(worst.mix_throughput, worst.throughput, worst.evictions, worst.in_flight, worst.period)
-    return CycleKind.SIMULATED, cycle, worst
+    found = simulate_collapsed(model, compile_above=compile_above)
+    worst = min(found, key=lambda attractor: attractor.throughput)
+    return CycleKind.SIMULATED, _as_cycle(worst), worst
 
 
-def simulate_worst(
-    model: ServingModel, max_iterations: int | None = None, *, compile_above: int | None = None
-) -> Attractor:
-    """Where the fluid map settles, from a disturbed equilibrium and from empty; the lower throughput of the two.
+def _as_cycle(attractor: Attractor) -> Cycle:
+    return Cycle(
+        throughput=attractor.throughput,
+        evictions=attractor.evictions,
+        evicted_prompts=attractor.evicted_prompts,
+        in_flight=attractor.in_flight,
+        read_tokens=attractor.read_tokens,
+        period=attractor.period,
+    )
 
-    Without evictions memory is full of admissions that are n* on average, whatever their pattern; a run that has
-    not settled is then given that mean, not the one of its window. The map has no scale of its own: it is run with
-    one token of memory, once for all replicas and rates of a mix, and what is in flight grows with memory.
+
+def collapsed_cycles(model: ServingModel) -> list[tuple[Cycle, bool]]:
+    """All cycles that collapsed states may end in, and whether the map has settled on them.
+
+    A single cohort is the worst of one class; what else is fixed in closed form may not be the only attractor.
     """
-    mix, memory = model.mix, model.replica.memory_tokens
+    known = closed_form(model)
+    closed = [] if known is None or known[1] is None else [(known[1], True)]
+    if known is not None and known[0] is not CycleKind.PULSE:
+        return closed
+    return [*closed, *((_as_cycle(one), one.settled) for one in simulate_collapsed(model))]
+
+
+def simulate_collapsed(model: ServingModel, *, compile_above: int | None = None) -> list[Attractor]:
+    """Where the fluid map settles from each of several collapsed states.
+
+    The map has no scale of its own: it is run with one token of memory, once for all rates and timings of a mix, and
+    what is in flight grows with memory.
+    """
+    mix, memory, seats = model.mix, model.replica.capacity_tokens, model.replica.max_num_seqs
     part, exponent = np.frexp(mix.share)  # the last digits of a float are not to make it another mix
     share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
-    arrays = (a.tobytes() for a in (mix.stages, mix.held.at_start, share))
-    worst = _settled(*arrays, max_iterations, compile_above)
-    return worst._replace(
-        throughput=worst.throughput * memory,
-        mix_throughput=worst.mix_throughput * memory,
-        evictions=worst.evictions * memory,
-        in_flight=worst.in_flight * memory,
-    )
+    arrays = (a.tobytes() for a in (mix.held.first, mix.stages, mix.input_tokens, share))
+    each = np.inf if seats is None else seats / memory
+    found = _settled(*arrays, model.replica.block_tokens, each, compile_above)
+    return [Attractor(*(memory * x if isinstance(x, float) else x for x in one)) for one in found]
 
 
 @lru_cache(maxsize=256)
 def _settled(
-    stages: bytes, first_weight: bytes, share: bytes, max_iterations: int | None, compile_above: int | None
-) -> Attractor:
-    """The same for a token of memory; the bytes of three arrays, which unlike arrays can be looked up."""
-    system = fluid_map(
-        np.frombuffer(stages, np.int64), np.frombuffer(first_weight), np.frombuffer(share), 1.0
-    )
-    starts = (
-        eviction_free_state(system, disturbance=_DISTURBANCE),
-        state_by_stage(np.zeros(system.weight.size)),
-    )
-    found = [find_attractor(system, start, max_iterations, compile_above=compile_above) for start in starts]
-    worst = min(found, key=lambda attractor: attractor.mix_throughput)
-    if worst.evictions == 0:
-        full = system.eviction_free_throughput
-        return worst._replace(throughput=full, mix_throughput=full)
-    return worst
+    first: bytes,
+    stages: bytes,
+    prompt: bytes,
+    share: bytes,
+    block_tokens: int,
+    seats: float,
+    compile_above: int | None,
+) -> list[Attractor]:
+    """The same for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
+    weights = Weights(np.frombuffer(first), np.frombuffer(stages, np.int64), block_tokens)
+    prompts = np.frombuffer(prompt, np.int64).astype(np.float64)
+    system = fluid_map(weights, np.frombuffer(share), prompts, 1.0, seats)
+    return [find_attractor(system, start, compile_above=compile_above) for start in collapsed_starts(system)]
 
 
 def class_cycle(model: ServingModel, index: int) -> ClassCycle:
     """The closed form for one class alone: what a replica that serves nothing else would lose."""
     alone = replace(model, classes=(model.classes[index],))
     name = model.classes[index].name
-    known = _closed_form(alone)
+    known = closed_form(alone)
     if known is None:
         return ClassCycle(name, None, None, None, None, None, None)
     kind, cycle = known

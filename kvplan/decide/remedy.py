@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from kvplan.analysis.equilibrium import Saturation
+from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_free_limit
 from kvplan.decide.gate import Subject, holds
@@ -188,6 +189,10 @@ class _SameReplica(_SameMix):
     @cached_property
     def worst_cycle(self) -> WorstCycle:
         return self._like.worst_cycle
+
+    @cached_property
+    def recovery(self) -> Recovery:
+        return self._like.recovery
 
 
 # ---------------------------------------------------------------------------------- writing into a profile

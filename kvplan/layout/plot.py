@@ -97,7 +97,7 @@ def throughput(content: RateThroughput, *, width: int, ink: Ink = BLOCKS) -> str
     >>> import numpy as np
     >>> from kvplan.plots.data import RateThroughput
     >>> rate = np.array([0.0, 2.0, 4.0, 5.0])
-    >>> one = RateThroughput(rate, np.minimum(rate, 4), np.minimum(rate, 2), (2.0, 4.0), 3.0, 4.0)
+    >>> one = RateThroughput(rate, np.minimum(rate, 4), np.minimum(rate, 2), (2.0, 4.0), 2.0, 3.0, 4.0)
     >>> print("\\n".join(throughput(one, width=66, ink=ASCII).splitlines()[:9]))
     4 |                                               ................
       |                                         ......................
@@ -109,7 +109,7 @@ def throughput(content: RateThroughput, *, width: int, ink: Ink = BLOCKS) -> str
     0 |  #############################################################
       +-------------------------=========================-------------
     """
-    served, collapsed = content.sustainable_rps, float(content.collapsed_rps[-1])
+    served, collapsed = content.sustainable_rps, float(content.recovered_rps[-1])
     labels = {0: format_number(served), _ROWS - 1: "0"}
     # the row whose top is next to where the lower line ends
     knee = _ROWS - round(collapsed / served * _ROWS)

@@ -107,6 +107,7 @@ def _summary(report: Report) -> Table:
         ("Sustainable rate", _rps(offered.sustainable_rps), sources["load"].kind),
         ("Headroom", format_percent(offered.headroom, signed=True), sources["load"].kind),
         ("Binding constraint", report.verdict.binding, sources["load"].kind),
+        ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), sources["verdict"].kind),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         ("Spectral radius", format_radius(report.stability.spectral_radius), sources["stability"].kind),
         ("Rate cap", _rps(report.rate_cap.per_second), sources["rate_cap"].kind),

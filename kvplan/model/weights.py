@@ -133,7 +133,9 @@ class Weights:
         >>> read.survival(np.array([0.5, 0.5])).tolist()
         [2.0, 3.0, 2.0]
         """
-        over = self.first % self.block_tokens  # tokens on a page that is not full, alike for rows of one input
+        over = (
+            self.first % self.block_tokens
+        )  # tokens on a page that is not full, alike for rows of one input
         weights = survival(self.stages, share * (self.first - over))
         stage = np.arange(weights.size)
         for alike in np.unique(over):

@@ -84,12 +84,12 @@ def rate_throughput(report: Report) -> Plot:
     """The plot of the first screen."""
     found = data.rate_throughput(report)
     own, most = _rps(found.offered_rps), _rps(found.sustainable_rps)
-    said = ["With a cap everything up to the sustainable rate is served."]
+    said = ["With a cap nearly everything up to the sustainable rate is served."]
     numbers = [f"Offered {own}, sustainable {most}."]
     if found.danger_zone_rps is not None:
         said.append(
-            "In the danger zone (shaded) the load fits, but a greedy replica that has collapsed and has a backlog "
-            "stays on the lower line."
+            "In the danger zone (shaded) the load fits, but a greedy replica that has collapsed and has a backlog is "
+            "only sure to serve the lower line. Dotted: the worst cycle of very many requests."
         )
         low, high = map(format_number, found.danger_zone_rps)
         numbers.append(f"Danger zone from {low} to {high} requests/s.")

@@ -39,18 +39,21 @@ class RateThroughput:
         Offered, ascending from 0.
     capped_rps : ndarray, shape (n_points,)
         Served where admissions are capped.
-    collapsed_rps : ndarray, shape (n_points,)
-        Served by a greedy replica that has collapsed and has a backlog.
+    recovered_rps : ndarray, shape (n_points,)
+        Sure to be served by a greedy replica that has collapsed and has a backlog.
     danger_zone_rps
-        Rates that fit and that a collapsed replica does not serve.
+        Rates that fit and that it may not recover at.
+    worst_cycle_rps
+        What it serves on the worst cycle of very many requests.
     offered_rps
         Of the profile.
     """
 
     rate_rps: FloatArray
     capped_rps: FloatArray
-    collapsed_rps: FloatArray
+    recovered_rps: FloatArray
     danger_zone_rps: tuple[float, float] | None
+    worst_cycle_rps: float
     offered_rps: float
     sustainable_rps: float
 
@@ -63,14 +66,16 @@ class RateThroughput:
 def rate_throughput(report: Report) -> RateThroughput:
     """What is served of what is offered, with a cap and in the worst cycle (theory §2, §3)."""
     offered, sustainable = report.load.offered_rps, report.load.sustainable_rps
-    worst = min(report.worst_cycle.throughput_rps, sustainable)
+    zone, worst = report.worst_cycle.danger_zone_rps, report.worst_cycle.throughput_rps
+    sure = sustainable if zone is None else zone[0]
     top = _MARGIN * (max(offered, sustainable) if offered <= _FAR * sustainable else sustainable)
-    rate = np.array(sorted({0.0, worst, sustainable, top}))  # np.unique imports much at its first call
+    rate = np.array(sorted({0.0, sure, sustainable, top}))  # np.unique imports much at its first call
     return RateThroughput(
         rate_rps=rate,
         capped_rps=np.minimum(rate, sustainable),
-        collapsed_rps=np.minimum(rate, worst),
-        danger_zone_rps=report.worst_cycle.danger_zone_rps,
+        recovered_rps=np.minimum(rate, sure),
+        danger_zone_rps=zone,
+        worst_cycle_rps=min(worst, sustainable),
         offered_rps=offered,
         sustainable_rps=sustainable,
     )

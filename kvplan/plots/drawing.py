@@ -205,8 +205,11 @@ def _rate_throughput(axes: "Axes", content: data.RateThroughput) -> None:
         axes.axvspan(low, high, color=LIGHT["red"], alpha=0.14, linewidth=0, label="danger zone")
     axes.plot(rate, content.capped_rps, color=LIGHT["blue"], label="with a cap")
     if content.danger_zone_rps is not None:
-        label = "greedy, collapsed"
-        axes.plot(rate, content.collapsed_rps, color=LIGHT["orange"], label=label, linestyle="--")
+        label = "greedy, sure after a collapse"
+        axes.plot(rate, content.recovered_rps, color=LIGHT["orange"], label=label, linestyle="--")
+        axes.axhline(
+            content.worst_cycle_rps, color=LIGHT["orange"], linewidth=0.8, label="worst cycle", linestyle=":"
+        )
     if content.shows_offered:
         _mark(axes, content.offered_rps, "offered")
     axes.set(xlabel="offered rate, requests/s", ylabel="throughput, requests/s")

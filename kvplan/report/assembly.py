@@ -24,6 +24,7 @@ from kvplan.analysis.equilibrium import (
 )
 from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
+from kvplan.analysis.recovery import Recovery, recovery
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.wait import Wait, wait
 from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
@@ -51,11 +52,16 @@ class ProfileIdentity(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The answer in a word, the limit that binds, and a sentence with the numbers."""
+    """The answer in a word, the limit that binds, a sentence with the numbers, and up to which rate backlogs drain.
+
+    `confirmed_up_to_rps` is None unless whole requests were simulated (`kvplan.report.confirmation`).
+    """
 
     status: Status
     binding: str
     summary: str
+    recovers_up_to_rps: float | None
+    confirmed_up_to_rps: float | None = None
 
 
 class Report(NamedTuple):
@@ -139,9 +145,9 @@ class Analyses:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The answer in a word; from load, stability and worst cycle."""
-        stuck = self.worst_cycle.throughput_rps if self.status is Status.NEEDS_CAP else None
-        return Verdict(self.status, self.binding, summary(self.status, self.binding, self.load, stuck))
+        """The answer in a word; from load, stability, worst cycle and finite memory."""
+        words = summary(self.status, self.binding, self.load, self.recovery, self.model)
+        return Verdict(self.status, self.binding, words, self.recovery.rate_rps)
 
     @cached_property
     def binding(self) -> str:
@@ -158,10 +164,13 @@ class Analyses:
         """The answer in a word; what takes longest to know is asked last, and only where it decides."""
         if self.overloaded:
             return Status.OVERLOADED
-        if self.stability.stable and self.stability.certified:
-            return Status.STABLE
-        recovers = self.load.offered_rps <= self.worst_cycle.throughput_rps
-        return Status.STABLE if recovers else Status.NEEDS_CAP
+        rate = self.recovery.rate_rps
+        return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
+
+    @cached_property
+    def recovery(self) -> Recovery:
+        """Up to which rate greedy admission recovers from any backlog."""
+        return recovery(self.model, self.stability)
 
     @cached_property
     def load(self) -> Load:
@@ -181,7 +190,7 @@ class Analyses:
     @cached_property
     def worst_cycle(self) -> WorstCycle:
         """What greedy admission keeps once it has collapsed."""
-        return worst_cycle(self.model, self.stability)
+        return worst_cycle(self.model, self.stability, self.recovery.rate_rps)
 
     @cached_property
     def stability(self) -> Stability:
@@ -239,11 +248,11 @@ class Analyses:
             self.model,
             self.load,
             self.stability,
-            self.worst_cycle,
             self.rate_cap,
             self.plan,
             self.safety_buffer,
             self.peak,
+            self.recovery,
         )
 
     @cached_property
@@ -274,8 +283,8 @@ def plain(value: Any, path: str = "") -> Any:
 
     Examples
     --------
-    >>> plain(Verdict(Status.STABLE, "compute", "It fits."), "verdict")
-    {'status': 'stable', 'binding': 'compute', 'summary': 'It fits.'}
+    >>> plain(Verdict(Status.STABLE, "compute", "It fits.", 2.0), "verdict")
+    {'status': 'stable', 'binding': 'compute', 'summary': 'It fits.', 'recovers_up_to_rps': 2.0, 'confirmed_up_to_rps': None}
     """
     if hasattr(value, "_fields"):  # a NamedTuple
         paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)

@@ -17,7 +17,8 @@ from kvplan.analysis.equilibrium import (
 )
 from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.wait import class_means
-from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, pulse_cycle
+from kvplan.analysis.recovery import recovery
+from kvplan.analysis.worst_cycle import ClassCycle, Cycle, CycleKind, WorstCycle, closed_form
 from kvplan.model import Plan, Prefill, Replica, ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.keys import CONTRACT, law_text
@@ -25,8 +26,6 @@ from kvplan.report.keys.evidence import DIGITS, Figure, listed
 from kvplan.units import format_number
 
 Figures = Mapping[str, Figure]
-
-_PREFILLED = "prompts computed per iteration of the cycle; e alone where prefill is disaggregated"
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def _of_mix(model: ServingModel) -> dict[str, Figure]:
         "A": Figure("A", "KV token-iterations of memory demanded per second, Σλ·S̄", held),
         "rate": Figure("Σλ", "arrivals of all classes, requests/s", model.total_rate_rps),
         "S": Figure("S̄", f"{footprint}, as time counts it", cost.read),
-        "S_b": Figure("S̄", f"{footprint}, half-filled pages included", cost.held),
+        "S_b": Figure("S̄", f"{footprint}, in whole pages", cost.held),
         "s": Figure(
             "s̄",
             "mean prefill work of a fresh request, tokens; 0 where prefill is disaggregated",
@@ -98,7 +97,7 @@ def _of_mix(model: ServingModel) -> dict[str, Figure]:
         "n": Figure("n̄", "mean iterations that a request stays", cost.iterations),
         "a": Figure(
             "ā",
-            "mean KV tokens held at the first stage, half-filled pages included",
+            "mean KV tokens held at the first stage, in whole pages",
             float(mix.share @ mix.held.at_start),
         ),
         "c": Figure(
@@ -125,7 +124,7 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
         **{
             name: Figure(name, meaning, getattr(timing, name)) for name, meaning in law_text.CONSTANTS.items()
         },
-        "M": Figure("M", "KV tokens that memory holds", replica.memory_tokens),
+        "M": Figure("M", "KV tokens that memory holds, in whole pages", replica.capacity_tokens),
         "B_max": Figure("max_num_seqs", "requests that the engine runs at once", replica.max_num_seqs),
         "T_b": Figure(
             "max_num_batched_tokens",
@@ -135,11 +134,6 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
         "limits": Figure("", "largest total rate under each limit, requests/s", limits),
         "blocks": Figure("⌊M/b⌋", "pages of memory", replica.memory_tokens // replica.block_tokens),
         "longest_blocks": Figure("⌈max(s+d)/b⌉", "pages of the longest request", pages),
-        "half": Figure(
-            "(b−1)/2",
-            "tokens by which pages exceed what a request uses, on average",
-            (replica.block_tokens - 1) / 2,
-        ),
         "shift": Figure("", "1 where prefill is inline, else 0", inline),
     }
 
@@ -154,13 +148,51 @@ def _after_changes(model: ServingModel) -> Iterator[tuple[str, Figure]]:
 
 def _of_cycle(model: ServingModel, report: Report) -> dict[str, Figure]:
     cycle = report.worst_cycle
-    prefilled = _prefilled(model, cycle.throughput_per_iteration, cycle.evictions_per_iteration)
-    tau = cycle.throughput_per_iteration / cycle.throughput_rps
+    worst = recovery(model, report.stability)
     return {
-        "B_w": Figure("B", "mean requests in flight on the cycle", _in_flight(model)),
-        "prefilled": Figure("x + e", _PREFILLED, prefilled),
-        "tau_w": Figure("τ_w", "mean iteration time of the cycle, s", tau),
+        **_of_pulse(model),
+        "tau_w": Figure(
+            "τ_w",
+            "mean iteration time of the cycle, s",
+            cycle.throughput_per_iteration / cycle.throughput_rps,
+        ),
+        "x_low": Figure("x_low", "completions per iteration that whole requests keep", worst.throughput),
+        "tau_low": Figure("τ_low", "iteration time while they do, s", worst.iteration_time_s),
     }
+
+
+def _of_pulse(model: ServingModel) -> dict[str, Figure]:
+    """Figures of the cycle of a closed form; without values where there is none."""
+    cycle, mix = _closed_cycle(model), model.mix
+    g = int(np.gcd.reduce(mix.stages))
+    weight = mix.held.survival(mix.share)
+    prompts = older = None
+    if cycle is not None:
+        prompts = cycle.throughput * mix.mean(mix.prefill_tokens) + cycle.evicted_prompts
+        older = g * cycle.throughput * float(weight[g::g].sum())
+    return {
+        "g": Figure("g", "greatest common divisor of the iteration counts", g),
+        "W": Figure(
+            "ΣW_(g−1+jg)",
+            "KV tokens that pulses of one request hold at their last",
+            float(weight[g - 1 :: g].sum()),
+        ),
+        "K_old": Figure("K_old", "KV tokens that earlier pulses hold when one is admitted", older),
+        "K_w": Figure(
+            "K", "mean context read in an iteration of the cycle, tokens", cycle and cycle.read_tokens
+        ),
+        "P_w": Figure(
+            "P",
+            "mean prefill tokens computed in an iteration of the cycle, recomputed ones included",
+            prompts,
+        ),
+        "B_w": Figure("B", "mean requests in flight on the cycle", cycle and cycle.in_flight),
+    }
+
+
+def _closed_cycle(model: ServingModel) -> Cycle | None:
+    found = closed_form(model)
+    return found[1] if found is not None else None
 
 
 def _of_law(model: ServingModel, report: Report) -> dict[str, Figure]:
@@ -188,7 +220,7 @@ def _of_law(model: ServingModel, report: Report) -> dict[str, Figure]:
         "F_saturation": rest(report.saturation.admissions_per_iteration),
         "F_limit": rest(at_limit),
         "F_wait": waiting,
-        "F_cycle": _rest_of_cycle(model, report.worst_cycle, _in_flight(model), cost.work_s),
+        "F_cycle": _rest_of_cycle(model, report.worst_cycle, cost.work_s),
     }
     return {
         **{name: Figure("F", law_text.REST, value) for name, value in states.items()},
@@ -202,21 +234,18 @@ def _of_law(model: ServingModel, report: Report) -> dict[str, Figure]:
     }
 
 
-def _rest_of_cycle(
-    model: ServingModel, cycle: WorstCycle | ClassCycle, in_flight: float | None, work_s: float
-) -> float | None:
+def _rest_of_cycle(model: ServingModel, cycle: WorstCycle | ClassCycle, work_s: float) -> float | None:
     """The mean time of an iteration of a cycle, less what adds up."""
     completed, rate = cycle.throughput_per_iteration, cycle.throughput_rps
     if completed is None or rate is None:
         return None
     if cycle.kind is CycleKind.NONE:
         return completed / rate - completed * work_s
-    prefilled = _prefilled(model, completed, cycle.evictions_per_iteration)
-    if in_flight is None or prefilled is None:
+    found = _closed_cycle(model)
+    if found is None:
         return None
-    held = model.replica.memory_tokens - (model.replica.block_tokens - 1) / 2 * in_flight
-    prompts = prefilled * float(model.mix.share @ model.mix.input_tokens)
-    return completed / rate - float(model.timing.linear(held, prompts, in_flight))
+    prompts = found.throughput * model.mix.mean(model.mix.prefill_tokens) + found.evicted_prompts
+    return completed / rate - float(model.timing.linear(found.read_tokens, prompts, found.in_flight))
 
 
 def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figure]:
@@ -248,9 +277,8 @@ def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figur
 def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
     mix, means, one = model.mix, class_means(model), model.classes[index]
     cycle, tau = report.worst_cycle.classes[index], report.equilibrium.iteration_time_s
-    prefilled = _prefilled(model, cycle.throughput_per_iteration, cycle.evictions_per_iteration)
     alone = replace(model, classes=(one,))
-    rest = _rest_of_cycle(alone, cycle, _in_flight(alone), float(means.work_s[index]))
+    rest = _rest_of_cycle(alone, cycle, float(means.work_s[index]))
     rate, first = one.rate_rps, float(mix.held.at_start[mix.class_index == index][0])
     return {
         "rate": Figure("λ_i", "arrivals of the class, requests/s", rate),
@@ -263,10 +291,10 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
         ),
         "S_b": Figure(
             "S_i",
-            "mean footprint of the class, KV token-iterations, half-filled pages included",
+            "mean footprint of the class, KV token-iterations, in whole pages",
             float(means.held[index]),
         ),
-        "a": Figure("a_i", "KV tokens held at the first stage, half-filled pages included", first),
+        "a": Figure("a_i", "KV tokens held at the first stage, in whole pages", first),
         "c": Figure(
             "c_i",
             f"time that a request of the class adds to iterations in all, s: {law_text.work('S', 's', 'n')}",
@@ -274,12 +302,7 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
         ),
         **({} if model.timing.is_linear else {"F_cycle": Figure("F", law_text.REST, rest)}),
         "input": Figure("s_i", "input of the class, tokens", one.input_tokens),
-        "B_w": Figure(
-            "B_i",
-            "mean requests in flight on the cycle of the class",
-            _in_flight(alone),
-        ),
-        "prefilled": Figure("x + e", _PREFILLED, prefilled),
+        **_of_pulse(alone),
         "queue": Figure(
             "E[W]",
             "mean number waiting when an iteration starts, those it admits included",
@@ -302,18 +325,3 @@ def _of_segments(model: ServingModel, report: Report) -> Iterator[Figures]:
             "excess": Figure("c_k − n_k", "requests by which the queue exceeds the threshold", excess),
         }
         reached = segment.upto_decode
-
-
-def _in_flight(model: ServingModel) -> float | None:
-    """Requests in flight on the cycle of a closed form; None where the iteration counts share no divisor."""
-    mix = model.mix
-    if int(np.gcd.reduce(mix.stages)) == 1:
-        return None
-    memory = float(model.replica.memory_tokens)
-    return pulse_cycle(mix.stages, mix.held.at_start, mix.share, memory).in_flight
-
-
-def _prefilled(model: ServingModel, completed: float | None, evicted: float | None) -> float | None:
-    if completed is None or evicted is None:
-        return None
-    return evicted if model.replica.prefill is Prefill.DISAGGREGATED else completed + evicted

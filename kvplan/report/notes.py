@@ -36,21 +36,28 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     cycle_source = {
         CycleKind.HOMOGENEOUS: Source(f"SIC eq. 25, worst cycle of one decode length{extension}", basis),
         CycleKind.PULSE: Source("new: pulse cycle, its local stability proved", Basis.COMPUTED),
-        CycleKind.SIMULATED: Source("fluid map iterated (SIC 2.2, saturated)", Basis.SIMULATED),
+        CycleKind.SIMULATED: Source(
+            "fluid map iterated (SIC 2.2, saturated; what is evicted rejoins first: new)", Basis.SIMULATED
+        ),
         CycleKind.NONE: (
-            Source("no eviction possible: a single stage, or max_num_seqs requests always fit", Basis.THEOREM)
-            if model.mix.stages.max() == 1 or eviction_is_impossible(model)
+            Source("no eviction possible: no request grows, or max_num_seqs always fit", Basis.THEOREM)
+            if eviction_is_impossible(model)
             else Source(
                 "SIC eq. 10 (locally stable); that nothing else attracts is observed", Basis.ASSUMPTION
             )
         ),
     }[cycle.kind]
+    validated = timing.is_linear and replica.max_num_batched_tokens is None
     waits = "queue bounds for several classes" if len(model.classes) > 1 else "exact queue of one class"
     windows = ""
     if model.schedule is not None:
         waits, windows = "queue bounds", "; worst window of rates that vary (WAIT 7.1, WAIT-s eq. 10)"
     return {
-        "verdict": Source("load, worst_cycle and stability taken together", Basis.COMPUTED),
+        "verdict": Source(
+            "load, worst_cycle, stability and finite memory taken together; recovers_up_to: new, factors fitted to "
+            "simulations",
+            Basis.COMPUTED if validated else Basis.ASSUMPTION,
+        ),
         "load": equilibrium_source,
         "equilibrium": equilibrium_source,
         "saturation": equilibrium_source,
@@ -99,10 +106,9 @@ def notes(
             "recomputing whole requests costs more than the fluid figures say."
         )
     if replica.block_tokens > 1:
-        unused = format_number((replica.block_tokens - 1) / 2)
         found.append(
-            f"Pages of {replica.block_tokens} tokens: a request holds {unused} tokens more than it uses on average; "
-            "memory counts them, time does not."
+            f"Pages of {replica.block_tokens} tokens: memory counts whole pages, time the tokens read. An engine may "
+            "keep a page to itself."
         )
     if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
         found.append(
@@ -115,10 +121,15 @@ def notes(
             "A simulated worst cycle counts its prompts in the same way."
         )
     if cycle.iterations is not None:
-        ended = (
-            "settled" if cycle.settled else "not settled when the budget was spent: means of the last half"
+        ended = "settled" if cycle.settled else "not settled: means of the last half"
+        found.append(
+            f"The worst cycle is the least of several that the fluid map ends on: {format_tokens(cycle.iterations)} "
+            f"iterations, {ended}."
         )
-        found.append(f"The worst cycle is simulated: {format_tokens(cycle.iterations)} iterations, {ended}.")
+    if not (model.timing.is_linear and replica.max_num_batched_tokens is None):
+        found.append(
+            "verdict.recovers_up_to_rps: not validated for d4, d5 and token budgets; greedy admits whole prompts."
+        )
     if any(c.kind is None for c in cycle.classes):
         found.append("worst_cycle.classes: null where a class has several decode lengths and no closed form.")
     if not local.certified:

@@ -5,8 +5,9 @@ import math
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.equilibrium import Load, per_request, running_at_most, saturation
 from kvplan.analysis.overflow import SafetyBuffer
+from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
-from kvplan.analysis.worst_cycle import WorstCycle, eviction_is_impossible
+from kvplan.analysis.worst_cycle import eviction_is_impossible
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
 from kvplan.report.words import Status
@@ -16,18 +17,25 @@ FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the
 _NOTHING = "Nothing"  # to be done, begins an action that says so
 
 
-def summary(status: Status, binding: str, offered: Load, stuck_rps: float | None) -> str:
-    """A sentence with the numbers; `stuck_rps` is what a collapsed replica serves, where it needs a cap."""
+def summary(status: Status, binding: str, offered: Load, recovers: Recovery, model: ServingModel) -> str:
+    """A sentence with the numbers, and the reason where admissions need a cap."""
     sustainable = format_number(offered.sustainable_rps)
     rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
     if status is Status.OVERLOADED:
         excess = offered.offered_rps / offered.sustainable_rps - 1
         return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."
     fits = f"{rates}, limited by {binding}"
-    if status is Status.NEEDS_CAP:
-        stuck = format_number(stuck_rps)
-        return f"{fits}; but greedy admission, once collapsed, can stay at {stuck} requests/s."
-    return f"{fits}; greedy admission recovers from a collapse by itself."
+    if status is Status.STABLE:
+        return f"{fits}; greedy admission recovers from a collapse by itself."
+    if recovers.reason is not None:
+        return (
+            f"{fits}; but it is not known that greedy admission recovers from a collapse: {recovers.reason}."
+        )
+    cause = "evictions can go on for ever"
+    if recovers.fluctuations is not None and recovers.fluctuations.kept == 1:
+        cause = f"memory holds only about {format_number(requests_in_memory(model), 2)} requests"
+    low = format_number(recovers.rate_rps)
+    return f"{fits}; but once collapsed, greedy admission is sure to recover only up to {low}: {cause}."
 
 
 def requests_in_memory(model: ServingModel) -> float:
@@ -40,15 +48,15 @@ def actions(
     model: ServingModel,
     offered: Load,
     local: Stability,
-    cycle: WorstCycle,
     cap: RateCap,
     plan: Plan,
     buffer: SafetyBuffer,
     varying: Peak | None,
+    recovers: Recovery,
 ) -> tuple[str, ...]:
     """What to do, most important first; each fits a line or two of the first screen."""
-    usual = _at_these_rates(status, model, offered, local, cycle, cap, plan, buffer)
-    first = None if varying is None else _at_peak(varying, status, local, cycle, cap)
+    usual = _at_these_rates(status, model, offered, local, cap, plan, buffer, recovers)
+    first = None if varying is None else _at_peak(varying, status, cap, recovers.rate_rps or 0.0)
     if first is None:
         return usual
     return first, *(action for action in usual if not action.startswith(_NOTHING))
@@ -59,10 +67,10 @@ def _at_these_rates(
     model: ServingModel,
     offered: Load,
     local: Stability,
-    cycle: WorstCycle,
     cap: RateCap,
     plan: Plan,
     buffer: SafetyBuffer,
+    recovers: Recovery,
 ) -> tuple[str, ...]:
     found: list[str] = []
     limit = f"{format_number(min(cap.per_second, offered.sustainable_rps))} requests/s"
@@ -76,12 +84,13 @@ def _at_these_rates(
             f"Bring the load below {format_number(offered.sustainable_rps)} requests/s, or serve it with at least "
             f"{replicas} replicas."
         )
-        if cycle.loss > 0:
+        if not eviction_is_impossible(model):
             found.append(f"Until then cap admissions at {limit}: the excess waits, nothing is evicted.")
     elif status is Status.NEEDS_CAP:
         most = running_at_most(model)
         found.append(
-            f"Cap admissions at {limit}: evictions then stop and all of the sustainable rate is served."
+            f"Cap admissions at {limit}: evictions then all but stop, and a backlog drains up to "
+            f"{format_number(recovers.capped_rps)} requests/s."
             if most is None
             else f"Cap running requests at {format_number(most, 3)}: beyond that, iterations grow faster than what "
             "they serve, and a cap on admissions alone does not hold the sustainable rate."
@@ -108,8 +117,7 @@ def _at_these_rates(
         )
     else:
         found.append(
-            f"{_NOTHING} at this load. Above {format_number(cycle.throughput_rps)} requests/s cap admissions at "
-            f"{limit}."
+            f"{_NOTHING} at this load. Above {format_number(recovers.rate_rps)} requests/s cap admissions at {limit}."
         )
     if offered.headroom is not None and 0 <= offered.headroom < 0.1:
         found.append(f"Headroom is only {format_percent(offered.headroom)}: a burst fills memory for long.")
@@ -121,7 +129,7 @@ def _at_these_rates(
     return tuple(found)
 
 
-def _at_peak(varying: Peak, status: Status, local: Stability, cycle: WorstCycle, cap: RateCap) -> str | None:
+def _at_peak(varying: Peak, status: Status, cap: RateCap, recovers_up_to_rps: float) -> str | None:
     """What to do about the heaviest load of a schedule; None if nothing beyond what is done anyway."""
     period = format_seconds(varying.period_s)
     rate, limit = format_number(varying.offered_rps), format_number(varying.sustainable_rps)
@@ -132,12 +140,11 @@ def _at_peak(varying: Peak, status: Status, local: Stability, cycle: WorstCycle,
             f"{format_seconds(varying.overloaded_s)} of every {period} a backlog grows. Serve that with at least "
             f"{replicas} replicas, or cap admissions and let it wait."
         )
-    collapsed = varying.most_rps > cycle.throughput_rps and not (local.stable and local.certified)
-    if status is Status.STABLE and varying.same_mix and collapsed:
-        seconds = varying.course.time_above(cycle.throughput_rps / varying.most_rps * varying.course.peak)
+    if status is Status.STABLE and varying.same_mix and varying.most_rps > recovers_up_to_rps:
+        seconds = varying.course.time_above(recovers_up_to_rps / varying.most_rps * varying.course.peak)
         return (
             f"At its peak the schedule offers {rate} requests/s: for {format_seconds(seconds)} of every {period} more "
-            f"than the {format_number(cycle.throughput_rps)} at which greedy admission, once collapsed, can stay. Cap "
+            f"than the {format_number(recovers_up_to_rps)} up to which greedy admission is sure to recover. Cap "
             f"admissions at {format_number(min(cap.per_second, varying.sustainable_rps))} requests/s."
         )
     return None

@@ -67,20 +67,21 @@ def _gaps(run: Run, model: ServingModel) -> Document:
     from kvplan.analysis.worst_cycle import gap_cycle_throughput
 
     (stages,), (weight,) = model.mix.stages, model.mix.read.first
-    x = gap_cycle_throughput(int(stages), float(weight), model.replica.memory_tokens, run.gaps or ())
+    x = gap_cycle_throughput(int(stages), float(weight), model.replica.capacity_tokens, run.gaps or ())
     return {"throughput_per_iteration": x}
 
 
 def _fluid(run: Run, model: ServingModel) -> Document:
     """The fluid map from given masses; rates are those of its last third, whole longest stays."""
-    from kvplan.analysis.fluid_map import fluid_map, state_by_stage
+    from kvplan.analysis.fluid_map import fluid_map
     from kvplan.analysis.fluid_map import run as iterate
 
     mix = model.mix
-    system = fluid_map(mix.stages, mix.read.first, mix.share, float(model.replica.memory_tokens))
-    masses = np.zeros(system.weight.size)
+    prompt = mix.input_tokens.astype(np.float64)
+    system = fluid_map(mix.held, mix.share, prompt, float(model.replica.capacity_tokens))
+    masses = np.zeros(system.size)
     masses[: len(run.fluid or ())] = run.fluid
-    history = iterate(system, state_by_stage(masses), run.iterations)
+    history = iterate(system, masses, run.iterations)
     late = max(run.iterations // 3 // masses.size, 1) * masses.size
     evicting = np.flatnonzero(history.evicted > 0)
     return {

@@ -6,20 +6,19 @@ from kvplan.report.words import Status
 
 
 def _status(e: Evidence) -> str:
-    offered, sustainable = "load.offered_rps", "load.sustainable_rps"
+    offered, sustainable, recovers = "load.offered_rps", "load.sustainable_rps", "verdict.recovers_up_to_rps"
     match e.document["verdict"]["status"]:
         case Status.OVERLOADED:
             return f"offered {e(offered)} > {e(sustainable)} sustainable"
         case Status.STABLE:
-            return (
-                f"offered {e(offered)} ≤ {e(sustainable)} sustainable; {radius(e)}; "
-                f"worst cycle {e('worst_cycle.throughput_rps')}"
-            )
+            return f"offered {e(offered)} ≤ {e(recovers)}, up to which greedy admission recovers"
         case _:
-            return (
-                f"worst cycle {e('worst_cycle.throughput_rps')} < offered {e(offered)} ≤ {e(sustainable)} sustainable; "
-                f"{radius(e)}"
-            )
+            known = "unknown" if e.document["verdict"]["recovers_up_to_rps"] is None else e(recovers)
+            return f"recovers up to {known} < offered {e(offered)} ≤ {e(sustainable)} sustainable"
+
+
+def _recovers(e: Evidence) -> str:
+    return f"smallest of {e('load.sustainable_rps')} and 0.985·{e('x_low')}/{e('tau_low')}"
 
 
 def radius(e: Evidence) -> str:
@@ -59,10 +58,10 @@ VERDICT = Block(
         Record(
             "verdict.status",
             "Whether the load fits, and whether greedy admission recovers by itself.",
-            formula="overloaded: offered > sustainable; stable: otherwise, and ρ < 1 (certified) or offered <= "
-            "worst-cycle rate; needs_cap: the rest",
+            formula="overloaded: offered > sustainable; stable: otherwise, and greedy admission recovers from any "
+            "backlog at the offered rate (verdict.recovers_up_to_rps); needs_cap: the rest",
             here=_status,
-            source="WAIT Prop. 1, 2; SIC eq. 10; the combination is new",
+            source="WAIT Prop. 1, 2; finite memory new",
             kind=Kind.TEXT,
             allowed=tuple(Status),
         ),
@@ -76,5 +75,25 @@ VERDICT = Block(
             allowed=("kv_memory", "compute", "max_num_seqs", "max_num_batched_tokens"),
         ),
         Record("verdict.summary", "The verdict in one sentence with its numbers.", kind=Kind.TEXT),
+        Record(
+            "verdict.recovers_up_to_rps",
+            "Largest offered rate at which greedy admission recovers from any backlog; 0 if none is known. Estimated: "
+            "its factors 0.985, 1.25 and 1.75 are fitted to simulations of whole requests.",
+            formula="smallest of α·Σλ and 0.985·x_low/τ_low, x_low = n*·(r − 1.25·(G + D)/M): r of the worst cycle, less "
+            "the gap that the next request does not fit into and what fluctuations evict; α·Σλ where nothing can be",
+            here=_recovers,
+            source="new",
+            unit="requests/s",
+            absent="The lengths are too many and too long for the fluid map's budget.",
+        ),
+        Record(
+            "verdict.confirmed_up_to_rps",
+            "Smallest rate that whole requests were served at in simulations from collapsed states.",
+            formula="the smallest over the starts",
+            source="simulated",
+            unit="requests/s",
+            absent="Nothing was simulated: check and analyze --simulate do where the worst cycle comes from the fluid map.",
+            basis="simulated",
+        ),
     ),
 )

@@ -111,22 +111,15 @@ def _wait_term(e: Evidence) -> str:
 
 # The rate of the worst cycle, of the mix or a class
 
-_CYCLE = f"x/τ_w, τ_w = {{0}} + {work('(M − B·(b−1)/2)', '(x + e)·{1}', 'B')}; none: {{2}}"
-CYCLE = ByLaw(_CYCLE.format("d0", "s̄", "n*/τ(M)"), _CYCLE.format("F", "s̄", "n*/τ(M)"))
-CLASS_CYCLE = ByLaw(_CYCLE.format("d0", "s", "x/(d0 + x·c)"), _CYCLE.format("F", "s", "x/(F + x·c)"))
+_CYCLE = f"x/τ_w, τ_w = {{}} + {work('K', 'P', 'B')} in the mean of the cycle; none: {{}}"
+CYCLE = ByLaw(_CYCLE.format("d0", "n*/τ(M)"), _CYCLE.format("F", "n*/τ(M)"))
+CLASS_CYCLE = ByLaw(_CYCLE.format("d0", "x/(d0 + x·c)"), _CYCLE.format("F", "x/(F + x·c)"))
 
 
 def cycle_here(e: Evidence) -> str:
     """The time of an iteration of the cycle in numbers."""
-    return f"{_rest_here(e, 'cycle')} + {_work_here(e, _cycle_held, _cycle_computed, lambda e: e('B_w'))}"
-
-
-def _cycle_held(e: Evidence) -> str:
-    return f"({e('M')} − {e('half')}·{e('B_w')})"
-
-
-def _cycle_computed(e: Evidence) -> str:
-    return f"{e('prefilled')}·{e('input')}"
+    work_here = _work_here(e, lambda e: e("K_w"), lambda e: e("P_w"), lambda e: e("B_w"))
+    return f"{_rest_here(e, 'cycle')} + {work_here}"
 
 
 def class_alone_here(e: Evidence, admissions: str) -> str:

@@ -17,28 +17,20 @@ def _kind(e: Evidence) -> object:
 
 def _throughput_per_iteration(e: Evidence) -> str:
     match _kind(e):
-        case "homogeneous":
-            return _homogeneous(e)
-        case "pulse":
-            return f"{e('M')} / ({e('S_b')} + {e('n')}·({e(_GCD)} − 1)/2)"
         case "none":
             return e(_N_STAR)
-        case _:
+        case "simulated":
             return ""
+        case _:
+            return _closed_form(e)
 
 
 def _class_throughput_per_iteration(e: Evidence) -> str:
-    match e.entry["kind"]:
-        case "homogeneous":
-            return _homogeneous(e)
-        case "pulse":
-            return f"{e('M')} / ({e('S_b')} + {e('n')}·({e.here('period')} − 1)/2)"
-        case _:
-            return f"{e('M')} / {e('S_b')}"
+    return f"{e('M')} / {e('S_b')}" if e.entry["kind"] == "none" else _closed_form(e)
 
 
-def _homogeneous(e: Evidence) -> str:
-    return f"{e('M')} / ({e('n')}·({e('a')} + {e('n')} − 1))"
+def _closed_form(e: Evidence) -> str:
+    return f"{e('M')} / ({e('g')}·{e('W')})"
 
 
 def _throughput_rps(e: Evidence) -> str:
@@ -65,14 +57,15 @@ def _evictions(e: Evidence) -> str:
         case "simulated":
             return ""
         case _:
-            return f"{e(_X)}·({e(_GCD)} − 1)·{e('n')} / ({e(_GCD)}·{e('a')})"
+            return _evictions_of_pulse(e, e(_X))
 
 
 def _class_evictions(e: Evidence) -> str:
-    if e.entry["kind"] == "none":
-        return "0"
-    completed, period = e.here("throughput_per_iteration"), e.here("period")
-    return f"{completed}·({period} − 1)·{e('n')} / ({period}·{e('a')})"
+    return "0" if e.entry["kind"] == "none" else _evictions_of_pulse(e, e.here("throughput_per_iteration"))
+
+
+def _evictions_of_pulse(e: Evidence, completed: str) -> str:
+    return f"({e('M')} − {e('K_old')}) / ({e('g')}·{e('a')}) − {completed}"
 
 
 def _period(e: Evidence) -> str:
@@ -87,7 +80,7 @@ WORST_CYCLE = Block(
             "worst_cycle.kind",
             "How the cycle is known: homogeneous and pulse by a formula, simulated by iterating the fluid map, "
             "or none.",
-            formula="none: a single stage, no eviction possible, or ρ < 1; homogeneous: all n_i equal; pulse: g > 1 "
+            formula="none: no eviction possible, or ρ < 1; homogeneous: all n_i equal; pulse: g > 1 "
             "and its polynomial is stable; simulated: the rest",
             here=lambda e: f"n_i: {e('lengths')}; g = {e(_GCD)}; ρ = {e('stability.spectral_radius', 12)}",
             source="SIC 3; pulse cycle new",
@@ -97,7 +90,7 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.throughput_per_iteration",
             "Completions per iteration of a collapsed, backlogged replica.",
-            formula="homogeneous: x = M/(n·(a + n − 1)); pulse: x = M/(S̄ + n̄·(g − 1)/2); none: n*",
+            formula="homogeneous, pulse: x = M/(g·ΣW_(g−1+jg)), for one length M/(n·w(n−1)); none: n*",
             here=_throughput_per_iteration,
             source="SIC eq. 25; pulse cycle new",
             symbol="x",
@@ -105,7 +98,7 @@ WORST_CYCLE = Block(
         ),
         Record(
             "worst_cycle.throughput_rps",
-            "Completions per second of a collapsed replica: below this rate a backlog drains whatever happened.",
+            "Completions per second of a collapsed replica that holds very many requests.",
             formula=law_text.CYCLE,
             here=_throughput_rps,
             source="new, from SIC eq. 25",
@@ -121,7 +114,7 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.evictions_per_iteration",
             "Requests evicted per iteration on the cycle.",
-            formula="e = x·(g − 1)·n̄/(g·ā); none: 0",
+            formula="e = (M − K_old)/(g·ā) − x, K_old held by earlier pulses when one is admitted; none: 0",
             here=_evictions,
             source="SIC 3; several classes new",
             symbol="e",
@@ -140,11 +133,11 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.danger_zone_rps",
             "Rates that look sustainable but at which a collapsed, backlogged replica does not recover.",
-            formula="[worst-cycle rate, sustainable rate]",
-            here=lambda e: f"[{e('worst_cycle.throughput_rps')}, {e('load.sustainable_rps')}]",
+            formula="[rate up to which greedy admission recovers, sustainable rate]",
+            here=lambda e: f"[{e('verdict.recovers_up_to_rps')}, {e('load.sustainable_rps')}]",
             source="new, from SIC 3",
             unit="requests/s",
-            absent="The worst cycle sustains as much as the limits allow: there is no such zone.",
+            absent="Greedy admission recovers at every rate that the limits allow: there is no such zone.",
             kind=Kind.PAIR,
         ),
         class_name("worst_cycle"),
@@ -161,7 +154,7 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.classes[].throughput_per_iteration",
             "Completions per iteration of the class on a collapsed replica of its own.",
-            formula="homogeneous: x = M/(n·(a + n − 1)); pulse: x = M/(S + n̄·(g − 1)/2); none: M/S",
+            formula="homogeneous, pulse: x = M/(g·ΣW_(g−1+jg)), for one length M/(n·w(n−1)); none: M/S",
             here=_class_throughput_per_iteration,
             source="SIC eq. 25; pulse cycle new",
             symbol="x",
@@ -188,7 +181,7 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.classes[].evictions_per_iteration",
             "Requests of the class evicted per iteration on that cycle.",
-            formula="e = x·(g − 1)·n̄/(g·a); none: 0",
+            formula="e = (M − K_old)/(g·a) − x, K_old held by earlier pulses when one is admitted; none: 0",
             here=_class_evictions,
             source="SIC 3; pulse cycle new",
             symbol="e",
@@ -214,10 +207,8 @@ WORST_CYCLE = Block(
         ),
         Record(
             "worst_cycle.settled",
-            "Whether the iterated map ended on a repeating pattern.",
-            absent="The cycle is known by a formula, or there is none.",
+            "Whether the iterated map came to rest; true where the cycle is known by a formula, or there is none.",
             kind=Kind.TRUTH,
-            in_contract=False,
         ),
     ),
 )
