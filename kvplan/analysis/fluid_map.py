@@ -296,7 +296,8 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
         compiled()(*given, out)
         return Run(*out)
     lists: Any = out.tolist()
-    iterate(*(_as_lists(part) for part in given), lists)
+    loop: Callable[..., None] = iterate
+    loop(*(_as_lists(part) for part in given), lists)
     return Run(*np.array(lists))
 
 
@@ -375,11 +376,20 @@ class Attractor(NamedTuple):
     evictions: float
     evicted_prompts: float
     in_flight: float
-    held_tokens: float
     read_tokens: float
     period: int | None
     iterations: int
     settled: bool
+
+    def of_memory(self, tokens: float) -> "Attractor":
+        """The same of so many times the memory, and as many times the seats."""
+        return self._replace(
+            throughput=self.throughput * tokens,
+            evictions=self.evictions * tokens,
+            evicted_prompts=self.evicted_prompts * tokens,
+            in_flight=self.in_flight * tokens,
+            read_tokens=self.read_tokens * tokens,
+        )
 
 
 def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int | None = None) -> Attractor:
@@ -404,11 +414,20 @@ def _second_half(system: FluidMap, history: Run) -> Attractor:
     both = history.throughput + _INCOMMENSURABLE * history.evicted
     period = find_period(both[iterations // 2 :], _PERIOD_TOLERANCE * n_star)
     start = iterations - period if period else iterations // 2
-    throughput, _, *means = (float(series[start:].mean()) for series in history)
+    means = {name: float(series[start:].mean()) for name, series in history._asdict().items()}
     quarters = np.array_split(history.throughput[iterations // 2 :], 2)
     drift = abs(float(quarters[1].mean() - quarters[0].mean()))
     settled = period is not None or drift <= _REST_TOLERANCE * n_star
-    return Attractor(throughput, *means, period, iterations, settled)
+    return Attractor(
+        throughput=means["throughput"],
+        evictions=means["evicted"],
+        evicted_prompts=means["evicted_prompts"],
+        in_flight=means["in_flight"],
+        read_tokens=means["read_tokens"],
+        period=period,
+        iterations=iterations,
+        settled=settled,
+    )
 
 
 def find_period(series: FloatArray, tolerance: float) -> int | None:

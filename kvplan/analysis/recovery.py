@@ -1,4 +1,4 @@
-"""Up to which rate a backlog drains under greedy admission, whatever state it collapsed into (theory §3, "Finite memory").
+"""Up to which rate a backlog drains under greedy admission, whatever it collapsed into (theory §3, "Finite memory").
 
 A backlog drains iff the *saturated* throughput of whole requests, from the worst start, exceeds the offered rate. The
 spectrum and the fluid cycle speak of very many requests; a replica that holds 33 also loses memory to the next request
@@ -58,8 +58,9 @@ class Recovery(NamedTuple):
 
     `rate_rps` is 0 where nothing is proved and None beyond the budget; `reason` says why, None where there is a rate.
     `capped_rps` is the same where admissions are capped at n* an iteration, so that evictions cannot go on: what whole
-    requests lose to the gap that they do not fit into, and to fluctuations, they still lose. The state is that of a saturated replica at its worst: `throughput` x_low in requests an iteration, `lost_tokens`
-    the KV of requests that will be evicted, `sequences` in flight, and its iteration time.
+    requests lose to the gap that they do not fit into, and to fluctuations, they still lose. The state is that of a
+    saturated replica at its worst: `throughput` x_low in requests an iteration, `lost_tokens` the KV of requests that
+    will be evicted, `sequences` in flight, and its iteration time.
     """
 
     rate_rps: float | None
@@ -175,7 +176,7 @@ def _room_is_left(model: ServingModel, seats: float, memory: float) -> bool:
     weight = mean(held.footprint) / mean(held.stages)
     variance = max(0.0, mean(held.squares) / mean(held.stages) - weight**2)
     spare = memory - seats * weight - float(held.at_end.max())
-    return spare > _DEVIATIONS * math.sqrt(seats * variance)
+    return bool(spare > _DEVIATIONS * math.sqrt(seats * variance))
 
 
 class _Moments(NamedTuple):

@@ -141,9 +141,10 @@ def exact_survival_weights(model: ServingModel) -> list[int]:
 def min_stable_input(model: ServingModel) -> MinStableInput:
     """Smallest input length from which on greedy admission is stable, the inputs scaled in common.
 
-    With inputs c_i·m of mean m, and pages counted by their mean, the survival polynomial is m·A(z) + B(z). A root can cross the unit circle only
-    where Im(B·conj(A)) = 0, at m = -Re(B·conj(A))/|A|²: beyond the largest such m nothing crosses any more, and for
-    large inputs all roots are inside when the gcd is 1 (SIC Theorem 3). A root count proves the result stable.
+    With inputs c_i·m of mean m, and pages counted by their mean, the survival polynomial is m·A(z) + B(z). A root can
+    cross the unit circle only where Im(B·conj(A)) = 0, at m = -Re(B·conj(A))/|A|²: beyond the largest such m nothing
+    crosses any more, and for large inputs all roots are inside when the gcd is 1 (SIC Theorem 3). A root count proves
+    the result stable.
 
     Returns
     -------

@@ -17,7 +17,7 @@ from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Attractor, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, rounding_error
-from kvplan.model import FloatArray, Prefill, Prompts, ServingModel, Weights, survival
+from kvplan.model import FloatArray, Prompts, ServingModel, Weights, survival
 
 _SHARE_DIGITS = 13
 
@@ -262,7 +262,7 @@ def _loss(per_iteration: float, full: Saturation) -> float:
 
 
 def closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
-    """The cycle of a mix where a formula gives it, none where nothing can be evicted; None where only a run can tell."""
+    """The cycle of a mix where a formula gives it, or that there is none; None where only a run can tell."""
     mix, held, seats = model.mix, model.mix.held, model.replica.max_num_seqs
     if eviction_is_impossible(model):
         return CycleKind.NONE, None
@@ -351,7 +351,7 @@ def simulate_collapsed(model: ServingModel, *, compile_above: int | None = None)
     arrays = (a.tobytes() for a in (mix.held.first, mix.stages, mix.input_tokens, share))
     each = np.inf if seats is None else seats / memory
     found = _settled(*arrays, model.replica.block_tokens, each, compile_above)
-    return [Attractor(*(memory * x if isinstance(x, float) else x for x in one)) for one in found]
+    return [one.of_memory(memory) for one in found]
 
 
 @lru_cache(maxsize=256)

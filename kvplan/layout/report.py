@@ -453,7 +453,7 @@ def _cut(columns: Iterable[Column], rows: Iterable[tuple[str, ...]]) -> Table:
     return table(columns, rows, MAX_ROWS, "… {} more; see --format json")
 
 
-def _rps(value: float) -> str:
+def _rps(value: float | None) -> str:
     return format_rate(value, "requests")
 
 

@@ -283,8 +283,8 @@ def plain(value: Any, path: str = "") -> Any:
 
     Examples
     --------
-    >>> plain(Verdict(Status.STABLE, "compute", "It fits.", 2.0), "verdict")
-    {'status': 'stable', 'binding': 'compute', 'summary': 'It fits.', 'recovers_up_to_rps': 2.0, 'confirmed_up_to_rps': None}
+    >>> plain(ProfileIdentity("mine", "1f"), "profile")
+    {'name': 'mine', 'sha256': '1f'}
     """
     if hasattr(value, "_fields"):  # a NamedTuple
         paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from kvplan.analysis.equilibrium import (
     sustainable_rates,
 )
 from kvplan.analysis.overflow import flow_control
-from kvplan.analysis.wait import class_means
 from kvplan.analysis.recovery import recovery
+from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import ClassCycle, Cycle, CycleKind, WorstCycle, closed_form
-from kvplan.model import Plan, Prefill, Replica, ServingModel
+from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.keys import CONTRACT, law_text
 from kvplan.report.keys.evidence import DIGITS, Figure, listed
@@ -179,14 +178,16 @@ def _of_pulse(model: ServingModel) -> dict[str, Figure]:
         ),
         "K_old": Figure("K_old", "KV tokens that earlier pulses hold when one is admitted", older),
         "K_w": Figure(
-            "K", "mean context read in an iteration of the cycle, tokens", cycle and cycle.read_tokens
+            "K",
+            "mean context read in an iteration of the cycle, tokens",
+            cycle.read_tokens if cycle else None,
         ),
         "P_w": Figure(
             "P",
             "mean prefill tokens computed in an iteration of the cycle, recomputed ones included",
             prompts,
         ),
-        "B_w": Figure("B", "mean requests in flight on the cycle", cycle and cycle.in_flight),
+        "B_w": Figure("B", "mean requests in flight on the cycle", cycle.in_flight if cycle else None),
     }
 
 
