@@ -19,8 +19,6 @@ from kvplan.cli.common import (
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import UsageError
 
-_LONGER = 3  # than the runs of `emit`: evictions build up slowly from a clean beginning
-
 
 def mix(
     replicas: Annotated[
@@ -40,8 +38,8 @@ def mix(
         int | None,
         typer.Option(
             "--requests",
-            help="Number of simulated requests, over all replicas. Default: 30 times what memory holds, "
-            "and from 6,000 to 60,000 for each replica.",
+            help="Number of simulated requests, over all replicas. Default: for each replica as many as replace the "
+            "longest 30 times over, and from 6,000 to 200,000.",
             show_default=False,
         ),
     ] = None,
@@ -49,10 +47,9 @@ def mix(
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
 ) -> None:
-    """Choose which classes share a replica. Segregated, mixed and the best placement found are compared by loss."""
+    """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
     from kvplan.analysis.mixing import MAX_REPLICAS
     from kvplan.decide.mixing import placements_compared
-    from kvplan.engines.advice import default_requests
     from kvplan.formats import json
     from kvplan.layout import mixing as tables
     from kvplan.simulation.experiments.options import seeds as chosen
@@ -69,9 +66,8 @@ def mix(
             loaded.model,
             loaded.plan,
             replicas,
-            requests=requests or _LONGER * replicas * default_requests(loaded.model),
-            seeds=chosen(0, seeds),
-            simulate=simulate,
+            requests=requests,
+            seeds=chosen(0, seeds) if simulate else (),
             progress=progress,
             announce=say_compiling,
         )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
-    from kvplan.analysis.mixing import Group
+    from kvplan.analysis.placement import Group
     from kvplan.decide import check as checking
     from kvplan.decide import diff as differing
     from kvplan.decide.fleet import Sizing
-    from kvplan.decide.mixing import Comparison
+    from kvplan.decide.mixing import Comparison, Contender
     from kvplan.decide.remedy import Remedy
     from kvplan.decide.sizing import Measured, Size
     from kvplan.engines.advice import Advice
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvplan.reproduction.judge import Reproduction
     from kvplan.simulation.experiments.hindsight_bound import StudyBound
     from kvplan.simulation.experiments.paired import Gains
-    from kvplan.simulation.experiments.pools import Loads, Runs
+    from kvplan.simulation.experiments.pools import Runs
     from kvplan.simulation.experiments.study import Study
 
     Owner = Profile | ProfileIdentity
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _SCHEMA_VERSION = 1
-_POOL_FIGURES = ("evictions", "throughput_rps", "e2e_s")
 
 
 def render(document: Document) -> str:
@@ -291,33 +290,28 @@ def mix(found: "Comparison", profile: "Owner") -> Document:
     from kvplan.layout.mixing import NAMES, notes
 
     mixing = found.mixing
-    simulated = {"policy": found.policy, "requests": found.requests, "seeds": list(found.seeds)}
-    placements = []
-    for at, (name, placement) in enumerate(zip(NAMES, found.placements, strict=True)):
-        runs = found.simulated[at] if found.simulated else None
-        loads = (None,) * len(placement.groups) if runs is None else runs.groups
-        groups = [_group(found.names, *each) for each in zip(placement.groups, loads, strict=True)]
-        whole = _loads(None if runs is None else runs.whole)
-        placements.append({"name": name, **placement.score._asdict(), "groups": groups, "simulated": whole})
+    simulated = {"policy": found.policy, "seeds": list(found.seeds)}
     return {
         **_document(profile),
         "replicas": found.replicas,
-        "search": {"method": mixing.search, **_fields(mixing, "partitions", "complete")},
-        "simulated": simulated if found.simulated else None,
-        "placements": placements,
+        "search": {"method": mixing.search, **_fields(mixing, "partitions", "complete", "near_count")},
+        "simulated": simulated if found.seeds else None,
+        "placements": [
+            {"name": name, **_placement(found, one)} for name, one in zip(NAMES, found.shown, strict=True)
+        ],
+        "contenders": [_contender(found, one) for one in found.contenders],
         "diversification": [
             {
                 "class": found.names[c.class_index],
                 "group": c.group_index,
                 "decode": {"from": c.old_decode, "to": c.new_decode},
                 **_fields(c.pool, "gcd", "spectral_radius", "stable", "loss"),
-                "expected_loss": c.expected_loss,
                 "offered_decode_tokens_per_s_change": c.offered_tokens_per_s,
                 "worst_decode_tokens_per_s_relative_change": c.collapsed_tokens,
             }
             for c in found.changes
         ],
-        "sources": {k: v for k, v in _MIX_SOURCES.items() if k != "simulated" or found.simulated},
+        "sources": {k: v for k, v in _MIX_SOURCES.items() if found.seeds or v["basis"] != "simulated"},
         "notes": list(notes(found)),
     }
 
@@ -332,16 +326,61 @@ _MIX_SOURCES = {
         "basis": "computed",
     },
     "diversification": {"source": "SIC 5.3; its price: new", "basis": "computed"},
+    "contenders": {
+        "source": "new: within 1% of the best by the formulas, decided by the saturated simulation",
+        "basis": "simulated",
+    },
     "routing": {"source": "traffic splits evenly over a group's replicas", "basis": "assumption"},
     "simulated": {"source": "whole requests, as SIC 6.2 compares", "basis": "simulated"},
 }
 
 
-def _group(names: Sequence[str], group: "Group", loads: "Loads | None") -> Document:
+def _contender(found: "Comparison", one: "Contender") -> Document:
+    """What a placement was judged by."""
+    placement, simulated = one
+    return {
+        "groups": [
+            {"classes": [found.names[i] for i in g.classes], "replicas": g.replicas} for g in placement.groups
+        ],
+        **placement.score._asdict(),
+        "worst_served_rps": placement.score.worst_served * found.offered_rps,
+        "worst_headroom": placement.worst_headroom,
+        "simulated": None
+        if simulated is None
+        else {
+            "served": _mean_over_runs(simulated.served),
+            "served_rps": _mean_over_runs([found.offered_rps * share for share in simulated.served]),
+            "headroom": _mean_over_runs(simulated.headroom),
+        },
+    }
+
+
+def _placement(found: "Comparison", one: "Contender") -> Document:
+    from kvplan.decide.mixing import over_groups
+
+    document, (placement, simulated) = _contender(found, one), one
+    loads: dict[str, Sequence[Runs]] = {}
+    if simulated is not None:
+        loads = {"saturated": simulated.saturated, "offered": simulated.offered or ()}
+        document["simulated"] |= {
+            load: {key: _mean_over_runs(over_groups(placement, runs, key)) for key in ("evictions", "e2e_s")}
+            for load, runs in loads.items()
+            if runs
+        }
+    document["groups"] = [
+        {
+            **brief,
+            **_group(group),
+            "simulated": {load: _runs(runs[at]) for load, runs in loads.items()} or None,
+        }
+        for at, (brief, group) in enumerate(zip(document["groups"], placement.groups, strict=True))
+    ]
+    return document
+
+
+def _group(group: "Group") -> Document:
     p = group.pool
     return {
-        "classes": [names[i] for i in group.classes],
-        "replicas": group.replicas,
         **_fields(p, "gcd", "spectral_radius", "stable", "certified"),
         "worst_cycle": {
             "kind": p.kind,
@@ -352,24 +391,19 @@ def _group(names: Sequence[str], group: "Group", loads: "Loads | None") -> Docum
         "offered_rps": p.offered_rps,
         "sustainable_rps": p.sustainable_rps * group.replicas,
         "headroom": group.headroom,
-        "simulated": _loads(loads),
     }
 
 
-def _loads(loads: "Loads | None") -> Document | None:
-    return None if loads is None else {load: _runs(runs) for load, runs in loads._asdict().items()}
-
-
 def _runs(runs: "Runs") -> Document:
+    figures = {key: _mean_over_runs(getattr(runs, key)) for key in ("throughput_rps", "evictions", "e2e_s")}
+    return {"requests": runs.requests, **figures}
+
+
+def _mean_over_runs(values: Sequence[float]) -> Document:
     from kvplan.simulation.intervals import over_runs
 
-    document: Document = {"requests": runs.requests}
-    for key in _POOL_FIGURES:
-        values = [float(value) for value in getattr(runs, key)]
-        interval = over_runs(values)
-        mean = math.fsum(values) / len(values)
-        document[key] = {"mean": mean, "ci95": None if interval is None else list(interval)}
-    return document
+    interval = over_runs(values)
+    return {"mean": math.fsum(values) / len(values), "ci95": None if interval is None else list(interval)}
 
 
 # ----------------------------------------------------------------------------------------------- reproduce

@@ -1,11 +1,13 @@
 """Placements of classes on replicas for people and programs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kvplan.analysis.mixing import CYCLE_ITERATIONS, Group, Mixing, Placement, Search
+from kvplan.analysis.mixing import MAX_NEAR, Mixing, Search
+from kvplan.analysis.placement import Group, Placement
+from kvplan.analysis.pool import CYCLE_ITERATIONS
 from kvplan.analysis.worst_cycle import CycleKind
-from kvplan.decide.mixing import Comparison, Simulated
+from kvplan.decide.mixing import Comparison, Contender, Simulated, over_groups
 from kvplan.layout.elements import (
     MAX_ROWS,
     Block,
@@ -19,7 +21,6 @@ from kvplan.layout.elements import (
     table,
     words,
 )
-from kvplan.simulation.experiments.pools import Loads, Runs
 from kvplan.simulation.intervals import over_runs
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
@@ -27,19 +28,20 @@ _SHOWN_CHANGES = 6
 _NO_WIDTH = 1e-9  # of an interval, over the mean: rounding
 NAMES = ("segregated", "mixed", "best")
 _Written = Callable[[float], str]
+_Values = Callable[[Placement, Simulated], Sequence[float] | None]
 
 
 def build(found: Comparison, name: str) -> Section:
     """For people: what to do, the three placements side by side, their groups, what a token more or less does."""
     blocks: list[Block] = [Paragraph(_advice(found)), _side_by_side(found)]
-    for at, (label, placement) in enumerate(zip(NAMES, found.placements, strict=True)):
-        same = [n for n, p in zip(NAMES[:at], found.placements, strict=False) if p.groups == placement.groups]
+    placements = [one.placement for one in found.shown]
+    for at, (label, one) in enumerate(zip(NAMES, found.shown, strict=True)):
+        same = [n for n, p in zip(NAMES[:at], placements, strict=False) if p.groups == one.placement.groups]
         title = f"{label.capitalize()}: {_definition(found, label)}"
         if same:
             blocks.append(Paragraph(f"{title} Here the same as {same[0]}."))
             continue
-        simulated = found.simulated[at] if found.simulated else None
-        blocks += [Paragraph(title), _groups(found, placement, simulated)]
+        blocks += [Paragraph(title), _groups(found, one)]
     if found.changes:
         blocks.append(
             Paragraph(
@@ -53,16 +55,22 @@ def build(found: Comparison, name: str) -> Section:
 
 
 def _advice(found: Comparison) -> str:
-    best, apart = found.mixing.best, found.mixing.segregated
-    groups = "; ".join(f"{_classes(found, g)} on {replicas(g.replicas)}" for g in best.groups)
-    losses = (format_percent(placement.score.expected_loss) for placement in (best, apart))
-    loss = "expected loss {}, segregated {}".format(*losses)
+    best, score = found.best.placement, found.best.placement.score
+    groups = _written(found, best)
+    worst = (format_number(_worst_rps(found, one.placement)) for one in (found.best, found.segregated))
+    served = "{} requests/s served in the worst state, segregated {}".format(*worst)
     beyond = ""
-    if best.score.unserved > 0:
-        beyond = (
-            f" {format_percent(best.score.unserved)} of the requests are more than these replicas can serve."
-        )
-    return f"Best: {groups} ({loss}).{beyond}"
+    if score.unserved > 0:
+        beyond = f" {format_percent(score.unserved)} of the requests are more than these replicas can serve."
+    return f"Best: {groups} ({served}).{beyond}"
+
+
+def _worst_rps(found: Comparison, placement: Placement) -> float:
+    return placement.score.worst_served * found.offered_rps
+
+
+def _written(found: Comparison, placement: Placement) -> str:
+    return "; ".join(f"{_classes(found, g)} on {replicas(g.replicas)}" for g in placement.groups)
 
 
 def _classes(found: Comparison, group: Group) -> str:
@@ -98,73 +106,89 @@ def _search(mixing: Mixing) -> str:
 
 def _side_by_side(found: Comparison) -> Table:
     """A column for each placement that differs from those before it."""
-    placements = found.placements
+    placements = [one.placement for one in found.shown]
     first = [next(i for i, p in enumerate(placements) if p.groups == one.groups) for one in placements]
-    shown = sorted(set(first))
-    names = [" = ".join(NAMES[i] for i, at in enumerate(first) if at == one).capitalize() for one in shown]
-    columns = (Column("Figure"), *(number(name) for name in names), Column("Basis"))
-    scores = [placements[i].score for i in shown]
-    iterated = any(g.pool.kind is CycleKind.SIMULATED for i in shown for g in placements[i].groups)
-    loss_basis = "simulated" if iterated else "computed"
-    rows = [
-        ("Groups", *(str(len(placements[i].groups)) for i in shown), "assumption"),
-        ("Demand beyond capacity", *(format_percent(s.unserved) for s in scores), "computed"),
-        ("Expected loss", *(format_percent(s.expected_loss) for s in scores), loss_basis),
-        ("Spectral radius, worst", *(format_number(s.spectral_radius, 6) for s in scores), "computed"),
-        ("Headroom, tightest", *(format_percent(s.headroom, signed=True) for s in scores), "computed"),
+    shown = [found.shown[i] for i in sorted(set(first))]
+    names = [
+        " = ".join(NAMES[i] for i, at in enumerate(first) if at == one).capitalize()
+        for one in sorted(set(first))
     ]
-    if found.simulated:
-        wholes = [found.simulated[i].whole for i in shown]
-        for load in Loads._fields:
-            for label, key, written in _FIGURES:
-                cells = (_mean_and_width(_runs(whole, load), key, written) for whole in wholes)
-                rows.append((f"{label}, {_LOADS[load]}", *cells, "simulated"))
+    columns = (Column("Figure"), *(number(name) for name in names), Column("Basis"))
+    iterated = any(g.pool.kind is CycleKind.SIMULATED for one in shown for g in one.placement.groups)
+    basis = "fluid map" if iterated else "computed"
+
+    def signed(value: float) -> str:
+        return format_percent(value, signed=True)
+
+    def formula(label: str, basis: str, cell: Callable[[Placement], str]) -> tuple[str, ...]:
+        return label, *(cell(one.placement) for one in shown), basis
+
+    def simulation(label: str, written: _Written, values: _Values) -> tuple[str, ...]:
+        drawn = [None if one.simulated is None else values(one.placement, one.simulated) for one in shown]
+        return label, *(ABSENT if v is None else _mean_and_width(v, written) for v in drawn), "simulated"
+
+    def of_groups(load: str, figure: str) -> _Values:
+        def values(placement: Placement, simulated: Simulated) -> Sequence[float] | None:
+            runs = getattr(simulated, load)
+            return None if runs is None else over_groups(placement, runs, figure)
+
+        return values
+
+    rows = [
+        formula("Groups", "assumption", lambda p: str(len(p.groups))),
+        formula("Demand beyond capacity", "computed", lambda p: format_percent(p.score.unserved)),
+        formula("Requests/s, worst state", basis, lambda p: format_number(_worst_rps(found, p))),
+    ]
+    if found.seeds:
+        offered = found.offered_rps
+        rows.append(
+            simulation("Requests/s, saturated", format_number, lambda _, s: [offered * x for x in s.served])
+        )
+    rows += [
+        formula("Headroom, tightest", "computed", lambda p: signed(p.score.headroom)),
+        formula("Headroom, worst state", basis, lambda p: signed(p.worst_headroom)),
+    ]
+    if found.seeds:
+        rows += [
+            simulation("Headroom, saturated", signed, lambda _, s: s.headroom),
+            simulation("Evictions/request, saturated", format_number, of_groups("saturated", "evictions")),
+            simulation("Evictions/request, offered", format_number, of_groups("offered", "evictions")),
+            simulation("Mean E2E, offered rate", format_seconds, of_groups("offered", "e2e_s")),
+        ]
     return table(columns, rows)
 
 
-_LOADS = {"saturated": "saturated", "offered": "offered rate"}
-_FIGURES: tuple[tuple[str, str, _Written], ...] = (
-    ("Evictions", "evictions", format_number),
-    ("Requests/s", "throughput_rps", format_number),
-    ("Mean E2E", "e2e_s", format_seconds),
-)
-
-
-def _runs(loads: Loads | None, load: str) -> Runs | None:
-    return None if loads is None else getattr(loads, load)
-
-
-def _mean_and_width(runs: Runs | None, key: str, written: _Written) -> str:
-    if runs is None:
-        return ABSENT
-    values = [float(value) for value in getattr(runs, key)]
+def _mean_and_width(values: Sequence[float], written: _Written) -> str:
     mean, interval = math.fsum(values) / len(values), over_runs(values)
     width = 0.0 if interval is None else interval[1] - mean
-    return written(mean) if width <= _NO_WIDTH * mean else f"{written(mean)} ± {written(width)}"
+    return (
+        written(mean) if width <= _NO_WIDTH * abs(mean) else f"{written(mean)} ± {written(width).lstrip('+')}"
+    )
 
 
-def _groups(found: Comparison, placement: Placement, simulated: Simulated | None) -> Table:
+def _groups(found: Comparison, one: Contender) -> Table:
     columns = [
         words("Classes"),
         *map(number, ("Replicas", "gcd", "Radius")),
         Column("Stable"),
-        number("Loss"),
+        *map(number, ("Offered/s", "Sustainable/s", "Worst/s")),
     ]
-    if simulated is not None:
-        columns += [number(label) for label, _, _ in _FIGURES]
+    if one.simulated is not None:
+        columns.append(number("Saturated/s"))
     rows = []
-    for at, g in enumerate(placement.groups):
+    for at, g in enumerate(one.placement.groups):
         row = [
             _classes(found, g),
             f"{g.replicas:,}",
             f"{g.pool.gcd:,}",
             format_number(g.pool.spectral_radius, 6),
             _stable(g),
-            format_percent(g.pool.loss),
+            format_number(g.pool.offered_rps),
+            format_number(g.replicas * g.pool.sustainable_rps),
+            format_number(g.replicas * g.pool.worst_rps),
         ]
-        if simulated is not None:
-            runs = _runs(simulated.groups[at], "saturated")
-            row += [_mean_and_width(runs, key, written) for _, key, written in _FIGURES]
+        if one.simulated is not None:
+            row.append(_mean_and_width(one.simulated.saturated[at].throughput_rps, format_number))
         rows.append(tuple(row))
     return table(columns, rows, MAX_ROWS, "{} more groups; all are in the JSON")
 
@@ -176,7 +200,7 @@ def _stable(group: Group) -> str:
 
 
 def _changes(found: Comparison) -> Table:
-    numbers = ("Limit", "gcd", "Radius", "Group's loss", "Expected loss", "Asked for", "Served at worst")
+    numbers = ("Limit", "gcd", "Radius", "Loss at worst", "Asked for", "Served at worst")
     rows = (
         (
             found.names[c.class_index],
@@ -184,7 +208,6 @@ def _changes(found: Comparison) -> Table:
             f"{c.pool.gcd:,}",
             format_number(c.pool.spectral_radius, 6),
             format_percent(c.pool.loss),
-            format_percent(c.expected_loss),
             f"{'+' if c.offered_tokens_per_s > 0 else ''}{format_number(c.offered_tokens_per_s)}",
             format_percent(c.collapsed_tokens, signed=True),
         )
@@ -195,20 +218,20 @@ def _changes(found: Comparison) -> Table:
 
 
 def notes(found: Comparison) -> tuple[str, ...]:
-    """What was assumed."""
+    """What was assumed, and what decided."""
     said = [
         "The profile's rates are those of all replicas together; a group's replicas share its traffic evenly, and no "
         "class is split between groups (assumption). Prefix caches that routing by class would help are not modelled.",
-        "Expected loss: the share of completions lost in each group's worst cycle, weighted by its requests; 0 where "
-        "it is proved stable. It is lost only while greedy admission is collapsed.",
+        "Better is less demand beyond capacity, then more of the demand served in the worst state, then more headroom. "
+        "Worst state: every group is in its worst cycle, by the clock; greedy admission need not be there.",
     ]
-    pools = [g.pool for p in found.placements for g in p.groups]
+    pools = [g.pool for one in found.shown for g in one.placement.groups]
     if any(p.kind is CycleKind.SIMULATED for p in pools):
         ended = "" if all(p.settled is not False for p in pools) else ", not always settled"
         said.append(
             f"Worst cycles without a closed form: the fluid map iterated, {CYCLE_ITERATIONS:,} times at most{ended}."
         )
-    if any(g.headroom < 0 for p in found.placements for g in p.groups):
+    if any(g.headroom < 0 for one in found.shown for g in one.placement.groups):
         said.append(
             "A group of negative headroom is overloaded: its latency grows with the length of the run."
         )
@@ -216,12 +239,38 @@ def notes(found: Comparison) -> tuple[str, ...]:
         said.append(
             "The schedule of the profile is left out: all of this is for the rates of the classes as they stand."
         )
-    if found.simulated:
+    said += _decision(found)
+    if found.seeds:
         said.append(
-            f"Simulated: policy {found.policy}, {found.requests:,} requests over all replicas, "
-            f"{len(found.seeds)} seeds, 95% intervals; a replica of each group stands for all of them. Saturated: all "
-            "requests are there at the beginning; a placement is done when its last group is."
+            f"Simulated: policy {found.policy}, {len(found.seeds)} seeds, 95% intervals; the same arrivals for every "
+            "placement, a replica of each group stands for all of them. Saturated: all requests are there at the "
+            "beginning; a group serves no more than it is offered."
         )
-        if any(loads is None for one in found.simulated for loads in one.groups):
+        if any(one.simulated is None for one in found.shown):
             said.append("No figures where a run could not be ended, because a request never fits.")
     return tuple(said)
+
+
+def _decision(found: Comparison) -> list[str]:
+    """What the formulas leave open, and what simulation made of it."""
+    near, first = found.mixing.near_count, found.mixing.best
+    said = []
+    if near > 1:
+        count = f"{near:,} placements are within 1% of the best by the formulas"
+        tried = f"; the first {MAX_NEAR} were simulated" if found.seeds and near > MAX_NEAR else ""
+        said.append(f"{count}{tried}{'' if found.seeds else ': only a simulation could tell them apart'}.")
+    if first.groups != found.best.placement.groups:
+        rps = format_number(_worst_rps(found, first))
+        said.append(
+            f"By the formulas alone the best is {_written(found, first)}: {rps} requests/s in the worst state, "
+            f"headroom {format_percent(first.score.headroom, signed=True)}. In simulation it serves less, or has less "
+            "to spare."
+        )
+    best = found.best.simulated
+    for name, one in zip(NAMES, found.shown, strict=True):
+        if best is not None and one.simulated is not None and one.simulated.key < best.key:
+            said.append(
+                f"{name.capitalize()} serves more in simulation, or has more to spare, and is not chosen for the "
+                f"{format_percent(one.placement.score.unserved)} of the requests that no policy could serve there."
+            )
+    return said

@@ -204,13 +204,16 @@ def cache_folder(policy: FormBatch) -> str | None:
 
 
 def _is_worth_it(policy: FormBatch, seconds: float) -> bool:
-    """Whether to go on compiled after so many seconds of plain Python."""
+    """Whether to go on compiled after so many seconds of plain Python; at once where an earlier run has loaded it."""
+    if policy in _loaded:
+        return True
     if seconds <= _PLAIN_SECONDS:
         return False
     return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy)
 
 
 _registered: set[object] = set()
+_loaded: set[FormBatch] = set()  # what this process has run compiled
 
 
 def _register(register_jitable: Callable[[Any], object]) -> None:
@@ -262,6 +265,8 @@ def run(
             announce = None
         step, slice_ = (compiled(policy), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
         code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
+        if fast:
+            _loaded.add(policy)
         if code != GOES_ON:
             return _outcome(state, _ENDINGS[code])
         if watch is not None and not watch(int(state.counter[COMPLETED])):

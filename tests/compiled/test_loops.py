@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 from small_runs import PAIRS, bytes_of, cases
 from tiers import at_night
 
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation import engine
+from kvplan.simulation.experiments.load import crowd
+from kvplan.simulation.experiments.runner import Job, scenarios
 from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Settings
 
 SOON = (
     "greedy",
@@ -30,3 +34,12 @@ def test_compiled_and_plain_runs_leave_the_same_bytes(name: str, data: st.DataOb
     assert bytes_of(case.kernel(policy, name, compile=True)) == bytes_of(case.kernel(policy, name))
     loop: Any = engine.compiled(policy.form_batch)
     assert len(loop.signatures) == 1, "compiled anew for arrays of other types"
+
+
+def test_a_loop_that_is_loaded_is_used_from_the_first_iteration_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ServingModel((RequestClass("a", 7, (2,), (1.0,), 0.1),), Timing(1.0), Replica(9))
+    [scenario] = scenarios(model, Plan(), crowd(3), [0])
+    job = Job(Settings("greedy", {}), scenario)
+    loaded = job.run(lambda done: True, None, compile=True)
+    monkeypatch.setattr(engine, "bound", None)  # the plain loop
+    assert bytes_of(job.run(lambda done: True, None)) == bytes_of(loaded)

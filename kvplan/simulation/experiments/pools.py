@@ -1,9 +1,9 @@
-"""Groups of equal replicas on a fixed workload: what a placement of classes does in simulation.
+"""Groups of equal replicas on parts of the same traffic: what a placement of classes does in simulation.
 
-The workload is so many requests of the whole traffic; a group gets its share of them, and each of its replicas an
-equal part. Replicas of a group are alike, so one of them is simulated, over several seeds, at two loads:
-*saturated*, where all its requests are there at the beginning, in an order drawn anew for each seed, and *offered*,
-Poisson arrivals at its part of the rates. The same amount of work, however it is spread, is what SIC 6.2 compares.
+Replicas of a group are alike, so one of them is simulated, over several seeds, at two loads: *saturated*, where all
+its requests are there at the beginning, and *offered*, Poisson arrivals at its part of the rates. Every class draws
+from generators of its own: with one seed its k-th request is as long, and as early for its rate, in whatever group it
+is and however many replicas that has, so that placements are compared on the same arrivals.
 """
 
 import math
@@ -12,49 +12,54 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.load import Load, crowd
-from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
+from kvplan.analysis.pool import subset
+from kvplan.model import FloatArray, IntArray, Plan, ServingModel
+from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
 from kvplan.simulation.outcome import Ending, Outcome
-from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests, lengths
+
+_WARM_UP = 0.2  # of the completions
 
 
 class Pooled(NamedTuple):
-    """Equal replicas that serve a part of the traffic."""
+    """Equal replicas that serve some classes of the traffic."""
 
-    model: ServingModel  # one of them and the traffic it sees
+    classes: tuple[int, ...]  # by their place in the profile
     replicas: int
-    requests: int  # of the workload, for one replica; at least 1
+    requests: int  # for one replica; at least 1
 
 
 class Runs(NamedTuple):
-    """One load: figures of all replicas of a group, or of a placement, one a seed."""
+    """Figures of all replicas of a group, one a seed."""
 
-    requests: int  # in all
-    throughput_rps: tuple[float, ...]  # until the last request is done
+    requests: int  # in all, of one seed
+    throughput_rps: tuple[
+        float, ...
+    ]  # of the traffic's mix, after a warm-up, as long as requests wait or arrive
     e2e_s: tuple[float, ...]  # mean from arrival to the last token
-    evictions: tuple[int, ...]
-
-
-class Loads(NamedTuple):
-    """The two loads."""
-
-    saturated: Runs
-    offered: Runs
+    evictions: tuple[float, ...]  # per request
 
 
 def measure(
+    model: ServingModel,
     groups: Sequence[Pooled],
     plan: Plan,
     *,
+    saturated: bool,
     seeds: Sequence[int],
     policy: str = "greedy",
     progress: Progress | None = None,
     announce: Announce | None = None,
-) -> list[Loads | None]:
-    """Run one replica of every group on both loads and all seeds, on all cores.
+) -> list[Runs | None]:
+    """Run one replica of every group on all seeds, on all cores.
 
     None stands for a group in which a run could not be ended, because a request never fits.
+
+    Parameters
+    ----------
+    model
+        Traffic of all groups together.
 
     Raises
     ------
@@ -65,61 +70,95 @@ def measure(
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> model = ServingModel((RequestClass("a", 7, (2,), (1.0,), 0.1),), Timing(1.0), Replica(9))
-    >>> [found] = measure([Pooled(model, replicas=2, requests=10)], Plan(), seeds=[0, 1])
-    >>> found.saturated.requests, found.saturated.throughput_rps, found.saturated.evictions
-    (20, (1.0, 1.0), (0, 0))
+    >>> [found] = measure(model, [Pooled((0,), 2, requests=10)], Plan(), saturated=True, seeds=[0, 1])
+    >>> found.requests, found.throughput_rps, found.evictions
+    (20, (1.0, 1.0), (0.0, 0.0))
     """
-    settings = Settings(policy, {})
-    rows = run_to_the_end(
-        [
-            [Job(settings, one) for one in scenarios(group.model, plan, load, seeds)]
-            for group in groups
-            for load in (crowd(group.requests), Load(requests=group.requests))
-        ],
-        progress,
-        announce,
-    )
     return [
-        _loads(group, saturated, offered)
-        for group, saturated, offered in zip(groups, rows[::2], rows[1::2], strict=True)
+        _measured(model, group, plan, saturated, seeds, policy, part(progress, i, len(groups)), announce)
+        for i, group in enumerate(groups)
     ]
 
 
-def _loads(group: Pooled, saturated: Sequence[Outcome], offered: Sequence[Outcome]) -> Loads | None:
-    if any(run.ending is not Ending.FINISHED for run in (*saturated, *offered)):
+def part(progress: Progress | None, index: int, count: int) -> Progress | None:
+    """Progress of one of several steps."""
+    return None if progress is None else lambda done: progress((index + done) / count)
+
+
+def _measured(
+    model: ServingModel,
+    group: Pooled,
+    plan: Plan,
+    saturated: bool,
+    seeds: Sequence[int],
+    policy: str,
+    progress: Progress | None,
+    announce: Announce | None,
+) -> Runs | None:
+    seen, names = (
+        subset(model, group.classes, group.replicas),
+        tuple(model.classes[i].name for i in group.classes),
+    )
+    drawn = [arrivals(seen, group, seed, saturated=saturated) for seed in seeds]
+    jobs = [Job(Settings(policy, {}), Scenario(seen, plan, requests, names)) for requests in drawn]
+    [runs] = run_to_the_end([jobs], progress, announce)
+    if any(run.ending is not Ending.FINISHED for run in runs):
         return None
-    return Loads(_runs(group, saturated), _runs(group, offered))
-
-
-def _runs(group: Pooled, runs: Sequence[Outcome]) -> Runs:
-    requests = group.replicas * group.requests
+    mean = seen.mix.mean(_footprint(seen.mix.input_tokens, seen.mix.decode_tokens))
+    rates = (
+        served_rps(run, _footprint(requests.input_tokens, requests.decode_tokens) / mean)
+        for run, requests in zip(runs, drawn, strict=True)
+    )
     return Runs(
-        requests=requests,
-        throughput_rps=tuple(requests / run.end_s for run in runs),
+        requests=group.replicas * group.requests,
+        throughput_rps=tuple(group.replicas * rate for rate in rates),
         e2e_s=tuple(float(np.mean(run.finish_s - run.arrival_s)) for run in runs),
-        evictions=tuple(group.replicas * int(run.evictions.sum()) for run in runs),
+        evictions=tuple(float(run.evictions.mean()) for run in runs),
     )
 
 
-def together(parts: Sequence[Runs]) -> Runs:
-    """The groups of a placement as one: done when the last group is done, seed by seed.
+def _footprint(input_tokens: IntArray, decode_tokens: IntArray) -> FloatArray:
+    """KV token-iterations, about."""
+    return decode_tokens * (input_tokens + (decode_tokens + 1) / 2)
 
-    Examples
-    --------
-    >>> one, other = Runs(10, (5.0,), (1.0,), (3,)), Runs(30, (10.0,), (2.0,), (0,))
-    >>> together([one, other])  # 40 requests in 3 seconds
-    Runs(requests=40, throughput_rps=(13.333333333333334,), e2e_s=(1.75,), evictions=(3,))
+
+def arrivals(part: ServingModel, group: Pooled, seed: int, *, saturated: bool) -> Requests:
+    """The requests of one replica of a group, which sees that part of the traffic."""
+    arrival, decode, kind = [], [], []
+    for at, (key, rate) in enumerate(zip(group.classes, part.class_rates_rps, strict=True)):
+        expected = group.requests * rate / part.total_rate_rps
+        count = min(group.requests, math.ceil(expected + 6 * math.sqrt(expected) + 6))
+        mine = np.full(count, at)
+        when, how_long = (np.random.default_rng([seed, key, stream]) for stream in range(2))
+        arrival.append(np.cumsum(when.standard_exponential(count)) / rate)
+        decode.append(lengths(part, mine, how_long))
+        kind.append(mine)
+    times = np.concatenate(arrival)
+    order = np.argsort(times, kind="stable")[: group.requests]
+    kinds = np.concatenate(kind)[order]
+    inputs = np.array([c.input_tokens for c in part.classes])[kinds]
+    first = np.zeros(order.size) if saturated else times[order]
+    return Requests(first, inputs, np.concatenate(decode)[order], kinds)
+
+
+def served_rps(run: Outcome, size: FloatArray) -> float:
+    """Completions over time from one of them, after a warm-up, to the last before the queue was empty for good.
+
+    All of the run where that leaves nothing: from the beginning to the end.
+
+    Parameters
+    ----------
+    size : ndarray, shape (n_requests,)
+        Of a request; the mean of the traffic is 1. A request counts as so many: what happens to be done between two
+        instants is seldom of the traffic's composition, and memory serves sizes.
     """
-    total = sum(part.requests for part in parts)
-    seeds = range(len(parts[0].throughput_rps))
-    return Runs(
-        requests=total,
-        throughput_rps=tuple(
-            total / max(part.requests / part.throughput_rps[i] for part in parts) for i in seeds
-        ),
-        e2e_s=tuple(math.fsum(part.requests * part.e2e_s[i] for part in parts) / total for i in seeds),
-        evictions=tuple(sum(part.evictions[i] for part in parts) for i in seeds),
-    )
+    order = np.argsort(run.finish_s, kind="stable")
+    done, total = run.finish_s[order], np.cumsum(size[order])
+    first = int(np.searchsorted(done, done[int(_WARM_UP * done.size)], side="right")) - 1
+    stop = int(np.searchsorted(done, run.first_token_s.max(), side="right")) - 1
+    if stop <= first:
+        return float(total[-1]) / run.end_s
+    return float((total[stop] - total[first]) / (done[stop] - done[first]))
 
 
 def spread(total: int, share: float, replicas: int) -> int:
