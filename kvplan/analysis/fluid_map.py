@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, IntArray, Weights, survival
+from kvplan.model import FloatArray, IntArray, Weights, sum_by, survival
 
 _COMPILE_ABOVE = 150_000  # iterations times rows; compiling pays off beyond about a second of plain Python
 _LAYERS = 16  # an iteration on average that there is room for
@@ -86,7 +86,7 @@ def fluid_map(
     kinds = np.stack([weights.first, weights.stages.astype(np.float64), prompt])
     (first, stages, prompts), row = np.unique(kinds, axis=1, return_inverse=True)
     merged = Weights(first, stages.astype(np.int64), weights.block_tokens)
-    return FluidMap(float(capacity), float(seats), merged, np.bincount(row.ravel(), share), prompts)
+    return FluidMap(float(capacity), float(seats), merged, sum_by(row.ravel(), share), prompts)
 
 
 class Run(NamedTuple):

@@ -15,8 +15,6 @@ from kvplan.analysis.stability import exact_survival_weights, rounding_error, sp
 from kvplan.analysis.worst_cycle import CycleKind, cycle_throughput_rps, mixed_cycle
 from kvplan.model import ServingModel
 
-CYCLE_ITERATIONS = 20_000
-
 
 class Pool(NamedTuple):
     """A set of classes on one replica that serves nothing else.
@@ -90,7 +88,6 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
     kind, cycle, attractor = mixed_cycle(
         model,
         stable=found.stable and found.certified,
-        max_iterations=CYCLE_ITERATIONS,
         compile_above=0 if compiled else None,
     )
     sustainable = sustainable_rate(model)[1]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 from kvplan.analysis.mixing import MAX_NEAR, Mixing, Search
 from kvplan.analysis.placement import Group, Placement
-from kvplan.analysis.pool import CYCLE_ITERATIONS
 from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.decide.mixing import Comparison, Contender, Simulated, over_groups
 from kvplan.layout.elements import (
@@ -228,9 +227,7 @@ def notes(found: Comparison) -> tuple[str, ...]:
     pools = [g.pool for one in found.shown for g in one.placement.groups]
     if any(p.kind is CycleKind.SIMULATED for p in pools):
         ended = "" if all(p.settled is not False for p in pools) else ", not always settled"
-        said.append(
-            f"Worst cycles without a closed form: the fluid map iterated, {CYCLE_ITERATIONS:,} times at most{ended}."
-        )
+        said.append(f"Worst cycles without a closed form: the fluid map iterated{ended}.")
     if any(g.headroom < 0 for one in found.shown for g in one.placement.groups):
         said.append(
             "A group of negative headroom is overloaded: its latency grows with the length of the run."

@@ -18,7 +18,6 @@ Everything downstream uses only those, so `inline` (s, d) and `disaggregated` (s
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -144,5 +143,6 @@ class Weights:
         return weights
 
 
-def _rounded_up(tokens: Any, block_tokens: Any) -> Any:
-    return np.ceil(tokens / block_tokens) * block_tokens
+def _rounded_up(tokens: FloatArray, block_tokens: float | FloatArray) -> FloatArray:
+    rounded: FloatArray = np.ceil(tokens / block_tokens) * block_tokens
+    return rounded
