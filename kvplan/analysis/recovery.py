@@ -192,11 +192,11 @@ def _moments(first: bytes, stages: bytes, share: bytes, block_tokens: int, memor
     held = Weights(np.frombuffer(first), n, block_tokens)
     smooth = Weights(held.first + (block_tokens - 1) / 2, n)  # pages by their mean
     n_star, mean_start = memory / float(p @ held.footprint), float(p @ held.at_start)
-    in_flight = n_star * float(p @ n)
     gap = float(p @ held.at_start**2) / (2 * mean_start)
     leaving = n_star * float(p @ smooth.at_end), math.sqrt(n_star * float(p @ smooth.at_end**2))
-    grown = _expected_excess(in_flight - leaving[0], leaving[1])
-    evictions = min(grown, n_star * (float(p @ n) - 1)) / mean_start
+    # a token a stage; more where prompts end with a page, so that they take another at once
+    growth = n_star * max(float(p @ n) - 1, float(p @ (held.at_end - held.at_start)))
+    evictions = min(_expected_excess(growth + n_star - leaving[0], leaving[1]), growth) / mean_start
     if n_star >= 2:
         evictions += _negative_admissions(
             held, p, n_star, float(p @ held.at_start**3) / (3 * mean_start) - gap**2

@@ -11,7 +11,7 @@ import pytest
 import slow_simulator
 
 from kvplan.analysis.mixing import compare, place
-from kvplan.analysis.pool import CYCLE_ITERATIONS, pool, subset
+from kvplan.analysis.pool import pool, subset
 from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.cli.app import main
 from kvplan.decide import mixing as deciding
@@ -415,7 +415,7 @@ def test_notes_tell_of_runs_that_could_not_be_ended_and_of_cycles_that_did_not_s
     restless = group._replace(pool=group.pool._replace(kind=CycleKind.SIMULATED, settled=False))
     best = found.best._replace(placement=found.best.placement._replace(groups=(restless,)))
     said = notes(found._replace(best=best))
-    assert any(f"{CYCLE_ITERATIONS:,} times at most, not always settled" in note for note in said)
+    assert any("not always settled" in note for note in said)
 
 
 def test_the_table_of_the_documentation_is_what_the_command_finds(run: Run) -> None:
