@@ -24,7 +24,6 @@ from kvplan.simulation.intervals import over_runs
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _SHOWN_CHANGES = 6
-_NO_WIDTH = 1e-9  # of an interval, over the mean: rounding
 NAMES = ("segregated", "mixed", "best")
 _Written = Callable[[float], str]
 
@@ -139,8 +138,7 @@ def _mean_and_width(runs: Runs | None, key: str, written: _Written) -> str:
         return ABSENT
     values = [float(value) for value in getattr(runs, key)]
     mean, interval = math.fsum(values) / len(values), over_runs(values)
-    width = 0.0 if interval is None else interval[1] - mean
-    return written(mean) if width <= _NO_WIDTH * mean else f"{written(mean)} ± {written(width)}"
+    return written(mean) if interval is None else f"{written(mean)} ± {written(interval[1] - mean)}"
 
 
 def _groups(found: Comparison, placement: Placement, simulated: Simulated | None) -> Table:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.load import Load, crowd
+from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies.protocol import Settings
@@ -74,7 +74,7 @@ def measure(
         [
             [Job(settings, one) for one in scenarios(group.model, plan, load, seeds)]
             for group in groups
-            for load in (crowd(group.requests), Load(requests=group.requests))
+            for load in (Load(Arrivals.SATURATED, group.requests), Load(requests=group.requests))
         ],
         progress,
         announce,

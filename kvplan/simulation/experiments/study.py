@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_rows, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies.limits import LIMITS
 from kvplan.simulation.policies.protocol import Settings
 
 
@@ -25,6 +26,8 @@ class Study(NamedTuple):
     missing: tuple[str, ...]  # policies that had not begun when the study was interrupted
     interrupted: bool
     scheduled: bool | None = None  # whether arrivals follow the profile's schedule; None where it has none
+    limits: Mapping[str, int] = {}  # of `[gpu]`, by name
+    by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
 
     @property
     def cut_short(self) -> tuple[str, ...]:
@@ -52,13 +55,14 @@ def study(
     policies
         From `kvplan.simulation.experiments.options.chosen`.
     seeds
-        A trace has chance in nothing and is run once.
+        A load without chance in it is run once, with the first of them.
     compile
         Run compiled loops from the beginning, or never; see `kvplan.simulation.engine.run`.
     threads
         How many runs go on at once; as many as there are cores if None.
     """
-    seeds = tuple(seeds[:1] if load.trace is not None else seeds)
+    seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
+    by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
     drawn = scenarios(model, plan, load, seeds)
     if drawn[0].requests.arrival_s.size == 0:
         raise UsageError("no request arrives before the horizon; a longer one is wanted")
@@ -87,7 +91,8 @@ def study(
                 [(drawn[i].requests, found) for i, found in zip(kept, mine, strict=True)],
                 drawn[0].names,
                 horizon_s=load.horizon_s,
-                saturated=load.trace is None and load.kind is Arrivals.SATURATED,
+                saturated=load.is_saturated,
+                by_chance=by_chance,
             )
             for name, mine in shown.items()
         ),
@@ -95,6 +100,8 @@ def study(
         missing=tuple(name for name in policies if name not in shown),
         interrupted=interrupted,
         scheduled=None if model.schedule is None else load.follows_rates,
+        limits={name: limit for name in LIMITS if (limit := getattr(model.replica, name)) is not None},
+        by_chance=by_chance,
     )
 
 
