@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
 from kvplan.analysis.fluid_map import (
     Attractor,
@@ -179,19 +180,6 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
     """
     root = largest_root(weight[g - 1 :: g], relative_error=relative_error)
     return root.certified and root.modulus < 1 - 1e-9
-
-
-def eviction_free_limit(model: ServingModel) -> int:
-    """The most of the longest requests that fit in memory together (new, theory §2)."""
-    block = model.replica.block_tokens
-    longest = max(c.max_tokens for c in model.classes)
-    return model.replica.memory_tokens // block // -(-longest // block)
-
-
-def eviction_is_impossible(model: ServingModel) -> bool:
-    """Whether as many of the longest requests as the engine runs at once fit in memory (new, theory §2)."""
-    limit = model.replica.max_num_seqs
-    return limit is not None and limit <= eviction_free_limit(model)
 
 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:

@@ -173,7 +173,9 @@ def _sureness(found: Study) -> tuple[str, ...]:
         return ()
     if not found.by_chance:
         why = "they take turns" if found.load.kind is Arrivals.INTERLEAVED else "all are alike"
-        return (f"No chance in these requests, {why}: every seed gives this run, and no figure has an interval.",)
+        return (
+            f"No chance in these requests, {why}: every seed gives this run, and no figure has an interval.",
+        )
     one_path = (
         "Intervals are from one path, by batch means: they take it for stationary, and say how far its mean can be off "
         "that of a longer one."

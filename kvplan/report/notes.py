@@ -5,11 +5,12 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import RateCap
+from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import Load, saturation
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.model.weights import page_padding
@@ -39,7 +40,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         CycleKind.PULSE: Source("new: pulse cycle, its local stability proved", Basis.COMPUTED),
         CycleKind.SIMULATED: Source("fluid map iterated (SIC 2.2, saturated)", Basis.SIMULATED),
         CycleKind.NONE: (
-            Source("no eviction possible: a single stage, or max_num_seqs requests always fit", Basis.THEOREM)
+            Source("greedy admission never evicts: a single stage, or max_num_seqs always fit", Basis.THEOREM)
             if model.mix.stages.max() == 1 or eviction_is_impossible(model)
             else Source(
                 "SIC eq. 10 (locally stable); that nothing else attracts is observed", Basis.ASSUMPTION

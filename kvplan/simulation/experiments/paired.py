@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
@@ -143,7 +144,7 @@ def _never_binds(name: str, value: float, plain: Sequence[Outcome], model: Servi
     if name == "watermark":
         # Held at an admission is at most the peak; the sequence to be admitted is at most as long as any in the end.
         replica = model.replica
-        blocks = max(replica.memory_tokens // replica.block_tokens - 1, 0)
+        blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
         longest = math.ceil(max(c.max_tokens for c in model.classes) / replica.block_tokens)
         return all(
             math.ceil(run.kv_peak / replica.block_tokens) + longest <= blocks - math.ceil(value * blocks)

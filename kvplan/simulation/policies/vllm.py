@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import (
     advance,
@@ -180,7 +181,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     replica = scenario.model.replica
     watermark = watermark_share(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
-    blocks = max(replica.memory_tokens // replica.block_tokens - 1, 0)
+    blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     setup = as_engines_count(scenario.requests)._replace(
         knobs=np.array([tokens or UNLIMITED, math.ceil(watermark * blocks)]),
         capacity_blocks=blocks,
