@@ -190,8 +190,8 @@ def _limits(found: Study) -> tuple[str, ...]:
     for limit, value in found.limits.items():
         kept = [name for name in names if limit in POLICIES[name].limits]
         others = [name for name in names if name not in kept]
-        parts = [f"kept by {', '.join(kept)}"] if kept else []
-        parts += [f"not by {', '.join(others)}"] if others else []
+        parts = [f"kept by {', '.join(kept)}" if kept else "kept by none of these"]
+        parts += [f"not by {', '.join(others)}"] if kept and others else []
         said.append(f"{limit} ({value:,} in the profile): {', '.join(parts)}.")
     return tuple(said)
 

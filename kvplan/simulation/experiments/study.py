@@ -13,6 +13,7 @@ from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies.limits import LIMITS
 from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.requests import Requests
 
 
 class Study(NamedTuple):
@@ -22,12 +23,17 @@ class Study(NamedTuple):
     requests: int  # in a run of the first seed
     seeds: tuple[int, ...]  # those that the figures are of: all of them unless interrupted
     results: tuple[PolicyResult, ...]
-    first: tuple[Outcome, ...]  # of the first seed, one for each policy
+    runs: tuple[tuple[tuple[Requests, Outcome], ...], ...]  # one of each seed, for each policy
     missing: tuple[str, ...]  # policies that had not begun when the study was interrupted
     interrupted: bool
     scheduled: bool | None = None  # whether arrivals follow the profile's schedule; None where it has none
     limits: Mapping[str, int] = {}  # of `[gpu]`, by name
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
+
+    @property
+    def first(self) -> tuple[Outcome, ...]:
+        """The run of the first seed of each policy."""
+        return tuple(mine[0][1] for mine in self.runs)
 
     @property
     def cut_short(self) -> tuple[str, ...]:
@@ -74,7 +80,7 @@ def study(
     rows, interrupted = run_rows(list(jobs.values()), progress, announce, compile=compile, threads=threads)
     kept = _comparable(rows) if interrupted else list(range(len(seeds)))
     shown = {
-        name: [found for i in kept if (found := mine[i]) is not None]
+        name: tuple((drawn[i].requests, found) for i in kept if (found := mine[i]) is not None)
         for name, mine in zip(jobs, rows, strict=True)
     }
     shown = {name: mine for name, mine in shown.items() if mine}
@@ -88,7 +94,7 @@ def study(
             policy_result(
                 name,
                 parameters[name],
-                [(drawn[i].requests, found) for i, found in zip(kept, mine, strict=True)],
+                mine,
                 drawn[0].names,
                 horizon_s=load.horizon_s,
                 saturated=load.is_saturated,
@@ -96,7 +102,7 @@ def study(
             )
             for name, mine in shown.items()
         ),
-        first=tuple(mine[0] for mine in shown.values()),
+        runs=tuple(shown.values()),
         missing=tuple(name for name in policies if name not in shown),
         interrupted=interrupted,
         scheduled=None if model.schedule is None else load.follows_rates,
