@@ -19,7 +19,9 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     whole blocks: b·ceil(weight/b). A resident request that pauses before stage k holds what it computed last,
     a + k - 1, in whole blocks. K sums the unrounded weights of the requests that run, B counts them, P sums the
     inputs of those at stage 0: none in `disaggregated`, except that one that was evicted before recomputes its
-    prompt. Every stage emits a token at its end, except stage 0 of `inline`. Engine limits do not bind.
+    prompt. Every stage emits a token at its end, except stage 0 of `inline`. No more than max_num_seqs are resident
+    at once: who would be one too many waits as if memory lacked; nobody is evicted for it. `wait` and `nested-wait`
+    do not know that limit, and none of them a token budget.
     `computed_tokens` grows by P and by the tokens emitted; `recomputed_tokens` by what an evicted request held,
     a + k - 1 before stage k.
 
@@ -388,8 +390,14 @@ class StageRun(Run):
                 raise LivelockError
         return somebody
 
+    def may_run(self) -> float:
+        """Most requests resident at once."""
+        return math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+
     def fits(self, request: Request, batch: list[Request]) -> bool:
         """Whether a queued request can be admitted next to everything resident."""
+        if len(self.resident) + 1 > self.may_run():
+            return False
         needed = self.whole_blocks(request.first_weight)
         return self.kv_held(batch) + needed <= self.replica.memory_tokens
 
@@ -449,7 +457,14 @@ class RateLimited(Greedy):
         return super().execute(batch)
 
 
-class Wait(StageRun):
+class Gathering(StageRun):
+    """WAIT in both forms: only thresholds and memory decide."""
+
+    def may_run(self) -> float:
+        return math.inf
+
+
+class Wait(Gathering):
     def form(self, drain: bool) -> list[Request]:
         thresholds = [int(n) for n in self.params["thresholds"]]
         queues = [
@@ -478,7 +493,7 @@ class Wait(StageRun):
         return batch
 
 
-class NestedWait(StageRun):
+class NestedWait(Gathering):
     def form(self, drain: bool) -> list[Request]:
         thresholds = [int(n) for n in self.params["thresholds"]]
         boundaries = [int(length) + (1 if self.inline else 0) for length in self.params["boundaries"]]
@@ -566,6 +581,8 @@ class AlphaProtection(StageRun):
             if same_again:
                 raise LivelockError
         while self.queue and self.kv_held(batch) + self.whole_blocks(self.queue[0].first_weight) <= limit:
+            if len(self.resident) == self.may_run():
+                break
             self.admit(self.queue[0], batch)
         if overflow:
             self.began = list(self.resident)

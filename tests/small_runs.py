@@ -154,8 +154,7 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     inputs, decode, kinds, gaps = (np.array(column) for column in zip(*draw(ROWS), strict=True))
     clients = draw(CLIENTS)
     arrivals = np.cumsum(gaps) if clients is None else np.zeros(gaps.size)
-    nothing_to_set = name not in POLICIES or not POLICIES[name].parameters
-    replica, parameters = draw(REPLICAS), {} if nothing_to_set else draw(PARAMETERS[name])
+    replica, parameters = draw(REPLICAS), draw(PARAMETERS.get(name, st.just({})))
     if possible:
         longest = max(*parameters.get("max_new", ()), *parameters.get("shortest", ()), int(decode.max()), 1)
         enough = int(np.maximum(inputs, 1).max() + longest + 2 * replica.block_tokens)

@@ -8,6 +8,7 @@ Results are NamedTuples: a frozen dataclass takes seven times as long to define,
 ``worst_cycle``  closed-form cycles, and which one greedy can be stuck in
 ``stability``    survival polynomial: spectral radius, minimum input, advice
 ``roots``        certified root counts of polynomials with positive coefficients
+``concurrency``  how many can run at once without ever being evicted
 ``admission``    rate cap, integer budgets, exact mean waits          theory §4
 ``wait``         WAIT thresholds, known decode lengths                theory §5
 ``segments``     segmentations of decode lengths, for Nested WAIT     theory §6

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.concurrency import engine_max_num_seqs
 from kvplan.analysis.equilibrium import iteration_time, saturation
 from kvplan.model import FloatArray, ServingModel, sum_by
 
@@ -225,13 +226,6 @@ def _greedy_extra(queues: list[list[float]], footprint: FloatArray, slack: float
             extra[i] += 1
             heapq.heappush(heap, gain(i))
     return extra
-
-
-def engine_max_num_seqs(model: ServingModel) -> int:
-    """Concurrency at which even the longest requests cannot overflow memory, ⌊M/max(s + d)⌋, in whole blocks."""
-    block = model.replica.block_tokens
-    longest = max(c.max_tokens for c in model.classes)
-    return (model.replica.memory_tokens // block) // -(-longest // block)
 
 
 def _per_rate(queue: float | None, rate_rps: float) -> float | None:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.concurrency import all_fit, never_grows
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.stability import Stability
-from kvplan.analysis.worst_cycle import Cycle, all_fit, collapsed_cycles, never_grows
+from kvplan.analysis.worst_cycle import Cycle, collapsed_cycles
 from kvplan.model import FloatArray, Prompts, ServingModel, Weights
 
 _NOISE = 1.25  # fitted: what is lost to the last gap and to fluctuations, in units of their estimate

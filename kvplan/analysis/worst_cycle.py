@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Attractor, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.roots import largest_root
@@ -183,28 +184,6 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
     """
     root = largest_root(weight[g - 1 :: g], relative_error=relative_error)
     return root.certified and root.modulus < 1 - 1e-9
-
-
-def eviction_free_limit(model: ServingModel) -> int:
-    """The most requests that fit in memory together whatever their class and age, in whole pages (new, theory §3)."""
-    return int(model.replica.capacity_tokens // model.mix.held.at_end.max())
-
-
-def all_fit(model: ServingModel) -> bool:
-    """Whether as many of the longest requests as the engine runs at once fit in memory (new, theory §3)."""
-    limit = model.replica.max_num_seqs
-    return limit is not None and limit <= eviction_free_limit(model)
-
-
-def never_grows(model: ServingModel) -> bool:
-    """Whether every request holds the same memory from its first stage to its last."""
-    held = model.mix.held
-    return bool((held.at_end == held.at_start).all())
-
-
-def eviction_is_impossible(model: ServingModel) -> bool:
-    """Whether greedy admission cannot run out of memory that it has admitted to."""
-    return all_fit(model) or never_grows(model)
 
 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:

@@ -85,7 +85,7 @@ def simulate(
     settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
     arrivals
-        ``poisson``, ``gamma``, ``burst``, ``saturated`` or ``closed``.
+        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``.
     requests
         In all; 10,000 if there is no horizon either.
     horizon_s

@@ -93,7 +93,7 @@ def _simulated(result: "Report", profile: "Loaded") -> "tuple[Report, Runs]":
 
     with progress_bar() as progress:
         runs = formula_check.simulate(profile.model, profile.plan, progress=progress, announce=say_compiling)
-    figures = formula_check.figures(result, runs, profile.model.replica.memory_tokens)
+    figures = formula_check.figures(result, runs, profile.model)
     return result._replace(simulation=figures), runs
 
 

@@ -41,6 +41,7 @@ class Kind(StrEnum):
     GAMMA = "gamma"
     BURST = "burst"
     SATURATED = "saturated"
+    INTERLEAVED = "interleaved"
     CLOSED = "closed"
 
 
@@ -66,7 +67,8 @@ def simulate(
         typer.Option(
             "--arrivals",
             help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
-            "all at the start (saturated), or each client's next when its last is finished (closed). Default: poisson.",
+            "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
+            "client's next when its last is finished (closed). Default: poisson.",
             show_default=False,
         ),
     ] = None,
@@ -166,7 +168,8 @@ def simulate(
         horizon=horizon,
     )
     policies = options.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
-    all_seeds = options.seeds(seed, seeds, replayed=trace is not None)
+    fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
+    all_seeds = options.seeds(seed, seeds, without_chance=fixed if trace is None else "--trace")
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     # before anything is run: most profiles are too large for it

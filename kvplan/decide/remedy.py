@@ -16,10 +16,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
+from kvplan.analysis.concurrency import engine_max_num_seqs
 from kvplan.analysis.equilibrium import Saturation
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_free_limit
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.decide.gate import Subject, holds
 from kvplan.decide.requirement import Requirement
 from kvplan.errors import UsageError
@@ -282,7 +283,7 @@ def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) ->
 
 def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:
     """The most requests at once that always fit, where fewer than now; not at the price of an overload."""
-    limit = eviction_free_limit(subject.analyses.model)
+    limit = engine_max_num_seqs(subject.analyses.model)
     if not 0 < limit < before:
         return None
     changed = _with_limit(subject, Lever.MAX_NUM_SEQS, limit)

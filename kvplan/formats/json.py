@@ -70,7 +70,7 @@ def _fields(value: object, *names: str) -> Document:
 
 
 def _mean(mean: float, low: float, high: float) -> Document:
-    return {"mean": mean, "ci95": [low, high]}
+    return {"mean": mean, "ci95": [low, high] if low < high else None}
 
 
 # ------------------------------------------------------------------------------------------------ simulate
@@ -78,6 +78,7 @@ def _mean(mean: float, low: float, high: float) -> Document:
 
 def simulate(found: "Study", profile: "Owner", bounds: "Sequence[StudyBound]" = ()) -> Document:
     """Policies side by side; `bounds` is what no policy can surpass."""
+    from kvplan.layout.simulation import notes
     from kvplan.simulation.experiments.study import plain
 
     arrivals: Document = {
@@ -91,6 +92,7 @@ def simulate(found: "Study", profile: "Owner", bounds: "Sequence[StudyBound]" = 
     if found.interrupted:
         document["interrupted"] = True
     document["policies"] = [plain(result) for result in found.results]
+    document["notes"] = list(notes(found))
     if bounds:
         document["hindsight"] = {one.figure: _fields(one, "bound", "proven", "gap") for one in bounds}
     return document

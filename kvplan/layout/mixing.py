@@ -24,7 +24,6 @@ from kvplan.simulation.intervals import over_runs
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _SHOWN_CHANGES = 6
-_NO_WIDTH = 1e-9  # of an interval, over the mean: rounding
 NAMES = ("segregated", "mixed", "best")
 _Written = Callable[[float], str]
 _Values = Callable[[Placement, Simulated], Sequence[float] | None]
@@ -159,10 +158,7 @@ def _side_by_side(found: Comparison) -> Table:
 
 def _mean_and_width(values: Sequence[float], written: _Written) -> str:
     mean, interval = math.fsum(values) / len(values), over_runs(values)
-    width = 0.0 if interval is None else interval[1] - mean
-    return (
-        written(mean) if width <= _NO_WIDTH * abs(mean) else f"{written(mean)} ± {written(width).lstrip('+')}"
-    )
+    return written(mean) if interval is None else f"{written(mean)} ± {written(interval[1] - mean)}"
 
 
 def _groups(found: Comparison, one: Contender) -> Table:

@@ -384,9 +384,11 @@ def _theorem_bound(buffer: SafetyBuffer) -> str:
 
 
 def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
+    from kvplan.report.formula_check import TAIL_FACTOR, TOLERANCE  # brings the simulator with it
+
     simulation = report.simulation
     assert simulation is not None
-    agreement = {True: "agrees", False: "differs", None: ABSENT}
+    agreement = {True: "agrees", False: "differs", None: "cannot tell"}
     yield _rows(
         (words("Figure"), *map(number, ("Formula", "Simulated", "95% interval")), Column("")),
         basis,
@@ -396,15 +398,17 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
                 (_probability if row["figure"] == SIMULATED_OVERFLOW else format_number)(row["formula"]),
                 format_number(row["simulated"]),
                 ABSENT if row["ci95"] is None else " to ".join(map(format_number, row["ci95"])),
-                agreement[row["agrees"]],
+                ABSENT if row["formula"] is None else agreement[row["agrees"]],
             )
             for row in simulation["comparison"]
         ),
     )
     requests = format_number(simulation["arrivals"]["requests"])
     yield Paragraph(
-        f"{requests} requests at the offered rates, Poisson, and as many all at once; seed {simulation['seeds'][0]}. "
-        "A figure differs where the formula is outside the interval and off by more than 5%."
+        f"{requests} requests at the offered rates, Poisson, and as many all at once; {len(simulation['seeds'])} "
+        "seeds, of each run the steady part. A formula agrees where the whole interval is within "
+        f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
+        "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."
     )
 
 

@@ -190,8 +190,8 @@ def gains_in_words(found: Gains) -> str:
 
 
 def _plus_minus(gain: Gain) -> str:
-    mean, half = round(gain.mean, 5), abs(gain.high - gain.mean)
-    return f"{format_percent(mean, signed=True)} ± {format_percent(round(half, 4))}"
+    mean, half = format_percent(round(gain.mean, 5), signed=True), abs(gain.high - gain.mean)
+    return f"{mean} ± {format_percent(round(half, 4))}" if half > 0 else mean
 
 
 def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Section:

@@ -11,6 +11,7 @@ from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.study import Study
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _FIGURES = (
@@ -43,9 +44,9 @@ def build(found: Study, name: str, bounds: Sequence[StudyBound] = ()) -> Section
     blocks: list[Block] = [Paragraph(_what(found)), _side_by_side(found)]
     if len(found.results[0].classes) > 1:
         blocks += [Paragraph("Mean time to first token and end to end, by class:"), _classes(found)]
-    notes = (*map(_bound, bounds), *(_loosened(found) if bounds else ()), *_notes(found))
-    if notes:
-        blocks.append(Bullets(notes))
+    said = (*map(_bound, bounds), *(_loosened(found) if bounds else ()), *notes(found))
+    if said:
+        blocks.append(Bullets(said))
     return Section("simulation", name, tuple(blocks), "simulated")
 
 
@@ -55,7 +56,12 @@ def _what(found: Study) -> str:
     load = found.load
     until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
     how = "replayed from a trace" if load.trace is not None else f"{_arrivals(load)}, {seeds}"
-    return f"{amount}{until}, {how}; simulated, means with 95% confidence intervals where they can be had."
+    sure = "."
+    if len(found.seeds) > 1:
+        sure = ", means over the seeds with their 95% confidence intervals."
+    elif found.by_chance:
+        sure = "; 95% confidence intervals are from one path, by batch means."
+    return f"{amount}{until}, {how}; simulated{sure}"
 
 
 _BOUNDED = {
@@ -102,6 +108,8 @@ def _arrivals(load: Load) -> str:
         case Arrivals.BURST:
             high, low, on_s, off_s = load.burst
             return f"bursts ({high:g} times the rate for {on_s:g} s, {low:g} times for {off_s:g} s)"
+        case Arrivals.INTERLEAVED:
+            return "saturated arrivals, interleaved"
         case _:
             return f"{load.kind.value} arrivals"
 
@@ -135,10 +143,11 @@ def _classes(found: Study) -> Table:
     return table(columns, rows)
 
 
-def _notes(found: Study) -> tuple[str, ...]:
-    notes = [f"{interruption(found)[:1].upper()}{interruption(found)[1:]}."] if found.interrupted else []
+def notes(found: Study) -> tuple[str, ...]:
+    """What to know about the figures: whose they are, how sure, and which limits policies keep."""
+    said = [f"{interruption(found)[:1].upper()}{interruption(found)[1:]}."] if found.interrupted else []
     if found.scheduled is not None:
-        notes.append(
+        said.append(
             "Rates follow the schedule of the profile, from the start of its period on. Intervals from a single seed "
             "take that for chance and are too wide; several seeds give better ones."
             if found.scheduled
@@ -149,13 +158,42 @@ def _notes(found: Study) -> tuple[str, ...]:
             why = "a request can never fit in the memory it may use, even alone"
             if not run.stuck:
                 why = "requests go on evicting each other, or waiting for each other, and none completes"
-            notes.append(f"{result.policy}: {why}; the run was ended.")
+            said.append(f"{result.policy}: {why}; the run was ended.")
         if result.unfinished:
-            notes.append(
+            said.append(
                 f"{result.policy}: {format_number(result.unfinished)} requests had arrived and were not finished"
                 f"{_unfinished(found, run)}; latencies leave them out."
             )
-    return tuple(notes)
+    return (*said, *_sureness(found), *_limits(found))
+
+
+def _sureness(found: Study) -> tuple[str, ...]:
+    """What intervals are worth that are not over independent runs."""
+    if len(found.seeds) > 1:
+        return ()
+    if not found.by_chance:
+        why = "they take turns" if found.load.kind is Arrivals.INTERLEAVED else "all are alike"
+        return (
+            f"No chance in these requests, {why}: every seed gives this run, and no figure has an interval.",
+        )
+    one_path = (
+        "Intervals are from one path, by batch means: they take it for stationary, and say how far its mean can be off "
+        "that of a longer one."
+    )
+    return (one_path if found.load.trace is not None else f"{one_path} --seeds gives intervals over runs.",)
+
+
+def _limits(found: Study) -> tuple[str, ...]:
+    """Which policies keep the limits of the profile, and which do not know them."""
+    names = [result.policy for result in found.results]
+    said = []
+    for limit, value in found.limits.items():
+        kept = [name for name in names if limit in POLICIES[name].limits]
+        others = [name for name in names if name not in kept]
+        parts = [f"kept by {', '.join(kept)}" if kept else "kept by none of these"]
+        parts += [f"not by {', '.join(others)}"] if kept and others else []
+        said.append(f"{limit} ({value:,} in the profile): {', '.join(parts)}.")
+    return tuple(said)
 
 
 def _unfinished(found: Study, run: Outcome) -> str:

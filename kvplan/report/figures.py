@@ -116,7 +116,8 @@ def _of_mix(model: ServingModel) -> dict[str, Figure]:
 
 def _of_replica(model: ServingModel) -> dict[str, Figure]:
     timing, replica = model.timing, model.replica
-    pages = -(-max(c.max_tokens for c in model.classes) // replica.block_tokens)
+    longest = max(c.max_tokens for c in model.classes)
+    pages, computed = (-(-tokens // replica.block_tokens) for tokens in (longest, longest - 1))
     limits = ", ".join(f"{k} {format_number(v, DIGITS)}" for k, v in sustainable_rates(model).items())
     inline = 1 if replica.prefill is Prefill.INLINE else 0
     return {
@@ -133,6 +134,7 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
         "limits": Figure("", "largest total rate under each limit, requests/s", limits),
         "blocks": Figure("⌊M/b⌋", "pages of memory", replica.memory_tokens // replica.block_tokens),
         "longest_blocks": Figure("⌈max(s+d)/b⌉", "pages of the longest request", pages),
+        "computed_blocks": Figure("⌈(max(s+d)−1)/b⌉", "pages of it that vLLM computes", max(computed, 1)),
         "shift": Figure("", "1 where prefill is inline, else 0", inline),
     }
 

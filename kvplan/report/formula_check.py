@@ -1,32 +1,38 @@
 """The simulator beside the formulas: what `analyze --simulate` adds to a report."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kvplan.analysis.equilibrium import per_request, saturation
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.load import DEFAULT_REQUESTS, Arrivals, Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import Study, plain, study
-from kvplan.simulation.metrics import PolicyResult
+from kvplan.simulation.intervals import over_runs
 from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.steady import Steady, steady
 
-TOLERANCE = 0.05  # fluid formulas and runs of ten thousand requests are not expected to agree better
+TOLERANCE = 0.03  # of the formula: what is no more than that off agrees with it
+TAIL_FACTOR = 1.5  # of a probability far out in the tail
+SEEDS = 10
 _POLICIES = ("greedy", "rate-limited")
+_STAYS = 6  # times what a full memory serves in the longest stay
+_MOST_REQUESTS = 200_000
 _ROOM = 10  # times the memory: nothing is held back
-_LEAST_EVENTS = (
-    200  # iterations above memory, which come in clumps, from which their share is worth comparing
-)
-_TAIL_TOLERANCE = 0.5
+_LEAST_EVENTS = 200  # iterations above memory, which come in clumps, from which their share can be compared
 
 
 class Compared(NamedTuple):
     """A figure by formula and by simulation.
 
-    `agrees` is False where the formula is outside the confidence interval and off by more than 5 %; None where the
-    run cannot tell.
+    `simulated` and its 95 % confidence interval are over seeds, of the steady part of each run; without chance there is
+    one run and no interval. `agrees` is True where the whole interval is within 3 % of the formula, for the tail of KV
+    within a factor of 1.5; False where all of it is further off; None where the runs cannot tell.
     """
 
     figure: str
@@ -51,14 +57,14 @@ class Runs(NamedTuple):
 
     offered: Study
     full: Study
-    roomy: Outcome
+    roomy: Study
 
 
 def simulate(
     model: ServingModel,
     plan: Plan,
     *,
-    requests: int = DEFAULT_REQUESTS,
+    requests: int | None = None,
     progress: Callable[[float], None] | None = None,
     announce: Callable[[str, bool], None] | None = None,
 ) -> Runs:
@@ -67,75 +73,116 @@ def simulate(
     Poisson arrivals under greedy and rate-limited admission show the equilibrium, all requests at once the worst
     cycle and the rate cap, and ten times the memory how far usage spreads. Rates are those that the formulas are
     for, without a schedule.
+
+    Parameters
+    ----------
+    requests
+        In each run; 10,000 if None, or as many as leave a steady part of a saturated run.
     """
+    compile = True if requests is None else None  # so many runs of so many requests repay it
+    if requests is None:
+        stays = saturation(model).admissions_per_iteration * int(model.mix.stages.max())
+        requests = min(max(DEFAULT_REQUESTS, math.ceil(_STAYS * stays)), _MOST_REQUESTS)
     model = replace(model, schedule=None)
     room = _ROOM * model.replica.memory_tokens
-    roomy = replace(model, replica=replace(model.replica, memory_tokens=room))
+    roomy = replace(model, replica=replace(model.replica, memory_tokens=room, max_num_seqs=None))
     offered, full, spread = (
-        study(on, plan, Load(kind, requests), chosen(names, []), (0,), progress=progress, announce=announce)
+        study(
+            on,
+            plan,
+            Load(kind, requests),
+            chosen(names, []),
+            range(SEEDS),
+            progress=progress,
+            announce=announce,
+            compile=compile,
+        )
         for on, kind, names in (
             (model, Arrivals.POISSON, _POLICIES),
             (model, Arrivals.SATURATED, _POLICIES),
             (roomy, Arrivals.POISSON, _POLICIES[:1]),
         )
     )
-    return Runs(offered, full, spread.first[0])
+    return Runs(offered, full, spread)
 
 
-def figures(report: Report, runs: Runs, memory_tokens: int) -> dict[str, Any]:
+def figures(report: Report, runs: Runs, model: ServingModel) -> dict[str, Any]:
     """The report's `simulation` block."""
-    offered, full, roomy = runs
+    offered, full, _ = runs
     return {
         "arrivals": {"kind": offered.load.kind.value, "requests": offered.requests, "horizon_s": None},
         "seeds": list(offered.seeds),
         "policies": [plain(result) for result in offered.results],
         "saturated": [plain(result) for result in full.results],
-        "comparison": [row._asdict() for row in compare(report, offered, full, roomy, memory_tokens)],
+        "comparison": [row._asdict() for row in compare(report, runs, model)],
     }
 
 
-def compare(
-    report: Report, offered: Study, full: Study, roomy: Outcome, memory_tokens: int
-) -> Iterator[Compared]:
-    """Figures that formulas and simulation both have; `roomy` ran with more memory than it needed."""
-    greedy, capped = offered.results
-    if report.verdict.status is not Status.OVERLOADED:
+def compare(report: Report, runs: Runs, model: ServingModel) -> Iterator[Compared]:
+    """Figures that formulas and simulation both have."""
+    stay = int(model.mix.stages.max())
+    overloaded = report.verdict.status is Status.OVERLOADED
+    greedy, capped = (_steady(mine, stay, saturated=overloaded) for mine in runs.offered.runs)
+    worst, held = (_steady(mine, stay, saturated=True) for mine in runs.full.runs)
+    if not overloaded:
         state = report.equilibrium
-        yield _compared("Mean KV tokens", state.kv_tokens, greedy, "kv_tokens.mean")
+        yield _compared("Mean KV tokens", state.kv_tokens, greedy, "kv_tokens")
         yield _compared("Decode tokens/s", state.decode_tokens_per_s, greedy, "decode_tokens_per_s")
-        yield _overflow(report.safety_buffer.overflow_probability_per_iteration, roomy, memory_tokens)
+        (roomy,) = runs.roomy.runs
+        chance = report.safety_buffer.overflow_probability_per_iteration
+        yield _overflow(chance, [run for _, run in roomy], model.replica.memory_tokens)
     else:
         yield _compared("Requests/s, capped", report.load.sustainable_rps, capped, "throughput_rps")
-    cycle, cap = report.worst_cycle, report.rate_cap
-    worst, held = full.results
-    yield _compared(
-        "Greedy, saturated, requests an iteration",
-        cycle.throughput_per_iteration,
-        worst,
-        "throughput_per_iteration",
-    )
-    yield _compared(
-        "Capped, saturated, requests an iteration", cap.per_iteration, held, "throughput_per_iteration"
-    )
+    most = _most_per_iteration(model)
+    cycle = min(report.worst_cycle.throughput_per_iteration, most)
+    cap = min(report.rate_cap.per_iteration, most)
+    yield _compared("Greedy, saturated, requests an iteration", cycle, worst, "throughput_per_iteration")
+    yield _compared("Capped, saturated, requests an iteration", cap, held, "throughput_per_iteration")
 
 
-def _overflow(chance: float | None, roomy: Outcome, memory_tokens: int) -> Compared:
+def _most_per_iteration(model: ServingModel) -> float:
+    """Requests that can be done in an iteration with max_num_seqs running (Little's law); infinite without a limit."""
+    limit = model.replica.max_num_seqs
+    return math.inf if limit is None else limit / per_request(model).iterations
+
+
+def _steady(runs: Sequence[tuple[Requests, Outcome]], stay: int, *, saturated: bool) -> list[Steady | None]:
+    return [steady(*run, saturated=saturated, longest_stay=stay) for run in runs]
+
+
+def _overflow(chance: float | None, runs: Sequence[Outcome], memory_tokens: int) -> Compared:
     """Share of iterations in which usage would exceed memory, if nothing were held back."""
-    least = memory_tokens // roomy.bin_tokens + 1
-    above = int(roomy.kv_histogram[least:].sum())
-    share = above / max(roomy.iterations, 1)
-    enough = chance is not None and above >= _LEAST_EVENTS
-    near = chance is not None and abs(share - chance) <= _TAIL_TOLERANCE * chance
-    return Compared(SIMULATED_OVERFLOW, chance, share, None, near if enough else None)
+    least = memory_tokens // runs[0].bin_tokens + 1
+    above = [int(run.kv_histogram[least:].sum()) for run in runs]
+    shares = [found / max(run.iterations, 1) for found, run in zip(above, runs, strict=True)]
+    row = _row(SIMULATED_OVERFLOW, chance, shares, TAIL_FACTOR)
+    return row if sum(above) >= _LEAST_EVENTS else row._replace(agrees=None)
 
 
-def _compared(figure: str, formula: float | None, result: PolicyResult, key: str) -> Compared:
-    value: Any = result
-    for part in key.split("."):
-        value = getattr(value, part)
-    interval = result.ci95.get(key)
-    agrees = None
-    if formula is not None and value is not None:
-        inside = interval is not None and interval[0] <= formula <= interval[1]
-        agrees = inside or abs(value - formula) <= TOLERANCE * abs(formula)
-    return Compared(figure, formula, value, interval, agrees)
+def _compared(figure: str, formula: float | None, runs: Sequence[Steady | None], key: str) -> Compared:
+    known = [getattr(run, key) for run in runs if run is not None]
+    if len(known) < len(runs):
+        return Compared(figure, formula, None, None, None)
+    return _row(figure, formula, known, 1 + TOLERANCE)
+
+
+def _row(figure: str, formula: float | None, values: Sequence[float], factor: float) -> Compared:
+    mean, interval = math.fsum(values) / len(values), over_runs(values)
+    agrees = None if formula is None else agreement(*(interval or (mean, mean)), formula, factor)
+    return Compared(figure, formula, mean, interval, agrees)
+
+
+def agreement(low: float, high: float, formula: float, factor: float) -> bool | None:
+    """Whether all that simulations leave open is near a formula, or none of it; None where they cannot tell.
+
+    Near is up to `factor` times the formula, and down to a part of it, one in `factor`.
+
+    Examples
+    --------
+    >>> [agreement(low, high, 100.0, 1.03) for low, high in ((98, 102), (91, 96), (90, 110), (99, 104))]
+    [True, False, None, None]
+    """
+    least, most = formula / factor, formula * factor
+    if least <= low and high <= most:
+        return True
+    return False if high < least or low > most else None

@@ -5,11 +5,12 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import RateCap
+from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import Load, saturation
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle, eviction_is_impossible
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
@@ -40,7 +41,9 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "fluid map iterated (SIC 2.2, saturated; what is evicted rejoins first: new)", Basis.SIMULATED
         ),
         CycleKind.NONE: (
-            Source("no eviction possible: no request grows, or max_num_seqs always fit", Basis.THEOREM)
+            Source(
+                "greedy admission never evicts: no request grows, or max_num_seqs always fit", Basis.THEOREM
+            )
             if eviction_is_impossible(model)
             else Source(
                 "SIC eq. 10 (locally stable); that nothing else attracts is observed", Basis.ASSUMPTION

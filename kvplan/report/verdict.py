@@ -3,11 +3,11 @@
 import math
 
 from kvplan.analysis.admission import RateCap
+from kvplan.analysis.concurrency import engine_never_evicts, eviction_is_impossible, never_grows
 from kvplan.analysis.equilibrium import Load, per_request, running_at_most, saturation
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
-from kvplan.analysis.worst_cycle import eviction_is_impossible
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
 from kvplan.report.words import Status
@@ -99,9 +99,18 @@ def _at_these_rates(
             found.append(f"Or remove the cause. {local.stabilising_change}.")
         elif not local.certified:
             found.append("Stability is too close to call in floating point; the cap is safe either way.")
-    elif eviction_is_impossible(model):
+    elif engine_never_evicts(model):
         found.append(
             f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
+        )
+    elif never_grows(model):
+        found.append(
+            f"{_NOTHING}: no request takes more memory than at its admission, so none is ever evicted."
+        )
+    elif eviction_is_impossible(model):
+        found.append(
+            f"{_NOTHING} under greedy admission, which never evicts: max_num_seqs requests at their longest fill "
+            "memory exactly. vLLM keeps a block for itself and can: one sequence less or one block more excludes that."
         )
     elif (buffer.overflow_probability_horizon or 0) > plan.delta:
         found.append(

@@ -18,7 +18,7 @@
     name = "greedy"
     workload = "node"
     policy = "greedy"
-    arrivals = "saturated"
+    arrivals = "interleaved"
     horizon = "400 s"
 
     [[figures]]

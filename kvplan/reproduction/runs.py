@@ -139,9 +139,7 @@ def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Ann
     if result["status"] == "livelock":
         raise LivelockError(f"run {run.name}: a livelock, so there are no figures")
     if run.arrive is None:
-        fixed = all(len(c.decode_tokens) == 1 for c in model.classes)
-        without_chance = run.arrivals == "saturated" and fixed
-        return {**result, "ci95": {}} if without_chance else dict(result)
+        return dict(result)
     series = found.first[0].series
     return {
         **result,

@@ -59,6 +59,7 @@ from kvplan.simulation.state import (
     RING_SIZE,
     RING_START,
     RUNS,
+    SEATS,
     SEQUENCE,
     SILENT,
     STAGE,
@@ -250,9 +251,15 @@ def stand_by(s: State, group: int) -> None:
 
 
 @kernel
+def seat_is_free(s: State) -> bool:
+    """Whether one more request may be resident."""
+    return bool(s.counter[RESIDENT] < s.fixed[SEATS])
+
+
+@kernel
 def fits(s: State, tokens: int) -> bool:
-    """Whether a request of so many tokens fits now."""
-    return bool(s.counter[HELD] + blocks_of(s, tokens) <= s.fixed[CAPACITY])
+    """Whether a request of so many tokens may be admitted now: a seat is free, and memory for it."""
+    return bool(seat_is_free(s) and s.counter[HELD] + blocks_of(s, tokens) <= s.fixed[CAPACITY])
 
 
 @kernel

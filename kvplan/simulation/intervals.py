@@ -6,8 +6,8 @@ The estimate is always that of the whole run; the batches give only its spread, 
 inherit the bias of short batches. What correlation is left between neighbouring batches widens the interval
 (Tafazzoli, Steiger and Wilson 2011). Warm-up is neither cut from the figures nor from the intervals.
 
-An interval is None where it cannot be had, and has no width where nothing varied: no eviction in a run, or in
-any of several, gives (0, 0), which is no proof that there is none in longer ones.
+An interval is None where it cannot be had, and where nothing varied: that no run had an eviction, say, is no proof
+that longer ones have none.
 
 References
 ----------
@@ -30,6 +30,7 @@ BATCHES = 20
 _MIN_BATCH = 10  # values in a batch, below which its mean says little
 _TREND_BATCHES = 16
 _MIN_GROWTH = 1.0  # requests over the window
+_NO_WIDTH = 1e-9  # over the estimate: rounding
 _MIN_VISIBLE = 1.0  # growth over the window against the standard deviation about the line
 
 Interval = tuple[float, float]
@@ -47,18 +48,18 @@ def t_quantile(degrees: int) -> float:
 
 
 def around(estimate: float | None, half_width: float | None) -> Interval | None:
-    """Interval about the estimate of a figure that cannot be negative.
+    """Interval about the estimate of a figure that cannot be negative; None where it would have no width.
 
-    >>> around(3.0, 4.0), around(3.0, None)
-    ((0.0, 7.0), None)
+    >>> around(3.0, 4.0), around(3.0, None), around(3.0, 0.0)
+    ((0.0, 7.0), None, None)
     """
-    if estimate is None or half_width is None:
+    if estimate is None or half_width is None or half_width <= _NO_WIDTH * abs(estimate):
         return None
     return max(estimate - half_width, min(estimate, 0.0)), estimate + half_width
 
 
 def over_runs(values: Sequence[float]) -> Interval | None:
-    """95 % interval for the mean of independent runs; None for fewer than two.
+    """95 % interval for the mean of independent runs; None for fewer than two, and where all are the same.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def quantile_interval(
     Returns
     -------
     (float, float) or None
-        None for fewer than 200 values, and where an end would be beyond the extremes.
+        None for fewer than 200 values, where an end would be beyond the extremes, and where both ends are one value.
 
     Examples
     --------
@@ -179,7 +180,8 @@ def quantile_interval(
     margin = max(_batch_half_width(values < middle), _batch_half_width(values <= middle), 1 / values.size)
     if share - margin < 0 or share + margin > 1:
         return None
-    return quantile(share - margin), quantile(share + margin)
+    low, high = quantile(share - margin), quantile(share + margin)
+    return (low, high) if high - low > _NO_WIDTH * abs(middle) else None
 
 
 def queue_grows(time_s: FloatArray, waiting: IntArray, start_s: float, end_s: float) -> bool:

@@ -9,8 +9,8 @@ latencies                       batches of completed requests in order of arriva
 rates, ``kv_tokens.mean``       ratio of sums over batches of equally many iterations
 ``kv_tokens.p99``               batches of recorded iterations
 ``completed``, ``makespan_s``,  their rate per completed request where the number of requests was given,
-``iterations``, ``evictions``   else per second, times the whole run: what was given has no width
-``unfinished``, ``queue.end``   (0, 0) where all requests finished, else None: a snapshot
+``iterations``, ``evictions``   else per second, times the whole run: what was given does not vary, and has none
+``unfinished``, ``queue.end``   None: a snapshot
 ``recomputed_*``, peaks         None: nothing recorded to cut into batches
 ==============================  ==============================================================================
 
@@ -135,6 +135,7 @@ def policy_result(
     *,
     horizon_s: float | None,
     saturated: bool,
+    by_chance: bool = True,
 ) -> PolicyResult:
     """Figures of one policy from its runs, one a seed.
 
@@ -151,6 +152,8 @@ def policy_result(
         over the horizon, else over the makespan (as for a run that was interrupted).
     saturated
         All requests were there at the start: a queue that is not judged.
+    by_chance
+        Another seed would give another run. If not, no figure has an interval.
 
     Examples
     --------
@@ -175,7 +178,9 @@ def policy_result(
     views = [_Run(requests, outcome, horizon_s) for requests, outcome in runs]
     per_run = [view.figures() for view in views]
     figures = _mean_over_runs(per_run)
-    intervals = views[0].intervals(figures) if len(runs) == 1 else _intervals_over_runs(per_run)
+    intervals: Intervals = dict.fromkeys(figures)
+    if by_chance:
+        intervals = views[0].intervals(figures) if len(runs) == 1 else _intervals_over_runs(per_run)
     return PolicyResult(
         policy=policy,
         parameters=dict(parameters),
@@ -404,8 +409,6 @@ class _Run:
         """By batches, for the same keys; what cannot be had is None."""
         known: Intervals = {}
         if self.outcome.ending is not Ending.LIVELOCK:
-            if self.outcome.ending is Ending.FINISHED:
-                known = {"unfinished": (0.0, 0.0), "queue.end": (0.0, 0.0)}
             if self.outcome.series.time_s.size >= _MIN_RECORDS:
                 widths = self.half_widths()
                 known |= {key: around(figures[key], width) for key, width in widths.items()}

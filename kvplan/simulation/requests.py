@@ -1,4 +1,4 @@
-"""Who arrives when, and how long they are: Poisson, renewal, burst, saturated, closed loop.
+"""Who arrives when, and how long they are: Poisson, renewal, burst, saturated, interleaved, closed loop.
 
 Requests depend on the model and the generator alone, never on a policy: with one seed all policies see the same.
 
@@ -170,8 +170,22 @@ def renewal(
     return _with_lengths(model, rng, arrival[order], kind[order])
 
 
-def saturated(model: ServingModel, *, requests: int) -> Requests:
-    """All there at time 0, classes and decode lengths interleaved by share: no chance in it.
+def saturated(model: ServingModel, rng: np.random.Generator, *, requests: int) -> Requests:
+    """All there at time 0, classes and decode lengths at random by share; no schedule.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 1, (3, 9), (1.0, 1.0), 2.0),), Timing(1.0), Replica(9))
+    >>> some = saturated(model, np.random.default_rng(0), requests=4)
+    >>> some.arrival_s.tolist(), set(some.decode_tokens.tolist()) <= {3, 9}
+    ([0.0, 0.0, 0.0, 0.0], True)
+    """
+    return _of_any_class(replace(model, schedule=None), rng, np.zeros(requests))
+
+
+def interleaved(model: ServingModel, *, requests: int) -> Requests:
+    """All there at time 0, classes and decode lengths in turns by share: no chance in it.
 
     The first k requests are a class's share of k to within 2, whatever k; likewise the decode lengths among the
     requests of a class.
@@ -180,7 +194,7 @@ def saturated(model: ServingModel, *, requests: int) -> Requests:
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> classes = (RequestClass("a", 1, (1,), (1.0,), 2.0), RequestClass("b", 1, (1,), (1.0,), 1.0))
-    >>> saturated(ServingModel(classes, Timing(1.0), Replica(9)), requests=6).class_index.tolist()
+    >>> interleaved(ServingModel(classes, Timing(1.0), Replica(9)), requests=6).class_index.tolist()
     [0, 1, 0, 0, 1, 0]
     """
     kind = _interleaved([c.rate_rps for c in model.classes], requests)
@@ -192,9 +206,8 @@ def saturated(model: ServingModel, *, requests: int) -> Requests:
 
 
 def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, requests: int) -> Requests:
-    """`clients` requests at a time: each completion brings the next, classes at random by share; no schedule."""
-    model = replace(model, schedule=None)
-    return replace(_of_any_class(model, rng, np.zeros(requests)), clients=clients)
+    """`clients` requests at a time: each completion brings the next, drawn as for `saturated`."""
+    return replace(saturated(model, rng, requests=requests), clients=clients)
 
 
 def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:

@@ -56,7 +56,7 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
 
 NOW, HORIZON, BUSY, KV_SUM = range(4)  # positions in `State.clock`
 
-(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER) = range(8)  # in `State.fixed`
+(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS) = range(9)  # in `State.fixed`
 
 ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
 
@@ -108,7 +108,7 @@ class State(NamedTuple):
     timing : ndarray of float64
         Constants of the iteration time, as `kvplan.model.iteration_time` takes them.
     fixed : ndarray of int64
-        Other constants of the run: CAPACITY (blocks) ... MORE_LATER.
+        Other constants of the run: CAPACITY (blocks) ... SEATS (most residents).
     knobs : ndarray of float64
         Parameters of the policy.
     clock : ndarray of float64
@@ -169,6 +169,8 @@ class Setup(NamedTuple):
         Parameters, for the policy's own eyes.
     capacity_blocks
         Blocks that it may use; None: all that fit in memory.
+    seats
+        Most requests that may be resident at once; None: as many as fit.
     first_weight, stages : ndarray of int64 or None, shape (n_requests,)
         Where the policy counts memory as its engine does; None: the profile's prefill convention.
     promise : ndarray of int64 or None, shape (n_requests,)
@@ -184,6 +186,7 @@ class Setup(NamedTuple):
     until: IntArray
     knobs: FloatArray
     capacity_blocks: int | None = None
+    seats: int | None = None
     first_weight: IntArray | None = None
     stages: IntArray | None = None
     promise: IntArray | None = None
@@ -245,6 +248,7 @@ def new_state(
         bin_tokens,
         setup.queues,
         requests.more_later,
+        max(size, 1) if setup.seats is None else setup.seats,
     )
     return State(
         timing=np.array(timing.constants, dtype=np.float64),

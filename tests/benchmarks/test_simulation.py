@@ -16,7 +16,7 @@ from kvplan.simulation import engine
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import Requests, poisson, saturated
+from kvplan.simulation.requests import Requests, interleaved, poisson
 
 TIMING = Timing(0.0145, d1=2.5e-7, d2=8.5e-5)
 BENCH = ServingModel(
@@ -32,7 +32,7 @@ def run(model: ServingModel, policy: str, requests: Requests) -> Outcome:
 
 
 def test_the_warm_kernel_is_a_hundred_times_faster_than_a_plain_loop() -> None:
-    requests = saturated(BENCH, requests=2000)
+    requests = interleaved(BENCH, requests=2000)
 
     def plain() -> tuple[float, int, int]:
         alike = [Request(512, 128) for _ in range(2000)]
@@ -64,7 +64,7 @@ LOOKING_AHEAD = ("alpha-protection", "mc", "mc-sf", "a-min")  # see below
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("greedy", *LOOKING_AHEAD)])
 def test_no_policy_takes_three_times_as_long_as_greedy(policy: str) -> None:
     """Per request event: arrival, admission, eviction, completion."""
-    requests = saturated(BENCH, requests=20_000)
+    requests = interleaved(BENCH, requests=20_000)
 
     def events(name: str) -> int:
         return 3 * 20_000 + 2 * int(run(BENCH, name, requests).evictions.sum())
@@ -145,7 +145,7 @@ def test_a_million_requests_need_less_than_a_gigabyte() -> None:
 def test_two_cores_run_a_thousand_scenarios_faster_than_one() -> None:
     lone = RequestClass("a", 30, (200,), (1.0,), 1.0)
     model = ServingModel((lone,), Timing(1.0), Replica(5000, prefill=Prefill.DISAGGREGATED))
-    requests = saturated(model, requests=5000)
+    requests = interleaved(model, requests=5000)
     run(model, "greedy", requests)
 
     def on_one() -> None:

@@ -109,7 +109,7 @@ def test_the_gain_of_a_cap_is_that_of_a_slow_simulator(run: Run, dear: str) -> N
     gain = rate(int(cap["value"])) / rate(64) - 1
     assert gain > 0.005
     assert cap["gains"]["saturated_throughput"]["mean"] == pytest.approx(gain, rel=1e-6)
-    assert cap["gains"]["saturated_throughput"]["ci95"] == pytest.approx([gain, gain], rel=1e-6)
+    assert cap["gains"]["saturated_throughput"]["ci95"] is None  # all are alike: no chance in them
 
 
 def test_what_sglangs_conservativeness_does_is_that_of_a_slow_simulator(run: Run, dear: str) -> None:

@@ -37,7 +37,7 @@ def document(run: Run, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_bound_is_a_further_key_and_nothing_else_changes(run: Run) -> None:
-    few = ["paper-fc-budgets", "--policy", "greedy", "--requests", "6", "--arrivals", "saturated"]
+    few = ["paper-fc-budgets", "--policy", "greedy", "--requests", "6", "--arrivals", "interleaved"]
     plain, bounded = document(run, *few), document(run, *few, "--hindsight")
     bound = bounded.pop("hindsight")
     assert bounded == plain
@@ -57,7 +57,7 @@ def test_with_a_horizon_rates_are_bounded(run: Run) -> None:
 
 
 def test_people_are_told_what_the_bound_is(run: Run) -> None:
-    few = ["paper-fc-budgets", "--policy", "greedy", "--requests", "6", "--arrivals", "saturated"]
+    few = ["paper-fc-budgets", "--policy", "greedy", "--requests", "6", "--arrivals", "interleaved"]
     code, text, _ = run(*few, "--hindsight")
     assert code == 0
     said = " ".join(text.split())
@@ -101,5 +101,5 @@ def test_a_bound_that_is_not_proven_tells_its_gap() -> None:
     )
     assert "not proven in time, no schedule was found." in said(found, None)
     assert "The bound is to hold for vllm too, with KV counted as engines do" in said(found, None)
-    alone = found._replace(results=found.results[1:], first=found.first[1:])
+    alone = found._replace(results=found.results[1:], runs=found.runs[1:])
     assert "The bound is to hold for" not in said(alone, None)  # nobody's bound is loosened

@@ -61,7 +61,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 def test_json_has_the_keys_of_the_contract(tmp_path: Path) -> None:
     found = simulated(tmp_path, "--policy", "greedy,vllm", "--seeds", "2", "--seed", "5")
-    assert list(found) == ["schema_version", "kvplan_version", "profile", "arrivals", "seeds", "policies"]
+    begin = ["schema_version", "kvplan_version", "profile", "arrivals", "seeds", "policies", "notes"]
+    assert list(found) == begin
     assert (found["schema_version"], found["kvplan_version"]) == (1, __version__)
     assert set(found["profile"]) == {"name", "sha256"}
     assert found["arrivals"] == {"kind": "poisson", "requests": 300, "horizon_s": None}
@@ -108,7 +109,8 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--policy", ","], "at least one of"),
         (["--set", "vllm.watermark"], "POLICY.PARAMETER=VALUE"),
         (["--set", "vllm.mark=1"], "vllm has watermark"),
-        (["--set", "greedy.x=1"], "greedy has no parameters"),
+        (["--set", "greedy.x=1"], "greedy has max_num_seqs"),
+        (["--arrivals", "interleaved", "--seeds", "3"], "has no chance in it; --seeds does not go with it"),
         (["--set", "wait.thresholds=1"], "'wait' is not among the policies"),
         (["--set", "vllm.watermark=much"], "a number is wanted"),
         (["--set", "vllm.watermark=1"], "from 0 to below 1"),
@@ -165,7 +167,12 @@ def test_flow_control_takes_its_budgets_from_the_plan(tmp_path: Path) -> None:
     command = ["simulate", "paper-fc-budgets", "--policy", "flow,flow-unknown,mc", "--set", "mc.assume=max"]
     assert main([*command, "--requests", "20", "--format", "json", "-o", str(target)]) == 0
     found = {one["policy"]: one["parameters"] for one in json.loads(target.read_text())["policies"]}
-    assert found == {"flow": {"budgets": [4, 4, 4]}, "flow-unknown": {"budget": 12}, "mc": {"assume": "max"}}
+    free = {"max_num_seqs": None}
+    assert found == {
+        "flow": {"budgets": [4, 4, 4], **free},
+        "flow-unknown": {"budget": 12, **free},
+        "mc": {"assume": "max", **free},
+    }
 
 
 def test_flow_control_without_budgets_says_how_to_set_them(
@@ -182,7 +189,7 @@ def test_flow_control_without_budgets_says_how_to_set_them(
 def test_more_requests_than_can_be_are_refused_before_they_are_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arrivals in ("poisson", "gamma", "burst", "saturated", "closed"):
+    for arrivals in ("poisson", "gamma", "burst", "saturated", "interleaved", "closed"):
         command = ["simulate", "tool-calls-h100", "--arrivals", arrivals, "--horizon", "1e11"]
         assert main(command) == 2
         assert "100,000,000 is the most" in capsys.readouterr().err
@@ -193,6 +200,72 @@ def test_seeds_do_not_go_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixt
     trace.write_text("time,input,output\n0,10,5\n1,10,5\n")
     assert main(["simulate", "--trace", str(trace), "--seeds", "3", "--policy", "greedy"]) == 2
     assert "--seeds does not go with it" in capsys.readouterr().err
+
+
+SEVERAL = """
+schema = 1
+name = "several"
+gpu = { memory_tokens = 4_000, max_num_seqs = 20, max_num_batched_tokens = 500 }
+timing = { d0 = "10 ms" }
+classes = [{ name = "a", input = 20, decode = { 5 = 0.5, 60 = 0.5 }, rate = 1 }]
+"""
+
+
+def several(tmp_path: Path, *more: str, text: str = SEVERAL) -> dict[str, Any]:
+    profile, out = tmp_path / "several.toml", tmp_path / "out.json"
+    profile.write_text(text)
+    command = ["simulate", str(profile), "--requests", "400", "--format", "json", "-o", str(out)]
+    assert main([*command, *more]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_saturated_seeds_differ_and_give_an_interval(tmp_path: Path) -> None:
+    """What Student's t says of the runs of each seed alone."""
+    command = ("--arrivals", "saturated", "--policy", "greedy")
+    alone = [
+        several(tmp_path, *command, "--seed", str(seed))["policies"][0]["throughput_rps"] for seed in range(3)
+    ]
+    assert len(set(alone)) == 3
+    together = several(tmp_path, *command, "--seeds", "3")
+    low, high = together["policies"][0]["ci95"]["throughput_rps"]
+    mean, variance = sum(alone) / 3, sum((x - sum(alone) / 3) ** 2 for x in alone) / 2
+    assert (low + high) / 2 == pytest.approx(mean)
+    assert (high - low) / 2 == pytest.approx(4.302653 * (variance / 3) ** 0.5, rel=1e-5)
+    assert not any("one path" in note for note in together["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "text"),
+    [("interleaved", SEVERAL), ("saturated", SEVERAL.replace("{ 5 = 0.5, 60 = 0.5 }", "60"))],
+)
+def test_requests_without_chance_are_run_once_and_have_no_interval(
+    tmp_path: Path, arrivals: str, text: str
+) -> None:
+    seeds = () if arrivals == "interleaved" else ("--seeds", "3")
+    found = several(tmp_path, "--arrivals", arrivals, "--policy", "greedy,vllm", *seeds, text=text)
+    assert found["seeds"] == [0]
+    assert {interval for policy in found["policies"] for interval in policy["ci95"].values()} == {None}
+    assert any("every seed gives this run" in note for note in found["notes"])
+
+
+def test_an_interval_from_one_path_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = several(tmp_path, "--policy", "greedy")
+    assert any("from one path" in note for note in found["notes"])
+    for format in ("text", "markdown"):
+        command = ["simulate", str(tmp_path / "several.toml"), "--requests", "400", "--format", format]
+        assert main([*command, "--policy", "greedy"]) == 0
+        assert "from one path" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_policy_is_said_to_keep_a_limit_or_not(tmp_path: Path) -> None:
+    found = several(tmp_path, "--policy", "greedy,vllm,wait", "--set", "wait.thresholds=3")
+    notes = "; ".join(found["notes"])
+    assert "max_num_seqs (20 in the profile): kept by greedy, vllm, not by wait." in notes
+    assert "max_num_batched_tokens (500 in the profile): kept by vllm, not by greedy, wait." in notes
+    greedy, _, wait = found["policies"]
+    assert greedy["parameters"] == {"max_num_seqs": 20}
+    assert wait["parameters"] == {"thresholds": [3]}
 
 
 LONE = """

@@ -24,7 +24,7 @@ from kvplan.simulation.engine import bound, run
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import Requests, poisson, saturated
+from kvplan.simulation.requests import Requests, interleaved, poisson
 from kvplan.simulation.state import AFTER, EVICTED, HEAD, NOBODY, START, TICK, Setup, State, new_state
 
 ITERATIONS = 1200  # of saturated runs; the first half is left out of what is measured
@@ -46,7 +46,7 @@ def simulated(
 
 
 def endless(model: ServingModel, iterations: int) -> Requests:
-    return saturated(model, requests=int(1.3 * iterations * saturation(model).admissions_per_iteration))
+    return interleaved(model, requests=int(1.3 * iterations * saturation(model).admissions_per_iteration))
 
 
 def saturated_run(model: ServingModel, policy: str) -> Outcome:
@@ -162,7 +162,7 @@ def test_the_protocol_trace_of_example_1() -> None:
 def backlogged(model: ServingModel, backlog: int, seed: int, horizon_s: float) -> Requests:
     """So many at time 0, Poisson arrivals behind them."""
     later = poisson(model, np.random.default_rng(seed), requests=None, horizon_s=horizon_s)
-    first = saturated(model, requests=backlog)
+    first = interleaved(model, requests=backlog)
     parts = (np.concatenate(pair) for pair in zip(list_of(first), list_of(later), strict=True))
     return Requests(*parts)
 

@@ -7,12 +7,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import SlowMap, stage_weights, stationary_mean_queue
 from strategies import mix_model, models
 
-from kvplan.analysis.admission import engine_max_num_seqs, integer_budgets, mean_queue, rate_cap
+from kvplan.analysis.admission import integer_budgets, mean_queue, rate_cap
 from kvplan.analysis.equilibrium import equilibrium, saturation
 
 
@@ -141,19 +141,6 @@ def test_the_cap_is_n_star_at_any_load_and_divided_by_share(model: object) -> No
         if c.integer_budget is not None:
             assert c.integer_budget > rate * tau
             assert c.mean_wait_s == pytest.approx(mean_queue(rate * tau, c.integer_budget) / rate, rel=1e-9)
-
-
-@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 9000), st.sampled_from([1, 7, 16]))
-def test_the_engine_cap_is_the_most_requests_that_fit_at_their_longest(
-    input_tokens: int, decode: int, memory: int, block: int
-) -> None:
-    """⌊M/max(s + d)⌋, in whole pages: counted by filling memory page by page."""
-    assume(input_tokens + decode <= memory)
-    model = mix_model((input_tokens, decode, 1.0), memory=memory, block_tokens=block)
-    each, free, fit = math.ceil(Fraction(input_tokens + decode, block)), memory // block, 0
-    while free >= each:
-        free, fit = free - each, fit + 1
-    assert engine_max_num_seqs(model) == fit
 
 
 @given(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import mix_model, models
 
 from kvplan.model import ServingModel
-from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
+from kvplan.simulation.requests import Requests, burst, closed, interleaved, poisson, renewal
 
 Generate = Callable[[ServingModel, np.random.Generator, int | None, float | None], Requests]
 
@@ -69,9 +69,9 @@ def test_open_arrivals_come_before_the_horizon(
 
 
 @given(models(), st.integers(0, 500))
-def test_saturated_requests_keep_to_their_shares_all_along(model: ServingModel, requests: int) -> None:
+def test_interleaved_requests_keep_to_their_shares_all_along(model: ServingModel, requests: int) -> None:
     """Classes to within 2 of their share, and the lengths of a class to within 2 of their weight."""
-    some = saturated(model, requests=requests)
+    some = interleaved(model, requests=requests)
     assert_of_the_model(some, model)
     rates = np.array([c.rate_rps for c in model.classes])
     assert_kept(some.class_index, np.arange(rates.size), rates)
@@ -86,7 +86,7 @@ def test_saturated_requests_keep_to_their_shares_all_along(model: ServingModel, 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60))
 def test_many_classes_of_any_rates_keep_to_their_shares(rates: list[float]) -> None:
     model = mix_model(*[(1, 1, rate) for rate in rates])
-    assert_kept(saturated(model, requests=600).class_index, np.arange(len(rates)), np.array(rates))
+    assert_kept(interleaved(model, requests=600).class_index, np.arange(len(rates)), np.array(rates))
 
 
 def assert_kept(seen: np.ndarray, values: np.ndarray, amounts: np.ndarray) -> None:

@@ -20,7 +20,6 @@ from kvplan.analysis.worst_cycle import (
     Cycle,
     CycleKind,
     cycle_throughput_rps,
-    eviction_is_impossible,
     gap_cycle_throughput,
     pulse_cycle,
     pulse_is_stable,
@@ -327,28 +326,6 @@ def test_kinds_follow_the_rules_of_the_report() -> None:
     # the longest request holds 12 tokens: 833 of them fit, 834 do not
     assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=833) is CycleKind.NONE
     assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=834) is not CycleKind.NONE
-
-
-@given(
-    st.integers(1, 400),
-    st.integers(1, 400),
-    st.integers(1, 20_000),
-    st.sampled_from([1, 16]),
-    st.integers(1, 200),
-)
-def test_eviction_is_impossible_iff_the_longest_requests_fit_together(
-    input_tokens: int, decode: int, memory: int, block: int, seqs: int
-) -> None:
-    """max_num_seqs · max(s + d) <= M, in whole pages."""
-    assume(input_tokens + decode <= memory)
-    model = mix_model(
-        (input_tokens, decode, 1.0), (1, 1, 1.0), memory=memory, block_tokens=block, max_num_seqs=seqs
-    )
-    pages = memory // block
-    for _ in range(seqs):
-        pages -= math.ceil(Fraction(input_tokens + decode, block))
-    assert eviction_is_impossible(model) == (pages >= 0)
-    assert not eviction_is_impossible(replace(model, replica=replace(model.replica, max_num_seqs=None)))
 
 
 @given(models(max_decode=6, max_input=60, max_classes=3, limits=True))

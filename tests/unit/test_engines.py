@@ -477,7 +477,7 @@ def test_json_has_what_is_needed_to_set_and_to_simulate_it() -> None:
     assert setting["parameters"] == {"max_num_seqs": 41.0}
     assert setting["gains"]["saturated_throughput"] == {
         "mean": pytest.approx(0.1),
-        "ci95": [pytest.approx(0.1), pytest.approx(0.1)],
+        "ci95": None,  # it did not vary
     }
     assert setting["headroom"] == {
         "before": analyze(limited(ONE, max_num_seqs=99), name="", sha256="").load.headroom,

@@ -12,10 +12,11 @@ from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine, policies
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Scenario, Settings
+from kvplan.simulation.policies.limits import LIMITS
+from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
-SHARED = {"protocol", "longest"}  # modules of the package that are no policies
+SHARED = {"protocol", "longest", "limits"}  # modules of the package that are no policies
 GIVEN = {  # where the default follows from decode lengths or the plan, or keeps so much room that nothing happens
     "sglang": {"max_new": (30,), "conservativeness": (0,)},
     "trtllm-no-evict": {"max_new": (30,)},
@@ -55,7 +56,7 @@ def test_every_module_is_a_policy_under_its_own_name_with_a_second_opinion() -> 
 
 
 @every_policy
-@pytest.mark.parametrize("limit", sorted(ENGINE_LIMITS))
+@pytest.mark.parametrize("limit", sorted(LIMITS))
 def test_a_limit_of_the_profile_changes_a_run_where_the_policy_keeps_it(name: str, limit: str) -> None:
     free, limited = (
         run(name, crowd(LENGTHS), replica)
@@ -63,6 +64,14 @@ def test_a_limit_of_the_profile_changes_a_run_where_the_policy_keeps_it(name: st
     )
     changed = free.finish_s.tolist() != limited.finish_s.tolist()
     assert changed is (limit in POLICIES[name].limits)
+
+
+@every_policy
+def test_every_policy_says_which_limits_it_keeps(name: str) -> None:
+    """The token budget binds engines alone, and WAIT, which has requests wait while they hold memory, neither."""
+    policy = POLICIES[name]
+    expected = set(LIMITS) if policy.engine else set() if policy.gathers else {"max_num_seqs"}
+    assert policy.limits == expected
 
 
 @every_policy

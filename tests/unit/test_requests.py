@@ -1,6 +1,7 @@
 """Generated requests against the laws that they are drawn from; bounds are six standard deviations or more."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,16 @@ from strategies import mix_model
 
 from kvplan.model import RequestClass, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
-from kvplan.simulation.requests import Requests, burst, closed, lengths, poisson, renewal, saturated
+from kvplan.simulation.requests import (
+    Requests,
+    burst,
+    closed,
+    interleaved,
+    lengths,
+    poisson,
+    renewal,
+    saturated,
+)
 
 TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))
 ONE = mix_model((10, 5, 2.0))
@@ -177,8 +187,8 @@ def test_bursts_that_change_nothing_are_poisson_arrivals() -> None:
     assert same.decode_tokens.tolist() == plain.decode_tokens.tolist()
 
 
-def test_saturated_requests_take_turns() -> None:
-    some = saturated(mix_model((1, [3, 5], 1.0), (2, 7, 1.0)), requests=8)
+def test_interleaved_requests_take_turns() -> None:
+    some = interleaved(mix_model((1, [3, 5], 1.0), (2, 7, 1.0)), requests=8)
     assert some.class_index.tolist() == [0, 1] * 4
     assert some.decode_tokens.tolist() == [3, 7, 5, 7, 3, 7, 5, 7]
     assert some.input_tokens.tolist() == [1, 2] * 4
@@ -189,12 +199,19 @@ def test_saturated_requests_take_turns() -> None:
 def test_many_rare_classes_do_not_arrive_together() -> None:
     """A class of half the requests among a hundred others: every second one is of it, from first to last."""
     model = mix_model((1, 3, 100.0), *[(1, 5, 1.0)] * 100)
-    assert (saturated(model, requests=1000).class_index == 0).tolist() == [True, False] * 500
+    assert (interleaved(model, requests=1000).class_index == 0).tolist() == [True, False] * 500
 
 
 def test_clients_draw_their_classes_by_share() -> None:
     some = closed(TWO, generator(), clients=7, requests=10_000)
     assert some.clients == 7
+    assert not some.arrival_s.any()
+    assert_shares(some, TWO)
+
+
+def test_saturated_requests_are_drawn_by_share_and_all_there() -> None:
+    some = saturated(TWO, generator(), requests=10_000)
+    assert some.clients is None
     assert not some.arrival_s.any()
     assert_shares(some, TWO)
 
@@ -226,7 +243,19 @@ def test_a_study_has_one_run_of_requests_for_each_seed(kind: Arrivals) -> None:
     first, again, other = (generate(TWO, Load(kind, requests=300), seed) for seed in (1, 1, 2))
     for name in ("arrival_s", "input_tokens", "decode_tokens", "class_index"):
         assert getattr(first, name).tolist() == getattr(again, name).tolist()
-    assert (first.decode_tokens.tolist() == other.decode_tokens.tolist()) is (kind is Arrivals.SATURATED)
+    assert (first.decode_tokens.tolist() == other.decode_tokens.tolist()) is (kind is Arrivals.INTERLEAVED)
+
+
+@pytest.mark.parametrize("kind", Arrivals)
+def test_seeds_differ_where_a_load_says_that_it_is_drawn(kind: Arrivals) -> None:
+    for model in (TWO, replace(TWO, classes=TWO.classes[:1]), mix_model((3, 5, 1.0))):
+        load = Load(kind, requests=50)
+        first, other = (generate(model, load, seed) for seed in (1, 2))
+        same = all(
+            getattr(first, name).tolist() == getattr(other, name).tolist()
+            for name in ("arrival_s", "decode_tokens", "class_index")
+        )
+        assert load.is_drawn(model) is not same
 
 
 @pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])

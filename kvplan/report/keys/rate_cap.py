@@ -46,9 +46,12 @@ RATE_CAP = Block(
         ),
         Record(
             "rate_cap.engine_max_num_seqs",
-            "Concurrency at which even the longest requests cannot overflow memory.",
-            formula="⌊⌊M/b⌋/⌈max(s + d)/b⌉⌋",
-            here=lambda e: f"⌊{e('blocks')} / {e('longest_blocks')}⌋",
+            "Concurrency at which even the longest requests cannot overflow memory; nor in vLLM, which reserves a page "
+            "and computes no KV of a last token.",
+            formula="min(⌊⌊M/b⌋/⌈max(s + d)/b⌉⌋, ⌊(⌊M/b⌋ − 1)/⌈(max(s + d) − 1)/b⌉⌋)",
+            here=lambda e: (
+                f"min(⌊{e('blocks')} / {e('longest_blocks')}⌋, ⌊({e('blocks')} − 1) / {e('computed_blocks')}⌋)"
+            ),
             source="new",
             unit="requests",
             whole=True,

@@ -10,7 +10,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
-from kvplan.simulation.requests import Requests, burst, closed, poisson, renewal, saturated
+from kvplan.simulation.requests import Requests, burst, closed, interleaved, poisson, renewal, saturated
 
 MAX_REQUESTS = 10**8
 DEFAULT_REQUESTS = 10_000
@@ -26,7 +26,11 @@ class Arrivals(StrEnum):
     GAMMA = "gamma"
     BURST = "burst"
     SATURATED = "saturated"
+    INTERLEAVED = "interleaved"
     CLOSED = "closed"
+
+
+_ALWAYS_THERE = (Arrivals.SATURATED, Arrivals.INTERLEAVED, Arrivals.CLOSED)  # whatever the rates
 
 
 class Load(NamedTuple):
@@ -43,12 +47,17 @@ class Load(NamedTuple):
     @property
     def follows_rates(self) -> bool:
         """Whether the rates of the model say when requests arrive."""
-        return self.trace is None and self.kind not in (Arrivals.SATURATED, Arrivals.CLOSED)
+        return self.trace is None and self.kind not in _ALWAYS_THERE
 
+    @property
+    def is_saturated(self) -> bool:
+        """Whether all requests are there at the beginning."""
+        return self.trace is None and self.kind in (Arrivals.SATURATED, Arrivals.INTERLEAVED)
 
-def crowd(requests: int) -> Load:
-    """So many at time 0, in an order drawn for each seed; `Arrivals.SATURATED` has the same order for all."""
-    return Load(Arrivals.CLOSED, requests, concurrency=requests)
+    def is_drawn(self, model: ServingModel) -> bool:
+        """Whether seeds differ: not in what is recorded or interleaved, nor where all are alike and always there."""
+        drawn = self.trace is None and self.kind is not Arrivals.INTERLEAVED
+        return drawn and (self.follows_rates or model.mix.share.size > 1)
 
 
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:
@@ -73,7 +82,7 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
     expected = _expected(model, load)
     if expected > MAX_REQUESTS:
         raise UsageError(f"some {expected:.3g} requests until the horizon; {MAX_REQUESTS:,} is the most")
-    if load.kind in (Arrivals.SATURATED, Arrivals.CLOSED) and size is None:
+    if load.kind in _ALWAYS_THERE and size is None:
         size = math.ceil(expected) + load.concurrency + 1000
     match load.kind:
         case Arrivals.POISSON:
@@ -87,7 +96,10 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
             )
         case Arrivals.SATURATED:
             assert size is not None
-            return saturated(model, requests=size)
+            return saturated(model, rng, requests=size)
+        case Arrivals.INTERLEAVED:
+            assert size is not None
+            return interleaved(model, requests=size)
         case Arrivals.CLOSED:
             assert size is not None
             return closed(model, rng, clients=load.concurrency, requests=size)
@@ -97,7 +109,7 @@ def _expected(model: ServingModel, load: Load) -> float:
     """How many requests there will be, about; of those that are always there, more than can be served."""
     if load.requests is not None or load.horizon_s is None:
         return float(load.requests or 0)
-    if load.kind in (Arrivals.SATURATED, Arrivals.CLOSED):
+    if load.kind in _ALWAYS_THERE:
         return 3 * saturation(model).throughput_rps * load.horizon_s
     high, low, on_s, off_s = load.burst
     factor = (high * on_s + low * off_s) / (on_s + off_s) if load.kind is Arrivals.BURST else 1.0

@@ -70,8 +70,8 @@ def load(
     )
 
 
-def seeds(first: int, count: int, *, replayed: bool = False) -> list[int]:
-    """`count` seeds from `first` on; in what is replayed there is no chance, and one is enough.
+def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[int]:
+    """`count` seeds from `first` on; the option that leaves nothing to chance, if there is one, goes with one alone.
 
     Examples
     --------
@@ -82,8 +82,8 @@ def seeds(first: int, count: int, *, replayed: bool = False) -> list[int]:
         raise UsageError(f"--seed {first}: 0 or more")
     if not 1 <= count <= _MAX_SEEDS:
         raise UsageError(f"--seeds {count}: 1 to {_MAX_SEEDS:,}")
-    if replayed and count > 1:
-        raise UsageError("--trace has no chance in it; --seeds does not go with it")
+    if without_chance is not None and count > 1:
+        raise UsageError(f"{without_chance} has no chance in it; --seeds does not go with it")
     return list(range(first, first + count))
 
 

@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.load import Load, crowd
+from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
 from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 
+_NO_SPREAD = 1e-12  # of relative differences: rounding
 _CAPS = frozenset({"max_num_seqs", "max_running_requests"})
 
 
@@ -100,8 +102,8 @@ class Bench:
         announce: Announce | None = None,
     ) -> None:
         self._model = replace(model, schedule=None)  # offered are the rates as they stand, at any time
-        alike = model.mix.share.size == 1  # no order to draw: one saturated run is as good as many
-        self._saturated = scenarios(self._model, plan, crowd(requests), seeds[:1] if alike else seeds)
+        full = Load(Arrivals.SATURATED, requests)  # without chance in it one run is as good as many
+        self._saturated = scenarios(self._model, plan, full, seeds if full.is_drawn(model) else seeds[:1])
         self._offered = scenarios(self._model, plan, Load(requests=requests), seeds)
         self._progress, self._announce = progress, announce
         self._plain: dict[str, list[Outcome]] = {}  # at the offered rate
@@ -142,7 +144,7 @@ def _never_binds(name: str, value: float, plain: Sequence[Outcome], model: Servi
     if name == "watermark":
         # Held at an admission is at most the peak; the sequence to be admitted is at most as long as any in the end.
         replica = model.replica
-        blocks = max(replica.memory_tokens // replica.block_tokens - 1, 0)
+        blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
         longest = math.ceil(max(c.max_tokens for c in model.classes) / replica.block_tokens)
         return all(
             math.ceil(run.kv_peak / replica.block_tokens) + longest <= blocks - math.ceil(value * blocks)
@@ -235,5 +237,6 @@ def paired(differences: Sequence[float]) -> Gain:
     """
     n = len(differences)
     mean = math.fsum(differences) / n
-    half_width = t_quantile(n - 1) * float(np.std(differences, ddof=1)) / math.sqrt(n)
+    spread = float(np.std(differences, ddof=1))
+    half_width = t_quantile(n - 1) * spread / math.sqrt(n) if spread > _NO_SPREAD else 0.0
     return Gain(mean, mean - half_width, mean + half_width)

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_rows, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies.limits import LIMITS
 from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.requests import Requests
 
 
 class Study(NamedTuple):
@@ -21,10 +23,17 @@ class Study(NamedTuple):
     requests: int  # in a run of the first seed
     seeds: tuple[int, ...]  # those that the figures are of: all of them unless interrupted
     results: tuple[PolicyResult, ...]
-    first: tuple[Outcome, ...]  # of the first seed, one for each policy
+    runs: tuple[tuple[tuple[Requests, Outcome], ...], ...]  # one of each seed, for each policy
     missing: tuple[str, ...]  # policies that had not begun when the study was interrupted
     interrupted: bool
     scheduled: bool | None = None  # whether arrivals follow the profile's schedule; None where it has none
+    limits: Mapping[str, int] = {}  # of `[gpu]`, by name
+    by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
+
+    @property
+    def first(self) -> tuple[Outcome, ...]:
+        """The run of the first seed of each policy."""
+        return tuple(mine[0][1] for mine in self.runs)
 
     @property
     def cut_short(self) -> tuple[str, ...]:
@@ -52,13 +61,14 @@ def study(
     policies
         From `kvplan.simulation.experiments.options.chosen`.
     seeds
-        A trace has chance in nothing and is run once.
+        A load without chance in it is run once, with the first of them.
     compile
         Run compiled loops from the beginning, or never; see `kvplan.simulation.engine.run`.
     threads
         How many runs go on at once; as many as there are cores if None.
     """
-    seeds = tuple(seeds[:1] if load.trace is not None else seeds)
+    seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
+    by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
     drawn = scenarios(model, plan, load, seeds)
     if drawn[0].requests.arrival_s.size == 0:
         raise UsageError("no request arrives before the horizon; a longer one is wanted")
@@ -70,7 +80,7 @@ def study(
     rows, interrupted = run_rows(list(jobs.values()), progress, announce, compile=compile, threads=threads)
     kept = _comparable(rows) if interrupted else list(range(len(seeds)))
     shown = {
-        name: [found for i in kept if (found := mine[i]) is not None]
+        name: tuple((drawn[i].requests, found) for i in kept if (found := mine[i]) is not None)
         for name, mine in zip(jobs, rows, strict=True)
     }
     shown = {name: mine for name, mine in shown.items() if mine}
@@ -84,17 +94,20 @@ def study(
             policy_result(
                 name,
                 parameters[name],
-                [(drawn[i].requests, found) for i, found in zip(kept, mine, strict=True)],
+                mine,
                 drawn[0].names,
                 horizon_s=load.horizon_s,
-                saturated=load.trace is None and load.kind is Arrivals.SATURATED,
+                saturated=load.is_saturated,
+                by_chance=by_chance,
             )
             for name, mine in shown.items()
         ),
-        first=tuple(mine[0] for mine in shown.values()),
+        runs=tuple(shown.values()),
         missing=tuple(name for name in policies if name not in shown),
         interrupted=interrupted,
         scheduled=None if model.schedule is None else load.follows_rates,
+        limits={name: limit for name in LIMITS if (limit := getattr(model.replica, name)) is not None},
+        by_chance=by_chance,
     )
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance, due_slot, evict, kernel, overflows
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.ranks import last_of, lowest, pile, unpile
 from kvplan.simulation.state import DUE_AFTER, EXPECTED, HEAD, NOBODY, START, TICK, Setup, State
@@ -54,8 +55,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inline = scenario.model.replica.prefill is Prefill.INLINE
     longest = max(int(requests.decode_tokens.max(initial=1)), shortest) + inline
     expected = np.full(requests.decode_tokens.size, shortest + inline, dtype=np.int64)
-    setup = one_queue(requests)._replace(expected=expected, ranks=longest + 1)
-    return setup, {"shortest": shortest}
+    seats = most_running(scenario, settings)
+    setup = one_queue(requests)._replace(expected=expected, ranks=longest + 1, seats=seats)
+    return setup, {"shortest": shortest, SEQUENCES: seats}
 
 
 def shortest_possible(scenario: Scenario) -> int:
@@ -70,6 +72,8 @@ POLICY = Policy(
     prepare=prepare,
     form_batch=form_batch,
     parameters={
-        "shortest": "decode length that all requests are taken for at first; the shortest of all classes"
+        "shortest": "decode length that all requests are taken for at first; the shortest of all classes",
+        **MOST_RUNNING,
     },
+    limits=frozenset(MOST_RUNNING),
 )

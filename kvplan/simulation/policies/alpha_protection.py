@@ -6,7 +6,17 @@ from fractions import Fraction
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import admit, advance, blocks_of, evict, group_list, kernel, overflows
+from kvplan.simulation.actions import (
+    admit,
+    advance,
+    blocks_of,
+    evict,
+    group_list,
+    kernel,
+    overflows,
+    seat_is_free,
+)
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import (
     AGAIN,
@@ -48,6 +58,7 @@ def form_batch(s: State) -> None:
     request = s.list[0, HEAD]
     while (
         request != NOBODY
+        and seat_is_free(s)
         and s.counter[HELD] + blocks_of(s, s.request[request, FIRST_WEIGHT]) <= s.knobs[LIMIT]
     ):
         admit(s, request, 0)
@@ -65,7 +76,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     # exact, as the decimal that was written
     limit = math.floor((1 - Fraction(repr(alpha))) * replica.memory_tokens / replica.block_tokens)
     knobs = np.array([limit, -1.0, -1.0])
-    return one_queue(scenario.requests)._replace(knobs=knobs), {"alpha": alpha}
+    seats = most_running(scenario, settings)
+    setup = one_queue(scenario.requests)._replace(knobs=knobs, seats=seats)
+    return setup, {"alpha": alpha, SEQUENCES: seats}
 
 
 POLICY = Policy(
@@ -73,6 +86,7 @@ POLICY = Policy(
     summary="admit while memory stays below 1 - α; an overflow evicts everybody (FC 4.1.1)",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={"alpha": "share of memory kept free at admission; 0.1"},
+    parameters={"alpha": "share of memory kept free at admission; 0.1", **MOST_RUNNING},
+    limits=frozenset(MOST_RUNNING),
     may_livelock=True,
 )

@@ -5,6 +5,7 @@ import numpy as np
 from kvplan.analysis.admission import rate_cap
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, kernel
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import Setup, State
 
@@ -29,11 +30,13 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     found = settings.counts("budgets", len(scenario.names), "one for each class")
     if found is None:
         found = _planned(scenario)
+    seats = most_running(scenario, settings)
     return one_queue(scenario.requests)._replace(
         queue_of=scenario.requests.class_index,
         queues=len(found),
         knobs=np.array(found, dtype=np.float64),
-    ), {"budgets": list(found)}
+        seats=seats,
+    ), {"budgets": list(found), SEQUENCES: seats}
 
 
 def _planned(scenario: Scenario) -> tuple[int, ...]:
@@ -58,5 +61,9 @@ POLICY = Policy(
     summary="at most so many admissions of each class in an iteration (FC Algorithm 1)",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={"budgets": "one for each class, with commas; rate_cap.classes[].integer_budget"},
+    parameters={
+        "budgets": "one for each class, with commas; rate_cap.classes[].integer_budget",
+        **MOST_RUNNING,
+    },
+    limits=frozenset(MOST_RUNNING),
 )

@@ -11,6 +11,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits, kernel
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
@@ -39,8 +40,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     budget = settings.number("budget", planned)
     if budget < LEAST:
         raise UsageError(f"flow-unknown.budget = {budget:g}: admissions per iteration, at least 1e-6")
-    setup = one_queue(scenario.requests)._replace(knobs=np.array(cap_knobs(budget)))
-    return setup, {"budget": int(budget) if budget == int(budget) else budget}
+    seats = most_running(scenario, settings)
+    setup = one_queue(scenario.requests)._replace(knobs=np.array(cap_knobs(budget)), seats=seats)
+    return setup, {"budget": int(budget) if budget == int(budget) else budget, SEQUENCES: seats}
 
 
 POLICY = Policy(
@@ -48,5 +50,9 @@ POLICY = Policy(
     summary="at most so many admissions in an iteration; evict last admitted first (FC Algorithm 2)",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={"budget": "admissions per iteration, or their mean; rate_cap.per_iteration, rounded down"},
+    parameters={
+        "budget": "admissions per iteration, or their mean; rate_cap.per_iteration, rounded down",
+        **MOST_RUNNING,
+    },
+    limits=frozenset(MOST_RUNNING),
 )

@@ -1,6 +1,7 @@
 """Greedy admission: whatever fits now (SIC 2.2)."""
 
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, kernel
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import WAITING, Setup, State
 
@@ -14,8 +15,9 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Nothing can be set."""
-    return one_queue(scenario.requests), {}
+    """The engine's limit from the profile; absent, as many run as fit."""
+    seats = most_running(scenario, settings)
+    return one_queue(scenario.requests)._replace(seats=seats), {SEQUENCES: seats}
 
 
 POLICY = Policy(
@@ -23,4 +25,6 @@ POLICY = Policy(
     summary="admit whatever fits now; evict least progressed first (SIC 2.2)",
     prepare=prepare,
     form_batch=form_batch,
+    parameters=MOST_RUNNING,
+    limits=frozenset(MOST_RUNNING),
 )

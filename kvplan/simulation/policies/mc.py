@@ -6,6 +6,7 @@ from kvplan.errors import UsageError
 from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance, kernel
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import HEAD, NOBODY, Setup, State, stage_weights
 
@@ -36,7 +37,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     if assume == MAX:
         inline = scenario.model.replica.prefill is Prefill.INLINE
         stages = np.full_like(stages, longest_possible(scenario) + inline)
-    return one_queue(requests)._replace(expected=stages), {"assume": ASSUME[int(assume)]}
+    seats = most_running(scenario, settings)
+    setup = one_queue(requests)._replace(expected=stages, seats=seats)
+    return setup, {"assume": ASSUME[int(assume)], SEQUENCES: seats}
 
 
 def longest_possible(scenario: Scenario) -> int:
@@ -51,7 +54,11 @@ POLICY = Policy(
     summary="first come first served while the memory of all residents suffices to their ends (FC 4.1.1)",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={"assume": "exact: decode lengths are known; max: all are taken for the longest; exact"},
+    parameters={
+        "assume": "exact: decode lengths are known; max: all are taken for the longest; exact",
+        **MOST_RUNNING,
+    },
+    limits=frozenset(MOST_RUNNING),
     words={"assume": ASSUME},
     knows_lengths=True,
     evicts=False,

@@ -4,6 +4,7 @@ import numpy as np
 
 from kvplan.simulation.actions import admit, advance, kernel
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.ranks import count, lowest
 from kvplan.simulation.state import HEAD, JOINED, NOBODY, QUEUE, Setup, State, stage_weights
@@ -30,13 +31,13 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Nothing can be set. There is a queue for each decode length."""
+    """There is a queue for each decode length."""
     _, stages = stage_weights(scenario.requests, scenario.model.replica.prefill)
     lengths, queue_of = np.unique(stages, return_inverse=True)
-    queues = max(lengths.size, 1)
+    queues, seats = max(lengths.size, 1), most_running(scenario, settings)
     return one_queue(scenario.requests)._replace(
-        queue_of=queue_of, queues=queues, ranks=queues, expected=stages, knobs=np.zeros(1)
-    ), {}
+        queue_of=queue_of, queues=queues, ranks=queues, expected=stages, knobs=np.zeros(1), seats=seats
+    ), {SEQUENCES: seats}
 
 
 POLICY = Policy(
@@ -44,6 +45,8 @@ POLICY = Policy(
     summary="shortest decode length first while the memory of all residents suffices to their ends (FC 4.1.1)",
     prepare=prepare,
     form_batch=form_batch,
+    parameters=MOST_RUNNING,
+    limits=frozenset(MOST_RUNNING),
     knows_lengths=True,
     evicts=False,
 )

@@ -7,6 +7,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits, kernel
+from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, ITERATIONS, NOBODY, RESIDENT, Setup, State
 
@@ -65,7 +66,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     cap = settings.number("beta", saturation(scenario.model).admissions_per_iteration)
     if not LEAST <= cap < math.inf:
         raise UsageError(f"rate-limited.beta = {cap:g}: admissions per iteration, at least 1e-6")
-    return one_queue(scenario.requests)._replace(knobs=np.array(cap_knobs(cap))), {"beta": cap}
+    seats = most_running(scenario, settings)
+    setup = one_queue(scenario.requests)._replace(knobs=np.array(cap_knobs(cap)), seats=seats)
+    return setup, {"beta": cap, SEQUENCES: seats}
 
 
 POLICY = Policy(
@@ -73,5 +76,6 @@ POLICY = Policy(
     summary="greedy admission under a cap per iteration (SIC 5.1)",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={"beta": "admissions per iteration; rate_cap.per_iteration"},
+    parameters={"beta": "admissions per iteration; rate_cap.per_iteration", **MOST_RUNNING},
+    limits=frozenset(MOST_RUNNING),
 )

@@ -10,13 +10,13 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import blocks_of, kernel
-from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.policies.vllm import NO_CAP, admit_prompts, serve_running
 from kvplan.simulation.state import CAPACITY, FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, STAGE, Setup, State
 
-LIMIT = 3  # the parameters before are those of vllm, after it are the iterations skipped
+LIMIT = 2  # the parameters before are those of vllm, after it are the iterations skipped
 
 
 @kernel
@@ -36,14 +36,14 @@ def form_batch(s: State) -> None:
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; no cap unless one is set."""
-    sequences, tokens = vllm.limits(scenario, settings)
+    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     cap = settings.number("cap", NO_CAP)
     if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([sequences, tokens, 0.0, *cap_knobs(cap)])
+        knobs=np.array([tokens or UNLIMITED, 0.0, *cap_knobs(cap)]), seats=seats
     )
-    return setup, {"cap": None if cap == NO_CAP else cap, **vllm.as_run(sequences, tokens)}
+    return setup, {"cap": None if cap == NO_CAP else cap, SEQUENCES: seats, TOKENS: tokens}
 
 
 POLICY = Policy(
@@ -51,7 +51,7 @@ POLICY = Policy(
     summary="Sarathi: decodes first, then chunks of prompts within a token budget; the last admitted is evicted",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={"cap": "most admissions per iteration, 0.5 is one in two; none", **vllm.LIMITS},
+    parameters={"cap": "most admissions per iteration, 0.5 is one in two; none", **LIMITS},
     engine=True,
-    limits=ENGINE_LIMITS,
+    limits=frozenset(LIMITS),
 )

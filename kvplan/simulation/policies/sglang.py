@@ -18,11 +18,29 @@ flag that spares SGLang from asking again until a request has ended.
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import advance, append, group_list, kernel, overflows, seat, stand_by, take_out
-from kvplan.simulation.policies import vllm
+from kvplan.simulation.actions import (
+    advance,
+    append,
+    group_list,
+    kernel,
+    overflows,
+    seat,
+    seat_is_free,
+    stand_by,
+    take_out,
+)
+from kvplan.simulation.policies.limits import (
+    LIMITS,
+    MOST_RUNNING,
+    SEQUENCES,
+    TOKENS,
+    UNLIMITED,
+    most_running,
+    token_budget,
+)
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
-from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, compute_prompt, preempt
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt, preempt
 from kvplan.simulation.state import (
     AFTER,
     BLOCK,
@@ -46,7 +64,7 @@ from kvplan.simulation.state import (
     State,
 )
 
-RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS = range(2, 7)
+RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS = range(1, 6)
 FORESIGHT = 4096  # tokens of output still to come that count at most
 _INITIAL, _LEAST, _DECAY_ITERATIONS = 0.7, 0.14, 600
 _STEPS_AHEAD = 20
@@ -93,7 +111,7 @@ def outlook(s: State, request: int) -> int:
 def next_fits(s: State, reserved: float) -> bool:
     """Whether the next in line fits, its output included, beside what is reserved."""
     request = s.list[0, HEAD]
-    if request == NOBODY or s.counter[RESIDENT] >= s.knobs[MAX_SEQUENCES]:
+    if request == NOBODY or not seat_is_free(s):
         return False
     whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
     free = (s.fixed[CAPACITY] - s.counter[HELD]) * s.fixed[BLOCK]
@@ -175,7 +193,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     conservativeness = settings.number("conservativeness", 1.0)
     if conservativeness < 0:
         raise UsageError(f"sglang.conservativeness = {conservativeness:g}: at least 0")
-    sequences, tokens = vllm.limits(scenario, settings, _MOST_RUNNING)
+    seats, tokens = most_running(scenario, settings, _MOST_RUNNING), token_budget(scenario, settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
     usable = replica.memory_tokens // replica.block_tokens * replica.block_tokens
@@ -183,13 +201,15 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
     setup = as_engines_count(requests)._replace(
-        knobs=np.array([sequences, tokens, first, first, least, decay, 0.0]),
+        knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
+        seats=seats,
     )
     return setup, {
         "conservativeness": conservativeness,
         "max_new": list(max_new),
-        **vllm.as_run(sequences, tokens, _MOST_RUNNING),
+        _MOST_RUNNING: seats,
+        TOKENS: tokens,
     }
 
 
@@ -218,9 +238,9 @@ POLICY = Policy(
     parameters={
         "conservativeness": "how large that share is, SGLang's --schedule-conservativeness; 1",
         **MAX_NEW,
-        _MOST_RUNNING: vllm.LIMITS["max_num_seqs"],
-        "max_num_batched_tokens": "most tokens of prompts in an iteration; the profile's",
+        _MOST_RUNNING: MOST_RUNNING[SEQUENCES],
+        TOKENS: "most tokens of prompts in an iteration; the profile's",
     },
     engine=True,
-    limits=ENGINE_LIMITS,
+    limits=frozenset(LIMITS),
 )

@@ -6,11 +6,11 @@ the token budget, as in `vllm`.
 
 import numpy as np
 
-from kvplan.simulation.actions import advance, group_list, kernel, seat
-from kvplan.simulation.policies import vllm
+from kvplan.simulation.actions import advance, group_list, kernel, seat, seat_is_free
+from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
-from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, compute_prompt, pause
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt, pause
 from kvplan.simulation.state import (
     CAPACITY,
     HEAD,
@@ -20,7 +20,6 @@ from kvplan.simulation.state import (
     PARTLY,
     PROMISE,
     PROMISED,
-    RESIDENT,
     Setup,
     State,
 )
@@ -42,7 +41,7 @@ def form_batch(s: State) -> None:
 @kernel
 def admit_promised(s: State, budget: int) -> None:
     """In order of arrival, while the next request fits at its longest next to all others at theirs."""
-    while budget > 0 and s.counter[RESIDENT] < s.knobs[MAX_SEQUENCES]:
+    while budget > 0 and seat_is_free(s):
         request = s.list[0, HEAD]
         if request == NOBODY or s.counter[PROMISED] + s.request[request, PROMISE] > s.fixed[CAPACITY]:
             return
@@ -53,14 +52,14 @@ def admit_promised(s: State, budget: int) -> None:
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
-    sequences, tokens = vllm.limits(scenario, settings)
+    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
     longest = np.maximum(requests.input_tokens, 1) + np.array(max_new, dtype=np.int64)[requests.class_index]
     setup = as_engines_count(requests)._replace(
-        knobs=np.array([sequences, tokens]), promise=-(-longest // replica.block_tokens)
+        knobs=np.array([tokens or UNLIMITED]), promise=-(-longest // replica.block_tokens), seats=seats
     )
-    return setup, {"max_new": list(max_new), **vllm.as_run(sequences, tokens)}
+    return setup, {"max_new": list(max_new), SEQUENCES: seats, TOKENS: tokens}
 
 
 POLICY = Policy(
@@ -68,8 +67,8 @@ POLICY = Policy(
     summary="TensorRT-LLM's GUARANTEED_NO_EVICT: input and longest output are reserved at admission, nobody is evicted",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={**MAX_NEW, **vllm.LIMITS},
+    parameters={**MAX_NEW, **LIMITS},
     engine=True,
-    limits=ENGINE_LIMITS,
+    limits=frozenset(LIMITS),
     evicts=False,
 )

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import (
     advance,
@@ -20,9 +21,11 @@ from kvplan.simulation.actions import (
     overflows,
     schedule,
     seat,
+    seat_is_free,
     unschedule,
 )
-from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.state import (
     BEFORE,
     BLOCK,
@@ -51,9 +54,8 @@ from kvplan.simulation.state import (
     State,
 )
 
-MAX_SEQUENCES, MAX_TOKENS, WATERMARK = range(3)
+MAX_TOKENS, WATERMARK = range(2)
 NO_CAP = 1 << 30  # admissions in an iteration
-_UNLIMITED = float(1 << 50)
 
 
 @kernel
@@ -120,7 +122,7 @@ def further_blocks(s: State, request: int, budget: int) -> int:
 @kernel
 def admit_prompts(s: State, budget: int, most: int) -> None:
     """In order of arrival, while the whole next sequence fits; only the part granted takes blocks."""
-    while budget > 0 and most > 0 and s.counter[RESIDENT] < s.knobs[MAX_SEQUENCES]:
+    while budget > 0 and most > 0 and seat_is_free(s):
         request = s.list[0, HEAD]
         if request == NOBODY:
             return
@@ -178,12 +180,14 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     """Engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
     watermark = watermark_share(settings)
-    sequences, tokens = limits(scenario, settings)
-    blocks = max(replica.memory_tokens // replica.block_tokens - 1, 0)
+    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
+    blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)]), capacity_blocks=blocks
+        knobs=np.array([tokens or UNLIMITED, math.ceil(watermark * blocks)]),
+        capacity_blocks=blocks,
+        seats=seats,
     )
-    return setup, {"watermark": watermark, **as_run(sequences, tokens)}
+    return setup, {"watermark": watermark, SEQUENCES: seats, TOKENS: tokens}
 
 
 def watermark_share(settings: Settings) -> float:
@@ -192,31 +196,6 @@ def watermark_share(settings: Settings) -> float:
     if not 0 <= share < 1:
         raise UsageError(f"{settings.policy}.watermark = {share:g}: a share of the blocks, from 0 to below 1")
     return share
-
-
-def limits(scenario: Scenario, settings: Settings, most_running: str = "max_num_seqs") -> tuple[float, float]:
-    """Most requests running, a parameter that engines name differently, and most tokens in an iteration."""
-    replica = scenario.model.replica
-    sequences = settings.number(most_running, replica.max_num_seqs or _UNLIMITED)
-    tokens = settings.number("max_num_batched_tokens", replica.max_num_batched_tokens or _UNLIMITED)
-    for name, value in ((most_running, sequences), ("max_num_batched_tokens", tokens)):
-        if value < 1 or value != int(value):
-            raise UsageError(f"{settings.policy}.{name} = {value:g}: a whole number above 0")
-    return sequences, tokens
-
-
-def as_run(sequences: float, tokens: float, most_running: str = "max_num_seqs") -> dict[str, object]:
-    """The limits as a result shows them; None where there is none."""
-    return {
-        most_running: None if sequences == _UNLIMITED else int(sequences),
-        "max_num_batched_tokens": None if tokens == _UNLIMITED else int(tokens),
-    }
-
-
-LIMITS = {
-    "max_num_seqs": "most requests running; the profile's",
-    "max_num_batched_tokens": "token budget of an iteration; the profile's",
-}
 
 
 POLICY = Policy(
@@ -229,5 +208,5 @@ POLICY = Policy(
         **LIMITS,
     },
     engine=True,
-    limits=ENGINE_LIMITS,
+    limits=frozenset(LIMITS),
 )

@@ -16,11 +16,21 @@ from kvplan.simulation.actions import (
     last_admitted,
     overflows,
     seat,
+    seat_is_free,
     stand_by,
 )
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.protocol import ENGINE_LIMITS, Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_SEQUENCES, MAX_TOKENS, WATERMARK, compute_prompt, preempt
+from kvplan.simulation.policies.limits import (
+    LIMITS,
+    MOST_RUNNING,
+    SEQUENCES,
+    TOKENS,
+    UNLIMITED,
+    most_running,
+    token_budget,
+)
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.vllm import MAX_TOKENS, WATERMARK, compute_prompt, preempt
 from kvplan.simulation.state import (
     CAPACITY,
     FIRST_WEIGHT,
@@ -59,7 +69,7 @@ def form_batch(s: State) -> None:
 def next_fits(s: State) -> bool:
     """Whether the next in line may run, and its whole sequence fits."""
     request = s.list[0, HEAD]
-    if request == NOBODY or s.counter[RESIDENT] >= s.knobs[MAX_SEQUENCES]:
+    if request == NOBODY or not seat_is_free(s):
         return False
     spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
     whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
@@ -70,12 +80,12 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     """Engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
     watermark = vllm.watermark_share(settings)
-    sequences, tokens = vllm.limits(scenario, settings)
+    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = replica.memory_tokens // replica.block_tokens
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([sequences, tokens, math.ceil(watermark * blocks)])
+        knobs=np.array([tokens or UNLIMITED, math.ceil(watermark * blocks)]), seats=seats
     )
-    return setup, {"watermark": watermark, **vllm.as_run(sequences, tokens)}
+    return setup, {"watermark": watermark, SEQUENCES: seats, TOKENS: tokens}
 
 
 POLICY = Policy(
@@ -85,9 +95,9 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={
         "watermark": vllm.POLICY.parameters["watermark"],
-        "max_num_seqs": vllm.LIMITS["max_num_seqs"],
-        "max_num_batched_tokens": "most tokens of prompts in an iteration; the profile's",
+        **MOST_RUNNING,
+        TOKENS: "most tokens of prompts in an iteration; the profile's",
     },
     engine=True,
-    limits=ENGINE_LIMITS,
+    limits=frozenset(LIMITS),
 )

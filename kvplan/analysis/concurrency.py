@@ -1,0 +1,62 @@
+"""How many requests can run at once without ever being evicted, whatever their lengths and however they meet.
+
+Greedy admission may fill all blocks, and a request holds s + d tokens in the end. vLLM keeps a block for itself, and
+computes no KV of a last token: where the blocks of the longest requests fill memory exactly, it evicts and greedy
+admission does not. What is said of engines has to hold for both.
+"""
+
+from kvplan.model import ServingModel
+
+RESERVED_BLOCKS = 1  # that vLLM keeps of its pool
+
+
+def eviction_free_limit(model: ServingModel) -> int:
+    """The most of the longest requests that fit in memory together (new, theory §3).
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> exactly_ten = Replica(320, block_tokens=16)
+    >>> model = ServingModel((RequestClass("a", 20, (12,), (1.0,), 1.0),), Timing(1.0), exactly_ten)
+    >>> eviction_free_limit(model), engine_max_num_seqs(model)
+    (10, 9)
+    """
+    longest = max(c.max_tokens for c in model.classes)
+    return _blocks(model) // _pages(model, longest)
+
+
+def engine_max_num_seqs(model: ServingModel) -> int:
+    """Concurrency at which no engine ever evicts: the same, also in the blocks that vLLM has (new, theory §4)."""
+    longest = max(max(c.input_tokens, 1) + c.decode_tokens[-1] - 1 for c in model.classes)
+    return min(eviction_free_limit(model), (_blocks(model) - RESERVED_BLOCKS) // _pages(model, longest))
+
+
+def all_fit(model: ServingModel) -> bool:
+    """Whether as many of the longest requests as run at once fit in memory (new, theory §3)."""
+    limit = model.replica.max_num_seqs
+    return limit is not None and limit <= eviction_free_limit(model)
+
+
+def never_grows(model: ServingModel) -> bool:
+    """Whether every request holds the same memory from its first stage to its last."""
+    held = model.mix.held
+    return bool((held.at_end == held.at_start).all())
+
+
+def eviction_is_impossible(model: ServingModel) -> bool:
+    """Whether greedy admission can never evict (new, theory §3)."""
+    return all_fit(model) or never_grows(model)
+
+
+def engine_never_evicts(model: ServingModel) -> bool:
+    """Whether no engine can, vLLM with its reserved block included (new, theory §4)."""
+    limit = model.replica.max_num_seqs
+    return limit is not None and limit <= engine_max_num_seqs(model)
+
+
+def _blocks(model: ServingModel) -> int:
+    return model.replica.memory_tokens // model.replica.block_tokens
+
+
+def _pages(model: ServingModel, tokens: int) -> int:
+    return max(-(-tokens // model.replica.block_tokens), 1)
