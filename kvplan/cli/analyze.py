@@ -73,9 +73,7 @@ def analyze(
 
         drawing.require()
     loaded = read(profile)
-    result, runs = kvplan.analyze(loaded), None
-    if simulate:
-        result, runs = _simulated(result, loaded)
+    result, runs = _simulated(loaded) if simulate else (kvplan.analyze(loaded), None)
     plots: tuple[Plot, ...] = ()
     if plot is not None or format is Format.HTML:
         from kvplan.plots import catalogue
@@ -87,10 +85,15 @@ def analyze(
     write_result(text, output)
 
 
-def _simulated(result: "Report", profile: "Loaded") -> "tuple[Report, Runs]":
-    """The report with simulated figures, and the runs that they are from."""
+def _simulated(profile: "Loaded") -> "tuple[Report, Runs]":
+    """The report with simulated figures, its verdict confirmed, and the runs that the figures are from."""
     from kvplan.report import formula_check
+    from kvplan.report.assembly import ProfileIdentity, report_of
+    from kvplan.report.confirmation import Confirmed
 
+    found = Confirmed(profile.model, profile.plan)
+    _ = found.confirmed_up_to_rps  # whatever the formulas say
+    result = report_of(found, ProfileIdentity(profile.name, profile.sha256))
     with progress_bar() as progress:
         runs = formula_check.simulate(profile.model, profile.plan, progress=progress, announce=say_compiling)
     figures = formula_check.figures(result, runs, profile.model)

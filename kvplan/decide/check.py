@@ -18,6 +18,7 @@ from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.report.confirmation import Confirmed
 from kvplan.report.keys import Kind, Record
 
 
@@ -202,7 +203,7 @@ def check(
 
 def report_of(profile: Profile) -> Analyses:
     """The blocks of a profile's report, each computed when it is asked for."""
-    return Analyses(profile.model, profile.plan)
+    return Confirmed(profile.model, profile.plan)
 
 
 class _Demand(NamedTuple):

@@ -28,6 +28,7 @@ from kvplan.model import Replica, ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
+from kvplan.report.words import Status
 from kvplan.units import BYTE_UNITS
 
 MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, is no remedy
@@ -194,6 +195,12 @@ class _SameReplica(_SameMix):
     @cached_property
     def recovery(self) -> Recovery:
         return self._like.recovery
+
+    @cached_property
+    def status(self) -> Status:
+        confirmed = self._like.__dict__.get("confirmed_up_to_rps")  # where it was asked for
+        refuted = confirmed is not None and self.load.offered_rps > confirmed and not self.overloaded
+        return Status.NEEDS_CAP if refuted else super().status
 
 
 # ---------------------------------------------------------------------------------- writing into a profile

@@ -103,11 +103,15 @@ def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = 
     >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
     (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
     """
-    found = Analyses(model, plan or Plan())
+    return report_of(Analyses(model, plan or Plan()), ProfileIdentity(name, sha256))
+
+
+def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
+    """All blocks of a model's analyses."""
     return Report(
         schema_version=SCHEMA_VERSION,
         kvplan_version=__version__,
-        profile=ProfileIdentity(name, sha256),
+        profile=profile,
         verdict=found.verdict,
         load=found.load,
         equilibrium=found.equilibrium,
@@ -146,8 +150,12 @@ class Analyses:
     @cached_property
     def verdict(self) -> Verdict:
         """The answer in a word; from load, stability, worst cycle and finite memory."""
-        words = summary(self.status, self.binding, self.load, self.recovery, self.model)
-        return Verdict(self.status, self.binding, words, self.recovery.rate_rps)
+        status = self.status
+        confirmed = self.__dict__.get(
+            "confirmed_up_to_rps"
+        )  # where the status, or somebody before, asked for it
+        words = summary(status, self.binding, self.load, self.recovery, confirmed, self.model)
+        return Verdict(status, self.binding, words, self.recovery.rate_rps, confirmed)
 
     @cached_property
     def binding(self) -> str:
@@ -166,6 +174,11 @@ class Analyses:
             return Status.OVERLOADED
         rate = self.recovery.rate_rps
         return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
+
+    @cached_property
+    def confirmed_up_to_rps(self) -> float | None:
+        """What simulations of whole requests say; none are made here (`kvplan.report.confirmation`)."""
+        return None
 
     @cached_property
     def recovery(self) -> Recovery:

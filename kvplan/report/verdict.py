@@ -17,7 +17,14 @@ FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the
 _NOTHING = "Nothing"  # to be done, begins an action that says so
 
 
-def summary(status: Status, binding: str, offered: Load, recovers: Recovery, model: ServingModel) -> str:
+def summary(
+    status: Status,
+    binding: str,
+    offered: Load,
+    recovers: Recovery,
+    confirmed_up_to_rps: float | None,
+    model: ServingModel,
+) -> str:
     """A sentence with the numbers, and the reason where admissions need a cap."""
     sustainable = format_number(offered.sustainable_rps)
     rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
@@ -31,11 +38,12 @@ def summary(status: Status, binding: str, offered: Load, recovers: Recovery, mod
         return (
             f"{fits}; but it is not known that greedy admission recovers from a collapse: {recovers.reason}."
         )
-    cause = "evictions can go on for ever"
-    if recovers.fluctuations is not None and recovers.fluctuations.kept == 1:
+    low, cause = recovers.rate_rps, "evictions can go on for ever"
+    if confirmed_up_to_rps is not None and confirmed_up_to_rps < (low or 0.0):
+        low, cause = confirmed_up_to_rps, "so it is in a simulation of whole requests"
+    elif recovers.fluctuations is not None and recovers.fluctuations.kept == 1:
         cause = f"memory holds only about {format_number(requests_in_memory(model), 2)} requests"
-    low = format_number(recovers.rate_rps)
-    return f"{fits}; but once collapsed, greedy admission is sure to recover only up to {low}: {cause}."
+    return f"{fits}; but once collapsed, greedy admission is sure to recover only up to {format_number(low)}: {cause}."
 
 
 def requests_in_memory(model: ServingModel) -> float:

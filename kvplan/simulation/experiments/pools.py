@@ -104,9 +104,9 @@ def _measured(
     [runs] = run_to_the_end([jobs], progress, announce)
     if any(run.ending is not Ending.FINISHED for run in runs):
         return None
-    mean = seen.mix.mean(_footprint(seen.mix.input_tokens, seen.mix.decode_tokens))
+    mean = seen.mix.mean(footprint(seen.mix.input_tokens, seen.mix.decode_tokens))
     rates = (
-        served_rps(run, _footprint(requests.input_tokens, requests.decode_tokens) / mean)
+        served_rps(run, footprint(requests.input_tokens, requests.decode_tokens) / mean)
         for run, requests in zip(runs, drawn, strict=True)
     )
     return Runs(
@@ -117,7 +117,7 @@ def _measured(
     )
 
 
-def _footprint(input_tokens: IntArray, decode_tokens: IntArray) -> FloatArray:
+def footprint(input_tokens: IntArray, decode_tokens: IntArray) -> FloatArray:
     """KV token-iterations, about."""
     return decode_tokens * (input_tokens + (decode_tokens + 1) / 2)
 
