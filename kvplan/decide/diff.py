@@ -99,7 +99,7 @@ def read_side(data: bytes, source: str) -> Side:
         return Side(source, read_report(data, source))
     profile = parse_profile(data, source)
     made = report.analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
-    return Side(source, report.to_document(made), profile.tables())
+    return Side(source, report.to_document(made), profile.tables)
 
 
 def compare(before: Side, after: Side) -> Comparison:

@@ -144,7 +144,7 @@ def define(
 
     if seed < 0:
         raise UsageError(f"--seed {seed}: 0 or more")
-    tables = profile.tables()
+    tables = profile.tables
     drawn = None if sample is None else parse_sample(sample, seed)
     axes = parse_axes(vary, schema.check(tables), tables, drawn)
     policies = () if runs is None else runs.policies

@@ -168,7 +168,7 @@ def parse_axes(
     >>> from io import BytesIO
     >>> from kvplan.profile import schema
     >>> from kvplan.profile.reading import load_profile
-    >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables()
+    >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables
     >>> axes = parse_axes(["timing.d1=10ns:1us:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
     Traceback (most recent call last):
     ...
