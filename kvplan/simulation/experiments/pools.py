@@ -10,12 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, crowd
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Settings
 
 
@@ -86,7 +84,7 @@ def measure(
 
 
 def _loads(group: Pooled, saturated: Sequence[Outcome], offered: Sequence[Outcome]) -> Loads | None:
-    if any(run.ending is not Ending.FINISHED for run in (*saturated, *offered)):
+    if not all(run.finished for run in (*saturated, *offered)):
         return None
     return Loads(_runs(group, saturated), _runs(group, offered))
 
@@ -96,7 +94,7 @@ def _runs(group: Pooled, runs: Sequence[Outcome]) -> Runs:
     return Runs(
         requests=requests,
         throughput_rps=tuple(requests / run.end_s for run in runs),
-        e2e_s=tuple(float(np.mean(run.finish_s - run.arrival_s)) for run in runs),
+        e2e_s=tuple(run.mean_e2e_s for run in runs),
         evictions=tuple(group.replicas * int(run.evictions.sum()) for run in runs),
     )
 
