@@ -44,8 +44,8 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
     Parameters
     ----------
     as_engine
-        KV counted as engines do, the tokens computed so far, whatever the convention for prefill: a token less, so
-        that the bound holds for any policy.
+        KV counted as engines do, the tokens computed so far, whatever the convention for prefill: a token less; and
+        evictions lose no stages. So the bound holds for any policy.
 
     Raises
     ------
@@ -75,6 +75,7 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
         decode_tokens=decode,
         capacity=replica.memory_tokens,
         block_tokens=replica.block_tokens,
+        evicted_go_on=as_engine,
     )
 
 
