@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import shipped
 import slow_simulator
+from command import Run, document
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import models
@@ -28,7 +29,7 @@ from kvplan.simulation.experiments.paired import Bench, Measured, Variant
 from kvplan.simulation.requests import Requests
 from kvplan.version import __version__
 
-Run = Callable[..., tuple[int, str, str]]
+COMMAND = ["emit"]
 
 # Some 24 requests of one length in memory, and a prompt takes as long as eight iterations: evicting is dear.
 DEAR = """
@@ -49,16 +50,6 @@ decode = 64
 rate = {rate}
 """
 SMALL = ["--requests", "300", "--seeds", "2"]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(["emit", *arguments])
-        out, err = capfd.readouterr()
-        return code, out, "".join(s for s in err.splitlines(True) if "compiling" not in s)
-
-    return command
 
 
 Kept = Callable[..., Any]
@@ -85,13 +76,6 @@ def dear(tmp_path: Path) -> str:
     path = tmp_path / "dear.toml"
     path.write_text(DEAR.format(rate=5.0))
     return str(path)
-
-
-def document(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, _ = run(*arguments, "--format", "json")
-    assert code == 0
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 def test_the_gain_of_a_cap_is_that_of_a_slow_simulator(run: Run, dear: str) -> None:

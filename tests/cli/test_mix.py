@@ -1,17 +1,14 @@
 """`kvplan mix`: SIC's mixing experiments, and that text, Markdown and JSON say what the search and simulator found."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import slow_simulator
+from command import Run, document
 
 from kvplan.analysis.mixing import CYCLE_ITERATIONS, compare, pool, subset
 from kvplan.analysis.worst_cycle import CycleKind
-from kvplan.cli.app import main
 from kvplan.decide.mixing import Comparison, Simulated
 from kvplan.layout.mixing import build, notes
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
@@ -22,7 +19,7 @@ from kvplan.simulation.experiments.pools import Loads, Pooled, Runs, measure
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.requests import Requests
 
-Run = Callable[..., tuple[int, str, str]]
+COMMAND = ["mix"]
 
 PROFILE = """
 schema = 1
@@ -52,27 +49,10 @@ SMALL = ["--requests", "600", "--seeds", "2"]
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(["mix", *arguments])
-        out, err = capfd.readouterr()
-        return code, out, "".join(s for s in err.splitlines(True) if "compiling" not in s)
-
-    return command
-
-
-@pytest.fixture
 def tiers(tmp_path: Path) -> str:
     path = tmp_path / "tiers.toml"
     path.write_text(PROFILE)
     return str(path)
-
-
-def document(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, messages = run(*arguments, "--format", "json")
-    assert (code, messages) == (0, "")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 # ------------------------------------------------------------------ SIC 6.2, Table 1: {20}, {21} and {100}, {125}
