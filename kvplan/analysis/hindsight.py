@@ -107,10 +107,7 @@ def hindsight(
 ) -> Bound:
     """The optimum of one metric, or a bound on it.
 
-    Parameters
-    ----------
-    horizon
-        Slots after which nothing counts; needed for all metrics but latency, which has none.
+    Nothing counts after the slot `horizon`; all metrics but latency need one.
 
     Raises
     ------

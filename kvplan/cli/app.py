@@ -89,10 +89,7 @@ app.add_typer(_importing, name="import")
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return the exit code; every failure is one line on standard error.
 
-    Parameters
-    ----------
-    argv
-        Arguments after the program's name; those of the process if None.
+    `argv` are the arguments after the program's name; those of the process if None.
 
     Examples
     --------

@@ -83,14 +83,9 @@ class Remedy:
 
 
 def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Remedy, ...]:
-    """The changes that remedy a profile, the smallest change first; at most one for each lever.
+    """The changes after which all that is wanted holds of a profile with this report, the smallest change first.
 
-    Parameters
-    ----------
-    subject
-        Its report.
-    wanted
-        All that must hold after the change.
+    At most one for each lever.
 
     Examples
     --------

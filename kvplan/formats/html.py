@@ -43,14 +43,9 @@ class Picture(NamedTuple):
 
 
 def render(document: Document, pictures: Sequence[Picture] = (), notice: str | None = None) -> str:
-    """The page.
+    """The page, with the pictures of those sections that the document has.
 
-    Parameters
-    ----------
-    pictures
-        Those of sections that the document does not have are left out.
-    notice
-        What is missing from the page and how to get it.
+    `notice` says what is missing from it and how to get that.
 
     Examples
     --------

@@ -60,12 +60,7 @@ class Lines:
 
 @contextmanager
 def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
-    """Lines of a file that may be compressed.
-
-    Parameters
-    ----------
-    errors
-        What becomes of bytes that are not UTF-8: "strict" refuses the file, "replace" reads on.
+    """Lines of a file that may be compressed; with "replace", bytes that are not UTF-8 do not refuse it.
 
     Raises
     ------

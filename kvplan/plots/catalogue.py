@@ -49,14 +49,7 @@ class Plot(NamedTuple):
 
 
 def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" = None) -> tuple[Plot, ...]:
-    """Every plot of a report, in the order of its sections.
-
-    Parameters
-    ----------
-    model
-        That the report is about.
-    runs
-        What `analyze --simulate` ran.
+    """Every plot of a report about a model, in the order of its sections; `runs` is what `analyze --simulate` ran.
 
     Examples
     --------

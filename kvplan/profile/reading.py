@@ -55,12 +55,7 @@ class Profile:
     def error(self, message: str, *path: str | int) -> ProfileError:
         """A refusal of one key of this profile, with its line; for what only later stages can judge.
 
-        Parameters
-        ----------
-        message
-            What was seen and what is allowed.
-        *path : str or int
-            Keys and list indices, such as ``"gate", "require", 0``.
+        The path has keys and list indices, such as ``"gate", "require", 0``.
         """
         return ProfileError(self.source, message, key=written(path), line=self.line(*path))
 
@@ -75,12 +70,7 @@ class Profile:
         return tomli.loads(self.text)
 
     def changed(self, values: Mapping[tuple[str | int, ...], object]) -> ServingModel:
-        """The model of this profile with other values at keys that it has.
-
-        Parameters
-        ----------
-        values
-            As TOML would give them.
+        """The model of this profile with other values, as TOML would give them, at keys that it has.
 
         Raises
         ------
@@ -191,14 +181,7 @@ def _read(file: BinaryIO, source: str) -> bytes:
 
 
 def parse_profile(data: bytes, source: str) -> Profile:
-    """Check the bytes of a profile and turn them into a model.
-
-    Parameters
-    ----------
-    data
-        TOML in UTF-8.
-    source
-        What messages call the file.
+    """Check the bytes of a profile, TOML in UTF-8, and turn them into a model; messages call them `source`.
 
     Raises
     ------

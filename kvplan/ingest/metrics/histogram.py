@@ -130,12 +130,7 @@ def independent_classes(
 ) -> tuple[RequestClass, ...]:
     """Ranges of the input length, each with all decode lengths: how the two go together is not known.
 
-    Parameters
-    ----------
-    rate_rps
-        Requests per second, of all classes.
-    bins
-        Most classes.
+    At most `bins` classes; `rate_rps` is that of all together.
 
     Examples
     --------

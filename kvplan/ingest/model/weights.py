@@ -93,14 +93,7 @@ SIXTEEN_BIT = Storage("16-bit")
 
 
 def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> ParameterCounts:
-    """Parameters of a decoder.
-
-    Parameters
-    ----------
-    keys
-        The text model's configuration.
-    attention_parameters
-        Of one layer.
+    """Parameters of a decoder, from the text model's configuration and the parameters of one layer's attention.
 
     Raises
     ------
