@@ -11,6 +11,7 @@ from kvplan.cli.common import (
     Profile,
     Seeds,
     check_runs,
+    option,
     progress_bar,
     read,
     rendered,
@@ -25,10 +26,8 @@ _LONGER = 3  # than the runs of `emit`: evictions build up slowly from a clean b
 def mix(
     replicas: Annotated[
         int,
-        typer.Option(
-            "--replicas",
-            help="Number of replicas that share the traffic; the profile describes one of them.",
-            show_default=False,
+        option(
+            "--replicas", help="Number of replicas that share the traffic; the profile describes one of them."
         ),
     ],
     profile: Profile = None,
@@ -38,11 +37,10 @@ def mix(
     ] = True,
     requests: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--requests",
             help="Number of simulated requests, over all replicas. Default: 30 times what memory holds, "
             "and from 6,000 to 60,000 for each replica.",
-            show_default=False,
         ),
     ] = None,
     seeds: Seeds = 5,
