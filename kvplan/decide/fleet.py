@@ -139,18 +139,10 @@ def fleet(
 
 
 class Offer(NamedTuple):
-    """A profile and what it needs.
+    """A profile and what it needs, at a price for a replica and hour.
 
-    Attributes
-    ----------
-    label
-        File stem or name of a shipped profile; what a price is given to.
-    name, sha256
-        Of the profile.
-    price
-        Of a replica and hour.
-    held
-        Requests that memory holds when it is full, in the mean.
+    The price is given to the label, a file's stem or the name of a shipped profile. `held` are the requests that memory
+    holds when it is full, in the mean.
     """
 
     label: str

@@ -47,16 +47,8 @@ def study(
 ) -> Study:
     """Run every policy on every seed, on all cores, and sum up; after Ctrl-C, what was done until then.
 
-    Parameters
-    ----------
-    policies
-        From `kvplan.simulation.experiments.options.chosen`.
-    seeds
-        A trace has chance in nothing and is run once.
-    compile
-        Run compiled loops from the beginning, or never; see `kvplan.simulation.engine.run`.
-    threads
-        How many runs go on at once; as many as there are cores if None.
+    A trace has chance in nothing and is run once. `compile` is as for `kvplan.simulation.engine.run`, `threads` how
+    many runs go on at once.
     """
     seeds = tuple(seeds[:1] if load.trace is not None else seeds)
     drawn = scenarios(model, plan, load, seeds)
