@@ -40,18 +40,10 @@ class OutputError(UsageError):
 
 
 class ProfileError(UsageError):
-    """A profile that cannot be used.
+    """A profile that cannot be used; the message says what was seen and what is allowed.
 
-    Parameters
-    ----------
-    source
-        File name, ``<stdin>``, or the name of a shipped profile.
-    message
-        What was seen and what is allowed.
-    key
-        Path of the offending key, such as ``classes[0].decode``.
-    line
-        Line of that key in the text, counted from 1.
+    `source` is a file name, ``<stdin>``, or the name of a shipped profile; `key` a path such as ``classes[0].decode``,
+    and `line` where it stands, counted from 1.
     """
 
     def __init__(self, source: str, message: str, *, key: str | None = None, line: int | None = None) -> None:

@@ -66,11 +66,6 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
-
     def pdf(self, path: Path) -> None:
         """The page as it is printed."""
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True)["data"]))

@@ -1,11 +1,13 @@
 """`kvplan` as a user calls it: in this process where only what it says matters, else as a process of its own."""
 
 import io
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import kvplan
@@ -17,6 +19,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(Path(kvplan.__file__).parents[1]),
 }
 Done = subprocess.CompletedProcess[str]
+Run = Callable[..., tuple[int, str, str]]  # the fixture of that name: exit code, output and messages
 
 
 def run(*arguments: object, env: Mapping[str, str] = {}, input: str = "") -> Done:
@@ -43,3 +46,11 @@ def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) 
         **{"capture_output": True, "encoding": "utf-8", "timeout": 120, **options},
         env=ENVIRONMENT | dict(env),
     )
+
+
+def document(run: Run, *arguments: str) -> dict[str, Any]:
+    """What a command says as JSON, without a message."""
+    code, text, messages = run(*arguments, "--format", "json")
+    assert (code, messages) == (0, "")
+    found: dict[str, Any] = json.loads(text)
+    return found

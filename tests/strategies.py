@@ -42,11 +42,6 @@ def request_rows(model: ServingModel) -> list[tuple[RequestClass, int, list[int]
     return rows
 
 
-def whole_rates(highest: int = 9) -> st.SearchStrategy[float]:
-    """Rates whose ratios are small fractions."""
-    return st.integers(1, highest).map(float)
-
-
 @st.composite
 def models(
     draw: st.DrawFn,

@@ -52,19 +52,9 @@ class Budgets(NamedTuple):
 
 
 def mean_queue(arrivals: float, budget: int) -> float:
-    """Mean number left waiting when Poisson arrivals meet at most `budget` admissions per iteration.
+    """Mean number E[Q] left waiting when Poisson arrivals meet at most `budget` admissions per iteration.
 
-    Parameters
-    ----------
-    arrivals
-        Mean arrivals per iteration, below `budget`.
-    budget
-        Admissions per iteration.
-
-    Returns
-    -------
-    float
-        E[Q], requests; Q' = (Q + Poisson(arrivals) - budget)⁺.
+    They come at a mean rate per iteration below `budget`: Q' = (Q + Poisson(arrivals) - budget)⁺.
 
     Raises
     ------

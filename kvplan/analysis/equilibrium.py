@@ -306,7 +306,7 @@ def load(model: ServingModel) -> Load:
 def _load(model: Model, cost: PerRequest) -> Load:
     offered: Any = model.total_rate_rps
     sustainable = _least(_rates(model.mix, model.timing, model.replica, cost))
-    factor = _where(offered > sustainable / 1e300, lambda: sustainable / offered)
+    factor = _load_factor(sustainable, offered)
     return Load(
         offered_rps=offered,
         work_rate=offered * cost.steepest_s,
@@ -315,6 +315,21 @@ def _load(model: Model, cost: PerRequest) -> Load:
         sustainable_rps=sustainable,
         sustainable_decode_tokens_per_s=sustainable * cost.decode_tokens,
         sensitivity=_sensitivity(model, cost, sustainable),
+    )
+
+
+def _load_factor(sustainable: Number, offered: Any) -> Number:
+    return _where(offered > sustainable / 1e300, lambda: sustainable / offered)
+
+
+def load_times(load: Load, factor: float) -> Load:
+    """The same traffic so many times over: what can be sustained stays."""
+    offered = load.offered_rps * factor
+    most = _load_factor(load.sustainable_rps, offered)
+    return _single(
+        load._replace(
+            offered_rps=offered, work_rate=load.work_rate * factor, load_factor_max=most, headroom=most - 1
+        )
     )
 
 

@@ -9,6 +9,11 @@ request i, done in slot f. In its last j slots before that it went through j sta
 held at least w_i(n_i - 1 - j). Started late enough to run through to the same end it never holds more, and what was
 evicted of it before only held memory. The memory suffices, and everybody is done when they were.
 
+Not so in engines: they keep the text of whoever is evicted, and compute its KV again in the very iteration that goes
+on with it, so that it holds nothing for a while and loses no stage. Still, stage n_i - 1 - j is over j slots before the
+end, and took its memory in some slot until then. Started late, everybody then takes in the slots up to any one at most
+what memory there was in all of them: memory that is not used may be used later.
+
 Nor does it help to begin between slots, after a time without requests: begin each iteration in the slot that it
 falls into. Iterations are a slot long or more, so none share one; a request may then begin in the slot in which it
 arrives, somewhat before it is there, but its latency is counted as n_i at least. For arrivals at the borders of slots
@@ -59,6 +64,8 @@ class Instance(NamedTuple):
     capacity : int, tokens
     block_tokens
         Tokens are held in whole blocks.
+    evicted_go_on
+        An eviction loses no stages.
     """
 
     arrival: FloatArray
@@ -67,6 +74,7 @@ class Instance(NamedTuple):
     decode_tokens: IntArray
     capacity: int
     block_tokens: int = 1
+    evicted_go_on: bool = False
 
 
 class Bound(NamedTuple):
@@ -81,7 +89,7 @@ class Bound(NamedTuple):
     proven
         Whether that schedule is optimal.
     gap
-        Relative difference between the two, as HiGHS gives it; 0 where proven.
+        Relative difference between the two; 0 where proven.
     starts : tuple of (int or None), or None
         The schedule: slot in which each request begins, None if never.
     """
@@ -99,10 +107,7 @@ def hindsight(
 ) -> Bound:
     """The optimum of one metric, or a bound on it.
 
-    Parameters
-    ----------
-    horizon
-        Slots after which nothing counts; needed for all metrics but latency, which has none.
+    Nothing counts after the slot `horizon`; all metrics but latency need one.
 
     Raises
     ------
@@ -141,7 +146,13 @@ def hindsight(
     if start.size == 0:
         return Bound(metric, 0.0, 0.0, proven=True, gap=0.0, starts=(None,) * choices.size)
     worth = _worth(instance, metric, owner, start)
-    return _solved(instance, metric, weights, owner, start, worth, end, time_limit_s)
+    through = _solved(instance, metric, weights, owner, start, worth, end, time_limit_s)
+    if not instance.evicted_go_on:
+        return through
+    bound = _solved(instance, metric, weights, owner, start, worth, end, time_limit_s, carried=True).bound
+    gap = None if through.value is None else abs(through.value - bound) / max(abs(through.value), 1.0)
+    proven = gap is not None and gap < _WHOLE
+    return through._replace(bound=bound, proven=proven, gap=0.0 if proven else gap)
 
 
 def _weights(instance: Instance, i: int) -> IntArray:
@@ -173,9 +184,12 @@ def _solved(
     worth: FloatArray,
     end: int,
     time_limit_s: float,
+    *,
+    carried: bool = False,
 ) -> Bound:
+    """The programme; with `carried`, memory that a slot leaves unused may be used in later ones."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
-    from scipy.sparse import coo_array  # type: ignore[import-untyped]
+    from scipy.sparse import coo_array, csr_array, eye_array, hstack  # type: ignore[import-untyped]
 
     count, size = instance.stages.size, owner.size
     held = np.concatenate([weights[i] for i in owner])
@@ -185,13 +199,23 @@ def _solved(
     memory = coo_array((held.astype(np.float64), (slot, column)), shape=(end, size)).tocsr()
     once = coo_array((np.ones(size), (owner, np.arange(size))), shape=(count, size)).tocsr()
     latency = metric is Metric.LATENCY
+    slots = (
+        end if carried else 0
+    )  # what each leaves to the next is a variable; there is none before the first arrival
+    unused = (eye_array(end, slots) - eye_array(end, slots, k=-1)).tocsr()
+    most_unused = np.where(np.arange(slots) < start.min(), 0.0, np.inf)
+    last_weight = np.array(
+        [weights[i][-1] for i in owner], dtype=np.float64
+    )  # in its last slot it does hold that
+    last = coo_array((last_weight, (start + length - 1, np.arange(size))), shape=(end, size + slots)).tocsr()
     result = milp(
-        worth,
-        integrality=np.ones(size),
-        bounds=Bounds(0, 1),
+        np.append(worth, np.zeros(slots)),
+        integrality=np.append(np.ones(size), np.zeros(slots)),
+        bounds=Bounds(0, np.append(np.ones(size), most_unused)),
         constraints=[
-            LinearConstraint(memory, -np.inf, float(instance.capacity)),
-            LinearConstraint(once, 1.0 if latency else 0.0, 1.0),
+            LinearConstraint(hstack([memory, unused]), -np.inf, float(instance.capacity)),
+            LinearConstraint(last, -np.inf, float(instance.capacity)),
+            LinearConstraint(hstack([once, csr_array((count, slots))]), 1.0 if latency else 0.0, 1.0),
         ],
         options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
     )
@@ -200,7 +224,7 @@ def _solved(
     proven, value = result.status == 0, None
     starts: tuple[int | None, ...] | None = None
     if result.x is not None:
-        chosen = np.flatnonzero(result.x > 0.5)
+        chosen = np.flatnonzero(result.x[:size] > 0.5)
         begun = dict(zip(owner[chosen].tolist(), start[chosen].tolist(), strict=True))
         starts = tuple(begun.get(i) for i in range(count))
         value = float(worth[chosen].sum())

@@ -297,10 +297,8 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
 def all_inside_exact(coefficients: list[int]) -> bool:
     """Whether every root lies strictly inside the unit circle, decided in integers.
 
-    Parameters
-    ----------
-    coefficients
-        Highest power first, leading coefficient positive. The cost grows like L³ and more: keep L in the hundreds.
+    The coefficient of the highest power comes first and is positive. The cost grows like L³ and more: keep L in the
+    hundreds.
 
     References
     ----------

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
-    """Read a profile.
-
-    Parameters
-    ----------
-    profile
-        A TOML file, or the name of a shipped profile; the shipped default if None.
+    """Read a profile: a TOML file, or the name of a shipped one; the shipped default if None.
 
     Raises
     ------

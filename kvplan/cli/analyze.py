@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import kvplan
-from kvplan.cli.common import Output, Profile, progress_bar, read, say, say_compiling, terminal
+from kvplan.cli.common import Output, Profile, option, progress_bar, read, say, say_compiling, terminal
 from kvplan.cli.output import can_show, remove_from, write_into, write_result
 from kvplan.errors import UsageError
 
@@ -47,21 +47,15 @@ def analyze(
     ] = False,
     section: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--section",
             metavar="KEY",
             help="Show only this part of the details, such as load or wait. May be repeated. Default: all.",
-            show_default=False,
         ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot",
-            metavar="DIR",
-            help="Also draw the plots, each to a file in this folder.",
-            show_default=False,
-        ),
+        option("--plot", metavar="DIR", help="Also draw the plots, each to a file in this folder."),
     ] = None,
     plot_format: Annotated[
         PlotFormat, typer.Option("--plot-format", help="Format of the files that --plot writes.")

@@ -11,6 +11,8 @@ from kvplan.cli.common import (
     KvType,
     Output,
     TensorParallel,
+    argument,
+    option,
     read_base,
     refuse_overwriting,
     say,
@@ -32,51 +34,36 @@ class FitFormat(StrEnum):
 def calibrate(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
+        argument(
             metavar="[FILE]...",
             help="What was measured: vLLM or SGLang logs, per-second series, concurrency sweeps, or tables of "
             "iterations.",
-            show_default=False,
         ),
     ] = None,
     base: Base = None,
     capacity: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--capacity",
             min=1,
             metavar="TOKENS",
             help="KV cache capacity in tokens, which logged KV cache usage is a share of. "
             "Default: what the log says, or else --base.",
-            show_default=False,
         ),
     ] = None,
     group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            metavar="NAME",
-            help="The replica to fit, where a file has several.",
-            show_default=False,
-        ),
+        str | None, option("--group", metavar="NAME", help="The replica to fit, where a file has several.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--model",
             metavar="MODEL",
             help="Without a FILE: estimate the timing of this model, a config.json or a name of the catalogue.",
-            show_default=False,
         ),
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            help="With --model: its GPU, a name of the catalogue.",
-            show_default=False,
-        ),
+        str | None, option("--gpu", metavar="NAME", help="With --model: its GPU, a name of the catalogue.")
     ] = None,
     tensor_parallel: TensorParallel = 1,
     kv_dtype: KvType = "auto",

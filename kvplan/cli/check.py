@@ -10,7 +10,9 @@ from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
+    argument,
     complete_profile,
+    option,
     refuse_overwriting,
     rendered,
     say,
@@ -36,51 +38,42 @@ _GATES = {
 def check(
     profiles: Annotated[
         list[str],
-        typer.Argument(
+        argument(
             metavar="PROFILE...",
             help="Profiles to check: TOML files, '-' for standard input, or names of shipped profiles.",
-            show_default=False,
             autocompletion=complete_profile,
         ),
     ],
     require: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--require",
             metavar="REQUIREMENT",
             help="Requirement on every profile, beside its own, such as 'load.headroom >= 20%'. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--baseline",
             metavar="FILE",
             help="Earlier report of kvplan analyze --format json, to compare with; needs --tolerance.",
-            show_default=False,
         ),
     ] = None,
     tolerance: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--tolerance",
             metavar="KEY=SHARE",
             help="How far a key may move from the baseline, up or down, such as load.sustainable_rps=2%. May be "
             "repeated.",
-            show_default=False,
         ),
     ] = None,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
     junit: Annotated[
         Path | None,
-        typer.Option(
-            "--junit",
-            metavar="FILE",
-            help="Also write the outcome to this file as JUnit XML.",
-            show_default=False,
-        ),
+        option("--junit", metavar="FILE", help="Also write the outcome to this file as JUnit XML."),
     ] = None,
 ) -> None:
     """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""

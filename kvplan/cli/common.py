@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -34,24 +35,25 @@ def complete_profile(incomplete: str) -> list[str]:
     return sorted(name for name in shipped_profiles() if name.startswith(incomplete))
 
 
+# Where nothing stands for itself: the help says what is taken then.
+option, argument = partial(typer.Option, show_default=False), partial(typer.Argument, show_default=False)
+
 Profile = Annotated[
     str | None,
-    typer.Argument(
+    argument(
         metavar="PROFILE",
         help="A TOML file, '-' for standard input, or the name of a shipped profile. "
         "Default: the shipped llama-3.1-8b-rtx4090.",
-        show_default=False,
         autocompletion=complete_profile,
     ),
 ]
 Base = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--base",
         metavar="PROFILE",
         help="Profile that supplies what is not measured: a TOML file or the name of a shipped profile. "
         "Default: the shipped llama-3.1-8b-rtx4090.",
-        show_default=False,
         autocompletion=complete_profile,
     ),
 ]
@@ -71,14 +73,17 @@ Seeds = Annotated[
     int,
     typer.Option("--seeds", help="Number of seeds that each simulation is run with, at least 2."),
 ]
+Requests = Annotated[
+    int | None,
+    option(
+        "--requests",
+        help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000.",
+    ),
+]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write the result to this file instead of standard output.",
-        show_default=False,
+    option(
+        "--output", "-o", metavar="FILE", help="Write the result to this file instead of standard output."
     ),
 ]
 _LEAST_SEEDS = 2  # below there is no interval

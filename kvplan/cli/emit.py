@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
     Profile,
+    Requests,
     Seeds,
     check_runs,
+    option,
     progress_bar,
     read,
     rendered,
@@ -27,20 +27,11 @@ if TYPE_CHECKING:
 
 
 def emit(
-    engine: Annotated[
-        EngineName, typer.Option("--engine", help="Engine to write settings for.", show_default=False)
-    ],
+    engine: Annotated[EngineName, option("--engine", help="Engine to write settings for.")],
     profile: Profile = None,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "--requests",
-            help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000.",
-            show_default=False,
-        ),
-    ] = None,
+    requests: Requests = None,
     seeds: Seeds = 5,
 ) -> None:
     """Write the plan as settings of an engine. Only those that gain in simulation are set, and how much is said."""

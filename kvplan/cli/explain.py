@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import kvplan
-from kvplan.cli.common import Output, Profile, read
+from kvplan.cli.common import Output, Profile, argument, read
 from kvplan.cli.output import write_result
 
 
@@ -27,10 +27,9 @@ def _complete_key(incomplete: str) -> list[str]:
 def explain(
     key: Annotated[
         str,
-        typer.Argument(
+        argument(
             metavar="KEY",
             help="Key of the JSON report, such as load.headroom or wait.classes[].threshold, or a block, such as load.",
-            show_default=False,
             autocompletion=_complete_key,
         ),
     ],

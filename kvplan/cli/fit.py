@@ -3,31 +3,27 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from kvplan.cli.common import Base, Output, read_base, refuse_overwriting, say
+from kvplan.cli.common import Base, Output, argument, option, read_base, refuse_overwriting, say
 from kvplan.cli.output import write_result
 
 
 def fit(
     trace: Annotated[
         Path,
-        typer.Argument(
+        argument(
             metavar="TRACE",
             help="File of recorded requests: an Azure, BurstGPT, Mooncake, Qwen or ServeGen trace, the result of a "
             "vLLM benchmark, or a table with named columns.",
-            show_default=False,
         ),
     ],
     base: Base = None,
     classes: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--classes",
             min=1,
             help="Fit so many classes of one decode length each, and say what that distorts. "
             "Default: the lengths as they were recorded, in bins.",
-            show_default=False,
         ),
     ] = None,
     output: Output = None,

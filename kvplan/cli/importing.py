@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli.common import Base, KvType, Output, TensorParallel, read_base, refuse_overwriting, say
+from kvplan.cli.common import (
+    Base,
+    KvType,
+    Output,
+    TensorParallel,
+    argument,
+    option,
+    read_base,
+    refuse_overwriting,
+    say,
+)
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
@@ -17,10 +27,8 @@ if TYPE_CHECKING:
 def log(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE",
-            help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started.",
-            show_default=False,
+        argument(
+            metavar="FILE", help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started."
         ),
     ],
     base: Base = None,
@@ -47,39 +55,30 @@ def log(
 def metrics(
     file: Annotated[
         Path,
-        typer.Argument(
+        argument(
             metavar="FILE",
             help="File with what /metrics of vLLM or SGLang answered, in Prometheus' text format.",
-            show_default=False,
         ),
     ],
     since: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--since",
             metavar="FILE",
             help="Earlier answer of the same server: only what happened between the two is counted.",
-            show_default=False,
         ),
     ] = None,
     interval: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--interval",
             metavar="TIME",
             help='Time that the counters cover, between the two answers or in all, such as "300 s" or "1 h". '
             "Default: what the answers say of it.",
-            show_default=False,
         ),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="Model to read, where the metrics are of several.",
-            show_default=False,
-        ),
+        str | None, option("--model", metavar="NAME", help="Model to read, where the metrics are of several.")
     ] = None,
     base: Base = None,
     output: Output = None,
@@ -109,20 +108,13 @@ def metrics(
 def model(
     name: Annotated[
         str,
-        typer.Argument(
+        argument(
             metavar="MODEL",
             help="Model: a config.json of Hugging Face, or a name of the catalogue, such as Llama-3.1-8B.",
-            show_default=False,
         ),
     ],
     gpu: Annotated[
-        str,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            help="GPU: a name of the catalogue, such as 'H100 SXM'.",
-            show_default=False,
-        ),
+        str, option("--gpu", metavar="NAME", help="GPU: a name of the catalogue, such as 'H100 SXM'.")
     ],
     tensor_parallel: TensorParallel = 1,
     utilization: Annotated[
@@ -132,11 +124,10 @@ def model(
     kv_dtype: KvType = "auto",
     weight_dtype: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--weight-dtype",
             metavar="TYPE",
             help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
-            show_default=False,
         ),
     ] = None,
     block_tokens: Annotated[

@@ -11,6 +11,7 @@ from kvplan.cli.common import (
     Profile,
     Seeds,
     check_runs,
+    option,
     progress_bar,
     read,
     rendered,
@@ -23,10 +24,8 @@ from kvplan.errors import UsageError
 def mix(
     replicas: Annotated[
         int,
-        typer.Option(
-            "--replicas",
-            help="Number of replicas that share the traffic; the profile describes one of them.",
-            show_default=False,
+        option(
+            "--replicas", help="Number of replicas that share the traffic; the profile describes one of them."
         ),
     ],
     profile: Profile = None,
@@ -36,11 +35,10 @@ def mix(
     ] = True,
     requests: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--requests",
             help="Number of simulated requests, over all replicas. Default: for each replica as many as replace the "
             "longest 30 times over, and from 6,000 to 200,000.",
-            show_default=False,
         ),
     ] = None,
     seeds: Seeds = 5,

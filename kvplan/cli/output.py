@@ -20,15 +20,10 @@ class ClosedPipeError(Exception):
 
 
 def write_result(text: str, path: Path | None = None) -> None:
-    """Write a result to standard output, or to a file in its place.
+    """Write a result to standard output, or to a file in its place, if `path` says where.
 
     A file gets its new content in one step and keeps the old one if anything fails. Links are followed; devices and
     pipes are written straight. Everything is UTF-8, except on a terminal that uses something else.
-
-    Parameters
-    ----------
-    path
-        None is standard output.
 
     Raises
     ------
@@ -64,12 +59,7 @@ def write_bytes(content: bytes, path: Path) -> None:
 
 
 def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder, which is made if it is not there; each in one step, as `write_result`.
-
-    Parameters
-    ----------
-    files
-        By name.
+    """Write files by name into a folder, which is made if it is not there; each in one step, as `write_result`.
 
     Raises
     ------

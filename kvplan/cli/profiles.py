@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli.common import Output, complete_profile
+from kvplan.cli.common import Output, argument, complete_profile
 from kvplan.cli.output import write_result
 
 
@@ -19,8 +19,7 @@ class Described(StrEnum):
 
 def init(
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="File to write. Default: standard output.", show_default=False),
+        Path | None, argument(metavar="FILE", help="File to write. Default: standard output.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
@@ -35,10 +34,9 @@ def init(
 def profiles(
     name: Annotated[
         str | None,
-        typer.Argument(
+        argument(
             metavar="NAME",
             help="Profile to print, to be copied and changed. Without a name the profiles are listed.",
-            show_default=False,
             autocompletion=complete_profile,
         ),
     ] = None,

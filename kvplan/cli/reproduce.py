@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli.common import DocumentFormat, Format, Output, progress_bar, rendered, say, say_compiling
+from kvplan.cli.common import (
+    DocumentFormat,
+    Format,
+    Output,
+    argument,
+    progress_bar,
+    rendered,
+    say,
+    say_compiling,
+)
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode
 
@@ -18,10 +27,9 @@ def _complete_experiment(incomplete: str) -> list[str]:
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
+        argument(
             metavar="[NAME]...",
             help="Experiments to run and to show in detail. Without a name all are run, for an overview.",
-            show_default=False,
             autocompletion=_complete_experiment,
         ),
     ] = None,

@@ -12,6 +12,7 @@ from kvplan.cli.common import (
     DocumentFormat,
     Output,
     Profile,
+    option,
     progress_bar,
     read,
     rendered,
@@ -55,86 +56,69 @@ def simulate(
     ] = "greedy,rate-limited,vllm",
     setting: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--set",
             metavar="POLICY.KEY=VALUE",
             help="Set a parameter of a policy, such as vllm.watermark=0.05; a list has commas. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     arrivals: Annotated[
         Kind | None,
-        typer.Option(
+        option(
             "--arrivals",
             help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
             "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
             "client's next when its last is finished (closed). Default: poisson.",
-            show_default=False,
         ),
     ] = None,
     cv: Annotated[
         float | None,
-        typer.Option(
+        option(
             "--cv",
             help="With --arrivals gamma: coefficient of variation of the time between arrivals. Default: 3.",
-            show_default=False,
         ),
     ] = None,
     concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency",
-            help="With --arrivals closed: number of clients. Default: 128.",
-            show_default=False,
-        ),
+        int | None, option("--concurrency", help="With --arrivals closed: number of clients. Default: 128.")
     ] = None,
     burst: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--burst",
             metavar="HIGH,LOW,ON,OFF",
             help="With --arrivals burst: factors of the rates during and between bursts, and the seconds of "
             "each. Default: 1.5,0.5,60,60.",
-            show_default=False,
         ),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            "--trace",
-            metavar="FILE",
-            help="Replay the arrival times and lengths of this trace instead.",
-            show_default=False,
-        ),
+        option("--trace", metavar="FILE", help="Replay the arrival times and lengths of this trace instead."),
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--requests",
             help="Number of requests that arrive. Default: 10,000, or as many as arrive before --horizon.",
-            show_default=False,
         ),
     ] = None,
     horizon: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--horizon",
             metavar="TIME",
             help='Simulated time at which the run ends, such as "600 s" or "1 h". Default: when all requests are '
             "finished.",
-            show_default=False,
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs, each with a seed of its own.")] = 1,
     seed: Annotated[int, typer.Option("--seed", help="First of the seeds.")] = 0,
     series: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--series",
             metavar="FILE.csv",
             help="Also write the state over time to this file: KV tokens, waiting and running requests, of the first "
             "seed.",
-            show_default=False,
         ),
     ] = None,
     hindsight: Annotated[

@@ -13,10 +13,13 @@ from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
+    Requests,
     Seeds,
+    argument,
     check_plot,
     check_runs,
     complete_profile,
+    option,
     read,
     rendered,
     say_compiling,
@@ -37,28 +40,24 @@ _EVERY = "gpu"  # the name under which a price is that of all
 def size(
     profiles: Annotated[
         list[str],
-        typer.Argument(
+        argument(
             metavar="PROFILE...",
             help="Kinds of replicas to choose from: TOML files, '-' for standard input, or names of shipped profiles.",
-            show_default=False,
             autocompletion=complete_profile,
         ),
     ],
     rate: Annotated[
         float | None,
-        typer.Option(
-            "--rate",
-            help="Demand on all replicas together, requests/s. Default: the rate of each profile.",
-            show_default=False,
+        option(
+            "--rate", help="Demand on all replicas together, requests/s. Default: the rate of each profile."
         ),
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--slo",
             metavar="KEY<=VALUE",
             help="Objective for a simulated figure, such as 'ttft_s.p95 <= 2 s'. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     headroom: Annotated[
@@ -70,35 +69,22 @@ def size(
     ] = 0.2,
     price: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--price",
             metavar="NAME=PRICE",
             help="Price of a replica per hour, by the name of its profile, or gpu=2.50 for all. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     policy: Annotated[
         str, typer.Option("--policy", metavar="NAME", help="Scheduling policy to simulate.")
     ] = "vllm",
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "--requests",
-            help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000.",
-            show_default=False,
-        ),
-    ] = None,
+    requests: Requests = None,
     seeds: Seeds = 5,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Draw replicas against demand to this file, .svg or .png.",
-            show_default=False,
-        ),
+        option("--plot", metavar="FILE", help="Draw replicas against demand to this file, .svg or .png."),
     ] = None,
 ) -> None:
     """Find the fewest replicas for a demand. Their number is confirmed by simulation, and refuted at one less."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli.common import Profile, check_plot, read, say, say_compiling
+from kvplan.cli.common import Profile, check_plot, option, read, say, say_compiling
 from kvplan.cli.output import write_bytes
 from kvplan.errors import UsageError
 
@@ -22,42 +22,35 @@ def sweep(
     profile: Profile = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--vary",
             metavar="KEY=VALUES",
             help="Number of the profile to vary, and its values: a list with commas, LOW:HIGH:COUNT, or "
             "LOW:HIGH:logCOUNT for even ratios. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File for the results, required: .csv, .jsonl or .parquet.",
-            show_default=False,
+        option(
+            "--output", "-o", metavar="FILE", help="File for the results, required: .csv, .jsonl or .parquet."
         ),
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--columns",
             metavar="KEY,...",
             help="Keys of the report to compute and write; * stands for anything. Default: verdict, "
             "rates, headroom, KV utilization, iteration time, worst-cycle loss, spectral radius.",
-            show_default=False,
         ),
     ] = None,
     sample: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--sample",
             metavar="random:N|lhs:N",
             help="Draw N points from ranges LOW:HIGH or LOW:HIGH:log instead of a grid: at random, or as a Latin "
             "hypercube (lhs).",
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[
@@ -66,26 +59,16 @@ def sweep(
     simulate: Annotated[bool, typer.Option("--simulate", help="Simulate every point as well.")] = False,
     policy: Annotated[
         str | None,
-        typer.Option(
-            "--policy",
-            metavar="NAME,...",
-            help="With --simulate: scheduling policies. Default: greedy,vllm.",
-            show_default=False,
+        option(
+            "--policy", metavar="NAME,...", help="With --simulate: scheduling policies. Default: greedy,vllm."
         ),
     ] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds", help="With --simulate: number of seeds at each point. Default: 1.", show_default=False
-        ),
+        int | None, option("--seeds", help="With --simulate: number of seeds at each point. Default: 1.")
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option(
-            "--requests",
-            help="With --simulate: number of requests in each run. Default: 1,000.",
-            show_default=False,
-        ),
+        option("--requests", help="With --simulate: number of requests in each run. Default: 1,000."),
     ] = None,
     executor: Annotated[
         str,
@@ -97,10 +80,7 @@ def sweep(
         ),
     ] = "cores",
     workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", help="Number of processes. Default: one for each core.", show_default=False
-        ),
+        int | None, option("--workers", help="Number of processes. Default: one for each core.")
     ] = None,
     resume: Annotated[
         bool,
@@ -108,11 +88,10 @@ def sweep(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--plot",
             metavar="FILE",
             help="Draw the results over one or two varied keys to this file, .svg or .png.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

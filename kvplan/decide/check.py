@@ -63,18 +63,9 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One demand and how a profile stands to it.
+    """One demand as written, and how a profile stands to it; a drift, where there is no requirement.
 
-    Attributes
-    ----------
-    line
-        Where the profile makes the demand; or else of the value to change first, where it fails.
-    text
-        The demand as written.
-    bound
-        What is wanted, for people.
-    requirement
-        None for a drift.
+    `line` is where the profile makes the demand; or else of the value to change first, where it fails.
     """
 
     origin: Origin
@@ -164,14 +155,7 @@ def check(
 ) -> Checked:
     """Judge a profile by its own requirements, by others, and by an earlier report.
 
-    Parameters
-    ----------
-    file
-        Where it was read from, if that is a file.
-    required
-        Demanded besides what `[gate] require` says.
-    alone
-        No other profile is compared with the same baseline; then the name there need not be this one's.
+    Where no other profile is compared with the same baseline, the name there need not be this one's.
 
     Examples
     --------

@@ -40,15 +40,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key that differs.
-
-    Attributes
-    ----------
-    before, after
-        None where there is no value, or no such key.
-    relative
-        after/before - 1; None where that does not exist.
-    """
+    """A key that differs: None where there is no value, or no such key; `relative` is after/before - 1."""
 
     key: str
     before: Leaf
@@ -59,14 +51,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two reports, and what differs between them.
+    """Two reports, and what differs between them: the answer first, then the largest effect.
 
-    Attributes
-    ----------
-    inputs
-        What differs between their profiles, in the order written; None where one of them is not known.
-    changes
-        What differs between the reports: the answer first, then the largest effect.
+    `inputs` is what differs between their profiles, in the order written; None where one of them is not known.
     """
 
     before: Side
@@ -99,7 +86,7 @@ def read_side(data: bytes, source: str) -> Side:
         return Side(source, read_report(data, source))
     profile = parse_profile(data, source)
     made = report.analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
-    return Side(source, report.to_document(made), profile.tables())
+    return Side(source, report.to_document(made), profile.tables)
 
 
 def compare(before: Side, after: Side) -> Comparison:
@@ -127,10 +114,7 @@ def compare(before: Side, after: Side) -> Comparison:
 def folded(changes: Sequence[Change], document: Mapping[str, Any]) -> list[Row]:
     """The changes, with those that move all entries of a list alike in one row, where the first of them stands.
 
-    Parameters
-    ----------
-    document
-        What they are changes of; says how many entries a list has.
+    How many entries a list has, `document` says, of which they are changes.
 
     Examples
     --------

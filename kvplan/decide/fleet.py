@@ -88,15 +88,7 @@ class Hour(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """What one profile needs.
-
-    Attributes
-    ----------
-    heaviest
-        At constant rates the only one; else that of the part that needs most.
-    hours
-        Of a schedule, in order of time; empty where rates do not vary.
-    """
+    """What one profile needs: for the part of its schedule that needs most, and in every hour of it, if it has one."""
 
     heaviest: Size
     hours: tuple[Hour, ...]
@@ -115,14 +107,9 @@ class Fleet(NamedTuple):
 def fleet(
     model: ServingModel, *, rate_rps: float | None, headroom: float, slos: Sequence[Slo], measure: Measure
 ) -> Fleet:
-    """What a profile needs, over its schedule if it has one.
+    """What a profile needs, over its schedule if it has one; all else as for `size`.
 
-    Parameters
-    ----------
-    rate_rps
-        Total of the rates of the classes, which a schedule multiplies; None: as they stand.
-    headroom, slos, measure
-        As for `size`.
+    `rate_rps` is the total of the rates of the classes, which a schedule multiplies; None: as they stand.
     """
     if rate_rps is not None:
         model = replace(scaled(model, rate_rps), schedule=model.schedule)
@@ -152,18 +139,10 @@ def fleet(
 
 
 class Offer(NamedTuple):
-    """A profile and what it needs.
+    """A profile and what it needs, at a price for a replica and hour.
 
-    Attributes
-    ----------
-    label
-        File stem or name of a shipped profile; what a price is given to.
-    name, sha256
-        Of the profile.
-    price
-        Of a replica and hour.
-    held
-        Requests that memory holds when it is full, in the mean.
+    The price is given to the label, a file's stem or the name of a shipped profile. `held` are the requests that memory
+    holds when it is full, in the mean.
     """
 
     label: str

@@ -30,12 +30,8 @@ _CERTIFIED = _RADIUS | {"stable", "unstable_modes"}
 class Judgement:
     """A requirement against a report.
 
-    Attributes
-    ----------
-    margin
-        What is to spare, negative where it fails, in the unit of the key; None except for numbers.
-    doubt
-        Why the number proves nothing; such a requirement never passes. Empty where it does.
+    `margin` is what is to spare, negative where it fails, in the unit of the key; None except for numbers. `doubt` says
+    why the number proves nothing, if so; such a requirement never passes.
     """
 
     got: Value

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
 from kvplan.analysis.concurrency import engine_max_num_seqs
-from kvplan.analysis.equilibrium import Saturation
+from kvplan.analysis.equilibrium import Load, Saturation, load_times
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
@@ -36,6 +36,7 @@ _DIGITS = 4
 _ALL_DIGITS = 17  # that a float can tell apart
 _FIRST_STEP = 1e-4
 _PRECISION = 1e-5
+_STEPS = 128  # of a search that are remembered
 
 Passes = Callable[[Subject], bool]
 
@@ -85,14 +86,9 @@ class Remedy:
 
 
 def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Remedy, ...]:
-    """The changes that remedy a profile, the smallest change first; at most one for each lever.
+    """The changes after which all that is wanted holds of a profile with this report, the smallest change first.
 
-    Parameters
-    ----------
-    subject
-        Its report.
-    wanted
-        All that must hold after the change.
+    At most one for each lever.
 
     Examples
     --------
@@ -143,12 +139,14 @@ def _least(passes: Callable[[float], bool]) -> float | None:
     return None
 
 
+@lru_cache(maxsize=_STEPS)  # each requirement is searched in the same steps, at first
 def _with_rate(subject: Subject, factor: float) -> Subject:
     model = subject.analyses.model
     classes = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
-    return Subject(subject.identity, _SameReplica(replace(model, classes=classes), subject.analyses))
+    return Subject(subject.identity, _SameReplica(replace(model, classes=classes), subject.analyses, factor))
 
 
+@lru_cache(maxsize=_STEPS)
 def _with_memory(subject: Subject, more: float) -> Subject:
     replica = subject.analyses.model.replica
     blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
@@ -182,7 +180,15 @@ class _SameMix(Analyses):
 
 
 class _SameReplica(_SameMix):
-    """The same where only the total rate differs: it is no part of what a saturated replica does."""
+    """The same where only the total rate differs, by a factor: it is no part of what a saturated replica does."""
+
+    def __init__(self, model: ServingModel, like: Analyses, factor: float) -> None:
+        super().__init__(model, like)
+        self._factor = factor
+
+    @cached_property
+    def load(self) -> Load:
+        return load_times(self._like.load, self._factor)
 
     @cached_property
     def saturation(self) -> Saturation:
@@ -302,7 +308,7 @@ def _rates(
     profile: Profile, factor: Fraction, rounded: Callable[[Decimal], Decimal], together: bool
 ) -> tuple[Change, ...]:
     """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together."""
-    tables = profile.tables()
+    tables = profile.tables
     keys: list[tuple[KeyPath, Any]] = [
         (("classes", i, "rate"), table["rate"])
         for i, table in enumerate(tables["classes"])
@@ -324,7 +330,7 @@ def _decimal(value: Fraction) -> Decimal:
 
 def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
     """Memory for so many tokens, in the way in which the profile gives it: whole blocks, or bytes with their unit."""
-    gpu = profile.tables()["gpu"]
+    gpu = profile.tables["gpu"]
     block = subject.analyses.model.replica.block_tokens
     if "memory_tokens" in gpu:
         step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)

@@ -24,10 +24,7 @@ class Broken(NamedTuple):
 class SettingsGate:
     """What a profile demands of itself, to be asked about limits that are put into its `[gpu]`.
 
-    Parameters
-    ----------
-    stability
-        Of the model, where it is known: the limits of an engine do not change it.
+    No limit changes `stability`; it is computed unless it is known.
 
     Examples
     --------

@@ -38,16 +38,9 @@ class Measured(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A size that was tried.
+    """A size that was tried; rate and load are those of one replica, headroom included.
 
-    Attributes
-    ----------
-    rate_rps
-        Of one replica, headroom included.
-    load
-        That over the sustainable rate.
-    missed
-        What does not hold in simulation: `QUEUE`, texts of objectives.
+    `missed` is what does not hold in simulation: `QUEUE`, texts of objectives.
     """
 
     replicas: int
@@ -158,18 +151,9 @@ def size(
     slos: Sequence[Slo],
     measure: Measure,
 ) -> Size:
-    """The fewest replicas for a constant demand.
+    """The fewest replicas like the model's for a constant demand in total, with its mix.
 
-    Parameters
-    ----------
-    model
-        One replica, and the mix of the demand.
-    demand_rps
-        Total rate, of all replicas.
-    headroom
-        Everything must hold at 1 + headroom times the demand.
-    measure
-        Simulates one replica with the traffic of a model.
+    Everything must hold at 1 + headroom times the demand; `measure` simulates one replica with the traffic of a model.
 
     Raises
     ------
@@ -343,14 +327,7 @@ def simulated(
 ) -> Measure:
     """How `size` measures in earnest: a policy on Poisson arrivals, the same seeds for every size.
 
-    Parameters
-    ----------
-    policy
-        Of `kvplan.simulation.policies.POLICIES`, with its defaults.
-    requests
-        Of one run of one replica.
-    announce
-        As for `kvplan.simulation.experiments.study.study`.
+    The policy has its defaults; `requests` are those of one run of one replica.
 
     Raises
     ------

@@ -16,19 +16,7 @@ _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """An objective: an upper bound of a simulated figure.
-
-    Attributes
-    ----------
-    text
-        As written.
-    key
-        One of `KEYS`.
-    strict
-        Below the bound, not at it.
-    bound
-        Seconds, or a share.
-    """
+    """An objective: an upper bound, in seconds or a share, of a simulated figure of `KEYS`; `strict`: below it."""
 
     text: str
     key: str

@@ -239,14 +239,8 @@ def advise(
     that breaks the gate is left out, and so is all that was found in runs too short to tell. Kept settings are then
     simulated together, the most useful first: another one stays only if it adds to those before it.
 
-    Parameters
-    ----------
-    requests
-        In each run that `measure` makes.
-    measure
-        From variants to what was measured of each, None where a run could not be ended.
-    required
-        What the profile demands of itself; whatever it says, the verdict must not get worse.
+    `measure` makes runs of so many `requests` and gives None where one could not be ended. Besides what is `required`,
+    the verdict must not get worse.
 
     Raises
     ------

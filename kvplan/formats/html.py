@@ -22,16 +22,9 @@ _STACKED = 4  # columns from which a table is too wide for a telephone
 
 
 class Picture(NamedTuple):
-    """A plot for the page, or why there is none.
+    """A plot for the page, or why there is none: then `svg` is None, else a trusted ``<svg>`` element.
 
-    Attributes
-    ----------
-    section
-        Key of the section it belongs to; None is the first screen.
-    numbers
-        Its figures, for those who do not see it.
-    svg
-        An ``<svg>`` element, trusted; None where the caption says why there is no plot.
+    A `section` of None is the first screen; `numbers` are its figures, for those who do not see it.
     """
 
     section: str | None
@@ -43,14 +36,9 @@ class Picture(NamedTuple):
 
 
 def render(document: Document, pictures: Sequence[Picture] = (), notice: str | None = None) -> str:
-    """The page.
+    """The page, with the pictures of those sections that the document has.
 
-    Parameters
-    ----------
-    pictures
-        Those of sections that the document does not have are left out.
-    notice
-        What is missing from the page and how to get it.
+    `notice` says what is missing from it and how to get that.
 
     Examples
     --------

@@ -33,16 +33,9 @@ _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "yellow", Status.OVERLOADE
 def render(
     document: Document, *, width: int = 80, colour: bool = False, picture: Section | None = None
 ) -> str:
-    """The text to print.
+    """The text to print, the picture below the key figures; in colour, with ANSI escape sequences.
 
-    Parameters
-    ----------
-    width
-        Columns of the terminal; more than 100 are not filled.
-    colour
-        Write ANSI escape sequences.
-    picture
-        What stands below the key figures.
+    More than 100 columns are not filled.
 
     Examples
     --------

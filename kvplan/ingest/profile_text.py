@@ -20,16 +20,9 @@ _TRAFFIC = ": traffic of "  # between the names of replica and traffic
 
 
 class Part(NamedTuple):
-    """A table of a profile that was measured.
+    """A table of a profile that was measured: TOML with its header, and paragraphs about where it comes from.
 
-    Attributes
-    ----------
-    table
-        Its name; "classes" takes the place of ``[workload]`` too.
-    about
-        Paragraphs that say where it comes from; a comment above it.
-    body
-        TOML, its header included.
+    "classes" takes the place of ``[workload]`` too.
     """
 
     table: str
@@ -48,15 +41,8 @@ def composed(
 ) -> Profile:
     """A profile with some tables measured, and the others of `base`, with their comments where they can be kept.
 
-    Parameters
-    ----------
-    source
-        What was measured: the file that messages name.
-    replica, traffic
-        Names that take the place of those in the name of `base`.
-    default_base
-        Nobody asked for `base`: its tables are marked as not measured, and classes that do not fit in measured
-        memory are left out.
+    Names of replica and traffic take the place of those in the name of `base`. If nobody asked for `base`, its tables
+    are marked as not measured, and classes that do not fit in measured memory are left out.
 
     Raises
     ------

@@ -23,16 +23,8 @@ _LONGEST_LINE = 64_000_000  # characters; the results of a benchmark are one lin
 class Lines:
     """The lines of a text, taken one after the other; several loops over them share where they are.
 
-    Attributes
-    ----------
-    source
-        What messages call the text.
-    number
-        Of the line taken last, counted from 1.
-    last
-        That line, with its end.
-    sha256
-        Of the bytes of the file, as stored; empty until it was read to its end.
+    `number` is that of the line taken `last`, counted from 1. `sha256`, of the bytes as stored, is empty until the
+    file was read to its end.
     """
 
     def __init__(self, source: str, text: io.TextIOBase) -> None:
@@ -60,12 +52,7 @@ class Lines:
 
 @contextmanager
 def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
-    """Lines of a file that may be compressed.
-
-    Parameters
-    ----------
-    errors
-        What becomes of bytes that are not UTF-8: "strict" refuses the file, "replace" reads on.
+    """Lines of a file that may be compressed; with "replace", bytes that are not UTF-8 do not refuse it.
 
     Raises
     ------

@@ -15,16 +15,8 @@ MAX_ROWS = 20  # of a table of classes; programs read the JSON, people do not re
 class Column(NamedTuple):
     """A table column: numbers compared down the column stand right; names and sentences wrap where space is short.
 
-    Attributes
-    ----------
-    least
-        Characters that it is given at least where it wraps.
-    dotted
-        Its cells are keys of the report, which wrap at their dots.
-    optional
-        Left out where space is short.
-    outcome
-        Its cells say PASS or FAIL.
+    One that wraps keeps `least` characters. Cells of a `dotted` one are keys, which wrap at their dots; those of an
+    `outcome` say PASS or FAIL. An `optional` one is left out where space is short.
     """
 
     name: str

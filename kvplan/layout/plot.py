@@ -85,12 +85,7 @@ def scatter(
 def throughput(content: RateThroughput, *, width: int, ink: Ink = BLOCKS) -> str:
     """What is served of what is offered, as an area: dark by anybody, light only with a cap.
 
-    Parameters
-    ----------
-    content
-        Where the offered rate is beyond the plot, it is not marked.
-    width
-        Columns in all, 60 or more.
+    In so many columns, 60 or more. Where the offered rate is beyond the plot, it is not marked.
 
     Examples
     --------

@@ -38,12 +38,7 @@ _LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
 def build(report: Report, sections: Collection[str] | None = None) -> Document:
-    """Lay a report out for people.
-
-    Parameters
-    ----------
-    sections
-        Keys of the sections to keep below the first screen; all if None or empty.
+    """Lay a report out for people; below the first screen only the sections asked for, if any are.
 
     Raises
     ------

@@ -36,13 +36,7 @@ def harmless(text: str) -> str:
 def text(
     advice: Advice, name: str, origin: str, requests: int, seeds: Sequence[int], *, width: int = 80
 ) -> str:
-    """Lines for a command line, or of a YAML file for TensorRT-LLM; everything else is a comment.
-
-    Parameters
-    ----------
-    width
-        Columns that comments may take; at least 40.
-    """
+    """Lines for a command line, or of a YAML file for TensorRT-LLM; all else is a comment of so many columns."""
     columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])
     title = f"{advice.engine.title} settings for: {harmless(name)}"
     lines = [*_comment(title, columns)]

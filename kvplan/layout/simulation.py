@@ -84,7 +84,7 @@ def _proof(one: StudyBound) -> str:
         if one.gap is None
         else f"a schedule was found {format_percent(one.gap)} off it"
     )
-    return f"a bound: the optimum was not proven in time, {gap}"
+    return f"a bound: no schedule is proven to reach it, {gap}"
 
 
 def _loosened(found: Study) -> tuple[str, ...]:

@@ -23,14 +23,9 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the plan should guarantee.
+    """What the plan should guarantee: at most a probability `delta` of one overflow within the horizon.
 
-    Attributes
-    ----------
-    delta
-        Accepted probability of one overflow within the horizon.
-    segments
-        Nested WAIT segments; None lets the planner choose.
+    With `segments` None the planner chooses how many Nested WAIT has.
     """
 
     delta: float = 0.01

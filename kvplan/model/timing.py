@@ -73,7 +73,7 @@ class Timing:
     @property
     def is_linear(self) -> bool:
         """Whether an iteration takes a fixed time and the sum of what its requests add."""
-        return not np.any(self.d4) and not np.any(self.d5)
+        return not (_is_set(self.d4) or _is_set(self.d5))
 
     @property
     def goes_beyond_papers(self) -> bool:
@@ -88,7 +88,7 @@ class Timing:
     @property
     def is_convex(self) -> bool:
         """Whether iterations can grow faster than what they do, so that fewer requests at a time are served faster."""
-        return bool(np.any(self.d5))
+        return _is_set(self.d5)
 
     def linear(self, kv_tokens: Amount, prefill_tokens: Amount, sequences: Amount) -> Amount:
         """Seconds that these amounts add in proportion: the part of the law that adds up over requests."""
@@ -141,3 +141,8 @@ class Timing:
     def side_by_side(cls, laws: Sequence["Timing"]) -> "Timing":
         """Several laws as one, a column of shape (n_laws, 1) for each constant."""
         return cls(*np.array([law.constants for law in laws]).T[:, :, None])
+
+
+def _is_set(constant: Any) -> bool:
+    """Whether a constant, or any of a column, is not zero; asked so often that numpy is too slow for a number."""
+    return bool(constant.any() if isinstance(constant, np.ndarray) else constant)

@@ -25,18 +25,9 @@ KEYS = (
 
 
 class Plot(NamedTuple):
-    """One plot, or why there is none.
+    """One plot, or why there is none: then the caption says so. Its key names its file.
 
-    Attributes
-    ----------
-    key
-        Names its file and is unique among the plots of a report.
-    section
-        Key of the section it belongs to; None is the first screen.
-    caption
-        Where `data` is None: why it does not exist.
-    numbers
-        The figures in it, for those who do not see it.
+    A `section` of None is the first screen; `numbers` are the figures in it, for those who do not see it.
     """
 
     key: str
@@ -49,14 +40,7 @@ class Plot(NamedTuple):
 
 
 def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" = None) -> tuple[Plot, ...]:
-    """Every plot of a report, in the order of its sections.
-
-    Parameters
-    ----------
-    model
-        That the report is about.
-    runs
-        What `analyze --simulate` ran.
+    """Every plot of a report about a model, in the order of its sections; `runs` is what `analyze --simulate` ran.
 
     Examples
     --------

@@ -8,17 +8,7 @@ from kvplan.profile.reading import DEFAULT_PROFILE, shipped_profiles
 
 
 def description(text: str) -> str:
-    """What a profile says about itself: the first line of its text, a comment.
-
-    Parameters
-    ----------
-    text
-        TOML.
-
-    Returns
-    -------
-    str
-        Empty where the text does not begin with a comment.
+    """What a profile says about itself: the first line of its text, if that is a comment.
 
     Examples
     --------

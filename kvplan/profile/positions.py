@@ -28,14 +28,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 def offsets(text: str, paths: Sequence[KeyPath]) -> list[int]:
-    """Offset where each key starts in the text, or the nearest table around it, or else 0.
+    """Offset where each key starts in valid TOML, or the nearest table around it, or else 0.
 
-    Parameters
-    ----------
-    text
-        Valid TOML with ``\\n`` line ends.
-    paths
-        Keys, and indices of list elements, from the outermost.
+    Line ends are ``\\n``; paths are keys, and indices of list elements, from the outermost.
 
     Examples
     --------

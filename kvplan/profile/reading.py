@@ -7,11 +7,10 @@ import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property
 from hashlib import sha256
-from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import tomli
 
@@ -27,7 +26,7 @@ DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """A checked profile.
 
@@ -56,12 +55,7 @@ class Profile:
     def error(self, message: str, *path: str | int) -> ProfileError:
         """A refusal of one key of this profile, with its line; for what only later stages can judge.
 
-        Parameters
-        ----------
-        message
-            What was seen and what is allowed.
-        *path : str or int
-            Keys and list indices, such as ``"gate", "require", 0``.
+        The path has keys and list indices, such as ``"gate", "require", 0``.
         """
         return ProfileError(self.source, message, key=written(path), line=self.line(*path))
 
@@ -70,17 +64,13 @@ class Profile:
         (offset,) = offsets(self.text, [path])
         return line_at(self.text, offset)
 
+    @cached_property
     def tables(self) -> dict[str, Any]:
-        """The profile as written: tables, lists, numbers and text."""
+        """The profile as written: tables, lists, numbers and text; not to be changed."""
         return tomli.loads(self.text)
 
     def changed(self, values: Mapping[tuple[str | int, ...], object]) -> ServingModel:
-        """The model of this profile with other values at keys that it has.
-
-        Parameters
-        ----------
-        values
-            As TOML would give them.
+        """The model of this profile with other values, as TOML would give them, at keys that it has.
 
         Raises
         ------
@@ -94,14 +84,22 @@ class Profile:
         >>> profile.changed({("classes", 0, "rate"): 40.0}).total_rate_rps
         40.0
         """
-        document = self.tables()
-        for (*outer, last), value in values.items():
-            reduce(getitem, outer, cast(Any, document))[last] = value
+        document = self.tables
+        for path, value in values.items():
+            document = _replaced(document, path, value)
         try:
             return model_of(schema.check(document))
         except schema.SchemaError as error:
             path, message, _ = error.problems[0]
             raise self.error(message, *path) from None
+
+
+def _replaced(table: Any, path: tuple[str | int, ...], value: object) -> Any:
+    """A copy with another value at a path; whatever is not on the path is shared."""
+    first, *rest = path
+    copy = table.copy()
+    copy[first] = _replaced(table[first], tuple(rest), value) if rest else value
+    return copy
 
 
 def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
@@ -183,14 +181,7 @@ def _read(file: BinaryIO, source: str) -> bytes:
 
 
 def parse_profile(data: bytes, source: str) -> Profile:
-    """Check the bytes of a profile and turn them into a model.
-
-    Parameters
-    ----------
-    data
-        TOML in UTF-8.
-    source
-        What messages call the file.
+    """Check the bytes of a profile, TOML in UTF-8, and turn them into a model; messages call them `source`.
 
     Raises
     ------

@@ -71,12 +71,7 @@ class Summary:
 
 
 def find(word: str) -> Found:
-    """The records of a key or of a block.
-
-    Parameters
-    ----------
-    word
-        A key as the contract writes it; ``[0]`` asks for one entry of a list. Or the name of a block.
+    """The records of a key, as the contract writes it, or of a block; ``[0]`` asks for one entry of a list.
 
     Raises
     ------
@@ -124,14 +119,7 @@ def _shown(word: str) -> str:
 
 
 def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explained:
-    """One key with the numbers of a profile.
-
-    Parameters
-    ----------
-    found
-        Of one key.
-    document
-        The report, as `kvplan.report.assembly.to_document` returns it.
+    """One key with the numbers of a profile; `document` is its report, as `to_document` returns it.
 
     Raises
     ------

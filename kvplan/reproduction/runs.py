@@ -26,11 +26,6 @@ class LivelockError(UsageError):
 def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[str, Document]:
     """The documents of all runs of an experiment, by name; a simulation's has one for each of its `seeds`.
 
-    Parameters
-    ----------
-    announce
-        As for `kvplan.simulation.experiments.study.study`.
-
     Raises
     ------
     KeyboardInterrupt

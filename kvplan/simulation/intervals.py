@@ -59,12 +59,7 @@ def around(estimate: float | None, half_width: float | None) -> Interval | None:
 
 
 def over_runs(values: Sequence[float]) -> Interval | None:
-    """95 % interval for the mean of independent runs; None for fewer than two, and where all are the same.
-
-    Parameters
-    ----------
-    values
-        The figure, one value a run.
+    """95 % interval for the mean of a figure of independent runs; None for fewer than two, and where all are the same.
 
     Examples
     --------

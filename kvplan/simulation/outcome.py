@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from kvplan.model import FloatArray, IntArray
 
 
@@ -101,3 +103,13 @@ class Outcome:
     bin_tokens: int
     overflows: int
     series: Series
+
+    @property
+    def finished(self) -> bool:
+        """Whether every request completed."""
+        return self.ending is Ending.FINISHED
+
+    @property
+    def mean_e2e_s(self) -> float:
+        """Mean time from arrival to the last token, where every request completed."""
+        return float(np.mean(self.finish_s - self.arrival_s))

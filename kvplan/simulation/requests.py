@@ -44,15 +44,7 @@ class Requests:
 def poisson(
     model: ServingModel, rng: np.random.Generator, *, requests: int | None, horizon_s: float | None
 ) -> Requests:
-    """Every class arrives at random, at its rate.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    requests
-        How many in all; None: as many as arrive before the horizon.
-    horizon_s
-        Seconds; at least one of the two is given, the earlier end counts.
+    """Every class arrives at random, at its rate, until so many requests or the horizon, whichever is earlier.
 
     Examples
     --------
@@ -131,14 +123,6 @@ def renewal(
 
     The first gap of a class has the law of what is left of one at a random time, so rates hold from the start on.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    cv
-        Above 0.
-    requests, horizon_s
-        As for `poisson`.
-
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
@@ -211,16 +195,7 @@ def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, reque
 
 
 def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """Draw a decode length for each request from those of its class.
-
-    Parameters
-    ----------
-    class_index : ndarray of int64, shape (n_requests,)
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    ndarray of int64, shape (n_requests,), tokens
+    """Draw a decode length, tokens, for each request from those of its class; arrays of shape (n_requests,).
 
     Examples
     --------

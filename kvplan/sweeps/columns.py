@@ -55,18 +55,9 @@ _CLASS_FIGURES = tuple(_figures(ClassResult))
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure.
+    """A figure under its key: of a block of the report, or of a policy, the block then being ``simulation``.
 
-    Attributes
-    ----------
-    name
-        Its key.
-    block
-        Of the report; or ``simulation``.
-    policy
-        Of the simulation; else empty.
-    path
-        Names of fields and numbers of entries, from the block or the policy's result on.
+    The path has names of fields and numbers of entries, from there on.
     """
 
     name: str
@@ -101,14 +92,7 @@ class Column:
 def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[str]) -> tuple[Column, ...]:
     """The columns that keys and patterns name, in their order, each once.
 
-    Parameters
-    ----------
-    patterns
-        Keys such as ``rate_cap.classes[chat].integer_budget``, with ``*`` for anything and ``[]`` for every class.
-    classes
-        Names of the profile's classes.
-    policies
-        What is simulated.
+    Such as ``rate_cap.classes[chat].integer_budget``, with ``*`` for anything and ``[]`` for every class.
 
     Raises
     ------

@@ -44,14 +44,7 @@ class Runs(NamedTuple):
 class Sweep:
     """A sweep, before anything is computed. Equal sweeps have equal results, wherever they are computed.
 
-    Attributes
-    ----------
-    name, sha256, text
-        Of the profile.
-    sample
-        None is a grid.
-    version
-        Of kvplan.
+    Name, SHA-256 and text are the profile's; without a sample it is a grid.
     """
 
     name: str
@@ -118,16 +111,8 @@ def define(
 ) -> Sweep:
     """A sweep from what the command line says, checked; nothing is computed yet.
 
-    Parameters
-    ----------
-    vary
-        See `kvplan.sweeps.vary.parse_axes`.
-    sample
-        ``random:N`` or ``lhs:N``.
-    columns
-        See `kvplan.sweeps.columns.expand`; a few if None.
-    runs
-        What to simulate.
+    See `kvplan.sweeps.vary.parse_axes` and, for columns, `kvplan.sweeps.columns.expand`; a sample is ``random:N`` or
+    ``lhs:N``.
 
     Raises
     ------
@@ -144,7 +129,7 @@ def define(
 
     if seed < 0:
         raise UsageError(f"--seed {seed}: 0 or more")
-    tables = profile.tables()
+    tables = profile.tables
     drawn = None if sample is None else parse_sample(sample, seed)
     axes = parse_axes(vary, schema.check(tables), tables, drawn)
     policies = () if runs is None else runs.policies

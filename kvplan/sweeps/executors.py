@@ -29,16 +29,10 @@ MAX_WORKERS = 1024
 
 @dataclass(frozen=True)
 class Engine:
-    """Something that does work.
+    """Something that does work, and is given so many pieces of it `ahead` of the first that is back.
 
-    Attributes
-    ----------
-    ahead
-        How many pieces of work to give to it before the first is back.
-    failure
-        Why work that was given to it will never be done; None as long as it will. It may raise `BrokenProcessPool`.
-    cancelled
-        What it means when it cancels work by itself.
+    `failure` says why what was given will never be done, None as long as it will, or raises `BrokenProcessPool`;
+    `cancelled` what it means when the executor cancels work by itself.
     """
 
     executor: Executor

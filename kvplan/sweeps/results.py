@@ -44,15 +44,7 @@ def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
 
 
 def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value]]:
-    """Some columns of a finished sweep, one value a point.
-
-    Parameters
-    ----------
-    path
-        That `kvplan.sweeps.run.sweep` has written.
-    names
-        Of columns.
-    """
+    """Some columns, by name, of what `kvplan.sweeps.run.sweep` has written, one value a point."""
     found: dict[str, list[Value]] = {name: [] for name in names}
     for row in _rows(sweep, path, names):
         for name, value in zip(names, row, strict=True):

@@ -37,20 +37,10 @@ def sweep(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Compute every point and write it to a file.
+    """Compute every point and write it to a .csv, .jsonl or .parquet file.
 
     The file has the same bytes whatever the executor, the number of workers, and however often it was resumed.
-
-    Parameters
-    ----------
-    path
-        Ends in ``.csv``, ``.jsonl`` or ``.parquet``.
-    executor, workers
-        See `kvplan.sweeps.executors`.
-    resume
-        Go on with what an earlier call left there.
-    progress
-        Told after every batch how many points are done, and how many of them by this call.
+    Progress is how many points are done, and how many of them by this call; told after every batch.
 
     Raises
     ------

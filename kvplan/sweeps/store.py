@@ -115,14 +115,9 @@ def _number(line: bytes, names: tuple[str, ...], format: Format) -> int:
 
 
 class Store:
-    """A file of results that is open, and locked, for adding to.
+    """A file of results that is open, and locked, for adding to; `done` points are in it.
 
-    Attributes
-    ----------
-    done
-        Points that it has.
-    dropped
-        Whether a line that was cut off has been dropped.
+    `dropped`: a line that was cut off has been left out.
     """
 
     def __init__(self, file: BinaryIO, path: Path, done: int, dropped: bool) -> None:

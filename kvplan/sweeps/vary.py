@@ -47,24 +47,9 @@ _SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One key and the values it takes: a list of them, or a range.
+    """One key and the values it takes: a list of them, or a range, perhaps spaced by its logarithm.
 
-    Attributes
-    ----------
-    key
-        As written; the name of its column.
-    path : tuple
-        Where the value stands in a profile.
-    text
-        The values as written.
-    values
-        Empty for a range.
-    low, high
-        Ends of the range.
-    log
-        Whether its logarithm is spaced evenly.
-    count
-        How many values; 0 where a sample draws them.
+    The key is as written and names its column. `count` is how many values there are; 0 where a sample draws them.
     """
 
     key: str
@@ -168,7 +153,7 @@ def parse_axes(
     >>> from io import BytesIO
     >>> from kvplan.profile import schema
     >>> from kvplan.profile.reading import load_profile
-    >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables()
+    >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables
     >>> axes = parse_axes(["timing.d1=10ns:1us:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
     Traceback (most recent call last):
     ...

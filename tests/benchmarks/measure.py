@@ -1,6 +1,8 @@
 """Ratios of two pieces of work, measured side by side in one run."""
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -20,3 +22,15 @@ def ratio(ours: Callable[[], object], theirs: Callable[[], object], pairs: int, 
         f"\n{label}: {mine * 1e3:.3g} ms against {other * 1e3:.3g} ms, ratio {middle:.3g} (1/{1 / middle:.3g})"
     )
     return middle
+
+
+# A process counts what its parent held when it was started, so a small one stands between.
+_PEAK = """import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
+
+
+def peak_mib(command: list[str]) -> float:
+    """The most memory that a command, or any process that it starts, holds; MiB."""
+    done = subprocess.run([sys.executable, "-c", _PEAK, *command], check=True, capture_output=True, text=True)
+    return int(done.stdout) / 1024

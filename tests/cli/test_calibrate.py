@@ -1,14 +1,11 @@
 """`kvplan calibrate` as a command."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import Run
 
-from kvplan.cli.app import main
 from kvplan.profile.reading import parse_profile
-
-Run = Callable[..., tuple[int, str, str]]
 
 # A server whose iterations take 10 ms, 1 us per KV token, 100 us per prefill token.
 ROWS = [(k, p, 10 + k / 1000 + p / 10) for k in (0, 1000, 4000, 20000) for p in (0, 50, 200)]
@@ -22,15 +19,6 @@ def series(capacity: int) -> str:
         seconds = 0.01 + 1e-6 * capacity * (10 + 3 * i) / 100
         lines.append(f"{i},0,{(20 + i % 7) / seconds:.6f},{20 + i % 7},{10 + 3 * i}")
     return "\n".join(lines) + "\n"
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        return code, *capfd.readouterr()
-
-    return command
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import shipped
 import slow_simulator
+from command import Run, document
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import models
@@ -24,11 +25,11 @@ from kvplan.engines.vllm import ENGINE
 from kvplan.model import Plan, Replica, ServingModel, Timing
 from kvplan.profile.reading import parse_profile, shipped_profiles
 from kvplan.report.assembly import analyze
-from kvplan.simulation.experiments.paired import Bench, Measured, Variant, measure
+from kvplan.simulation.experiments.paired import Bench, Measured, Variant
 from kvplan.simulation.requests import Requests
 from kvplan.version import __version__
 
-Run = Callable[..., tuple[int, str, str]]
+COMMAND = ["emit"]
 
 # Some 24 requests of one length in memory, and a prompt takes as long as eight iterations: evicting is dear.
 DEAR = """
@@ -49,16 +50,6 @@ decode = 64
 rate = {rate}
 """
 SMALL = ["--requests", "300", "--seeds", "2"]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(["emit", *arguments])
-        out, err = capfd.readouterr()
-        return code, out, "".join(s for s in err.splitlines(True) if "compiling" not in s)
-
-    return command
 
 
 Kept = Callable[..., Any]
@@ -85,13 +76,6 @@ def dear(tmp_path: Path) -> str:
     path = tmp_path / "dear.toml"
     path.write_text(DEAR.format(rate=5.0))
     return str(path)
-
-
-def document(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, _ = run(*arguments, "--format", "json")
-    assert code == 0
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 def test_the_gain_of_a_cap_is_that_of_a_slow_simulator(run: Run, dear: str) -> None:
@@ -240,10 +224,9 @@ def serves_no_less(
 ) -> None:
     """Saturated, on average over the seeds: the profile with the limits in it, and the watermark."""
     mark = (("watermark", watermark),) if watermark else ()
-    (before,) = measure(model, Plan(), [Variant("vllm")], requests=requests, seeds=range(seeds))
-    (after,) = measure(
-        fed_back(model, keys), Plan(), [Variant("vllm", mark)], requests=requests, seeds=range(seeds)
-    )
+    (before,) = Bench(model, Plan(), requests=requests, seeds=range(seeds)).measure([Variant("vllm")])
+    limited = Bench(fed_back(model, keys), Plan(), requests=requests, seeds=range(seeds))
+    (after,) = limited.measure([Variant("vllm", mark)])
     assert isinstance(before, Measured)
     assert isinstance(after, Measured)
     ratios = [b / a for a, b in zip(before.saturated_rps, after.saturated_rps, strict=True)]
@@ -368,11 +351,9 @@ def test_settings_of_random_profiles_never_lower_throughput(model: ServingModel,
     longest = max(c.max_tokens for c in model.classes)
     model = replace(model, replica=replace(model.replica, memory_tokens=max(memory, 2 * longest)))
 
-    def run_small(variants: Any) -> list[Measured | None]:
-        return measure(model, Plan(), variants, requests=150, seeds=[0, 1, 2])
-
     report = analyze(model, name="", sha256="")
-    found = advise(ENGINE, report, model, Plan(), requests=150, measure=run_small)
+    bench = Bench(model, Plan(), requests=150, seeds=[0, 1, 2])
+    found = advise(ENGINE, report, model, Plan(), requests=150, measure=bench.measure)
     for chosen in ([one.candidate for one in found.emitted], *([one.candidate] for one in found.emitted)):
         parameters = dict(p for c in chosen for p in c.variant.parameters)
         mark = parameters.pop("watermark", 0.0)

@@ -2,27 +2,16 @@
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from command import Run
 
-from kvplan.cli.app import main
 from kvplan.profile.reading import parse_profile
 
-Run = Callable[..., tuple[int, str, str]]
 ROWS = "time,input,output\n0,100,20\n1,100,40\n2,300,5\n4,300,0\n5,300,5\n"
 DEFAULT = "note: no --base given; what is not measured is that of the shipped llama-3.1-8b-rtx4090\n"
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        return code, *capfd.readouterr()
-
-    return command
 
 
 @pytest.fixture

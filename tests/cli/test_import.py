@@ -3,27 +3,16 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import Run
 
-from kvplan.cli.app import main
 from kvplan.profile.reading import parse_profile
 
-Run = Callable[..., tuple[int, str, str]]
 LOG = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 60,000 tokens\n"
 TRACE = "time,input,output\n0,100,20\n1,100,40\n2,300,5\n5,300,5\n"
 ITERATIONS = "kv_tokens,iteration_ms\n" + "".join(f"{k},{10 + k / 1000}\n" for k in range(0, 20_000, 1000))
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        return code, *capfd.readouterr()
-
-    return command
 
 
 @pytest.fixture

@@ -1,19 +1,16 @@
 """`kvplan mix`: SIC's mixing experiments, and that text, Markdown and JSON say what the search and simulator found."""
 
-import json
 import operator
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import slow_simulator
+from command import Run, document
 
 from kvplan.analysis.mixing import compare, place
 from kvplan.analysis.pool import pool, subset
 from kvplan.analysis.worst_cycle import CycleKind
-from kvplan.cli.app import main
 from kvplan.decide import mixing as deciding
 from kvplan.decide.mixing import Comparison, placements_compared
 from kvplan.layout.mixing import build, notes
@@ -26,7 +23,7 @@ from kvplan.simulation.experiments.study import study
 from kvplan.simulation.requests import Requests
 from kvplan.units import format_percent
 
-Run = Callable[..., tuple[int, str, str]]
+COMMAND = ["mix"]
 
 PROFILE = """
 schema = 1
@@ -56,27 +53,10 @@ SMALL = ["--requests", "600", "--seeds", "2"]
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(["mix", *arguments])
-        out, err = capfd.readouterr()
-        return code, out, "".join(s for s in err.splitlines(True) if "compiling" not in s)
-
-    return command
-
-
-@pytest.fixture
 def tiers(tmp_path: Path) -> str:
     path = tmp_path / "tiers.toml"
     path.write_text(PROFILE)
     return str(path)
-
-
-def document(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, messages = run(*arguments, "--format", "json")
-    assert (code, messages) == (0, "")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 # ------------------------------------------------------------------ SIC 6.2, Table 1: {20}, {21} and {100}, {125}

@@ -1,27 +1,14 @@
 """`init`, `profiles` and `schema` as commands."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import Run
 
-from kvplan.cli.app import main
 from kvplan.profile.catalogue import description, starter
 from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles
 from kvplan.profile.schema import json_schema
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(list(arguments))
-        return code, *capfd.readouterr()
-
-    return command
-
 
 # ---------------------------------------------------------------------------------------------------- init
 

@@ -1,6 +1,5 @@
 """`kvplan size`: agrees with brute force, says why nothing is enough, and sizes every hour of a schedule."""
 
-import json
 import math
 import random
 from collections.abc import Callable
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Run, document
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.cli.app import main
 from kvplan.cli.size import _once
 from kvplan.decide.fleet import fleet, parts
 from kvplan.decide.sizing import (
@@ -31,7 +30,7 @@ from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import Study, study
 from kvplan.simulation.metrics import PolicyResult, RunStatus
 
-Run = Callable[..., tuple[int, str, str]]
+COMMAND = ["size"]
 SMALL = ["--requests", "150", "--seeds", "2"]
 PROFILE = """\
 schema = 1
@@ -47,27 +46,10 @@ rate = 6
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main(["size", *arguments])
-        out, err = capfd.readouterr()
-        return code, out, "".join(s for s in err.splitlines(True) if "compiling" not in s)
-
-    return command
-
-
-@pytest.fixture
 def shop(tmp_path: Path) -> str:
     path = tmp_path / "shop.toml"
     path.write_text(PROFILE)
     return str(path)
-
-
-def document(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, messages = run(*arguments, "--format", "json")
-    assert (code, messages) == (0, "")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ brute force

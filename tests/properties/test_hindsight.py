@@ -98,6 +98,27 @@ def test_the_least_latency_is_that_of_an_enumeration_of_start_times(case: Small)
     assert found.bound == found.value == pytest.approx(least / len(case.rows))
 
 
+@examples(7)
+@given(case=small(3, whole=True).filter(lambda case: sum(d for _, _, d in case.rows) <= 6))
+def test_where_evictions_lose_no_stages_the_bound_holds_for_any_slots_of_the_stages(case: Small) -> None:
+    end = int(max(a for a, _, _ in case.rows)) + sum(d for _, _, d in case.rows)
+    slots = [itertools.combinations(range(int(a), end), d) for a, _, d in case.rows]
+    least = min(
+        sum(run[-1] + 1 - a for run, (a, _, _) in zip(runs, case.rows, strict=True))
+        for runs in itertools.product(*slots)
+        if all(
+            sum(s + 1 + run.index(t) for run, (_, s, _) in zip(runs, case.rows, strict=True) if t in run)
+            <= case.memory
+            for t in range(end)
+        )
+    )
+    found = hindsight(case.instance()._replace(evicted_go_on=True), Metric.LATENCY)
+    assert found.bound <= least / len(case.rows) + 1e-9
+    assert found.value is not None
+    assert found.value >= least / len(case.rows) - 1e-9
+    assert found.proven == (found.bound == pytest.approx(found.value))
+
+
 def ran(
     name: str, case: Small, prefill: Prefill, horizon_s: float | None
 ) -> tuple[Requests, Replica, Outcome]:
@@ -131,6 +152,17 @@ def test_no_policy_surpasses_hindsight(name: str, case: Small, prefill: Prefill,
     assert np.count_nonzero(finished) <= hindsight(known, Metric.COMPLETED, horizon=horizon).bound
     tokens = int(requests.decode_tokens[finished].sum())
     assert tokens <= hindsight(known, Metric.DECODE_TOKENS, horizon=horizon).bound
+
+
+def test_an_engine_that_goes_on_after_an_eviction_is_faster_than_any_run_without() -> None:
+    """Three of four run together in memory for 12 tokens; the fourth is evicted with 3, and done an iteration later."""
+    case = Small([(0.0, 0, 4)] * 4, memory=4)
+    requests, replica, outcome = ran("sarathi", case, Prefill.FUSED, None)
+    known = instance(requests, Timing(1.0), replica, as_engine=True)
+    mean = float(np.mean(outcome.finish_s))
+    assert mean == 4.25
+    assert hindsight(known._replace(evicted_go_on=False), Metric.LATENCY).bound == 5.0
+    assert hindsight(known, Metric.LATENCY).bound == pytest.approx(mean)
 
 
 def test_hindsight_is_better_than_greedy_where_it_pays_to_wait() -> None:

@@ -19,7 +19,7 @@ from kvplan.formats import json as json_format
 from kvplan.layout import settings
 from kvplan.model import Plan, ServingModel, Timing
 from kvplan.report.assembly import ProfileIdentity, Report, analyze
-from kvplan.simulation.experiments.paired import Gain, Measured, Variant, gains, measure, paired
+from kvplan.simulation.experiments.paired import Bench, Gain, Measured, Variant, gains, paired
 from kvplan.simulation.policies import POLICIES
 
 VLLM, SGLANG, TRTLLM = (engine(name) for name in ("vllm", "sglang", "trtllm"))
@@ -387,15 +387,15 @@ def test_runs_shared_with_the_defaults_are_those_that_would_come_out_the_same(po
     ]
     if policy == "vllm":
         tried += [Variant(policy, (("watermark", mark),)) for mark in (0.01, 0.5, 0.9)]
-    together = measure(model, Plan(), tried, requests=100, seeds=[0, 1])
-    alone = [measure(model, Plan(), [one], requests=100, seeds=[0, 1])[0] for one in tried]
+    together = Bench(model, Plan(), requests=100, seeds=[0, 1]).measure(tried)
+    alone = [Bench(model, Plan(), requests=100, seeds=[0, 1]).measure([one])[0] for one in tried]
     assert together == alone
     assert len({one.offered_e2e_s for one in together if one is not None}) > 1  # some limits do bind
 
 
 def test_requests_that_never_fit_leave_no_figures() -> None:
     model = mix_model((15, 10, 0.1), memory=24, prefill="fused")
-    assert measure(model, Plan(), [Variant("trtllm-no-evict")], requests=5, seeds=[0, 1]) == [None]
+    assert Bench(model, Plan(), requests=5, seeds=[0, 1]).measure([Variant("trtllm-no-evict")]) == [None]
 
 
 # -- as text ----------------------------------------------------------------------------------------------------

@@ -201,8 +201,8 @@ def test_where_every_layer_slides_a_token_costs_what_it_does_within_the_window()
 )
 def test_parameters_are_those_the_makers_publish(name: str, total: float, active: float) -> None:
     shape = read_model(name)
-    assert shape.parameters == pytest.approx(total, rel=0.02)
-    assert shape.active_parameters == pytest.approx(active, rel=0.02)
+    assert shape.counts.total == pytest.approx(total, rel=0.02)
+    assert shape.counts.active == pytest.approx(active, rel=0.02)
 
 
 def test_the_parameters_of_every_model_of_the_catalogue_are_checked() -> None:
@@ -214,9 +214,9 @@ def test_the_parameters_of_every_model_of_the_catalogue_are_checked() -> None:
 def test_parameters_by_hand() -> None:
     # Attention 2·64·8·(8 + 2) = 10,240 and MLP 3·64·96 = 18,432 a layer; tables 100·64 each.
     shape = small()
-    assert shape.parameters == 4 * (10_240 + 18_432) + 2 * 6_400
-    assert small(tie_word_embeddings=True).parameters == shape.parameters - 6_400
-    assert small(model_type="starcoder2").parameters == shape.parameters - 4 * 64 * 96
+    assert shape.counts.total == 4 * (10_240 + 18_432) + 2 * 6_400
+    assert small(tie_word_embeddings=True).counts.total == shape.counts.total - 6_400
+    assert small(model_type="starcoder2").counts.total == shape.counts.total - 4 * 64 * 96
 
 
 def test_experts_by_hand() -> None:
@@ -229,9 +229,9 @@ def test_experts_by_hand() -> None:
     shape = small(**changes, first_k_dense_replace=1)
     expert = 3 * 64 * 32
     dense = 4 * 10_240 + 3 * 64 * 96 + 3 * (expert + 64 * 16) + 2 * 6_400
-    assert shape.parameters == dense + 3 * 16 * expert
-    assert shape.active_parameters == dense + 3 * 2 * expert
-    assert small(**changes, mlp_only_layers=[0]).parameters == shape.parameters
+    assert shape.counts.total == dense + 3 * 16 * expert
+    assert shape.counts.active == dense + 3 * 2 * expert
+    assert small(**changes, mlp_only_layers=[0]).counts.total == shape.counts.total
     every_second = small(**changes, decoder_sparse_step=2)
     assert every_second.counts.experts == 2 * 16 * expert
 
@@ -279,7 +279,7 @@ def test_weights_of_known_files() -> None:
 
 
 def test_32_bit_checkpoints_are_loaded_as_16_bit_ones() -> None:
-    assert small(torch_dtype="float32").weight_bytes == 2 * small().parameters
+    assert small(torch_dtype="float32").weight_bytes == 2 * small().counts.total
 
 
 def test_a_type_of_weights_that_is_none_is_refused() -> None:
@@ -450,7 +450,7 @@ def refusal(read: Callable[[], ModelShape]) -> str:
     except UsageError as error:
         return str(error)
     assert kv_bytes_per_token(shape) > 0
-    assert 0 < shape.active_parameters <= shape.parameters
+    assert 0 < shape.counts.active <= shape.counts.total
     assert shape.weight_bytes > 0
     return ""
 

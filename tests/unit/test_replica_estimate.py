@@ -131,7 +131,7 @@ def test_smaller_weights_leave_more_room() -> None:
 
 def test_a_group_of_gpus_splits_weights_and_heads() -> None:
     found = estimate_replica(read_model("Llama-3.1-70B"), find_gpu("H100"), tensor_parallel=4)
-    assert found.weights_bytes == 2 * read_model("Llama-3.1-70B").parameters // 4
+    assert found.weights_bytes == 2 * read_model("Llama-3.1-70B").counts.total // 4
     assert found.kv_bytes_per_token == 327_680 // 4
 
 

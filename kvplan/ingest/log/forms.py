@@ -8,14 +8,9 @@ NUMBER = r"(-?\d[\d,]*)"
 
 
 class Capacity(NamedTuple):
-    """A statement of a KV capacity; the first group of `form` is the number.
+    """A statement of a KV capacity; the first group of `form` is the number, of tokens unless `in_blocks`.
 
-    Attributes
-    ----------
-    in_blocks
-        It counts blocks, not tokens.
-    of_pool
-        It is that of one pool, of which a rank can have several; a total counts before it.
+    `of_pool` is that of one pool, of which a rank can have several; a total counts before it.
     """
 
     form: re.Pattern[str]

@@ -77,18 +77,9 @@ class Lengths(NamedTuple):
 
 
 def lengths(histogram: LengthHistogram, what: str, limit: int = POINTS) -> Lengths:
-    """At most `limit` lengths with the histogram's mean, and in every bucket its count.
+    """At most `limit` lengths with the histogram's mean, and in every bucket its count; notes call them `what`.
 
     Where so many buckets are filled that there are not enough lengths for all, the least that matter are merged.
-
-    Parameters
-    ----------
-    histogram
-        With at least one length.
-    what
-        What notes call them: "prompts".
-    limit
-        At least 2.
 
     References
     ----------
@@ -130,12 +121,7 @@ def independent_classes(
 ) -> tuple[RequestClass, ...]:
     """Ranges of the input length, each with all decode lengths: how the two go together is not known.
 
-    Parameters
-    ----------
-    rate_rps
-        Requests per second, of all classes.
-    bins
-        Most classes.
+    At most `bins` classes; `rate_rps` is that of all together.
 
     Examples
     --------

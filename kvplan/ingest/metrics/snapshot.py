@@ -28,20 +28,10 @@ class KvCapacity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """What an engine calls its metrics; the first that is there counts.
+    """What an engine calls its metrics, after a common prefix and a colon; the first that is there counts.
 
-    Attributes
-    ----------
-    prefix
-        Of all its names, before a colon.
-    prompt, generation
-        Histograms of lengths.
-    capacity
-        Where its KV capacity stands.
-    capacities
-        That of each engine, and notes.
-    without_histograms
-        Why a server may not export them.
+    `capacity` names the metric, and `capacities` reads it for each engine, with notes; `without_histograms` says why a
+    server may not export lengths.
     """
 
     engine: str

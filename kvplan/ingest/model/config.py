@@ -46,12 +46,7 @@ _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurren
 
 
 def read_model(reference: str | Path) -> ModelShape:
-    """The shape of a model.
-
-    Parameters
-    ----------
-    reference : str or Path
-        A config.json, a folder with one, or a name in the catalogue.
+    """The shape of a model: of a config.json, a folder with one, or a name in the catalogue.
 
     Raises
     ------
@@ -99,12 +94,7 @@ def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
 
 
 def shape_of(whole: Keys, name: str) -> ModelShape:
-    """The shape a configuration describes.
-
-    Parameters
-    ----------
-    whole
-        A config.json. Where it nests a text model in one for images or sound, that is read.
+    """The shape that a config.json describes; of a text model nested in one for images or sound, where there is one.
 
     Raises
     ------

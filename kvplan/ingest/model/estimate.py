@@ -33,15 +33,7 @@ _MOST_GPUS = 64  # in one group: eight servers of eight
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEstimate:
-    """What one replica holds. Bytes are those of one GPU of its tensor-parallel group.
-
-    Attributes
-    ----------
-    memory_tokens
-        KV capacity of the replica, whole blocks.
-    notes
-        What was assumed, and what is left out.
-    """
+    """What one replica holds, in whole blocks, and what was assumed. Bytes are those of one GPU of its group."""
 
     memory_tokens: int
     block_tokens: int

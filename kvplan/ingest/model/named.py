@@ -26,16 +26,7 @@ def plain(name: str) -> str:
 
 
 def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: str) -> T:
-    """What goes by a name.
-
-    Parameters
-    ----------
-    known
-        Things by their proper names.
-    aliases
-        Other names, each with the proper one.
-    noun
-        What messages call the things: "GPU".
+    """What goes by a name, or by another one that stands for it; `noun` is what messages call such things.
 
     Raises
     ------

@@ -35,32 +35,17 @@ _TABLE_BYTES = 2  # of a number in an embedding table, quantised or not
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A timing from peaks.
-
-    Attributes
-    ----------
-    timing
-        Seconds.
-    notes
-        How far it can be trusted; the first says that it is optimistic.
-    """
+    """A timing from peaks; the first of its notes says that it is optimistic."""
 
     timing: Timing
     notes: tuple[str, ...]
 
 
 def roofline(shape: ModelShape, gpu: Gpu, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -> Roofline:
-    """The shortest iterations that the peaks of a GPU allow a model.
+    """The shortest iterations that the peaks of a GPU allow a model; options as for `kv_bytes_per_token`.
 
     For mixtures of experts d0 reads all experts: a loaded batch meets nearly all of them, as each sequence picks its
     own. A single sequence would read only its few, so that small batches are faster than this.
-
-    Parameters
-    ----------
-    tensor_parallel
-        GPUs that share the model.
-    kv_dtype
-        As for `kv_bytes_per_token`.
 
     Raises
     ------

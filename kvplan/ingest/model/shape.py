@@ -65,16 +65,6 @@ class ModelShape:
     notes: tuple[str, ...]
 
     @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return self.counts.total
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters one token meets: fewer where experts take turns."""
-        return self.counts.active
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights as the configuration keeps them."""
         return self.storage.total_bytes(self.counts)

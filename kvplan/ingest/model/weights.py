@@ -16,18 +16,9 @@ _PLAIN_MLP = frozenset({"falcon", "gpt_neox", "nemotron", "opt", "phi", "starcod
 class ParameterCounts:
     """Parameters by what becomes of them. Norms and biases are left out: less than 0.2 %.
 
-    Attributes
-    ----------
-    embeddings
-        Tables from tokens to vectors and back; one table where they are tied.
-    tables
-        1 where they are tied, else 2.
-    experts
-        Routed experts, all of them.
-    idle_experts
-        Those of them that a token is not routed to.
-    other
-        Attention, dense MLPs, shared experts, routers.
+    `embeddings` are tables from tokens to vectors and back, one where they are tied, and two `tables` else; `experts`
+    all routed ones, of which a token is not routed to the idle ones; `other` attention, dense MLPs, shared experts,
+    routers.
     """
 
     embeddings: int
@@ -55,16 +46,10 @@ class ParameterCounts:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How weights are kept.
+    """How weights are kept: "16-bit", "fp8", "awq", …
 
-    Attributes
-    ----------
-    name
-        "16-bit", "fp8", "awq", …
-    bits
-        Of a quantised weight, its share of scales and zero points included. Embeddings keep 16 bits.
-    experts_only
-        Only the routed experts are quantised.
+    `bits` is that of a quantised weight, its share of scales and zero points included. Embeddings keep 16 bits, and so
+    does all but routed experts with `experts_only`.
     """
 
     name: str
@@ -93,14 +78,7 @@ SIXTEEN_BIT = Storage("16-bit")
 
 
 def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> ParameterCounts:
-    """Parameters of a decoder.
-
-    Parameters
-    ----------
-    keys
-        The text model's configuration.
-    attention_parameters
-        Of one layer.
+    """Parameters of a decoder, from the text model's configuration and the parameters of one layer's attention.
 
     Raises
     ------

@@ -51,12 +51,7 @@ BoolArray = npt.NDArray[np.bool_]
 class Outlier:
     """A sample that the fit leaves out, or that contradicts others.
 
-    Attributes
-    ----------
-    seconds, fitted_s
-        Measured, and what the fit says.
-    contradicts
-        Line of a repeated measurement that did less in more time, or more in less.
+    `contradicts` is the line of a repeated measurement that did less in more time, or more in less.
     """
 
     source: str
@@ -114,12 +109,7 @@ class TimingFit:
 
 
 def fit_timing(*samples: Samples) -> TimingFit:
-    """Fit an iteration time to samples, of one replica.
-
-    Parameters
-    ----------
-    *samples : Samples
-        From one file or several.
+    """Fit an iteration time to samples of one replica, from one file or several.
 
     Raises
     ------

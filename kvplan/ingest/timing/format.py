@@ -63,14 +63,9 @@ class Row:
 
 
 class TableFormat(NamedTuple):
-    """Samples in the rows of a table.
+    """Samples in the rows of a table, which `add` adds.
 
-    Attributes
-    ----------
-    columns
-        Each must be there; of two formats that a table fits, the one with more columns counts.
-    add
-        Adds the samples of a row.
+    Each of `columns` must be there; of two formats that a table fits, the one with more counts.
     """
 
     name: str

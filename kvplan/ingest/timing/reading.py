@@ -17,19 +17,10 @@ from kvplan.ingest.timing.samples import Collector, Samples
 def read_samples(
     path: Path, *, capacity_tokens: int | None = None, assumed_tokens: int | None = None
 ) -> tuple[Samples, ...]:
-    """Read the samples of a file, which may be compressed with gzip or zstd.
+    """Read the samples of a file, which may be compressed: one for everything measured, and most files hold one.
 
-    Parameters
-    ----------
-    capacity_tokens
-        KV capacity, for formats that state a share of it; whatever a log says.
-    assumed_tokens
-        KV capacity where a log states none.
-
-    Returns
-    -------
-    tuple of Samples
-        One for everything measured; most files hold one.
+    For formats that state a share of the KV capacity, `capacity_tokens` is that, whatever a log says, and
+    `assumed_tokens` where a log says nothing.
 
     Raises
     ------
@@ -54,12 +45,7 @@ def read_groups(
     assumed_tokens: int | None = None,
     group: str | None = None,
 ) -> tuple[tuple[Samples, ...], ...]:
-    """Samples of several files, those of one replica together; see `read_samples`.
-
-    Parameters
-    ----------
-    group
-        Only this one.
+    """Samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
     Raises
     ------
@@ -87,10 +73,7 @@ def parse_samples(
 ) -> tuple[Samples, ...]:
     """The samples in some lines, which messages call `source`; see `read_samples`.
 
-    Parameters
-    ----------
-    lines
-        With their line ends; a last line without one may be cut off.
+    Lines have their line ends; a last one without may be cut off.
 
     Examples
     --------

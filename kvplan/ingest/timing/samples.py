@@ -68,12 +68,8 @@ class _Group:
 class Collector:
     """Collects samples of a file, and counts what gave none.
 
-    Attributes
-    ----------
-    given_tokens
-        KV capacity that counts whatever the file states.
-    capacity_tokens
-        KV capacity that usage is a share of: the one given, else the one stated last, else one assumed.
+    `capacity_tokens` is the KV capacity that usage is a share of: the one given, which counts whatever the file states,
+    else the one stated last, else one assumed.
     """
 
     def __init__(self, source: str, given_tokens: int | None, assumed_tokens: int | None) -> None:

@@ -14,12 +14,7 @@ _LEAST_S = 1e-9  # what is left over of 0 by rounding is less
 
 
 def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
-    """The table [timing] of a fit.
-
-    Parameters
-    ----------
-    samples
-        What it was fitted to.
+    """The table [timing] of what was fitted to samples.
 
     Raises
     ------

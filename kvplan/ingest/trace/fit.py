@@ -12,16 +12,9 @@ from kvplan.units import format_percent
 
 
 class Distortion(NamedTuple):
-    """What classes make of a trace, beside the trace itself, on the same replica.
+    """What classes make of a trace, beside the trace itself, on the same replica; gaps are 1 - ρ.
 
-    Attributes
-    ----------
-    trace_stable, stable
-        Whether the eviction-free equilibrium is stable; of the trace, and of the classes.
-    trace_gap, gap
-        1 - ρ of each.
-    footprint, variance
-        Relative errors of the mean footprint of a request and of the variance of KV usage.
+    Errors are relative, of the mean footprint of a request and of the variance of KV usage.
     """
 
     trace_stable: bool

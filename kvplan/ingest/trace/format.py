@@ -30,18 +30,9 @@ class BadRowError(Exception):
 
 
 class FirstLine(NamedTuple):
-    """The first line of a trace, by which its format is told.
+    """The first line of a trace, by which its format is told: of JSON lines, or the header of a CSV with its delimiter.
 
-    Attributes
-    ----------
-    in_json
-        It begins an object; else it is taken for the header of a CSV.
-    names
-        Keys of the object, or columns of the CSV.
-    values
-        The object, where the line holds the whole of it.
-    delimiter
-        Of a CSV.
+    `values` is the object, where the line holds the whole of it.
     """
 
     text: str
@@ -117,16 +108,9 @@ class Extras:
 
 
 class RequestFormat(NamedTuple):
-    """A list of requests.
+    """A list of requests, under the name that provenance calls it by.
 
-    Attributes
-    ----------
-    name
-        As provenance calls it.
-    recognises
-        Whether a trace that begins like this is one; no two formats may recognise the same.
-    requests
-        Its requests, and what else it says; a `BadRowError` is of the line taken last.
+    No two formats may recognise the same beginning. A `BadRowError` of `requests` is of the line taken last.
     """
 
     name: str
@@ -159,17 +143,7 @@ class Description(NamedTuple):
 
 
 class DescriptionFormat(NamedTuple):
-    """A description of requests.
-
-    Attributes
-    ----------
-    name
-        As provenance calls it.
-    recognises
-        Whether a file that begins with such characters, some thousands, is one.
-    read
-        The whole of it, from its path and that beginning.
-    """
+    """A description of requests, under the name that provenance calls it by; recognised by some thousand characters."""
 
     name: str
     recognises: Callable[[str], bool]

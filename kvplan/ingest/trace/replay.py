@@ -14,15 +14,7 @@ from kvplan.simulation.requests import Requests
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace holds.
-
-    Attributes
-    ----------
-    requests
-        By time of arrival, from the first on; all of class 0.
-    notes
-        What was left out or put in order.
-    """
+    """What a trace holds: requests by time of arrival, from the first on, all of class 0; and what was left out."""
 
     requests: Requests
     format: str
@@ -30,13 +22,9 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace of any format of `kvplan.ingest.trace.rows`.
+    """Read a trace of any format of `kvplan.ingest.trace.rows`. Times count to the microsecond.
 
-    Parameters
-    ----------
-    path
-        Rows that generate nothing are left out and counted; an empty prompt is no reason, as in a profile. Times
-        count to the microsecond.
+    Rows that generate nothing are left out and counted; an empty prompt is no reason, as in a profile.
 
     Raises
     ------

@@ -52,16 +52,7 @@ class Rows(NamedTuple):
 class TraceFile:
     """A trace to be iterated over once, block by block; what else was found is there when it is done.
 
-    Attributes
-    ----------
-    format
-        What its format is called; known with the first block.
-    sha256
-        Of the bytes of the file, as stored.
-    cut_off
-        1 if the file ends within its last row, which is left out; else 0.
-    extras
-        What it says besides its rows.
+    The format is known with the first block. `cut_off` is 1 if the file ends within its last row, which is left out.
 
     Raises
     ------

@@ -23,16 +23,7 @@ def fitted_profile(
     default_base: bool = False,
     distortion: Distortion | None = None,
 ) -> Profile:
-    """A profile of these classes on the replica of `base`; its `text` says where every part comes from.
-
-    Parameters
-    ----------
-    traffic
-        What the classes were fitted to.
-    default_base
-        Nobody asked for `base`.
-    distortion
-        What the classes distort, if that was looked at.
+    """A profile of classes that were fitted to traffic, on the replica of `base`; it says where every part comes from.
 
     Raises
     ------

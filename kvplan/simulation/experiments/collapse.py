@@ -15,7 +15,6 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.pools import footprint, served_rps
 from kvplan.simulation.experiments.runner import Job, run_to_the_end
-from kvplan.simulation.outcome import Ending
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
@@ -44,7 +43,7 @@ def confirmed_rate(
     names = tuple(c.name for c in model.classes)
     jobs = [Job(Settings("greedy", {}), Scenario(model, plan, requests, names)) for requests in drawn]
     [runs] = run_to_the_end([jobs], None, announce)
-    if any(run.ending is not Ending.FINISHED for run in runs):
+    if not all(run.finished for run in runs):
         return None
     sizes = footprint(flood.input_tokens, flood.decode_tokens)
     mean = model.mix.mean(footprint(model.mix.input_tokens, model.mix.decode_tokens))

@@ -41,11 +41,8 @@ class StudyBound(NamedTuple):
 def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine: bool = False) -> Instance:
     """Requests in slots of d0.
 
-    Parameters
-    ----------
-    as_engine
-        KV counted as engines do, the tokens computed so far, whatever the convention for prefill: a token less, so
-        that the bound holds for any policy.
+    With `as_engine` KV is counted as engines do, the tokens computed so far, whatever the convention for prefill: a
+    token less; and evictions lose no stages. So the bound holds for any policy.
 
     Raises
     ------
@@ -75,6 +72,7 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
         decode_tokens=decode,
         capacity=replica.memory_tokens,
         block_tokens=replica.block_tokens,
+        evicted_go_on=as_engine,
     )
 
 
@@ -88,12 +86,8 @@ def study_bounds(
 ) -> tuple[StudyBound, ...]:
     """Bounds on the figures of a study: rates where it has a horizon, else the mean time end to end.
 
-    Where all policies count KV by the stages of the profile's convention, the bound does too; else as engines do.
-
-    Parameters
-    ----------
-    time_limit_s
-        Of each programme.
+    Where all policies count KV by the stages of the profile's convention, the bound does too; else as engines do. The
+    time limit is that of each programme.
 
     Raises
     ------

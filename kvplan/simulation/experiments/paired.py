@@ -17,7 +17,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end, scenarios
 from kvplan.simulation.intervals import t_quantile
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 
 _NO_SPREAD = 1e-12  # of relative differences: rounding
@@ -56,40 +56,17 @@ class Gains(NamedTuple):
     offered_throughput: Gain
 
 
-def measure(
-    model: ServingModel,
-    plan: Plan,
-    variants: Sequence[Variant],
-    *,
-    requests: int,
-    seeds: Sequence[int],
-    progress: Progress | None = None,
-    announce: Announce | None = None,
-) -> list[Measured | None]:
-    """Run every variant on both loads and all seeds, on all cores, with so many `requests` in each run.
-
-    None stands for a variant of which a run could not be ended, because a request never fits.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Somebody pressed Ctrl-C: half a comparison is none.
+class Bench:
+    """Requests for several comparisons, so many a run; what the plain policies did with them is kept.
 
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> model = ServingModel((RequestClass("a", 3, (5,), (1.0,), 0.1),), Timing(1.0), Replica(20))
-    >>> one = Variant("vllm", (("max_num_seqs", 1.0),))
-    >>> [found] = measure(model, Plan(), [one], requests=10, seeds=[0, 1])
+    >>> [found] = Bench(model, Plan(), requests=10, seeds=[0, 1]).measure([Variant("vllm", (("max_num_seqs", 1.0),))])
     >>> found.saturated_rps, found.evictions
     ((0.2, 0.2), 0)
     """
-    bench = Bench(model, plan, requests=requests, seeds=seeds, progress=progress, announce=announce)
-    return bench.measure(variants)
-
-
-class Bench:
-    """Requests for several comparisons; what the plain policies did with them is kept. Arguments as for `measure`."""
 
     def __init__(
         self,
@@ -109,9 +86,15 @@ class Bench:
         self._plain: dict[str, list[Outcome]] = {}  # at the offered rate
 
     def measure(self, variants: Sequence[Variant]) -> list[Measured | None]:
-        """As `kvplan.simulation.experiments.paired.measure`.
+        """Run every variant on both loads and all seeds, on all cores.
 
-        At the offered rate a limit that the plain policy never comes near changes nothing; then its run is taken.
+        None stands for a variant of which a run could not be ended, because a request never fits. At the offered rate
+        a limit that the plain policy never comes near changes nothing; then its run is taken.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Somebody pressed Ctrl-C: half a comparison is none.
         """
         plain = [v for v in variants if not v.parameters and v.policy not in self._plain]
         rows = self._run([*((v, self._saturated) for v in variants), *((v, self._offered) for v in plain)])
@@ -137,7 +120,7 @@ class Bench:
 
 def _never_binds(name: str, value: float, plain: Sequence[Outcome], model: ServingModel) -> bool:
     """Whether runs without a limit never came near enough to it for it to matter."""
-    if any(run.ending is not Ending.FINISHED for run in plain):
+    if not all(run.finished for run in plain):
         return False
     if name in _CAPS:
         return all(most_at_once(run) <= value for run in plain)
@@ -177,13 +160,13 @@ def _settings(variant: Variant) -> Settings:
 def _measured(saturated: Sequence[Outcome], offered: Sequence[Outcome]) -> Measured | None:
     """Of the saturated runs, one or as many as seeds, and of the offered ones."""
     runs = [*saturated, *offered]
-    if any(run.ending is not Ending.FINISHED for run in runs):
+    if not all(run.finished for run in runs):
         return None
     rates = [run.finish_s.size / run.end_s for run in saturated]
     return Measured(
         saturated_rps=tuple(rates * (len(offered) // len(saturated))),
         offered_rps=tuple(run.finish_s.size / run.end_s for run in offered),
-        offered_e2e_s=tuple(float(np.mean(run.finish_s - run.arrival_s)) for run in offered),
+        offered_e2e_s=tuple(run.mean_e2e_s for run in offered),
         evictions=sum(int(run.evictions.sum()) for run in runs),
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from kvplan.analysis.pool import subset
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, lengths
 
@@ -102,7 +102,7 @@ def _measured(
     drawn = [arrivals(seen, group, seed, saturated=saturated) for seed in seeds]
     jobs = [Job(Settings(policy, {}), Scenario(seen, plan, requests, names)) for requests in drawn]
     [runs] = run_to_the_end([jobs], progress, announce)
-    if any(run.ending is not Ending.FINISHED for run in runs):
+    if not all(run.finished for run in runs):
         return None
     mean = seen.mix.mean(footprint(seen.mix.input_tokens, seen.mix.decode_tokens))
     rates = (
@@ -112,7 +112,7 @@ def _measured(
     return Runs(
         requests=group.replicas * group.requests,
         throughput_rps=tuple(group.replicas * rate for rate in rates),
-        e2e_s=tuple(float(np.mean(run.finish_s - run.arrival_s)) for run in runs),
+        e2e_s=tuple(run.mean_e2e_s for run in runs),
         evictions=tuple(float(run.evictions.mean()) for run in runs),
     )
 

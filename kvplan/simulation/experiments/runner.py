@@ -73,14 +73,9 @@ def run_rows(
     compile: bool | None = None,
     threads: int | None = None,
 ) -> tuple[list[list[Outcome | None]], bool]:
-    """Run rows of jobs on all cores, or in so many threads.
+    """Run rows of jobs on all cores, or in so many threads; and whether somebody pressed Ctrl-C.
 
-    Returns
-    -------
-    list of list of Outcome or None
-        As the jobs; None for those that had not begun when interrupted.
-    bool
-        Whether somebody pressed Ctrl-C.
+    The outcomes stand as the jobs do; None for those that had not begun then.
     """
     jobs = [job for row in rows for job in row]
     stop, done = threading.Event(), [0] * len(jobs)

@@ -56,16 +56,8 @@ def study(
 ) -> Study:
     """Run every policy on every seed, on all cores, and sum up; after Ctrl-C, what was done until then.
 
-    Parameters
-    ----------
-    policies
-        From `kvplan.simulation.experiments.options.chosen`.
-    seeds
-        A load without chance in it is run once, with the first of them.
-    compile
-        Run compiled loops from the beginning, or never; see `kvplan.simulation.engine.run`.
-    threads
-        How many runs go on at once; as many as there are cores if None.
+    A load without chance in it is run once, with the first of the seeds. `compile` is as for
+    `kvplan.simulation.engine.run`, `threads` how many runs go on at once.
     """
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once

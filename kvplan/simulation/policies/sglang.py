@@ -171,7 +171,7 @@ def least_far(s: State) -> int:
 @kernel
 def retract(s: State, request: int) -> None:
     """Free a running request's blocks; it goes to the end of the queue."""
-    preempt(s, request, False)
+    preempt(s, request)
     take_out(s, request)
     append(s, s.request[request, QUEUE], request)
 

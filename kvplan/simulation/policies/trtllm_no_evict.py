@@ -10,7 +10,7 @@ from kvplan.simulation.actions import advance, group_list, kernel, seat, seat_is
 from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt, pause
+from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt
 from kvplan.simulation.state import (
     CAPACITY,
     HEAD,
@@ -30,7 +30,6 @@ def form_batch(s: State) -> None:
     """Running requests get a token each, then the prompt begun before goes on, then prompts are admitted."""
     budget = int(s.knobs[MAX_TOKENS])
     advance(s, 0)
-    pause(s, max(s.list[group_list(s, 0), LENGTH] - budget, 0))
     budget -= s.list[group_list(s, 0), LENGTH]
     request = s.counter[PARTLY]
     if request != NOBODY and budget > 0:

@@ -19,16 +19,12 @@ from kvplan.simulation.actions import (
     kernel,
     last_admitted,
     overflows,
-    schedule,
     seat,
     seat_is_free,
-    unschedule,
 )
 from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.state import (
-    BEFORE,
-    BLOCK,
     CAPACITY,
     FIRST_WEIGHT,
     HEAD,
@@ -43,13 +39,10 @@ from kvplan.simulation.state import (
     PARTLY,
     PLACE,
     PROMPTS,
-    RECOMPUTED,
     RESIDENT,
     STAGE,
     START,
-    TAIL,
     TICK,
-    WEIGHT,
     Setup,
     State,
 )
@@ -72,36 +65,27 @@ def serve_running(s: State) -> int:
     """
     budget = int(s.knobs[MAX_TOKENS])
     advance(s, 0)
-    paused = max(s.list[group_list(s, 0), LENGTH] - budget, 0)
-    pause(s, paused)
     preempted = False
     while overflows(s):
-        request = last_admitted(s)
-        inside = request != s.counter[PARTLY]
-        preempt(s, request, inside and paused > 0)
-        paused -= inside
+        preempt(s, last_admitted(s))
         preempted = True
+    # Never below 0: whoever runs took at least a token of it when the prompt was computed.
     budget -= s.list[group_list(s, 0), LENGTH]
     request = s.counter[PARTLY]
     if request != NOBODY and budget > 0:
         if s.counter[HELD] + further_blocks(s, request, budget) <= s.fixed[CAPACITY]:
             budget -= compute_prompt(s, request, budget)
         else:
-            preempt(s, request, False)
+            preempt(s, request)
             preempted = True
     return 0 if preempted else budget
 
 
 @kernel
-def preempt(s: State, request: int, paused: bool) -> None:
+def preempt(s: State, request: int) -> None:
     """Evict; what has been generated becomes part of the prompt to compute again."""
     if s.request[request, PLACE] != PARTIAL:
-        stage = s.group[0, TICK] - s.request[request, START]
-        s.request[request, STAGE] = stage + paused
-        if paused:  # all that it holds has been computed, and it was not in the batch
-            s.counter[RECOMPUTED] += 1
-            s.counter[MORE_TOKENS] += s.request[request, FIRST_WEIGHT] + stage
-            s.counter[MORE_REQUESTS] += 1
+        s.request[request, STAGE] = s.group[0, TICK] - s.request[request, START]
     evict(s, request)
 
 
@@ -155,25 +139,6 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
         s.counter[MORE_REQUESTS] += 1
         s.counter[MORE_SILENT] += 1
     return granted
-
-
-@kernel
-def pause(s: State, beyond: int) -> None:
-    """More are running than the budget has tokens: the last ones do not run in this iteration."""
-    request = s.list[group_list(s, 0), TAIL]
-    for _ in range(beyond):
-        unschedule(s, request, 0)
-        tokens = s.request[request, FIRST_WEIGHT] + s.group[0, TICK] - s.request[request, START]
-        block = s.fixed[BLOCK]
-        s.phase[0, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % block] -= 1
-        s.request[request, START] += 1
-        s.phase[0, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % block] += 1
-        schedule(s, request, 0)
-        s.group[0, WEIGHT] -= 1
-        s.counter[HELD] += blocks_of(s, tokens - 1) - blocks_of(s, tokens)
-        s.counter[MORE_TOKENS] -= tokens - 1
-        s.counter[MORE_REQUESTS] -= 1
-        request = s.request[request, BEFORE]
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:

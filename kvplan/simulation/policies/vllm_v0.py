@@ -51,7 +51,7 @@ def form_batch(s: State) -> None:
     if not next_fits(s):
         advance(s, 0)
         while overflows(s):
-            preempt(s, last_admitted(s), False)
+            preempt(s, last_admitted(s))
         return
     stand_by(s, 0)
     budget = left = int(s.knobs[MAX_TOKENS])
