@@ -10,7 +10,7 @@ from tiers import at_night
 
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation import engine
-from kvplan.simulation.experiments.load import crowd
+from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Job, scenarios
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
@@ -38,7 +38,7 @@ def test_compiled_and_plain_runs_leave_the_same_bytes(name: str, data: st.DataOb
 
 def test_a_loop_that_is_loaded_is_used_from_the_first_iteration_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ServingModel((RequestClass("a", 7, (2,), (1.0,), 0.1),), Timing(1.0), Replica(9))
-    [scenario] = scenarios(model, Plan(), crowd(3), [0])
+    [scenario] = scenarios(model, Plan(), Load(Arrivals.INTERLEAVED, 3), [0])
     job = Job(Settings("greedy", {}), scenario)
     loaded = job.run(lambda done: True, None, compile=True)
     monkeypatch.setattr(engine, "bound", None)  # the plain loop
