@@ -25,6 +25,7 @@ from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
 _NEAR_CIRCLE = 1e-9  # where the circle itself cannot be decided in floats, roots are counted this far out
+_RAREST = 1e-280  # share of a class so rare that asymptotic figures are beyond a float
 _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search of stability
 _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
@@ -184,11 +185,10 @@ def _asymptotic_min_input(
     shorter, longer = stages == stages.min(), stages == stages.max()
     if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(scale) > 0:
         return None
-    p = float(share[shorter].sum())
-    if p * (1 - p) == 0:  # a class so rare that a float cannot hold its share
+    spread = float(share[shorter].sum()) * float(share[longer].sum())  # p·(1 - p), however near 1 p is
+    if spread < _RAREST:
         return None
-    mean = float(share @ stages)
-    return smallest + mean**3 / (2 * math.pi**2 * p * (1 - p))
+    return smallest + float(share @ stages) ** 3 / (2 * math.pi**2 * spread)
 
 
 def _exact_min_input(
