@@ -276,14 +276,16 @@ def stability(model: ServingModel) -> Stability:
 
 def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
     if found.stable:
-        return "None needed: the mix of lengths damps disturbances by itself."
+        return "None needed for small disturbances: the mix of lengths damps them by itself."
+    where = "where memory can fill"
     if not found.certified:
-        return "Cap admissions: stability is too close to call in floating point, and the cap is safe either way."
+        return f"Cap admissions {where}: stability is too close to call in floating point, and the cap is safe either way."
     if change is not None:
-        return f"{change}, or cap admissions."
+        return f"{change}, or cap admissions {where}."
     if inputs.exact is not None:
-        return f"Cap admissions: this mix is stable only from a mean input of {format_tokens(inputs.exact)} tokens."
-    return "Cap admissions: no change of a decode limit was found that makes this mix stable."
+        tokens = format_tokens(inputs.exact)
+        return f"Cap admissions {where}: this mix is stable only from a mean input of {tokens} tokens."
+    return f"Cap admissions {where}: no change of a decode limit was found that makes this mix stable."
 
 
 def _stabilising_change(model: ServingModel) -> str | None:

@@ -27,6 +27,7 @@ from kvplan.layout.elements import (
     words,
 )
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
+from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
@@ -220,7 +221,7 @@ def _stability(report: Report, basis: Basis) -> Iterator[Block]:
     verdict = ("stable" if local.stable else "unstable") if local.certified else "too close to call"
     yield _figures(
         basis,
-        ("Equilibrium", f"{verdict}, proved" if local.certified else verdict),
+        ("Full equilibrium", f"{verdict}, proved" if local.certified else verdict),
         ("Spectral radius", format_radius(local.spectral_radius)),
         ("Margin below 1" if margin >= 0 else "Excess over 1", format_number(abs(margin), 3)),
         ("Unstable modes", format_number(local.unstable_modes)),
@@ -230,15 +231,24 @@ def _stability(report: Report, basis: Basis) -> Iterator[Block]:
         ("Smallest stable input, asymptotic", _unit(smallest.asymptotic, "tokens")),
     )
     yield Paragraph(local.advice)
+    status, rates = (
+        report.verdict.status,
+        (report.verdict.recovers_up_to_rps, report.verdict.confirmed_up_to_rps),
+    )
+    drains_up_to = min((rate for rate in rates if rate is not None), default=None)
+    if (why := beside_spectrum(status, local, drains_up_to)) is not None:
+        yield Paragraph(why)
 
 
 def _rate_cap(report: Report, basis: Basis) -> Iterator[Block]:
     cap = report.rate_cap
+    cost = cap.engine_sustainable_rps / report.load.sustainable_rps - 1
     yield _figures(
         basis,
         ("Admissions", _rps(cap.per_second)),
         ("Admissions per iteration", format_number(cap.per_iteration)),
         ("Engine max_num_seqs", format_number(cap.engine_max_num_seqs)),
+        ("Sustainable with it", f"{_rps(cap.engine_sustainable_rps)} ({format_percent(cost, signed=True)})"),
     )
     yield Paragraph(
         "Admissions per iteration by class; no budgets of whole requests fit this load."

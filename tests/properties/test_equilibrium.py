@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import mix_model, models, request_rows
 
+from kvplan.analysis.admission import rate_cap
 from kvplan.analysis.equilibrium import (
     equilibrium,
     load,
@@ -225,6 +226,16 @@ def test_sensitivities_to_the_bends_of_a_law_are_those_of_the_bent_model(
         change = getattr(found, name)
         assert change == pytest.approx(sustainable_rate(more)[1] / base - 1, abs=1e-12)
         assert change >= -1e-12 if name == "knee_tokens" else -1 / 11 - 1e-12 <= change <= 1e-12
+
+
+@given(models(limits=True))
+def test_a_cap_that_excludes_evictions_leaves_what_so_many_at_once_serve(model: ServingModel) -> None:
+    """At most ⌊pages/pages of the longest⌋ requests, and often far fewer than fill memory."""
+    cap = rate_cap(model)
+    most = min(cap.engine_max_num_seqs, model.replica.max_num_seqs or cap.engine_max_num_seqs)
+    capped = replace(model, replica=replace(model.replica, max_num_seqs=most))
+    assert cap.engine_sustainable_rps == pytest.approx(float(changed_rate(capped, "", Fraction(1))), rel=1e-9)
+    assert cap.engine_sustainable_rps <= load(model).sustainable_rps
 
 
 @given(models(), st.floats(1.0, 1e6))
