@@ -6,12 +6,13 @@ Real engines admit whole requests: per class, FC's budgets b_i keep Σ b_i S_i <
 
 import heapq
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.analysis.concurrency import engine_max_num_seqs
-from kvplan.analysis.equilibrium import iteration_time, saturation
+from kvplan.analysis.equilibrium import iteration_time, saturation, sustainable_rate
 from kvplan.model import FloatArray, ServingModel, sum_by
 
 _NEGLIGIBLE_QUEUE = 1e-9  # requests; a larger budget would gain nothing anybody can see
@@ -33,6 +34,7 @@ class ClassCap(NamedTuple):
 class RateCap(NamedTuple):
     """Admission limits that prevent evictions; the keys of the report's `rate_cap` block.
 
+    `engine_sustainable_rps` is what can still be sustained with that `max_num_seqs`, which holds requests back.
     `budgets_are_optimal` is False where there were too many combinations to search them all, None without budgets.
     """
 
@@ -40,6 +42,7 @@ class RateCap(NamedTuple):
     per_second: float
     classes: tuple[ClassCap, ...]
     engine_max_num_seqs: int
+    engine_sustainable_rps: float
     budgets_are_optimal: bool | None
 
 
@@ -226,6 +229,8 @@ def _per_rate(queue: float | None, rate_rps: float) -> float | None:
 def rate_cap(model: ServingModel) -> RateCap:
     """Admission limits for the mix: the fluid cap n* and its integer form (SIC 5.1, FC Theorem 3.3)."""
     full, tau, mix = saturation(model), iteration_time(model), model.mix
+    concurrency = engine_max_num_seqs(model)
+    capped = replace(model, replica=replace(model.replica, max_num_seqs=concurrency))
     rates = np.array([c.rate_rps for c in model.classes])
     shares = rates / rates.sum()
     footprint = sum_by(mix.class_index, mix.share * mix.held.footprint) / shares
@@ -242,6 +247,7 @@ def rate_cap(model: ServingModel) -> RateCap:
             )
             for i, (c, share) in enumerate(zip(model.classes, shares, strict=True))
         ),
-        engine_max_num_seqs=engine_max_num_seqs(model),
+        engine_max_num_seqs=concurrency,
+        engine_sustainable_rps=min(sustainable_rate(model)[1], sustainable_rate(capped)[1]),
         budgets_are_optimal=budgets.optimal if budgets else None,
     )

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _STEPS = 200  # of the equilibrium's iteration from below, which ends at once where the law is linear ...
 _GROWTH = 1.02  # ... and after those a search upwards in such steps
 _LONGEST_S = 1e15
-_MORE = 1.1  # a tenth more of a parameter, for sensitivities
+_MORE, _LESS = 1.1, 0.9  # a tenth more or less of a parameter, for sensitivities and levers
 _FEWEST, _STEP = (
     0.1,
     1.4,
@@ -45,6 +45,16 @@ class Sensitivity(NamedTuple):
     knee_tokens: float
     max_num_seqs: float | None
     max_num_batched_tokens: float | None
+
+
+class Lever(NamedTuple):
+    """By how much the sustainable rate grows with a tenth more of a limit, or with a time a tenth shorter.
+
+    `name` is a field of `Sensitivity`.
+    """
+
+    name: str
+    gain: float
 
 
 class Load(NamedTuple):
@@ -134,15 +144,19 @@ def per_request(model: ServingModel) -> PerRequest:
     return _costs(model.mix, model.timing)
 
 
+def _amounts(mix: Mix) -> tuple[Any, Any, Any]:
+    """What each row adds to iterations: KV tokens read, prefill tokens and sequences."""
+    return mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
+
+
 def _costs(mix: Mix, timing: Timing) -> PerRequest:
-    amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
-    work = mix.mean(timing.linear(*amounts))
+    work = mix.mean(timing.linear(*_amounts(mix)))
     return PerRequest(
         held=mix.mean(mix.held.footprint),
         read=mix.mean(mix.read.footprint),
         prefill_tokens=mix.mean(mix.prefill_tokens),
         work_s=work,
-        steepest_s=work if timing.is_linear else mix.mean(timing.work(*amounts)),
+        steepest_s=work if timing.is_linear else mix.mean(timing.work(*_amounts(mix))),
         iterations=mix.mean(mix.stages),
         computed_tokens=mix.mean(mix.computed_tokens),
         decode_tokens=mix.mean(mix.decode_tokens),
@@ -337,28 +351,66 @@ def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
     changes = {
         name: _where(after == after, lambda after=after: after / base - 1)
         for name in Sensitivity._fields
-        for after in [_rate_with_more(model, cost, name)]
+        for after in [_rate_with(model, cost, name, _MORE)]
     }
     return Sensitivity(**changes)
 
 
 def rate_with_more(model: ServingModel, name: str) -> float | None:
     """The sustainable rate with a tenth more of a field of `Sensitivity`; None for a limit that there is not."""
-    rate: float | None = _single(_rate_with_more(model, per_request(model), name))
+    rate: float | None = _single(_rate_with(model, per_request(model), name, _MORE))
     return rate
 
 
-def _rate_with_more(model: Model, cost: PerRequest, name: str) -> Number:
+def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:
+    """The time and the limit with which a tenth raises the sustainable rate most, the stronger of the two first.
+
+    Of a linear law a tenth less d0 always gains a little more than a tenth more of any limit, so that the limit, which
+    is easier to change, would never be named if there were only one.
+
+    References
+    ----------
+    New, from WAIT-s eq. 3-6.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> one = RequestClass("rag", 6000, (100,), (1.0,), 1.0)
+    >>> levers = strongest_levers(ServingModel((one,), Timing(0.02, 3e-8, 66e-6), Replica(450_000)))
+    >>> [(lever.name, round(lever.gain, 4)) for lever in levers]
+    [('d2', 0.0986), ('memory_tokens', 0.0056)]
+    """
+    cost = per_request(model)
+    base = _least(_rates(model.mix, model.timing, model.replica, cost))
+    names = [name for name in Sensitivity._fields if getattr(model.replica, name, 0) is not None]
+    levers = [
+        Lever(name, float(_rate_with(model, cost, name, _LESS if is_time(name) else _MORE) / base - 1))
+        for name in names
+    ]
+    kinds = ([one for one in levers if is_time(one.name) is time] for time in (True, False))
+    first, second = (max(kind, key=lambda one: one.gain) for kind in kinds)
+    return (first, second) if first.gain >= second.gain else (second, first)
+
+
+def is_time(name: str) -> bool:
+    """Whether a field of `Sensitivity` is a time; the others are limits, and better larger."""
+    return name in Timing.__slots__ and name != "knee_tokens"
+
+
+def _rate_with(model: Model, cost: PerRequest, name: str, factor: float) -> Number:
+    """The sustainable rate with a parameter multiplied; NaN where there is no such limit."""
     mix, timing, replica = model.mix, model.timing, model.replica
     if name == "memory_tokens":  # as if a tenth more were whole pages: the formulas are continuous in them
-        return _least(_rates(mix, timing, replica, cost, memory=_MORE))
+        return _least(_rates(mix, timing, replica, cost, memory=factor))
     if hasattr(timing, name):
-        slower = replace(timing, **{name: getattr(timing, name) * _MORE})
-        return _least(_rates(mix, slower, replica, _costs(mix, slower)))
+        if np.any(constant := getattr(timing, name)):
+            timing = replace(timing, **{name: constant * factor})
+            cost = cost._replace(work_s=mix.mean(timing.linear(*_amounts(mix))))
+        return _least(_rates(mix, timing, replica, cost))
     limit = getattr(replica, name)
     if limit is None:
         return math.nan
-    rate = _least(_rates(mix, timing, replace(replica, **{name: limit * _MORE}), cost))
+    rate = _least(_rates(mix, timing, replace(replica, **{name: limit * factor}), cost))
     return np.where(np.isnan(limit), np.nan, rate) if isinstance(limit, np.ndarray) else rate
 
 

@@ -25,6 +25,7 @@ from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
 _NEAR_CIRCLE = 1e-9  # where the circle itself cannot be decided in floats, roots are counted this far out
+_RAREST = 1e-280  # share of a class so rare that asymptotic figures are beyond a float
 _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search of stability
 _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
@@ -184,11 +185,10 @@ def _asymptotic_min_input(
     shorter, longer = stages == stages.min(), stages == stages.max()
     if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(scale) > 0:
         return None
-    p = float(share[shorter].sum())
-    if p * (1 - p) == 0:  # a class so rare that a float cannot hold its share
+    spread = float(share[shorter].sum()) * float(share[longer].sum())  # p·(1 - p), however near 1 p is
+    if spread < _RAREST:
         return None
-    mean = float(share @ stages)
-    return smallest + mean**3 / (2 * math.pi**2 * p * (1 - p))
+    return smallest + float(share @ stages) ** 3 / (2 * math.pi**2 * spread)
 
 
 def _exact_min_input(
@@ -276,14 +276,16 @@ def stability(model: ServingModel) -> Stability:
 
 def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
     if found.stable:
-        return "None needed: the mix of lengths damps disturbances by itself."
+        return "None needed for small disturbances: the mix of lengths damps them by itself."
+    where = "where memory can fill"
     if not found.certified:
-        return "Cap admissions: stability is too close to call in floating point, and the cap is safe either way."
+        return f"Cap admissions {where}: stability is too close to call in floating point, and the cap is safe either way."
     if change is not None:
-        return f"{change}, or cap admissions."
+        return f"{change}, or cap admissions {where}."
     if inputs.exact is not None:
-        return f"Cap admissions: this mix is stable only from a mean input of {format_tokens(inputs.exact)} tokens."
-    return "Cap admissions: no change of a decode limit was found that makes this mix stable."
+        tokens = format_tokens(inputs.exact)
+        return f"Cap admissions {where}: this mix is stable only from a mean input of {tokens} tokens."
+    return f"Cap admissions {where}: no change of a decode limit was found that makes this mix stable."
 
 
 def _stabilising_change(model: ServingModel) -> str | None:

@@ -1,8 +1,8 @@
-"""`kvplan size`: how many replicas a demand needs."""
+"""`kvplan size`: how many replicas a demand needs, and how many GPUs these are."""
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvplan.model import ServingModel
     from kvplan.profile.reading import Profile
 
-_EVERY = "gpu"  # the name under which a price is that of all
+_EVERY = "gpu"  # the name under which a price is that of a GPU of any
 
 
 def size(
@@ -72,7 +72,7 @@ def size(
         option(
             "--price",
             metavar="NAME=PRICE",
-            help="Price of a replica per hour, by the name of its profile, or gpu=2.50 for all. May be repeated.",
+            help="Price per hour: of a GPU, as gpu=2.50, or of a replica, by the name of its profile. May be repeated.",
         ),
     ] = None,
     policy: Annotated[
@@ -128,7 +128,9 @@ def _sizing(
     slos = tuple(parse_slo(text) for text in slo)
     loaded = [read(profile) for profile in profiles]
     labels = _labels(loaded)
-    prices = _prices(price, labels)
+    prices = _prices(
+        price, {label: one.model.replica.gpus for label, one in zip(labels, loaded, strict=True)}
+    )
     sizes = [requests or default_requests(one.model) for one in loaded]
     announce = _once(say_compiling)
     measures = [
@@ -142,6 +144,7 @@ def _sizing(
                 one.name,
                 one.sha256,
                 fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure)),
+                one.model.replica.gpus,
                 prices.get(label),
                 requests_in_memory(one.model),
             )
@@ -192,17 +195,16 @@ def _labels(profiles: "Sequence[Profile]") -> list[str]:
     return labels
 
 
-def _prices(given: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """The price of each profile; empty where none is given."""
-
+def _prices(given: Sequence[str], gpus: Mapping[str, int]) -> dict[str, float]:
+    """The price of a replica of each profile, which has so many GPUs; empty where none is given."""
     found: dict[str, float] = {}
     for text in given:
         name, equals, value = (part.strip() for part in text.partition("="))
         shown = f"--price {text[:80]!r}"
         if not equals or not name:
             raise UsageError(f"{shown}: NAME=PRICE is wanted, such as gpu=2.50")
-        if name not in labels and name != _EVERY:
-            names = [*labels, _EVERY]
+        if name not in gpus and name != _EVERY:
+            names = [*gpus, _EVERY]
             raise UsageError(
                 f"{shown}: no profile has that name; {did_you_mean(name, names, 'the names are')}"
             )
@@ -213,13 +215,15 @@ def _prices(given: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
         except ValueError:
             number = math.nan
         if not 0 <= number <= 1e9:
-            raise UsageError(f"{shown}: a number from 0 to 1e9 is wanted, per replica and hour")
+            raise UsageError(f"{shown}: a number from 0 to 1e9 is wanted, the price of an hour")
         found[name] = number
     every = found.get(_EVERY)
-    prices = {label: found.get(label, every) for label in labels}
-    without = [label for label in labels if prices[label] is None]
+    prices = {
+        label: found.get(label, None if every is None else every * count) for label, count in gpus.items()
+    }
+    without = [label for label, one in prices.items() if one is None]
     if found and without:
         raise UsageError(
-            f"--price: none for {without[0]}; give every profile one, or all the same by gpu=PRICE"
+            f"--price: none for {without[0]}; give every profile one, or all the same for a GPU by gpu=PRICE"
         )
     return {label: price for label, price in prices.items() if price is not None}

@@ -139,7 +139,7 @@ def fleet(
 
 
 class Offer(NamedTuple):
-    """A profile and what it needs, at a price for a replica and hour.
+    """A profile and what it needs, at a price for a replica of so many GPUs and hour.
 
     The price is given to the label, a file's stem or the name of a shipped profile. `held` are the requests that memory
     holds when it is full, in the mean.
@@ -149,8 +149,15 @@ class Offer(NamedTuple):
     name: str
     sha256: str
     fleet: Fleet
+    gpus: int
     price: float | None
     held: float
+
+    @property
+    def mean_gpus(self) -> float | None:
+        """GPUs over a period in the mean; None where some part cannot be served."""
+        mean = self.fleet.mean_replicas
+        return None if mean is None else mean * self.gpus
 
     @property
     def cost(self) -> float | None:
@@ -171,8 +178,8 @@ class Sizing(NamedTuple):
 
     @property
     def best(self) -> Offer | None:
-        """The cheapest that is enough; without prices, the one with the fewest replicas."""
+        """The cheapest that is enough; without prices, the one with the fewest GPUs."""
         able = [offer for offer in self.offers if offer.fleet.heaviest.replicas is not None]
         if not able:
             return None
-        return min(able, key=lambda o: (o.cost or 0.0, o.fleet.mean_replicas or 0.0, o.label))
+        return min(able, key=lambda o: (o.cost or 0.0, o.mean_gpus or 0.0, o.label))

@@ -134,7 +134,8 @@ def batched_tokens(report: Report, model: ServingModel) -> Iterator[Value]:
         why = (
             f"an iteration full of prefill takes {step} times one of a full replica ({format_seconds(full)})"
         )
-        if tokens != replica.max_num_batched_tokens:
+        # Beyond the memory it would bind nobody.
+        if tokens != replica.max_num_batched_tokens and tokens <= replica.memory_tokens:
             yield Value(str(tokens), "saturation.iteration_time_s", why, tokens)
 
 

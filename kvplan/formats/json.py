@@ -231,9 +231,12 @@ def size(found: "Sizing") -> Document:
         "profiles": [
             {
                 **_fields(offer, "label", "name", "sha256"),
+                "gpus_per_replica": offer.gpus,
                 "price_per_replica_hour": offer.price,
                 "cost_per_hour": offer.cost,
                 "mean_replicas": offer.fleet.mean_replicas,
+                "mean_gpus": offer.mean_gpus,
+                "gpus": None if (count := offer.fleet.heaviest.replicas) is None else count * offer.gpus,
                 **_size(offer.fleet.heaviest),
                 "hours": [
                     {

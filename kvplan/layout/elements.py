@@ -100,9 +100,14 @@ def table(
     return Table(tuple(columns), every[:most], more.format(f"{left:,}") if left > 0 else None)
 
 
-def replicas(count: int) -> str:
-    """``1 replica``, ``2,000 replicas``."""
-    return "1 replica" if count == 1 else f"{count:,} replicas"
+def replicas(count: int, gpus: int = 1) -> str:
+    """``1 replica``, ``2,000 replicas``, ``2 replicas (8 GPUs)`` where each has several.
+
+    >>> replicas(1), replicas(2000), replicas(2, gpus=4)
+    ('1 replica', '2,000 replicas', '2 replicas (8 GPUs)')
+    """
+    said = "1 replica" if count == 1 else f"{count:,} replicas"
+    return said if gpus == 1 else f"{said} ({count * gpus:,} GPUs)"
 
 
 def origin(*sha256: str) -> str:

@@ -7,6 +7,7 @@ assumption.
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from kvplan.analysis.equilibrium import Lever, is_time
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
@@ -26,6 +27,7 @@ from kvplan.layout.elements import (
     words,
 )
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
+from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
@@ -34,6 +36,15 @@ _CLASS = words("Class")
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
+_LEVERS = {
+    "memory_tokens": "KV memory",
+    "d0": "d0 (fixed time)",
+    "d1": "d1 (KV reads)",
+    "d2": "d2 (prefill)",
+    "d3": "d3 (sequences)",
+    "d4": "d4 (√sequences)",
+    "d5": "d5 (beyond the knee)",
+}
 _LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
@@ -94,6 +105,7 @@ def _without_basis(block: Block) -> Block:
 
 def _summary(report: Report) -> Table:
     offered, cycle, sources = report.load, report.worst_cycle, report.sources
+    strongest, other = report.levers
     loss = format_percent(cycle.loss)
     if cycle.loss > 0:
         loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
@@ -103,6 +115,8 @@ def _summary(report: Report) -> Table:
         ("Headroom", format_percent(offered.headroom, signed=True), sources["load"].kind),
         ("Binding constraint", report.verdict.binding, sources["load"].kind),
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), sources["verdict"].kind),
+        ("Strongest lever", _lever(strongest), sources["load"].kind),
+        (f"Strongest {'time' if is_time(other.name) else 'limit'}", _lever(other), sources["load"].kind),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         ("Spectral radius", format_radius(report.stability.spectral_radius), sources["stability"].kind),
         ("Rate cap", _rps(report.rate_cap.per_second), sources["rate_cap"].kind),
@@ -110,16 +124,24 @@ def _summary(report: Report) -> Table:
     return table(_FIGURES, (_figure(*row) for row in rows))
 
 
+def _lever(lever: Lever) -> str:
+    """What to change, as an operator would: limits are raised, times shortened."""
+    how = "shorter" if is_time(lever.name) else "more"
+    return f"10% {how} {_LEVERS.get(lever.name, lever.name)} serves {format_percent(lever.gain, signed=True)}"
+
+
 def _load(report: Report, basis: Basis) -> Iterator[Block]:
-    offered, change = report.load, report.load.sensitivity
+    offered = report.load
     yield _figures(
         basis,
         ("Sustainable decode", format_rate(offered.sustainable_decode_tokens_per_s, "tokens")),
         ("Largest load factor", format_number(offered.load_factor_max)),
         ("Work rate", format_number(offered.work_rate)),
-        ("Rate for +10% memory", format_percent(change.memory_tokens, signed=True)),
-        ("Rate for +10% d0", format_percent(change.d0, signed=True)),
-        ("Rate for +10% d1", format_percent(change.d1, signed=True)),
+        *(
+            (f"Rate for +10% {name}", format_percent(change, signed=True))
+            for name, change in report.load.sensitivity._asdict().items()
+            if change
+        ),
     )
 
 
@@ -199,7 +221,7 @@ def _stability(report: Report, basis: Basis) -> Iterator[Block]:
     verdict = ("stable" if local.stable else "unstable") if local.certified else "too close to call"
     yield _figures(
         basis,
-        ("Equilibrium", f"{verdict}, proved" if local.certified else verdict),
+        ("Full equilibrium", f"{verdict}, proved" if local.certified else verdict),
         ("Spectral radius", format_radius(local.spectral_radius)),
         ("Margin below 1" if margin >= 0 else "Excess over 1", format_number(abs(margin), 3)),
         ("Unstable modes", format_number(local.unstable_modes)),
@@ -209,15 +231,24 @@ def _stability(report: Report, basis: Basis) -> Iterator[Block]:
         ("Smallest stable input, asymptotic", _unit(smallest.asymptotic, "tokens")),
     )
     yield Paragraph(local.advice)
+    status, rates = (
+        report.verdict.status,
+        (report.verdict.recovers_up_to_rps, report.verdict.confirmed_up_to_rps),
+    )
+    drains_up_to = min((rate for rate in rates if rate is not None), default=None)
+    if (why := beside_spectrum(status, local, drains_up_to)) is not None:
+        yield Paragraph(why)
 
 
 def _rate_cap(report: Report, basis: Basis) -> Iterator[Block]:
     cap = report.rate_cap
+    cost = cap.engine_sustainable_rps / report.load.sustainable_rps - 1
     yield _figures(
         basis,
         ("Admissions", _rps(cap.per_second)),
         ("Admissions per iteration", format_number(cap.per_iteration)),
         ("Engine max_num_seqs", format_number(cap.engine_max_num_seqs)),
+        ("Sustainable with it", f"{_rps(cap.engine_sustainable_rps)} ({format_percent(cost, signed=True)})"),
     )
     yield Paragraph(
         "Admissions per iteration by class; no budgets of whole requests fit this load."

@@ -34,6 +34,7 @@ def _compared(found: Sizing) -> Section:
     columns = (
         words("Profile"),
         number("Replicas"),
+        number("GPUs each"),
         number("Mean"),
         number("Cost/h"),
         Column("Binds"),
@@ -42,6 +43,7 @@ def _compared(found: Sizing) -> Section:
         (
             offer.label,
             _count(offer.fleet.heaviest.replicas),
+            f"{offer.gpus:,}",
             format_number(offer.fleet.mean_replicas),
             _cost(offer.cost),
             _binding(offer.fleet.heaviest),
@@ -51,15 +53,16 @@ def _compared(found: Sizing) -> Section:
     best = found.best
     said = "No number of replicas of any of them is enough."
     if best is not None:
-        why = "fewest replicas" if best.price is None else "cheapest"
-        said = f"{best.label}: {replicas(best.fleet.heaviest.replicas or 0)}, the {why}."
+        several = any(offer.gpus > 1 for offer in found.offers)
+        why = "cheapest" if best.price is not None else "fewest GPUs" if several else "fewest replicas"
+        said = f"{best.label}: {replicas(best.fleet.heaviest.replicas or 0, best.gpus)}, the {why}."
     return Section("size", "Replicas for the demand", (Paragraph(said), table(columns, rows)))
 
 
 def _section(found: Sizing, offer: Offer) -> Section:
     heaviest, hours = offer.fleet.heaviest, offer.fleet.hours
     blocks: list[Block] = [Paragraph(_answer(found, offer)), Paragraph(_evidence(heaviest)), _tried(heaviest)]
-    blocks += [Paragraph(text) for text in _one_more(heaviest)]
+    blocks += [Paragraph(text) for text in _one_more(heaviest, offer.gpus)]
     if hours:
         blocks += [_over_time(hours)]
     if heaviest.thresholds is not None:
@@ -79,7 +82,7 @@ def _answer(found: Sizing, offer: Offer) -> str:
     extra = f" with {format_percent(found.headroom)} headroom" if found.headroom else ""
     if one.replicas is None:
         return f"No number of replicas meets it: {one.reason}."
-    said = f"{replicas(one.replicas)} for {demand}{extra}; what binds: {_binding(one)}."
+    said = f"{replicas(one.replicas, offer.gpus)} for {demand}{extra}; what binds: {_binding(one)}."
     if fleet.hours:
         said += f" Over the period {format_number(fleet.mean_replicas)} in the mean."
     if offer.cost is not None:
@@ -145,7 +148,7 @@ def _figure(measured: Measured, key: str) -> str:
     return ABSENT if found is None else format_seconds(found.mean)
 
 
-def _one_more(one: Size) -> Iterator[str]:
+def _one_more(one: Size, gpus: int) -> Iterator[str]:
     """What another replica would change."""
     if one.replicas is None:
         return
@@ -159,7 +162,8 @@ def _one_more(one: Size) -> Iterator[str]:
         for key in _SHOWN
         if key in here.measured.figures and key in more.measured.figures
     ]
-    yield f"One more GPU buys {', '.join(said)}."
+    what = "GPU" if gpus == 1 else f"replica ({gpus:,} GPUs)"
+    yield f"One more {what} buys {', '.join(said)}."
 
 
 def _over_time(hours: Sequence[Hour]) -> Table:

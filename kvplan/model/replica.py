@@ -7,13 +7,14 @@ from kvplan.model.weights import Prefill
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """KV capacity in tokens, page size, prefill convention and engine limits."""
+    """KV capacity in tokens, page size, prefill convention, engine limits, and how many GPUs it is."""
 
     memory_tokens: int
     block_tokens: int = 1
     prefill: Prefill = Prefill.FUSED
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    gpus: int = 1
 
     @property
     def capacity_tokens(self) -> int:

@@ -309,7 +309,12 @@ def model_of(document: schema.Document) -> ServingModel:
         classes=tuple(_request_class(c, document.workload) for c in document.classes),
         timing=Timing(**dict(timing)),
         replica=Replica(
-            gpu.capacity_tokens, gpu.block_tokens, gpu.prefill, gpu.max_num_seqs, gpu.max_num_batched_tokens
+            gpu.capacity_tokens,
+            gpu.block_tokens,
+            gpu.prefill,
+            gpu.max_num_seqs,
+            gpu.max_num_batched_tokens,
+            gpu.gpus,
         ),
         schedule=None if document.workload is None else _schedule(document.workload, document.classes),
     )

@@ -39,6 +39,7 @@ from kvplan.units import (
 
 MAX_DECODE_TOKENS = 1_000_000
 MAX_MEMORY_TOKENS = 10**12
+_MOST_GPUS = 10**6  # of a replica
 
 # Far outside anything real, and near enough that no figure of a report overflows or divides by zero.
 _TINY, _HUGE = 1e-12, 1e12
@@ -249,6 +250,9 @@ class Gpu(_Table):
     )
     max_num_seqs: _Tokens | None = _about("Most requests the engine runs at once.", None)
     max_num_batched_tokens: _Tokens | None = _about("Most tokens the engine computes in an iteration.", None)
+    gpus: Annotated[int, Field(ge=1, le=_MOST_GPUS)] = _about(
+        "GPUs of one replica: what they hold together is its memory. Prices and sizes count them.", 1
+    )
 
     @property
     def capacity_tokens(self) -> int:

@@ -15,11 +15,13 @@ import numpy as np
 from kvplan.analysis.admission import RateCap, rate_cap
 from kvplan.analysis.equilibrium import (
     Equilibrium,
+    Lever,
     Load,
     Saturation,
     equilibrium,
     load,
     saturation,
+    strongest_levers,
     sustainable_rate,
 )
 from kvplan.analysis.nested import NestedWait, nested_wait
@@ -75,6 +77,7 @@ class Report(NamedTuple):
     profile: ProfileIdentity
     verdict: Verdict
     load: Load
+    levers: tuple[Lever, Lever]
     equilibrium: Equilibrium
     saturation: Saturation
     worst_cycle: WorstCycle
@@ -114,6 +117,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         profile=profile,
         verdict=found.verdict,
         load=found.load,
+        levers=found.levers,
         equilibrium=found.equilibrium,
         saturation=found.saturation,
         worst_cycle=found.worst_cycle,
@@ -189,6 +193,11 @@ class Analyses:
     def load(self) -> Load:
         """Offered load against the sustainable rate."""
         return load(self.model)
+
+    @cached_property
+    def levers(self) -> tuple[Lever, Lever]:
+        """What raises the sustainable rate most."""
+        return strongest_levers(self.model)
 
     @cached_property
     def equilibrium(self) -> Equilibrium:

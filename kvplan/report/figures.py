@@ -142,8 +142,7 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
 def _after_changes(model: ServingModel) -> Iterator[tuple[str, Figure]]:
     """The sustainable rate with a tenth more of each parameter that `load.sensitivity` is about."""
     for name in Sensitivity._fields:
-        more = "a tenth more memory" if name == "memory_tokens" else f"a tenth more {name}"
-        meaning = f"sustainable rate with {more}, requests/s"
+        meaning = f"sustainable rate with a tenth more {name}, requests/s"
         yield f"after_{name}", Figure("", meaning, rate_with_more(model, name))
 
 

@@ -46,6 +46,23 @@ def summary(
     return f"{fits}; but once collapsed, greedy admission is sure to recover only up to {format_number(low)}: {cause}."
 
 
+def beside_spectrum(status: Status, local: Stability, drains_up_to_rps: float | None) -> str | None:
+    """Why the status is not what the spectrum says; None where it is, or where too much is offered anyway.
+
+    The spectrum is that of the full equilibrium in the fluid model, the status is about the offered rate.
+    """
+    if status is Status.OVERLOADED or (status is Status.STABLE) == local.stable:
+        return None
+    drains = "greedy admission is not known to drain"
+    if drains_up_to_rps is not None:
+        sure = "drains" if status is Status.STABLE else "is sure to drain only"
+        drains = f"greedy admission {sure} up to {format_number(drains_up_to_rps)} requests/s"
+    return (
+        f"The status is {status} all the same: this is about small disturbances of a full replica, the status about "
+        f"any backlog at the offered rate, which {drains}."
+    )
+
+
 def requests_in_memory(model: ServingModel) -> float:
     """Mean number of requests in flight when memory is full, n*·n."""
     return saturation(model).admissions_per_iteration * per_request(model).iterations

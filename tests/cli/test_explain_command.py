@@ -94,8 +94,8 @@ def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str, run: Run) 
 
 
 def test_keys_and_blocks_are_completed() -> None:
-    assert explain._complete_key("load.sens") == [
-        f"load.sensitivity.{k}" for k in ("d0", "d1", "memory_tokens")
+    assert explain._complete_key("stability.min") == [
+        f"stability.min_stable_input_tokens.{k}" for k in ("asymptotic", "exact")
     ]
     assert explain._complete_key("nested") == [
         "nested_wait",

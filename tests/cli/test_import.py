@@ -214,6 +214,15 @@ def test_notes_of_a_model_are_said_once(run: Run) -> None:
     assert " ".join(text.replace("\n# ", " ").split()).count("bytes of fp8 weights") == 1
 
 
+def test_a_replica_has_the_gpus_of_its_tensor_parallel_group(run: Run, tmp_path: Path) -> None:
+    base = tmp_path / "eight.toml"
+    _, text, _ = run("import", "model", "DeepSeek-V3", "--gpu", "H200", "--tp", "8")
+    assert parse_profile(text.encode(), "").model.replica.gpus == 8
+    base.write_text(text)
+    _, text, _ = run("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--base", str(base))
+    assert parse_profile(text.encode(), "").model.replica.gpus == 1
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

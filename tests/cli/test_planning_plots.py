@@ -144,8 +144,8 @@ def test_steps_are_where_one_more_replica_is_needed() -> None:
     night = fleet(profile.model, rate_rps=1.0, headroom=0.25, slos=slos, measure=measure).heaviest
     hours = (Hour(0.0, 1.0, night), Hour(1.0, 2.0, None), Hour(2.0, 3.0, found.heaviest))
     offers = (
-        Offer("a", "A", "", found, None, 5.0),
-        Offer("b", "B", "", found._replace(hours=hours), None, 5.0),
+        Offer("a", "A", "", found, 1, None, 5.0),
+        Offer("b", "B", "", found._replace(hours=hours), 1, None, 5.0),
     )
     content = planning.fleet_plot(Sizing(offers, 0.25, slos, "vllm", (10,), 2))
     first, second = content.profiles

@@ -285,6 +285,27 @@ def test_profiles_are_compared_by_cost(run: Run, shop: str, tmp_path: Path) -> N
     assert found["best"] == "large"
 
 
+def test_a_replica_of_four_gpus_is_counted_and_priced_as_four(run: Run, shop: str, tmp_path: Path) -> None:
+    """Ten times the memory on four GPUs: fewer replicas, more GPUs, so that one GPU each is better."""
+    four = tmp_path / "four.toml"
+    four.write_text(PROFILE.replace("1_500", "15_000, gpus = 4"))
+    demand = ["--rate", "60", *SMALL]
+    found = document(run, shop, str(four), *demand, "--price", "gpu=2.5")
+    one, other = found["profiles"]
+    assert (one["gpus_per_replica"], other["gpus_per_replica"]) == (1, 4)
+    assert other["replicas"] < one["replicas"] < 4 * other["replicas"] == other["gpus"] == other["mean_gpus"]
+    assert (one["cost_per_hour"], other["cost_per_hour"]) == (2.5 * one["gpus"], 2.5 * other["gpus"])
+    assert other["price_per_replica_hour"] == 10
+    assert document(run, shop, str(four), *demand)["best"] == found["best"] == "shop"
+    _, text, _ = run(shop, str(four), *demand)
+    words = " ".join(text.split())
+    assert f"shop: {one['replicas']} replicas, the fewest GPUs." in words
+    assert f"({other['gpus']} GPUs) for 60 requests/s" in words
+    assert "One more replica (4 GPUs) buys" in words
+    (alone,) = document(run, str(four), *demand, "--price", "four=3")["profiles"]
+    assert alone["cost_per_hour"] == 3 * alone["replicas"]
+
+
 def test_an_objective_that_nothing_meets_is_said_to_be_so(run: Run, shop: str) -> None:
     code, text, _ = run(shop, "--rate", "60", "--slo", "tpot_s.mean <= 9 ms", *SMALL)
     words = " ".join(text.split())

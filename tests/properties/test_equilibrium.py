@@ -10,8 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import mix_model, models, request_rows
 
-from kvplan.analysis.equilibrium import equilibrium, load, saturation, sustainable_rate
-from kvplan.model import Prefill, ServingModel
+from kvplan.analysis.admission import rate_cap
+from kvplan.analysis.equilibrium import (
+    equilibrium,
+    load,
+    saturation,
+    strongest_levers,
+    sustainable_rate,
+)
+from kvplan.model import Prefill, ServingModel, Timing
 
 
 def scaled(model: ServingModel, factor: float) -> ServingModel:
@@ -33,9 +40,9 @@ def demand(model: ServingModel) -> dict[str, Fraction]:
         decoded = {"disaggregated": d, "inline": d, "fused": max(d - 1, d - c.input_tokens)}[
             model.replica.prefill
         ]
-        half_page = Fraction(model.replica.block_tokens - 1, 2)
+        page = model.replica.block_tokens
         each = {
-            "held": sum(weights) + half_page * len(weights),
+            "held": sum(-(-w // page) * page for w in weights),
             "work": d1 * sum(weights) + d2 * prompt + d3 * len(weights),
             "iterations": Fraction(len(weights)),
             "computed": Fraction(prompt + decoded),
@@ -134,7 +141,7 @@ def test_the_equilibrium_reproduces_itself(model: ServingModel) -> None:
     again = timing.d0 + timing.d1 * kv + timing.d2 * prefill + timing.d3 * sequences
     assert tau == pytest.approx(again, rel=1e-9)
     assert found.requests_in_flight == pytest.approx(sequences, rel=1e-9)
-    assert found.kv_tokens == pytest.approx(kv + (model.replica.block_tokens - 1) / 2 * sequences, rel=1e-9)
+    assert found.kv_tokens == pytest.approx(float(cost["held"]) * tau, rel=1e-9)
     assert found.prompt_iterations_per_s == pytest.approx(float(cost["iterations"]), rel=1e-9)
     by_class = {
         c.name: sum(model.total_rate_rps * float(p) * tau * len(w) for _, _, w, p in rows)
@@ -148,33 +155,87 @@ def test_the_equilibrium_reproduces_itself(model: ServingModel) -> None:
     assert found.decode_tokens_per_s == pytest.approx(decode, rel=1e-9)
 
 
+TIMES = ("d0", "d1", "d2", "d3")
+LIMITS = ("memory_tokens", "max_num_seqs", "max_num_batched_tokens")
+
+
+def changed_rate(model: ServingModel, name: str, factor: Fraction) -> Fraction:
+    """The sustainable rate with a time or a limit multiplied, every limit evaluated again in exact arithmetic."""
+    if name in TIMES:
+        longer = {name: Fraction(getattr(model.timing, name)) * factor}
+        model = replace(model, timing=replace(model.timing, **longer))
+    cost, replica, d0 = demand(model), model.replica, Fraction(model.timing.d0)
+    limits = (
+        (replica.memory_tokens, cost["held"]),
+        (replica.max_num_seqs, cost["iterations"]),
+        (replica.max_num_batched_tokens, cost["computed"]),
+    )
+    return min(
+        limit * more / (need * d0 + limit * more * cost["work"])
+        for (limit, need), of in zip(limits, LIMITS, strict=True)
+        if limit is not None and need > 0
+        for more in [factor if name == of else 1]
+    ) * sum(Fraction(c.rate_rps) for c in model.classes)
+
+
 @given(models(limits=True))
 def test_sensitivities_are_what_ten_percent_more_does(model: ServingModel) -> None:
-    """Each limit evaluated again in exact arithmetic with the changed parameter."""
+    base = changed_rate(model, "", Fraction(1))
+    for name, value in load(model).sensitivity._asdict().items():
+        if name in LIMITS and getattr(model.replica, name) is None:
+            assert value is None
+        elif name in (*TIMES, *LIMITS):
+            assert value == pytest.approx(
+                float(changed_rate(model, name, Fraction(11, 10)) / base - 1), abs=1e-12
+            )
+            assert 0 <= value <= 0.1 + 1e-12 if name in LIMITS else -1 / 11 - 1e-12 <= value <= 0
+        else:  # of terms that the law does not have
+            assert value == 0
 
-    def alpha(memory: Fraction, d0: Fraction, more_d1: Fraction) -> Fraction:
-        cost = demand(model)
-        kv = demand(replace(model, timing=replace(model.timing, d2=0.0, d3=0.0)))["work"]
-        work = cost["work"] + more_d1 * kv
-        replica = model.replica
-        limits = [(memory, cost["held"])]
-        limits += [(Fraction(replica.max_num_seqs), cost["iterations"])] if replica.max_num_seqs else []
-        if replica.max_num_batched_tokens:
-            limits += [(Fraction(replica.max_num_batched_tokens), cost["computed"])]
-        return min(limit / (need * d0 + limit * work) for limit, need in limits if need > 0)
 
-    memory, d0, tenth = Fraction(model.replica.memory_tokens), Fraction(model.timing.d0), Fraction(1, 10)
-    base = alpha(memory, d0, Fraction(0))
-    found = load(model).sensitivity
-    for value, changed in (
-        (found.memory_tokens, alpha(memory * (1 + tenth), d0, Fraction(0))),
-        (found.d0, alpha(memory, d0 * (1 + tenth), Fraction(0))),
-        (found.d1, alpha(memory, d0, tenth)),
-    ):
-        assert value == pytest.approx(float(changed / base - 1), abs=1e-12)
-    assert 0 <= found.memory_tokens <= 0.1 + 1e-12
-    assert -1 / 11 - 1e-12 <= found.d0 <= 0
-    assert -1 / 11 - 1e-12 <= found.d1 <= 0
+@given(models(limits=True))
+def test_the_levers_gain_most_of_all_times_shortened_and_limits_raised(model: ServingModel) -> None:
+    base = changed_rate(model, "", Fraction(1))
+    gains = {name: float(changed_rate(model, name, Fraction(9, 10)) / base - 1) for name in TIMES}
+    limits = [name for name in LIMITS if getattr(model.replica, name) is not None]
+    more = {name: float(changed_rate(model, name, Fraction(11, 10)) / base - 1) for name in limits}
+    first, second = strongest_levers(model)
+    assert (first.name in TIMES, second.name in LIMITS) == (True, True)  # less d0 beats more of any limit
+    assert first.gain == pytest.approx(max(gains.values()), abs=1e-12)
+    assert second.gain == pytest.approx(max(more.values()), abs=1e-12)
+    assert first.gain == pytest.approx(gains[first.name], abs=1e-12)
+    assert second.gain == pytest.approx(more[second.name], abs=1e-12)
+
+
+def test_a_limit_can_be_the_strongest_lever_of_a_law_with_a_root() -> None:
+    """One token each, memory for 100: τ = 10 + √100 = 20. Memory for 110 gains more than either time cut to 19 s."""
+    one = mix_model((0, 1, 1.0), memory=100, prefill="fused", timing=Timing(10.0, d4=1.0))
+    first, second = strongest_levers(one)
+    assert (first.name, first.gain) == ("memory_tokens", pytest.approx(1.1 * 20 / (10 + 110**0.5) - 1))
+    assert (second.name, second.gain) == ("d0", pytest.approx(20 / 19 - 1))
+
+
+@given(models(limits=True), st.floats(1e-5, 1e-2), st.floats(1e-7, 1e-5), st.integers(1, 500))
+def test_sensitivities_to_the_bends_of_a_law_are_those_of_the_bent_model(
+    model: ServingModel, d4: float, d5: float, knee: int
+) -> None:
+    bent = replace(model, timing=replace(model.timing, d4=d4, d5=d5, knee_tokens=float(knee)))
+    found, (_, base) = load(bent).sensitivity, sustainable_rate(bent)
+    for name in ("d4", "d5", "knee_tokens"):
+        more = replace(bent, timing=replace(bent.timing, **{name: 1.1 * getattr(bent.timing, name)}))
+        change = getattr(found, name)
+        assert change == pytest.approx(sustainable_rate(more)[1] / base - 1, abs=1e-12)
+        assert change >= -1e-12 if name == "knee_tokens" else -1 / 11 - 1e-12 <= change <= 1e-12
+
+
+@given(models(limits=True))
+def test_a_cap_that_excludes_evictions_leaves_what_so_many_at_once_serve(model: ServingModel) -> None:
+    """At most ⌊pages/pages of the longest⌋ requests, and often far fewer than fill memory."""
+    cap = rate_cap(model)
+    most = min(cap.engine_max_num_seqs, model.replica.max_num_seqs or cap.engine_max_num_seqs)
+    capped = replace(model, replica=replace(model.replica, max_num_seqs=most))
+    assert cap.engine_sustainable_rps == pytest.approx(float(changed_rate(capped, "", Fraction(1))), rel=1e-9)
+    assert cap.engine_sustainable_rps <= load(model).sustainable_rps
 
 
 @given(models(), st.floats(1.0, 1e6))
@@ -239,15 +300,13 @@ def test_each_prefill_convention_has_its_own_stages(
 
 
 def _held(change: Callable[[ServingModel], ServingModel]) -> float:
-    return saturation(change(mix_model((10, 3, 1.0), memory=720))).admissions_per_iteration
+    return saturation(change(mix_model((10, 3, 1.0), memory=727))).admissions_per_iteration
 
 
-def test_pages_hold_half_a_page_more_on_average_and_take_no_time() -> None:
-    """Pages of 16: each of the three stages holds 7.5 tokens more; Λ is unchanged."""
-    assert _held(lambda m: m) == pytest.approx(720 / 36)
-    assert _held(lambda m: replace(m, replica=replace(m.replica, block_tokens=16))) == pytest.approx(
-        720 / (36 + 22.5)
-    )
+def test_requests_hold_whole_pages_and_these_take_no_time() -> None:
+    """11, 12 and 13 tokens take a page of 16 each, of which memory has 45; Λ is unchanged."""
+    assert _held(lambda m: m) == pytest.approx(727 / 36)
+    assert _held(lambda m: replace(m, replica=replace(m.replica, block_tokens=16))) == 45 / 3
     timed = mix_model((10, 3, 1.0))
     timed = replace(timed, timing=replace(timed.timing, d1=1e-6))
     paged = replace(timed, replica=replace(timed.replica, block_tokens=16))

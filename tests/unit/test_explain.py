@@ -314,7 +314,7 @@ def test_keys_are_found_in_every_spelling(word: str, key: str, entry: int | None
 
 @pytest.mark.parametrize(
     ("word", "count"),
-    [("load.sensitivity", 3), ("wait.classes[]", 4), ("stability.min_stable_input_tokens", 2)],
+    [("load.sensitivity", 10), ("wait.classes[]", 4), ("stability.min_stable_input_tokens", 2)],
 )
 def test_parts_of_blocks_are_found(word: str, count: int) -> None:
     found = find(word)

@@ -12,7 +12,7 @@ import pytest
 from strategies import mix_model
 from tiers import at_night
 
-from kvplan.model import ServingModel, Timing
+from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
 
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
@@ -79,6 +79,9 @@ CASES: dict[str, Callable[[], ServingModel]] = {
     "rates of 1e-300": lambda: mix_model((50, 20, 1e-300), (50, 21, 1e-300), timing=TIMING),
     "rates of 1e-12": lambda: mix_model((50, 20, 1e-12), (50, 21, 1e-12), timing=TIMING),
     "rates of 1e12": lambda: mix_model((50, 20, 1e12), (50, 21, 1e12), timing=TIMING),
+    "rates of 1e12 and 1e-12": lambda: mix_model((9, 4, 1e12), (9, 5, 1e-12), memory=1000, timing=TIMING),
+    "rates of 1.7 and 2.4e-125": lambda: mix_model((9, 4, 1.7), (9, 5, 2.4e-125), memory=1000, timing=TIMING),
+    "rates of 1e-300 and 1e12": lambda: mix_model((9, 4, 1e-300), (9, 5, 1e12), memory=1000, timing=TIMING),
     "a share of 1e-12": lambda: mix_model((50, 20, 1e-12), (50, 21, 1.0), timing=TIMING),
     "the other share of 1e-12": lambda: mix_model((50, 20, 1.0), (50, 21, 1e-12), timing=TIMING),
     "no input": lambda: mix_model((0, 20, 1.0), (0, 7, 1.0), memory=1000),
@@ -107,6 +110,20 @@ LATE = (
 @pytest.mark.parametrize("case", [*(case for case in CASES if case not in LATE), *at_night(*LATE)])
 def test_a_report_all_the_same(case: str) -> None:
     report(CASES[case]())
+
+
+@pytest.mark.parametrize(("rare", "expected"), [(2.4e-125, 64 / (2 * math.pi**2 * 2.4e-125)), (1e-300, None)])
+def test_a_class_however_rare_needs_an_input_that_is_finite(rare: float, expected: float | None) -> None:
+    """SIC eq. 13 with p = 1 in floats: the other share is the rate itself, and the mean length 4."""
+    found = report(mix_model((9, 4, 1.0), (9, 5, rare), memory=1000, prefill="fused"))
+    asymptotic = found["stability"]["min_stable_input_tokens"]["asymptotic"]
+    assert asymptotic == (None if expected is None else pytest.approx(expected, rel=1e-12))
+
+
+def test_two_lengths_of_a_class_may_be_17_powers_of_ten_apart() -> None:
+    """Weights of 1e5 and 1e-12, the extremes of a profile, of decode lengths 1 and 2."""
+    one = RequestClass("a", 9, (1, 2), (1e5, 1e-12), 1.7)
+    report(ServingModel((one,), TIMING, Replica(1000)))
 
 
 @pytest.mark.parametrize("exponent", [-300, -100, -12, 0, 12])

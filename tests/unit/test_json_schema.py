@@ -140,6 +140,8 @@ BAD = {
     "memory as a number": ("memory_tokens = 40_000", "memory = 5\nkv_bytes_per_token = 8"),
     "memory in an unknown unit": ("memory_tokens = 40_000", 'memory = "5 G"\nkv_bytes_per_token = 8'),
     "fractional tokens": ("40_000", "40_000.5"),
+    "no GPU": ("40_000", "40_000\ngpus = 0"),
+    "half a GPU": ("40_000", "40_000\ngpus = 1.5"),
     "unknown prefill": ('"inline"', '"chunked"'),
     "no d0": ('d0 = "14.5 ms"\n', ""),
     "d0 of nothing": ('"14.5 ms"', "0"),

@@ -29,6 +29,7 @@ block_tokens = 16
 prefill = "inline"
 max_num_seqs = 256
 max_num_batched_tokens = 2048
+gpus = 4
 
 [timing]
 d0 = "14.5 ms"
@@ -94,6 +95,7 @@ def test_every_feature_reaches_the_model() -> None:
         prefill=Prefill.INLINE,
         max_num_seqs=256,
         max_num_batched_tokens=2048,
+        gpus=4,
     )
     assert profile.model.timing == Timing(d0=0.0145, d1=2.5e-7, d2=8.5e-5, d3=0.0)
     assert profile.model.classes == (
@@ -163,7 +165,7 @@ def test_windows_line_ends_and_a_byte_order_mark_do_not_matter() -> None:
 
 def test_later_stages_can_refuse_a_key_with_its_line() -> None:
     error = parsed(FULL).error("no such number", "gate", "require", 1)
-    assert str(error) == "profile.toml:41: gate.require[1]: no such number"
+    assert str(error) == "profile.toml:42: gate.require[1]: no such number"
 
 
 @pytest.mark.parametrize("name", shipped_profiles())

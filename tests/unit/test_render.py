@@ -21,6 +21,9 @@ from kvplan.layout.elements import Table
 from kvplan.layout.report import build, format_radius
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.verdict import beside_spectrum
+from kvplan.report.words import Status
+from kvplan.units import format_number
 
 PULSE = ServingModel(  # SIC's decode lengths 2 and 4: fits, but a collapse stays
     (RequestClass("short", 4, (2,), (1.0,), 520.0), RequestClass("long", 4, (4,), (1.0,), 520.0)),
@@ -138,10 +141,20 @@ def test_the_first_screen_says_what_matters(name: str) -> None:
     assert "What to do" in text
     for number, action in enumerate(report.actions, 1):
         assert f"{number} {action}" in text
-    for figure in ("Headroom", "Binding constraint", "Worst-cycle loss", "Rate cap"):
+    for figure in ("Headroom", "Binding constraint", "Strongest lever", "Worst-cycle loss", "Rate cap"):
         assert re.search(
             rf"  {figure} .* (theorem|computed|simulated|assumption)\n", "\n".join(screen) + "\n"
         )
+
+
+def test_the_first_screen_names_what_to_change() -> None:
+    """Ten requests an iteration fill memory: 10/(1 + 10·0.4) a second, 10/4.6 with d2 = 0.36, 11/5.4 with 22 tokens."""
+    model = ServingModel((RequestClass("a", 1, (1,), (1.0,), 1.0),), Timing(1.0, d2=0.4), Replica(20))
+    rows = [row for row in build(_report(model)).summary.rows if row[0].startswith("Strongest")]
+    assert rows == [
+        ("Strongest lever", "10% shorter d2 (prefill) serves +8.7%", "computed"),
+        ("Strongest limit", "10% more KV memory serves +1.85%", "computed"),
+    ]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
@@ -228,6 +241,42 @@ def test_the_basis_is_the_one_the_report_gives() -> None:
     assert build(report).summary.rows[0][::2] == ("Offered load", "assumption")
     for section, figure in (("worst_cycle", "Loss"), ("load", "Work rate"), ("rate_cap", "Admissions")):
         assert _figure(report, section, figure)[1] == report.sources[section].kind
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) -> None:
+    report = shipped(name)
+    verdict = report.verdict
+    differs = verdict.status != "overloaded" and (verdict.status == "stable") != report.stability.stable
+    text = _text(terminal.render(build(report, ["stability"])))
+    sentence = f"The status is {verdict.status} all the same"
+    assert (sentence in text) == differs
+    if differs:
+        assert f"up to {format_number(verdict.recovers_up_to_rps)} requests/s." in text
+
+
+@pytest.mark.parametrize(
+    ("status", "drains_up_to_rps", "said"),
+    [
+        ("needs_cap", 2.5, "which greedy admission is sure to drain only up to 2.5 requests/s."),
+        ("needs_cap", None, "which greedy admission is not known to drain."),
+        ("stable", 2.5, None),
+        ("overloaded", 2.5, None),
+    ],
+)
+def test_a_stable_spectrum_does_not_make_a_replica_recover(
+    status: str, drains_up_to_rps: float | None, said: str | None
+) -> None:
+    found = beside_spectrum(Status(status), _report(NEARLY_CRITICAL).stability, drains_up_to_rps)
+    assert found is None if said is None else found is not None and found.endswith(said)
+
+
+def test_a_concurrency_without_evictions_is_shown_with_what_it_costs() -> None:
+    """Three fit in 60 tokens at their longest, 20. They hold 155 token-iterations in 10 of 1 s: 3/10 against 60/155."""
+    model = ServingModel((RequestClass("a", 10, (10,), (1.0,), 0.1),), Timing(1.0), Replica(60))
+    report = _report(model)
+    assert _figure(report, "rate_cap", "Engine max_num_seqs") == ("3", "theorem")
+    assert _figure(report, "rate_cap", "Sustainable with it") == ("0.3 requests/s (-22.5%)", "theorem")
 
 
 def test_many_classes_are_cut_to_twenty() -> None:

@@ -23,6 +23,8 @@ def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Pro
         *(f"Note: {note}." for note in found.notes),
     )
     values = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
+    if found.tensor_parallel != base.model.replica.gpus:
+        values["gpus"] = found.tensor_parallel
     return replica_part(base, values, about)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
-from kvplan.report.keys.load import LOAD
+from kvplan.report.keys.load import LEVERS, LOAD
 from kvplan.report.keys.nested_wait import NESTED_WAIT
 from kvplan.report.keys.rate_cap import RATE_CAP
 from kvplan.report.keys.record import Block, Kind, Record
@@ -44,7 +44,7 @@ BLOCKS: Mapping[str, Block] = {
     )
 }
 REGISTRY: Mapping[str, Record] = {
-    record.key: record for block in (*BLOCKS.values(), ACTIONS) for record in block.records
+    record.key: record for block in (*BLOCKS.values(), LEVERS, ACTIONS) for record in block.records
 }
 CONTRACT: Mapping[str, Record] = {key: record for key, record in REGISTRY.items() if record.in_contract}
 

@@ -82,6 +82,23 @@ def load_factor_here(e: Evidence) -> str:
             return f"{e('M')} / ({e('A')}·{e('d0')} + {e('M')}·{e('load.work_rate')})"
 
 
+# The rate that a cap on concurrency leaves
+
+CAPPED = ByLaw(
+    "min(α·Σλ, B/(d0·n̄ + B·c̄)), B = engine_max_num_seqs",
+    "smaller of α·Σλ and x/(F + x·c̄) for x = engine_max_num_seqs/n̄ admissions an iteration, or for fewer where those "
+    "are served faster",
+)
+
+
+def capped_here(e: Evidence) -> str:
+    """That rate in numbers."""
+    if not e.is_linear:
+        return ""
+    most = e("rate_cap.engine_max_num_seqs")
+    return f"min({e('load.sustainable_rps')}, {most} / ({e('d0')}·{e('n')} + {most}·{e('c')}))"
+
+
 # The time with memory full
 
 SATURATION = ByLaw(f"τ(M) = d0 + n*·({work('S̄', 's̄', 'n̄')}) = d0 + n*·c̄", "τ(M) = F + n*·c̄")

@@ -1,19 +1,29 @@
 """Keys of the `load` block."""
 
 from kvplan.report.keys import law_text
-from kvplan.report.keys.record import Block, Record
+from kvplan.report.keys.record import Block, Kind, Record
 
 _LIMITS = "WAIT-s eq. 3-6, WAIT Prop. 1, 2; engine limits and pages new"
 _TOO_SMALL = "The offered load is so small that the factor exceeds what a float holds."
 
 
-def _sensitivity(name: str, what: str, changed: str) -> Record:
+# What `load.sensitivity` is about, by how formulas call it; a limit need not be there
+_SENSITIVE = {
+    "memory_tokens": "M",
+    **{name: name for name in ("d0", "d1", "d2", "d3", "d4", "d5", "knee_tokens")},
+    "max_num_seqs": "B_max",
+    "max_num_batched_tokens": "T_b",
+}
+
+
+def _sensitivity(name: str, symbol: str) -> Record:
     return Record(
         f"load.sensitivity.{name}",
-        f"Relative change of the sustainable rate for +10 % {what}.",
-        formula=f"α({changed})/α − 1, every limit considered",
+        f"Relative change of the sustainable rate for +10 % {name}.",
+        formula=f"α(1.1·{symbol})/α − 1, every limit considered",
         here=lambda e: f"{e(f'after_{name}', 9)} / {e('load.sustainable_rps', 9)} − 1",
         source="new, from WAIT-s eq. 3-6",
+        absent="The profile has no such limit." if name.startswith("max_num_") else "",
     )
 
 
@@ -73,8 +83,19 @@ LOAD = Block(
             source="WAIT-s eq. 6, counted in decode tokens",
             unit="tokens/s",
         ),
-        _sensitivity("memory_tokens", "of memory", "1.1·M"),
-        _sensitivity("d0", "of d0", "1.1·d0"),
-        _sensitivity("d1", "of d1", "1.1·d1"),
+        *(_sensitivity(name, symbol) for name, symbol in _SENSITIVE.items()),
     ),
+)
+LEVERS = Block(
+    "levers",
+    "What raises the sustainable rate most.",
+    (
+        Record(
+            "levers",
+            "The time, a tenth shorter, and the limit, a tenth larger, that raise the sustainable rate most.",
+            kind=Kind.TABLE,
+            in_contract=False,
+        ),
+    ),
+    has_source=False,
 )

@@ -1,5 +1,6 @@
 """Keys of the `rate_cap` block."""
 
+from kvplan.report.keys import law_text
 from kvplan.report.keys.record import Block, Kind, Record, class_name
 
 _NO_BUDGETS = "No whole numbers fit: Σ(⌊λ_i·τ*⌋ + 1)·S_i >= M, or there is no equilibrium."
@@ -55,6 +56,14 @@ RATE_CAP = Block(
             source="new",
             unit="requests",
             whole=True,
+        ),
+        Record(
+            "rate_cap.engine_sustainable_rps",
+            "Largest total rate that can be sustained with that concurrency: what it costs to exclude evictions.",
+            formula=law_text.CAPPED,
+            here=law_text.capped_here,
+            source="WAIT-s eq. 3-6; the limit new",
+            unit="requests/s",
         ),
         Record(
             "rate_cap.classes[].mean_wait_s",

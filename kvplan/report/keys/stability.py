@@ -74,7 +74,7 @@ STABILITY = Block(
             here=lambda e: f"{e('shift')} + {e('n')}³/(2·π²·{e('p')}·(1 − {e('p')}))",
             source="SIC eq. 13",
             unit="tokens",
-            absent="g > 1, or not two decode lengths with one input.",
+            absent="g > 1, or not two decode lengths with one input, or one so rare that the number is beyond a float.",
         ),
         Record(
             "stability.advice",

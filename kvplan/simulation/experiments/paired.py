@@ -189,9 +189,14 @@ def gains(without: Measured, with_it: Measured) -> Gains:
     times = zip(without.offered_e2e_s, with_it.offered_e2e_s, strict=True)
     return Gains(
         saturated_throughput=upwards(without.saturated_rps, with_it.saturated_rps),
-        offered_e2e=paired([1 - y / x for x, y in times]),
+        offered_e2e=paired([_saved(x, y) for x, y in times]),
         offered_throughput=upwards(without.offered_rps, with_it.offered_rps),
     )
+
+
+def _saved(before_s: float, after_s: float) -> float:
+    """Share of a time that is saved; none where arrivals are so far apart that a float of their times holds no less."""
+    return 1 - after_s / before_s if before_s > 0 else 0.0
 
 
 def advantage(without: Measured, with_it: Measured) -> Gain:
@@ -206,7 +211,7 @@ def advantage(without: Measured, with_it: Measured) -> Gain:
     """
     rates = zip(without.saturated_rps, with_it.saturated_rps, strict=True)
     times = zip(without.offered_e2e_s, with_it.offered_e2e_s, strict=True)
-    sums = [(y / x - 1) + (1 - b / a) for (x, y), (a, b) in zip(rates, times, strict=True)]
+    sums = [(y / x - 1) + _saved(a, b) for (x, y), (a, b) in zip(rates, times, strict=True)]
     return paired([round(one, 12) for one in sums])
 
 

@@ -1,0 +1,41 @@
+"""Every command takes any profile that is valid: classes so rare that a float cannot hold what they add."""
+
+from pathlib import Path
+
+import pytest
+
+from kvplan.cli.app import main
+
+HEAD = 'schema = 1\nname = "rare"\ngpu.memory_tokens = 1000\ntiming = { d0 = "10 ms", d1 = "1 us" }\n'
+CLASS = '[[classes]]\nname = "{}"\ninput = 9\ndecode = {}\nrate = {}\n'
+PROFILES = {
+    "24 powers of ten apart": [("4", "1e12"), ("5", "1e-12")],
+    "rarer than a share can say": [("4", "1.7"), ("5", "2.4e-125")],
+    "one length all but never": [("{ 1 = 1e5, 2 = 1e-12 }", "1.7")],
+    "less than one request since the beginning of time": [("{ 1 = 1e-12, 2 = 1e12 }", "1e-300")],
+}
+FEW = "--requests 60 --seeds 2"
+COMMANDS = (
+    "analyze FILE",
+    "check FILE --require verdict.status!=overloaded",
+    "simulate FILE --policy greedy,vllm --requests 60",
+    "explain load FILE",
+    "explain stability.min_stable_input_tokens.asymptotic FILE",
+    "sweep FILE --vary timing.d0=1ms,2ms -o OUTPUT",
+    f"size FILE --rate 1 {FEW}",
+    f"mix FILE --replicas 2 {FEW}",
+    f"emit FILE --engine vllm {FEW}",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("classes", PROFILES.values(), ids=PROFILES)
+def test_a_class_however_rare_is_served(
+    classes: list[tuple[str, str]], command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rare.toml"
+    file.write_text(HEAD + "".join(CLASS.format(i, *one) for i, one in enumerate(classes)))
+    places = {"FILE": str(file), "OUTPUT": str(tmp_path / "rows.csv")}
+    code = main([places.get(word, word) for word in command.split()])
+    overloaded = command.startswith("check") and "1e12" in classes[0]
+    assert code == (1 if overloaded else 0), capfd.readouterr().err
