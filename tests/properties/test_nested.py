@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kvplan.analysis import nested as nested_module
 from kvplan.analysis.equilibrium import equilibrium
-from kvplan.analysis.nested import NestedWait, decay_rates, nested_wait, requirement
+from kvplan.analysis.nested import NestedWait, nested_wait, requirement
+from kvplan.analysis.nested_thresholds import decay_rates
 from kvplan.analysis.segments import Segments, candidate_ends, lengths_of, segments_of
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
