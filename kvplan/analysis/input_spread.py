@@ -6,16 +6,17 @@ Chernoff's bound says how much more, for all that is held together. A page ends 
 the law of what a request holds, whole pages, then depends on the stage, and returns after a page's worth of stages.
 """
 
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray
 
-_GOLDEN = (math.sqrt(5) - 1) / 2
-_STEPS = 36  # of the golden section; each narrows the logarithm of θ to a share of that
+_NEWTON_STEPS, _LONGEST_STEP, _CLOSE = (
+    40,
+    1.0,
+    1e-7,
+)  # towards the best ln θ; any other θ gives a bound as well
 _STEEPEST = 500.0  # θ times the range of inputs: exponentials beyond underflow, and little is gained
 _SHALLOW = 1e-5  # the same where the law is as good as normal, and sums of its logarithms lose their digits
 
@@ -110,51 +111,43 @@ def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: Float
     [[0.5], [21.1]]
     """
     gap = laws.tokens[:, -1:] - laws.tokens
-    by_length = laws.share @ gap.T  # mean below the largest input of all, shape (n_lengths, n_phases)
+    below = laws.share @ gap.T  # mean below the largest input of all, shape (n_lengths, n_phases)
     largest = laws.share.shape[1] - 1 - (laws.share[:, ::-1] > 0).argmax(axis=1)
-    mean = by_length[reached]
-    variance = (laws.share @ gap.T**2 - by_length**2).clip(0)[reached]
-    most = (held * (mean - gap.T[largest][reached])).sum(axis=(0, 2))  # every input the largest there is
-    spread = (held * variance).sum(axis=(0, 2))
-    span, count = float(gap.max()), held.sum(axis=(0, 2))
-    shares, weighted = laws.share[reached].swapaxes(0, 1), held.swapaxes(0, 1)
-    total_mean = (held * mean).sum(axis=(0, 2))
+    variance = (laws.share @ gap.T**2 - below**2).clip(0)
+    by_column = held.swapaxes(0, 1)
+    shares, mean = laws.share[reached.T], below[reached.T]
+    most = (by_column * (mean - gap.T[largest][reached.T])).sum(
+        axis=(1, 2)
+    )  # each input the largest there is
+    spread, count = (by_column * variance[reached.T]).sum(axis=(1, 2)), by_column.sum(axis=(1, 2))
+    span = float(gap.max())
 
-    def bound(log_theta: FloatArray) -> FloatArray:
-        theta = np.exp(log_theta)
-        transform = shares @ np.exp(
-            -theta[:, None, None] * gap.T
-        )  # shape (n_candidates, n_segments, n_phases)
-        cumulant = theta * total_mean + (weighted * np.log(transform)).sum(axis=(1, 2))
-        return np.asarray((exponent + cumulant) / theta)
+    def cumulant(theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Σ held·ln E e^θ(w - w̄) and its first two derivatives."""
+        decayed = np.exp(-theta[:, None, None] * gap.T)
+        zeroth, first, second = (shares @ (decayed * gap.T**k) for k in range(3))
+        tilted = first / zeroth
+        parts = np.log(zeroth) + theta[:, None, None] * mean, mean - tilted, second / zeroth - tilted**2
+        value, slope, curvature = ((by_column * part).sum(axis=(1, 2)) for part in parts)
+        return value, slope, curvature
 
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        normal = np.sqrt(2 * exponent / spread)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        normal = np.sqrt(2 * exponent / spread)  # the best θ of a normal law
         shallow = normal * span < _SHALLOW
-        # Hoeffding's θ is no larger than the best one
-        hoeffding = np.where(shallow, _STEEPEST, np.sqrt(8 * exponent / count)).clip(None, _STEEPEST) / span
-        log_theta, tokens = _least(
-            bound, np.log(hoeffding), np.full(exponent.shape, math.log(_STEEPEST / span))
-        )
-        bennett = np.sqrt(2 * exponent * spread) * (1 + normal * span / 5)  # at the θ of the normal law
-    tokens = np.where(shallow, bennett, tokens)
-    theta = np.where(shallow, normal, np.exp(log_theta))
+        lowest = np.sqrt(8 * exponent / count) / span  # Hoeffding's, which is no larger than the best
+        theta = np.where(shallow, _STEEPEST, normal * span).clip(None, _STEEPEST) / span
+        for _ in range(_NEWTON_STEPS):
+            value, slope, curvature = cumulant(theta)
+            tokens = (exponent + value) / theta
+            excessive = (
+                theta * slope - value
+            )  # grows with θ, and equals the exponent where the bound is least
+            step = np.log(exponent / excessive) * excessive / (theta**2 * curvature)
+            nearer = (theta * np.exp(step.clip(-_LONGEST_STEP, _LONGEST_STEP))).clip(lowest, _STEEPEST / span)
+            if not (np.abs(nearer - theta) > _CLOSE * theta).any():
+                break
+            theta = nearer
+    tokens = np.where(shallow, np.sqrt(2 * exponent * spread) * (1 + normal * span / 5), tokens)  # Bennett's
+    theta = np.where(shallow, normal, theta)
     cannot = ~(tokens < most)
     return Excess(np.where(cannot, most, tokens).clip(0), np.where(cannot, np.inf, theta))
-
-
-def _least(
-    function: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Where functions with one minimum each are least between bounds, and what they are there; golden section."""
-    inner = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    value = function(inner[0]), function(inner[1])
-    for _ in range(_STEPS):
-        left = value[0] < value[1]
-        low, high = np.where(left, low, inner[0]), np.where(left, inner[1], high)
-        new = np.where(left, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
-        there = function(new)
-        inner = np.where(left, new, inner[1]), np.where(left, inner[0], new)
-        value = np.where(left, there, value[1]), np.where(left, value[0], there)
-    left = value[0] < value[1]
-    return np.where(left, inner[0], inner[1]), np.where(left, value[0], value[1])

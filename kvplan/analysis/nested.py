@@ -116,10 +116,8 @@ class NestedWait(NamedTuple):
         Iterations within the horizon, ⌈horizon/ΔT⌉.
     smallest_thresholds_kv_tokens
         What the same segments require with the smallest thresholds.
-    mixed_inputs
-        Whether inputs differ; queues and inputs then share δ.
     input_bound
-        None where they do not.
+        None where inputs are equal; where they differ, queues and inputs share δ.
     """
 
     feasible: bool
@@ -133,7 +131,6 @@ class NestedWait(NamedTuple):
     iteration_time_s: float | None
     iterations: int | None
     smallest_thresholds_kv_tokens: float | None
-    mixed_inputs: bool
     input_bound: InputBound | None
     printed: PrintedMemory | None
 
@@ -339,8 +336,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     """
     means = None if model.schedule is None else class_windows(model)
     lengths = lengths_of(model if means is None else at_rates(model, means.mean_rps))
-    mixed = lengths.inputs.size > 1
-    nothing = NestedWait(False, (), None, None, None, None, None, False, None, None, None, mixed, None, None)
+    nothing = NestedWait(False, (), None, None, None, None, None, False, None, None, None, None, None)
     if not lengths.work_to[-1] * GUARD < 1:
         return nothing
     ends = candidate_ends(lengths, segments)
@@ -368,8 +364,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
         iteration_time_s=float(needs.iteration_time_s[0]),
         iterations=int(needs.iterations[0]),
         smallest_thresholds_kv_tokens=float(least.total[0]),
-        mixed_inputs=mixed,
-        input_bound=_input_bound(needs) if mixed else None,
+        input_bound=None if one.laws is None else _input_bound(needs),
         printed=printed_memory(upto, one.input_tokens[:, 0], thresholds),
     )
 
