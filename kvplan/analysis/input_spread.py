@@ -116,9 +116,8 @@ def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: Float
     variance = (laws.share @ gap.T**2 - below**2).clip(0)
     by_column = held.swapaxes(0, 1)
     shares, mean = laws.share[reached.T], below[reached.T]
-    most = (by_column * (mean - gap.T[largest][reached.T])).sum(
-        axis=(1, 2)
-    )  # each input the largest there is
+    over = mean - gap.T[largest][reached.T]  # what the largest input holds beyond the mean
+    most = (by_column * over).sum(axis=(1, 2))
     spread, count = (by_column * variance[reached.T]).sum(axis=(1, 2)), by_column.sum(axis=(1, 2))
     span = float(gap.max())
 
@@ -139,15 +138,14 @@ def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: Float
         for _ in range(_NEWTON_STEPS):
             value, slope, curvature = cumulant(theta)
             tokens = (exponent + value) / theta
-            excessive = (
-                theta * slope - value
-            )  # grows with θ, and equals the exponent where the bound is least
-            step = np.log(exponent / excessive) * excessive / (theta**2 * curvature)
+            excessive = theta * slope - value  # grows with θ; the exponent where the bound is least
+            step = np.nan_to_num(np.log(exponent / excessive) * excessive / (theta**2 * curvature))
             nearer = (theta * np.exp(step.clip(-_LONGEST_STEP, _LONGEST_STEP))).clip(lowest, _STEEPEST / span)
             if not (np.abs(nearer - theta) > _CLOSE * theta).any():
                 break
             theta = nearer
-    tokens = np.where(shallow, np.sqrt(2 * exponent * spread) * (1 + normal * span / 5), tokens)  # Bennett's
+        bennett = np.sqrt(2 * exponent * spread) * (1 + normal * span / 5)
+    tokens = np.where(shallow, bennett, tokens)
     theta = np.where(shallow, normal, theta)
     cannot = ~(tokens < most)
     return Excess(np.where(cannot, most, tokens).clip(0), np.where(cannot, np.inf, theta))
