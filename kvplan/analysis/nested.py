@@ -20,7 +20,6 @@ from kvplan.analysis.input_spread import Excess, excess
 from kvplan.analysis.nested_thresholds import (
     HOPELESS,
     decay_rates,
-    first_threshold_floor,
     slack_for,
     thresholds_of,
 )
@@ -265,8 +264,7 @@ def least_requirement(
         columns = np.flatnonzero((fewer < segments.count) & (segments.count <= most))
         if columns.size:
             group = segments.take(columns)
-            floor = first_threshold_floor(group)
-            thresholds = thresholds_of(group, np.zeros(group.rate.shape), floor)
+            thresholds = thresholds_of(group, np.zeros(group.rate.shape), np.ones(columns.size))
             smallest.append((columns, thresholds))
             winner, needed = _least_of(group, thresholds, delta, horizon_s, best)
             if needed < best:

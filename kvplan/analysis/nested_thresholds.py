@@ -107,7 +107,7 @@ def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> F
     slack : ndarray, shape (n_segments, n_candidates)
         For `fill`.
     start : ndarray, shape (n_candidates,)
-        Whole numbers from 1; `first_threshold_floor` leaves nothing out.
+        Whole numbers from 1, which leaves nothing out.
 
     Returns
     -------
@@ -194,22 +194,6 @@ def _crossing(segments: Segments, slack: FloatArray, columns: IntArray, low: Flo
         low[wide], high[wide] = np.where(lacking, middle, below), np.where(lacking, above, middle)
         wanted[wide] = np.where(lacking, demand, wanted[wide])
     return high
-
-
-def first_threshold_floor(segments: Segments) -> FloatArray:
-    """A whole number that no feasible first threshold is below, since n_k >= 1 and n_k >= n_1·Λ_k/Λ_1.
-
-    Returns
-    -------
-    ndarray, shape (n_candidates,)
-    """
-    rate = segments.rate[0]
-    idle = 1 - (segments.work * segments.rate).sum(axis=0)
-    d0 = segments.timing.fixed(0.0, 0.0)
-    fluid = rate * d0 / idle * (1 - 1e-12 / idle)
-    single = rate * (d0 + segments.work.sum(axis=0)) * (1 - 1e-12)
-    floor: FloatArray = np.floor(np.maximum(fluid, single)) + 1
-    return floor
 
 
 def slack_for(segments: Segments, exponent: float) -> FloatArray:

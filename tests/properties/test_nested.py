@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from kvplan.analysis import nested as nested_module
 from kvplan.analysis.equilibrium import equilibrium
 from kvplan.analysis.nested import NestedWait, nested_wait, requirement
-from kvplan.analysis.nested_thresholds import decay_rates, first_threshold_floor, thresholds_of
+from kvplan.analysis.nested_thresholds import decay_rates, thresholds_of
 from kvplan.analysis.segments import Segments, candidate_ends, lengths_of, segments_of
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
@@ -265,8 +265,7 @@ def test_no_candidate_with_the_smallest_thresholds_needs_less(
     lengths, found = lengths_of(model), required(model)
     for ends in candidate_ends(lengths, None):
         segments = segments_of(lengths, [ends])
-        start = first_threshold_floor(segments)
-        least = thresholds_of(segments, np.zeros(segments.rate.shape), start)
+        least = thresholds_of(segments, np.zeros(segments.rate.shape), np.ones(1))
         needs = requirement(segments, least, delta=0.01, horizon_s=3600.0)
         assert found <= float(needs.total[0]) * (1 + 1e-12)
 
