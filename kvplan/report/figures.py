@@ -264,7 +264,9 @@ def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figur
         "halves": Figure(
             "h", "2 where queues and inputs that differ share δ, else 1", 2 if inputs and several else 1
         ),
-        "theta_inputs": Figure("θ", "at which the bound for inputs that differ is least, per token", inputs and inputs.theta),
+        "theta_inputs": Figure(
+            "θ", "at which the bound for inputs that differ is least, per token", inputs and inputs.theta
+        ),
         "log_transform": Figure(
             "G", "Σ R_k·ln E_k e^(θ(w − w̄)) at that θ, w in whole pages", inputs and inputs.log_transform
         ),

@@ -115,8 +115,8 @@ NESTED_WAIT = Block(
         ),
         Record(
             "nested_wait.segments[].parked_bound",
-            "Requests waiting at the segment's start while a batch runs, exceeded within the horizon with probability δ "
-            "at most.",
+            "Requests waiting at the segment's start while a batch runs, exceeded within the horizon with "
+            "probability δ at most.",
             formula="c_k = n_k + ln(h·(m − 1)·N/δ)/θ_k, h = 2 where inputs differ, else 1",
             here=_parked_bound,
             source="WAIT-s Theorem 5.1; half of δ where inputs differ (new)",
@@ -166,9 +166,9 @@ NESTED_WAIT = Block(
             "nested_wait.input_spread_kv_tokens",
             "KV tokens by which what requests hold exceeds its mean over inputs, with probability δ at most within the "
             "horizon; 0 where all inputs are equal.",
-            formula="min over θ of [ln(h·N/δ) + Σ R_k·ln E_k e^(θ(w − w̄))]/θ, w in whole pages, over the n_k requests of each "
-            "stage and the ⌈c_k⌉ that wait at each boundary; h = 2 with several segments, else 1. At most what the "
-            "largest inputs throughout exceed the mean by.",
+            formula="min over θ of [ln(h·N/δ) + Σ R_k·ln E_k e^(θ(w − w̄))]/θ, w in whole pages, over the n_k requests "
+            "of each stage and the ⌈c_k⌉ that wait at each boundary; h = 2 with several segments, else 1. At most what "
+            "the largest inputs throughout exceed the mean by.",
             here=_input_spread,
             source="new",
             symbol="c",
