@@ -87,7 +87,7 @@ def check(name: str, prefill: Prefill, block_tokens: int, runs: int) -> None:
     assert found.required_kv_tokens is not None
     assert np.mean(most > found.required_kv_tokens) <= DELTA
     # and not for being far too much: a tenth of the horizons need most of it
-    assert np.quantile(most, 1 - DELTA) > 0.7 * found.required_kv_tokens
+    assert np.quantile(most, 1 - DELTA) > 0.6 * found.required_kv_tokens
     if (
         len(found.segments) == 1 and found.input_bound is not None
     ):  # filled segments alone suffice in the mean only
