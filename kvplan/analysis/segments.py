@@ -1,7 +1,7 @@
 """Segmentations of the decode lengths for Nested WAIT, and what their segments hold and cost (theory §6).
 
-Lengths are those of all classes together. A segment ends at one of them; its requests have the mean input of those
-that reach it.
+Lengths are those of all classes together. A segment ends at one of them; the inputs of its requests are those of the
+requests that reach it.
 """
 
 from dataclasses import dataclass, replace
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.input_spread import InputLaws, laws_of
 from kvplan.analysis.wait import GUARD
 from kvplan.analysis.worst_window import Windows, mixes, total_windows
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, Timing, sum_by
-from kvplan.model.weights import prompt_stages
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, Timing
+from kvplan.model.weights import Weights, prompt_stages
 
 _SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
 _MOST_SEGMENTS = 128  # ... up to this
@@ -27,24 +28,27 @@ class Lengths(NamedTuple):
         Distinct decode lengths, ascending.
     rate_from : ndarray, requests/s
         Requests at least as long, Λ at a segment that starts with this length.
-    input_from : ndarray, tokens
-        Their mean input.
+    inputs : ndarray of int64, shape (n_inputs,), tokens
+        Distinct inputs, ascending.
+    share_from : ndarray, shape (n_lengths, n_inputs)
+        Of each input in the requests at least as long.
     work_to : ndarray, shape (n_lengths + 1,)
         Work rate (fraction of each second) of all stages before each length ends; the last entry is Λ.
     prompt_stages
         Stages before the first decode stage: 1 when `inline`.
-    padding : float, tokens
-        What pages hold beyond the tokens of a request, on average.
+    block_tokens
+        Size of a page.
     prefill_tokens
         Prefill work of a fresh request, on average.
     """
 
     decode: FloatArray
     rate_from: FloatArray
-    input_from: FloatArray
+    inputs: IntArray
+    share_from: FloatArray
     work_to: FloatArray
     prompt_stages: int
-    padding: float
+    block_tokens: int
     prefill_tokens: float
     timing: Timing
 
@@ -57,8 +61,8 @@ class Segments:
 
     Attributes
     ----------
-    end : ndarray of int64
-        Position in `Lengths.decode` at which each segment ends.
+    start, end : ndarray of int64
+        First and last position in `Lengths.decode` of those that end within each segment.
     rate : ndarray, requests/s
         Λ_k.
     continuing : ndarray
@@ -66,22 +70,27 @@ class Segments:
     input_tokens : ndarray, tokens
         Mean input s̄_k.
     held : ndarray, tokens
-        Held by the stages of the segment for one unit of its threshold.
+        Held by the stages of the segment for one unit of its threshold, mean of whole pages.
     waiting : ndarray, tokens
         Held by one request at the start of the segment; 0 in the first row (no KV yet) and where padded.
     work : ndarray, seconds
         Added to an iteration by one unit of the threshold, in proportion to what it reads and computes.
     stages : ndarray
         Requests that one unit of the threshold keeps in the batch.
+    phases, waits_in : ndarray, shape (most segments, n_candidates, n_phases)
+        Those requests by the phase of `laws` that they are in, and the phase of those that wait (one is 1, others 0).
     count : ndarray of int64, shape (n_candidates,)
         Number of segments.
     prefill_tokens : ndarray, shape (n_candidates,), tokens
         Of one request.
+    laws
+        Of inputs; None where all are equal, and there are no phases.
     windows
         All requests as one stream, where rates vary. The first row of `rate` is then their mean rate, rows below what
         `continuing` makes of it, which is the worst of any time; as are the figures of single segments.
     """
 
+    start: IntArray
     end: IntArray
     rate: FloatArray
     continuing: FloatArray
@@ -90,9 +99,12 @@ class Segments:
     waiting: FloatArray
     work: FloatArray
     stages: FloatArray
+    phases: FloatArray
+    waits_in: FloatArray
     count: IntArray
     prefill_tokens: FloatArray
     timing: Timing
+    laws: InputLaws | None
     windows: Windows | None = None
 
     def fixed_s(self, thresholds: FloatArray, columns: IntArray) -> Any:
@@ -114,20 +126,12 @@ class Segments:
     def take(self, columns: IntArray) -> "Segments":
         """Those columns, without rows that are empty in all of them."""
         rows = int(self.count[columns].max())
-        return Segments(
-            end=self.end[:rows, columns],
-            rate=self.rate[:rows, columns],
-            continuing=self.continuing[:rows, columns],
-            input_tokens=self.input_tokens[:rows, columns],
-            held=self.held[:rows, columns],
-            waiting=self.waiting[:rows, columns],
-            work=self.work[:rows, columns],
-            stages=self.stages[:rows, columns],
-            count=self.count[columns],
-            prefill_tokens=self.prefill_tokens[columns],
-            timing=self.timing,
-            windows=self.windows,
-        )
+        of_columns: dict[str, Any] = {
+            name: value[:rows, columns] if value.ndim > 1 else value[columns]
+            for name, value in vars(self).items()
+            if isinstance(value, np.ndarray)
+        }
+        return replace(self, **of_columns)
 
 
 def lengths_of(model: ServingModel) -> Lengths:
@@ -143,29 +147,31 @@ def lengths_of(model: ServingModel) -> Lengths:
     """
     mix, timing = model.mix, model.timing
     distinct, position = np.unique(mix.decode_tokens, return_inverse=True)
+    inputs, kind = np.unique(mix.input_tokens, return_inverse=True)
     decode = distinct.astype(np.float64)
-    rate = np.cumsum(sum_by(position, mix.rate_rps)[::-1])[::-1]
-    shortest = float(mix.input_tokens.min())  # summing what exceeds it keeps equal inputs exact
-    excess = np.cumsum(sum_by(position, mix.rate_rps * (mix.input_tokens - shortest))[::-1])[::-1]
-    inputs = rate * shortest + excess
+    ending = np.zeros((decode.size, inputs.size))
+    np.add.at(ending, (position, kind), mix.rate_rps)
+    reaching = np.cumsum(ending[::-1], axis=0)[::-1]
+    rate, tokens_reaching = reaching.sum(axis=1), reaching @ inputs
     before = np.append(0.0, decode[:-1])
     span = decode - before
-    tokens = span * (inputs + rate * (before + decode + 1) / 2)
+    tokens = span * (tokens_reaching + rate * (before + decode + 1) / 2)
     stages = span * rate
     prompt = prompt_stages(model.replica.prefill)
-    tokens[0] += prompt * inputs[0]
+    tokens[0] += prompt * tokens_reaching[0]
     stages[0] += prompt * rate[0]
     prefill = np.zeros(decode.size)
     if model.replica.prefill is not Prefill.DISAGGREGATED:
-        prefill[0] = inputs[0]
+        prefill[0] = tokens_reaching[0]
     work = timing.linear(tokens, prefill, stages)
     return Lengths(
         decode=decode,
         rate_from=rate,
-        input_from=shortest + excess / rate,
+        inputs=inputs,
+        share_from=reaching / rate[:, None],
         work_to=np.append(0.0, np.cumsum(work)),
         prompt_stages=prompt,
-        padding=(model.replica.block_tokens - 1) / 2,
+        block_tokens=model.replica.block_tokens,
         prefill_tokens=float(prefill[0] / rate[0]),
         timing=timing,
     )
@@ -174,8 +180,9 @@ def lengths_of(model: ServingModel) -> Lengths:
 def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
     """What candidate segmentations hold and cost.
 
-    One unit of the threshold of segment k holds (l'_k - l'_(k-1))(s̄_k + (l'_(k-1) + l'_k + 1)/2) tokens, plus s̄_1
-    for the prompt-only stage of `inline`; the papers' own forms are wrong (see `printed_memory`).
+    One unit of the threshold of segment k holds Σ w(t) tokens in the mean over inputs, w(t) = b⌈(s + t)/b⌉, over the
+    stages t = l'_(k-1) + 1 … l'_k, and from t = 0 for the prompt-only stage of `inline`. Without pages that is
+    (l'_k - l'_(k-1))(s̄_k + (l'_(k-1) + l'_k + 1)/2); the papers' own forms are wrong (see `printed_memory`).
 
     Parameters
     ----------
@@ -194,31 +201,49 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
         end[: e.size, column] = e
     used = np.arange(rows)[:, None] < count
     start = np.vstack([np.zeros((1, len(ends)), dtype=np.int64), end[:-1] + 1])
-    low = np.append(0.0, lengths.decode)[start]
-    high = lengths.decode[end]
-    first = np.minimum(start, end)  # padded segments start past the last length
-    rate, inputs = lengths.rate_from[first], lengths.input_from[first]
+    low, high = np.append(0.0, lengths.decode)[start], lengths.decode[end]
+    reached = np.minimum(start, end)  # padded segments start past the last length
+    rate, share = lengths.rate_from[reached], lengths.share_from[reached]
     continuing = np.ones(end.shape)
     continuing[1:] = np.where(used[1:], rate[1:] / rate[:-1], 1.0)
-    shifted = inputs + lengths.padding
-    held = (high - low) * (shifted + (low + high + 1) / 2)
-    held[0] += lengths.prompt_stages * shifted[0]
-    waiting = np.where(used, shifted + low, 0.0)
+    below = low.copy()
+    below[0] -= lengths.prompt_stages
+    pages = Weights(
+        lengths.inputs + below[..., None] + 1,
+        (high - below)[..., None].astype(np.int64),
+        lengths.block_tokens,
+    )
+    b = lengths.block_tokens
+    waiting = (share * (np.ceil((lengths.inputs + low[..., None]) / b) * b)).sum(axis=-1) * used
     waiting[0] = 0.0
-    work = (lengths.work_to[end + 1] - lengths.work_to[start]) / rate
-    stages = high - low
-    stages[0] += lengths.prompt_stages
-    prefill = np.full(len(ends), lengths.prefill_tokens)
+    mixed = lengths.inputs.size > 1
+    laws = laws_of(lengths.inputs, lengths.share_from, b) if mixed else None
+    none = np.zeros((*end.shape, 0))
     return Segments(
-        end, rate, continuing, inputs, held, waiting, work, stages, count, prefill, lengths.timing
+        start=reached,
+        end=end,
+        rate=rate,
+        continuing=continuing,
+        input_tokens=share @ lengths.inputs,
+        held=(share * pages.footprint).sum(axis=-1),
+        waiting=waiting,
+        work=(lengths.work_to[end + 1] - lengths.work_to[start]) / rate,
+        stages=high - below,
+        phases=none if laws is None else laws.stages_in(below, high),
+        waits_in=none if laws is None else np.eye(laws.edges.size)[laws.phase_of(low)],
+        count=count,
+        prefill_tokens=np.full(len(ends), lengths.prefill_tokens),
+        timing=lengths.timing,
+        laws=laws,
     )
 
 
 def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) -> Segments:
     """Segmentations for rates that vary: the worst share that goes on and the worst costs of any mix (WAIT-s eq. 10).
 
-    A batch holds requests of some window; what they hold, cost and do on average lies between what the mixes within
-    that window do. Segmentations whose work would not leave time to spare at the mean rate are left out.
+    A batch holds requests of some window; what they cost and do on average lies between what the mixes within that
+    window do. Inputs have a law no smaller than that of any mix: the largest share beyond each length of input.
+    Segmentations whose work would not leave time to spare at the mean rate are left out.
 
     Parameters
     ----------
@@ -229,12 +254,17 @@ def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) 
     ends
         As for `segments_of`.
     """
-    found = segments_of(lengths, ends)
-    windows = total_windows(model)
     varying = mixes(model)
-    if varying:
+    if not varying:
+        found = segments_of(lengths, ends)
+    else:
         with np.errstate(divide="ignore", invalid="ignore"):  # lengths that a mix does not have cost nothing
-            parts = [segments_of(lengths_of(mix), ends) for mix in varying]
+            each = [lengths_of(mix) for mix in varying]
+            beyond = [np.cumsum(one.share_from[:, ::-1], axis=1) for one in each]
+            largest = np.max(np.nan_to_num(beyond), axis=0)
+            share = np.diff(largest, axis=1, prepend=0.0)[:, ::-1]
+            found = segments_of(lengths._replace(share_from=share), ends)
+            parts = [segments_of(one, ends) for one in each]
 
         def worst(name: str) -> FloatArray:
             there = [np.nan_to_num(getattr(part, name), posinf=0.0) for part in parts]
@@ -246,13 +276,10 @@ def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) 
             found,
             rate=reached,
             continuing=continuing,
-            input_tokens=worst("input_tokens"),
-            held=worst("held"),
-            waiting=worst("waiting"),
             work=worst("work"),
             prefill_tokens=worst("prefill_tokens"),
         )
-    found = replace(found, windows=windows)
+    found = replace(found, windows=total_windows(model))
     possible = np.flatnonzero((found.work * found.rate).sum(axis=0) * GUARD < 1)
     return found.take(possible) if possible.size else replace(found, count=found.count[:0])
 
@@ -277,7 +304,7 @@ def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
     Examples
     --------
     >>> decode, rate = np.array([1.0, 2.0, 8.0]), np.array([10.0, 5.0, 4.0])
-    >>> some = Lengths(decode, rate, np.ones(3), np.zeros(4), 0, 0.0, 0.0, Timing(1.0))
+    >>> some = Lengths(decode, rate, np.array([1]), np.ones((3, 1)), np.zeros(4), 0, 1, 0.0, Timing(1.0))
     >>> [ends.tolist() for ends in candidate_ends(some, 2)]
     [[1, 2], [0, 2]]
     """

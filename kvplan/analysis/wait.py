@@ -113,7 +113,7 @@ class ClassMeans(NamedTuple):
     work_s : ndarray, seconds
         Added to iterations by one request in all, in proportion to what it reads and computes.
     held : ndarray, KV token-iterations
-        Memory footprint, half-filled blocks included.
+        Memory footprint, in whole pages.
     iterations : ndarray
     prefill_tokens : ndarray, tokens
     """

@@ -331,18 +331,19 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
         ("Filled segments", _unit(plan.base_kv_tokens, "tokens")),
         ("Waiting at boundaries", _unit(plan.boundary_kv_tokens, "tokens")),
         ("Buffer for their queues", _unit(plan.high_probability_kv_tokens, "tokens")),
+        ("Buffer for inputs that differ", _unit(plan.input_spread_kv_tokens, "tokens")),
         ("Required with the smallest thresholds", _unit(plan.smallest_thresholds_kv_tokens, "tokens")),
         ("Iteration time", format_seconds(plan.iteration_time_s)),
     )
     yield Paragraph(_printed(plan))
     yield Paragraph(
-        "Segments by decode length: who reaches them, the threshold, and the queue at their start that is exceeded "
-        "with at most the accepted probability:"
+        "Segments by decode length: who reaches them, the threshold, and how many wait at their start while a batch "
+        "runs (Parked) and before it takes some (Queue), exceeded with at most the accepted probability:"
         if len(plan.segments) > 1
         else "A single segment: nobody waits with KV held."
     )
     yield _rows(
-        map(number, ("Up to", "Requests/s", "Go on", "Threshold", "Theta", "Queue")),
+        map(number, ("Up to", "Requests/s", "Go on", "Threshold", "Theta", "Parked", "Queue")),
         basis,
         (
             (
@@ -351,6 +352,7 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
                 format_percent(s.continue_probability),
                 format_number(s.threshold),
                 format_number(s.theta),
+                format_number(s.parked_bound),
                 format_number(s.queue_bound),
             )
             for s in plan.segments

@@ -246,7 +246,7 @@ class SegmentMemory:
     ----------
     count : ndarray of int64, shape (n_counts,)
     base_tokens, boundary_tokens, buffer_tokens : ndarray, shape (n_counts,)
-        Filled segments, waiting at boundaries, buffer for their queues.
+        Filled segments, waiting at boundaries, buffer for their queues and for inputs that differ.
     chosen
         Number of segments in the report.
     """
@@ -277,9 +277,12 @@ def segment_memory(model: ServingModel, report: Report, plan: Plan) -> SegmentMe
     chosen = len(report.nested_wait.segments)
     count = sorted({*segment_counts(lengths), chosen})
     plans = [nested_wait(model, delta=plan.delta, horizon_s=plan.horizon_s, segments=k) for k in count]
-    parts = [(p.base_kv_tokens, p.boundary_kv_tokens, p.high_probability_kv_tokens) for p in plans]
-    base, boundary, buffer = np.array(parts, dtype=np.float64).T
-    return SegmentMemory(np.array(count), base, boundary, buffer, chosen, model.replica.memory_tokens)
+    parts = [
+        (p.base_kv_tokens, p.boundary_kv_tokens, p.high_probability_kv_tokens, p.input_spread_kv_tokens)
+        for p in plans
+    ]
+    base, boundary, *buffers = np.array(parts, dtype=np.float64).T
+    return SegmentMemory(np.array(count), base, boundary, sum(buffers), chosen, model.replica.capacity_tokens)
 
 
 @dataclass(frozen=True)

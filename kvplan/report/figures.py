@@ -64,7 +64,7 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
     """
     classes = tuple(_of_class(model, i, report) for i in range(len(model.classes)))
     entries = {record.list_key: classes for record in CONTRACT.values() if record.is_by_class}
-    entries["nested_wait.segments"] = tuple(_of_segments(model, report))
+    entries["nested_wait.segments"] = tuple(_of_segments(report))
     figures = {
         **_of_mix(model),
         **_of_replica(model),
@@ -252,6 +252,7 @@ def _rest_of_cycle(model: ServingModel, cycle: WorstCycle | ClassCycle, work_s: 
 
 def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figure]:
     nested, tails = report.nested_wait, report.safety_buffer
+    inputs, several = nested.input_bound, len(nested.segments) > 1
     tau = report.equilibrium.iteration_time_s
     budgets = [c.integer_budget for c in report.rate_cap.classes if c.integer_budget is not None]
     bound = None if tau is None else flow_control(model, max(1.0, plan.horizon_s / tau), budgets or None)
@@ -259,6 +260,15 @@ def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figur
         "delta": Figure("δ", "accepted probability of any overflow within the horizon", plan.delta),
         "horizon": Figure("T", "horizon, s", plan.horizon_s),
         "N": Figure("N", "iterations within the horizon, ⌈T/ΔT⌉", nested.iterations),
+        "halves": Figure(
+            "h", "2 where queues and inputs that differ share δ, else 1", 2 if inputs and several else 1
+        ),
+        "theta_inputs": Figure(
+            "θ", "at which the bound for inputs that differ is least, per token", inputs and inputs.theta
+        ),
+        "log_transform": Figure(
+            "G", "Σ R_k·ln E_k e^(θ(w − w̄)) at that θ, w in whole pages", inputs and inputs.log_transform
+        ),
         "boundaries": Figure("m − 1", "boundaries between segments", max(len(nested.segments) - 1, 1)),
         "dt_nested": Figure("ΔT", "iteration time with every segment filled, s", nested.iteration_time_s),
         "smooth_tail": Figure(
@@ -313,17 +323,16 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
     }
 
 
-def _of_segments(model: ServingModel, report: Report) -> Iterator[Figures]:
-    half, reached = (model.replica.block_tokens - 1) / 2, 0
-    for k, segment in enumerate(report.nested_wait.segments):
+def _of_segments(report: Report) -> Iterator[Figures]:
+    for segment in report.nested_wait.segments:
         tokens = segment.kv_tokens / segment.threshold
-        waiting = segment.input_tokens + half + reached if k else 0
-        excess = 0 if segment.queue_bound is None else segment.queue_bound - segment.threshold
+        excess = 0 if segment.parked_bound is None else segment.parked_bound - segment.threshold
         yield {
             "tokens": Figure("", "KV tokens of the segment's stages per unit of its threshold", tokens),
             "w": Figure(
-                "w_k", "KV tokens of a request that waits at the segment's start; 0 for the first", waiting
+                "w_k",
+                "KV tokens of a request that waits at the segment's start; 0 for the first",
+                segment.parked_kv_tokens,
             ),
             "excess": Figure("c_k − n_k", "requests by which the queue exceeds the threshold", excess),
         }
-        reached = segment.upto_decode

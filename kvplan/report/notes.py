@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import Load, saturation
@@ -74,7 +72,8 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             Basis.COMPUTED,
         ),
         "nested_wait": Source(
-            f"WAIT-s Theorem 5.1, D.2{windows}; tokens per segment corrected (the printed forms are wrong): new",
+            f"WAIT-s Theorem 5.1, D.2{windows}; tokens per segment corrected (the printed forms are wrong), "
+            "whole pages, inputs that differ: new",
             Basis.COMPUTED,
         ),
         "safety_buffer": Source(
@@ -152,11 +151,6 @@ def notes(
         found.append(
             "wait, nested_wait: whole thresholds keep at least one request at every stage, which is far more than "
             "this traffic has in flight; both suit many small requests."
-        )
-    if np.ptp(model.mix.input_tokens) > 0:
-        found.append(
-            "nested_wait: each segment counts with the mean input of the requests that reach it; the requirement holds "
-            "in the mean over inputs, δ is for the lengths of the queues."
         )
     if buffer.required_kv_tokens is not None:
         if held < FEW_REQUESTS:

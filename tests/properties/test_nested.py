@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 
 from kvplan.analysis import nested as nested_module
 from kvplan.analysis.equilibrium import equilibrium
-from kvplan.analysis.nested import NestedWait, decay_rates, nested_wait, requirement
+from kvplan.analysis.nested import NestedWait, nested_wait, requirement
+from kvplan.analysis.nested_thresholds import decay_rates, thresholds_of
 from kvplan.analysis.segments import Segments, candidate_ends, lengths_of, segments_of
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
@@ -84,7 +86,7 @@ def at_the_equilibrium(model: ServingModel, segments: Segments) -> tuple[np.ndar
 
 @given(models)
 def test_memory_at_the_equilibrium_thresholds_is_that_of_the_equilibrium(model: ServingModel) -> None:
-    """Equal or mixed inputs, every convention, half-filled blocks."""
+    """Equal or mixed inputs, every convention, whole pages."""
     lengths = lengths_of(model)
     memory, time = at_the_equilibrium(model, segments_of(lengths, [np.arange(lengths.decode.size)]))
     assert memory[0] == pytest.approx(1, rel=1e-9)
@@ -109,13 +111,14 @@ def test_segments_count_their_tokens_stage_by_stage(model: ServingModel) -> None
         low, first = 0, True
         for k, high in enumerate(lengths.decode[ends].astype(int).tolist()):
             entering = model.mix.decode_tokens > low
-            held = model.mix.read.first[entering] + (model.replica.block_tokens - 1) / 2
+            tokens = model.mix.read.first[entering]
             share = model.mix.rate_rps[entering] / model.mix.rate_rps[entering].sum()
             stages = np.arange(0 if first else low + inline, high + inline)
-            total = (share @ np.add.outer(held, stages)).sum()
+            page = model.replica.block_tokens
+            total = (share @ (page * np.ceil(np.add.outer(tokens, stages) / page))).sum()
             assert segments.held[k, 0] == pytest.approx(total, rel=1e-9)
             if not first:
-                last_weight = float(share @ (held + low + inline - 1))
+                last_weight = float(share @ (page * np.ceil((tokens + low + inline - 1) / page)))
                 assert segments.waiting[k, 0] == pytest.approx(last_weight, rel=1e-9)
             low, first = high, False
 
@@ -150,23 +153,31 @@ def check(model: ServingModel, result: NestedWait) -> None:
     assert result.iteration_time_s is not None
     first = result.segments[0]
     assert first.rate_rps * result.iteration_time_s < first.threshold
-    assert (first.continue_probability, first.theta, first.queue_bound) == (None, None, None)
+    assert (first.continue_probability, first.theta, first.parked_bound, first.queue_bound) == (None,) * 4
     for before, here in itertools.pairwise(result.segments):
         assert here.upto_decode > before.upto_decode
         assert here.continue_probability == pytest.approx(here.rate_rps / before.rate_rps)
         assert here.continue_probability is not None
-        assert here.queue_bound is not None
+        assert here.parked_bound is not None
         assert here.threshold > here.continue_probability * before.threshold
-        assert here.queue_bound >= here.threshold
+        assert here.parked_bound >= here.threshold
+        assert here.queue_bound == here.parked_bound + here.threshold - 1
         assert (here.theta is None) == (here.threshold >= before.threshold)
     assert result.segments[-1].upto_decode == max(c.decode_tokens[-1] for c in model.classes)
-    parts = (result.base_kv_tokens, result.boundary_kv_tokens, result.high_probability_kv_tokens)
-    assert result.required_kv_tokens == pytest.approx(sum(part or 0.0 for part in parts))
+    queues = (result.boundary_kv_tokens or 0.0) + (result.high_probability_kv_tokens or 0.0)
+    parked = [s.parked_kv_tokens * s.parked_bound for s in result.segments if s.parked_bound is not None]
+    assert queues == pytest.approx(sum(parked))
+    inputs = result.input_spread_kv_tokens
+    assert result.base_kv_tokens is not None
+    assert inputs is not None
+    assert (inputs > 0) <= (len({c.input_tokens for c in model.classes}) > 1)
+    assert result.required_kv_tokens == pytest.approx(result.base_kv_tokens + queues + inputs)
     assert result.base_kv_tokens == pytest.approx(sum(s.kv_tokens for s in result.segments))
     assert result.required_kv_tokens is not None
     assert result.smallest_thresholds_kv_tokens is not None
     assert result.required_kv_tokens <= result.smallest_thresholds_kv_tokens * (1 + 1e-12)
-    assert result.fits == (result.required_kv_tokens <= model.replica.memory_tokens)
+    page = model.replica.block_tokens
+    assert result.fits == (result.required_kv_tokens <= model.replica.memory_tokens // page * page)
 
 
 @given(models, st.sampled_from([1e-300, 1e-6, 0.3, 1.0]), st.sampled_from([1e-6, 10.0, 1e9]))
@@ -203,13 +214,18 @@ def test_requirements_fall_with_delta_and_grow_with_the_horizon(
 
 
 @given(
-    st.lists(st.integers(1, 200), min_size=2, max_size=4, unique=True).map(sorted),
-    st.integers(1, 800),
+    st.lists(
+        st.tuples(st.integers(1, 200), st.integers(1, 800)), min_size=2, max_size=4, unique_by=lambda r: r[0]
+    ),
+    st.booleans(),
     st.integers(20, 3_000),
 )
-def test_thresholds_are_near_the_best_there_are(decode: list[int], input_tokens: int, rate: int) -> None:
+def test_thresholds_are_near_the_best_there_are(
+    lengths_given: list[tuple[int, int]], alike: bool, rate: int
+) -> None:
     """Against every move of a few requests up or down, from one threshold or from all later ones."""
-    model = build([(input_tokens, [d], rate / len(decode)) for d in decode])
+    alone = lengths_given[0][1]
+    model = build([(alone if alike else s, [d], rate / len(lengths_given)) for d, s in sorted(lengths_given)])
     result = nested_wait(model, delta=0.01, horizon_s=3600.0, segments=None)
     lengths = lengths_of(model)
     ends = np.searchsorted(lengths.decode, [s.upto_decode for s in result.segments])
@@ -237,6 +253,110 @@ def test_thresholds_are_near_the_best_there_are(decode: list[int], input_tokens:
     assert result.required_kv_tokens <= total(best) * 1.01
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 800), st.integers(1, 200)), min_size=2, max_size=4),
+    st.sampled_from([1, 16]),
+    st.floats(1.0, 3_000.0),
+)
+def test_no_candidate_with_the_smallest_thresholds_needs_less(
+    pairs: list[tuple[int, int]], block_tokens: int, rate: float
+) -> None:
+    model = build([(s, [d], rate) for s, d in pairs], block_tokens=block_tokens)
+    lengths, found = lengths_of(model), required(model)
+    for ends in candidate_ends(lengths, None):
+        segments = segments_of(lengths, [ends])
+        least = thresholds_of(segments, np.zeros(segments.rate.shape), np.ones(1))
+        needs = requirement(segments, least, delta=0.01, horizon_s=3600.0)
+        assert found <= float(needs.total[0]) * (1 + 1e-12)
+
+
+def spread_of_inputs(model: ServingModel, result: NestedWait, delta: float) -> float:
+    """The least Chernoff bound, term by term: one for every stage, and one for every boundary."""
+    inline, page = model.replica.prefill is Prefill.INLINE, model.replica.block_tokens
+    several, terms, low = len(result.segments) > 1, [], 0
+    for segment in result.segments:
+        law: dict[int, float] = {}
+        for c in model.classes:
+            for d in c.decode_tokens:
+                if d > low:
+                    law[c.input_tokens] = law.get(c.input_tokens, 0.0) + c.rate_rps / len(c.decode_tokens)
+        inputs, share = np.array([*law]), np.array([*law.values()]) / sum(law.values())
+        stages = [
+            (segment.threshold, t) for t in range(low + (not inline or low > 0), segment.upto_decode + 1)
+        ]
+        if segment.parked_bound is not None:
+            stages.append((math.ceil(segment.parked_bound), low))
+        terms += [(n, page * -(-(inputs + t) // page), share) for n, t in stages]
+        low = segment.upto_decode
+    assert result.iterations is not None
+    exponent = math.log((2 if several else 1) * result.iterations / delta)
+
+    def bound(log_theta: float) -> float:
+        theta, total = math.exp(log_theta), exponent
+        for n, tokens, share in terms:
+            over = tokens - share @ tokens
+            total += n * (theta * over.max() + math.log(share @ np.exp(theta * (over - over.max()))))
+        return total / theta
+
+    grid = np.linspace(-16, 4, 81)
+    near = min(range(81), key=lambda i: bound(grid[i]))
+    ends = grid[max(near - 1, 0)], grid[min(near + 1, 80)]
+    found = minimize_scalar(bound, bounds=ends, method="bounded", options={"xatol": 1e-9})
+    most = sum(n * (tokens.max() - share @ tokens) for n, tokens, share in terms)
+    return min(float(found.fun), float(most))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 400),
+            st.lists(st.integers(1, 60), min_size=1, max_size=3, unique=True),
+            st.floats(0.1, 500),
+        ),
+        min_size=2,
+        max_size=4,
+        unique_by=lambda row: row[0],
+    ),
+    st.sampled_from(Prefill),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([1e-6, 0.01, 0.5]),
+)
+def test_inputs_that_differ_add_the_least_bound_over_all_that_is_held(
+    rows: Rows, prefill: Prefill, block_tokens: int, delta: float
+) -> None:
+    model = build(rows, prefill, block_tokens=block_tokens)
+    result = nested_wait(model, delta=delta, horizon_s=600.0, segments=None)
+    assert result.input_spread_kv_tokens == pytest.approx(spread_of_inputs(model, result, delta), rel=1e-7)
+
+
+def test_half_of_delta_is_for_queues_only_where_inputs_differ() -> None:
+    """ln((m - 1)·N/δ) from equal inputs, ln(2(m - 1)·N/δ) from others, with the same lengths and thresholds."""
+    exponents = []
+    for other in (10, 11):
+        model = build([(10, [20, 40], 300.0), (other, [20, 40, 80], 300.0)])
+        segments = segments_of(lengths_of(model), [np.arange(3)])
+        needs = requirement(segments, np.array([[40.0], [30.0], [12.0]]), delta=0.1, horizon_s=50.0)
+        exponents.append(float(needs.exponent[0]) - math.log(2 * float(needs.iterations[0]) / 0.1))
+    assert exponents == pytest.approx([0.0, math.log(2)], abs=1e-12)
+
+
+def test_queues_stay_below_their_bounds_while_a_batch_runs_and_before_it_takes_some() -> None:
+    """A boundary alone: Binomial(20, .6) come, 13 are taken once they are there; 4,000 horizons of 300 batches."""
+    before, here, p, batches, runs, delta = 20, 13, 0.6, 300, 4_000, 0.2
+    theta = float(decay_rates(np.array([20.0]), np.array([13.0]), np.array([p]))[0])
+    parked_bound = here + math.log(batches / delta) / theta
+    rng, waiting = np.random.default_rng(3), np.zeros(runs, dtype=np.int64)
+    most_before, most_parked = np.zeros((2, runs), dtype=np.int64)
+    for _ in range(batches):
+        waiting += rng.binomial(before, p, runs)
+        most_before = np.maximum(most_before, waiting)
+        waiting -= here * (waiting >= here)
+        most_parked = np.maximum(most_parked, waiting)
+    assert np.mean(most_parked > parked_bound) <= delta
+    assert np.mean(most_before > parked_bound + here - 1) <= delta
+    assert np.mean(most_before > parked_bound) > delta  # which only bounds what is parked while a batch runs
+
+
 def test_slack_pays_where_queues_are_long() -> None:
     """Hundreds of long prompts, half of which continue: one request of slack would let hundreds wait."""
     model = build([(500, [5], 50_000.0), (500, [10], 50_000.0)])
@@ -252,6 +372,7 @@ def test_one_length_has_one_segment_and_no_buffer() -> None:
         check(model, result)
         assert len(result.segments) == 1
         assert (result.boundary_kv_tokens, result.high_probability_kv_tokens) == (0, 0)
+        assert (result.input_spread_kv_tokens == 0) == (len(model.classes) == 1)
 
 
 def test_equal_lengths_of_several_classes_are_merged() -> None:

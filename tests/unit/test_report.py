@@ -123,7 +123,9 @@ def check_rules(model: ServingModel) -> None:
     elif load["work_rate"] < 1 - 1e-9:
         assert wait["feasible"]
         assert nested["feasible"]
-        parts = [nested[f"{part}_kv_tokens"] for part in ("base", "boundary", "high_probability")]
+        parts = [
+            nested[f"{part}_kv_tokens"] for part in ("base", "boundary", "high_probability", "input_spread")
+        ]
         assert nested["required_kv_tokens"] == pytest.approx(sum(parts), abs=1)
         ups = [segment["upto_decode"] for segment in nested["segments"]]
         assert ups == sorted(set(ups))

@@ -1,10 +1,11 @@
 """Keys of the `nested_wait` block."""
 
 from kvplan.report.keys.equilibrium import NO_EQUILIBRIUM
-from kvplan.report.keys.evidence import Evidence
+from kvplan.report.keys.evidence import Evidence, at
 from kvplan.report.keys.record import Block, Kind, Record
 
 _SEGMENTS = "nested_wait.segments"
+_PARTS = ("base", "boundary", "high_probability", "input_spread")
 _NO_SEGMENTS = "Λ >= 1: no thresholds keep up with arrivals, so there are no segments."
 
 
@@ -20,16 +21,29 @@ def _theta(e: Evidence) -> str:
     return f"{e.before('threshold')}·ln(1 − {p} + {p}·exp({e.here('theta', 12)}))/{e.here('threshold')}"
 
 
-def _queue_bound(e: Evidence) -> str:
+def _parked_bound(e: Evidence) -> str:
     if e.k == 0:
         return ""
     if e.entry["theta"] is None:
         return e.here("threshold")
-    return f"{e.here('threshold')} + ln({e('boundaries')}·{e('N')}/{e('delta')})/{e.here('theta')}"
+    events = f"{e('halves')}·{e('boundaries')}·{e('N')}/{e('delta')}"
+    return f"{e.here('threshold')} + ln({events})/{e.here('theta')}"
+
+
+def _queue_bound(e: Evidence) -> str:
+    return f"{e.here('parked_bound')} + {e.here('threshold')} − 1" if e.k else ""
+
+
+def _input_spread(e: Evidence) -> str:
+    if at(e.document, "nested_wait.input_spread_kv_tokens") == 0:
+        return "0"
+    if not e.figures["theta_inputs"].value:
+        return ""
+    return f"(ln({e('halves')}·{e('N')}/{e('delta')}) + {e('log_transform')})/{e('theta_inputs')}"
 
 
 def _required(e: Evidence) -> str:
-    return " + ".join(e(f"nested_wait.{part}_kv_tokens") for part in ("base", "boundary", "high_probability"))
+    return " + ".join(e(f"nested_wait.{part}_kv_tokens") for part in _PARTS)
 
 
 NESTED_WAIT = Block(
@@ -100,22 +114,32 @@ NESTED_WAIT = Block(
             "Where Λ >= 1 there are no segments.",
         ),
         Record(
-            "nested_wait.segments[].queue_bound",
-            "Requests waiting at the segment's start, exceeded within the horizon with probability δ at most.",
-            formula="c_k = n_k + ln((m − 1)·N/δ)/θ_k",
-            here=_queue_bound,
-            source="WAIT-s Theorem 5.1",
+            "nested_wait.segments[].parked_bound",
+            "Requests waiting at the segment's start while a batch runs, exceeded within the horizon with "
+            "probability δ at most.",
+            formula="c_k = n_k + ln(h·(m − 1)·N/δ)/θ_k, h = 2 where inputs differ, else 1",
+            here=_parked_bound,
+            source="WAIT-s Theorem 5.1; half of δ where inputs differ (new)",
             symbol="c_k",
+            unit="requests",
+            absent="Requests that wait for the first segment hold no KV; where Λ >= 1 there are no segments.",
+        ),
+        Record(
+            "nested_wait.segments[].queue_bound",
+            "The same just before a batch takes n_k of them, while as many fewer run.",
+            formula="c_k + n_k − 1",
+            here=_queue_bound,
+            source="new",
             unit="requests",
             absent="Requests that wait for the first segment hold no KV; where Λ >= 1 there are no segments.",
         ),
         Record(
             "nested_wait.base_kv_tokens",
             "KV tokens with every segment filled.",
-            formula="M^π = Σ n_k·(l'_k − l'_(k−1))·(s̄_k + (l'_(k−1) + l'_k + 1)/2), half a page more per stage with "
-            "pages; and n_1·s̄_1 for the prompt-only stage where prefill is inline",
+            formula="M^π = Σ n_k·E_k[Σ_t b·⌈(s + t)/b⌉], t = l'_(k−1) + 1 … l'_k, and t = 0 for the prompt-only stage "
+            "where prefill is inline; without pages Σ n_k·(l'_k − l'_(k−1))·(s̄_k + (l'_(k−1) + l'_k + 1)/2)",
             here=lambda e: e.total(_SEGMENTS, lambda one: f"{one.here('threshold')}·{one('tokens')}"),
-            source="WAIT-s Theorem 5.1; tokens per stage corrected (new)",
+            source="WAIT-s Theorem 5.1; tokens per stage corrected, whole pages (new)",
             symbol="M^π",
             unit="tokens",
             absent=NO_EQUILIBRIUM,
@@ -123,7 +147,7 @@ NESTED_WAIT = Block(
         Record(
             "nested_wait.boundary_kv_tokens",
             "KV tokens of n_k requests that wait at every boundary.",
-            formula="Σ_(k>=2) n_k·w_k, w_k = s̄_k + l'_(k−1)",
+            formula="Σ_(k>=2) n_k·w_k, w_k = E_k[b·⌈(s + l'_(k−1))/b⌉]",
             here=lambda e: e.total(_SEGMENTS, lambda one: f"{one.here('threshold')}·{one('w')}"),
             source="WAIT-s Theorem 5.1",
             unit="tokens",
@@ -132,19 +156,31 @@ NESTED_WAIT = Block(
         Record(
             "nested_wait.high_probability_kv_tokens",
             "KV tokens by which queues exceed that, with probability δ at most within the horizon.",
-            formula="Σ_(k>=2) w_k·ln((m − 1)·N/δ)/θ_k = Σ w_k·(c_k − n_k)",
+            formula="Σ_(k>=2) w_k·(c_k − n_k)",
             here=lambda e: e.total(_SEGMENTS, lambda one: f"{one('w')}·{one('excess')}"),
             source="WAIT-s Theorem 5.1",
             unit="tokens",
             absent=NO_EQUILIBRIUM,
         ),
         Record(
+            "nested_wait.input_spread_kv_tokens",
+            "KV tokens by which what requests hold exceeds its mean over inputs, with probability δ at most within the "
+            "horizon; 0 where all inputs are equal.",
+            formula="min over θ of [ln(h·N/δ) + Σ R_k·ln E_k e^(θ(w − w̄))]/θ, w in whole pages, over the n_k requests "
+            "of each stage and the ⌈c_k⌉ that wait at each boundary; h = 2 with several segments, else 1. At most what "
+            "the largest inputs throughout exceed the mean by.",
+            here=_input_spread,
+            source="new",
+            symbol="c",
+            unit="tokens",
+            absent=NO_EQUILIBRIUM,
+        ),
+        Record(
             "nested_wait.required_kv_tokens",
-            "Memory that Nested WAIT needs to stay within it with probability 1 − δ over the horizon. Where inputs "
-            "differ, in the mean over inputs: the probability is that of the queues' lengths.",
-            formula="base + boundary + high-probability",
+            "Memory that Nested WAIT needs to stay within it with probability 1 − δ over the horizon.",
+            formula="base + boundary + high-probability + spread of inputs",
             here=_required,
-            source="WAIT-s Theorem 5.1",
+            source="WAIT-s Theorem 5.1; inputs that differ new",
             unit="tokens",
             absent=NO_EQUILIBRIUM,
         ),
@@ -165,7 +201,14 @@ NESTED_WAIT = Block(
         ),
         Record(
             "nested_wait.segments[].kv_tokens",
-            "KV tokens of the segment's stages when filled.",
+            "KV tokens of the segment's stages when filled, mean over inputs.",
+            unit="tokens",
+            absent=_NO_SEGMENTS,
+            in_contract=False,
+        ),
+        Record(
+            "nested_wait.segments[].parked_kv_tokens",
+            "KV tokens of a request that waits at the segment's start, mean over inputs.",
             unit="tokens",
             absent=_NO_SEGMENTS,
             in_contract=False,
@@ -193,9 +236,10 @@ NESTED_WAIT = Block(
             in_contract=False,
         ),
         Record(
-            "nested_wait.mixed_inputs",
-            "Whether inputs differ, so that segments count with their mean input.",
-            kind=Kind.TRUTH,
+            "nested_wait.input_bound",
+            "At which θ the bound for inputs that differ is least, and the logarithm of their transform there.",
+            absent="All inputs are equal, or there is no equilibrium.",
+            kind=Kind.TABLE,
             in_contract=False,
         ),
         Record(
