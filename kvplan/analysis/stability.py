@@ -279,7 +279,7 @@ def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
         return "None needed for small disturbances: the mix of lengths damps them by itself."
     where = "where memory can fill"
     if not found.certified:
-        return f"Cap admissions {where}: stability is too close to call in floating point, and the cap is safe either way."
+        return f"Cap admissions {where}: stability is too close to call in floating point, the cap safe either way."
     if change is not None:
         return f"{change}, or cap admissions {where}."
     if inputs.exact is not None:
