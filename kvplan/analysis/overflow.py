@@ -15,11 +15,29 @@ import numpy as np
 
 from kvplan.analysis.equilibrium import iteration_time, per_request, tangent
 from kvplan.analysis.kv_cumulants import ClusterGrid, cluster_grid
-from kvplan.analysis.kv_tail import Tail, UsagePmf, UsageScale, pmf_tail, saddlepoint_tail, usage_pmf
+from kvplan.analysis.kv_passage import Passage, passage, passage_speed
+from kvplan.analysis.kv_tail import (
+    Tail,
+    UsagePmf,
+    UsageScale,
+    pmf_tail,
+    saddlepoint_table,
+    saddlepoint_tail,
+    usage_pmf,
+)
 from kvplan.model import ServingModel, sum_by
 
 _LEAST_SLACK = 1e-3  # of 1 - Λ; below, the shape of the law no longer changes
 _VACUOUS = 0.5  # a bound on a probability that says nothing
+_LEAST_STD = 1e-140  # tokens; squares of less underflow
+_LIKELY = math.log(
+    0.1
+)  # nearer to the mean than the estimate is validated; levels of more may be below the mean
+# where the estimate of any overflow is validated (theory §7)
+_LEAST_DELTA, _MOST_DELTA = 0.01, 0.9
+_FEWEST_IN_FLIGHT = 4
+_MOST_PROMPTS, _FEWEST_CLUSTERS = 0.5, 4
+_VALIDATED_STD = (2, 4)
 
 
 class TailMethod(StrEnum):
@@ -27,6 +45,13 @@ class TailMethod(StrEnum):
 
     SADDLEPOINT = "saddlepoint"
     EXACT_PMF = "exact_pmf"
+
+
+class RiskBasis(StrEnum):
+    """What the memory that is required for δ goes by."""
+
+    ESTIMATE = "estimate"
+    BOUND = "bound"
 
 
 class SafetyBuffer(NamedTuple):
@@ -41,9 +66,16 @@ class SafetyBuffer(NamedTuple):
     overflow_probability_per_iteration
         P(KV > M), the larger of the two below.
     overflow_probability_horizon
-        Bound of the probability of any overflow in the horizon, at most 1.
+        Of any overflow in the horizon: estimated.
+    passage_rate
+        Passages over M per iteration spent below it, which that is computed from.
+    overflow_probability_horizon_bound
+        It is this at most, and at most 1: the sum over iterations.
     required_kv_tokens
-        Smallest memory with that bound at most δ, but enough for the longest request.
+        Smallest memory, in whole pages, with which the probability of any overflow in the horizon is δ at most, but
+        enough for the longest request.
+    required_kv_basis
+        That probability is the estimate where it is validated, else the bound.
     watermark_fraction
         (required - M*)/M: what to keep free above the mean usage, as a fraction of blocks; negative where an
         overflow is so welcome that less than the mean is enough.
@@ -60,7 +92,10 @@ class SafetyBuffer(NamedTuple):
     kv_std_tokens: float | None
     overflow_probability_per_iteration: float | None
     overflow_probability_horizon: float | None
+    passage_rate: float | None
+    overflow_probability_horizon_bound: float | None
     required_kv_tokens: int | None
+    required_kv_basis: RiskBasis | None
     watermark_fraction: float | None
     theorem_bound: float | None
     theorem_bound_is_vacuous: bool | None
@@ -86,7 +121,8 @@ def safety_buffer(
 
     References
     ----------
-    New, theory §7: P(any overflow in T) <= (T/τ*)·P(KV > M), by Boole's inequality; FC Theorem 3.6.
+    New, theory §7: the estimate of `kv_passage`; P(any overflow in T) <= (T/τ*)·P(KV > M), by Boole's inequality; FC
+    Theorem 3.6.
 
     Examples
     --------
@@ -100,32 +136,28 @@ def safety_buffer(
     """
     tau = iteration_time(model)
     if tau is None:
-        return SafetyBuffer(*[None] * 10)
+        return SafetyBuffer(*[None] * 13)
     iterations = max(1.0, horizon_s / tau)
-    log_allowed = math.log(delta) - math.log(iterations)
-    scale = usage_scale(model)
-    std, smooth, lumpy = _tails(model, log_allowed)
-    smooth_probability, lumpy_probability = math.exp(smooth.log_probability), None
-    probability, level, larger = smooth_probability, smooth.level, TailMethod.SADDLEPOINT
-    if lumpy is not None:
-        lumpy_probability = math.exp(lumpy.log_probability)
-        level = max(level, lumpy.level)
-        if lumpy_probability > smooth_probability:
-            probability, larger = lumpy_probability, TailMethod.EXACT_PMF
-    required = math.ceil(max(level - 0.5, scale.largest))
-    memory = model.replica.memory_tokens
+    mean, memory = usage_scale(model).mean, model.replica.memory_tokens
+    std, usual, (smooth, *exact) = _tails(model, delta, iterations)
+    lumpy = exact[0].log_probability if exact else -math.inf
+    probability = math.exp(log_probability := max(smooth.log_probability, lumpy))
+    required, basis = _required(model, delta, std, [smooth, *exact])
     bound = flow_control_bound(flow_control(model, iterations, budgets))
     return SafetyBuffer(
         kv_std_tokens=std,
         overflow_probability_per_iteration=probability,
-        overflow_probability_horizon=min(1.0, iterations * probability),
+        overflow_probability_horizon=usual.any_overflow(log_probability),
+        passage_rate=usual.rate(log_probability),
+        overflow_probability_horizon_bound=min(1.0, iterations * probability),
         required_kv_tokens=required,
-        watermark_fraction=(required - scale.mean) / memory,
+        required_kv_basis=basis,
+        watermark_fraction=(required - mean) / memory,
         theorem_bound=bound,
         theorem_bound_is_vacuous=bound is None or bound >= _VACUOUS,
-        saddlepoint_probability=smooth_probability,
-        exact_pmf_probability=lumpy_probability,
-        larger_tail=larger,
+        saddlepoint_probability=math.exp(smooth.log_probability),
+        exact_pmf_probability=math.exp(lumpy) if exact else None,
+        larger_tail=TailMethod.EXACT_PMF if lumpy > smooth.log_probability else TailMethod.SADDLEPOINT,
     )
 
 
@@ -186,22 +218,73 @@ def usage_pmf_of(model: ServingModel) -> UsagePmf | None:
     """Distribution of KV usage of a model with Λ < 1, feedback left out; None where requests are too long."""
     tau = iteration_time(model)
     assert tau is not None
-    return usage_pmf(model.mix.held.at_start, model.mix.stages, model.mix.rate_rps * tau)
+    return usage_pmf(model.mix.held, model.mix.rate_rps * tau)
 
 
-def _tails(model: ServingModel, log_allowed: float) -> tuple[float, Tail, Tail | None]:
-    """Standard deviation, saddlepoint tail, and exact tail without feedback, at M and at the allowed probability."""
-    level = model.replica.memory_tokens + 0.5
-    grid, at, stretch = usage_law(model)
-    std, smooth = saddlepoint_tail(grid, at, level / stretch, log_allowed)
-    smooth = Tail(smooth.log_probability, smooth.level * stretch)
-    pmf = usage_pmf_of(model)
-    return std * stretch, smooth, None if pmf is None else pmf_tail(pmf, level, math.exp(log_allowed))
+def _tails(model: ServingModel, delta: float, iterations: float) -> tuple[float, Passage, list[Tail]]:
+    """Standard deviation, the risk in a horizon, and the saddlepoint's tail and, where there is one, the exact one.
+
+    Tails are at M, and at the probabilities per iteration that δ allows by the bound and by the estimate.
+    """
+    lattice = model.mix.held.lattice_tokens
+    level = (model.replica.capacity_tokens // lattice + 0.5) * lattice
+    (grid, at, stretch), log_bound = usage_law(model), math.log(delta) - math.log(iterations)
+    if at.std_without_feedback < _LEAST_STD:
+        nothing = Tail(-math.inf, (-math.inf, -math.inf))
+        return at.std_without_feedback, passage(1.0, iterations), [nothing]
+    table = saddlepoint_table(grid, at, with_left=level < at.mean * stretch or log_bound > _LIKELY)
+    std = table.std * stretch
+    usual = passage(passage_speed(model, std), iterations)
+    log_allowed = (log_bound, min(usual.log_allowed(min(delta, _MOST_DELTA)), _LIKELY))
+    smooth = saddlepoint_tail(table, level / stretch, log_allowed)
+    tails = [Tail(smooth.log_probability, tuple(x * stretch for x in smooth.levels))]
+    if (pmf := usage_pmf_of(model)) is not None:
+        tails.append(pmf_tail(pmf, level, [math.exp(p) for p in log_allowed]))
+    return std, usual, tails
+
+
+def _required(model: ServingModel, delta: float, std: float, tails: Sequence[Tail]) -> tuple[int, RiskBasis]:
+    """Memory required for δ, and by what: the larger of the saddlepoint's and the exact one."""
+    by_bound, by_estimate = (max(levels) for levels in zip(*(tail.levels for tail in tails), strict=True))
+    scale, tau, mix = usage_scale(model), iteration_time(model), model.mix
+    assert tau is not None
+    nearest, farthest = (scale.mean + k * std for k in _VALIDATED_STD)
+    in_flight = float(mix.rate_rps @ mix.stages) * tau
+    level, basis = by_bound, RiskBasis.BOUND
+    # what keeps a smaller δ, or the estimate small at more memory, is enough
+    by_estimate = max(by_estimate, nearest)
+    validated = delta >= _LEAST_DELTA and in_flight >= _FEWEST_IN_FLIGHT and not has_doubtful_tail(model)
+    if validated and by_estimate < min(by_bound, farthest):
+        level, basis = by_estimate, RiskBasis.ESTIMATE
+    lattice = mix.held.lattice_tokens
+    steps = math.ceil(level / lattice - 0.5) if level > 0 else 0
+    return round(max(steps * lattice, scale.largest)), basis
 
 
 def _at_rate(model: ServingModel, factor: float) -> ServingModel:
     """The model with every rate scaled."""
     return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
+
+
+def has_doubtful_tail(model: ServingModel) -> bool:
+    """Whether few prompts, each of which lets in many more, make the saddlepoint several times too small; Λ < 1.
+
+    Where prompts alone take more than half of all time and fewer than four clusters are in memory, tails were .13 to
+    .7 of those simulated; elsewhere .72 and more.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> def alone(rate: float) -> ServingModel:
+    ...     return ServingModel((RequestClass("a", 999, (9,), (1.0,), rate),), Timing(0.1, d2=1e-3), Replica(9_999))
+    >>> has_doubtful_tail(alone(0.7)), has_doubtful_tail(alone(0.2))
+    (True, False)
+    """
+    scale, law, tau = usage_scale(model), tangent(model), iteration_time(model)
+    assert tau is not None
+    prompts = law.per_prefill_token_s * float(model.mix.rate_rps @ model.mix.prefill_tokens)
+    clusters = (scale.mean / scale.std_without_feedback) ** 2 * law.fixed_s / tau
+    return prompts > _MOST_PROMPTS and clusters < _FEWEST_CLUSTERS
 
 
 class FlowControl(NamedTuple):
