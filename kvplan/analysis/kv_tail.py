@@ -33,7 +33,7 @@ _PMF_POINTS = 1 << 16
 _PMF_STANDARD_DEVIATIONS = 40
 _PMF_LARGEST_JUMPS = 8
 _MAX_JUMP = 1 << 22  # steps of the lattice; for longer requests the saddlepoint alone is used
-_PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
+PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ class UsagePmf:
     def exceeded(self) -> FloatArray:
         """P(KV > k·step), shape (n_points,); 0 once it is rounding noise."""
         tail = np.append(np.cumsum(self.probability[:0:-1])[::-1], 0.0)
-        return np.where(tail > _PMF_NOISE, np.minimum(tail, 1.0), 0.0)
+        return np.where(tail > PMF_NOISE, np.minimum(tail, 1.0), 0.0)
 
 
 def usage_pmf(held: Weights, per_stage: FloatArray, *, max_points: int = _PMF_POINTS) -> UsagePmf | None:

@@ -17,6 +17,7 @@ from kvplan.analysis.equilibrium import iteration_time, per_request, tangent
 from kvplan.analysis.kv_cumulants import ClusterGrid, cluster_grid
 from kvplan.analysis.kv_passage import Passage, passage, passage_speed
 from kvplan.analysis.kv_tail import (
+    PMF_NOISE,
     Tail,
     UsagePmf,
     UsageScale,
@@ -29,6 +30,7 @@ from kvplan.model import ServingModel, sum_by
 
 _LEAST_SLACK = 1e-3  # of 1 - Λ; below, the shape of the law no longer changes
 _VACUOUS = 0.5  # a bound on a probability that says nothing
+_LEAST_WORK = 0.01  # Λ; below, the law at constant iteration time is off by less than others at their best
 _LEAST_STD = 1e-140  # tokens; squares of less underflow
 _LIKELY = math.log(
     0.1
@@ -41,7 +43,7 @@ _VALIDATED_STD = (2, 4)
 
 
 class TailMethod(StrEnum):
-    """Which of two answers about the tail is the larger, hence reported."""
+    """Which of two answers about the tail is reported: the larger, or without feedback the exact one."""
 
     SADDLEPOINT = "saddlepoint"
     EXACT_PMF = "exact_pmf"
@@ -64,7 +66,7 @@ class SafetyBuffer(NamedTuple):
     kv_std_tokens
         Standard deviation of KV usage, its feedback on iteration times included.
     overflow_probability_per_iteration
-        P(KV > M), the larger of the two below.
+        P(KV > M), one of the two below.
     overflow_probability_horizon
         Of any overflow in the horizon: estimated.
     passage_rate
@@ -101,7 +103,7 @@ class SafetyBuffer(NamedTuple):
     theorem_bound_is_vacuous: bool | None
     saddlepoint_probability: float | None
     exact_pmf_probability: float | None
-    larger_tail: TailMethod | None
+    reported_tail: TailMethod | None
 
 
 def safety_buffer(
@@ -139,25 +141,25 @@ def safety_buffer(
         return SafetyBuffer(*[None] * 13)
     iterations = max(1.0, horizon_s / tau)
     mean, memory = usage_scale(model).mean, model.replica.memory_tokens
-    std, usual, (smooth, *exact) = _tails(model, delta, iterations)
-    lumpy = exact[0].log_probability if exact else -math.inf
-    probability = math.exp(log_probability := max(smooth.log_probability, lumpy))
-    required, basis = _required(model, delta, std, [smooth, *exact])
+    found = _tails(model, delta, iterations)
+    log_probability = found.reported.log_probability
+    probability, by_saddlepoint = math.exp(log_probability), log_probability == found.smooth.log_probability
+    required, basis = _required(model, delta, found)
     bound = flow_control_bound(flow_control(model, iterations, budgets))
     return SafetyBuffer(
-        kv_std_tokens=std,
+        kv_std_tokens=found.std,
         overflow_probability_per_iteration=probability,
-        overflow_probability_horizon=usual.any_overflow(log_probability),
-        passage_rate=usual.rate(log_probability),
+        overflow_probability_horizon=found.usual.any_overflow(log_probability),
+        passage_rate=found.usual.rate(log_probability),
         overflow_probability_horizon_bound=min(1.0, iterations * probability),
         required_kv_tokens=required,
         required_kv_basis=basis,
         watermark_fraction=(required - mean) / memory,
         theorem_bound=bound,
         theorem_bound_is_vacuous=bound is None or bound >= _VACUOUS,
-        saddlepoint_probability=math.exp(smooth.log_probability),
-        exact_pmf_probability=math.exp(lumpy) if exact else None,
-        larger_tail=TailMethod.EXACT_PMF if lumpy > smooth.log_probability else TailMethod.SADDLEPOINT,
+        saddlepoint_probability=math.exp(found.smooth.log_probability),
+        exact_pmf_probability=None if found.exact is None else math.exp(found.exact.log_probability),
+        reported_tail=TailMethod.SADDLEPOINT if by_saddlepoint else TailMethod.EXACT_PMF,
     )
 
 
@@ -221,34 +223,54 @@ def usage_pmf_of(model: ServingModel) -> UsagePmf | None:
     return usage_pmf(model.mix.held, model.mix.rate_rps * tau)
 
 
-def _tails(model: ServingModel, delta: float, iterations: float) -> tuple[float, Passage, list[Tail]]:
-    """Standard deviation, the risk in a horizon, and the saddlepoint's tail and, where there is one, the exact one.
+class _Tails(NamedTuple):
+    """What is known about the tail: at M, and at the probabilities that δ allows by the bound and by the estimate."""
 
-    Tails are at M, and at the probabilities per iteration that δ allows by the bound and by the estimate.
-    """
+    std: float
+    usual: Passage
+    smooth: Tail
+    exact: Tail | None
+    reported: Tail
+
+
+def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails:
     lattice = model.mix.held.lattice_tokens
     level = (model.replica.capacity_tokens // lattice + 0.5) * lattice
     (grid, at, stretch), log_bound = usage_law(model), math.log(delta) - math.log(iterations)
     if at.std_without_feedback < _LEAST_STD:
         nothing = Tail(-math.inf, (-math.inf, -math.inf))
-        return at.std_without_feedback, passage(1.0, iterations), [nothing]
+        return _Tails(at.std_without_feedback, passage(1.0, iterations), nothing, None, nothing)
     table = saddlepoint_table(grid, at, with_left=level < at.mean * stretch or log_bound > _LIKELY)
     std = table.std * stretch
     usual = passage(passage_speed(model, std), iterations)
     log_allowed = (log_bound, min(usual.log_allowed(min(delta, _MOST_DELTA)), _LIKELY))
     smooth = saddlepoint_tail(table, level / stretch, log_allowed)
-    tails = [Tail(smooth.log_probability, tuple(x * stretch for x in smooth.levels))]
-    if (pmf := usage_pmf_of(model)) is not None:
-        tails.append(pmf_tail(pmf, level, [math.exp(p) for p in log_allowed]))
-    return std, usual, tails
+    smooth = Tail(smooth.log_probability, tuple(x * stretch for x in smooth.levels))
+    if (pmf := usage_pmf_of(model)) is None:
+        return _Tails(std, usual, smooth, None, smooth)
+    exact = pmf_tail(pmf, level, [math.exp(p) for p in log_allowed])
+    pairs = [(smooth.log_probability, exact.log_probability), *zip(smooth.levels, exact.levels, strict=True)]
+    if not _has_feedback(model):
+        # exact, as far as it reaches
+        reaches = [p > math.log(PMF_NOISE) for p in (exact.log_probability, *log_allowed)]
+        pairs = [(e if there else s, e) for (s, e), there in zip(pairs, reaches, strict=True)]
+    reported, *levels = map(max, pairs)
+    return _Tails(std, usual, smooth, exact, Tail(reported, tuple(levels)))
 
 
-def _required(model: ServingModel, delta: float, std: float, tails: Sequence[Tail]) -> tuple[int, RiskBasis]:
-    """Memory required for δ, and by what: the larger of the saddlepoint's and the exact one."""
-    by_bound, by_estimate = (max(levels) for levels in zip(*(tail.levels for tail in tails), strict=True))
+def _has_feedback(model: ServingModel) -> bool:
+    """Whether usage makes iterations vary enough to matter."""
+    tau = iteration_time(model)
+    assert tau is not None
+    return tangent(model).fixed_s < (1 - _LEAST_WORK) * tau
+
+
+def _required(model: ServingModel, delta: float, found: _Tails) -> tuple[int, RiskBasis]:
+    """Memory required for δ, and by what."""
+    by_bound, by_estimate = found.reported.levels
     scale, tau, mix = usage_scale(model), iteration_time(model), model.mix
     assert tau is not None
-    nearest, farthest = (scale.mean + k * std for k in _VALIDATED_STD)
+    nearest, farthest = (scale.mean + k * found.std for k in _VALIDATED_STD)
     in_flight = float(mix.rate_rps @ mix.stages) * tau
     level, basis = by_bound, RiskBasis.BOUND
     # what keeps a smaller δ, or the estimate small at more memory, is enough

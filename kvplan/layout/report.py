@@ -367,8 +367,8 @@ def _safety_buffer(report: Report, basis: Basis) -> Iterator[Block]:
     )
     yield table(_FIGURES, (_figure(*row) for row in rows))
     yield Paragraph(
-        "The saddlepoint knows that full memory lengthens iterations; the compound Poisson law is exact but for that. "
-        f"The larger counts. {_theorem_bound(buffer)}"
+        "The saddlepoint knows that full memory lengthens iterations; the compound Poisson law is exact but for that, "
+        f"and counts where it is all; else the larger does. {_theorem_bound(buffer)}"
     )
 
 

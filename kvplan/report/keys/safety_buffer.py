@@ -11,9 +11,19 @@ def _iterations(e: Evidence) -> str:
     return f"max(1, {e('horizon')}/{e('equilibrium.iteration_time_s')})"
 
 
+def _tail(e: Evidence) -> str:
+    smooth, found = (
+        e.figures["smooth_tail"].value,
+        at(e.document, "safety_buffer.overflow_probability_per_iteration"),
+    )
+    if found is not None and found < smooth:
+        return e("exact_tail")
+    return f"max({e('smooth_tail')}, {e('exact_tail')})"
+
+
 def _any_overflow(e: Evidence) -> str:
     once, later = e("safety_buffer.overflow_probability_per_iteration"), f"({_iterations(e)} − 1)"
-    rate = e("safety_buffer.passage_rate")
+    rate = e("passage_rate")
     if at(e.document, "safety_buffer.overflow_probability_horizon") < _RARE:
         return f"{once} + {later}·{rate}"
     return f"1 − (1 − {once})·e^(−{later}·{rate})"
@@ -21,7 +31,7 @@ def _any_overflow(e: Evidence) -> str:
 
 def _required(e: Evidence) -> str:
     risk = {"estimate": "P(any in T)", "bound": f"{_iterations(e)}·P(K > M)"}
-    return f"smallest M with {risk[e('safety_buffer.required_kv_basis')]} ≤ {e('delta')}"
+    return f"smallest M with {risk[at(e.document, 'safety_buffer.required_kv_basis')]} ≤ {e('delta')}"
 
 
 def _theorem_bound(e: Evidence) -> str:
@@ -46,8 +56,9 @@ SAFETY_BUFFER = Block(
         Record(
             "safety_buffer.overflow_probability_per_iteration",
             "Probability that KV usage exceeds memory in an iteration.",
-            formula="P(K > M): the larger of saddlepoint, with feedback, and exact law at constant iteration time",
-            here=lambda e: f"max({e('smooth_tail')}, {e('exact_tail')})",
+            formula="P(K > M): the larger of saddlepoint, with feedback, and exact law at constant iteration time; the "
+            "latter where iteration times hardly vary",
+            here=_tail,
             source="new: Lugannani-Rice on the cluster process; compound Poisson by FFT",
             symbol="P",
             absent=NO_EQUILIBRIUM,
@@ -56,7 +67,7 @@ SAFETY_BUFFER = Block(
             "safety_buffer.overflow_probability_horizon",
             "Probability of any overflow within the horizon, estimated: overflowing iterations come in clumps.",
             formula="1 − (1 − P)·e^(−(max(1, T/τ*) − 1)·rate), rate = min(P, 1.15·(1 − P)/t(u)), "
-            "t(u) = (1/c)·∫ Φ²/φ dy to u = Φ⁻¹(1 − P), c the share of its variance by which usage changes per iteration",
+            "t(u) = (1/c)·∫ Φ²/φ dy to u = Φ⁻¹(1 − P), c = E(K_(t+m) − K_t)²/(2m·σ²), m = 1/(9c)",
             here=_any_overflow,
             source="new: passage of KV usage in normal scores; .01 to .9 within 2/3 to 3 times simulations, for memory "
             "2 to 4 standard deviations above the mean",
@@ -67,11 +78,7 @@ SAFETY_BUFFER = Block(
         Record(
             "safety_buffer.passage_rate",
             "Passages of KV usage over memory, per iteration spent below it.",
-            formula="min(P, 1.15·(1 − P)/t(u)), t(u) = (1/c)·∫ Φ²/φ dy to u = Φ⁻¹(1 − P)",
-            source="new",
-            symbol="rate",
             absent=NO_EQUILIBRIUM,
-            basis="estimated",
             in_contract=False,
         ),
         Record(
@@ -144,8 +151,8 @@ SAFETY_BUFFER = Block(
             in_contract=False,
         ),
         Record(
-            "safety_buffer.larger_tail",
-            "Which of the two is the larger, hence reported.",
+            "safety_buffer.reported_tail",
+            "Which of the two is reported.",
             absent=NO_EQUILIBRIUM,
             kind=Kind.TEXT,
             allowed=("saddlepoint", "exact_pmf"),
