@@ -7,7 +7,7 @@ With g(t) the log-transform of what one second of arrivals holds t iterations la
 
     g(t) = Σ_i λ_i (exp(θ h_i(t) + Σ_k v_i(k) g(t-1-k)) - 1),        K(θ) = log E e^{θ·KV} = d0·Σ_t g(t),
 
-h_i the memory held (half-filled blocks included; 0 after the last stage). g at t needs only earlier values, so it
+h_i the memory held (in whole pages; 0 after the last stage). g at t needs only earlier values, so it
 is computed once, from t = 0 on, for many θ side by side, together with its two derivatives in θ.
 
 Three things keep the cost independent of lengths, of the number of classes and of how near Λ is to 1:
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import tangent
-from kvplan.model import FloatArray, IntArray, ServingModel
+from kvplan.model import FloatArray, IntArray, ServingModel, Weights, sum_by
 
 _FINENESS = 20  # cells grow by 1/20 of the time passed: deviations to 2e-3, required memory to 1e-3
 _PRESENT_GROUPS = 24
@@ -47,6 +47,8 @@ class ClusterGrid(NamedTuple):
     ----------
     fixed_time_s
         d0, seconds.
+    lattice_tokens
+        KV usage is a multiple of it.
     longest
         L, iterations.
     edge : ndarray, shape (n_cells + 1,), iterations
@@ -66,6 +68,7 @@ class ClusterGrid(NamedTuple):
     """
 
     fixed_time_s: float
+    lattice_tokens: float
     longest: float
     edge: FloatArray
     rate: FloatArray
@@ -108,12 +111,12 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     staying = everyone[:, :, None] - _left(alike, stages, amounts, edge)
     staying *= staying[0] > _ROUNDING * everyone[0][:, None]
     present, (first_weight, present_prefill) = _means(staying)
-    held = first_weight + (mix.held.block_tokens - 1) / 2 + middle
+    held = first_weight + middle + _unfilled(mix.held, rate, alike, edge)
     n_present = present.shape[0]
 
     amounts = rate * np.stack([np.ones_like(rate), stages, work_s, prefill_s])
     left, (left_stages, left_work, left_prefill) = _means(
-        _left(_alike_in_both(first, stages, mass), stages, amounts, edge)
+        _left(alike_in_both(first, stages, mass), stages, amounts, edge)
     )
     # the work of a stage such that n of them, with slope d1, cost what the members cost on average: this keeps Λ
     left_stage_work = left_work / np.maximum(left_stages, 1.0) - token_s * (left_stages - 1) / 2
@@ -142,6 +145,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     implicit = np.where(width > 1, own[..., 0] + slope[:, 0] * own[..., 1], 0.0)
     return ClusterGrid(
         fixed_time_s=law.fixed_s,
+        lattice_tokens=mix.held.lattice_tokens,
         longest=longest,
         edge=edge,
         rate=np.ascontiguousarray(np.vstack([present, left]).T),
@@ -183,7 +187,7 @@ def _alike(values: FloatArray, mass: FloatArray, limit: int) -> IntArray:
     return group.astype(np.int64)
 
 
-def _alike_in_both(first_weight: FloatArray, stages: FloatArray, mass: FloatArray) -> IntArray:
+def alike_in_both(first_weight: FloatArray, stages: FloatArray, mass: FloatArray) -> IntArray:
     """Group rows by first weight and length, lengths more finely: when work was done shows in g at first order.
 
     Groups are numbered in the order in which their first members leave.
@@ -219,6 +223,28 @@ def _means(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Weights and weighted means, from sums of the weights and of weighted amounts; means are 0 without weight."""
     weight = sums[0]
     return weight, sums[1:] / np.where(weight > 0, weight, np.inf)
+
+
+def _unfilled(held: Weights, rate: FloatArray, group: IntArray, edge: FloatArray) -> FloatArray:
+    """Tokens of pages that a request present does not fill, averaged over each group and cell.
+
+    Returns shape (n_groups, n_cells). Within a cell, requests of one residue of a page are averaged over all of its
+    iterations, though some leave before its end.
+    """
+    if held.block_tokens == 1:
+        return np.zeros((int(group.max()) + 1, edge.size - 1))
+    (of_group, over), alike = np.unique(
+        np.stack([group, held.first % held.block_tokens]), axis=1, return_inverse=True
+    )
+    alike, until = alike.ravel(), edge.astype(np.int64)
+    filled = Weights(over[:, None], until)
+    unfilled = Weights(filled.first, until, held.block_tokens).footprint - filled.footprint
+    present = sum_by(alike, rate)[:, None] - _left(alike, held.stages.astype(np.float64), rate[None], edge)[0]
+    present = np.maximum(present, 0.0)  # but for rounding
+    each = np.diff(unfilled) / np.diff(edge)
+    in_group = np.arange(int(group.max()) + 1)[:, None] == of_group  # shape (n_groups, n_alike)
+    weight, total = in_group @ present, in_group @ (present * each)
+    return np.asarray(total / np.where(weight > 0, weight, np.inf))
 
 
 def _window_weights(

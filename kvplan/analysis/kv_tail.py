@@ -4,11 +4,12 @@ The saddlepoint needs only the cumulant function, which knows about the feedback
 gives probabilities however small. It smooths: with a handful of requests in memory the distribution is lumpy. The
 pmf of the compound Poisson law at constant iteration time shows the lumps. Where the two differ, the larger counts.
 
-Tails are taken half a token above a whole level, P(KV > M) = P(KV > M + ½), in both.
+Usage is a multiple of some tokens: of a page, and of more where requests take no page after their first. Tails are
+taken half such a step above the last level that fits, in both.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.kv_cumulants import ClusterGrid, cumulants
-from kvplan.model import FloatArray, IntArray
+from kvplan.model import FloatArray, Weights
 
 _FARTHEST = 38.6  # standard deviations: the normal tail there is 1e-325
 _LEAST_LOG = -745.0  # of the smallest float
@@ -26,15 +27,13 @@ _POINTS_BETWEEN = 30  # in all, for what is still wanted
 _MAX_PASSES = 12
 _SMOOTH = 3.0  # K'' may grow so much between neighbours in the table
 _NEAR_MEAN = 0.02  # standard deviations within which 1/u - 1/r is taken at its limit
-_LEFT_SIDE = math.log(0.2)  # probabilities above may lie at negative θ
 _LEAST_SHARE = 0.1
-_LEAST_STD = 1e-140  # tokens; squares of less underflow
 _BISECTIONS = 60
 _PMF_POINTS = 1 << 16
 _PMF_STANDARD_DEVIATIONS = 40
 _PMF_LARGEST_JUMPS = 8
-_MAX_JUMP = 1 << 22  # tokens; for longer requests the saddlepoint alone is used
-_PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
+_MAX_JUMP = 1 << 22  # steps of the lattice; for longer requests the saddlepoint alone is used
+PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,11 @@ class CumulantTable:
         """Position of θ = 0."""
         return int(np.searchsorted(self.theta, 0.0))
 
+    @property
+    def std(self) -> float:
+        """Standard deviation, tokens."""
+        return math.sqrt(self.value[2, self.origin])
+
     @cached_property
     def skewness(self) -> float:
         """Third cumulant over the cube of the standard deviation."""
@@ -79,8 +83,11 @@ class CumulantTable:
     @cached_property
     def log_tails(self) -> FloatArray:
         """log P(KV > K'(θ)) at every point."""
-        points = np.vstack([self.theta, self.value]).T.tolist()
-        return np.array([log_upper_tail(t, k, slope, bend, self.skewness) for t, k, slope, bend in points])
+        return np.array([self.log_tail(*point) for point in np.vstack([self.theta, self.value]).T.tolist()])
+
+    def log_tail(self, theta: float, k: float, slope: float, curvature: float) -> float:
+        """log P(KV > K'(θ)), given K and its derivatives at θ."""
+        return log_upper_tail(theta, k, slope, curvature, self.skewness, self.grid.lattice_tokens)
 
     def extended(self, points: FloatArray) -> "CumulantTable":
         """The table with more points; those past the singularity only bound it."""
@@ -135,7 +142,9 @@ def interpolated(table: CumulantTable, index: int) -> Callable[[float], tuple[fl
     return at
 
 
-def log_upper_tail(theta: float, k: float, slope: float, curvature: float, skewness: float) -> float:
+def log_upper_tail(
+    theta: float, k: float, slope: float, curvature: float, skewness: float, lattice_tokens: float = 1.0
+) -> float:
     """log P(KV > K'(θ)) by the Lugannani-Rice formula in its lattice form.
 
     Parameters
@@ -145,6 +154,8 @@ def log_upper_tail(theta: float, k: float, slope: float, curvature: float, skewn
         K(θ), K'(θ) (tokens) and K''(θ) (tokens²).
     skewness
         At θ = 0, where the formula is 0/0.
+    lattice_tokens
+        ℓ: KV usage is a multiple of it.
 
     Returns
     -------
@@ -154,8 +165,8 @@ def log_upper_tail(theta: float, k: float, slope: float, curvature: float, skewn
 
     References
     ----------
-    New, theory §7: Q(r) + φ(r)(1/u - 1/r), r = sign(θ)√(2(θK' - K)), u = 2 sinh(θ/2)√K''. Lattice form after
-    Daniels (1987, "Tail probability approximations"): K' is half a token above the whole level that is exceeded.
+    New, theory §7: Q(r) + φ(r)(1/u - 1/r), r = sign(θ)√(2(θK' - K)), u = (2/ℓ) sinh(ℓθ/2)√K''. Lattice form
+    after Daniels (1987, "Tail probability approximations"): K' is half a step above the level that is exceeded.
 
     Examples
     --------
@@ -169,7 +180,7 @@ def log_upper_tail(theta: float, k: float, slope: float, curvature: float, skewn
     if abs(theta) * deviation < _NEAR_MEAN:
         return math.log(max(0.5 - skewness / (6 * math.sqrt(2 * math.pi)), 0.0) or math.ulp(0.0))
     r = math.sqrt(2 * max(theta * slope - k, 0.0))
-    u = 2 * math.sinh(min(abs(theta) / 2, 700.0)) * deviation
+    u = 2 / lattice_tokens * math.sinh(min(abs(theta) * lattice_tokens / 2, 700.0)) * deviation
     if r == 0:
         return -math.inf
     factor = max(_mills_ratio(r) + 1 / u - 1 / r, _LEAST_SHARE * _mills_ratio(u))
@@ -196,13 +207,13 @@ class Tail(NamedTuple):
     ----------
     log_probability
         log P(KV > M) at the memory asked for; -inf below the smallest float.
-    level
-        KV usage that is exceeded with the probability asked for, tokens; -inf where every usage is exceeded with
-        less.
+    levels
+        KV usage that is exceeded with each of the probabilities asked for, tokens; -inf where every usage is exceeded
+        with less.
     """
 
     log_probability: float
-    level: float
+    levels: tuple[float, ...]
 
 
 class UsageScale(NamedTuple):
@@ -223,50 +234,35 @@ class UsageScale(NamedTuple):
     largest: float
 
 
-def saddlepoint_tail(
-    grid: ClusterGrid, scale: UsageScale, level: float, log_probability: float
-) -> tuple[float, Tail]:
-    """Standard deviation and tail of KV usage, with feedback.
-
-    Parameters
-    ----------
-    level : float, tokens
-    log_probability
-        Natural logarithm of a probability, at most 0.
-
-    Returns
-    -------
-    float
-        Standard deviation, tokens.
-    Tail
-        At `level`, and at the probability.
+def saddlepoint_table(grid: ClusterGrid, scale: UsageScale, *, with_left: bool) -> CumulantTable:
+    """K(θ) at points that reach all tails a float can hold; below the mean too, if `with_left`.
 
     References
     ----------
     New, theory §7. K'' rises with θ, so a level whose tail is that of r normal standard deviations has θ <= r/σ: no θ
     beyond 38.6/σ is ever needed.
     """
-    if scale.std_without_feedback < _LEAST_STD:
-        return scale.std_without_feedback, Tail(-math.inf, -math.inf)
     top = min(_FARTHEST / scale.std_without_feedback, -_LEAST_LOG / scale.largest)
     points = top * np.exp2(-np.arange(_FIRST_POINTS) / _POINTS_AN_OCTAVE)
-    if level < scale.mean or log_probability > _LEFT_SIDE:
-        points = np.concatenate([points, -points])
-    table = cumulant_table(grid, scale.mean, points)
+    return cumulant_table(grid, scale.mean, np.concatenate([points, -points]) if with_left else points)
+
+
+def saddlepoint_tail(table: CumulantTable, level: float, log_probabilities: Sequence[float]) -> Tail:
+    """Tail of KV usage, with feedback, at a level in tokens and at probabilities, given by their logarithms."""
     for _ in range(_MAX_PASSES):
         if table.theta[-1] == 0:  # all were past the singularity
             table = table.extended(
                 table.singular * np.exp2(-np.arange(1, _FIRST_POINTS + 1) / _POINTS_AN_OCTAVE)
             )
             continue
-        spots = {_level_index(table, level), _tail_index(table, log_probability)}
+        spots = {_level_index(table, level), *(_tail_index(table, p) for p in log_probabilities)}
         gaps = [gap for index in spots if (gap := _gap(table, index)) is not None]
         if not gaps:
             break
         each = _POINTS_BETWEEN // len(gaps)
         table = table.extended(np.concatenate([np.linspace(*gap, each + 2)[1:-1] for gap in gaps]))
-    std = math.sqrt(table.value[2, table.origin])
-    return std, Tail(_log_probability_at(table, level), _level_at(table, log_probability))
+    levels = tuple(_level_at(table, p) for p in log_probabilities)
+    return Tail(_log_probability_at(table, level), levels)
 
 
 def _level_index(table: CumulantTable, level: float) -> int | None:
@@ -303,7 +299,7 @@ def _log_probability_at(table: CumulantTable, level: float) -> float:
         return float(table.log_tails[index])
     at = interpolated(table, index)
     theta = _crossing(lambda x: at(x)[1] - level, table, index)
-    return log_upper_tail(theta, *at(theta), table.skewness)
+    return table.log_tail(theta, *at(theta))
 
 
 def _level_at(table: CumulantTable, log_probability: float) -> float:
@@ -313,7 +309,7 @@ def _level_at(table: CumulantTable, log_probability: float) -> float:
     if index + 1 == table.theta.size:
         return float(table.value[1, index])
     at = interpolated(table, index)
-    theta = _crossing(lambda x: log_probability - log_upper_tail(x, *at(x), table.skewness), table, index)
+    theta = _crossing(lambda x: log_probability - table.log_tail(x, *at(x)), table, index)
     return at(theta)[1]
 
 
@@ -345,19 +341,14 @@ class UsagePmf:
     def exceeded(self) -> FloatArray:
         """P(KV > k·step), shape (n_points,); 0 once it is rounding noise."""
         tail = np.append(np.cumsum(self.probability[:0:-1])[::-1], 0.0)
-        return np.where(tail > _PMF_NOISE, np.minimum(tail, 1.0), 0.0)
+        return np.where(tail > PMF_NOISE, np.minimum(tail, 1.0), 0.0)
 
 
-def usage_pmf(
-    first: FloatArray, stages: IntArray, per_stage: FloatArray, *, max_points: int = _PMF_POINTS
-) -> UsagePmf | None:
+def usage_pmf(held: Weights, per_stage: FloatArray, *, max_points: int = _PMF_POINTS) -> UsagePmf | None:
     """Distribution of KV usage at constant iteration time: a compound Poisson law, by one FFT.
 
     Parameters
     ----------
-    first : ndarray, shape (n_rows,), tokens
-        Memory held at stage 0; one more at each later stage.
-    stages : ndarray of int64, shape (n_rows,)
     per_stage : ndarray, shape (n_rows,)
         Mean number of requests at each stage, λ τ*.
     max_points
@@ -366,7 +357,7 @@ def usage_pmf(
     Returns
     -------
     UsagePmf or None
-        None where a request holds more than four million tokens.
+        None where a request holds more than four million steps of the lattice.
 
     References
     ----------
@@ -374,34 +365,30 @@ def usage_pmf(
 
     Examples
     --------
-    >>> usage_pmf(np.array([1.0]), np.array([1]), np.array([2.0])).probability[:3].round(6).tolist()
+    >>> ones = Weights(np.array([1.0]), np.array([1]))
+    >>> usage_pmf(ones, np.array([2.0])).probability[:3].round(6).tolist()
     [0.135335, 0.270671, 0.270671]
     """
-    last = first + stages - 1
-    largest = float(last.max())
-    if largest > _MAX_JUMP:
+    lattice, largest = held.lattice_tokens, float(held.at_end.max())
+    if largest > _MAX_JUMP * lattice:
         return None
-    mean = float(per_stage @ (stages * (first + last) / 2))
-    variance = float(per_stage @ (stages * (first * last + (stages - 1) * (2 * stages - 1) / 6)))
-    span = mean + _PMF_STANDARD_DEVIATIONS * math.sqrt(variance) + _PMF_LARGEST_JUMPS * largest + 2
-    step = float(max(1, math.ceil(span / max_points)))
-    size = 1 << math.ceil(math.log2(span / step + 1))
+    mean, std = float(per_stage @ held.footprint), math.sqrt(float(per_stage @ held.squares))
+    span = (mean + _PMF_STANDARD_DEVIATIONS * std + _PMF_LARGEST_JUMPS * largest) / lattice + 2
+    stride = max(1, math.ceil(span / max_points))
+    size = 1 << math.ceil(math.log2(span / stride + 1))
 
-    whole = np.floor(first).astype(np.int64)
-    fraction = float(first[0] - whole[0])
-    change = np.bincount(whole, per_stage, int(largest) + 2)
-    change -= np.bincount(whole + stages, per_stage, change.size)
-    place = (np.arange(change.size) + fraction) / step
+    intensity = held.by_pages(per_stage)[:: round(lattice / float(held.block_tokens))]
+    place = np.arange(intensity.size) / stride
     below = place.astype(np.int64)
-    intensity = np.maximum(np.cumsum(change), 0.0)
     upper_share = intensity * (place - below)
     jumps = np.bincount(below, intensity - upper_share, size)[:size]
     jumps += np.bincount(below + 1, upper_share, size)[:size]
     spectrum = np.fft.rfft(jumps)
-    return UsagePmf(step, np.maximum(np.fft.irfft(np.exp(spectrum - jumps.sum()), size), 0.0))
+    probability = np.maximum(np.fft.irfft(np.exp(spectrum - jumps.sum()), size), 0.0)
+    return UsagePmf(stride * lattice, probability)
 
 
-def pmf_tail(pmf: UsagePmf, level: float, probability: float) -> Tail:
+def pmf_tail(pmf: UsagePmf, level: float, probabilities: Sequence[float]) -> Tail:
     """Tail of a lattice distribution; usage is spread evenly over half a step to either side of its point.
 
     Parameters
@@ -415,18 +402,20 @@ def pmf_tail(pmf: UsagePmf, level: float, probability: float) -> Tail:
 
     Examples
     --------
-    >>> pmf_tail(UsagePmf(1.0, np.array([0.5, 0.3, 0.2])), 1.5, 0.2)
-    Tail(log_probability=-1.6094379124341003, level=1.5)
+    >>> pmf_tail(UsagePmf(1.0, np.array([0.5, 0.3, 0.2])), 1.5, [0.2])
+    Tail(log_probability=-1.6094379124341003, levels=(1.5,))
     """
     edges = np.append(-0.5, np.arange(pmf.probability.size) + 0.5) * pmf.step
     tails = np.append(1.0, pmf.exceeded)
     at = float(np.interp(level, edges, tails))
-    above = int(np.count_nonzero(tails > probability))  # tails fall, so these come first
-    if above == 0:
-        reached = -math.inf
-    elif tails[above] <= 0:
-        reached = float(edges[above])
-    else:
+
+    def exceeded_with(probability: float) -> float:
+        above = int(np.count_nonzero(tails > probability))  # tails fall, so these come first
+        if above == 0:
+            return -math.inf
+        if tails[above] <= 0:
+            return float(edges[above])
         part = (tails[above - 1] - probability) / (tails[above - 1] - tails[above])
-        reached = float(edges[above - 1] + part * pmf.step)
-    return Tail(math.log(at) if at > 0 else -math.inf, reached)
+        return float(edges[above - 1] + part * pmf.step)
+
+    return Tail(math.log(at) if at > 0 else -math.inf, tuple(map(exceeded_with, probabilities)))

@@ -15,18 +15,45 @@ import numpy as np
 
 from kvplan.analysis.equilibrium import iteration_time, per_request, tangent
 from kvplan.analysis.kv_cumulants import ClusterGrid, cluster_grid
-from kvplan.analysis.kv_tail import Tail, UsagePmf, UsageScale, pmf_tail, saddlepoint_tail, usage_pmf
+from kvplan.analysis.kv_passage import Passage, passage, passage_speed
+from kvplan.analysis.kv_tail import (
+    PMF_NOISE,
+    Tail,
+    UsagePmf,
+    UsageScale,
+    pmf_tail,
+    saddlepoint_table,
+    saddlepoint_tail,
+    usage_pmf,
+)
 from kvplan.model import ServingModel, sum_by
 
 _LEAST_SLACK = 1e-3  # of 1 - Λ; below, the shape of the law no longer changes
 _VACUOUS = 0.5  # a bound on a probability that says nothing
+_LEAST_WORK = 0.01  # Λ; below, the law at constant iteration time is off by less than others at their best
+_LEAST_STD = 1e-140  # tokens; squares of less underflow
+_LIKELY = math.log(
+    0.1
+)  # nearer to the mean than the estimate is validated; levels of more may be below the mean
+# where the estimate of any overflow is validated (theory §7)
+_LEAST_DELTA, _MOST_DELTA = 0.01, 0.9
+_FEWEST_IN_FLIGHT = 4
+_MOST_PROMPTS, _FEWEST_CLUSTERS = 0.5, 4
+_VALIDATED_STD = (2, 4)
 
 
 class TailMethod(StrEnum):
-    """Which of two answers about the tail is the larger, hence reported."""
+    """Which of two answers about the tail is reported: the larger, or without feedback the exact one."""
 
     SADDLEPOINT = "saddlepoint"
     EXACT_PMF = "exact_pmf"
+
+
+class RiskBasis(StrEnum):
+    """What the memory that is required for δ goes by."""
+
+    ESTIMATE = "estimate"
+    BOUND = "bound"
 
 
 class SafetyBuffer(NamedTuple):
@@ -39,11 +66,18 @@ class SafetyBuffer(NamedTuple):
     kv_std_tokens
         Standard deviation of KV usage, its feedback on iteration times included.
     overflow_probability_per_iteration
-        P(KV > M), the larger of the two below.
+        P(KV > M), one of the two below.
     overflow_probability_horizon
-        Bound of the probability of any overflow in the horizon, at most 1.
+        Of any overflow in the horizon: estimated.
+    passage_rate
+        Passages over M per iteration spent below it, which that is computed from.
+    overflow_probability_horizon_bound
+        It is this at most, and at most 1: the sum over iterations.
     required_kv_tokens
-        Smallest memory with that bound at most δ, but enough for the longest request.
+        Smallest memory, in whole pages, with which the probability of any overflow in the horizon is δ at most, but
+        enough for the longest request.
+    required_kv_basis
+        That probability is the estimate where it is validated, else the bound.
     watermark_fraction
         (required - M*)/M: what to keep free above the mean usage, as a fraction of blocks; negative where an
         overflow is so welcome that less than the mean is enough.
@@ -60,13 +94,16 @@ class SafetyBuffer(NamedTuple):
     kv_std_tokens: float | None
     overflow_probability_per_iteration: float | None
     overflow_probability_horizon: float | None
+    passage_rate: float | None
+    overflow_probability_horizon_bound: float | None
     required_kv_tokens: int | None
+    required_kv_basis: RiskBasis | None
     watermark_fraction: float | None
     theorem_bound: float | None
     theorem_bound_is_vacuous: bool | None
     saddlepoint_probability: float | None
     exact_pmf_probability: float | None
-    larger_tail: TailMethod | None
+    reported_tail: TailMethod | None
 
 
 def safety_buffer(
@@ -86,7 +123,8 @@ def safety_buffer(
 
     References
     ----------
-    New, theory §7: P(any overflow in T) <= (T/τ*)·P(KV > M), by Boole's inequality; FC Theorem 3.6.
+    New, theory §7: the estimate of `kv_passage`; P(any overflow in T) <= (T/τ*)·P(KV > M), by Boole's inequality; FC
+    Theorem 3.6.
 
     Examples
     --------
@@ -100,32 +138,28 @@ def safety_buffer(
     """
     tau = iteration_time(model)
     if tau is None:
-        return SafetyBuffer(*[None] * 10)
+        return SafetyBuffer(*[None] * 13)
     iterations = max(1.0, horizon_s / tau)
-    log_allowed = math.log(delta) - math.log(iterations)
-    scale = usage_scale(model)
-    std, smooth, lumpy = _tails(model, log_allowed)
-    smooth_probability, lumpy_probability = math.exp(smooth.log_probability), None
-    probability, level, larger = smooth_probability, smooth.level, TailMethod.SADDLEPOINT
-    if lumpy is not None:
-        lumpy_probability = math.exp(lumpy.log_probability)
-        level = max(level, lumpy.level)
-        if lumpy_probability > smooth_probability:
-            probability, larger = lumpy_probability, TailMethod.EXACT_PMF
-    required = math.ceil(max(level - 0.5, scale.largest))
-    memory = model.replica.memory_tokens
+    mean, memory = usage_scale(model).mean, model.replica.memory_tokens
+    found = _tails(model, delta, iterations)
+    log_probability = found.reported.log_probability
+    probability, by_saddlepoint = math.exp(log_probability), log_probability == found.smooth.log_probability
+    required, basis = _required(model, delta, found)
     bound = flow_control_bound(flow_control(model, iterations, budgets))
     return SafetyBuffer(
-        kv_std_tokens=std,
+        kv_std_tokens=found.std,
         overflow_probability_per_iteration=probability,
-        overflow_probability_horizon=min(1.0, iterations * probability),
+        overflow_probability_horizon=found.usual.any_overflow(log_probability),
+        passage_rate=found.usual.rate(log_probability),
+        overflow_probability_horizon_bound=min(1.0, iterations * probability),
         required_kv_tokens=required,
-        watermark_fraction=(required - scale.mean) / memory,
+        required_kv_basis=basis,
+        watermark_fraction=(required - mean) / memory,
         theorem_bound=bound,
         theorem_bound_is_vacuous=bound is None or bound >= _VACUOUS,
-        saddlepoint_probability=smooth_probability,
-        exact_pmf_probability=lumpy_probability,
-        larger_tail=larger,
+        saddlepoint_probability=math.exp(found.smooth.log_probability),
+        exact_pmf_probability=None if found.exact is None else math.exp(found.exact.log_probability),
+        reported_tail=TailMethod.SADDLEPOINT if by_saddlepoint else TailMethod.EXACT_PMF,
     )
 
 
@@ -186,22 +220,93 @@ def usage_pmf_of(model: ServingModel) -> UsagePmf | None:
     """Distribution of KV usage of a model with Λ < 1, feedback left out; None where requests are too long."""
     tau = iteration_time(model)
     assert tau is not None
-    return usage_pmf(model.mix.held.at_start, model.mix.stages, model.mix.rate_rps * tau)
+    return usage_pmf(model.mix.held, model.mix.rate_rps * tau)
 
 
-def _tails(model: ServingModel, log_allowed: float) -> tuple[float, Tail, Tail | None]:
-    """Standard deviation, saddlepoint tail, and exact tail without feedback, at M and at the allowed probability."""
-    level = model.replica.memory_tokens + 0.5
-    grid, at, stretch = usage_law(model)
-    std, smooth = saddlepoint_tail(grid, at, level / stretch, log_allowed)
-    smooth = Tail(smooth.log_probability, smooth.level * stretch)
-    pmf = usage_pmf_of(model)
-    return std * stretch, smooth, None if pmf is None else pmf_tail(pmf, level, math.exp(log_allowed))
+class _Tails(NamedTuple):
+    """What is known about the tail: at M, and at the probabilities that δ allows by the bound and by the estimate."""
+
+    std: float
+    usual: Passage
+    smooth: Tail
+    exact: Tail | None
+    reported: Tail
+
+
+def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails:
+    lattice = model.mix.held.lattice_tokens
+    level = (model.replica.capacity_tokens // lattice + 0.5) * lattice
+    (grid, at, stretch), log_bound = usage_law(model), math.log(delta) - math.log(iterations)
+    if at.std_without_feedback < _LEAST_STD:
+        nothing = Tail(-math.inf, (-math.inf, -math.inf))
+        return _Tails(at.std_without_feedback, passage(1.0, iterations), nothing, None, nothing)
+    table = saddlepoint_table(grid, at, with_left=level < at.mean * stretch or log_bound > _LIKELY)
+    std = table.std * stretch
+    usual = passage(passage_speed(model, std), iterations)
+    log_allowed = (log_bound, min(usual.log_allowed(min(delta, _MOST_DELTA)), _LIKELY))
+    smooth = saddlepoint_tail(table, level / stretch, log_allowed)
+    smooth = Tail(smooth.log_probability, tuple(x * stretch for x in smooth.levels))
+    if (pmf := usage_pmf_of(model)) is None:
+        return _Tails(std, usual, smooth, None, smooth)
+    exact = pmf_tail(pmf, level, [math.exp(p) for p in log_allowed])
+    pairs = [(smooth.log_probability, exact.log_probability), *zip(smooth.levels, exact.levels, strict=True)]
+    if not _has_feedback(model):
+        # exact, as far as it reaches
+        reaches = [p > math.log(PMF_NOISE) for p in (exact.log_probability, *log_allowed)]
+        pairs = [(e if there else s, e) for (s, e), there in zip(pairs, reaches, strict=True)]
+    reported, *levels = map(max, pairs)
+    return _Tails(std, usual, smooth, exact, Tail(reported, tuple(levels)))
+
+
+def _has_feedback(model: ServingModel) -> bool:
+    """Whether usage makes iterations vary enough to matter."""
+    tau = iteration_time(model)
+    assert tau is not None
+    return tangent(model).fixed_s < (1 - _LEAST_WORK) * tau
+
+
+def _required(model: ServingModel, delta: float, found: _Tails) -> tuple[int, RiskBasis]:
+    """Memory required for δ, and by what."""
+    by_bound, by_estimate = found.reported.levels
+    scale, tau, mix = usage_scale(model), iteration_time(model), model.mix
+    assert tau is not None
+    nearest, farthest = (scale.mean + k * found.std for k in _VALIDATED_STD)
+    in_flight = float(mix.rate_rps @ mix.stages) * tau
+    level, basis = by_bound, RiskBasis.BOUND
+    # what keeps a smaller δ, or the estimate small at more memory, is enough
+    by_estimate = max(by_estimate, nearest)
+    validated = delta >= _LEAST_DELTA and in_flight >= _FEWEST_IN_FLIGHT and not has_doubtful_tail(model)
+    if validated and by_estimate < min(by_bound, farthest):
+        level, basis = by_estimate, RiskBasis.ESTIMATE
+    lattice = mix.held.lattice_tokens
+    steps = math.ceil(level / lattice - 0.5) if level > 0 else 0
+    return round(max(steps * lattice, scale.largest)), basis
 
 
 def _at_rate(model: ServingModel, factor: float) -> ServingModel:
     """The model with every rate scaled."""
     return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
+
+
+def has_doubtful_tail(model: ServingModel) -> bool:
+    """Whether few prompts, each of which lets in many more, make the saddlepoint several times too small; Λ < 1.
+
+    Where prompts alone take more than half of all time and fewer than four clusters are in memory, tails were .13 to
+    .7 of those simulated; elsewhere .72 and more.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> def alone(rate: float) -> ServingModel:
+    ...     return ServingModel((RequestClass("a", 999, (9,), (1.0,), rate),), Timing(0.1, d2=1e-3), Replica(9_999))
+    >>> has_doubtful_tail(alone(0.7)), has_doubtful_tail(alone(0.2))
+    (True, False)
+    """
+    scale, law, tau = usage_scale(model), tangent(model), iteration_time(model)
+    assert tau is not None
+    prompts = law.per_prefill_token_s * float(model.mix.rate_rps @ model.mix.prefill_tokens)
+    clusters = (scale.mean / scale.std_without_feedback) ** 2 * law.fixed_s / tau
+    return prompts > _MOST_PROMPTS and clusters < _FEWEST_CLUSTERS
 
 
 class FlowControl(NamedTuple):

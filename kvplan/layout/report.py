@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from kvplan.analysis.equilibrium import Lever, is_time
 from kvplan.analysis.nested import NestedWait
-from kvplan.analysis.overflow import SafetyBuffer
+from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.errors import UsageError
 from kvplan.layout.elements import (
@@ -381,19 +381,22 @@ def _safety_buffer(report: Report, basis: Basis) -> Iterator[Block]:
         return
     too_much = (buffer.watermark_fraction or 0) + (report.equilibrium.kv_utilization or 0) > 1
     watermark = "more than memory has" if too_much else format_percent(buffer.watermark_fraction)
-    yield _figures(
-        basis,
-        ("Spread of KV usage", _unit(buffer.kv_std_tokens, "tokens")),
-        ("Overflow, per iteration", _probability(buffer.overflow_probability_per_iteration)),
-        ("Overflow, whole horizon", _probability(buffer.overflow_probability_horizon)),
-        ("Required memory", _unit(buffer.required_kv_tokens, "tokens")),
-        ("Watermark", watermark),
-        ("Per iteration, by saddlepoint", _probability(buffer.saddlepoint_probability)),
-        ("Per iteration, by compound Poisson", _probability(buffer.exact_pmf_probability)),
+    required = basis if buffer.required_kv_basis is RiskBasis.BOUND else Basis.ESTIMATED
+    horizon, bound = buffer.overflow_probability_horizon, buffer.overflow_probability_horizon_bound
+    rows = (
+        ("Spread of KV usage", _unit(buffer.kv_std_tokens, "tokens"), basis),
+        ("Overflow, per iteration", _probability(buffer.overflow_probability_per_iteration), basis),
+        ("Any overflow in the horizon, about", _probability(horizon), Basis.ESTIMATED),
+        ("Any overflow in the horizon, at most", _probability(bound), basis),
+        ("Required memory", _unit(buffer.required_kv_tokens, "tokens"), required),
+        ("Watermark", watermark, required),
+        ("Per iteration, by saddlepoint", _probability(buffer.saddlepoint_probability), basis),
+        ("Per iteration, by compound Poisson", _probability(buffer.exact_pmf_probability), basis),
     )
+    yield table(_FIGURES, (_figure(*row) for row in rows))
     yield Paragraph(
-        "The saddlepoint knows that full memory lengthens iterations; the compound Poisson law is exact but for that. "
-        f"The larger counts. {_theorem_bound(buffer)}"
+        "The saddlepoint knows that full memory lengthens iterations; the compound Poisson law is exact but for that, "
+        f"and counts where it is all; else the larger does. {_theorem_bound(buffer)}"
     )
 
 

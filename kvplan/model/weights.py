@@ -117,6 +117,39 @@ class Weights:
         filled = m * p**2 + p * m * (m + 1) + m * (m + 1) * (2 * m + 1) / 6
         return self.block_tokens**2 * (on_first * p**2 + self.block_tokens * filled + rest * (p + m + 1) ** 2)
 
+    @property
+    def lattice_tokens(self) -> float:
+        """Largest number of tokens that every weight of every row is a multiple of; for one model only.
+
+        Examples
+        --------
+        >>> Weights(np.array([17.0, 33.0]), np.array([16, 16]), block_tokens=16).lattice_tokens  # 32 and 48
+        16.0
+        >>> Weights(np.array([17.0, 49.0]), np.array([16, 16]), block_tokens=16).lattice_tokens  # 32 and 64
+        32.0
+        """
+        pages = np.concatenate([self.at_start, self.at_end]) / self.block_tokens
+        # a request that takes a page after its first has both p and p + 1 of them, which share no divisor
+        common = 1 if (self.at_end > self.at_start).any() else np.gcd.reduce(pages.astype(np.int64))
+        return float(self.block_tokens * common)
+
+    def by_pages(self, amount: FloatArray) -> FloatArray:
+        """`amount` of each row times its stages with p pages, summed over rows; shape (most pages + 1,).
+
+        For one model only.
+
+        Examples
+        --------
+        >>> Weights(np.array([5.0]), np.array([3]), block_tokens=3).by_pages(np.array([0.5])).tolist()  # 6, 6, 9
+        [0.0, 0.0, 1.0, 0.5]
+        """
+        p, on_first, filled, rest = self._pages
+        start, end = p.astype(np.int64), (p + filled).astype(np.int64) + 1
+        size = int(self.at_end.max() / self.block_tokens) + 3
+        on_full = np.cumsum(np.bincount(start + 1, amount, size) - np.bincount(end, amount, size))
+        at_ends = np.bincount(start, amount * on_first, size) + np.bincount(end, amount * rest, size)
+        return np.maximum(at_ends + self.block_tokens * on_full, 0.0)[:-2]
+
     def survival(self, share: FloatArray) -> FloatArray:
         """Tokens that one unit of admissions holds at each stage, W_k = Σ_{n_i > k} p_i·w_i(k); shape (max(stages),).
 

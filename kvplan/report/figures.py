@@ -277,6 +277,9 @@ def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figur
         "exact_tail": Figure(
             "", "P(K > M) by the exact law at constant iteration time", tails.exact_pmf_probability
         ),
+        "passage_rate": Figure(
+            "rate", "passages of KV usage over memory, per iteration spent below it", tails.passage_rate
+        ),
         "horizon_iterations": Figure(
             "T", "iterations within the horizon, at least one", bound and bound.iterations
         ),

@@ -5,7 +5,7 @@ import math
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import engine_never_evicts, eviction_is_impossible, never_grows
 from kvplan.analysis.equilibrium import Load, per_request, running_at_most, saturation
-from kvplan.analysis.overflow import SafetyBuffer
+from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_window import Peak
@@ -138,10 +138,11 @@ def _at_these_rates(
             "memory exactly. vLLM keeps a block for itself and can: one sequence less or one block more excludes that."
         )
     elif (buffer.overflow_probability_horizon or 0) > plan.delta:
+        at_most = " at most" if buffer.required_kv_basis is RiskBasis.BOUND else ""
         found.append(
-            f"Expect evictions now and then: {format_percent(buffer.overflow_probability_horizon)} for any within "
-            f"{format_seconds(plan.horizon_s)}; {format_tokens(buffer.required_kv_tokens)} tokens of memory would keep "
-            f"that to {format_percent(plan.delta)}."
+            f"Expect evictions now and then: about {format_percent(buffer.overflow_probability_horizon)} for any "
+            f"within {format_seconds(plan.horizon_s)}; {format_tokens(buffer.required_kv_tokens)} tokens of memory "
+            f"would keep that to {format_percent(plan.delta)}{at_most}."
         )
     elif local.recovery_iterations is not None:
         time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)

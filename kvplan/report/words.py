@@ -17,4 +17,5 @@ class Basis(StrEnum):
     THEOREM = "theorem"
     COMPUTED = "computed"
     SIMULATED = "simulated"
+    ESTIMATED = "estimated"
     ASSUMPTION = "assumption"

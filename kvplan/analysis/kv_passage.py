@@ -1,0 +1,214 @@
+"""Probability of any overflow within a horizon: the passage of KV usage over a level (theory §7).
+
+Overflowing iterations come in clumps, and clumps in clumps, so neither the sum over iterations nor crossings of the
+level say how likely any is. Usage in normal scores is taken for an Ornstein-Uhlenbeck process, whose mean passage time
+is known; its speed is such that usage changes as much as it does over the time that an excursion lasts.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import iteration_time, tangent
+from kvplan.analysis.kv_cumulants import alike_in_both
+from kvplan.model import FloatArray, ServingModel, sum_by
+
+_FACTOR = 1.15  # fitted, of the rate of passages; theory §7
+_SCORE = 3.0  # an excursion above it lasts 1/(c·score²) iterations, over which the speed is taken
+_LONGEST_LAG = 10**9
+_LOWEST, _HIGHEST, _STEPS_A_SCORE = -8, 37, 128  # normal scores tabulated; above the highest is 6e-300
+_FREQUENCIES = 768
+_CROWDING = 4  # power by which frequencies crowd towards 0, so that stays of 1e5 iterations are resolved
+
+
+def passage_speed(model: ServingModel, std: float) -> float:
+    """c of `passage`: the share of its variance by which KV usage changes per iteration; Λ < 1.
+
+    Changes are taken over the time that an excursion above three standard deviations lasts. Over a single iteration
+    they are up to half of that per iteration where there is feedback: whom a long iteration lets in comes after it.
+
+    Parameters
+    ----------
+    std
+        Standard deviation of usage, tokens.
+
+    References
+    ----------
+    New: theory §7 with the lag 1/(9c) in place of a single iteration, c = E(K_{t+m} - K_t)²/(2m·Var K).
+
+    Examples
+    --------
+    A single stage: all of the variance in one iteration.
+
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> ones = ServingModel((RequestClass("a", 2, (1,), (1.0,), 2.0),), Timing(1.0), Replica(99))
+    >>> round(passage_speed(ones, math.sqrt(2 * 3**2)), 12)
+    1.0
+    """
+    changes = usage_changes(model)
+    lag, speed = 1, 0.0
+    for _ in range(3):
+        speed = changes.squared(lag) / lag / std / std / 2
+        lag = max(1, round(min(1 / (speed * _SCORE**2), _LONGEST_LAG)))
+    return speed
+
+
+@dataclass(frozen=True)
+class UsageChanges:
+    """How much KV usage changes from one iteration to later ones, its feedback included.
+
+    Attributes
+    ----------
+    frequency : ndarray, shape (n_frequencies,)
+        Radians per iteration.
+    caused : ndarray, shape (n_frequencies,), tokens²/s
+        What feedback adds to the spectrum of usage over τ*, weighted for a sum over frequencies; none: no feedback.
+    """
+
+    model: ServingModel
+    frequency: FloatArray
+    caused: FloatArray
+
+    def squared(self, lag: int) -> float:
+        """E(K_{t+lag} - K_t)² of KV usage K, tokens².
+
+        A request takes its first weights, gives back its last, and in between takes pages at an even pace.
+
+        Examples
+        --------
+        Each of two requests an iteration takes three tokens, then one more, and gives back four:
+
+        >>> from kvplan.model import Replica, RequestClass, Timing
+        >>> pair = ServingModel((RequestClass("a", 2, (2,), (1.0,), 2.0),), Timing(1.0), Replica(99))
+        >>> usage_changes(pair).squared(1)
+        52.0
+        """
+        mix, tau, page = self.model.mix, iteration_time(self.model), self.model.replica.block_tokens
+        assert tau is not None
+        held = mix.held
+        first = np.minimum(lag, held.stages)
+        rest = held.stages - first
+        taken = lag * (held.at_end - held.at_start) / page / np.maximum(held.stages - 1, 1)
+        whole = np.floor(taken)
+        between = page**2 * (whole**2 + (2 * whole + 1) * (taken - whole))
+        alone = replace(held, stages=first).squares + held.squares - replace(held, stages=rest).squares
+        caused = float((self.caused * 4 * np.sin(lag * self.frequency / 2) ** 2).sum())
+        return tau * (float(mix.rate_rps @ (alone + rest * between)) + caused)
+
+
+def usage_changes(model: ServingModel) -> UsageChanges:
+    """Lay out the changes of KV usage of a model with Λ < 1; requests of like first weight and length are one.
+
+    References
+    ----------
+    New, theory §7: the spectrum Σ λ_i·τ*·|W_i + G·V_i/(1 - H)|² less Σ λ_i·τ*·|W_i|².
+    """
+    mix, law, page = model.mix, tangent(model), model.replica.block_tokens
+    prefill_s = law.per_prefill_token_s * mix.prefill_tokens
+    if law.per_kv_token_s == law.per_sequence_s == 0 and not prefill_s.any():
+        return UsageChanges(model, np.empty(0), np.empty(0))
+    stages, read = mix.stages.astype(np.float64), mix.read.first
+    group = alike_in_both(read, stages, mix.rate_rps / mix.rate_rps.max() * stages)
+    rate = sum_by(group, mix.rate_rps)
+    n, first, start, end, prefill = (
+        (sum_by(group, mix.rate_rps * amount) / rate)[:, None]
+        for amount in (stages, read, mix.held.at_start, mix.held.at_end, prefill_s)
+    )
+    middle = (np.arange(_FREQUENCIES) + 0.5) / _FREQUENCIES
+    frequency = math.pi * middle**_CROWDING
+    share = _CROWDING * middle ** (_CROWDING - 1) / _FREQUENCIES
+
+    # transforms: a stage each, k at stage k, time added, pages taken after the first ones, memory held
+    z, over = np.exp(-1j * frequency), np.exp(-1j * frequency * n)
+    present = (1 - over) / (1 - z)
+    grown = (present - 1 - (n - 1) * over) / (1 - z)
+    work = (law.per_kv_token_s * first + law.per_sequence_s) * present + law.per_kv_token_s * grown + prefill
+    taken = (end - start) / page
+    first_taken = np.exp(-1j * frequency * np.minimum(start - first + 1, n))
+    all_taken = first_taken * (1 - np.exp(-1j * frequency * (end - start))) / (1 - z**page)
+    held = start * present + page * (all_taken - taken * over) / (1 - z)
+
+    rates = rate[:, None]
+    caused = z * (rates * held).sum(axis=0) / (1 - z * (rates * work).sum(axis=0)) * work
+    added = 2 * (held.conj() * caused).real + np.abs(caused) ** 2
+    return UsageChanges(model, frequency, share * (rates * added).sum(axis=0))
+
+
+class Passage(NamedTuple):
+    """Probabilities of any overflow in `iterations`, for ascending levels: arrays of shape (n_levels,).
+
+    Attributes
+    ----------
+    log_exceeded
+        Natural logarithm of P(KV > M) in an iteration, falling.
+    log_rate
+        That of passages per iteration spent below, falling.
+    log_any
+        That of the probability of any overflow, falling.
+    """
+
+    log_exceeded: FloatArray
+    log_rate: FloatArray
+    log_any: FloatArray
+
+    def any_overflow(self, log_exceeded: float) -> float:
+        """Probability of any overflow of a level that is exceeded with a probability, given by its logarithm."""
+        return max(self._at(log_exceeded, self.log_any), math.exp(log_exceeded))
+
+    def rate(self, log_exceeded: float) -> float:
+        """Passages over such a level per iteration spent below."""
+        return self._at(log_exceeded, self.log_rate)
+
+    def _at(self, log_exceeded: float, logarithms: FloatArray) -> float:
+        beyond = min(log_exceeded - float(self.log_exceeded[-1]), 0.0)
+        return math.exp(float(np.interp(-log_exceeded, -self.log_exceeded, logarithms)) + beyond)
+
+    def log_allowed(self, probability: float) -> float:
+        """Logarithm of P(KV > M) with which any overflow has a probability below 1."""
+        return float(np.interp(-math.log(probability), -self.log_any, self.log_exceeded))
+
+
+def passage(speed: float, iterations: float) -> Passage:
+    """Probability of any overflow within a horizon, for every level.
+
+    Parameters
+    ----------
+    speed
+        c of `passage_speed`.
+    iterations
+        Of the horizon, at least 1.
+
+    References
+    ----------
+    New, theory §7: u = Φ⁻¹(1 - P), T(u) = (1/c)∫_{-∞}^u Φ²/φ dy, rate = min(P, 1.15·(1 - P)/T(u)), and
+    1 - (1 - P)·exp(-(N - 1)·rate): the first iteration overflows, or one of those after it.
+
+    Examples
+    --------
+    >>> usual = passage(speed=0.01, iterations=1000)
+    >>> round(usual.any_overflow(math.log(1e-3)), 3), round(math.exp(usual.log_allowed(0.1)), 5)
+    (0.101, 0.00099)
+    >>> round(passage(speed=0.01, iterations=1).any_overflow(math.log(1e-3)), 6)
+    0.001
+    """
+    log_exceeded, log_below, log_time = _normal_passage()
+    log_rate = np.minimum(log_exceeded, math.log(_FACTOR * speed) + log_below - log_time)
+    log_spared = log_below - (iterations - 1) * np.exp(log_rate)
+    return Passage(log_exceeded, log_rate, np.log(-np.expm1(log_spared)))
+
+
+@cache
+def _normal_passage() -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Logarithms of 1 - Φ, Φ and c·T, by normal score."""
+    score = np.arange(_LOWEST * _STEPS_A_SCORE, _HIGHEST * _STEPS_A_SCORE + 1) / _STEPS_A_SCORE
+    half = [math.erfc(u / math.sqrt(2)) / 2 for u in score.tolist()]
+    log_above, log_below = np.log(half), np.log1p(np.negative(half))
+    log_density = -(score**2) / 2 - math.log(2 * math.pi) / 2
+    log_integrand = 2 * log_below - log_density
+    pieces = np.logaddexp(log_integrand[1:], log_integrand[:-1]) - math.log(2 * _STEPS_A_SCORE)
+    # far below, Φ²/φ is φ/y²
+    start = log_density[0] - 3 * math.log(-_LOWEST)
+    return log_above, log_below, np.logaddexp.accumulate(np.append(start, pieces))
