@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from saturated_greedy import Residents, Server, drain, draw, judge, measure, run, starts
+from saturated_greedy import EMPTY, Residents, Server, drain, draw, judge, measure, run, starts
 from strategies import mix_model
 from tiers import examples
 
@@ -15,8 +15,6 @@ from kvplan.simulation import engine
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import one_queue
 from kvplan.simulation.requests import Requests
-
-NOBODY = Residents(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 @st.composite
@@ -102,7 +100,7 @@ def test_plain_loop_agrees_to_the_unit(model: ServingModel, which: int, seed: in
 def test_simulator_of_kvplan_agrees_to_the_unit(model: ServingModel, seed: int) -> None:
     server = Server.of(model)
     fresh = draw(server, 100, seed)
-    table = run(server, NOBODY, fresh, np.arange(1, 100))
+    table = run(server, EMPTY, fresh, np.arange(1, 100))
     mix = model.mix
     requests = Requests(
         np.zeros(fresh.size), mix.input_tokens[fresh], mix.decode_tokens[fresh], mix.class_index[fresh]
@@ -136,7 +134,7 @@ def test_cap_keeps_memory_from_overflowing() -> None:
     """At n* an iteration of one length, all ages are equally many, whatever the state before."""
     server = Server.of(mix_model((91, 16, 1.0), memory=160_000))
     cap = server.pages / server.mean_footprint
-    capped = measure(server, NOBODY, 1, completions=20_000, cap=0.999 * cap)
+    capped = measure(server, EMPTY, 1, completions=20_000, cap=0.999 * cap)
     assert capped.rate_rps == pytest.approx(0.999 * cap, rel=0.005)
     assert capped.evictions_per_iteration < 0.001 * cap
 
@@ -144,8 +142,8 @@ def test_cap_keeps_memory_from_overflowing() -> None:
 def test_backlog_drains_where_there_is_room_alone() -> None:
     """Weights that hardly grow recover from any burst; below the offered rate nothing drains."""
     server = Server.of(mix_model((1000, 10, 1.0), memory=1_000_000))
-    fast = drain(server, NOBODY, 1, rate_rps=0.7 * server.sustainable_rps, burst_s=100.0, limit=100_000)
+    fast = drain(server, EMPTY, 1, rate_rps=0.7 * server.sustainable_rps, burst_s=100.0, limit=100_000)
     assert fast.backlog > 1000
     assert fast.left == 0
-    slow = drain(server, NOBODY, 1, rate_rps=1.1 * server.sustainable_rps, burst_s=100.0, limit=100_000)
+    slow = drain(server, EMPTY, 1, rate_rps=1.1 * server.sustainable_rps, burst_s=100.0, limit=100_000)
     assert slow.left > slow.backlog / 2
