@@ -31,7 +31,7 @@ MOST_FALSE_CAPS = 0.15  # of the profiles that recover
 LEAST_SHARE, MOST_EVICTIONS = 0.97, 0.01  # of the sustainable rate and of the cap, from SIZES[-1] requests on
 _DRAINS = 4  # the backlog of every fourth profile that is called stable has to drain
 
-# the number of a counterexample to a rule by the fluid map, which trims stages in proportion, not by the latest admitted
+# a counterexample to a rule by the fluid map that trims a stage in proportion, not the latest admitted of it
 KNOWN = -1
 _KNOWN = ServingModel(
     (RequestClass("pages of 16", 4, (2, 10, 19, 99), (0.1934, 0.1892, 0.5049, 0.1125), 24_875.0),),
