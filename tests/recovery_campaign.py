@@ -29,6 +29,7 @@ JUDGING = 1_000_000  # the first number that is not for tuning
 SIZES = (15, 50, 200)  # requests in memory: bounds of the sizes that are told apart
 MOST_FALSE_CAPS = 0.15  # of the profiles that recover
 LEAST_SHARE, MOST_EVICTIONS = 0.97, 0.01  # of the sustainable rate and of the cap, from SIZES[-1] requests on
+RESOLUTION = 1e-3  # of a rate, what runs of this length tell apart
 _DRAINS = 4  # the backlog of every fourth profile that is called stable has to drain
 
 # a counterexample to a rule by the fluid map that trims a stage in proportion, not the latest admitted of it
@@ -168,17 +169,17 @@ class Judged:
     @property
     def wrongly_stable(self) -> bool:
         """`stable`, and whole requests stay below the offered rate."""
-        return self.status == Status.STABLE and self.worst_rps < self.offered_rps
+        return self.status == Status.STABLE and self.worst_rps < (1 - RESOLUTION) * self.offered_rps
 
     @property
     def wrong_rate(self) -> bool:
         """Whole requests stay below the rate up to which they are said to recover."""
-        return self.recovers_up_to_rps is not None and self.worst_rps < self.recovers_up_to_rps
+        return self.worst_rps < (1 - RESOLUTION) * (self.recovers_up_to_rps or 0.0)
 
     @property
     def recovers(self) -> bool:
-        """Whole requests serve what is offered, from every start, by more than chance."""
-        return self.worst_rps - 2 * self.worst_error_rps >= self.offered_rps
+        """Whole requests serve what is offered, from every start."""
+        return self.worst_rps >= (1 + RESOLUTION) * self.offered_rps
 
     @property
     def size(self) -> int:
@@ -191,7 +192,7 @@ def judged(number: int, completions: int) -> Judged:
     model, seed = profile(number), abs(number)
     server = Server.of(model)
     said = Analyses(model, Plan())
-    limit = getattr(said.verdict, "recovers_up_to_rps", None)
+    limit = said.verdict.recovers_up_to_rps
     offered, sustainable = sum(c.rate_rps for c in model.classes), server.sustainable_rps
     assert math.isclose(said.load.sustainable_rps, sustainable, rel_tol=1e-9)
     stable = said.verdict.status == Status.STABLE
