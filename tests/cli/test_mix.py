@@ -285,7 +285,10 @@ def test_json_has_the_three_placements_and_what_they_are_worth(run: Run, tiers: 
     assert (group["classes"], group["replicas"], group["gcd"]) == (["short", "long", "odd"], 3, 1)
     assert best["worst_served_rps"] >= max(apart["worst_served_rps"], mixed["worst_served_rps"])
     for placement in found["placements"]:
-        low, high = placement["simulated"]["headroom"]["ci95"] or (-math.inf, math.inf)  # of one length no chance
+        low, high = placement["simulated"]["headroom"]["ci95"] or (
+            -math.inf,
+            math.inf,
+        )  # of one length no chance
         assert low <= placement["simulated"]["headroom"]["mean"] <= high
         served = [g["simulated"]["saturated"]["throughput_rps"]["mean"] for g in placement["groups"]]
         offered = [g["offered_rps"] for g in placement["groups"]]
