@@ -184,12 +184,12 @@ def _of_buffer(model: ServingModel, plan: Plan, buffer: SafetyBuffer) -> Iterato
     required = (
         f"the required memory keeps the estimate at {delta}"
         if buffer.required_kv_basis is RiskBasis.ESTIMATE
-        else f"the required memory keeps the bound at {delta}, since it is outside of that"
+        else f"the required memory lies there, and keeps the bound at {delta}"
     )
     yield (
-        f"safety_buffer: Poisson arrivals. The probability of any overflow within {horizon} is estimated, within 2/3 "
-        "to 3 times simulations where four or more requests are in memory and memory is 2 to 4 standard deviations above "
-        f"the mean; {required}."
+        f"safety_buffer: Poisson arrivals. The probability of any overflow within {horizon} is an estimate: two thirds "
+        "to three times what simulations have, with four or more requests in memory and memory 2 to 4 standard "
+        f"deviations above the mean. Elsewhere it is not validated; {required}."
     )
     if has_doubtful_tail(model):
         yield (

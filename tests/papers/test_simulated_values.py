@@ -375,7 +375,7 @@ def test_usage_has_the_tail_of_the_formula(work_rate: float) -> None:
         assert formula / 1.3 - 2 * error[level] < tail[level] < formula * 1.3 + 2 * error[level]
     # and the memory asked for an accepted probability has it
     for accepted in (0.1, 0.01, 0.001):
-        needed = safety_buffer(at(round(mean)), delta=1.0, horizon_s=tau / accepted).required_kv_tokens
+        needed = safety_buffer(at(round(mean)), delta=accepted, horizon_s=tau).required_kv_tokens
         assert needed is not None
         assert accepted / 1.3 - 2 * error[needed] < tail[needed] < accepted * 1.3 + 2 * error[needed]
         assert error[needed] < 0.25 * accepted

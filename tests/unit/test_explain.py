@@ -18,6 +18,7 @@ from kvplan.report.assembly import analyze, to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
 from kvplan.report.figures import Inputs, gather
 from kvplan.report.keys import BLOCKS, CONTRACT, Record, law_text
+from kvplan.report.keys.evidence import Figure
 
 Case = tuple[dict[str, Any], Inputs]
 
@@ -200,19 +201,24 @@ def test_nearly_every_number_has_a_calculation_somewhere() -> None:
     assert "stability.min_stable_input_tokens.asymptotic" in calculated
 
 
-def test_the_safety_buffer_is_calculated_from_its_fields() -> None:
+@pytest.mark.parametrize(("chance", "rate"), [(1e-9, 2e-10), (0.02, 1e-4)])
+def test_the_safety_buffer_is_calculated_from_its_fields(chance: float, rate: float) -> None:
     document, inputs = made("pulse")
+    figures = {**inputs.model, "passage_rate": Figure("rate", "", rate)}
     tau, held = document["equilibrium"]["iteration_time_s"], document["equilibrium"]["kv_tokens"]
     block = {
         "kv_std_tokens": 500.0,
-        "overflow_probability_per_iteration": 1e-9,
-        "overflow_probability_horizon": 1e-9 * 1000.0 / tau,
+        "overflow_probability_per_iteration": chance,
+        "overflow_probability_horizon": 1 - (1 - chance) * math.exp(-(1000.0 / tau - 1) * rate),
+        "overflow_probability_horizon_bound": min(1.0, chance * 1000.0 / tau),
         "required_kv_tokens": held + 3000,
+        "required_kv_basis": "bound",
         "watermark_fraction": 3000 / 40_000,
         "theorem_bound": None,
     }
+    inputs = replace(inputs, model=figures)
     found = {key: pair for key, *pair in calculations({**document, "safety_buffer": block}, inputs)}
-    for key in ("overflow_probability_horizon", "watermark_fraction"):
+    for key in ("overflow_probability_horizon", "overflow_probability_horizon_bound", "watermark_fraction"):
         value, result = found[f"safety_buffer.{key}"]
         assert result == pytest.approx(value, rel=1e-4), key
 

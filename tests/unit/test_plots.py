@@ -16,7 +16,7 @@ from kvplan.analysis.equilibrium import equilibrium
 from kvplan.analysis.kv_density import saddlepoint_density
 from kvplan.analysis.overflow import usage_pmf_of
 from kvplan.analysis.roots import largest_root, leading_roots
-from kvplan.model import Plan, RequestClass, ServingModel, Timing, survival_weights
+from kvplan.model import Plan, RequestClass, ServingModel, Timing
 from kvplan.plots import catalogue, data, drawing
 from kvplan.plots.palette import LIGHT
 from kvplan.report.assembly import analyze
@@ -134,7 +134,7 @@ def test_the_steps_are_the_exact_distribution() -> None:
 @pytest.mark.parametrize("name", [n for n in SHIPPED if 1 < profile(n).model.mix.stages.max() < 500])
 def test_leading_roots_are_those_of_the_companion_matrix(name: str) -> None:
     model = profile(name).model
-    weights = survival_weights(model.mix.stages, model.mix.held.at_start, model.mix.share)
+    weights = model.mix.held.survival(model.mix.share)
     found = leading_roots(weights, largest_root(weights).modulus, 300)
     known = np.roots(weights)
     assert found.size == min(300, known.size) or found.size == 299  # conjugates stay together

@@ -26,7 +26,7 @@ def _any_overflow(e: Evidence) -> str:
     rate = e("passage_rate")
     if at(e.document, "safety_buffer.overflow_probability_horizon") < _RARE:
         return f"{once} + {later}·{rate}"
-    return f"1 − (1 − {once})·e^(−{later}·{rate})"
+    return f"1 − (1 − {once})·exp(−{later}·{rate})"
 
 
 def _required(e: Evidence) -> str:
@@ -66,7 +66,7 @@ SAFETY_BUFFER = Block(
         Record(
             "safety_buffer.overflow_probability_horizon",
             "Probability of any overflow within the horizon, estimated: overflowing iterations come in clumps.",
-            formula="1 − (1 − P)·e^(−(max(1, T/τ*) − 1)·rate), rate = min(P, 1.15·(1 − P)/t(u)), "
+            formula="1 − (1 − P)·exp(−(max(1, T/τ*) − 1)·rate), rate = min(P, 1.15·(1 − P)/t(u)), "
             "t(u) = (1/c)·∫ Φ²/φ dy to u = Φ⁻¹(1 − P), c = E(K_(t+m) − K_t)²/(2m·σ²), m = 1/(9c)",
             here=_any_overflow,
             source="new: passage of KV usage in normal scores; .01 to .9 within 2/3 to 3 times simulations, for memory "
