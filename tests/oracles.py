@@ -1,7 +1,7 @@
 """Slow, obvious or exact second opinions on what kvplan computes, written from the papers and not from the code.
 
-Nothing here imports kvplan.analysis: the stage weights come from the table of conventions, the fluid map moves an
-amount of every class from stage to stage, roots are counted with Sturm chains in integers, queues by their
+Nothing here imports kvplan.analysis: the stage weights come from the table of conventions, the fluid map keeps an
+amount of every row in every layer, roots are counted with Sturm chains in integers, queues by their
 stationary distribution.
 """
 
@@ -19,11 +19,13 @@ CONVENTIONS = ("disaggregated", "inline", "fused")
 # -- stage weights ----------------------------------------------------------------------------------------------
 
 
-def stage_weights(convention: str, input_tokens: int, decode_tokens: int) -> list[int]:
-    """KV tokens of one request, iteration by iteration, as theory §1 tabulates them."""
+def stage_weights(convention: str, input_tokens: int, decode_tokens: int, page: int = 1) -> list[int]:
+    """KV tokens of one request in whole pages, iteration by iteration, as theory §1 and §2 have them."""
     if convention == "inline":
-        return [input_tokens + k for k in range(decode_tokens + 1)]
-    return [input_tokens + k + 1 for k in range(decode_tokens)]
+        tokens = [input_tokens + k for k in range(decode_tokens + 1)]
+    else:
+        tokens = [input_tokens + k + 1 for k in range(decode_tokens)]
+    return [page * -(-n // page) for n in tokens]
 
 
 def survival_polynomial(rows: Sequence[tuple[Sequence[Fraction | int], Fraction]]) -> list[int]:
@@ -200,68 +202,136 @@ def _primitive(p: Sequence[Fraction | int]) -> list[int]:
     return [c // content for c in whole]
 
 
-# -- the fluid map, class by class and stage by stage ------------------------------------------------------------
+# -- the fluid map, layer by layer and row by row ------------------------------------------------------------------
+
+
+@dataclass
+class Layer:
+    """What was admitted at one time from one source: requests of each row that are still there."""
+
+    age: int
+    amount: list
+
+
+@dataclass
+class Step:
+    """Requests of each row that completed, were evicted and were admitted in an iteration."""
+
+    completed: list
+    evicted: list
+    admitted: list
 
 
 @dataclass
 class SlowMap:
-    """Saturated greedy admission: `amount[i][k]` requests of class i at stage k, moved one stage at a time.
+    """Saturated greedy admission of amounts; `weights[i][k]` tokens of a request of row i at stage k.
 
-    `weights[i][k]` tokens each; `shares[i]` of what is admitted; `cap` limits the requests admitted per iteration.
-    Works in floats or in fractions, whatever it is given.
+    In flight is a list of layers in the order of admission, the pool of evicted requests a stack of amounts of each
+    row. `seats` limits the requests in flight, `cap` those admitted in an iteration. What is less than `nothing` tokens
+    counts as none: 0 in fractions, a little where numbers are rounded.
     """
 
     weights: list[list]
     shares: list
     capacity: object
-    amount: list[list]
+    layers: list[Layer]
+    seats: object = None
+    nothing: object = 0
     cap: object = None
 
+    def __post_init__(self) -> None:
+        self.pool: list[list] = []
+
     @classmethod
-    def of_cohorts(cls, weights: list[list], shares: list, capacity: object, masses: Sequence) -> "SlowMap":
-        """Start with aggregate cohort masses, one for each stage of the longest class."""
-        amount = [[p * masses[k] for k in range(len(w))] for w, p in zip(weights, shares, strict=True)]
-        return cls(weights, shares, capacity, amount)
+    def of_cohorts(
+        cls,
+        weights: list[list],
+        shares: list,
+        capacity: object,
+        masses: Sequence,
+        *,
+        seats: object = None,
+        nothing: object = 0,
+    ) -> "SlowMap":
+        """Start with a cohort of the traffic at each stage of the longest row, those that have finished left out."""
+        layers = [
+            Layer(age, [p * masses[age] if age < len(w) else 0 for p, w in zip(shares, weights, strict=True)])
+            for age in reversed(range(len(masses)))
+            if masses[age] > 0
+        ]
+        return cls(weights, shares, capacity, layers, seats, nothing)
+
+    def tokens(self, layer: Layer) -> object:
+        """KV held by a layer."""
+        return sum(n * w[layer.age] for n, w in zip(layer.amount, self.weights, strict=True) if n)
+
+    def weight_of_a_fresh_one(self) -> object:
+        """Tokens of a request of the traffic at stage 0."""
+        return sum(p * w[0] for p, w in zip(self.shares, self.weights, strict=True))
 
     def memory(self) -> object:
         """KV tokens held."""
-        return sum(
-            n * w
-            for row, ws in zip(self.amount, self.weights, strict=True)
-            for n, w in zip(row, ws, strict=True)
-        )
+        return sum(self.tokens(layer) for layer in self.layers)
 
     def in_flight(self) -> object:
         """Requests held."""
-        return sum(sum(row) for row in self.amount)
+        return sum(sum(layer.amount) for layer in self.layers)
 
-    def step(self) -> tuple:
-        """One iteration; returns the requests completed, evicted and admitted, class by class."""
-        classes = range(len(self.weights))
-        completed = [self.amount[i][-1] for i in classes]
-        for i in classes:
-            self.amount[i] = [0, *self.amount[i][:-1]]
-        evicted = [0 for _ in classes]
-        stage = 0
-        while self.memory() > self.capacity and stage < max(len(w) for w in self.weights):
-            excess = self.memory() - self.capacity
-            here = [i for i in classes if stage < len(self.weights[i])]
-            held = sum(self.amount[i][stage] * self.weights[i][stage] for i in here)
-            for i in here:
-                cut = self.amount[i][stage] if held <= excess else self.amount[i][stage] * (excess / held)
-                self.amount[i][stage] -= cut
-                evicted[i] += cut
-            stage += 1
-        admitted = [0 for _ in classes]
-        room = self.capacity - self.memory()
-        if not any(evicted) and room > 0:
-            total = room / sum(p * w[0] for p, w in zip(self.shares, self.weights, strict=True))
-            if self.cap is not None:
-                total = min(total, self.cap)
-            for i in classes:
-                admitted[i] = self.shares[i] * total
-                self.amount[i][0] = admitted[i]
-        return completed, evicted, admitted
+    def pooled(self) -> list:
+        """Evicted requests that wait, of each row."""
+        return [sum(part[i] for part in self.pool) for i in range(len(self.weights))]
+
+    def by_stage(self) -> list[list]:
+        """Requests of each row at each of its stages."""
+        held = [[0 for _ in w] for w in self.weights]
+        for layer in self.layers:
+            for i, n in enumerate(layer.amount):
+                if n:
+                    held[i][layer.age] += n
+        return held
+
+    def step(self) -> Step:
+        """One iteration: everybody advances, the youngest make room, and who waits comes in."""
+        rows = range(len(self.weights))
+        completed, evicted, admitted = ([0 for _ in rows] for _ in range(3))
+        for layer in self.layers:
+            layer.age += 1
+            for i in rows:
+                if layer.age == len(self.weights[i]):
+                    completed[i] += layer.amount[i]
+                    layer.amount[i] = 0
+        self.layers = [layer for layer in self.layers if any(layer.amount)]
+        while self.layers and self.memory() > self.capacity + self.nothing:
+            layer = self.layers[-1]
+            excess, held = self.memory() - self.capacity, self.tokens(layer)
+            gone = list(layer.amount) if held <= excess else [n * (excess / held) for n in layer.amount]
+            layer.amount = [n - x for n, x in zip(layer.amount, gone, strict=True)]
+            if held <= excess:
+                self.layers.pop()
+            self.pool.append(gone)
+            evicted = [n + x for n, x in zip(evicted, gone, strict=True)]
+        while not any(evicted):  # an iteration that evicts admits nothing
+            source = self.pool[-1] if self.pool else self.shares
+            weight = sum(n * w[0] for n, w in zip(source, self.weights, strict=True))
+            room = self.capacity - self.memory()
+            if room <= self.nothing:
+                break
+            part = room / weight
+            free = [
+                limit - n for limit, n in ((self.seats, self.in_flight()), (self.cap, sum(admitted))) if limit
+            ]
+            if any(more * self.weight_of_a_fresh_one() <= self.nothing for more in free):
+                break
+            part = min([part, *(more / sum(source) for more in free)])
+            if self.pool:
+                part = min(part, 1)
+                self.pool.pop()
+                if part < 1:
+                    self.pool.append([n * (1 - part) for n in source])
+            come = [n * part for n in source]
+            self.layers.append(Layer(0, come))
+            admitted = [n + x for n, x in zip(admitted, come, strict=True)]
+        return Step(completed, evicted, admitted)
 
 
 # -- queues ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 from kvplan.model import FloatArray, IntArray, Weights, sum_by, survival
 
 _COMPILE_ABOVE = 150_000  # iterations times rows; compiling pays off beyond about a second of plain Python
-_LAYERS = 16  # an iteration on average that there is room for
+_LAYERS = 16  # an iteration on average that there is room for at first
 _PROBES = 32
 _PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
 _REST_TOLERANCE = (
@@ -137,8 +137,11 @@ def iterate(
     masses: Any,
     work: Any,
     out: Any,
-) -> None:
-    """Run the map from cohorts of the given masses, the composition of the traffic in each; fills `out`."""
+) -> bool:
+    """Run the map from cohorts of the given masses, the composition of the traffic in each; fills `out`.
+
+    False where `work` has too little room for layers.
+    """
     stages, share, completed_work, last_held, last_read, page = rows
     present, start_held, start_read, prompt, page_present, page_base = outlasting
     scale, outlasts, born, before, after, first_to_join, joined, turning, pool_scale, pool_outlasts = work
@@ -210,10 +213,8 @@ def iterate(
             read -= amount * (start_read[stage] + age * present[stage])
             gone += amount * present[stage]
             gone_prompts += amount * prompt[stage]
-            if pooled == slots:  # full: what comes is taken to be like what came before
-                pooled -= 1
-                amount = pool_scale[pooled] + amount * present[stage] / present[pool_outlasts[pooled]]
-                stage = pool_outlasts[pooled]
+            if pooled == slots:
+                return False
             pool_scale[pooled], pool_outlasts[pooled] = amount, stage
             pooled += 1
             if part < 1.0:
@@ -237,22 +238,18 @@ def iterate(
             read += part * start_read[stage]
             for g in range(n_pages):
                 turning[g * block + now % block] += part * page_present[g * size + stage]
-            at = (top - 1) % slots
-            if top - bottom == slots:  # full, likewise
-                part *= present[stage] / present[outlasts[at]]
-                scale[at] += part
-                stage = outlasts[at]
+            if top - bottom == slots:
+                return False
+            at = top % slots
+            top += 1
+            scale[at], outlasts[at], born[at], before[at], after[at] = part, stage, now, -1, -1
+            if stage > 0:
+                due = (now + stage) % size
+                after[at] = first_to_join[due]
+                if after[at] >= 0:
+                    before[after[at]] = at
+                first_to_join[due] = at
             else:
-                at = top % slots
-                top += 1
-                scale[at], outlasts[at], born[at], before[at], after[at] = part, stage, now, -1, -1
-                if stage > 0:
-                    due = (now + stage) % size
-                    after[at] = first_to_join[due]
-                    if after[at] >= 0:
-                        before[after[at]] = at
-                    first_to_join[due] = at
-            if stage == 0:
                 joined[here] += part
             held = capacity - room
         out[0][now] = done_work
@@ -262,10 +259,11 @@ def iterate(
         out[4][now] = in_flight
         out[5][now] = held
         out[6][now] = read
+    return True
 
 
 @cache
-def compiled() -> Callable[..., None]:
+def compiled() -> Callable[..., bool]:
     """`iterate`, compiled by numba (seconds once, then kept on disk where that is possible)."""
     import numba
 
@@ -289,20 +287,21 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
     >>> run(lone, np.zeros(3), 7).completed.round(3).tolist()
     [0.0, 0.0, 0.0, 2.4, 0.0, 0.0, 2.4]
     """
-    out = np.zeros((len(Run._fields), iterations))
-    given = _prepared(system, np.ascontiguousarray(masses, dtype=np.float64))
     steps = iterations * system.share.size
-    if steps > (_COMPILE_ABOVE if compile_above is None else compile_above):
-        compiled()(*given, out)
-        return Run(*out)
-    lists: Any = out.tolist()
-    loop: Callable[..., None] = iterate
-    loop(*(_as_lists(part) for part in given), lists)
-    return Run(*np.array(lists))
+    fast = steps > (_COMPILE_ABOVE if compile_above is None else compile_above)
+    loop: Callable[..., bool] = compiled() if fast else iterate
+    layers = _LAYERS * system.size
+    while True:
+        out = np.zeros((len(Run._fields), iterations))
+        given = (*_prepared(system, np.ascontiguousarray(masses, dtype=np.float64), layers), out)
+        arguments = given if fast else tuple(_as_lists(part) for part in given)
+        if loop(*arguments):
+            return Run(*np.asarray(arguments[-1]))
+        layers *= 2
 
 
-def _prepared(system: FluidMap, masses: FloatArray) -> tuple[Any, ...]:
-    """Arguments of `iterate`, all but the last."""
+def _prepared(system: FluidMap, masses: FloatArray, layers: int) -> tuple[Any, ...]:
+    """Arguments of `iterate`, all but the last, with room for so many layers."""
     weights, share, size = system.weights, system.share, system.size
     block = int(weights.block_tokens)
     over = weights.first.astype(np.int64) % block
@@ -328,8 +327,7 @@ def _prepared(system: FluidMap, masses: FloatArray) -> tuple[Any, ...]:
         page_present=np.concatenate([sums(mine.astype(np.float64)) for mine in pages]),
         page_base=np.concatenate([sums(mine * (weights.first - over)) for mine in pages]),
     )
-    slots = _LAYERS * size + 64
-    amounts, links = np.zeros(slots), np.zeros(slots, dtype=np.int64)
+    amounts, links = np.zeros(layers), np.zeros(layers, dtype=np.int64)
     work = (
         amounts,
         links,
