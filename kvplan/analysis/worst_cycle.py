@@ -5,6 +5,7 @@ cycle of classes whose iteration counts share a divisor. Otherwise the fluid map
 states, and the result is labelled as simulated.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -113,7 +114,12 @@ def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps
 
 
 def pulse_cycle(
-    held: Weights, read: Weights, share: FloatArray, prompt: FloatArray, capacity: float
+    held: Weights,
+    read: Weights,
+    share: FloatArray,
+    prompt: FloatArray,
+    capacity: float,
+    seats: float = math.inf,
 ) -> Cycle:
     """The cycle in which everything is admitted once every g iterations, g the gcd of the iteration counts.
 
@@ -126,6 +132,8 @@ def pulse_cycle(
         As in `kvplan.analysis.fluid_map.FluidMap`; `read` is the context read.
     capacity
         KV tokens in whole pages.
+    seats
+        Requests that run at once; so many fill memory with a pulse that is about to leave, if not when it comes.
 
     References
     ----------
@@ -144,10 +152,12 @@ def pulse_cycle(
     g = int(np.gcd.reduce(held.stages))
     weight = held.survival(share).reshape(-1, g)
     pulse = capacity / float(weight[:, -1].sum())  # what is left of each when it stops being the youngest
+    present = survival(held.stages, share).reshape(-1, g)
     older = pulse * weight[1:].sum(axis=0)
     youngest = (capacity - older) / weight[0]  # one pulse, iteration by iteration
+    youngest = np.minimum(youngest, (seats - pulse * float(present[1:, 0].sum())) / float(present[0, 0]))
     amount = np.concatenate([youngest[None], np.full((len(weight) - 1, g), pulse)])
-    in_flight = (amount * survival(held.stages, share).reshape(-1, g)).sum(axis=0)
+    in_flight = (amount * present).sum(axis=0)
     context = (amount * read.survival(share).reshape(-1, g)).sum(axis=0)
     evictions = float(youngest[0] - pulse) / g
     return Cycle(
@@ -252,9 +262,10 @@ def closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
     if not homogeneous and not pulse_is_stable(held.survival(mix.share), g, rounding_error(held.stages)):
         return None
     prompt, capacity = mix.input_tokens.astype(np.float64), float(model.replica.capacity_tokens)
-    cycle = pulse_cycle(held, mix.read, mix.share, prompt, capacity)
-    if seats is not None and cycle.phases[0][0] > seats:
-        return None  # too few run to fill memory with a pulse
+    limit = math.inf if seats is None else float(seats)
+    cycle = pulse_cycle(held, mix.read, mix.share, prompt, capacity, limit)
+    if g * cycle.throughput * float(survival(held.stages, mix.share)[g - 1 :: g].sum()) > limit:
+        return None  # too few run to fill memory
     return CycleKind.HOMOGENEOUS if homogeneous else CycleKind.PULSE, cycle
 
 

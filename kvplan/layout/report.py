@@ -114,7 +114,7 @@ def _summary(report: Report) -> Table:
         ("Sustainable rate", _rps(offered.sustainable_rps), sources["load"].kind),
         ("Headroom", format_percent(offered.headroom, signed=True), sources["load"].kind),
         ("Binding constraint", report.verdict.binding, sources["load"].kind),
-        ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), sources["verdict"].kind),
+        ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), _how_recovery_is_known(report)),
         ("Strongest lever", _lever(strongest), sources["load"].kind),
         (f"Strongest {'time' if is_time(other.name) else 'limit'}", _lever(other), sources["load"].kind),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
@@ -128,6 +128,11 @@ def _lever(lever: Lever) -> str:
     """What to change, as an operator would: limits are raised, times shortened."""
     how = "shorter" if is_time(lever.name) else "more"
     return f"10% {how} {_LEVERS.get(lever.name, lever.name)} serves {format_percent(lever.gain, signed=True)}"
+
+
+def _how_recovery_is_known(report: Report) -> Basis:
+    known = report.sources["verdict"].kind
+    return Basis.ESTIMATED if known is Basis.COMPUTED else known  # its factors are fitted
 
 
 def _load(report: Report, basis: Basis) -> Iterator[Block]:

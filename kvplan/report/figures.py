@@ -92,7 +92,6 @@ def _of_mix(model: ServingModel) -> dict[str, Figure]:
             "mean prefill work of a fresh request, tokens; 0 where prefill is disaggregated",
             cost.prefill_tokens,
         ),
-        "input": Figure("s̄", "mean input of a request, tokens", float(mix.share @ mix.input_tokens)),
         "n": Figure("n̄", "mean iterations that a request stays", cost.iterations),
         "a": Figure(
             "ā",
@@ -316,7 +315,6 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
             float(means.work_s[index]),
         ),
         **({} if model.timing.is_linear else {"F_cycle": Figure("F", law_text.REST, rest)}),
-        "input": Figure("s_i", "input of the class, tokens", one.input_tokens),
         **_of_pulse(alone),
         "queue": Figure(
             "E[W]",

@@ -110,7 +110,9 @@ def _at_these_rates(
             f"{replicas} replicas."
         )
         if not eviction_is_impossible(model):
-            found.append(f"Until then cap admissions at {limit}: the excess waits, nothing is evicted.")
+            found.append(
+                f"Until then cap admissions at {limit}: the excess waits, and evictions all but stop."
+            )
     elif status is Status.NEEDS_CAP:
         most = running_at_most(model)
         found.append(

@@ -13,7 +13,7 @@ def content(sustainable: float, worst: float, offered: float, top: float) -> Rat
     rate = np.unique([0.0, worst, sustainable, top])
     zone = (worst, sustainable) if worst < sustainable else None
     collapsed = np.minimum(rate, worst)
-    return RateThroughput(rate, np.minimum(rate, sustainable), collapsed, zone, offered, sustainable)
+    return RateThroughput(rate, np.minimum(rate, sustainable), collapsed, zone, worst, offered, sustainable)
 
 
 @pytest.mark.parametrize("ink", [BLOCKS, ASCII], ids=["blocks", "ascii"])

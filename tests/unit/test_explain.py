@@ -189,6 +189,7 @@ def test_nearly_every_number_has_a_calculation_somewhere() -> None:
     without = {
         *(key for key in CONTRACT if key.endswith((".name", ".kind", ".feasible", ".fits"))),
         "worst_cycle.danger_zone_rps",
+        "worst_cycle.settled",
         "worst_cycle.classes[].period",
         "rate_cap.classes[].integer_budget",
         "wait.max_thresholds[]",

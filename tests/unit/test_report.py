@@ -64,8 +64,11 @@ def check_rules(model: ServingModel) -> None:
 
     # the verdict
     overloaded = load["offered_rps"] > load["sustainable_rps"]
-    recovers = (local["stable"] and local["certified"]) or load["offered_rps"] <= cycle["throughput_rps"]
-    expected = "overloaded" if overloaded else "stable" if recovers else "needs_cap"
+    recovers = found["verdict"]["recovers_up_to_rps"]
+    assert 0 <= recovers <= load["sustainable_rps"]
+    # what whole requests recover at is never more than what very many would
+    assert cycle["kind"] == "none" or recovers <= cycle["throughput_rps"] * (1 + 1e-9)
+    expected = "overloaded" if overloaded else "stable" if load["offered_rps"] <= recovers else "needs_cap"
     assert found["verdict"]["status"] == expected
     assert found["verdict"]["binding"] in {"kv_memory", "compute", "max_num_seqs", "max_num_batched_tokens"}
     assert overloaded == (load["headroom"] is not None and load["headroom"] < 0)
@@ -76,13 +79,9 @@ def check_rules(model: ServingModel) -> None:
 
     # the cycle
     zone = cycle["danger_zone_rps"]
-    if cycle["throughput_rps"] >= load["sustainable_rps"]:
-        assert zone is None
-    if zone is not None:
-        assert zone == [cycle["throughput_rps"], load["sustainable_rps"]]
-        assert zone[0] < zone[1]
+    assert zone == ([recovers, load["sustainable_rps"]] if recovers < load["sustainable_rps"] else None)
     if cycle["kind"] == "none":
-        assert (cycle["loss"], cycle["evictions_per_iteration"], cycle["period"], zone) == (0, 0, None, None)
+        assert (cycle["loss"], cycle["evictions_per_iteration"], cycle["period"]) == (0, 0, None)
         assert cycle["throughput_per_iteration"] == full["admissions_per_iteration"]
     inline = model.replica.prefill == "inline"
     lengths = {d + inline for c in model.classes for d in c.decode_tokens}
@@ -92,7 +91,11 @@ def check_rules(model: ServingModel) -> None:
         and model.replica.max_num_seqs * max(c.max_tokens for c in model.classes)
         <= model.replica.memory_tokens
     )
-    if lengths == {1} or no_eviction:
+    block, first = model.replica.block_tokens, 0 if inline else 1
+    constant = all(  # no request takes another page
+        -(-(c.input_tokens + first) // block) == -(-c.max_tokens // block) for c in model.classes
+    )
+    if constant or no_eviction:
         assert cycle["kind"] == "none"
     elif len(lengths) == 1 and model.replica.max_num_seqs is None:
         assert cycle["kind"] == "homogeneous"
@@ -145,10 +148,13 @@ def test_requests_of_a_single_token_keep_the_rules(model: ServingModel) -> None:
     check_rules(model)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.79, 0.81, 0.99, 1.01, 3.0])
+@pytest.mark.parametrize("share", [0.5, 0.78, 0.81, 0.99, 1.01, 3.0])
 def test_the_verdict_on_one_length_follows_the_danger_zone(share: float) -> None:
-    """Input 2, decode 3: below 0.8 of the sustainable rate stable, then needs_cap, beyond it overloaded."""
-    model = mix_model((2, 3, share), memory=12)
+    """Input 2, decode 3: below 0.8 of the sustainable rate stable, then needs_cap, beyond it overloaded.
+
+    That is the worst cycle of very many requests; of so many as here, a hundredth less is kept.
+    """
+    model = mix_model((2, 3, share * 1e5), memory=1_200_000)
     expected = "overloaded" if share > 1 else "needs_cap" if share > 0.8 else "stable"
     assert document(model)["verdict"]["status"] == expected
     check_rules(model)
@@ -162,10 +168,13 @@ def test_exactly_the_sustainable_rate_is_not_overloaded() -> None:
     assert document(model)["verdict"]["status"] == "needs_cap"
 
 
-def test_a_mix_that_damps_disturbances_is_stable_up_to_the_sustainable_rate() -> None:
+def test_a_mix_that_damps_disturbances_is_stable_nearly_up_to_the_sustainable_rate() -> None:
+    """With very many requests; with a few, the gap that the next does not fit into makes a difference."""
     for rate, status in ((5.9, "stable"), (6.1, "overloaded")):
-        found = document(mix_model((20, 4, rate), (20, 5, rate), memory=1230))
+        found = document(mix_model((20, 4, rate * 1e5), (20, 5, rate * 1e5), memory=123_000_000))
         assert (found["verdict"]["status"], found["worst_cycle"]["kind"]) == (status, "none")
+    found = document(mix_model((20, 4, 5.9), (20, 5, 5.9), memory=1230))
+    assert (found["verdict"]["status"], found["worst_cycle"]["kind"]) == ("needs_cap", "none")
 
 
 @pytest.mark.parametrize(("seqs", "kind"), [(100, "none"), (101, "homogeneous")])
