@@ -215,11 +215,12 @@ class Layer:
 
 @dataclass
 class Step:
-    """Requests of each row that completed, were evicted and were admitted in an iteration."""
+    """Requests of each row that completed, were evicted and were admitted in an iteration, and who of these returned."""
 
     completed: list
     evicted: list
     admitted: list
+    returned: list
 
 
 @dataclass
@@ -293,7 +294,7 @@ class SlowMap:
     def step(self) -> Step:
         """One iteration: everybody advances, the youngest make room, and who waits comes in."""
         rows = range(len(self.weights))
-        completed, evicted, admitted = ([0 for _ in rows] for _ in range(3))
+        completed, evicted, admitted, returned = ([0 for _ in rows] for _ in range(4))
         for layer in self.layers:
             layer.age += 1
             for i in rows:
@@ -329,9 +330,11 @@ class SlowMap:
                 if part < 1:
                     self.pool.append([n * (1 - part) for n in source])
             come = [n * part for n in source]
+            if source is not self.shares:
+                returned = [n + x for n, x in zip(returned, come, strict=True)]
             self.layers.append(Layer(0, come))
             admitted = [n + x for n, x in zip(admitted, come, strict=True)]
-        return Step(completed, evicted, admitted)
+        return Step(completed, evicted, admitted, returned)
 
 
 # -- queues ------------------------------------------------------------------------------------------------------

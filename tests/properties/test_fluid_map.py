@@ -164,10 +164,8 @@ def test_nothing_is_lost(mixture: Mixture, data: st.DataObject) -> None:
     slow = SlowMap.of_cohorts(weights, shares, Fraction(mixture.capacity), masses)
     there = [sum(row) for row in slow.by_stage()]
     for _ in range(2 * mixture.size):
-        waiting = slow.pooled()
         step = slow.step()
-        back = [max(w + e - n, 0) for w, e, n in zip(waiting, step.evicted, slow.pooled(), strict=True)]
-        fresh = [a - b for a, b in zip(step.admitted, back, strict=True)]
+        fresh = [a - b for a, b in zip(step.admitted, step.returned, strict=True)]
         assert all(n * shares[0] == fresh[0] * p for n, p in zip(fresh, shares, strict=True))
         there = [n + f - c for n, f, c in zip(there, fresh, step.completed, strict=True)]
         assert there == [sum(row) + n for row, n in zip(slow.by_stage(), slow.pooled(), strict=True)]

@@ -14,7 +14,8 @@ from oracles import SlowMap, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, models, request_rows
 
 from kvplan.analysis.equilibrium import saturation, sustainable_rate
-from kvplan.analysis.fluid_map import eviction_free_state, fluid_map, run, state_by_stage
+from kvplan.analysis.fluid_map import Run, collapsed_starts, fluid_map, run
+from kvplan.analysis.recovery import recovery
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import (
     Cycle,
@@ -23,17 +24,18 @@ from kvplan.analysis.worst_cycle import (
     gap_cycle_throughput,
     pulse_cycle,
     pulse_is_stable,
-    simulate_worst,
+    simulate_collapsed,
     worst_cycle,
 )
-from kvplan.model import ServingModel, Timing
+from kvplan.model import ServingModel, Timing, Weights
 
 
 class Pulses(NamedTuple):
-    """Classes (a, n, parts) whose iteration counts share the divisor g > 1."""
+    """Rows (a, n, parts) whose iteration counts share the divisor g > 1, in pages."""
 
     rows: tuple[tuple[int, int, int], ...]
-    memory: Fraction = Fraction(1000)
+    page: int = 1
+    memory: Fraction = Fraction(1008)  # whole pages of 1, 3 and 16
 
     @property
     def g(self) -> int:
@@ -46,7 +48,7 @@ class Pulses(NamedTuple):
 
     @property
     def weights(self) -> list[list[Fraction]]:
-        return [[Fraction(a + k) for k in range(n)] for a, n, _ in self.rows]
+        return [[Fraction(self.page * -(-(a + k) // self.page)) for k in range(n)] for a, n, _ in self.rows]
 
     @property
     def longest(self) -> int:
@@ -63,12 +65,28 @@ class Pulses(NamedTuple):
         """W_(g-1), W_(2g-1), …: what the pulses weigh when they have just been trimmed."""
         return self.survival()[self.g - 1 :: self.g]
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return (
-            np.array([n for _, n, _ in self.rows]),
-            np.array([float(a) for a, _, _ in self.rows]),
-            np.array([float(p) for p in self.shares]),
-        )
+    @property
+    def throughput(self) -> Fraction:
+        """x = M/(g·Σ_j W_(g-1+jg))."""
+        return self.memory / (self.g * sum(self.sampled()))
+
+    def arrays(self) -> tuple[Weights, Weights, np.ndarray, np.ndarray]:
+        """What is held, what is read, shares and prompts (`disaggregated`)."""
+        first = np.array([float(a) for a, _, _ in self.rows])
+        stages = np.array([n for _, n, _ in self.rows])
+        share = np.array([float(p) for p in self.shares])
+        return Weights(first, stages, self.page), Weights(first, stages), share, first - 1
+
+    def cycle(self) -> Cycle:
+        return pulse_cycle(*self.arrays(), float(self.memory))
+
+    def run(self, masses: list[float], iterations: int) -> Run:
+        held, _, share, prompt = self.arrays()
+        return run(fluid_map(held, share, prompt, float(self.memory)), np.array(masses), iterations)
+
+    def slow(self) -> SlowMap:
+        """On the cycle, memory full, the youngest pulse about to be out of danger."""
+        return SlowMap.of_cohorts(self.weights, self.shares, self.memory, self.state(self.throughput))
 
     def state(self, x: Fraction) -> list[Fraction]:
         """Cohorts of x·g requests at stages g-1, 2g-1, …, none between."""
@@ -85,39 +103,46 @@ def pulses(draw: st.DrawFn) -> Pulses:
             max_size=4,
         )
     )
-    return Pulses(tuple(rows))
+    return Pulses(tuple(rows), draw(st.sampled_from([1, 1, 3, 16])))
 
 
 @given(pulses())
 def test_the_pulse_cycle_is_exactly_a_cycle_of_the_map(case: Pulses) -> None:
-    """In exact fractions: period g, throughput, evictions and mean number in flight (any classes and inputs)."""
-    g = case.g
-    x = case.memory / sum(
-        p * ((a - 1) * n + Fraction(n * (n + g), 2))
-        for (a, n, _), p in zip(case.rows, case.shares, strict=True)
-    )
-    slow = SlowMap.of_cohorts(case.weights, case.shares, case.memory, case.state(x))
-    start = [list(row) for row in slow.amount]
+    """In exact fractions and whole pages: period g, and all means of an iteration (any classes and inputs)."""
+    g, x = case.g, case.throughput
+    if case.page == 1:  # as theory §3 writes it without pages
+        assert x == case.memory / sum(
+            p * ((a - 1) * n + Fraction(n * (n + g), 2))
+            for (a, n, _), p in zip(case.rows, case.shares, strict=True)
+        )
+    slow = case.slow()
+    start = slow.by_stage()
     assert slow.memory() == case.memory
-    completed = evicted = in_flight = Fraction(0)
+    steps, phases = [], []
     for _ in range(g):
-        done, gone, _ = slow.step()
-        completed += sum(done)
-        evicted += sum(gone)
-        in_flight += slow.in_flight()
-    assert slow.amount == start
-    found = pulse_cycle(*case.arrays(), float(case.memory))
+        steps.append(slow.step())
+        read = sum(
+            amount * (a + k)
+            for (a, _, _), held in zip(case.rows, slow.by_stage(), strict=True)
+            for k, amount in enumerate(held)
+        )
+        phases.append((slow.in_flight(), read))
+    assert slow.by_stage() == start
+    found = case.cycle()
     assert found.period == g
-    assert found.throughput == pytest.approx(float(completed / g), rel=1e-12)
-    assert found.evictions == pytest.approx(float(evicted / g), rel=1e-12)
-    assert found.in_flight == pytest.approx(float(in_flight / g), rel=1e-12)
-    history = run(
-        fluid_map(*case.arrays(), float(case.memory)),
-        state_by_stage(np.array([float(m) for m in case.state(x)])),
-        2 * g,
-    )
-    assert history.completed.mean() == pytest.approx(float(x), rel=1e-9)
-    assert history.evicted.mean() == pytest.approx(found.evictions, rel=1e-7)
+    assert found.throughput == pytest.approx(float(x), rel=1e-12)
+    assert sum(sum(step.completed) for step in steps) == x * g
+    evicted = [sum(step.evicted[i] for step in steps) / g for i in range(len(case.rows))]
+    assert found.evictions == pytest.approx(float(sum(evicted)), rel=1e-10)
+    prompts = sum(n * (a - 1) for n, (a, _, _) in zip(evicted, case.rows, strict=True))
+    assert found.evicted_prompts == pytest.approx(float(prompts), rel=1e-10)
+    assert found.in_flight == pytest.approx(float(sum(n for n, _ in phases) / g), rel=1e-12)
+    assert found.read_tokens == pytest.approx(float(sum(k for _, k in phases) / g), rel=1e-12)
+    for mine, theirs in zip(found.phases, phases, strict=True):
+        assert mine == pytest.approx([float(n) for n in theirs], rel=1e-12)
+    history = case.run([float(m) for m in case.state(x)], 2 * g)
+    assert history.throughput.mean() == pytest.approx(float(x), rel=1e-9)
+    assert history.evicted.mean() == pytest.approx(found.evictions, rel=1e-7, abs=1e-9)
 
 
 @given(pulses())
@@ -137,16 +162,15 @@ def test_a_stable_pulse_attracts_its_neighbourhood_and_another_does_not(case: Pu
     moduli = np.abs(np.roots([float(x) for x in case.sampled()]))
     radius = float(moduli.max(initial=0.0))
     assume(abs(radius - 1) > 0.02)
-    cycle = pulse_cycle(*case.arrays(), float(case.memory))
+    cycle = case.cycle()
     random = np.random.default_rng(seed)
     masses = np.array([float(m) for m in case.state(Fraction(cycle.throughput))])
     near = masses * random.uniform(0.998, 1.002, masses.size)
     near += 1e-3 * cycle.throughput * random.uniform(0, 1, masses.size)
-    system = fluid_map(*case.arrays(), float(case.memory))
-    near *= system.capacity / float(near @ system.weight)
+    near *= float(case.memory) / float(near @ [float(w) for w in case.survival()])
     pulses_done = math.ceil(20 / abs(radius - 1)) + 40 * case.longest
-    history = run(system, state_by_stage(near), case.g * pulses_done)
-    per_pulse = history.completed.reshape(-1, case.g).sum(axis=1)
+    history = case.run(near.tolist(), case.g * pulses_done)
+    per_pulse = history.throughput.reshape(-1, case.g).sum(axis=1)
     away = np.abs(per_pulse[-2 * case.longest :] / (cycle.throughput * case.g) - 1).max()
     assert (away < 1e-6) == (radius < 1)
     if radius < 1:
@@ -168,7 +192,7 @@ def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
         (input_tokens, 4, float(p.denominator - p.numerator)),
         memory=10_000,
     )
-    cycle = worst_cycle(model, stability(model))
+    cycle = worst_cycle(model, stability(model), None)
     stable = p * (input_tokens + 4) > 2
     assert cycle.kind is (CycleKind.PULSE if stable else CycleKind.SIMULATED)
     if stable:
@@ -189,7 +213,7 @@ def test_one_length_loses_d_minus_1_over_twice_s_plus_d(input_tokens: int, decod
     if not assume_input:
         return
     model = mix_model((input_tokens, decode, 1.0), memory=10**6, prefill=prefill)
-    found = worst_cycle(model, stability(model))
+    found = worst_cycle(model, stability(model), None)
     assert found.kind is CycleKind.HOMOGENEOUS
     assert found.period == d
     assert found.throughput_per_iteration == pytest.approx(10**6 / (d * (s + d)), rel=1e-12)
@@ -217,94 +241,87 @@ def test_gap_vectors_lie_between_the_block_and_the_even_cycle(
         gap_cycle_throughput(decode, s + 1.0, 1000.0, [*gaps, 1])
 
 
-def slow_means(model: ServingModel, masses: list[float], iterations: int) -> tuple[float, float, float]:
-    """Completions of the mix as offered, all completions, and evictions, over the second half of a slow run."""
-    rows = request_rows(model)
-    half_page = (model.replica.block_tokens - 1) / 2
-    weights = [[w + half_page for w in ws] for _, _, ws, _ in rows]
-    slow = SlowMap.of_cohorts(
-        weights, [float(p) for _, _, _, p in rows], float(model.replica.memory_tokens), masses
-    )
-    steps = [slow.step() for _ in range(iterations)][iterations // 2 :]
-    shares: dict[int, float] = {}
-    completions: dict[int, float] = {}
-    for i, (_, _, held, p) in enumerate(rows):
-        shares[len(held)] = shares.get(len(held), 0.0) + float(p)
-        mine = sum(completed[i] for completed, _, _ in steps) / len(steps)
-        completions[len(held)] = completions.get(len(held), 0.0) + mine
-    return (
-        min(completions[n] / shares[n] for n in shares),
-        sum(sum(completed) for completed, _, _ in steps) / len(steps),
-        sum(sum(evicted) for _, evicted, _ in steps) / len(steps),
-    )
-
-
 @pytest.mark.parametrize(
-    ("rows", "block"),
+    ("rows", "limits"),
     [
-        (((3, 4, 1.0), (3, 5, 1.0)), 1),
-        (((1, 4, 1.0), (1, 6, 1.0)), 1),
-        (((1, 4, 1.0), (1, 6, 1.0)), 16),
-        (((1, 9, 1.0), (1, 13, 1.0)), 1),
-        (((0, 2, 1.0), (5, 11, 2.0), (2, 16, 1.0)), 1),
-        (((0, 2, 1.0), (5, 11, 2.0), (2, 16, 1.0)), 16),
-        (((10, (15, 17), 1.0), (0, 16, 1.0)), 1),
+        (((3, 4, 1.0), (3, 5, 1.0)), {}),
+        (((1, 4, 1.0), (1, 6, 1.0)), {}),
+        (((13, 4, 1.0), (12, 6, 1.0)), {"block_tokens": 16}),
+        (((1, 9, 1.0), (1, 13, 1.0)), {}),
+        (((0, 2, 1.0), (5, 11, 2.0), (2, 16, 1.0)), {}),
+        (((0, 2, 1.0), (5, 11, 2.0), (2, 16, 1.0)), {"max_num_seqs": 900}),
+        (((0, 2, 1.0), (5, 14, 2.0), (2, 20, 1.0)), {"block_tokens": 16}),
+        (((10, (15, 17), 1.0), (0, 16, 1.0)), {}),
     ],
 )
 def test_a_simulated_worst_cycle_is_where_the_slow_map_goes(
-    rows: tuple[tuple[int, int, float], ...], block: int
+    rows: tuple[tuple[int, int, float], ...], limits: dict[str, int]
 ) -> None:
-    """The lower of two runs, from (nearly) empty and from a disturbed equilibrium, made again stage by stage.
-
-    Exactly empty is avoided here: exact ties can hold the slow map on an orbit that repels.
-    """
-    model = mix_model(*rows, memory=9600, block_tokens=block)
-    found, local = simulate_worst(model), stability(model)
-    assert not local.stable
+    """From each collapsed state, made again layer by layer; the lowest is reported."""
+    model = mix_model(*rows, memory=9600, **limits)
+    local, n_star = stability(model), saturation(model).admissions_per_iteration
+    seats = limits.get("max_num_seqs", math.inf)
     mix = model.mix
-    system = fluid_map(mix.stages, mix.read.first + (block - 1) / 2, mix.share, 9600)
-    disturbed = eviction_free_state(system, disturbance=0.1).mass[::-1].tolist()
-    nearly_empty = [1e-3 * m for m in disturbed]
-    runs = [slow_means(model, masses, 4000) for masses in (nearly_empty, disturbed)]
-    n_star = saturation(model).admissions_per_iteration
-    of_the_mix, throughput, evictions = min(runs)
-    assert found.mix_throughput == pytest.approx(of_the_mix, abs=2e-3 * n_star)
-    assert found.throughput == pytest.approx(throughput, abs=2e-3 * n_star)
-    assert found.evictions == pytest.approx(evictions, abs=2e-2 * n_star)
-    cycle = worst_cycle(model, local)
-    if cycle.kind is CycleKind.SIMULATED:
-        assert cycle.throughput_per_iteration == found.mix_throughput
-        assert cycle.loss == pytest.approx(max(0, 1 - found.mix_throughput / n_star), abs=1e-12)
-        assert cycle.iterations == found.iterations
+    system = fluid_map(mix.held, mix.share, mix.input_tokens.astype(float), 9600.0, seats)
+    page = model.replica.block_tokens
+    weights = [[page * -(-w // page) for w in held] for _, _, held, _ in request_rows(model)]
+    shares = [float(p) for *_, p in request_rows(model)]
+    mean = sum(p * sum(w) for p, w in zip(shares, weights, strict=True))
+    means = []
+    found = simulate_collapsed(model)
+    for one, start in zip(found, collapsed_starts(system), strict=True):
+        slow = SlowMap.of_cohorts(
+            weights, shares, 9600.0, start.tolist(), seats=limits.get("max_num_seqs"), nothing=1e-8
+        )
+        steps = [slow.step() for _ in range(3000)][1000:]
+        completed = sum(np.array(step.completed) for step in steps) / len(steps)
+        x = float(completed @ [sum(w) / mean for w in weights])
+        evicted = sum(sum(step.evicted) for step in steps) / len(steps)
+        assert one.settled
+        assert one.throughput == pytest.approx(x, abs=5e-3 * n_star)
+        assert one.evictions == pytest.approx(evicted, abs=3e-2 * n_star)
+        means.append(x)
+    cycle = worst_cycle(model, local, None)
+    assert not local.stable
+    assert cycle.kind is CycleKind.SIMULATED
+    assert cycle.throughput_per_iteration == pytest.approx(min(means), abs=5e-3 * n_star)
+    assert cycle.loss == pytest.approx(max(0, 1 - cycle.throughput_per_iteration / n_star), abs=1e-12)
+    assert cycle.iterations in {one.iterations for one in found}
 
 
-@given(pulses(), st.sampled_from(["disaggregated", "inline", "fused"]), st.sampled_from([1, 16]))
+LAWS = [Timing(0.5, 2e-4, 3e-3, 4e-3), Timing(0.5, 2e-4, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=200.0)]
+
+
+@given(pulses(), st.sampled_from(["disaggregated", "inline", "fused"]), st.sampled_from(LAWS))
 def test_wall_clock_is_completions_over_the_times_of_the_iterations(
-    case: Pulses, prefill: str, block: int
+    case: Pulses, prefill: str, timing: Timing
 ) -> None:
-    """Each iteration of an exact pulse timed by its definition: KV, prefill and sequences as the slow map has them."""
-    timing = Timing(0.5, 2e-4, 3e-3, 4e-3)
+    """Each iteration of an exact pulse timed by its definition: context, prefill and sequences as in the slow map."""
     inline = prefill == "inline"
     rows = tuple((a if inline else a - 1, n - inline, float(parts)) for a, n, parts in case.rows)
-    model = mix_model(*rows, memory=1000, prefill=prefill, timing=timing, block_tokens=block)
-    half_page = Fraction(block - 1, 2)
-    weights = [[w + half_page for w in ws] for ws in case.weights]
-    g, shares = case.g, case.shares
-    x = case.memory / sum(
-        p * sum(w[k] * g for k in range(g - 1, len(w), g)) for w, p in zip(weights, shares, strict=True)
-    )
-    slow = SlowMap.of_cohorts(weights, shares, case.memory, case.state(x))
+    model = mix_model(*rows, memory=int(case.memory), prefill=prefill, timing=timing, block_tokens=case.page)
+    slow = case.slow()
+    for _ in range(case.g):  # until those evicted return
+        slow.step()
     seconds = completed = 0.0
-    for _ in range(g):
-        done, gone, admitted = slow.step()
-        prefilled = gone if prefill == "disaggregated" else admitted
+    for _ in range(case.g):
+        step = slow.step()
+        prefilled = step.returned if prefill == "disaggregated" else step.admitted
         tokens = sum(float(n) * s for n, (s, _, _) in zip(prefilled, rows, strict=True))
         sequences = float(slow.in_flight())
-        kv = float(slow.memory()) - float(half_page) * sequences
-        seconds += timing.d0 + timing.d1 * kv + timing.d2 * tokens + timing.d3 * sequences
-        completed += float(sum(done))
-    mix = model.mix
-    cycle: Cycle = pulse_cycle(mix.stages, model.mix.held.at_start, mix.share, 1000.0)
+        read = sum(
+            float(amount) * (a + k)
+            for (a, _, _), held in zip(case.rows, slow.by_stage(), strict=True)
+            for k, amount in enumerate(held)
+        )
+        seconds += timing.d0 + timing.d1 * read + timing.d2 * tokens + timing.d3 * sequences
+        seconds += timing.d4 * math.sqrt(sequences)
+        seconds += timing.d5 * max(0.0, tokens + sequences - timing.knee_tokens)
+        completed += float(sum(step.completed))
+    held, read_weights, share, _ = case.arrays()
+    cycle = pulse_cycle(
+        held, read_weights, share, np.array([float(s) for s, _, _ in rows]), float(case.memory)
+    )
     assert cycle_throughput_rps(model, cycle) == pytest.approx(completed / seconds, rel=1e-9)
 
 
@@ -313,7 +330,7 @@ def test_kinds_follow_the_rules_of_the_report() -> None:
 
     def kind(*rows: tuple[int, int, float], **limits: int) -> CycleKind:
         model = mix_model(*rows, memory=10_000, **limits)
-        return worst_cycle(model, stability(model)).kind
+        return worst_cycle(model, stability(model), None).kind
 
     assert kind((5, 1, 1.0)) is CycleKind.NONE  # a single stage
     assert kind((5, 1, 1.0), (50, 1, 2.0)) is CycleKind.NONE
@@ -323,6 +340,9 @@ def test_kinds_follow_the_rules_of_the_report() -> None:
     assert kind((1, 4, 1.0), (1, 6, 1.0)) is CycleKind.SIMULATED  # its pulse is unstable
     assert kind((1, 4, 1.0), (1, 5, 1.0)) is CycleKind.SIMULATED  # below the smallest stable input
     assert kind((20, 4, 1.0), (20, 5, 1.0)) is CycleKind.NONE  # stable
+    # never more than one page, however long, and one more at the end
+    assert kind((5, 7, 1.0), (9, 6, 1.0), block_tokens=16) is CycleKind.NONE
+    assert kind((5, 7, 1.0), (9, 8, 1.0), block_tokens=16) is not CycleKind.NONE
     # the longest request holds 12 tokens: 833 of them fit, 834 do not
     assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=833) is CycleKind.NONE
     assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=834) is not CycleKind.NONE
@@ -332,17 +352,17 @@ def test_kinds_follow_the_rules_of_the_report() -> None:
 def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
     """Loss, danger zone, and nulls, for any model."""
     local = stability(model)
-    found, full = worst_cycle(model, local), saturation(model)
+    recovers = recovery(model, local).rate_rps
+    found, full = worst_cycle(model, local, recovers), saturation(model)
     _, sustainable = sustainable_rate(model)
     assert 0 <= found.loss < 1
     ratio = found.throughput_per_iteration / full.admissions_per_iteration
     assert found.loss == pytest.approx(max(0, 1 - ratio), abs=1e-12)
     if found.danger_zone_rps is None:
-        assert found.throughput_rps >= sustainable * (1 - 1e-12)
+        assert recovers == sustainable
     else:
-        assert found.danger_zone_rps == (found.throughput_rps, sustainable)
-        assert found.throughput_rps < sustainable
-        assert found.kind is not CycleKind.NONE
+        assert found.danger_zone_rps == (recovers, sustainable)
+        assert recovers < sustainable
     if found.kind is CycleKind.NONE:
         assert (found.loss, found.evictions_per_iteration, found.period) == (0, 0, None)
         assert found.throughput_per_iteration == full.admissions_per_iteration
@@ -355,10 +375,12 @@ def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
         assert alone.name == model.classes[i].name
         stages = {len(stage_weights(model.replica.prefill, c.input_tokens, d)) for d in c.decode_tokens}
         if alone.kind is None:
-            assert len(stages) > 1
+            first, page = single.mix.held.first.min(), model.replica.block_tokens
+            pulse = model.replica.capacity_tokens / (page * -(-first // page))  # requests
+            assert len(stages) > 1 or pulse > model.replica.max_num_seqs
             assert (alone.throughput_rps, alone.loss, alone.period) == (None, None, None)
             continue
-        same = worst_cycle(single, stability(single))
+        same = worst_cycle(single, stability(single), None)
         assert (alone.kind, alone.loss, alone.period) == (same.kind, same.loss, same.period)
         assert alone.throughput_per_iteration == same.throughput_per_iteration
         assert alone.throughput_rps == same.throughput_rps
@@ -368,6 +390,6 @@ def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
 def test_one_token_to_spare_and_survival_polynomials_of_distributions() -> None:
     """A request that fills memory but for a token still has a worst cycle."""
     model = mix_model((60, 39, 1.0), memory=100)
-    found = worst_cycle(model, stability(model))
+    found = worst_cycle(model, stability(model), None)
     assert found.throughput_per_iteration == pytest.approx(100 / (39 * 99), rel=1e-12)
     assert survival_polynomial([(stage_weights("disaggregated", 2, 2), Fraction(1))]) == [3, 4]
