@@ -220,7 +220,9 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     return cycle.throughput / timing.mean(cycle.read_tokens, prompts, cycle.in_flight)
 
 
-def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:
+def worst_cycle(
+    model: ServingModel, stability: Stability, recovers_up_to_rps: float | None = None
+) -> WorstCycle:
     """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
 
     Above the rate up to which a backlog drains lies the danger zone (`kvplan.analysis.recovery`).
