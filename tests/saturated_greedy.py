@@ -202,10 +202,11 @@ def measure(
     marks = warm + np.linspace(0, most, _BATCHES + 1).astype(np.int64)
     rows = run(server, start, draw(server, int(marks[-1]), seed), marks, cap=cap)
     spent, done, work, evicted, iterations = (np.diff(rows[name]) for name in _ROW.names or ())
-    rate = work / server.mean_footprint / spent
+    some = spent > 0  # more than a batch can leave at once
+    rate = work[some] / server.mean_footprint / spent[some]
     return Measured(
         float(work.sum() / server.mean_footprint / spent.sum()),
-        float(rate.std(ddof=1) / math.sqrt(_BATCHES)),
+        float(rate.std(ddof=1) / math.sqrt(rate.size)),
         float(evicted.sum() / iterations.sum()),
         int(done.sum()),
     )
