@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
@@ -116,7 +117,7 @@ def _timing(rng: np.random.Generator, full: Server) -> Timing:
         d0 * _log_uniform(rng, low, high) / amount if rng.random() < often else 0.0
         for amount, (often, low, high) in zip(amounts, ranges, strict=True)
     )
-    return Timing(d0, d1=d1, d2=d2, d3=d3)
+    return Timing(d0, d1=d1, d2=min(d2, 3e-4), d3=d3)
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
@@ -367,7 +368,7 @@ def campaign(numbers: Iterable[int], completions: int, processes: int = 1) -> Fi
     work = partial(judged, completions=completions)
     if processes == 1:
         return Findings(tuple(map(work, numbers)))
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         return Findings(tuple(pool.map(work, numbers, chunksize=4)))
 
 

@@ -202,10 +202,11 @@ def measure(
     marks = warm + np.linspace(0, most, _BATCHES + 1).astype(np.int64)
     rows = run(server, start, draw(server, int(marks[-1]), seed), marks, cap=cap)
     spent, done, work, evicted, iterations = (np.diff(rows[name]) for name in _ROW.names or ())
-    rate = work / server.mean_footprint / spent
+    some = spent > 0  # more than a batch can leave at once
+    rate = work[some] / server.mean_footprint / spent[some]
     return Measured(
         float(work.sum() / server.mean_footprint / spent.sum()),
-        float(rate.std(ddof=1) / math.sqrt(_BATCHES)),
+        float(rate.std(ddof=1) / math.sqrt(rate.size)),
         float(evicted.sum() / iterations.sum()),
         int(done.sum()),
     )
@@ -401,10 +402,7 @@ def loop(
                 if arrival < arrivals[2] <= later:  # the burst ends; what was drawn beyond is drawn again
                     later = arrivals[2] + np.random.exponential(1 / arrivals[1])
                 arrival = later
-            waiting = queue - taken + evicted_now
-            longest_queue = max(longest_queue, waiting)
-            if clock > arrivals[2] and waiting == 0:
-                break
+            longest_queue = max(longest_queue, queue - taken + evicted_now)
         read += running
         held += phase[(1 - iteration) % block]
         while held > pages:
@@ -467,6 +465,8 @@ def loop(
             held += (first[row] + block - 1) // block
             read += first[row]
             admissions -= 1
+        if clock > arrivals[2] and queue == taken and evicted_now == 0 and not saturated:
+            break
         if running > 0 or saturated:
             clock += timing[0] + timing[1] * read + timing[2] * prompts + timing[3] * running
         else:

@@ -10,15 +10,15 @@ from saturated_greedy import EMPTY, Residents, Server, drain, draw, judge, measu
 from strategies import mix_model
 from tiers import examples
 
-from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation import engine
 from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.protocol import one_queue
+from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
 
 @st.composite
-def servers(draw: st.DrawFn, *, limits: bool = True) -> ServingModel:
+def servers(draw: st.DrawFn) -> ServingModel:
     """A few requests at a time, of lengths that fill pages in every way."""
     convention = draw(st.sampled_from(Prefill))
     inputs = st.integers(int(convention is Prefill.INLINE), 12)
@@ -34,7 +34,7 @@ def servers(draw: st.DrawFn, *, limits: bool = True) -> ServingModel:
     block = draw(st.sampled_from([1, 1, 3, 4]))
     longest = max(c.max_tokens for c in classes) + block
     timing = draw(st.sampled_from([Timing(1.0), Timing(0.5, d1=0.25, d2=0.125, d3=0.0625)]))
-    most = draw(st.none() | st.integers(1, 9)) if limits else None
+    most = draw(st.none() | st.integers(1, 9))
     replica = Replica(
         longest + draw(st.integers(0, 200)), block_tokens=block, prefill=convention, max_num_seqs=most
     )
@@ -96,7 +96,7 @@ def test_plain_loop_agrees_to_the_unit(model: ServingModel, which: int, seed: in
 
 
 @examples(40)
-@given(servers(limits=False), st.integers(0, 10**6))
+@given(servers(), st.integers(0, 10**6))
 def test_simulator_of_kvplan_agrees_to_the_unit(model: ServingModel, seed: int) -> None:
     server = Server.of(model)
     fresh = draw(server, 100, seed)
@@ -105,12 +105,16 @@ def test_simulator_of_kvplan_agrees_to_the_unit(model: ServingModel, seed: int) 
     requests = Requests(
         np.zeros(fresh.size), mix.input_tokens[fresh], mix.decode_tokens[fresh], mix.class_index[fresh]
     )
+    policy = POLICIES["greedy"]
+    setup, _ = policy.prepare(
+        Scenario(model, Plan(), requests, tuple(c.name for c in model.classes)), Settings("greedy", {})
+    )
     outcome = engine.run(
-        POLICIES["greedy"].form_batch,
+        policy.form_batch,
         requests,
         model.timing,
         model.replica,
-        one_queue(requests),
+        setup,
         compile=False,
         horizon_s=float(table["clock_s"][-1]) + 1e-6,
     )
