@@ -11,7 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
-from kvplan.analysis.stability import exact_survival_weights, rounding_error, spectrum
+from kvplan.analysis.stability import (
+    exact_survival_weights,
+    nothing_else_attracts,
+    rounding_error,
+    spectrum,
+)
 from kvplan.analysis.worst_cycle import CycleKind, cycle_throughput_rps, mixed_cycle
 from kvplan.model import ServingModel
 
@@ -87,7 +92,9 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
     )
     kind, cycle, attractor = mixed_cycle(
         model,
-        stable=found.stable and found.certified,
+        stable=nothing_else_attracts(
+            mix.stages, stable=found.stable, certified=found.certified, radius=found.radius
+        ),
         compile_above=0 if compiled else None,
     )
     sustainable = sustainable_rate(model)[1]

@@ -20,7 +20,7 @@ import numpy as np
 from kvplan.analysis.concurrency import all_fit, never_grows
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.stability import Stability
-from kvplan.analysis.worst_cycle import Cycle, collapsed_cycles
+from kvplan.analysis.worst_cycle import Cycle, attracts_all, collapsed_cycles, cycle_throughput_rps
 from kvplan.model import FloatArray, Prompts, ServingModel, Weights
 
 _NOISE = 1.25  # fitted: what is lost to the last gap and to fluctuations, in units of their estimate
@@ -105,7 +105,7 @@ def recovery(model: ServingModel, stability: Stability) -> Recovery:
     if held.stages.size * int(held.stages.max()) > _MOST_WORK:
         return Recovery(None, None, "the lengths are too many and too long to compute it")
     clean = _of_cycle(model, budget, None)
-    if stability.stable and stability.certified:
+    if attracts_all(model, stability):
         return clean
     found = [(_of_cycle(model, budget, cycle), settled) for cycle, settled in collapsed_cycles(model)]
     worst, settled = min(found, key=lambda one: one[0].rate_rps or 0.0)
@@ -142,6 +142,8 @@ def _of_cycle(model: ServingModel, budget: float, cycle: Cycle | None) -> Recove
     kv_tokens = low * mix.mean(mix.read.footprint) + lost
     tau = _iteration_time(model, low, prompts, kv_tokens, sequences)
     rate = min(budget, _MARGIN * low / tau)
+    if cycle is not None:
+        rate = min(rate, cycle_throughput_rps(model, cycle))
     lossy = Fluctuations(base.gap_tokens, base.evicted_tokens, kept, prompts)
     return Recovery(rate, rate, None, lossy, low, lost, sequences, tau)
 

@@ -29,6 +29,7 @@ _RAREST = 1e-280  # share of a class so rare that asymptotic figures are beyond 
 _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search of stability
 _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
+_QUICK = 3  # stays of the longest request
 
 
 class MinStableInput(NamedTuple):
@@ -69,6 +70,15 @@ class Spectrum(NamedTuple):
     unstable_modes: int | None
     stable: bool
     certified: bool
+
+
+def nothing_else_attracts(stages: IntArray, *, stable: bool, certified: bool, radius: float) -> bool:
+    """Whether a stable equilibrium is all that collapsed states were seen to end in: disturbances die out quickly.
+
+    Within 3·L iterations an e-fold, L those of the longest request. Where they take longer, other attractors exist
+    beside some equilibria, and the fluid map is asked (new; observed, not proved).
+    """
+    return stable and certified and _QUICK * int(stages.max()) * (1 - radius) >= 1
 
 
 def spectrum(

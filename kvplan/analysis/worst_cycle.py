@@ -18,10 +18,11 @@ from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Attractor, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.roots import largest_root
-from kvplan.analysis.stability import Stability, rounding_error
+from kvplan.analysis.stability import Stability, nothing_else_attracts, rounding_error
 from kvplan.model import FloatArray, Prompts, ServingModel, Weights, survival
 
 _SHARE_DIGITS = 13
+_NOTHING = 1e-9  # evictions a completion, that rounding makes
 
 
 class CycleKind(StrEnum):
@@ -228,7 +229,7 @@ def worst_cycle(
     Above the rate up to which a backlog drains lies the danger zone (`kvplan.analysis.recovery`).
     """
     full = saturation(model)
-    kind, cycle, attractor = mixed_cycle(model, stable=stability.stable and stability.certified)
+    kind, cycle, attractor = mixed_cycle(model, stable=attracts_all(model, stability))
     per_iteration, rps = full.admissions_per_iteration, full.throughput_rps
     if cycle is not None:
         per_iteration, rps = cycle.throughput, cycle_throughput_rps(model, cycle)
@@ -279,7 +280,7 @@ def mixed_cycle(
     Parameters
     ----------
     stable
-        Whether the eviction-free equilibrium is proved stable: then nothing else is taken to attract.
+        Whether nothing but the eviction-free equilibrium is taken to attract (`attracts_all`).
     compile_above
         As for `kvplan.analysis.fluid_map.run`.
 
@@ -305,6 +306,8 @@ def mixed_cycle(
         return CycleKind.NONE, None, None
     found = simulate_collapsed(model, compile_above=compile_above)
     worst = min(found, key=lambda attractor: attractor.throughput)
+    if worst.settled and worst.evictions <= _NOTHING * worst.throughput:
+        return CycleKind.NONE, None, None
     return CycleKind.SIMULATED, _as_cycle(worst), worst
 
 
@@ -316,6 +319,16 @@ def _as_cycle(attractor: Attractor) -> Cycle:
         in_flight=attractor.in_flight,
         read_tokens=attractor.read_tokens,
         period=attractor.period,
+    )
+
+
+def attracts_all(model: ServingModel, stability: Stability) -> bool:
+    """Whether the equilibrium is taken to be all that collapsed states end in."""
+    return nothing_else_attracts(
+        model.mix.stages,
+        stable=stability.stable,
+        certified=stability.certified,
+        radius=stability.spectral_radius,
     )
 
 

@@ -160,11 +160,11 @@ def test_capped_at_n_star_evictions_end_after_the_longest_request(
     slow = SlowMap.of_cohorts(weights, shares, Fraction(1000), [Fraction(40 * n) for n in start[:longest]])
     slow.cap = cap
     for t in range(3 * longest):
-        _, evicted, admitted = slow.step()
-        assert t < longest or not any(evicted)
-        assert sum(admitted) <= cap
-    completed, evicted, _ = slow.step()
-    assert (sum(completed), sum(evicted)) == (cap, 0)
+        step = slow.step()
+        assert t < longest or not any(step.evicted)
+        assert sum(step.admitted) <= cap
+    last = slow.step()
+    assert (sum(last.completed), sum(last.evicted)) == (cap, 0)
 
 
 @given(

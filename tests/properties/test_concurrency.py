@@ -9,6 +9,7 @@ from strategies import mix_model
 from tiers import examples
 
 from kvplan.analysis.concurrency import (
+    all_fit,
     engine_max_num_seqs,
     engine_never_evicts,
     eviction_free_limit,
@@ -64,9 +65,9 @@ def test_limits_are_the_most_requests_that_fit_at_their_longest(
     for limit in (found, found + 1, of_engines, of_engines + 1):
         if limit > 0:
             limited = replace(model, replica=replace(model.replica, max_num_seqs=limit))
-            assert eviction_is_impossible(limited) is greedy(limit)
+            assert all_fit(limited) is greedy(limit)
             assert engine_never_evicts(limited) is (greedy(limit) and vllm(limit))
-    assert not eviction_is_impossible(model)
+    assert not all_fit(model)
     assert not engine_never_evicts(model)
 
 

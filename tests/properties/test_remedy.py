@@ -202,7 +202,7 @@ def test_more_memory_for_admissions_is_in_proportion(text: str, factor: float) -
     wanted = checking.report_of(before).saturation.admissions_per_iteration * factor
     found = checking.check(before, None, [parse(f"saturation.admissions_per_iteration >= {wanted!r}")])
     (remedy,) = found.results[0].remedies
-    old = before.model.replica.memory_tokens
+    old = before.model.replica.capacity_tokens
     unit = before.model.replica.block_tokens + old * factor / 1000
     assert old * factor * (1 - 1e-12) <= remedy.amount <= old * factor + 1.1 * unit
     if tomli.loads(text)["gpu"].get("memory_tokens"):

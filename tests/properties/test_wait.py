@@ -182,7 +182,7 @@ def test_the_dial_runs_from_what_is_offered_to_what_memory_sustains(model: Servi
         memory = limits.get("kv_memory", limits.get("compute"))
         assert rows[0].throughput_rps == pytest.approx(model.total_rate_rps)
         assert rows[-1].throughput_rps == pytest.approx(memory)
-        assert rows[-1].kv_tokens == pytest.approx(model.replica.memory_tokens)
+        assert rows[-1].kv_tokens == pytest.approx(model.replica.capacity_tokens)
         for key in ("throughput_rps", "latency_s", "kv_tokens", "iteration_time_s"):
             values = [getattr(row, key) for row in rows]
             assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(values))

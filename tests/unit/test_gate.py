@@ -295,7 +295,7 @@ classes = [{ name = "a", input = 20, decode = 20, rate = 800.0 }, { name = "b", 
 def test_a_cycle_is_simulated_once_for_a_profile_and_all_its_remedies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twice exactly: from empty and from a disturbed equilibrium."""
+    """Once from each collapsed state."""
     from kvplan.analysis import worst_cycle as module
 
     runs = []
@@ -307,7 +307,8 @@ def test_a_cycle_is_simulated_once_for_a_profile_and_all_its_remedies(
     profile = parse_profile(SIMULATED.encode(), "simulated.toml")
     (result,) = checking.check(profile, None, [parse("verdict.status == stable")]).results
     assert {remedy.lever.value for remedy in result.remedies} >= {"rate", "replicas"}
-    assert len(runs) == 2
+    starts = [tuple(start) for _, start in runs]
+    assert len(starts) == len(set(starts)) > 2
     for remedy in result.remedies:
         changed = profile.changed({c.path: c.after for c in remedy.changes})
         module._settled.cache_clear()

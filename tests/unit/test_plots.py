@@ -67,7 +67,7 @@ def test_throughput_is_the_rate_up_to_its_limit(name: str) -> None:
     at = np.linspace(0, found.rate_rps[-1], 50)
     for line, limit in (
         (found.capped_rps, known.load.sustainable_rps),
-        (found.collapsed_rps, min(known.worst_cycle.throughput_rps, known.load.sustainable_rps)),
+        (found.recovered_rps, known.verdict.recovers_up_to_rps),
     ):
         drawn = np.interp(at, found.rate_rps, line)
         assert drawn == pytest.approx([min(rate, limit) for rate in at])
