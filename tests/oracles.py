@@ -215,7 +215,7 @@ class Layer:
 
 @dataclass
 class Step:
-    """Requests of each row that completed, were evicted and were admitted in an iteration, and who of these returned."""
+    """Requests of each row that completed, were evicted, were admitted in an iteration, and who of these returned."""
 
     completed: list
     evicted: list

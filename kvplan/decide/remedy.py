@@ -246,8 +246,8 @@ def _replica_remedies(profile: Profile, subject: Subject, excess: float, passes:
 
 def _cycle_is_simulated(subject: Subject) -> bool:
     """Whether a cycle was simulated for a subject: then rates stay in proportion, so that it need not be again."""
-    cycle = subject.analyses.__dict__.get("worst_cycle")
-    return cycle is not None and cycle.kind is CycleKind.SIMULATED
+    asked = {"recovery", "worst_cycle"} & subject.analyses.__dict__.keys()
+    return bool(asked) and subject.analyses.worst_cycle.kind is CycleKind.SIMULATED
 
 
 def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Remedy]:

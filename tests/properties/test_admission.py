@@ -150,7 +150,11 @@ def test_the_cap_is_n_star_at_any_load_and_divided_by_share(model: object) -> No
 def test_capped_at_n_star_evictions_end_after_the_longest_request(
     rows: list[tuple[int, int, int]], start: list[int]
 ) -> None:
-    """SIC 5.1 in exact fractions, from any state: none after L - 1 iterations, and n* is completed in the end."""
+    """SIC 5.1 in exact fractions, from any state of one class: none after L - 1 iterations, and then n* completed.
+
+    Not so for every mix: what was evicted is longer than the traffic, and can use up the cap for good.
+    """
+    rows = rows[:1]
     model = mix_model(*((s, d, float(parts)) for s, d, parts in rows), memory=1000)
     weights = [[Fraction(w) for w in stage_weights("disaggregated", s, d)] for s, d, _ in rows]
     shares = [Fraction(parts, sum(parts for *_, parts in rows)) for *_, parts in rows]

@@ -286,6 +286,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "prefill": Prefill.INLINE,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 400,
+        "gpus": 2,
     },
     "class": {
         "name": "other",
@@ -302,6 +303,10 @@ UNMOVED = {
     ("class", "name", "explain"): "names are taken from the report",
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
+    **{
+        ("replica", "gpus", what): "`size` counts and prices them"
+        for what in ("analyze", "side by side", "sweep", "simulate", "explain")
+    },
     **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"]},
     **{
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"

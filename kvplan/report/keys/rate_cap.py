@@ -11,7 +11,7 @@ RATE_CAP = Block(
     (
         Record(
             "rate_cap.per_iteration",
-            "Admissions per iteration at which evictions stop, whatever is offered.",
+            "Admissions per iteration that keep memory full on average: evictions then grow rare, whatever is offered.",
             formula="n* = M/Σ p_i·S_i",
             here=lambda e: f"{e('M')} / {e('S_b')}",
             source="SIC 5.1",
