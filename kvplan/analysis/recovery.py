@@ -53,6 +53,10 @@ class Fluctuations(NamedTuple):
     kept: float
     recomputed_tokens: float
 
+    def outweigh(self, memory_tokens: float) -> bool:
+        """Whether more is lost because requests are few and whole than in the worst cycle."""
+        return (self.gap_tokens + self.evicted_tokens) / memory_tokens > 1 - self.kept
+
 
 class Recovery(NamedTuple):
     """The rate up to which a backlog drains, and what it is made of.

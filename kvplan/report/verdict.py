@@ -44,7 +44,7 @@ def summary(
     low, cause = recovers.rate_rps, "evictions can go on for ever"
     if confirmed_up_to_rps is not None and confirmed_up_to_rps < (low or 0.0):
         low, cause = confirmed_up_to_rps, "so it is in a simulation of whole requests"
-    elif recovers.fluctuations is not None and recovers.fluctuations.kept == 1:
+    elif recovers.fluctuations is not None and recovers.fluctuations.outweigh(model.replica.capacity_tokens):
         cause = f"memory holds only about {format_number(requests_in_memory(model), 2)} requests"
     return f"{fits}; but once collapsed, greedy admission is sure to recover only up to {format_number(low)}: {cause}."
 
