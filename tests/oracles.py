@@ -215,7 +215,7 @@ class Layer:
 
 @dataclass
 class Step:
-    """Requests of each row that completed, were evicted, were admitted in an iteration, and who of these returned."""
+    """Requests of each row that completed, were evicted and came in, in an iteration; who returned also came in."""
 
     completed: list
     evicted: list
