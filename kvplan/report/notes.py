@@ -45,7 +45,8 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             )
             if eviction_is_impossible(model)
             else Source(
-                "SIC eq. 10 (locally stable); that nothing else attracts is observed", Basis.ASSUMPTION
+                "SIC eq. 10, or no collapsed start of the fluid map goes on evicting; observed, not proved",
+                Basis.ASSUMPTION,
             )
         ),
     }[cycle.kind]
