@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import RootCount, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, request_rows
 
-from kvplan.analysis.fluid_map import fluid_map, run, state_by_stage
+from kvplan.analysis.fluid_map import fluid_map, run
 from kvplan.analysis.stability import (
     exact_survival_weights,
     min_stable_input,
@@ -20,12 +20,15 @@ from kvplan.analysis.stability import (
     stability,
 )
 from kvplan.analysis.worst_cycle import worst_cycle
-from kvplan.model import FloatArray, Prefill, ServingModel, survival_weights
+from kvplan.model import FloatArray, Prefill, ServingModel
 
 
 def polynomial(model: ServingModel) -> list[int]:
-    """Exact integers proportional to the survival weights, from the definition."""
-    return survival_polynomial([(weights, share) for _, _, weights, share in request_rows(model)])
+    """Exact integers proportional to the survival weights, in whole pages, from the definition."""
+    page = model.replica.block_tokens
+    return survival_polynomial(
+        [([page * -(-w // page) for w in weights], share) for _, _, weights, share in request_rows(model)]
+    )
 
 
 def exact_count(model: ServingModel) -> RootCount:
@@ -44,29 +47,28 @@ def two_lengths(
 
 
 @st.composite
-def small_mixes(draw: st.DrawFn, *, max_input: int = 60, max_decode: int = 12) -> ServingModel:
-    """Up to four classes with whole-number rates; some have several decode lengths."""
+def small_mixes(
+    draw: st.DrawFn, *, max_input: int = 60, max_decode: int = 12, pages: tuple[int, ...] = (1, 1, 3, 16)
+) -> ServingModel:
+    """Up to four classes with whole-number rates, in pages of some size; some have several decode lengths."""
     prefill = draw(st.sampled_from(["disaggregated", "inline", "fused"]))
     rows = []
     for _ in range(draw(st.integers(1, 4))):
         lengths = draw(st.lists(st.integers(1, max_decode), min_size=1, max_size=3, unique=True))
         rate = float(draw(st.integers(1, 9)))
         rows.append((draw(st.integers(1, max_input)), tuple(sorted(lengths)), rate))
-    return mix_model(*rows, prefill=prefill)
+    return mix_model(*rows, prefill=prefill, block_tokens=draw(st.sampled_from(pages)))
 
 
-@given(small_mixes(), st.sampled_from([1, 16]))
-def test_survival_weights_are_those_of_the_definition(model: ServingModel, block: int) -> None:
-    """W_k = Σ p_i w_i(k), and the exact integers are proportional to them; half a page more with pages."""
-    model = replace(model, replica=replace(model.replica, block_tokens=block))
-    rows = request_rows(model)
-    more = Fraction(block - 1, 2)
-    longest = max(len(weights) for _, _, weights, _ in rows)
+@given(small_mixes())
+def test_survival_weights_are_those_of_the_definition(model: ServingModel) -> None:
+    """W_k = Σ p_i w_i(k) in whole pages, and the exact integers are proportional to them."""
+    rows, page = request_rows(model), model.replica.block_tokens
     exact = [
-        sum(p * (weights[k] + more) for _, _, weights, p in rows if k < len(weights)) for k in range(longest)
+        sum(p * page * math.ceil(Fraction(weights[k], page)) for *_, weights, p in rows if k < len(weights))
+        for k in range(max(len(weights) for *_, weights, _ in rows))
     ]
-    mix = model.mix
-    w = survival_weights(mix.stages, model.mix.held.at_start, mix.share)
+    w = model.mix.held.survival(model.mix.share)
     assert w == pytest.approx([float(x) for x in exact], rel=1e-13)
     integers = exact_survival_weights(model)
     assert [Fraction(x, integers[0]) for x in integers] == [x / exact[0] for x in exact]
@@ -178,15 +180,16 @@ def test_the_verdict_is_where_the_map_goes_from_a_disturbed_equilibrium(
     gap = abs(found.spectral_radius - 1)
     assume(found.spectral_radius == 0 or gap > 4e-4)
     mix = model.mix
-    system = fluid_map(mix.stages, mix.read.first, mix.share, 1e4)
+    system = fluid_map(mix.held, mix.share, mix.input_tokens.astype(float), 1e4)
     n_star = system.eviction_free_throughput
-    start = n_star * (1 + size * np.random.default_rng(seed).uniform(-1, 1, system.weight.size))
-    start *= system.capacity / float(start @ system.weight)
-    iterations = math.ceil(20 / gap) + 40 * system.weight.size
-    history = run(system, state_by_stage(start), iterations)
-    last = slice(-4 * system.weight.size, None)
+    weights = np.array([float(w) for w in polynomial(model)])
+    start = 1 + size * np.random.default_rng(seed).uniform(-1, 1, weights.size)
+    start *= n_star * float(weights.sum()) / float(start @ weights)
+    iterations = math.ceil(20 / gap) + 40 * weights.size
+    history = run(system, start, iterations)
+    last = slice(-4 * weights.size, None)
     evicts = history.evicted[last].sum() > 1e-6 * n_star
-    away = np.abs(history.completed[last] - n_star).max()
+    away = np.abs(history.throughput[last] - n_star).max()
     if found.stable:
         assert not evicts
         assert away < 1e-6 * n_star
@@ -298,16 +301,15 @@ def test_inline_is_disaggregated_with_a_token_less_and_a_stage_more(model: Servi
         assert a.min_stable_input_tokens.exact == b.min_stable_input_tokens.exact + 1
         if a.min_stable_input_tokens.asymptotic is not None:
             assert a.min_stable_input_tokens.asymptotic == b.min_stable_input_tokens.asymptotic + 1
-    x, y = worst_cycle(inline, a), worst_cycle(ready, b)
+    x, y = worst_cycle(inline, a, None), worst_cycle(ready, b, None)
     assert (x.kind, x.throughput_per_iteration, x.loss) == (y.kind, y.throughput_per_iteration, y.loss)
     assert (x.evictions_per_iteration, x.period) == (y.evictions_per_iteration, y.period)
-    maps = [fluid_map(m.mix.stages, m.mix.read.first, m.mix.share, 1e4) for m in (inline, ready)]
-    empty = state_by_stage(np.zeros(maps[0].weight.size))
-    completed = [run(system, empty, 60).completed.tolist() for system in maps]
+    maps = [fluid_map(m.mix.held, m.mix.share, np.zeros(m.mix.share.size), 1e4) for m in (inline, ready)]
+    completed = [run(system, np.zeros(system.size), 60).completed.tolist() for system in maps]
     assert completed[0] == completed[1]
 
 
-@given(st.integers(2, 5), small_mixes(max_decode=4), st.sampled_from([10**5, 10**7]))
+@given(st.integers(2, 5), small_mixes(max_decode=4, pages=(1,)), st.sampled_from([10**5, 10**7]))
 def test_large_inputs_leave_exactly_gcd_minus_one_roots_outside(
     g: int, model: ServingModel, scale: int
 ) -> None:
