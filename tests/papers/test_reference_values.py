@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import stationary_mean_queue
+from saturated_greedy import EMPTY, Server, measure
 from strategies import mix_model
 
 from kvplan.analysis.admission import integer_budgets, mean_queue, rate_cap
 from kvplan.analysis.equilibrium import equilibrium, load, per_request, saturation
-from kvplan.analysis.fluid_map import collapsed_starts, fluid_map, run
+from kvplan.analysis.fluid_map import collapsed_starts, find_attractor, fluid_map, run
 from kvplan.analysis.stability import Stability, min_stable_input, stability
-from kvplan.analysis.worst_cycle import gap_cycle_throughput, worst_cycle
+from kvplan.analysis.worst_cycle import CycleKind, gap_cycle_throughput, worst_cycle
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 
 
@@ -62,6 +63,27 @@ def test_shares_of_the_eviction_free_throughput(row: dict[str, Any]) -> None:
 def test_fluid_losses(row: dict[str, Any]) -> None:
     model = mix_model((row["input"], row["decode"], 1.0), memory=row["memory"], prefill=row["prefill"])
     assert round(100 * worst_cycle(model, stability(model), None).loss, row["digits"]) == row["percent"]
+
+
+@pytest.mark.parametrize("row", CYCLES["saturated"], ids=lambda row: row["source"])
+def test_mixes_lose_more_to_a_pool_of_long_requests(row: dict[str, Any]) -> None:
+    """From a flood, in the fluid map and by whole requests; the report says the worst of several starts."""
+    model = mix_model(*row["rows"], memory=row["memory"], block_tokens=row["block"], prefill=row["prefill"])
+    mix, server = model.mix, Server.of(model)
+    n_star = server.pages / server.mean_footprint
+    served = measure(server, EMPTY, 0, completions=1_000_000)
+    assert 4 * served.standard_error_rps < 0.03 * n_star
+    whole = served.rate_rps / n_star  # an iteration takes a second
+    assert whole == pytest.approx(row["whole"], abs=0.012)
+    system = fluid_map(mix.held, mix.share, mix.input_tokens.astype(float), model.replica.capacity_tokens)
+    assert system.eviction_free_throughput == pytest.approx(n_star, rel=1e-12)
+    flood = find_attractor(system, np.zeros(system.size))
+    assert flood.settled
+    assert flood.throughput / n_star == pytest.approx(row["map"], abs=2e-3)
+    assert flood.throughput / n_star == pytest.approx(whole, abs=0.015)
+    found = worst_cycle(model, stability(model), None)
+    assert found.kind is CycleKind.SIMULATED
+    assert 1 - found.loss == pytest.approx(row["map"], abs=6e-3)
 
 
 @pytest.mark.parametrize(
