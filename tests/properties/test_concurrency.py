@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from strategies import mix_model
 from tiers import examples
@@ -42,10 +42,13 @@ def filled(pages: int, *requests: int, page: int) -> bool:
 
 
 @given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 9000), st.sampled_from([1, 7, 16]))
+@example(16, 16, 320, 16)  # 17 to 32 tokens: two pages all along
+@example(15, 16, 320, 16)
+@example(16, 17, 320, 16)
 def test_limits_are_the_most_requests_that_fit_at_their_longest(
     input_tokens: int, decode: int, memory: int, block: int
 ) -> None:
-    """A shorter class beside it changes nothing."""
+    """A shorter class beside it changes nothing; where no request ever takes another page, no limit is needed."""
     assume(input_tokens + decode <= memory // block * block)
     model = mix_model((input_tokens, decode, 1.0), (1, 1, 1.0), memory=memory, block_tokens=block)
     longest, computed = max(input_tokens + decode, 2), max(max(input_tokens, 1) + decode - 1, 1)
@@ -56,6 +59,10 @@ def test_limits_are_the_most_requests_that_fit_at_their_longest(
     def vllm(count: int) -> bool:
         return filled(memory // block - 1, *[computed] * count, page=block)
 
+    def pages(tokens: int) -> int:
+        return next(n for n in range(tokens + 1) if filled(n, tokens, page=block))
+
+    constant = pages(input_tokens + 1) == pages(input_tokens + decode)
     found, of_engines = eviction_free_limit(model), engine_max_num_seqs(model)
     assert greedy(found)
     assert not greedy(found + 1)
@@ -66,8 +73,10 @@ def test_limits_are_the_most_requests_that_fit_at_their_longest(
         if limit > 0:
             limited = replace(model, replica=replace(model.replica, max_num_seqs=limit))
             assert all_fit(limited) is greedy(limit)
+            assert eviction_is_impossible(limited) is (greedy(limit) or constant)
             assert engine_never_evicts(limited) is (greedy(limit) and vllm(limit))
     assert not all_fit(model)
+    assert eviction_is_impossible(model) is constant
     assert not engine_never_evicts(model)
 
 
@@ -124,3 +133,11 @@ def test_vllms_block_decides_where_the_longest_fill_memory_exactly() -> None:
         changed = replace(model, replica=replace(model.replica, **change))  # type: ignore[arg-type]
         assert engine_never_evicts(changed)
         assert run(changed, "vllm").evictions.sum() == 0
+
+
+@pytest.mark.parametrize(("input_tokens", "evicts"), [(16, False), (15, True)])
+def test_memory_that_never_grows_is_never_taken_back(input_tokens: int, evicts: bool) -> None:
+    """Two pages of 16 from the 17th to the 32nd token; one token of input less, and the second page comes later."""
+    model = mix_model((input_tokens, 16, 1.0), memory=320, block_tokens=16)
+    assert eviction_is_impossible(model) is not evicts
+    assert run(model, "greedy").evictions.any() == evicts
