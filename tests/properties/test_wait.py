@@ -166,12 +166,12 @@ def test_results_are_finite_and_thresholds_keep_up_and_fit(model: ServingModel) 
         means = wait_module.class_means(model)
         largest = np.array(result.max_thresholds)
         assert (largest >= np.array(result.thresholds)).all()
-        assert largest @ means.held <= model.replica.memory_tokens
+        assert largest @ means.held <= model.replica.capacity_tokens
         time = model.timing.d0 + largest @ means.work_s
         assert (means.rate_rps * time < largest).all()
         if largest @ means.held > 3 * result.kv_tokens:  # one more of whatever comes next no longer fits
             following = np.floor(means.rate_rps * ((largest / means.rate_rps).min() * GUARD)) + 1
-            assert following @ means.held > model.replica.memory_tokens
+            assert following @ means.held > model.replica.capacity_tokens
 
 
 @given(models)
