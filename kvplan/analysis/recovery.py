@@ -7,7 +7,7 @@ that does not fit, and to fluctuations that evict. Little's law for KV is exact 
     x·S̄ = E[KV] - E[KV of requests that will be evicted]
 
 and both terms are bounded from the moments of the requests, which gives a throughput x_low that is taken to be reached.
-Three factors (1.25, 1.75 and 0.985) are fitted to whole-request simulations, not proved.
+Three factors (1.15, 1.5 and 0.985) are fitted to whole-request simulations, not proved.
 """
 
 import math
@@ -23,9 +23,8 @@ from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import Cycle, attracts_all, collapsed_cycles, cycle_throughput_rps
 from kvplan.model import FloatArray, Prompts, ServingModel, Weights
 
-_NOISE = 1.25  # fitted: what is lost to the last gap and to fluctuations, in units of their estimate
-_RECOMPUTED = 1.75  # fitted: evictions, in units of their estimate
-_CYCLE = 1.0
+_NOISE = 1.15  # fitted: what is lost to the last gap and to fluctuations, in units of their estimate
+_RECOMPUTED = 1.5  # fitted: evictions, in units of their estimate
 _MARGIN = 0.985  # fitted: of the rate computed
 _DEVIATIONS = 4.0  # between the KV of all running requests and memory, beyond which fluctuations do not evict
 _POINTS = 200  # of the integral over x
@@ -142,7 +141,7 @@ def _of_cycle(model: ServingModel, budget: float, cycle: Cycle | None) -> Recove
     low = max(low, 0.0)
     lost = (admitted - low) * footprint
     sequences = min(seats, stages * low + lost / mix.mean(held.at_start))
-    prompts = _CYCLE * prompts + evictions * mix.mean(mix.input_tokens)
+    prompts = prompts + evictions * mix.mean(mix.input_tokens)
     kv_tokens = low * mix.mean(mix.read.footprint) + lost
     tau = _iteration_time(model, low, prompts, kv_tokens, sequences)
     rate = min(budget, _MARGIN * low / tau)
