@@ -21,14 +21,12 @@ from kvplan.analysis.concurrency import all_fit, never_grows
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import Cycle, attracts_all, collapsed_cycles, cycle_throughput_rps
-from kvplan.model import FloatArray, Prompts, ServingModel, Weights
+from kvplan.model import FloatArray, IntArray, Prompts, ServingModel, Weights, survival
 
 _NOISE = 1.15  # fitted: what is lost to the last gap and to fluctuations, in units of their estimate
 _RECOMPUTED = 1.5  # fitted: evictions, in units of their estimate
 _MARGIN = 0.985  # fitted: of the rate computed
 _DEVIATIONS = 4.0  # between the KV of all running requests and memory, beyond which fluctuations do not evict
-_POINTS = 200  # of the integral over x
-_FAR = 40.0  # an exponent that weighs nothing
 _MOST_WORK = 20_000_000  # rows times iterations of the longest request
 
 
@@ -81,7 +79,17 @@ def recovery(model: ServingModel, stability: Stability) -> Recovery:
     """Largest offered rate at which greedy admission recovers from any backlog.
 
     recovers_up_to = min(α, 0.985·x_low/τ_low), with x_low the saturated throughput of whole requests from the worst
-    start and τ_low the iteration time there; α where no eviction is possible.
+    start and τ_low the iteration time there. In detail:
+
+    * Where nothing but the equilibrium attracts, it is the worst start. Otherwise each cycle that collapsed states end
+      in has a rate of its own, from its own throughput and its own evictions, never above what the cycle itself serves
+      by the clock; the least rate counts, and it is 0 where that run of the fluid map has not settled.
+    * The factor 1.5 is for evictions that fluctuations cause. Those of the cycle come from the map, and count once.
+    * Where requests take several pages at once, as prompts do that end with one, these pages are what evicts, if they
+      are more than a token an iteration.
+    * α where the longest requests all fit. Where weights never grow, the next request may still not fit: less than the
+      largest first weight stays empty, what is left over of memory if all weigh the same.
+    * Greedy admission does not obey a token budget: α knows it, and elsewhere the rate is 0.985·α at most.
 
     References
     ----------
@@ -99,11 +107,11 @@ def recovery(model: ServingModel, stability: Stability) -> Recovery:
     True
     """
     alpha, replica = sustainable_rate(model)[1], model.replica
-    budget = alpha if replica.max_num_batched_tokens is None else _MARGIN * alpha
     if all_fit(model):
         return Recovery(alpha, alpha)
     if never_grows(model):
-        return _without_growth(model, budget)
+        return _without_growth(model, alpha)
+    budget = alpha if replica.max_num_batched_tokens is None else _MARGIN * alpha
     held = model.mix.held
     if held.stages.size * int(held.stages.max()) > _MOST_WORK:
         return Recovery(None, None, "the lengths are too many and too long to compute it")
@@ -151,7 +159,7 @@ def _of_cycle(model: ServingModel, budget: float, cycle: Cycle | None) -> Recove
     return Recovery(rate, rate, None, lossy, low, lost, sequences, tau)
 
 
-def _without_growth(model: ServingModel, budget: float) -> Recovery:
+def _without_growth(model: ServingModel, alpha: float) -> Recovery:
     """Where nothing grows nothing is evicted, but the next request may not fit: less than its weight stays empty."""
     mix, held, replica = model.mix, model.mix.held, model.replica
     memory = float(replica.capacity_tokens)
@@ -161,7 +169,7 @@ def _without_growth(model: ServingModel, budget: float) -> Recovery:
     if replica.max_num_seqs is not None:
         low = min(low, replica.max_num_seqs / mix.mean(mix.stages))
     tau = _iteration_time(model, low, 0.0, low * mix.mean(mix.read.footprint), low * mix.mean(mix.stages))
-    rate = min(budget, low / tau)
+    rate = min(alpha, low / tau)
     return Recovery(rate, rate, None, None, low, 0.0, low * mix.mean(mix.stages), tau)
 
 
@@ -196,10 +204,11 @@ def _moments(first: bytes, stages: bytes, share: bytes, block_tokens: int, memor
     """G, D and the evictions that fluctuations cause; the bytes of arrays, which unlike arrays can be looked up."""
     p, n = np.frombuffer(share), np.frombuffer(stages, np.int64)
     held = Weights(np.frombuffer(first), n, block_tokens)
-    smooth = Weights(held.first + (block_tokens - 1) / 2, n)  # pages by their mean
+    tokens = held.first + (block_tokens - 1) / 2  # pages by their mean
+    last = tokens + n - 1
     n_star, mean_start = memory / float(p @ held.footprint), float(p @ held.at_start)
     gap = float(p @ held.at_start**2) / (2 * mean_start)
-    leaving = n_star * float(p @ smooth.at_end), math.sqrt(n_star * float(p @ smooth.at_end**2))
+    leaving = n_star * float(p @ last), math.sqrt(n_star * float(p @ last**2))
     # a token a stage; more where prompts end with a page, so that they take another at once
     growth = n_star * max(float(p @ n) - 1, float(p @ (held.at_end - held.at_start)))
     evictions = min(_expected_excess(growth + n_star - leaving[0], leaving[1]), growth) / mean_start
@@ -207,7 +216,7 @@ def _moments(first: bytes, stages: bytes, share: bytes, block_tokens: int, memor
         evictions += _negative_admissions(
             held, p, n_star, float(p @ held.at_start**3) / (3 * mean_start) - gap**2
         )
-    return _Moments(gap, _fluctuations(smooth, p, n_star), evictions)
+    return _Moments(gap, _fluctuations(tokens, n, p, n_star), evictions)
 
 
 def _expected_excess(mean: float, deviation: float) -> float:
@@ -219,16 +228,18 @@ def _expected_excess(mean: float, deviation: float) -> float:
     return deviation * density + mean * math.erfc(-z / math.sqrt(2)) / 2
 
 
-def _fluctuations(weights: Weights, share: FloatArray, n_star: float) -> float:
+def _fluctuations(first: FloatArray, stages: IntArray, share: FloatArray, n_star: float) -> float:
     """D = ∫ exp(-min_u (x + m(u))²/(2·v(u))) dx over x > 0, tokens.
 
-    In u iterations without admissions, KV falls by m(u) on average, with variance v(u).
+    In u iterations without admissions, KV falls by m(u) on average, with variance v(u). The root of the exponent is the
+    lowest of straight lines in x, so that the integral is a sum of error functions, one for each line that is lowest
+    somewhere.
     """
-    size = int(weights.stages.max())
+    size = int(stages.max())
     u = np.arange(1.0, size + 1)
-    fallen = n_star * np.cumsum(weights.survival(share))
+    fallen = n_star * np.cumsum(survival(stages, share * first) + (u - 1) * survival(stages, share))
     variance = np.zeros(size)
-    for a, n, p in zip(weights.first, weights.stages, share, strict=True):
+    for a, n, p in zip(first, stages, share, strict=True):
         staying = np.maximum(n - u, 0.0)
         before = (
             staying * a**2 + a * staying * (staying - 1) + staying * (staying - 1) * (2 * staying - 1) / 6
@@ -236,10 +247,27 @@ def _fluctuations(weights: Weights, share: FloatArray, n_star: float) -> float:
         total = n * a**2 + a * n * (n - 1) + n * (n - 1) * (2 * n - 1) / 6
         variance += p * (staying * u**2 + total - before)
     variance *= n_star
-    furthest = float(np.max(np.sqrt(2 * _FAR * variance) - fallen, initial=0.0))
-    x = furthest * (np.arange(_POINTS + 1) / _POINTS) ** 2  # denser where the integrand falls steeply
-    exponent = np.array([((at + fallen) ** 2 / (2 * variance)).min() for at in x])
-    return float(np.trapezoid(np.exp(-exponent), x))
+    slope = 1 / np.sqrt(2 * variance)
+    order = np.argsort(-slope)
+    lowest: list[tuple[float, float, float]] = []  # from where on, slope and height at 0
+    for rising, height in zip(slope[order].tolist(), (slope * fallen)[order].tolist(), strict=True):
+        start = 0.0
+        while lowest:
+            since, steeper, other = lowest[-1]
+            ahead = height - other
+            start = ahead / (steeper - rising) if rising < steeper else math.copysign(math.inf, ahead)
+            if start > since:
+                break
+            lowest.pop()
+            start = 0.0
+        lowest.append((start, rising, height))
+    ends = [since for since, *_ in lowest[1:]] + [math.inf]
+    return sum(
+        math.sqrt(math.pi)
+        / (2 * rising)
+        * (math.erfc(rising * x + height) - math.erfc(rising * end + height))
+        for (x, rising, height), end in zip(lowest, ends, strict=True)
+    )
 
 
 def _negative_admissions(held: Weights, share: FloatArray, n_star: float, gap_variance: float) -> float:

@@ -20,7 +20,7 @@ from kvplan.analysis.roots import (
     expand_on_circle,
     largest_root,
 )
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, Weights, survival
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival
 from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
@@ -206,7 +206,7 @@ def _exact_min_input(
 ) -> int | None:
     """Smallest whole mean input that is proved stable, at or above the last crossing of the unit circle."""
     slope = survival(stages, share * scale)
-    constant = Weights(offset, stages).survival(share)
+    constant = survival(stages, share * offset) + np.arange(stages.max()) * survival(stages, share)
     start = max(smallest, math.floor(_last_crossing(slope, constant)))
     relative_error = rounding_error(stages)
     for mean_input in range(start, start + 3):

@@ -236,13 +236,19 @@ def test_the_smallest_stable_input_is_that_of_a_linear_search(
     assert not any(verdicts[: found.exact])
 
 
-@given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 5)), min_size=2, max_size=4))
+@given(
+    st.lists(st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 5)), min_size=2, max_size=4),
+    st.sampled_from([1, 1, 4, 16]),
+)
 def test_several_classes_are_searched_on_the_common_scale_of_their_inputs(
-    rows: list[tuple[int, int, int]],
+    rows: list[tuple[int, int, int]], page: int
 ) -> None:
-    """Inputs c_i·m/Σp c in exact fractions, mean m: stable at the value found and above, not one token below."""
+    """Inputs c_i·m/Σp c in exact fractions, mean m: stable at the value found and above, not one token below.
+
+    Pages count by their mean, which is half a page less half a token more for each request.
+    """
     assume(math.gcd(*(d for d, _, _ in rows)) == 1)
-    model = mix_model(*((c * 100, d, float(rate)) for d, c, rate in rows))
+    model = mix_model(*((c * 100, d, float(rate)) for d, c, rate in rows), block_tokens=page)
     found = min_stable_input(model)
     assert found.exact is not None
     total = sum(rate for _, _, rate in rows)
@@ -250,7 +256,8 @@ def test_several_classes_are_searched_on_the_common_scale_of_their_inputs(
 
     def stable(mean_input: int) -> bool:
         scaled = [
-            ([mean_input * c / mean + k + 1 for k in range(d)], Fraction(rate, total)) for d, c, rate in rows
+            ([mean_input * c / mean + k + 1 + Fraction(page - 1, 2) for k in range(d)], Fraction(rate, total))
+            for d, c, rate in rows
         ]
         exact = count_roots(survival_polynomial(scaled))
         return exact.on == exact.outside == 0
