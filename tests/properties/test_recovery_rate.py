@@ -15,6 +15,7 @@ from hypothesis import given
 from saturated_greedy import EMPTY, Server, measure
 from scipy.integrate import quad
 from scipy.stats import norm
+from shipped import profile
 from strategies import mix_model, models, request_rows
 
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -220,6 +221,15 @@ def test_the_rate_is_that_of_the_text(model: ServingModel) -> None:
     """Sums over stages and frequencies, and an adaptive integral, against running sums, an FFT and error functions."""
     found, alpha = recovery(model, stability(model)), sustainable_rate(model)[1]
     assert (found.rate_rps, found.capped_rps) == pytest.approx(by_the_text(model), rel=1e-6, abs=1e-6 * alpha)
+
+
+@pytest.mark.parametrize(
+    "name", ["paper-sic-limit-cycle", "tool-calls-h100", "two-tier-99-125", "two-tier-100-125"]
+)
+def test_the_rate_of_shipped_profiles_is_that_of_the_text(name: str) -> None:
+    model = profile(name).model
+    found = recovery(model, stability(model))
+    assert (found.rate_rps, found.capped_rps) == pytest.approx(by_the_text(model), rel=1e-6)
 
 
 @given(models(max_classes=2, max_input=100, max_decode=20, limits=True))
