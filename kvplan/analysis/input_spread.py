@@ -83,6 +83,15 @@ class Excess(NamedTuple):
     theta: FloatArray
 
 
+def excess_about(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: FloatArray) -> FloatArray:
+    """Roughly the same, as if inputs added up to a normal law: enough to choose among candidates by."""
+    gap = laws.tokens[:, -1:] - laws.tokens
+    variance = (laws.share @ gap.T**2 - (laws.share @ gap.T) ** 2).clip(0)
+    spread = (held.swapaxes(0, 1) * variance[reached.T]).sum(axis=(1, 2))
+    about: FloatArray = np.sqrt(2 * exponent * spread)
+    return about
+
+
 def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: FloatArray) -> Excess:
     """The least c that the bound gives for what inputs exceed with probability e^-exponent at most.
 

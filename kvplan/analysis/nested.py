@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.input_spread import Excess, excess
+from kvplan.analysis.input_spread import Excess, excess, excess_about
 from kvplan.analysis.nested_thresholds import (
     HOPELESS,
     decay_rates,
@@ -185,7 +185,7 @@ def requirement(segments: Segments, thresholds: FloatArray, *, delta: float, hor
     WAIT-s Theorem 5.1, D; inputs that differ new, theory §6.
     """
     needs = _queues(segments, thresholds, delta, horizon_s)
-    return needs._replace(inputs=_inputs(segments, thresholds, needs, np.arange(segments.count.size)))
+    return needs._replace(inputs=_inputs(segments, thresholds, needs))
 
 
 def _queues(segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float) -> Requirement:
@@ -213,31 +213,33 @@ def _queues(segments: Segments, thresholds: FloatArray, delta: float, horizon_s:
     )
 
 
-def _inputs(segments: Segments, thresholds: FloatArray, needs: Requirement, columns: IntArray) -> Excess:
-    """What inputs add up to beyond their mean, in some of the candidates."""
+def _inputs(segments: Segments, thresholds: FloatArray, needs: Requirement) -> Excess:
+    """What inputs add up to beyond their mean."""
     if segments.laws is None:
-        none = np.zeros(columns.size)
+        none = np.zeros(needs.exponent.size)
         return Excess(none, none)
-    some = segments.take(columns)
-    counts, theta = thresholds[: len(some.rate), columns], needs.theta[: len(some.rate), columns]
-    parked = np.where(some.waiting > 0, np.ceil(counts + needs.exponent[columns] / theta), 0.0)
-    held = counts[..., None] * some.phases + parked[..., None] * some.waits_in
-    return excess(segments.laws, some.start, held, needs.input_exponent[columns])
+    return excess(segments.laws, segments.start, _held(segments, thresholds, needs), needs.input_exponent)
+
+
+def _held(segments: Segments, thresholds: FloatArray, needs: Requirement) -> FloatArray:
+    """Requests held in each segment and phase, at most; shape (n_segments, n_candidates, n_phases)."""
+    counts, theta = (amounts[: len(segments.rate)] for amounts in (thresholds, needs.theta))
+    parked = np.where(segments.waiting > 0, np.ceil(counts + needs.exponent / theta), 0.0)
+    held: FloatArray = counts[..., None] * segments.phases + parked[..., None] * segments.waits_in
+    return held
 
 
 def _least_of(
-    segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float, best: float
+    segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float
 ) -> tuple[int, float]:
-    """The candidate that needs the least, and what it needs; not to be relied upon where that is `best` or more."""
+    """The candidate that needs the least, and about what it needs."""
     needs = _queues(segments, thresholds, delta, horizon_s)
     total = needs.total
-    least = total.argmin(axis=0, keepdims=True)
     if segments.laws is not None:
-        enough = min(best, float((total[least] + _inputs(segments, thresholds, needs, least).tokens)[0]))
-        hopeful = np.append(np.flatnonzero(total < enough), least)
-        with_inputs = total[hopeful] + _inputs(segments, thresholds, needs, hopeful).tokens
-        total, least = with_inputs, hopeful[with_inputs.argmin(axis=0, keepdims=True)]
-    return int(least[0]), float(total.min())
+        held = _held(segments, thresholds, needs)
+        total = total + excess_about(segments.laws, segments.start, held, needs.input_exponent)
+    least = int(total.argmin())
+    return least, float(total[least])
 
 
 def least_requirement(
@@ -247,7 +249,7 @@ def least_requirement(
 
     Every segmentation is tried with the smallest thresholds and with slack for several exponents, unless its floor
     already exceeds what another needs; so the result is the minimum over one set of thresholds for every δ and
-    horizon.
+    horizon; where inputs differ, what they add is compared as if it were normal.
 
     Returns
     -------
@@ -266,7 +268,7 @@ def least_requirement(
             group = segments.take(columns)
             thresholds = thresholds_of(group, np.zeros(group.rate.shape), np.ones(columns.size))
             smallest.append((columns, thresholds))
-            winner, needed = _least_of(group, thresholds, delta, horizon_s, best)
+            winner, needed = _least_of(group, thresholds, delta, horizon_s)
             if needed < best:
                 best = needed
                 chosen = int(columns[winner]), thresholds[:, winner], thresholds[:, winner]
@@ -280,7 +282,7 @@ def least_requirement(
             copies = np.tile(np.arange(hopeful.size), len(exponents))
             every = group.take(copies)
             thresholds = thresholds_of(every, slack, start[copies])
-            winner, needed = _least_of(every, thresholds, delta, horizon_s, best)
+            winner, needed = _least_of(every, thresholds, delta, horizon_s)
             if needed < best:
                 best, position = needed, hopeful[copies[winner]]
                 chosen = int(columns[position]), thresholds[:, winner], least[:, position]
