@@ -8,6 +8,7 @@ import pytest
 from browser import CHROMIUM, Browser, chromium
 from tiers import at_night
 
+import kvplan
 from kvplan.cli.app import main
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
@@ -118,7 +119,8 @@ def test_plots_are_seen_and_have_names(browser: Browser, page: Callable[[str], P
     )
     assert len(plots) == 4
     assert all(width > 400 for width, _ in plots)
-    assert "Danger zone from 33.85 to 54.87 requests/s." in plots[0][1]
+    verdict = kvplan.analyze(kvplan.load("tool-calls-h100")).verdict
+    assert f"Danger zone from {verdict.recovers_up_to_rps:.4g} to 54.87 requests/s." in plots[0][1]
     widths = "[...document.querySelectorAll('svg path[clip-path]')].map(path => path.getBBox().width)"
     assert max(browser.evaluate(widths)) > 200
     styles = "[...document.querySelectorAll('svg path')].map(path => getComputedStyle(path).stroke)"
