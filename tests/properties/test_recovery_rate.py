@@ -333,6 +333,16 @@ def test_the_least_rate_of_all_attractors_counts_not_the_least_throughput(
         assert recovery(model, local).rate_rps == 0
 
 
+def test_no_more_is_promised_than_a_cycle_itself_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock: a cycle of very many small requests in flight can be slower than what is computed from moments."""
+    model = mix_model((100, 4, 1.0), (120, 6, 1.0), memory=10_000, timing=Timing(0.01, d3=1e-3))
+    throughput = 0.9 * Text.of(model).n_star
+    crowded = Cycle(throughput, 0.0, 0.0, 100_000.0, 10_000.0, None)
+    monkeypatch.setattr("kvplan.analysis.recovery.collapsed_cycles", lambda _: [(crowded, True)])
+    served = throughput / (0.01 + 1e-3 * 100_000)
+    assert recovery(model, stability(model)).rate_rps == pytest.approx(served, rel=1e-12)
+
+
 def test_a_token_budget_leaves_a_margin_only_where_eviction_is_possible() -> None:
     """0.985·α at most; α where the longest requests all fit, and where requests never outgrow a page."""
     geometric = tuple(range(1, 41))
