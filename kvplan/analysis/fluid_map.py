@@ -390,13 +390,18 @@ class Attractor(NamedTuple):
         )
 
 
+def usual_iterations(longest: int) -> int:
+    """Iterations after which a map of requests that stay so long has mostly settled (theory §3, "As validated")."""
+    return max(min(max(40 * longest, 4_000), 60_000), 4 * longest)
+
+
 def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int | None = None) -> Attractor:
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
     It mostly has after some 40·L iterations (theory §3, "As validated"); where it has not, it runs longer, within a
     budget of `MAX_STEPS` iterations times rows. What the budget cuts short is not settled.
     """
-    usual = max(min(max(40 * system.size, 4_000), 60_000), 4 * system.size)
+    usual = usual_iterations(system.size)
     most = MAX_STEPS // system.share.size
     for longer in range(_DOUBLINGS + 1):
         iterations = min(usual << longer, most)

@@ -19,6 +19,7 @@ import numpy as np
 
 from kvplan.analysis.concurrency import all_fit, never_grows
 from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.fluid_map import MAX_STEPS, usual_iterations
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import Cycle, attracts_all, collapsed_cycles, cycle_throughput_rps
 from kvplan.model import FloatArray, IntArray, Prompts, ServingModel, Weights, survival
@@ -120,6 +121,8 @@ def recovery(model: ServingModel, stability: Stability) -> Recovery:
         return clean
     found = [(_of_cycle(model, budget, cycle), settled) for cycle, settled in collapsed_cycles(model)]
     worst, settled = min(found, key=lambda one: one[0].rate_rps or 0.0)
+    if usual_iterations(int(held.stages.max())) * held.stages.size > MAX_STEPS and not settled:
+        return Recovery(None, clean.rate_rps, "the lengths are too many and too long for the fluid map")
     if not settled:
         return Recovery(0.0, clean.rate_rps, "the fluid map did not settle")
     return worst._replace(capped_rps=clean.rate_rps)
