@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
-from kvplan.ingest.timing.samples import Collector
+from kvplan.ingest.timing.collector import Collector
 
 _MOST = 1e12  # of anything
 
@@ -56,6 +56,20 @@ class Row:
             message = f"{what}; must be a number, from 0 to {_MOST:g}"
             raise ProfileError(self.source, message, key=self.written.get(name, name), line=self.line)
         return value * column[name]
+
+    def optional(self, column: Names) -> float | None:
+        """The same where there is such a column and something in it, else None."""
+        filled = any(self.values.get(name) not in (None, "") for name in column)
+        return self.number(column) if filled else None
+
+    def whole(self, column: Names) -> int:
+        """The same, a whole number of at least 1."""
+        value = self.number(column)
+        if value < 1 or value != int(value):
+            name = next(name for name in column if name in self.written)
+            message = f"{value:g}; must be a whole number of at least 1"
+            raise ProfileError(self.source, message, key=self.written[name], line=self.line)
+        return int(value)
 
     def text(self, name: str) -> str:
         """What stands in a column; empty where it is missing."""

@@ -9,14 +9,18 @@ from pathlib import Path
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import plain_name, shown
 from kvplan.ingest.text_file import lines_of
+from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import LogFormat, Row, TableFormat, csv_rows, json_rows
 from kvplan.ingest.timing.formats import FORMATS
-from kvplan.ingest.timing.samples import Collector, Samples
+from kvplan.ingest.timing.samples import Samples
+from kvplan.ingest.timing.sweep import Sweep
+
+Measured = Samples | Sweep
 
 
 def read_samples(
     path: Path, *, capacity_tokens: int | None = None, assumed_tokens: int | None = None
-) -> tuple[Samples, ...]:
+) -> tuple[Measured, ...]:
     """Read the samples of a file, which may be compressed: one for everything measured, and most files hold one.
 
     For formats that state a share of the KV capacity, `capacity_tokens` is that, whatever a log says, and
@@ -44,7 +48,7 @@ def read_groups(
     capacity_tokens: int | None = None,
     assumed_tokens: int | None = None,
     group: str | None = None,
-) -> tuple[tuple[Samples, ...], ...]:
+) -> tuple[tuple[Measured, ...], ...]:
     """Samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
     Raises
@@ -52,7 +56,7 @@ def read_groups(
     UsageError
         A file gives no samples, or none has that group.
     """
-    found: dict[str, tuple[Samples, ...]] = {}
+    found: dict[str, tuple[Measured, ...]] = {}
     for path in paths:
         for some in read_samples(path, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens):
             found[some.group] = (*found.get(some.group, ()), some)
@@ -70,7 +74,7 @@ def parse_samples(
     *,
     capacity_tokens: int | None = None,
     assumed_tokens: int | None = None,
-) -> tuple[Samples, ...]:
+) -> tuple[Measured, ...]:
     """The samples in some lines, which messages call `source`; see `read_samples`.
 
     Lines have their line ends; a last one without may be cut off.
@@ -103,7 +107,7 @@ def parse_samples(
         _add_table(format, rows, collector)
     elif not in_json:
         _add_log(chain([first], numbered), collector)
-    if found := collector.samples():
+    if found := collector.found():
         return found
     raise ProfileError(
         source,

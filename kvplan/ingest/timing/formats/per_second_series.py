@@ -1,7 +1,7 @@
 """A per-second series of averages: CSV with prompt_throughput, gen_throughput, running, kv_cache_pct."""
 
+from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import Row, TableFormat, names
-from kvplan.ingest.timing.samples import Collector
 
 _COLUMNS = tuple(map(names, ("promptthroughput", "genthroughput", "running", "kvcachepct")))
 

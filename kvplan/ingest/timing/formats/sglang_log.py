@@ -2,8 +2,8 @@
 
 import re
 
+from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import LogFormat, floats
-from kvplan.ingest.timing.samples import Collector
 
 _DECODE = re.compile(
     r"Decode batch[.,] #running-req: (\d+), #(?:full )?token: (\d+),.*?gen throughput \(token/s\): ([\d.]+)"

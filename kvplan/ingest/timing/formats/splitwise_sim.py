@@ -3,8 +3,8 @@
 Samples for each model, hardware and tensor_parallel.
 """
 
+from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import Row, TableFormat, names
-from kvplan.ingest.timing.samples import Collector
 
 _COLUMNS = (
     *map(names, ("promptsize", "batchsize", "tokensize")),

@@ -1,7 +1,7 @@
 """A table of iterations: kv_tokens and iteration_ms (or seconds), prefill_tokens and sequences where known."""
 
+from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import Row, TableFormat, names
-from kvplan.ingest.timing.samples import Collector
 
 _KV = names("k kv kvtokens")
 _TAU = {

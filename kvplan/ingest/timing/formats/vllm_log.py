@@ -9,8 +9,8 @@ import re
 
 from kvplan.ingest.log import vllm
 from kvplan.ingest.log.forms import whole
+from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import LogFormat, floats
-from kvplan.ingest.timing.samples import Collector
 
 _ITERATION = re.compile(
     r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "

@@ -1,0 +1,160 @@
+"""Collects what a file says of iterations and of load sweeps, and counts what says nothing."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.timing.samples import LeftOut, Samples
+from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+
+_SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
+
+
+@dataclass(slots=True)
+class _Group:
+    format: str
+    hidden_prefill: bool
+    rows: list[tuple[float, float, float, float, int]] = field(default_factory=list)
+
+
+class Collector:
+    """Collects samples of a file, and counts what gave none.
+
+    `capacity_tokens` is the KV capacity that usage is a share of: the one given, which counts whatever the file states,
+    else the one stated last, else one assumed.
+    """
+
+    def __init__(self, source: str, given_tokens: int | None, assumed_tokens: int | None) -> None:
+        self.source = source
+        self.given_tokens = given_tokens
+        self.capacity_tokens = assumed_tokens if given_tokens is None else given_tokens
+        self._groups: dict[tuple[str, str], _Group] = {}
+        self._sweeps: dict[tuple[str, Deployment], list[Point]] = {}
+        self._left_out: dict[str, tuple[int, int]] = {}
+
+    def skip(self, reason: str, line: int) -> None:
+        """Count a row that gives no sample."""
+        count, first = self._left_out.get(reason, (0, line))
+        self._left_out[reason] = (count + 1, first)
+
+    def add(
+        self,
+        format: str,
+        values: tuple[float, float, float, float],
+        line: int,
+        *,
+        group: str = "",
+        hidden_prefill: bool = False,
+    ) -> None:
+        """A sample (K, P, B, τ), unless nothing ran.
+
+        Raises
+        ------
+        ProfileError
+            No iteration takes so long, or so short.
+        """
+        if not (values[2] > 0 and values[3] > 0):
+            self.skip("nothing was generated", line)
+            return
+        if not _SHORTEST_S <= values[3] <= _LONGEST_S:
+            raise ProfileError(
+                self.source,
+                f"an iteration of {values[3]:g} s; must be from {_SHORTEST_S:g} to {_LONGEST_S:,.0f} s",
+                line=line,
+            )
+        self._groups.setdefault((format, group), _Group(format, hidden_prefill)).rows.append((*values, line))
+
+    def add_point(self, format: str, point: Point, deployment: Deployment) -> None:
+        """A point of a load sweep, unless nothing was served.
+
+        Raises
+        ------
+        ProfileError
+            No time between tokens is so long, or so short; or no time was measured.
+        """
+        times = [t for t in (point.ttft_s, point.tpot_s, point.e2e_s) if t is not None]
+        if point.outputs[1] < 1 or point.throughput_rps == 0 or point.requests == 0:
+            self.skip("nothing was generated", point.line)
+            return
+        if not times and point.throughput_rps is None:
+            message = "neither TTFT, TPOT, E2E nor a throughput is measured"
+            raise ProfileError(self.source, message, line=point.line)
+        for time in times:
+            if not _SHORTEST_S <= time <= _LONGEST_S:
+                message = f"a time of {time:g} s; must be from {_SHORTEST_S:g} to {_LONGEST_S:,.0f} s"
+                raise ProfileError(self.source, message, line=point.line)
+        self._sweeps.setdefault((format, deployment), []).append(point)
+
+    def add_average(
+        self,
+        format: str,
+        line: int,
+        prompt_rate: float,
+        generation_rate: float,
+        running: float,
+        usage_percent: float,
+    ) -> None:
+        """A sample from throughputs (tokens/s), sequences running and KV usage.
+
+        An iteration takes τ = B / (generated tokens per second): each of B running sequences gets one token. Prefill
+        tokens are the prompt throughput times τ. Engines leave recomputed prefill out of the prompt throughput, so that
+        such samples can be too slow for what they say they did, never too fast.
+        """
+        kv_tokens = self.kv_tokens(usage_percent, line)
+        tau = running / generation_rate if generation_rate > 0 else 0.0
+        self.add(format, (kv_tokens, prompt_rate * tau, running, tau), line, hidden_prefill=True)
+
+    def kv_tokens(self, usage_percent: float, line: int) -> float:
+        """KV tokens of a usage.
+
+        Raises
+        ------
+        ProfileError
+            The capacity is not known, or the usage is above it.
+        """
+        if self.capacity_tokens is None:
+            raise ProfileError(
+                self.source,
+                "KV usage is a share of a capacity that is not stated here; give --capacity, or a --base that has it",
+                line=line,
+            )
+        if usage_percent > 100:
+            raise ProfileError(self.source, f"KV usage of {usage_percent:g} %; at most 100", line=line)
+        return usage_percent / 100 * self.capacity_tokens
+
+    def found(self) -> tuple[Samples | Sweep, ...]:
+        """What was collected, that of one replica together; empty where there was neither sample nor row.
+
+        Raises
+        ------
+        UsageError
+            Rows were left out, and no other is there.
+        """
+        left_out = tuple(LeftOut(reason, count, line) for reason, (count, line) in self._left_out.items())
+        if left_out and not self._groups and not self._sweeps:
+            rows = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
+            raise UsageError(f"{self.source}: no samples of iterations; {'; '.join(rows)}")
+        return (
+            *(self._finished(name, group, left_out) for (_, name), group in self._groups.items()),
+            *(
+                Sweep(self.source, format, deployment, tuple(points), left_out)
+                for (format, deployment), points in self._sweeps.items()
+            ),
+        )
+
+    def _finished(self, name: str, group: _Group, left_out: tuple[LeftOut, ...]) -> Samples:
+        *columns, lines = zip(*group.rows, strict=True)
+        kv_tokens, prefill, sequences, seconds = (np.array(column, dtype=np.float64) for column in columns)
+        return Samples(
+            source=self.source,
+            format=group.format,
+            group=name,
+            kv_tokens=kv_tokens,
+            prefill_tokens=prefill,
+            sequences=sequences,
+            seconds=seconds,
+            line=np.array(lines, dtype=np.int64),
+            hidden_prefill=group.hidden_prefill,
+            left_out=left_out,
+        )
