@@ -1,55 +1,29 @@
-"""Iteration time from samples: τ = d0 + d1·K + d2·P + d3·B, no term negative, in spite of samples that are off.
+"""The constants of the iteration-time law, fitted to what was measured, and how far to trust them.
 
-Least squares of the relative error, over the samples that agree: least trimmed squares first (the share of the samples
-that one fit explains best), then all samples within some spreads of it.
-
-- Where prefill is hidden (`Samples.hidden_prefill`) a sample can only be too slow, and most may be. So the fit is a
-  lower envelope: it starts from the better half, the spread is that of the samples below, those above are cut off soon.
-- Elsewhere the samples are right but for a few, and it is the formula that is approximate (small prompts do not fill
-  a GPU, attention grows faster than the prompt). So only what is grossly off is left out, and what repeated
-  measurements contradict: more work in less time.
-
-References
-----------
-Rousseeuw, Van Driessen, Computing LTS regression for large data sets (2006): concentration steps.
+The pieces: what was measured as equations in the constants (`equations`, `played`), constants of least error with a
+prior for what is left open (`least_squares`, `robust`), the terms a law needs (`family`), and what cannot be told
+(`doubts`).
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kvplan.errors import UsageError
+from kvplan.ingest.timing.doubts import doubts, settled_by_prior
+from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
+from kvplan.ingest.timing.family import believed, chosen, family, tried
+from kvplan.ingest.timing.robust import agreeing, constants, contradicted
 from kvplan.ingest.timing.samples import Samples
 from kvplan.model import FloatArray, IntArray, Timing
 
-FOLDS = 5
-_TERMS = ("d0", "d1", "d2", "d3")
-_COLUMNS = ("", "KV tokens", "prefill tokens", "sequences")
-_STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
-_STEPS = 30
-_ABOVE_ENVELOPE, _AWAY = 2.0, 3.0  # spreads from the fit at which a sample is left out
-_GROSS = 0.6  # relative error at which a measured sample may be left out
-_CLOSE, _SPREADS = (
-    0.04,
-    6.0,
-)  # spread of samples that lie close to the formula, and how many of them are too far
-_FEWEST = 2  # samples
-_DOUBTFUL = 0.2  # held-out error of which to warn
-_HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an envelope; of measurements
-_TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
-_NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
-_TOGETHER = 0.95  # R² of one column on the others
-_MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
-
-BoolArray = npt.NDArray[np.bool_]
+_BAND = (0.1, 0.9)  # quantiles of measured over fitted
+_FEWEST_FOR_BAND = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A sample that the fit leaves out, or that contradicts others.
+    """An iteration that the fit leaves out, or that contradicts others.
 
     `contradicts` is the line of a repeated measurement that did less in more time, or more in less.
     """
@@ -70,307 +44,157 @@ class TimingFit:
 
     Attributes
     ----------
-    trimmed
-        Samples the fit leaves out.
+    request_overhead_s
+        What a client waits for beside the engine.
+    terms
+        Of the law, beyond the linear ones.
+    from_prior
+        Constants that rest on the prior more than on what was measured.
+    equations
+        What was measured.
+    kept : ndarray of bool, shape (n_equations,)
+        What the fit rests on.
+    fitted_s, held_out : ndarray, shape (n_equations,), seconds; relative
+        By the fit; the error where the timing was fitted without the equations it is asked about, a fold at a time.
+        `held_out` is None where there are too few to leave any out.
+    considered
+        Laws of the family, simple ones first, and their mean held-out error.
     envelope
         Whether it is a lower envelope.
-    error
-        Mean of |measured − fitted| / measured over the samples kept.
-    held_out_error
-        The same where the timing was fitted without the samples it is asked about, a fold at a time; samples of equal
-        K, P and B are in one fold. None with fewer than two such groups for each term.
-    held_out_median
-        The same, its median over all samples, those left out too.
     outliers
-        What was trimmed or contradicts other samples, the furthest off first.
+        Iterations that were left out or contradict others, the furthest off first.
     warnings
-        What the samples cannot tell.
-    measured_s, fitted_s : ndarray, shape (n_samples,), seconds
-    kept : ndarray of bool, shape (n_samples,)
+        What the equations cannot tell.
     """
 
     timing: Timing
-    samples: int
-    trimmed: int
+    request_overhead_s: float
+    terms: Terms
+    from_prior: tuple[str, ...]
+    equations: Equations
+    kept: BoolArray
+    fitted_s: FloatArray
+    held_out: FloatArray | None
+    considered: tuple[tuple[Terms, float], ...]
     envelope: bool
-    error: float
-    held_out_error: float | None
-    held_out_median: float | None
     outliers: tuple[Outlier, ...]
     warnings: tuple[str, ...]
-    measured_s: FloatArray
-    fitted_s: FloatArray
-    kept: BoolArray
+
+    @property
+    def trimmed(self) -> int:
+        """Equations the fit leaves out."""
+        return int((~self.kept).sum())
 
     @property
     def trimmed_share(self) -> float:
-        """Share of the samples that the fit leaves out."""
-        return self.trimmed / self.samples
+        """Share of the equations that the fit leaves out."""
+        return self.trimmed / self.kept.size
+
+    def error(self, kind: Kind) -> float:
+        """Mean of |measured - fitted| / measured over what the fit rests on, of one kind."""
+        off = np.abs(self.fitted_s - self.equations.seconds) / self.equations.seconds
+        return float(off[self.kept & (self.equations.kind == kind)].mean())
+
+    def held_out_error(self, kind: Kind) -> float | None:
+        """The same for what the timing was not fitted to; None where there is too little to leave any out."""
+        mine = self.kept & (self.equations.kind == kind)
+        return None if self.held_out is None else float(np.abs(self.held_out[mine]).mean())
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What was timed."""
+        seen = set(self.equations.kind.tolist())
+        return tuple(kind for kind in Kind if kind.value in seen)
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """Measured over foretold, of iterations and of loads: eight in ten lie between these; None from a few."""
+        if self.held_out is None:
+            return None
+        mine = self.kept & (self.equations.kind != Kind.TTFT)
+        if mine.sum() < _FEWEST_FOR_BAND:
+            return None
+        low, high = np.quantile(1 / (1 + self.held_out[mine]), _BAND)
+        return min(float(low), 1.0), max(float(high), 1.0)
 
 
-def fit_timing(*samples: Samples) -> TimingFit:
-    """Fit an iteration time to samples of one replica, from one file or several.
+def fit_timing(
+    equations: Equations, prior: Timing, *, envelope: bool = False, names: Sequence[str] = ()
+) -> TimingFit:
+    """Fit an iteration time.
 
-    Raises
-    ------
-    UsageError
-        Fewer samples than terms that vary.
+    Parameters
+    ----------
+    prior
+        A law whose ratios count where the equations leave them open.
+    envelope
+        Whether iterations can be too slow for what they say they did.
+    names
+        Of the files, as `Equations.source` counts them.
 
     Examples
     --------
     >>> from kvplan.ingest.timing.reading import parse_samples
     >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
-    >>> fit = fit_timing(*parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv"))
+    >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
+    >>> fit = fit_timing(of_samples(samples), Timing(0.01))
     >>> [round(value, 9) for value in (fit.timing.d0, fit.timing.d1, fit.timing.d2)]
     [0.01, 1e-06, 0.0001]
-    >>> fit.trimmed, fit.warnings
-    (0, ('all samples have 1 sequences: d3 is taken as 0, what it is belongs to d0',))
+    >>> fit.trimmed, fit.terms.names
+    (0, ('d0', 'd1', 'd2', 'd3'))
     """
-    design = np.column_stack(
-        [
-            np.concatenate([np.ones_like(s.seconds) for s in samples]),
-            np.concatenate([s.kv_tokens for s in samples]),
-            np.concatenate([s.prefill_tokens for s in samples]),
-            np.concatenate([s.sequences for s in samples]),
-        ]
-    )
-    seconds = np.concatenate([s.seconds for s in samples])
-    envelope = any(s.hidden_prefill for s in samples)
-    varying = np.array([True, *(np.ptp(column) > 0 for column in design.T[1:])])
-    if seconds.size < max(varying.sum(), _FEWEST):
-        raise UsageError(
-            f"{samples[0].source}: {seconds.size} samples of iterations; at least {varying.sum()} are needed to tell "
-            f"{', '.join(name for name, seen in zip(_TERMS, varying, strict=True) if seen)} apart"
-        )
-    columns = design[:, varying]
-    opposed = _contradicted(columns, seconds)
-    found, kept = _robust(columns[opposed < 0], seconds[opposed < 0], envelope)
-    used = np.zeros(seconds.size, dtype=np.bool_)
-    used[opposed < 0] = kept
-    coefficients = np.zeros(len(_TERMS))
-    coefficients[varying] = found
-    timing = Timing(*coefficients.tolist())
-    fitted = timing(*design.T[1:])
-    off = np.abs(seconds - fitted) / seconds
-    held_out = _held_out(columns, seconds, opposed < 0, envelope)
+    opposed = contradicted(equations)
+    usable = opposed < 0
+    kept = usable.copy()
+    kept[usable] = agreeing(equations.part(usable), envelope)
+    laws = tried(equations, prior, envelope, usable)
+    best = chosen(laws, equations, kept) if laws else None
+    terms = family(equations, prior)[0] if best is None else best.terms
+    resting = equations.part(kept)
+    found = constants(resting, terms, believed(equations, terms, prior))
+    timing, overhead = equations.law(terms, found)
+    fitted = equations.times(terms, found)
     return TimingFit(
         timing=timing,
-        samples=seconds.size,
-        trimmed=int((~used).sum()),
-        envelope=envelope,
-        error=float(off[used].mean()),
-        held_out_error=None if held_out is None else float(held_out[used].mean()),
-        held_out_median=None if held_out is None else float(np.median(held_out)),
-        outliers=_outliers(samples, design, seconds, fitted, used, opposed),
-        warnings=(*_doubts(held_out, used), *_warnings(design, seconds, used, varying)),
-        measured_s=seconds,
+        request_overhead_s=overhead,
+        terms=terms,
+        from_prior=settled_by_prior(resting, terms, prior, timing),
+        equations=equations,
+        kept=kept,
         fitted_s=fitted,
-        kept=used,
+        held_out=None if best is None else best.held_out,
+        considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
+        envelope=envelope,
+        outliers=_outliers(names, equations, fitted, kept, opposed),
+        warnings=doubts(equations, kept, None if best is None else best.held_out),
     )
 
 
-def _least_squares(design: FloatArray, seconds: FloatArray, *, clipped: bool = True) -> FloatArray:
-    """Coefficients of least relative error, shape (n_terms,); none negative if `clipped`."""
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
-    relative = design / seconds[:, None]
-    scale = np.sqrt((relative**2).mean(axis=0))
-    scale[scale == 0] = 1.0
-    # The triangle holds all that matters of any number of rows.
-    rows = np.column_stack([relative / scale, np.ones_like(seconds)])
-    triangle: Any = np.linalg.qr(rows, mode="r")
-    left, right = triangle[:, :-1], triangle[:, -1]
-    solution = nnls(left, right)[0] if clipped else np.linalg.lstsq(left, right, rcond=None)[0]
-    return np.asarray(solution / scale)
-
-
-def _robust(design: FloatArray, seconds: FloatArray, envelope: bool) -> tuple[FloatArray, BoolArray]:
-    """Coefficients, and the samples they rest on."""
-
-    def residuals(coefficients: FloatArray) -> FloatArray:
-        return np.asarray((seconds - design @ coefficients) / seconds)
-
-    share = _HALF if envelope else _MOST
-    coefficients = _least_trimmed(design, seconds, share)
-    distance = np.abs(residuals(coefficients))
-    kept = np.asarray(distance <= np.quantile(distance, share, method="higher"))
-    for _ in range(_STEPS):
-        off = residuals(coefficients)
-        within = _near_envelope(off) if envelope else _not_grossly_off(off, kept)
-        if (within == kept).all():
-            break
-        kept = within
-        coefficients = _least_squares(design[kept], seconds[kept])
-    return coefficients, kept
-
-
-def _near_envelope(off: FloatArray) -> BoolArray:
-    """Which relative residuals are small, against the spread of those below the fit; at least half of them."""
-    below = off[off < 0]
-    spread = max(_TO_SIGMA * float(np.median(np.abs(below))) if below.size else 0.0, 1e-9)
-    excess = np.maximum(off / _ABOVE_ENVELOPE, -off / _AWAY) / spread
-    return np.asarray(excess <= max(1.0, float(np.quantile(excess, _HALF, method="higher"))))
-
-
-def _not_grossly_off(off: FloatArray, kept: BoolArray) -> BoolArray:
-    """Which relative residuals are small, against those of the samples kept so far.
-
-    Where nearly all samples lie close to the formula, what is some spreads off is no noise. Elsewhere it is the
-    formula that is rough, and only what is grossly off is left out.
-    """
-    spread = _TO_SIGMA * float(np.median(np.abs(off[kept])))
-    close = np.asarray(np.abs(off) <= max(_SPREADS * spread, 1e-6))
-    if spread < _CLOSE and close.mean() >= _MOST:
-        return close
-    return np.asarray(np.abs(off) <= max(_AWAY * float(np.sqrt((off[kept] ** 2).mean())), _GROSS))
-
-
-def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> FloatArray:
-    """Coefficients with the least sum of the smallest squared residuals, over many starts.
-
-    The share is taken of the samples with and without prefill alike: of one kind alone they would leave terms open.
-    """
-    n = seconds.size
-    every = np.unique(np.linspace(0, n - 1, min(n, _SUBSAMPLE)).astype(np.int64))
-    kind = np.unique(design > 0, axis=0, return_inverse=True)[1].reshape(-1)
-    rng = np.random.default_rng(0)  # the same samples give the same timing
-
-    def concentrated(found: FloatArray, pool: IntArray, steps: int) -> tuple[float, FloatArray]:
-        parts = [np.flatnonzero(kind[pool] == k) for k in range(kind.max() + 1)]
-        total = np.inf
-        for _ in range(steps):
-            squares = ((seconds[pool] - design[pool] @ found) / seconds[pool]) ** 2
-            order = np.concatenate(
-                [
-                    part[np.argsort(squares[part], kind="stable")[: math.ceil(share * part.size)]]
-                    for part in parts
-                ]
-            )
-            if squares[order].sum() >= total * (1 - 1e-12):
-                break
-            total = float(squares[order].sum())
-            found = _least_squares(design[pool[order]], seconds[pool[order]])
-        return total, found
-
-    size = min(every.size, _START_SIZE)
-    starts = [every, *(rng.choice(every, size, replace=False) for _ in range(_STARTS))]
-    begun = [concentrated(_least_squares(design[rows], seconds[rows]), every, 2) for rows in starts]
-    begun.sort(key=lambda pair: pair[0])
-    best = min(
-        (concentrated(found, every, _STEPS) for _, found in begun[:_FINISHED]), key=lambda pair: pair[0]
+def fit_samples(*samples: Samples, prior: Timing) -> TimingFit:
+    """Fit an iteration time to iterations of one replica, from one file or several."""
+    return fit_timing(
+        of_samples(samples),
+        prior,
+        envelope=any(some.hidden_prefill for some in samples),
+        names=[some.source for some in samples],
     )
-    return concentrated(best[1], np.arange(n), _STEPS)[1]
-
-
-def _held_out(
-    design: FloatArray, seconds: FloatArray, usable: BoolArray, envelope: bool
-) -> FloatArray | None:
-    """Relative error of every sample under a fit of the other folds, shape (n_samples,)."""
-    _, group = np.unique(design, axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    if group.max() + 1 < 2 * design.shape[1]:
-        return None
-    off = np.empty(seconds.size)
-    for fold in range(FOLDS):
-        out = group % FOLDS == fold
-        if out.any():
-            rest = ~out & usable
-            found, _ = _robust(design[rest], seconds[rest], envelope)
-            off[out] = np.abs(seconds[out] - design[out] @ found) / seconds[out]
-    return off
 
 
 def _outliers(
-    samples: tuple[Samples, ...],
-    design: FloatArray,
-    seconds: FloatArray,
-    fitted: FloatArray,
-    kept: BoolArray,
-    opposed: IntArray,
+    names: Sequence[str], equations: Equations, fitted: FloatArray, kept: BoolArray, opposed: IntArray
 ) -> tuple[Outlier, ...]:
-    sources = np.repeat(np.arange(len(samples)), [s.seconds.size for s in samples])
-    lines = np.concatenate([s.line for s in samples])
     named = np.flatnonzero(~kept)
-    order = named[
-        np.argsort(-np.abs(np.log(seconds[named] / np.maximum(fitted[named], 1e-12))), kind="stable")
-    ]
+    off = np.abs(np.log(equations.seconds[named] / np.maximum(fitted[named], 1e-12)))
     return tuple(
         Outlier(
-            source=samples[sources[i]].source,
-            line=int(lines[i]),
-            kv_tokens=float(design[i, 1]),
-            prefill_tokens=float(design[i, 2]),
-            sequences=float(design[i, 3]),
-            seconds=float(seconds[i]),
+            source=names[equations.source[i]],
+            line=int(equations.line[i]),
+            kv_tokens=float(equations.kv_tokens[i]),
+            prefill_tokens=float(equations.prefill_tokens[i]),
+            sequences=float(equations.sequences[i]),
+            seconds=float(equations.seconds[i]),
             fitted_s=float(fitted[i]),
-            contradicts=int(lines[opposed[i]]) if opposed[i] >= 0 else None,
+            contradicts=int(equations.line[opposed[i]]) if opposed[i] >= 0 else None,
         )
-        for i in order
+        for i in named[np.argsort(-off, kind="stable")]
     )
-
-
-def _contradicted(design: FloatArray, seconds: FloatArray) -> IntArray:
-    """For each sample that contradicts others: one that did less in more time, or more in less; else −1.
-
-    Only where repetitions tell how much is noise. Of two that contradict each other the one goes that contradicts
-    more of the others, then the fast one.
-    """
-    points, first, group = np.unique(design, axis=0, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
-    opposed = np.full(seconds.size, -1, dtype=np.int64)
-    if len(points) > min(_SUBSAMPLE, seconds.size // 2):
-        return opposed
-    middle = np.array([np.median(seconds[group == g]) for g in range(len(points))])
-    noise = _TO_SIGMA * float(np.median(np.abs(seconds / middle[group] - 1)))
-    more = (points[:, None, :] >= points[None, :, :]).all(axis=2)
-    more &= points.sum(axis=1)[:, None] >= _MORE * points.sum(axis=1)[None, :]
-    against = more & (middle[:, None] < middle[None, :] * (1 - max(_LESS_TIME, _NOISES * noise)))
-    while against.any():
-        fast, slow = against.sum(axis=1), against.sum(axis=0)
-        worst = int(np.argmax(fast + slow + 0.5 * (fast > 0)))
-        opponents = against[worst] if fast[worst] else against[:, worst]
-        opposed[group == worst] = first[int(np.argmax(np.where(opponents, middle, 0)))]
-        against[worst, :] = against[:, worst] = False
-    return opposed
-
-
-def _doubts(held_out: FloatArray | None, used: BoolArray) -> list[str]:
-    """What a large error says: that samples contradict each other, or that time has another form."""
-    error = 0.0 if held_out is None else float(held_out[used].mean())
-    if error < _DOUBTFUL:
-        return []
-    return [f"samples not fitted to are off by {error:.0%} on average: many outliers, or no such law of time"]
-
-
-def _warnings(design: FloatArray, seconds: FloatArray, kept: BoolArray, varying: BoolArray) -> list[str]:
-    """What the kept samples cannot tell."""
-    found = []
-    telling = []
-    for index in (1, 2, 3):
-        name, what, column = _TERMS[index], _COLUMNS[index], design[kept, index]
-        low, middle, high = np.quantile(column, (0.05, 0.5, 0.95))
-        if np.ptp(column) == 0:
-            owner = "" if column[0] == 0 else ", what it is belongs to d0"
-            found.append(f"all samples have {column[0]:g} {what}: {name} is taken as 0{owner}")
-        elif middle > 0 and high - low < _NARROW * middle:
-            found.append(
-                f"nine in ten samples have {low:,.0f} to {high:,.0f} {what}: too narrow a range to tell {name} from d0"
-            )
-        else:
-            telling.append(index)
-    for index in telling:
-        others = np.column_stack([np.ones(kept.sum()), *(design[kept, i] for i in telling if i != index)])
-        column = design[kept, index]
-        left = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
-        if left.var() < (1 - _TOGETHER) * column.var():
-            rest = " and ".join(_COLUMNS[i] for i in telling if i != index)
-            found.append(
-                f"{_COLUMNS[index]} move with {rest}: {_TERMS[index]} is hard to tell from the others"
-            )
-    free = _least_squares(design[kept][:, varying], seconds[kept], clipped=False)
-    for name, value, size in zip(
-        np.array(_TERMS)[varying], free, design[kept][:, varying].mean(axis=0), strict=True
-    ):
-        if value * size < -0.01 * seconds[kept].mean():
-            found.append(f"{name} would be {value * 1e6:.3g} us, below 0; taken as 0")
-    return found

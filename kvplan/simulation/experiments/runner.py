@@ -110,7 +110,11 @@ def run_rows(
 
 
 def run_to_the_end(
-    rows: Sequence[Sequence[Job]], progress: Progress | None = None, announce: Announce | None = None
+    rows: Sequence[Sequence[Job]],
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    *,
+    compile: bool | None = None,
 ) -> list[list[Outcome]]:
     """As `run_rows`, for comparisons that are worth nothing by half.
 
@@ -119,7 +123,7 @@ def run_to_the_end(
     KeyboardInterrupt
         Somebody pressed Ctrl-C.
     """
-    outcomes, interrupted = run_rows(rows, progress, announce)
+    outcomes, interrupted = run_rows(rows, progress, announce, compile=compile)
     if interrupted:
         raise KeyboardInterrupt
     return [[found for found in row if found is not None] for row in outcomes]

@@ -1,0 +1,81 @@
+"""What measurements leave open: terms that they cannot tell apart, and errors that say the law is another."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from kvplan.ingest.timing.equations import AMOUNTS, BoolArray, Equations, Terms
+from kvplan.ingest.timing.family import believed
+from kvplan.ingest.timing.robust import constants
+from kvplan.model import FloatArray, Timing
+
+_DOUBTFUL = 0.2  # held-out error of which to warn
+_NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
+_TOGETHER = 0.95  # R² of one column on the others
+_HALF = 0.5  # how far a constant follows its prior, at least, for it to rest on that
+
+
+def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, timing: Timing) -> tuple[str, ...]:
+    """Constants that follow the prior: twice as much there makes them more than the square root of two here.
+
+    Examples
+    --------
+    Without prompts the prior alone says what they take:
+
+    >>> from kvplan.ingest.timing.equations import of_samples
+    >>> from kvplan.ingest.timing.reading import parse_samples
+    >>> rows = [f"{k},{(10 + k / 1000):.3f}\\n" for k in range(0, 20_000, 1000)]
+    >>> equations = of_samples(parse_samples(["kv_tokens,iteration_ms\\n", *rows], "iterations.csv"))
+    >>> prior = Timing(0.02, d1=1e-6, d2=1e-4)
+    >>> settled_by_prior(equations, Terms(), prior, Timing(0.01, d1=1e-6, d2=1e-4))
+    ('d2',)
+    """
+    found = []
+    for name in terms.names[: 5 if terms.d4 else 4]:
+        if getattr(prior, name) <= 0:
+            continue
+        twice = replace(prior, **{name: 2 * getattr(prior, name)})
+        law, _ = equations.law(terms, constants(equations, terms, believed(equations, terms, twice)))
+        now, then = getattr(timing, name), getattr(law, name)
+        if then > 0 and (now == 0 or np.log2(then / now) > _HALF):
+            found.append(name)
+    return tuple(found)
+
+
+def doubts(equations: Equations, kept: BoolArray, held_out: FloatArray | None) -> tuple[str, ...]:
+    """What to say of a fit."""
+    return (*_error(held_out, kept), *_ranges(equations, kept))
+
+
+def _error(held_out: FloatArray | None, kept: BoolArray) -> list[str]:
+    """What a large error says: that samples contradict each other, or that time has another form."""
+    error = 0.0 if held_out is None else float(np.abs(held_out[kept]).mean())
+    if error < _DOUBTFUL:
+        return []
+    return [f"samples not fitted to are off by {error:.0%} on average: many outliers, or no such law of time"]
+
+
+def _ranges(equations: Equations, kept: BoolArray) -> list[str]:
+    """Amounts that hardly vary, and those that vary with others."""
+    found, telling = [], []
+    columns = {name: column[kept] for name, column in equations.columns.items()}
+    for name, column in columns.items():
+        what = AMOUNTS[name]
+        low, middle, high = np.quantile(column, (0.05, 0.5, 0.95))
+        if np.ptp(column) == 0:
+            found.append(f"all samples have {column[0]:,.0f} {what}: they do not tell {name} from d0")
+        elif middle > 0 and high - low < _NARROW * middle:
+            found.append(
+                f"nine in ten samples have {low:,.0f} to {high:,.0f} {what}: too narrow a range to tell {name} from d0"
+            )
+        else:
+            telling.append(name)
+    for name in telling:
+        rest = [other for other in telling if other != name]
+        others = np.column_stack([np.ones(kept.sum()), *(columns[other] for other in rest)])
+        column = columns[name]
+        left = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
+        if left.var() < (1 - _TOGETHER) * column.var():
+            those = " and ".join(AMOUNTS[other] for other in rest)
+            found.append(f"{AMOUNTS[name]} move with {those}: {name} is hard to tell from the others")
+    return found

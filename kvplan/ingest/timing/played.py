@@ -1,0 +1,205 @@
+"""Loads played through the simulator: which iterations a request waits for, and so what its times are made of.
+
+A client's TTFT is no iteration, and of its C requests not all decode. So each point of a sweep is run as the engine
+would schedule it, and TTFT, TPOT and E2E come out as sums over iterations. What each constant of the law adds to them
+is the difference between two runs. In a closed loop the order of iterations does not depend on how long they take, so
+times are linear in the constants and one round is exact; arrivals at a rate are played again at the law just found.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.ingest.timing.equations import Equations, Kind
+from kvplan.ingest.timing.sweep import Point, Range, Sweep
+from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
+from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests
+
+UNIT = Timing(1.0)  # a law to play closed loops by, where any will do
+UNLIMITED = Replica(2**40, 16, Prefill.FUSED, max_num_batched_tokens=8192)  # vLLM's budget on large GPUs
+
+_KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
+_POLICY = {"sglang": "sglang"}  # of an engine; others schedule as vLLM does
+_EACH, _LEAST, _MOST = 10, 40, 20_000  # requests for each in flight where a file does not say; of a point
+_STEP = 0.01  # of a constant, against d0
+_KINDS = (Kind.TTFT, Kind.TPOT, Kind.E2E, Kind.INTERVAL)
+
+
+class _Load(NamedTuple):
+    """A point as it is played, by the law of the scenario's model."""
+
+    point: Point
+    source: int
+    scenario: Scenario
+    settings: Settings
+
+    def job(self, timing: Timing) -> Job:
+        model = replace(self.scenario.model, timing=timing)
+        return Job(self.settings, self.scenario._replace(model=model))
+
+
+class _Row(NamedTuple):
+    load: _Load
+    kind: Kind
+    seconds: float
+    offset: float
+    amounts: FloatArray  # of d0 … d4, and of d5 for each knee
+    state: FloatArray  # mean KV tokens, prefill tokens, sequences
+
+
+def play(
+    sweeps: Sequence[Sweep],
+    replica: Replica = UNLIMITED,
+    timing: Timing = UNIT,
+    *,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+) -> Equations:
+    """The equations of load sweeps, one for each time that was measured.
+
+    E2E says of the time after the first token what TPOT says, and so does the time between completions; of the three
+    the first that was measured counts, TPOT before E2E.
+
+    Parameters
+    ----------
+    replica
+        What the engine has and allows.
+    timing
+        The law by which loads at a rate are played.
+    """
+    loads = [
+        _load(number, point, sweep, replica) for number, sweep in enumerate(sweeps) for point in sweep.points
+    ]
+    first = _times(loads, [[timing]] * len(loads), None, announce)
+    steps = [_steps(load, timing, times[0]) for load, times in zip(loads, first, strict=True)]
+    laws = [[_more(timing, *step) for step in mine] for mine in steps]
+    others = _times(loads, laws, progress, announce)
+    rows: list[_Row] = []
+    for load, mine, (base,), changed in zip(loads, steps, first, others, strict=True):
+        slopes = (changed - base) / np.array([step for _, _, step in mine])[:, None]
+        rows += _rows(load, timing, base, slopes)
+    knees = np.array([knee for name, knee, _ in steps[0] if name == "d5"])
+    return _equations(rows, knees)
+
+
+def requests_of(point: Point) -> Requests:
+    """The requests of a point, lengths drawn where they have a range; the same each time.
+
+    Examples
+    --------
+    >>> some = requests_of(Point(line=1, inputs=(80, 100), outputs=(5, 5), concurrency=8, tpot_s=0.01))
+    >>> some.clients, some.arrival_s.size, set(some.decode_tokens.tolist())
+    (8, 80, {5})
+    """
+    rng = np.random.default_rng(0)
+    size = point.requests or _EACH * (point.concurrency or _MOST)
+    size = min(max(size, _LEAST), _MOST)
+    clients, arrival = point.concurrency, np.zeros(size)
+    if point.rate_rps is not None:
+        gaps = np.ones(size) if point.evenly else rng.standard_exponential(size)
+        clients, arrival = None, np.cumsum(gaps) / point.rate_rps
+    none = np.zeros(size, dtype=np.int64)
+    return Requests(arrival, _drawn(rng, point.inputs, size), _drawn(rng, point.outputs, size), none, clients)
+
+
+def _drawn(rng: np.random.Generator, lengths: Range, size: int) -> IntArray:
+    return rng.integers(max(lengths[0], 1), max(lengths[1], 1), size, endpoint=True)
+
+
+def _load(number: int, point: Point, sweep: Sweep, replica: Replica) -> _Load:
+    nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
+    scenario = Scenario(ServingModel((nobody,), UNIT, replica), Plan(), requests_of(point), ("",))
+    return _Load(point, number, scenario, Settings(_POLICY.get(sweep.deployment.engine, "vllm"), {}))
+
+
+def _times(
+    loads: Sequence[_Load],
+    laws: Sequence[Sequence[Timing]],
+    progress: Progress | None,
+    announce: Announce | None,
+) -> list[FloatArray]:
+    """Mean times of each load at each of its laws, shape (n_laws, n_kinds), seconds."""
+    jobs = [[load.job(law) for law in mine] for load, mine in zip(loads, laws, strict=True)]
+    outcomes = run_to_the_end(jobs, progress, announce, compile=True)
+    return [
+        np.array([_of_run(load.scenario.requests, run) for run in runs])
+        for load, runs in zip(loads, outcomes, strict=True)
+    ]
+
+
+def _of_run(requests: Requests, run: Outcome) -> tuple[float, ...]:
+    ttft, e2e = run.first_token_s - run.arrival_s, run.finish_s - run.arrival_s
+    later = requests.decode_tokens - 1
+    tpot = (e2e - ttft)[later > 0] / later[later > 0]
+    return ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size
+
+
+def _steps(load: _Load, timing: Timing, times: FloatArray) -> list[tuple[str, float, float]]:
+    """Constants to change, the knee of each and by how much: about a hundredth of an iteration."""
+    point, (_, _, e2e, interval) = load.point, times
+    sequences = max(float(e2e / interval), 1.0)
+    prompt, output = sum(point.inputs) / 2, sum(point.outputs) / 2
+    computed = max(sequences * (prompt + output) / max(output, 1.0), 1.0)
+    amounts = {
+        "d0": 1.0,
+        "d1": sequences * (prompt + output / 2),
+        "d2": max(computed - sequences, 1.0),
+        "d3": sequences,
+        "d4": sequences**0.5,
+    }
+    step = _STEP * timing.d0
+    linear = [(name, 0.0, step / amount) for name, amount in amounts.items()]
+    knees = (timing.knee_tokens,) if timing.d5 > 0 else _KNEES
+    return [*linear, *(("d5", knee, step / computed) for knee in knees)]
+
+
+def _more(timing: Timing, name: str, knee: float, step: float) -> Timing:
+    kept = timing.knee_tokens if knee == 0 else knee
+    return replace(timing, **{name: getattr(timing, name) + step, "knee_tokens": kept})
+
+
+def _rows(load: _Load, timing: Timing, base: FloatArray, slopes: FloatArray) -> Iterator[_Row]:
+    """What was measured of a point, as the slopes of its times by the constants."""
+    point = load.point
+    seconds = (point.ttft_s, point.tpot_s, point.e2e_s, point.throughput_rps and 1 / point.throughput_rps)
+    known = [kind for kind, time in zip(_KINDS, seconds, strict=True) if time is not None]
+    counted = [kind for kind in known if kind is Kind.TTFT] + [
+        kind for kind in known if kind is not Kind.TTFT
+    ][:1]
+    of_d = np.array([*timing.constants[:5], *[timing.d5] * (len(slopes) - 5)])
+    state = slopes[1:4, -1] / slopes[0, -1]
+    for kind in counted:
+        column = _KINDS.index(kind)
+        amounts, time = slopes[:, column], seconds[column]
+        assert time is not None
+        offset = float(base[column] - amounts @ of_d)
+        yield _Row(load, kind, time, offset, amounts, state)
+
+
+def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
+    amounts, state = (np.array([getattr(row, name) for row in rows]) for name in ("amounts", "state"))
+    levels = [row.load.point.concurrency or row.load.point.rate_rps for row in rows]
+    lines = [(row.load.source, row.load.point.line) for row in rows]
+    group = np.unique(levels if len(set(levels)) > 1 else [f"{line}" for line in lines], return_inverse=True)[
+        1
+    ]
+    return Equations(
+        amounts=amounts[:, :5],
+        knees=knees,
+        beyond=amounts[:, 5:],
+        overhead=np.array([float(row.kind in (Kind.TTFT, Kind.E2E)) for row in rows]),
+        offset=np.array([row.offset for row in rows]),
+        seconds=np.array([row.seconds for row in rows]),
+        kind=np.array([row.kind.value for row in rows]),
+        group=group.reshape(-1),
+        source=np.array([source for source, _ in lines]),
+        line=np.array([line for _, line in lines]),
+        kv_tokens=state[:, 0],
+        prefill_tokens=state[:, 1],
+        sequences=state[:, 2],
+    )
