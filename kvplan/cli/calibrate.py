@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -13,14 +13,24 @@ from kvplan.cli.common import (
     TensorParallel,
     argument,
     option,
+    progress_bar,
     read_base,
     refuse_overwriting,
     say,
+    say_compiling,
     say_section,
     sections_text,
 )
 from kvplan.cli.output import write_result
 from kvplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvplan.ingest.model.hardware import Gpu
+    from kvplan.ingest.model.roofline import Roofline
+    from kvplan.ingest.model.shape import ModelShape
+    from kvplan.ingest.timing.reading import Measured
+    from kvplan.layout.calibration import Calibration
+    from kvplan.profile.reading import Profile
 
 
 class FitFormat(StrEnum):
@@ -59,7 +69,8 @@ def calibrate(
         option(
             "--model",
             metavar="MODEL",
-            help="Without a FILE: estimate the timing of this model, a config.json or a name of the catalogue.",
+            help="Model, a config.json or a name of the catalogue: its estimated timing counts where a FILE leaves "
+            "something open, or without a FILE altogether.",
         ),
     ] = None,
     gpu: Annotated[
@@ -74,18 +85,41 @@ def calibrate(
     output: Output = None,
 ) -> None:
     """Fit the iteration time to what an engine logged. Without a log, --model and --gpu give an estimate."""
-    if files and (model is not None or gpu is not None or tensor_parallel != 1 or kv_dtype != "auto"):
-        raise UsageError("a FILE is measured; --model, --gpu and their like are for where nothing is")
+    if (model is None) != (gpu is None):
+        raise UsageError("--model and --gpu go together")
+    if model is None and (tensor_parallel != 1 or kv_dtype != "auto"):
+        raise UsageError("--tensor-parallel and --kv-dtype say how --model runs on --gpu")
     if not files and format is not FitFormat.TOML:
         raise UsageError("--format says how good a fit is shown; without a FILE nothing is fitted")
+    estimate = None
+    if model is not None and gpu is not None:
+        estimate = _Estimate(model, gpu, tensor_parallel, kv_dtype)
     if files:
         refuse_overwriting(output, files)
-        text = _fitted(files, base, capacity, group, format, output)
-    elif model is not None and gpu is not None:
-        text = _estimated(model, gpu, tensor_parallel, kv_dtype, base)
+        text = _fitted(files, base, capacity, group, estimate, format, output)
+    elif estimate is not None:
+        text = _estimated(estimate, base)
     else:
         raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
     write_result(text, output)
+
+
+class _Estimate(NamedTuple):
+    """What is asked of a model on GPUs nobody has measured."""
+
+    model: str
+    gpu: str
+    tensor_parallel: int
+    kv_dtype: str
+
+    def roofline(self) -> tuple["Roofline", "ModelShape", "Gpu"]:
+        from kvplan.ingest.model.config import read_model
+        from kvplan.ingest.model.hardware import find_gpu
+        from kvplan.ingest.model.roofline import roofline
+
+        shape, device = read_model(self.model), find_gpu(self.gpu)
+        found = roofline(shape, device, tensor_parallel=self.tensor_parallel, kv_dtype=self.kv_dtype)
+        return found, shape, device
 
 
 def _fitted(
@@ -93,53 +127,84 @@ def _fitted(
     base: str | None,
     capacity: int | None,
     group: str | None,
+    estimate: _Estimate | None,
     format: FitFormat,
     output: Path | None,
 ) -> str:
     from kvplan.ingest import profile_text
     from kvplan.ingest.timing import text as timing_text
-    from kvplan.ingest.timing.fit import fit_timing
     from kvplan.ingest.timing.reading import read_groups
     from kvplan.layout import calibration
 
-    kept = read_base(base) if base is not None or format is FitFormat.TOML else None
-    known = kept.model.replica.memory_tokens if kept is not None and base is not None else None
+    kept = read_base(base)
+    known = kept.model.replica.memory_tokens if base is not None else None
     groups = read_groups(files, capacity_tokens=capacity, assumed_tokens=known, group=group)
-    found = [calibration.Calibration(samples, fit_timing(*samples)) for samples in groups]
-    section = calibration.build(found)
-    if kept is None or format is not FitFormat.TOML:
-        return sections_text([section], output, as_markdown=format is FitFormat.MARKDOWN)
-    if len(found) > 1:
-        names = ", ".join(repr(one.samples[0].group) for one in found)
-        message = f"{len(found)} replicas; choose one with --group, or see all with --format text: {names}"
+    if format is FitFormat.TOML and len(groups) > 1:
+        names = ", ".join(repr(one[0].group) for one in groups)
+        message = f"{len(groups)} replicas; choose one with --group, or see all with --format text: {names}"
         raise UsageError(f"{files[0]}: {message}")
+    found = [_calibrated(measured, kept, base is not None, capacity, estimate) for measured in groups]
+    section = calibration.build(found)
+    if format is not FitFormat.TOML:
+        return sections_text([section], output, as_markdown=format is FitFormat.MARKDOWN)
     say_section(section)
-    ((samples, fit),) = found
+    ((measured, fit, prior),) = found
     return profile_text.composed(
         kept,
-        [timing_text.timing_part(fit, samples)],
+        [timing_text.timing_part(fit, measured, prior)],
         source=str(files[0]),
         replica=None if base is not None else f"replica of {files[0].name}",
         default_base=base is None,
     ).text
 
 
-def _estimated(model: str, gpu: str, tensor_parallel: int, kv_dtype: str, base: str | None) -> str:
+def _calibrated(
+    measured: tuple["Measured", ...],
+    base: "Profile",
+    wanted: bool,
+    capacity: int | None,
+    estimate: _Estimate | None,
+) -> "Calibration":
+    """The fit of one replica; `wanted` is whether somebody asked for the base."""
+    from kvplan.ingest.timing import prior as priors
+    from kvplan.ingest.timing.fit import fit_measured
+    from kvplan.layout.calibration import Calibration
+
+    if estimate is not None:
+        found, shape, device = estimate.roofline()
+        prior: priors.Prior | None = priors.Prior(
+            found.timing, f"the estimate for {shape.name} on {device.name}"
+        )
+    else:
+        prior = None if wanted else priors.of_measured(measured)
+    believed = wanted or prior is not None
+    prior = prior or priors.Prior(base.model.timing, base.source)
+    replica = base.model.replica if wanted else None
+    with progress_bar() as progress:
+        fit = fit_measured(
+            measured,
+            prior.timing,
+            believed=believed,
+            replica=replica,
+            capacity_tokens=capacity,
+            progress=progress,
+            announce=say_compiling,
+        )
+    return Calibration(measured, fit, prior)
+
+
+def _estimated(estimate: _Estimate, base: str | None) -> str:
     from kvplan.ingest import profile_text
-    from kvplan.ingest.model.config import read_model
-    from kvplan.ingest.model.hardware import find_gpu
-    from kvplan.ingest.model.roofline import roofline
     from kvplan.ingest.model.text import roofline_part
 
-    shape, device = read_model(model), find_gpu(gpu)
-    found = roofline(shape, device, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
+    found, shape, device = estimate.roofline()
     kept = read_base(base)
     for note in (*shape.notes, *found.notes):
         say(f"note: {note}")
     return profile_text.composed(
         kept,
-        [roofline_part(found, shape, device, tensor_parallel)],
-        source=model,
+        [roofline_part(found, shape, device, estimate.tensor_parallel)],
+        source=estimate.model,
         replica=None if base is not None else f"{shape.name} on {device.name}",
         default_base=base is None,
     ).text

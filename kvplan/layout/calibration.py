@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import TimingFit
-from kvplan.ingest.timing.samples import Samples
+from kvplan.ingest.timing.prior import Prior
+from kvplan.ingest.timing.reading import Measured
 from kvplan.ingest.timing.text import accuracy, error_text, notes, outlier_text
 from kvplan.layout.elements import Block, Bullets, Figure, Paragraph, Section, Table, number, table, words
 from kvplan.layout.plot import scatter
@@ -18,10 +20,11 @@ _PLOT_WIDTH = 76
 
 
 class Calibration(NamedTuple):
-    """A fit, and what it was fitted to."""
+    """A fit, what it was fitted to, and what else was believed."""
 
-    samples: tuple[Samples, ...]
+    measured: tuple[Measured, ...]
     fit: TimingFit
+    prior: Prior
 
 
 def build(found: Sequence[Calibration]) -> Section:
@@ -30,20 +33,20 @@ def build(found: Sequence[Calibration]) -> Section:
     if len(found) > 1:
         blocks.append(_table(found, _trust))
         named = [
-            f"{_name(one.samples[0])}: {'; '.join(_outliers(one.fit, _NAMED_EACH))}"
+            f"{_name(one.measured[0])}: {'; '.join(_outliers(one.fit, _NAMED_EACH))}"
             for one in found
             if one.fit.outliers and not one.fit.envelope
         ]
         if named:
             blocks += [Paragraph("Outliers, the furthest off first:"), Bullets(tuple(named))]
     else:
-        samples, fit = found[0]
+        measured, fit, prior = found[0]
         blocks += [Paragraph(accuracy(fit)), Paragraph("Measured time against the fit:"), _residuals(fit)]
         if fit.outliers and not fit.envelope:
             blocks += [Paragraph("Outliers, the furthest off first:"), Bullets(_outliers(fit, _NAMED))]
-        if said := notes(fit, samples):
+        if said := notes(fit, measured, prior):
             blocks.append(Bullets(tuple(said)))
-    title = "Iteration time, d0 + d1·KV tokens + d2·prefill tokens + d3·sequences"
+    title = "Iteration time: d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·beyond the knee"
     return Section("timing", title, tuple(blocks), "computed")
 
 
@@ -55,30 +58,39 @@ def _outliers(fit: TimingFit, most: int) -> tuple[str, ...]:
 
 def _table(found: Sequence[Calibration], figures: Callable[[TimingFit], dict[str, str]]) -> Table:
     columns = (words("Replica"), *(number(name) for name in figures(found[0].fit)))
-    return table(columns, ((_name(one.samples[0]), *figures(one.fit).values()) for one in found))
+    return table(columns, ((_name(one.measured[0]), *figures(one.fit).values()) for one in found))
 
 
-def _name(samples: Samples) -> str:
-    return samples.group or Path(samples.source).name
+def _name(measured: Measured) -> str:
+    return measured.group or Path(measured.source).name
 
 
 def _terms(fit: TimingFit) -> dict[str, str]:
-    terms = {"d0": fit.timing.d0, "d1": fit.timing.d1, "d2": fit.timing.d2, "d3": fit.timing.d3}
-    return {name: format_seconds(term) if term else "0" for name, term in terms.items()}
+    names = ("d0", "d1", "d2", "d3", "d4", "d5")
+    found = {name: _marked(getattr(fit.timing, name), name in fit.from_prior) for name in names}
+    return {**found, "Overhead": _marked(fit.request_overhead_s)}
+
+
+def _marked(seconds: float, estimated: bool = False) -> str:
+    """A constant; in brackets where it is the prior's."""
+    text = format_seconds(seconds) if seconds else "0"
+    return f"({text})" if estimated else text
 
 
 def _trust(fit: TimingFit) -> dict[str, str]:
+    kind = next(kind for kind in (Kind.TPOT, *fit.kinds) if kind in fit.kinds)
+    held_out = fit.held_out_error(kind)
     return {
-        "Samples": format_tokens(fit.samples),
+        "Measured": format_tokens(fit.kept.size),
         "Left out": format_tokens(fit.trimmed),
-        "Error": error_text(fit.error),
-        "Held out": ABSENT if fit.held_out_error is None else error_text(fit.held_out_error),
+        "Error": error_text(fit.error(kind)),
+        "Held out": ABSENT if held_out is None else error_text(held_out),
         "Outliers": ABSENT if fit.envelope else str(len(fit.outliers)),
     }
 
 
 def _residuals(fit: TimingFit) -> Figure:
-    off = fit.measured_s / np.maximum(fit.fitted_s, 1e-9) - 1
+    off = fit.equations.seconds / np.maximum(fit.fitted_s, 1e-9) - 1
     most = max(float(np.quantile(np.abs(off), 0.95)), 1e-4)
     low, high = format_seconds(float(fit.fitted_s.min())), format_seconds(float(fit.fitted_s.max()))
     edge = format_percent(most, 2, signed=True)

@@ -4,18 +4,37 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.ingest.timing.equations import AMOUNTS, BoolArray, Equations, Terms
 from kvplan.ingest.timing.family import believed
 from kvplan.ingest.timing.robust import constants
 from kvplan.model import FloatArray, Timing
 
+_FEWEST = 2  # equations
 _DOUBTFUL = 0.2  # held-out error of which to warn
 _NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
 _TOGETHER = 0.95  # R² of one column on the others
 _HALF = 0.5  # how far a constant follows its prior, at least, for it to rest on that
 
 
-def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, timing: Timing) -> tuple[str, ...]:
+def refuse_too_few(equations: Equations, source: str) -> None:
+    """Refuse what is too little to tell the constants apart, where nothing else is known.
+
+    Raises
+    ------
+    UsageError
+        Fewer equations than constants that vary.
+    """
+    varying = [name for name, column in equations.columns.items() if np.ptp(column) > 0]
+    wanted = max(1 + len(varying) + bool(equations.overhead.any()), _FEWEST)
+    if len(equations) < wanted:
+        raise UsageError(
+            f"{source}: {len(equations)} times were measured; at least {wanted} are needed to tell "
+            f"{', '.join(('d0', *varying))} apart, or a --base, or --model and --gpu, for what they leave open"
+        )
+
+
+def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, found: FloatArray) -> tuple[str, ...]:
     """Constants that follow the prior: twice as much there makes them more than the square root of two here.
 
     Examples
@@ -27,19 +46,18 @@ def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, timing: 
     >>> rows = [f"{k},{(10 + k / 1000):.3f}\\n" for k in range(0, 20_000, 1000)]
     >>> equations = of_samples(parse_samples(["kv_tokens,iteration_ms\\n", *rows], "iterations.csv"))
     >>> prior = Timing(0.02, d1=1e-6, d2=1e-4)
-    >>> settled_by_prior(equations, Terms(), prior, Timing(0.01, d1=1e-6, d2=1e-4))
+    >>> settled_by_prior(equations, Terms(), prior, np.array([0.01, 1e-6, 1e-4, 0.0]))
     ('d2',)
     """
-    found = []
-    for name in terms.names[: 5 if terms.d4 else 4]:
+    follow = []
+    for index, name in enumerate(terms.names[: 5 if terms.d4 else 4]):
         if getattr(prior, name) <= 0:
             continue
         twice = replace(prior, **{name: 2 * getattr(prior, name)})
-        law, _ = equations.law(terms, constants(equations, terms, believed(equations, terms, twice)))
-        now, then = getattr(timing, name), getattr(law, name)
-        if then > 0 and (now == 0 or np.log2(then / now) > _HALF):
-            found.append(name)
-    return tuple(found)
+        then = constants(equations, terms, believed(equations, terms, twice))[index]
+        if then > 0 and (found[index] == 0 or np.log2(then / found[index]) > _HALF):
+            follow.append(name)
+    return tuple(follow)
 
 
 def doubts(equations: Equations, kept: BoolArray, held_out: FloatArray | None) -> tuple[str, ...]:

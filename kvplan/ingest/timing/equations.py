@@ -20,6 +20,7 @@ from kvplan.model import FloatArray, IntArray, Timing
 BoolArray = npt.NDArray[np.bool_]
 
 LINEAR = ("d0", "d1", "d2", "d3")
+KV, PREFILL = 1, 2  # where they stand in a design
 AMOUNTS = {"d1": "KV tokens", "d2": "prefill tokens", "d3": "sequences"}  # what the constants multiply
 _SEVERAL = 7  # knees to choose from
 
@@ -41,7 +42,7 @@ class Terms(NamedTuple):
     knee_tokens: float | None = None  # None: no d5
 
     @property
-    def count(self) -> int:
+    def more(self) -> int:
         """How many."""
         return self.d4 + (self.knee_tokens is not None)
 

@@ -42,8 +42,10 @@ def folds(equations: Equations) -> tuple[BoolArray, ...]:
     return tuple(fold == number for number in range(several))
 
 
-def tried(equations: Equations, prior: Timing, envelope: bool, usable: BoolArray) -> tuple[Tried, ...]:
-    """The family with its held-out errors; empty where there are too few equations to leave any out."""
+def tried(
+    equations: Equations, among: Sequence[Terms], prior: Timing, envelope: bool, usable: BoolArray
+) -> tuple[Tried, ...]:
+    """Laws with their held-out errors; empty where there are too few equations to leave any out."""
     left_out = folds(equations)
     linear = equations.design(Terms()).shape[1]
     rests = [~out & usable for out in left_out]
@@ -57,7 +59,7 @@ def tried(equations: Equations, prior: Timing, envelope: bool, usable: BoolArray
     for rest, mine in zip(rests, agree, strict=True):
         mine[rest] = agreeing(equations.part(rest), envelope)
     found = []
-    for terms in family(equations, prior):
+    for terms in among:
         off = np.empty(len(equations))
         drawn = believed(equations, terms, prior)
         for out, mine in zip(left_out, agree, strict=True):
@@ -74,7 +76,7 @@ def chosen(laws: Sequence[Tried], equations: Equations, kept: BoolArray) -> Trie
     losses = [np.minimum(np.abs(law.held_out[kept]), _MOST_OFF) * weight for law in laws]
     best = min(losses, key=np.mean)
     near = [
-        (law.terms.count, float(loss.mean()), law)
+        (law.terms.more, float(loss.mean()), law)
         for law, loss in zip(laws, losses, strict=True)
         if (loss - best).mean() <= (loss - best).std() / np.sqrt(loss.size)
     ]

@@ -6,19 +6,25 @@ prior for what is left open (`least_squares`, `robust`), the terms a law needs (
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvplan.ingest.timing.doubts import doubts, settled_by_prior
-from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
+from kvplan.errors import UsageError
+from kvplan.ingest.timing.doubts import doubts, refuse_too_few, settled_by_prior
+from kvplan.ingest.timing.equations import PREFILL, BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.family import believed, chosen, family, tried
-from kvplan.ingest.timing.robust import agreeing, constants, contradicted
+from kvplan.ingest.timing.played import UNIT, UNLIMITED, by_littles_law, play
+from kvplan.ingest.timing.reading import Measured
+from kvplan.ingest.timing.robust import agreeing, constants, contradicted, with_prefill
 from kvplan.ingest.timing.samples import Samples
-from kvplan.model import FloatArray, IntArray, Timing
+from kvplan.ingest.timing.sweep import Sweep
+from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.simulation.experiments.runner import Announce, Progress
 
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
+_ROUNDS = 2  # of playing loads at a rate by the law that the last one gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,12 @@ class TimingFit:
 
 
 def fit_timing(
-    equations: Equations, prior: Timing, *, envelope: bool = False, names: Sequence[str] = ()
+    equations: Equations,
+    prior: Timing,
+    *,
+    envelope: bool = False,
+    names: Sequence[str] = (),
+    among: Sequence[Terms] | None = None,
 ) -> TimingFit:
     """Fit an iteration time.
 
@@ -131,6 +142,8 @@ def fit_timing(
         Whether iterations can be too slow for what they say they did.
     names
         Of the files, as `Equations.source` counts them.
+    among
+        Laws to choose from; None: the family.
 
     Examples
     --------
@@ -143,41 +156,100 @@ def fit_timing(
     >>> fit.trimmed, fit.terms.names
     (0, ('d0', 'd1', 'd2', 'd3'))
     """
+    among = family(equations, prior) if among is None else among
     opposed = contradicted(equations)
     usable = opposed < 0
     kept = usable.copy()
     kept[usable] = agreeing(equations.part(usable), envelope)
-    laws = tried(equations, prior, envelope, usable)
+    laws = tried(equations, among, prior, envelope, usable)
     best = chosen(laws, equations, kept) if laws else None
-    terms = family(equations, prior)[0] if best is None else best.terms
+    terms = among[0] if best is None else best.terms
     resting = equations.part(kept)
     found = constants(resting, terms, believed(equations, terms, prior))
+    from_prior = settled_by_prior(resting, terms, prior, found)
+    if found[PREFILL] == 0 and prior.d2 > 0:  # no prompt is free
+        found, from_prior = with_prefill(resting, terms, prior), tuple({*from_prior, "d2"})
     timing, overhead = equations.law(terms, found)
-    fitted = equations.times(terms, found)
     return TimingFit(
         timing=timing,
         request_overhead_s=overhead,
         terms=terms,
-        from_prior=settled_by_prior(resting, terms, prior, timing),
+        from_prior=tuple(sorted(from_prior)),
         equations=equations,
         kept=kept,
-        fitted_s=fitted,
+        fitted_s=equations.times(terms, found),
         held_out=None if best is None else best.held_out,
         considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
         envelope=envelope,
-        outliers=_outliers(names, equations, fitted, kept, opposed),
+        outliers=_outliers(names, equations, equations.times(terms, found), kept, opposed),
         warnings=doubts(equations, kept, None if best is None else best.held_out),
     )
 
 
-def fit_samples(*samples: Samples, prior: Timing) -> TimingFit:
-    """Fit an iteration time to iterations of one replica, from one file or several."""
-    return fit_timing(
-        of_samples(samples),
-        prior,
-        envelope=any(some.hidden_prefill for some in samples),
-        names=[some.source for some in samples],
-    )
+def fit_measured(
+    measured: Sequence[Measured],
+    prior: Timing,
+    *,
+    believed: bool = True,
+    replica: Replica | None = None,
+    capacity_tokens: int | None = None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+) -> TimingFit:
+    """Fit an iteration time to what files say of one replica.
+
+    Parameters
+    ----------
+    believed
+        Whether `prior` is of this replica; if not, there must be as much measured as there is to tell.
+    replica
+        What the engine has and allows, where loads are played; None: memory without end.
+    capacity_tokens
+        Its memory, if it is another.
+
+    Raises
+    ------
+    UsageError
+        Too little was measured, or iterations and loads are mixed.
+    """
+    samples = [some for some in measured if isinstance(some, Samples)]
+    sweeps = [some for some in measured if isinstance(some, Sweep)]
+    if samples and sweeps:
+        raise UsageError(
+            f"{samples[0].source} has iterations, {sweeps[0].source} has loads: fit one or the other"
+        )
+    if samples:
+        equations = of_samples(samples)
+        if not believed:
+            refuse_too_few(equations, samples[0].source)
+        envelope = any(some.hidden_prefill for some in samples)
+        return fit_timing(equations, prior, envelope=envelope, names=[some.source for some in samples])
+    played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
+    if capacity_tokens is not None:
+        played = replace(played, memory_tokens=capacity_tokens)
+    return _fit_sweeps(sweeps, prior, played, believed, progress, announce)
+
+
+def _fit_sweeps(
+    sweeps: Sequence[Sweep],
+    prior: Timing,
+    replica: Replica,
+    believed: bool,
+    progress: Progress | None,
+    announce: Announce | None,
+) -> TimingFit:
+    """Loads that come at a rate are first read as Little's law has it, and then played until the law stays."""
+    names = [sweep.source for sweep in sweeps]
+    at_a_rate = any(point.rate_rps is not None for sweep in sweeps for point in sweep.points)
+    law = fit_timing(by_littles_law(sweeps), prior, among=[Terms()]).timing if at_a_rate else UNIT
+    equations = play(sweeps, replica, law, progress=progress, announce=announce)
+    if not believed:
+        refuse_too_few(equations, names[0])
+    fit = fit_timing(equations, prior, names=names)
+    for _ in range(_ROUNDS if at_a_rate else 0):
+        played = play(sweeps, replica, fit.timing, progress=progress, announce=announce)
+        fit = fit_timing(played, prior, names=names, among=[fit.terms])
+    return fit
 
 
 def _outliers(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.errors import ProfileError
 from kvplan.ingest.timing.equations import Equations, Kind
 from kvplan.ingest.timing.sweep import Point, Range, Sweep
 from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
@@ -34,6 +35,7 @@ class _Load(NamedTuple):
     """A point as it is played, by the law of the scenario's model."""
 
     point: Point
+    file: str
     source: int
     scenario: Scenario
     settings: Settings
@@ -41,6 +43,42 @@ class _Load(NamedTuple):
     def job(self, timing: Timing) -> Job:
         model = replace(self.scenario.model, timing=timing)
         return Job(self.settings, self.scenario._replace(model=model))
+
+
+def by_littles_law(sweeps: Sequence[Sweep]) -> Equations:
+    """Loads at a rate as mean iterations: of λ requests a second, λ·(E2E - TTFT) decode. A first guess."""
+    rows = [point for sweep in sweeps for point in sweep.points if point.rate_rps is not None]
+    kv, prefill, batch, seconds = (
+        np.array(column) for column in zip(*(_mean_iteration(point) for point in rows), strict=True)
+    )
+    line = np.array([point.line for point in rows])
+    none = np.zeros_like(seconds)
+    return Equations(
+        amounts=np.column_stack([np.ones_like(kv), kv, prefill, batch, np.sqrt(batch)]),
+        knees=np.zeros(0),
+        beyond=np.zeros((kv.size, 0)),
+        overhead=none,
+        offset=none,
+        seconds=seconds,
+        kind=np.full(kv.size, Kind.TPOT.value),
+        group=np.arange(kv.size),
+        source=np.zeros_like(line),
+        line=line,
+        kv_tokens=kv,
+        prefill_tokens=prefill,
+        sequences=batch,
+    )
+
+
+def _mean_iteration(point: Point) -> tuple[float, float, float, float]:
+    """KV tokens, prefill tokens, sequences and seconds."""
+    prompt, output = sum(point.inputs) / 2, sum(point.outputs) / 2
+    rate, later = point.rate_rps or 0.0, max(output - 1, 1.0)
+    seconds = point.tpot_s or max((point.e2e_s or 0.0) - (point.ttft_s or 0.0), 0.0) / later
+    if seconds == 0:  # a rate and TTFT alone: the upper limit of what an iteration took
+        seconds = (point.ttft_s or 1.0 / rate) / 2
+    batch = rate * later * seconds
+    return batch * (prompt + output / 2), rate * prompt * seconds, max(batch, 1.0), seconds
 
 
 class _Row(NamedTuple):
@@ -114,7 +152,9 @@ def _drawn(rng: np.random.Generator, lengths: Range, size: int) -> IntArray:
 def _load(number: int, point: Point, sweep: Sweep, replica: Replica) -> _Load:
     nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
     scenario = Scenario(ServingModel((nobody,), UNIT, replica), Plan(), requests_of(point), ("",))
-    return _Load(point, number, scenario, Settings(_POLICY.get(sweep.deployment.engine, "vllm"), {}))
+    return _Load(
+        point, sweep.source, number, scenario, Settings(_POLICY.get(sweep.deployment.engine, "vllm"), {})
+    )
 
 
 def _times(
@@ -127,14 +167,17 @@ def _times(
     jobs = [[load.job(law) for law in mine] for load, mine in zip(loads, laws, strict=True)]
     outcomes = run_to_the_end(jobs, progress, announce, compile=True)
     return [
-        np.array([_of_run(load.scenario.requests, run) for run in runs])
-        for load, runs in zip(loads, outcomes, strict=True)
+        np.array([_of_run(load, run) for run in runs]) for load, runs in zip(loads, outcomes, strict=True)
     ]
 
 
-def _of_run(requests: Requests, run: Outcome) -> tuple[float, ...]:
+def _of_run(load: _Load, run: Outcome) -> tuple[float, ...]:
+    if not run.finished:
+        tokens = load.scenario.model.replica.memory_tokens
+        message = f"its requests do not fit a memory of {tokens:,} tokens, --capacity or that of --base"
+        raise ProfileError(load.file, message, line=load.point.line)
     ttft, e2e = run.first_token_s - run.arrival_s, run.finish_s - run.arrival_s
-    later = requests.decode_tokens - 1
+    later = load.scenario.requests.decode_tokens - 1
     tpot = (e2e - ttft)[later > 0] / later[later > 0]
     return ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size
 
@@ -183,11 +226,11 @@ def _rows(load: _Load, timing: Timing, base: FloatArray, slopes: FloatArray) -> 
 
 def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
     amounts, state = (np.array([getattr(row, name) for row in rows]) for name in ("amounts", "state"))
-    levels = [row.load.point.concurrency or row.load.point.rate_rps for row in rows]
     lines = [(row.load.source, row.load.point.line) for row in rows]
-    group = np.unique(levels if len(set(levels)) > 1 else [f"{line}" for line in lines], return_inverse=True)[
-        1
-    ]
+    levels = np.array([float(row.load.point.concurrency or row.load.point.rate_rps or 0) for row in rows])
+    if np.ptp(levels) == 0:  # one load: each shape of request for itself
+        levels = np.unique(np.array(lines), axis=0, return_inverse=True)[1].reshape(-1)
+    group = np.unique(levels, return_inverse=True)[1]
     return Equations(
         amounts=amounts[:, :5],
         knees=knees,
@@ -196,7 +239,7 @@ def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
         offset=np.array([row.offset for row in rows]),
         seconds=np.array([row.seconds for row in rows]),
         kind=np.array([row.kind.value for row in rows]),
-        group=group.reshape(-1),
+        group=group,
         source=np.array([source for source, _ in lines]),
         line=np.array([line for _, line in lines]),
         kv_tokens=state[:, 0],

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms
+from kvplan.ingest.timing.equations import KV, PREFILL, BoolArray, Equations, Kind, Terms
 from kvplan.ingest.timing.least_squares import solve
-from kvplan.model import FloatArray, IntArray
+from kvplan.model import FloatArray, IntArray, Timing
 
 _STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
 _STEPS = 30
@@ -70,14 +70,33 @@ def constants(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArr
 
     For `prior` see `solve`.
     """
-    design, seconds = equations.design(terms), equations.seconds
+    return _constants(equations, equations.design(terms), prior)
+
+
+def with_prefill(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
+    """The same where prefill would cost nothing: it costs what the prior says against KV, or else against d0."""
+    design = equations.design(terms)
+    for index, constant in ((KV, prior.d1), (0, prior.d0)):
+        if constant > 0:
+            tied = design.copy()
+            tied[:, index] += prior.d2 / constant * design[:, PREFILL]
+            tied[:, PREFILL] = 0.0
+            found = _constants(equations, tied, np.zeros(design.shape[1]))
+            found[PREFILL] = prior.d2 / constant * found[index]
+            if found[PREFILL] > 0:
+                break
+    return found
+
+
+def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> FloatArray:
+    seconds = equations.seconds
     rows = {Kind(kind): equations.kind == kind for kind in np.unique(equations.kind)}
     deviation = np.empty(seconds.size)
     for kind, mine in rows.items():
         deviation[mine] = _SPREAD[kind].first
     for _ in range(_STEPS):
         found = solve(design, seconds - equations.offset, deviation * seconds, prior)
-        off = np.abs(seconds - equations.times(terms, found)) / seconds
+        off = np.abs(seconds - equations.offset - design @ found) / seconds
         last = deviation.copy()
         for kind, mine in rows.items():
             spread = max(_TO_SIGMA * float(np.median(off[mine])), _SPREAD[kind].least)

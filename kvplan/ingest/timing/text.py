@@ -7,21 +7,22 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.profile_text import Part, timing_text
+from kvplan.ingest.timing.equations import Kind, Terms
 from kvplan.ingest.timing.fit import Outlier, TimingFit
-from kvplan.ingest.timing.samples import Samples
+from kvplan.ingest.timing.prior import Prior
+from kvplan.ingest.timing.reading import Measured
 from kvplan.model import FloatArray, Knowledge, MeasuredRange, Origin
 from kvplan.model.provenance import Range
 from kvplan.units import format_percent, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _NAMED = 5  # outliers in a sentence
-_BAND = (0.1, 0.9)  # of the samples took from so many to so many times as long as fitted
 _EXACT = 5e-4  # no band that anybody could see
 _LEAST_S = 1e-9  # what is left over of 0 by rounding is less
 
 
-def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
-    """The table [timing] of what was fitted to samples.
+def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Part:
+    """The table [timing] of what was fitted to measurements.
 
     Raises
     ------
@@ -31,10 +32,12 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
     Examples
     --------
     >>> from kvplan.ingest.timing.reading import parse_samples
-    >>> from kvplan.ingest.timing.fit import fit_timing
+    >>> from kvplan.ingest.timing.fit import fit_samples
+    >>> from kvplan.model import Timing
     >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
     >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
-    >>> part = timing_part(fit_timing(*samples), samples)
+    >>> prior = Prior(Timing(0.02), "some-profile")
+    >>> part = timing_part(fit_samples(samples, prior.timing), samples, prior)
     >>> print(part.body)
     [timing]
     d0 = "10 ms"
@@ -48,55 +51,80 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
     timing = fit.timing
     if timing.d0 < _LEAST_S:
         raise UsageError(
-            f"{samples[0].source}: the fit leaves no fixed time of an iteration (d0 = 0), which every engine has; "
+            f"{measured[0].source}: the fit leaves no fixed time of an iteration (d0 = 0), which every engine has; "
             "samples of small batches would tell"
         )
-    body = timing_text(timing, measured=measured_range(fit, samples))
-    origin = Origin(Knowledge.MEASURED, ", ".join(PurePath(s.source).name for s in samples))
-    return Part("timing", tuple(_about(fit, samples)), body, origin)
+    body = timing_text(timing, fit.request_overhead_s, measured_range(fit))
+    return Part("timing", tuple(_about(fit, measured, prior)), body, _origin(fit, measured, prior))
 
 
-def measured_range(fit: TimingFit, samples: Sequence[Samples]) -> MeasuredRange:
-    """The range of the samples that a timing rests on, and how long four fifths of them took against it."""
-    low, high = np.quantile(fit.measured_s[fit.kept] / fit.fitted_s[fit.kept], _BAND).tolist()
-    kept = {
-        name: _ends(np.concatenate([getattr(s, name) for s in samples])[fit.kept])
-        for name in ("kv_tokens", "prefill_tokens", "sequences")
-    }
-    exact = max(abs(low - 1), abs(high - 1)) < _EXACT
-    return MeasuredRange(**kept, band=None if exact else (low, high))
+def measured_range(fit: TimingFit) -> MeasuredRange:
+    """The range of what a timing rests on, and how long four fifths of it took against what was foretold."""
+    band = fit.band
+    exact = band is not None and max(abs(end - 1) for end in band) < _EXACT
+    rested = fit.equations.part(fit.kept)
+    return MeasuredRange(
+        _ends(rested.kv_tokens),
+        _ends(rested.prefill_tokens),
+        _ends(rested.sequences),
+        None if exact else band,
+    )
 
 
 def _ends(values: FloatArray) -> Range:
     return float(values.min()), float(values.max())
 
 
-def _about(fit: TimingFit, samples: Sequence[Samples]) -> Iterable[str]:
-    group = f" of {samples[0].group}" if samples[0].group else ""
-    files = "; ".join(f"{s.source} ({s.format}{f', sha256 {s.sha256}' if s.sha256 else ''})" for s in samples)
+def _origin(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Origin:
+    files = ", ".join(dict.fromkeys(PurePath(some.source).name for some in measured))
+    if not fit.from_prior:
+        return Origin(Knowledge.MEASURED, files)
+    return Origin(Knowledge.ESTIMATED, f"{files}; {_from_prior(fit, prior)}")
+
+
+def _from_prior(fit: TimingFit, prior: Prior) -> str:
+    return f"{' and '.join(fit.from_prior)} in the ratio of {prior.source}"
+
+
+def _about(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Iterable[str]:
+    group = f" of {measured[0].group}" if measured[0].group else ""
+    files = "; ".join(
+        f"{s.source} ({s.format}{f', sha256 {s.sha256}' if s.sha256 else ''})" for s in measured
+    )
     yield f"Iteration time{group}: fitted by kvplan {__version__} to {files}."
     yield accuracy(fit)
     if fit.outliers and not fit.envelope:
         more = f", and {len(fit.outliers) - _NAMED} more" if len(fit.outliers) > _NAMED else ""
         yield f"Outliers: {'; '.join(map(outlier_text, fit.outliers[:_NAMED]))}{more}."
-    for note in notes(fit, samples):
+    for note in notes(fit, measured, prior):
         yield f"Note: {note}."
 
 
 def accuracy(fit: TimingFit) -> str:
-    """How many samples, how many of them left out, and the errors.
+    """How much was measured, how much of it left out, and the errors.
 
     `timing_part` has an example.
     """
+    loads = np.unique(np.column_stack([fit.equations.source, fit.equations.line]), axis=0)
+    of_iterations = Kind.ITERATION in fit.kinds
     left = "none left out"
     if fit.trimmed:
         left = f"{format_tokens(fit.trimmed)} left out ({format_percent(fit.trimmed_share)})"
     if fit.envelope:
         left += ": a lower envelope, since engines do not count recomputed prefill and only the fast samples are whole"
-    held_out = "the error of samples not fitted to cannot be told from so few"
-    if fit.held_out_error is not None:
-        held_out = f"of samples not fitted to {error_text(fit.held_out_error)}"
-    return f"{_count(fit.samples, 'sample')}, {left}. Mean error {error_text(fit.error)}; {held_out}."
+    errors = ". ".join(_error_of(kind, fit) for kind in fit.kinds)
+    what = "sample" if of_iterations else "load"
+    held_out = (
+        "" if fit.held_out is not None else f"; the error of {what}s not fitted to cannot be told from so few"
+    )
+    return f"{_count(len(fit.equations) if of_iterations else len(loads), what)}, {left}. {errors}{held_out}."
+
+
+def _error_of(kind: Kind, fit: TimingFit) -> str:
+    of, what = ("", "samples") if kind is Kind.ITERATION else (f" of {kind.value}", "loads")
+    held_out = fit.held_out_error(kind)
+    rest = "" if held_out is None else f"; of {what} not fitted to {error_text(held_out)}"
+    return f"Mean error{of} {error_text(fit.error(kind))}{rest}"
 
 
 def _count(number: int, what: str) -> str:
@@ -118,11 +146,30 @@ def outlier_text(outlier: Outlier) -> str:
     )
 
 
-def notes(fit: TimingFit, samples: Sequence[Samples]) -> list[str]:
-    """Warnings of the fit, and rows that gave no sample."""
-    left_out = dict.fromkeys((s.source, some) for s in samples for some in s.left_out)
-    rows = [
+def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[str]:
+    """What rests on the prior, which terms were tried, warnings of the fit, and rows that gave nothing."""
+    found = []
+    if fit.from_prior:
+        found.append(f"what was measured does not tell {_from_prior(fit, prior)}, and so estimated")
+    if len(fit.considered) > 1:
+        found.append(_terms(fit))
+    left_out = dict.fromkeys((s.source, some) for s in measured for some in s.left_out)
+    found += [
         f"{source}: {_count(some.count, 'row')} left out, {some.reason} (first: line {some.line})"
         for source, some in left_out
     ]
-    return [*rows, *fit.warnings]
+    return [*found, *fit.warnings]
+
+
+def _terms(fit: TimingFit) -> str:
+    """The best law of each sort, by its held-out error."""
+    best: dict[tuple[str, ...], float] = {}
+    for terms, error in fit.considered:
+        best[terms.names] = min(error, best.get(terms.names, error))
+    tried = ", ".join(f"{_sort(names)} {error_text(error)}" for names, error in best.items())
+    return f"held-out error by terms of the law: {tried}; {_sort(fit.terms.names)} is the simplest that is no worse"
+
+
+def _sort(names: Sequence[str]) -> str:
+    beyond = names[len(Terms().names) :]
+    return f"with {' and '.join(beyond)}" if beyond else "linear"

@@ -1,7 +1,7 @@
 """A concurrency sweep: CSV or JSON lines with concurrency, lengths, and TPOT, TTFT, E2E or requests/s.
 
-Columns model, gpu, backend, precision, tp and ep tell replicas apart. InferenceMAX draws lengths from 0.8 to 1 times
-those it names; so are rows whose `source` says inferencemax read.
+Columns model, gpu, backend, precision, tp and ep tell replicas apart; versions of a backend are taken together.
+InferenceMAX draws lengths from 0.8 to 1 times those it names; so are rows whose `source` says inferencemax read.
 """
 
 from kvplan.ingest.timing.collector import Collector
@@ -22,14 +22,13 @@ _INFERENCEMAX = 0.8  # shortest length it draws, over the longest
 def deployment(row: Row) -> Deployment:
     """What the row says was measured."""
     parallel = row.text("tp") or row.text("tensorparallel")
-    other = (row.text("version"), f"EP{row.text('ep')}" if row.text("ep") else "", row.text("source"))
     return Deployment(
         model=row.text("model"),
         gpu=row.text("gpu") or row.text("hardware"),
         engine=row.text("backend"),
         tensor_parallel=int(parallel) if parallel.isdigit() else 1,
         weight_dtype=row.text("precision"),
-        other=", ".join(filter(None, other)),
+        other=f"EP{row.text('ep')}" if row.text("ep") else "",
     )
 
 
