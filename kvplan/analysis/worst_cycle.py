@@ -207,18 +207,24 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     ----------
     New, theory §3 ("Wall clock").
     """
-    mix, timing = model.mix, model.timing
-    fresh = cycle.throughput * mix.mean(mix.prefill_tokens)
-    inputs = mix.of_classes(mix.share * mix.input_tokens)
-    tokens = fresh + cycle.evicted_prompts
+    timing = model.timing
+    tokens = cycle.throughput * model.mix.mean(model.mix.prefill_tokens) + cycle.evicted_prompts
     if cycle.phases and not timing.is_linear:
         sequences, context = np.array(cycle.phases).T
         prefill = np.zeros(sequences.size)
         prefill[0] = tokens * sequences.size
         return cycle.throughput / float(timing(context, prefill, sequences).mean())
-    shares = mix.of_classes(mix.share)
-    prompts = Prompts(shares * (tokens / max(float(inputs.sum()), 1e-300)), inputs / shares)
-    return cycle.throughput / timing.mean(cycle.read_tokens, prompts, cycle.in_flight)
+    return cycle.throughput / mean_iteration_time(model, cycle.read_tokens, tokens, cycle.in_flight)
+
+
+def mean_iteration_time(
+    model: ServingModel, kv_tokens: float, prefill_tokens: float, sequences: float
+) -> float:
+    """Seconds of an iteration on average whose prefill tokens come as the prompts of the mix, one by one (new)."""
+    mix = model.mix
+    shares, inputs = mix.of_classes(mix.share), mix.of_classes(mix.share * mix.input_tokens)
+    prompts = Prompts(shares * (prefill_tokens / max(float(inputs.sum()), 1e-300)), inputs / shares)
+    return model.timing.mean(kv_tokens, prompts, sequences)
 
 
 def worst_cycle(
