@@ -19,7 +19,7 @@ from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Attractor, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, nothing_else_attracts, rounding_error
-from kvplan.model import FloatArray, Prompts, ServingModel, Weights, survival
+from kvplan.model import FloatArray, Mix, Prompts, ServingModel, Weights, survival
 
 _SHARE_DIGITS = 13
 _NOTHING = 1e-9  # evictions a completion, that rounding makes
@@ -49,6 +49,10 @@ class Cycle:
     read_tokens: float
     period: int | None
     phases: tuple[tuple[float, float], ...] = ()
+
+    def prefill_tokens(self, mix: Mix) -> float:
+        """Prompt tokens computed in an iteration: whatever completes or is evicted is admitted, again."""
+        return self.throughput * mix.mean(mix.prefill_tokens) + self.evicted_prompts
 
 
 class ClassCycle(NamedTuple):
@@ -200,15 +204,13 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     """Requests per second of a saturated cycle: completions over its mean iteration time.
 
-    Whatever completes or is evicted is admitted, and prefilled, again. A law that is not linear is averaged over the
-    iterations of a pulse cycle, or over prompts that come one by one.
+    A law that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
 
     References
     ----------
     New, theory §3 ("Wall clock").
     """
-    timing = model.timing
-    tokens = cycle.throughput * model.mix.mean(model.mix.prefill_tokens) + cycle.evicted_prompts
+    timing, tokens = model.timing, cycle.prefill_tokens(model.mix)
     if cycle.phases and not timing.is_linear:
         sequences, context = np.array(cycle.phases).T
         prefill = np.zeros(sequences.size)

@@ -167,7 +167,7 @@ def _of_pulse(model: ServingModel) -> dict[str, Figure]:
     weight = mix.held.survival(mix.share)
     prompts = older = None
     if cycle is not None:
-        prompts = cycle.throughput * mix.mean(mix.prefill_tokens) + cycle.evicted_prompts
+        prompts = cycle.prefill_tokens(mix)
         older = g * cycle.throughput * float(weight[g::g].sum())
     return {
         "g": Figure("g", "greatest common divisor of the iteration counts", g),
@@ -245,7 +245,7 @@ def _rest_of_cycle(model: ServingModel, cycle: WorstCycle | ClassCycle, work_s: 
     found = _closed_cycle(model)
     if found is None:
         return None
-    prompts = found.throughput * model.mix.mean(model.mix.prefill_tokens) + found.evicted_prompts
+    prompts = found.prefill_tokens(model.mix)
     return completed / rate - float(model.timing.linear(found.read_tokens, prompts, found.in_flight))
 
 
