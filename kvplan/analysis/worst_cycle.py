@@ -52,7 +52,7 @@ class Cycle:
 
     def prefill_tokens(self, mix: Mix) -> float:
         """Prompt tokens computed in an iteration: whatever completes or is evicted is admitted, again."""
-        return self.throughput * mix.mean(mix.prefill_tokens) + self.evicted_prompts
+        return self.throughput * float(mix.mean(mix.prefill_tokens)) + self.evicted_prompts
 
 
 class ClassCycle(NamedTuple):
