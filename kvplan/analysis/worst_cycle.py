@@ -229,9 +229,7 @@ def mean_iteration_time(
     return model.timing.mean(kv_tokens, prompts, sequences)
 
 
-def worst_cycle(
-    model: ServingModel, stability: Stability, recovers_up_to_rps: float | None = None
-) -> WorstCycle:
+def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:
     """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
 
     Above the rate up to which a backlog drains lies the danger zone (`kvplan.analysis.recovery`).

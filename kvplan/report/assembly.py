@@ -225,7 +225,7 @@ class Analyses:
 
     @cached_property
     def rate_cap(self) -> RateCap:
-        """Admission limits that prevent evictions."""
+        """Admission limits against evictions."""
         return rate_cap(self.model)
 
     @cached_property
