@@ -80,7 +80,7 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
     [(20, False, 0.004703), (21, False, 0.004948), (1, True, 0.0)]
     """
     stages, found = model.mix.stages, model_spectrum(model)
-    kind, cycle, attractor = mixed_cycle(
+    kind, cycle = mixed_cycle(
         model,
         stable=nothing_else_attracts(
             stages, stable=found.stable, certified=found.certified, radius=found.radius
@@ -95,7 +95,7 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
         stable=found.stable,
         certified=found.certified,
         kind=kind,
-        settled=None if attractor is None else attractor.settled,
+        settled=None if cycle is None or cycle.iterations is None else cycle.settled,
         worst_rps=min(worst, sustainable),
         sustainable_rps=sustainable,
         offered_rps=model.total_rate_rps,

@@ -19,10 +19,9 @@ import numpy as np
 
 from kvplan.analysis.concurrency import all_fit, never_grows
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.fluid_map import MAX_STEPS, usual_iterations
+from kvplan.analysis.fluid_map import MAX_STEPS, Cycle, usual_iterations
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import (
-    Cycle,
     attracts_all,
     collapsed_cycles,
     cycle_throughput_rps,
@@ -125,7 +124,7 @@ def recovery(model: ServingModel, stability: Stability) -> Recovery:
     clean = _of_cycle(model, budget, None)
     if attracts_all(model, stability):
         return clean
-    found = [(_of_cycle(model, budget, cycle), settled) for cycle, settled in collapsed_cycles(model)]
+    found = [(_of_cycle(model, budget, cycle), cycle.settled) for cycle in collapsed_cycles(model)]
     worst, settled = min(found, key=lambda one: one[0].rate_rps or 0.0)
     if usual_iterations(int(held.stages.max())) * held.stages.size > MAX_STEPS and not settled:
         return Recovery(None, clean.rate_rps, "the lengths are too many and too long for the fluid map")

@@ -14,10 +14,11 @@ from kvplan.analysis.equilibrium import (
     sustainable_rate,
     sustainable_rates,
 )
+from kvplan.analysis.fluid_map import Cycle
 from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.recovery import recovery
 from kvplan.analysis.wait import class_means
-from kvplan.analysis.worst_cycle import ClassCycle, Cycle, CycleKind, WorstCycle, closed_form
+from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, closed_form
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.keys import CONTRACT, law_text
