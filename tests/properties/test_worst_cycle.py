@@ -217,14 +217,18 @@ def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
         )
 
 
-@pytest.mark.parametrize(("input_tokens", "decode"), [(0, 2), (2, 3), (2, 4), (1155, 211), (50, 1000)])
-@pytest.mark.parametrize("prefill", ["disaggregated", "fused", "inline"])
+@pytest.mark.parametrize(
+    ("input_tokens", "decode", "prefill"),
+    [
+        (s, d, prefill)
+        for s, d in ((0, 2), (2, 3), (2, 4), (1155, 211), (50, 1000))
+        for prefill in ("disaggregated", "fused", "inline")
+        if s > 0 or prefill != "inline"
+    ],
+)
 def test_one_length_loses_d_minus_1_over_twice_s_plus_d(input_tokens: int, decode: int, prefill: str) -> None:
     """x_w = M/(n·w(n-1)); loss (d-1)/(2(s+d)); `inline` as (s-1, d+1)."""
     s, d = (input_tokens - 1, decode + 1) if prefill == "inline" else (input_tokens, decode)
-    assume_input = input_tokens >= 1 or prefill != "inline"
-    if not assume_input:
-        return
     model = mix_model((input_tokens, decode, 1.0), memory=10**6, prefill=prefill)
     found = worst_cycle(model, stability(model), None)
     assert found.kind is CycleKind.HOMOGENEOUS
@@ -382,6 +386,10 @@ def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
         assert (found.loss, found.evictions_per_iteration, found.period) == (0, 0, None)
         assert found.throughput_per_iteration == full.admissions_per_iteration
         assert found.throughput_rps == full.throughput_rps
+    elif (
+        found.kind is CycleKind.SIMULATED
+    ):  # beside an equilibrium whose disturbances die out slowly, if at all
+        assert 3 * model.mix.stages.max() * (1 - local.spectral_radius) < 1 or not local.certified
     else:
         assert not (local.stable and local.certified)
     assert (found.iterations is None) == (found.kind is not CycleKind.SIMULATED)
