@@ -232,7 +232,7 @@ def format_percent(value: float | None, digits: int = 3, *, signed: bool = False
     return f"{sign}{format_number(100 * value, digits)}%"
 
 
-def format_bytes(value: float | None, digits: int = 4) -> str:
+def format_bytes(value: float) -> str:
     """An amount of memory in units of a thousand, the largest that leaves at least one whole.
 
     Examples
@@ -240,9 +240,7 @@ def format_bytes(value: float | None, digits: int = 4) -> str:
     >>> format_bytes(5_427_429_376), format_bytes(131_072), format_bytes(999.99e6)
     ('5.427 GB', '131.1 kB', '1 GB')
     """
-    if value is None:
-        return ABSENT
-    rounded = abs(float(f"{value:.{digits}g}"))
+    rounded = abs(float(f"{value:.4g}"))
     decimal = {unit: float(size) for unit, size in BYTE_UNITS.items() if not unit.endswith("iB")}
     unit = max((u for u in decimal if rounded >= decimal[u]), key=decimal.__getitem__, default="B")
-    return f"{format_number(value / decimal[unit], digits)} {unit}"
+    return f"{format_number(value / decimal[unit])} {unit}"

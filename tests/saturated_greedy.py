@@ -225,11 +225,6 @@ def judge(
     return found
 
 
-def smallest(measured: dict[str, Measured]) -> Measured:
-    """The one that counts."""
-    return min(measured.values(), key=lambda m: m.rate_rps)
-
-
 def draw(server: Server, completions: int, seed: int) -> IntArray:
     """Rows of fresh requests, enough for so many completions and all that can be resident or evicted by then."""
     most = min(server.max_num_seqs, server.pages // max(1, int(server.held[:, 0].min())))
@@ -324,6 +319,18 @@ def rows_at(upto, chances):
 
 
 @compiled
+def book(row, t, by, first, stages, footprint, block, leaving, leaving_phase, phase):
+    """Count a request, admitted in iteration t, among those who leave and who fill pages; by is -1 where it goes."""
+    slot, end = (t + stages[row]) % leaving.shape[0], first[row] + stages[row] - 1
+    leaving[slot, 0] += by
+    leaving[slot, 1] += by * ((end - 1 + block) // block)
+    leaving[slot, 2] += by * end
+    leaving[slot, 3] += by * footprint[row]
+    leaving_phase[slot, (first[row] - t) % block] += by
+    phase[(first[row] - t) % block] += by
+
+
+@compiled
 def loop(
     first,
     stages,
@@ -363,13 +370,7 @@ def loop(
         tokens = first[row] + start_age[i]
         stack[top, 0], stack[top, 1] = row, t
         top += 1
-        slot = (t + stages[row]) % slots
-        leaving[slot, 0] += 1
-        leaving[slot, 1] += (first[row] + stages[row] - 2 + block) // block
-        leaving[slot, 2] += first[row] + stages[row] - 1
-        leaving[slot, 3] += footprint[row]
-        leaving_phase[slot, (first[row] - t) % block] += 1
-        phase[(first[row] - t) % block] += 1
+        book(row, t, 1, first, stages, footprint, block, leaving, leaving_phase, phase)
         running += 1
         held += (tokens + block - 1) // block
         read += tokens
@@ -414,13 +415,7 @@ def loop(
             running -= 1
             held -= (tokens + block - 1) // block
             read -= tokens
-            slot = (t + stages[row]) % slots
-            leaving[slot, 0] -= 1
-            leaving[slot, 1] -= (first[row] + stages[row] - 2 + block) // block
-            leaving[slot, 2] -= first[row] + stages[row] - 1
-            leaving[slot, 3] -= footprint[row]
-            leaving_phase[slot, (first[row] - t) % block] -= 1
-            phase[(first[row] - t) % block] -= 1
+            book(row, t, -1, first, stages, footprint, block, leaving, leaving_phase, phase)
             pool[evicted_now] = row
             evicted_now += 1
             evicted += 1
@@ -454,13 +449,7 @@ def loop(
                         top += 1
             stack[top, 0], stack[top, 1] = row, iteration
             top += 1
-            slot = (iteration + stages[row]) % slots
-            leaving[slot, 0] += 1
-            leaving[slot, 1] += (first[row] + stages[row] - 2 + block) // block
-            leaving[slot, 2] += first[row] + stages[row] - 1
-            leaving[slot, 3] += footprint[row]
-            leaving_phase[slot, (first[row] - iteration) % block] += 1
-            phase[(first[row] - iteration) % block] += 1
+            book(row, iteration, 1, first, stages, footprint, block, leaving, leaving_phase, phase)
             running += 1
             held += (first[row] + block - 1) // block
             read += first[row]

@@ -1,7 +1,8 @@
 """Rate cap, integer admission budgets and the waits they cause (theory §4).
 
-Capping admissions at n* an iteration ends evictions after at most L - 1 iterations, whatever is offered (SIC 5.1).
-Real engines admit whole requests: per class, FC's budgets b_i keep Σ b_i S_i < M and the queues stable.
+Admissions capped at n* an iteration fill memory on average: in proportions p they end evictions within L - 1 iterations
+(SIC 5.1), but evicted requests return and are longer, so that evictions only grow rare. Real engines admit whole
+requests: per class, FC's budgets b_i keep Σ b_i S_i < M and the queues stable.
 """
 
 import heapq
@@ -32,7 +33,7 @@ class ClassCap(NamedTuple):
 
 
 class RateCap(NamedTuple):
-    """Admission limits that prevent evictions; the keys of the report's `rate_cap` block.
+    """Admission limits against evictions; the keys of the report's `rate_cap` block.
 
     `engine_sustainable_rps` is what can still be sustained with that `max_num_seqs`, which holds requests back.
     `budgets_are_optimal` is False where there were too many combinations to search them all, None without budgets.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, IntArray, Weights, sum_by, survival
+from kvplan.model import FloatArray, IntArray, Mix, Weights, sum_by, survival
 
 _COMPILE_ABOVE = 150_000  # iterations times rows; compiling pays off beyond about a second of plain Python
 _LAYERS = 16  # an iteration on average that there is room for at first
@@ -363,11 +363,13 @@ def collapsed_starts(system: FluidMap) -> list[FloatArray]:
     return [m * min(system.capacity / float(m @ kv), system.seats / float(m @ present)) for m in shapes]
 
 
-class Attractor(NamedTuple):
-    """Where the map settles: means an iteration of the second half of a run, over whole periods where there are any.
+class Cycle(NamedTuple):
+    """A limit cycle of the saturated map: means an iteration, in requests and tokens.
 
-    `throughput` counts completions by their footprint (`Run`). `settled`: the run came to repeat itself, or its mean
-    throughput came to rest.
+    `throughput` counts completions by their footprint (`Run`): it is that of the mix as offered. `phases` are the
+    requests in flight and the context read in each iteration of a pulse cycle, whose admissions all come in the first;
+    empty where they are not known. `iterations` is how long the map ran, None where a formula gives the cycle.
+    `settled`: the run came to repeat itself, or its mean throughput came to rest.
     """
 
     throughput: float
@@ -376,11 +378,16 @@ class Attractor(NamedTuple):
     in_flight: float
     read_tokens: float
     period: int | None
-    iterations: int
-    settled: bool
+    phases: tuple[tuple[float, float], ...] = ()
+    iterations: int | None = None
+    settled: bool = True
 
-    def of_memory(self, tokens: float) -> "Attractor":
-        """The same of so many times the memory, and as many times the seats."""
+    def prefill_tokens(self, mix: Mix) -> float:
+        """Prompt tokens computed in an iteration: whatever completes or is evicted is admitted, again."""
+        return self.throughput * float(mix.mean(mix.prefill_tokens)) + self.evicted_prompts
+
+    def of_memory(self, tokens: float) -> "Cycle":
+        """The same of so many times the memory, and as many times the seats, where there are no phases."""
         return self._replace(
             throughput=self.throughput * tokens,
             evictions=self.evictions * tokens,
@@ -395,7 +402,7 @@ def usual_iterations(longest: int) -> int:
     return max(min(max(40 * longest, 4_000), 60_000), 4 * longest)
 
 
-def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int | None = None) -> Attractor:
+def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int | None = None) -> Cycle:
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
     It mostly has after some 40·L iterations (theory §3, "As validated"); where it has not, it runs longer, within a
@@ -411,7 +418,8 @@ def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int |
     return found._replace(settled=found.settled and usual <= most)
 
 
-def _second_half(system: FluidMap, history: Run) -> Attractor:
+def _second_half(system: FluidMap, history: Run) -> Cycle:
+    """Means over the second half of a run, over whole periods where there are any."""
     iterations, n_star = history.throughput.size, system.eviction_free_throughput
     # evictions can take longer to repeat than completions: one series carries both
     both = history.throughput + _INCOMMENSURABLE * history.evicted
@@ -421,7 +429,7 @@ def _second_half(system: FluidMap, history: Run) -> Attractor:
     quarters = np.array_split(history.throughput[iterations // 2 :], 2)
     drift = abs(float(quarters[1].mean() - quarters[0].mean()))
     settled = period is not None or drift <= _REST_TOLERANCE * n_star
-    return Attractor(
+    return Cycle(
         throughput=means["throughput"],
         evictions=means["evicted"],
         evicted_prompts=means["evicted_prompts"],

@@ -11,8 +11,8 @@ Three placements (`kvplan.analysis.placement`) are compared:
 ============  ========================================================================================
 
 Sources: gcd, spectral radius and closed-form cycles are computed; where a group has no closed form the fluid map is
-iterated, within 20,000 iterations (simulated); that traffic can be split so evenly, and that no class is split
-between groups, is assumed. The comparison is new; that mixing coprime lengths removes losses is SIC Theorem 3.
+iterated, within its budget (simulated); that traffic can be split so evenly, and that no class is split between
+groups, is assumed. The comparison is new; that mixing coprime lengths removes losses is SIC Theorem 3.
 """
 
 import itertools
@@ -117,9 +117,7 @@ def _members(mask: int) -> Iterator[int]:
     return (i for i in range(mask.bit_length()) if mask >> i & 1)
 
 
-def compare(
-    model: ServingModel, replicas: int, *, seed: int = 0, progress: Callable[[float], None] | None = None
-) -> Mixing:
+def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], None] | None = None) -> Mixing:
     """Segregated, mixed, and the best placements found.
 
     Parameters
@@ -128,8 +126,6 @@ def compare(
         Traffic of all replicas together.
     replicas
         At least 1.
-    seed
-        Of the local search, which is as deterministic as the exact one.
     progress
         Told now and then what part is done, about.
 
@@ -166,7 +162,7 @@ def compare(
         scores, compared = exact_search(count, replicas, pool_of)
     else:
         search = Search.LOCAL
-        scores, complete = local_search(count, replicas, pool_of, [apart, together], seed=seed)
+        scores, complete = local_search(count, replicas, pool_of, [apart, together], seed=0)
         compared = len(scores)
     near = near_best(scores)
     return Mixing(

@@ -11,12 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
-from kvplan.analysis.stability import (
-    exact_survival_weights,
-    nothing_else_attracts,
-    rounding_error,
-    spectrum,
-)
+from kvplan.analysis.stability import model_spectrum, nothing_else_attracts
 from kvplan.analysis.worst_cycle import CycleKind, cycle_throughput_rps, mixed_cycle
 from kvplan.model import ServingModel
 
@@ -84,28 +79,23 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
     >>> [(p.gcd, p.stable, round(p.loss, 6)) for p in (*alone, pool(model))]
     [(20, False, 0.004703), (21, False, 0.004948), (1, True, 0.0)]
     """
-    mix = model.mix
-    found = spectrum(
-        mix.held.survival(mix.share),
-        lambda: exact_survival_weights(model),
-        relative_error=rounding_error(mix.stages),
-    )
-    kind, cycle, attractor = mixed_cycle(
+    stages, found = model.mix.stages, model_spectrum(model)
+    kind, cycle = mixed_cycle(
         model,
         stable=nothing_else_attracts(
-            mix.stages, stable=found.stable, certified=found.certified, radius=found.radius
+            stages, stable=found.stable, certified=found.certified, radius=found.radius
         ),
         compile_above=0 if compiled else None,
     )
     sustainable = sustainable_rate(model)[1]
     worst = sustainable if cycle is None else cycle_throughput_rps(model, cycle)
     return Pool(
-        gcd=int(np.gcd.reduce(mix.stages)),
+        gcd=int(np.gcd.reduce(stages)),
         spectral_radius=found.radius,
         stable=found.stable,
         certified=found.certified,
         kind=kind,
-        settled=None if attractor is None else attractor.settled,
+        settled=None if cycle is None or cycle.iterations is None else cycle.settled,
         worst_rps=min(worst, sustainable),
         sustainable_rps=sustainable,
         offered_rps=model.total_rate_rps,

@@ -19,10 +19,15 @@ import numpy as np
 
 from kvplan.analysis.concurrency import all_fit, never_grows
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.fluid_map import MAX_STEPS, usual_iterations
+from kvplan.analysis.fluid_map import MAX_STEPS, Cycle, usual_iterations
 from kvplan.analysis.stability import Stability
-from kvplan.analysis.worst_cycle import Cycle, attracts_all, collapsed_cycles, cycle_throughput_rps
-from kvplan.model import FloatArray, IntArray, Prompts, ServingModel, Weights, survival
+from kvplan.analysis.worst_cycle import (
+    attracts_all,
+    collapsed_cycles,
+    cycle_throughput_rps,
+    mean_iteration_time,
+)
+from kvplan.model import FloatArray, IntArray, ServingModel, Weights, survival
 
 _NOISE = 1.15  # fitted: what is lost to the last gap and to fluctuations, in units of their estimate
 _RECOMPUTED = 1.5  # fitted: evictions, in units of their estimate
@@ -119,7 +124,7 @@ def recovery(model: ServingModel, stability: Stability) -> Recovery:
     clean = _of_cycle(model, budget, None)
     if attracts_all(model, stability):
         return clean
-    found = [(_of_cycle(model, budget, cycle), settled) for cycle, settled in collapsed_cycles(model)]
+    found = [(_of_cycle(model, budget, cycle), cycle.settled) for cycle in collapsed_cycles(model)]
     worst, settled = min(found, key=lambda one: one[0].rate_rps or 0.0)
     if usual_iterations(int(held.stages.max())) * held.stages.size > MAX_STEPS and not settled:
         return Recovery(None, clean.rate_rps, "the lengths are too many and too long for the fluid map")
@@ -154,7 +159,7 @@ def _of_cycle(model: ServingModel, budget: float, cycle: Cycle | None) -> Recove
     sequences = min(seats, stages * low + lost / mix.mean(held.at_start))
     prompts = prompts + evictions * mix.mean(mix.input_tokens)
     kv_tokens = low * mix.mean(mix.read.footprint) + lost
-    tau = _iteration_time(model, low, prompts, kv_tokens, sequences)
+    tau = mean_iteration_time(model, kv_tokens, low * mix.mean(mix.prefill_tokens) + prompts, sequences)
     rate = min(budget, _MARGIN * low / tau)
     if cycle is not None:
         rate = min(rate, cycle_throughput_rps(model, cycle))
@@ -171,20 +176,12 @@ def _without_growth(model: ServingModel, alpha: float) -> Recovery:
     low = max(0.0, (memory - gap) / mix.mean(held.footprint))
     if replica.max_num_seqs is not None:
         low = min(low, replica.max_num_seqs / mix.mean(mix.stages))
-    tau = _iteration_time(model, low, 0.0, low * mix.mean(mix.read.footprint), low * mix.mean(mix.stages))
+    sequences = low * mix.mean(mix.stages)
+    tau = mean_iteration_time(
+        model, low * mix.mean(mix.read.footprint), low * mix.mean(mix.prefill_tokens), sequences
+    )
     rate = min(alpha, low / tau)
-    return Recovery(rate, rate, None, None, low, 0.0, low * mix.mean(mix.stages), tau)
-
-
-def _iteration_time(
-    model: ServingModel, throughput: float, recomputed: float, kv_tokens: float, sequences: float
-) -> float:
-    """Mean iteration time where so much is completed, and so many prompt tokens are recomputed, seconds."""
-    mix = model.mix
-    shares, inputs = mix.of_classes(mix.share), mix.of_classes(mix.share * mix.input_tokens)
-    fresh = throughput * mix.mean(mix.prefill_tokens)
-    prompts = Prompts(shares * ((fresh + recomputed) / max(float(inputs.sum()), 1e-300)), inputs / shares)
-    return model.timing.mean(kv_tokens, prompts, sequences)
+    return Recovery(rate, rate, None, None, low, 0.0, sequences, tau)
 
 
 def _room_is_left(model: ServingModel, seats: float, memory: float) -> bool:

@@ -7,7 +7,7 @@ states, and the result is labelled as simulated.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 
 from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
-from kvplan.analysis.fluid_map import Attractor, collapsed_starts, find_attractor, fluid_map
+from kvplan.analysis.fluid_map import Cycle, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, nothing_else_attracts, rounding_error
 from kvplan.model import FloatArray, Prompts, ServingModel, Weights, survival
@@ -32,23 +32,6 @@ class CycleKind(StrEnum):
     PULSE = "pulse"
     SIMULATED = "simulated"
     NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """A limit cycle of the saturated fluid map: means an iteration, in requests and tokens.
-
-    `throughput` is that of the mix as offered. `phases` are the requests in flight and the context read in each
-    iteration of a pulse cycle, whose admissions all come in the first; empty where they are not known.
-    """
-
-    throughput: float
-    evictions: float
-    evicted_prompts: float
-    in_flight: float
-    read_tokens: float
-    period: int | None
-    phases: tuple[tuple[float, float], ...] = ()
 
 
 class ClassCycle(NamedTuple):
@@ -200,36 +183,38 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     """Requests per second of a saturated cycle: completions over its mean iteration time.
 
-    Whatever completes or is evicted is admitted, and prefilled, again. A law that is not linear is averaged over the
-    iterations of a pulse cycle, or over prompts that come one by one.
+    A law that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
 
     References
     ----------
     New, theory §3 ("Wall clock").
     """
-    mix, timing = model.mix, model.timing
-    fresh = cycle.throughput * mix.mean(mix.prefill_tokens)
-    inputs = mix.of_classes(mix.share * mix.input_tokens)
-    tokens = fresh + cycle.evicted_prompts
+    timing, tokens = model.timing, cycle.prefill_tokens(model.mix)
     if cycle.phases and not timing.is_linear:
         sequences, context = np.array(cycle.phases).T
         prefill = np.zeros(sequences.size)
         prefill[0] = tokens * sequences.size
         return cycle.throughput / float(timing(context, prefill, sequences).mean())
-    shares = mix.of_classes(mix.share)
-    prompts = Prompts(shares * (tokens / max(float(inputs.sum()), 1e-300)), inputs / shares)
-    return cycle.throughput / timing.mean(cycle.read_tokens, prompts, cycle.in_flight)
+    return cycle.throughput / mean_iteration_time(model, cycle.read_tokens, tokens, cycle.in_flight)
 
 
-def worst_cycle(
-    model: ServingModel, stability: Stability, recovers_up_to_rps: float | None = None
-) -> WorstCycle:
+def mean_iteration_time(
+    model: ServingModel, kv_tokens: float, prefill_tokens: float, sequences: float
+) -> float:
+    """Seconds of an iteration on average whose prefill tokens come as the prompts of the mix, one by one (new)."""
+    mix = model.mix
+    shares, inputs = mix.of_classes(mix.share), mix.of_classes(mix.share * mix.input_tokens)
+    prompts = Prompts(shares * (prefill_tokens / max(float(inputs.sum()), 1e-300)), inputs / shares)
+    return model.timing.mean(kv_tokens, prompts, sequences)
+
+
+def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:
     """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
 
     Above the rate up to which a backlog drains lies the danger zone (`kvplan.analysis.recovery`).
     """
     full = saturation(model)
-    kind, cycle, attractor = mixed_cycle(model, stable=attracts_all(model, stability))
+    kind, cycle = mixed_cycle(model, stable=attracts_all(model, stability))
     per_iteration, rps = full.admissions_per_iteration, full.throughput_rps
     if cycle is not None:
         per_iteration, rps = cycle.throughput, cycle_throughput_rps(model, cycle)
@@ -244,8 +229,8 @@ def worst_cycle(
         period=cycle.period if cycle else None,
         danger_zone_rps=(low, sustainable) if low < sustainable else None,
         classes=tuple(class_cycle(model, i) for i in range(len(model.classes))),
-        iterations=attractor.iterations if attractor else None,
-        settled=attractor is None or attractor.settled,
+        iterations=cycle.iterations if cycle else None,
+        settled=cycle is None or cycle.settled,
     )
 
 
@@ -274,8 +259,8 @@ def closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
 
 def mixed_cycle(
     model: ServingModel, *, stable: bool, compile_above: int | None = None
-) -> tuple[CycleKind, Cycle | None, Attractor | None]:
-    """The worst cycle of the mix, and where the fluid map settled if that is where it comes from.
+) -> tuple[CycleKind, Cycle | None]:
+    """The worst cycle of the mix.
 
     Parameters
     ----------
@@ -289,37 +274,25 @@ def mixed_cycle(
     CycleKind
     Cycle or None
         None where nothing is lost.
-    Attractor or None
 
     Examples
     --------
     >>> from kvplan.model import RequestClass, Replica, Timing
     >>> alone = ServingModel((RequestClass("a", 2, (3,), (1.0,), 1.0),), Timing(1.0), Replica(12))
-    >>> kind, cycle, _ = mixed_cycle(alone, stable=False)
+    >>> kind, cycle = mixed_cycle(alone, stable=False)
     >>> str(kind), round(cycle.throughput, 9)
     ('homogeneous', 0.8)
     """
     known = closed_form(model)
     if known is not None:
-        return (*known, None)
+        return known
     if stable:
-        return CycleKind.NONE, None, None
+        return CycleKind.NONE, None
     found = simulate_collapsed(model, compile_above=compile_above)
-    worst = min(found, key=lambda attractor: attractor.throughput)
+    worst = min(found, key=lambda cycle: cycle.throughput)
     if worst.settled and worst.evictions <= _NOTHING * worst.throughput:
-        return CycleKind.NONE, None, None
-    return CycleKind.SIMULATED, _as_cycle(worst), worst
-
-
-def _as_cycle(attractor: Attractor) -> Cycle:
-    return Cycle(
-        throughput=attractor.throughput,
-        evictions=attractor.evictions,
-        evicted_prompts=attractor.evicted_prompts,
-        in_flight=attractor.in_flight,
-        read_tokens=attractor.read_tokens,
-        period=attractor.period,
-    )
+        return CycleKind.NONE, None
+    return CycleKind.SIMULATED, worst
 
 
 def attracts_all(model: ServingModel, stability: Stability) -> bool:
@@ -332,19 +305,19 @@ def attracts_all(model: ServingModel, stability: Stability) -> bool:
     )
 
 
-def collapsed_cycles(model: ServingModel) -> list[tuple[Cycle, bool]]:
-    """All cycles that collapsed states may end in, and whether the map has settled on them.
+def collapsed_cycles(model: ServingModel) -> list[Cycle]:
+    """All cycles that collapsed states may end in.
 
     A single cohort is the worst of one class; what else is fixed in closed form may not be the only attractor.
     """
     known = closed_form(model)
-    closed = [] if known is None or known[1] is None else [(known[1], True)]
+    closed = [] if known is None or known[1] is None else [known[1]]
     if known is not None and known[0] is not CycleKind.PULSE:
         return closed
-    return [*closed, *((_as_cycle(one), one.settled) for one in simulate_collapsed(model))]
+    return [*closed, *simulate_collapsed(model)]
 
 
-def simulate_collapsed(model: ServingModel, *, compile_above: int | None = None) -> list[Attractor]:
+def simulate_collapsed(model: ServingModel, *, compile_above: int | None = None) -> list[Cycle]:
     """Where the fluid map settles from each of several collapsed states.
 
     The map has no scale of its own: it is run with one token of memory, once for all rates and timings of a mix, and
@@ -368,7 +341,7 @@ def _settled(
     block_tokens: int,
     seats: float,
     compile_above: int | None,
-) -> list[Attractor]:
+) -> list[Cycle]:
     """The same for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
     weights = Weights(np.frombuffer(first), np.frombuffer(stages, np.int64), block_tokens)
     prompts = np.frombuffer(prompt, np.int64).astype(np.float64)

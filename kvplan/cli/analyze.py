@@ -85,8 +85,7 @@ def _simulated(profile: "Loaded") -> "tuple[Report, Runs]":
     from kvplan.report.assembly import ProfileIdentity, report_of
     from kvplan.report.confirmation import Confirmed
 
-    found = Confirmed(profile.model, profile.plan)
-    _ = found.confirmed_up_to_rps  # whatever the formulas say
+    found = Confirmed(profile.model, profile.plan, always=True)
     result = report_of(found, ProfileIdentity(profile.name, profile.sha256))
     with progress_bar() as progress:
         runs = formula_check.simulate(profile.model, profile.plan, progress=progress, announce=say_compiling)

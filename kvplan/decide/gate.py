@@ -24,6 +24,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 _RADIUS = frozenset({"spectral_radius", "recovery_iterations"})
 _CERTIFIED = _RADIUS | {"stable", "unstable_modes"}
+_LEAST_DIGITS = 4  # that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def holds(requirement: Requirement, subject: Subject) -> bool:
         return False
 
 
-def telling_digits(requirement: Requirement, got: float, least: int = 4) -> int:
+def telling_digits(requirement: Requirement, got: float) -> int:
     """Significant digits at which a number, as shown, is on the side of the bound where it is.
 
     Examples
@@ -206,4 +207,4 @@ def telling_digits(requirement: Requirement, got: float, least: int = 4) -> int:
     """
     compare, wanted = _COMPARE[requirement.symbol], requirement.wanted
     verdict = compare(got, wanted)
-    return next((d for d in range(least, 17) if compare(rounded(got, d), wanted) == verdict), 17)
+    return next((d for d in range(_LEAST_DIGITS, 17) if compare(rounded(got, d), wanted) == verdict), 17)

@@ -17,7 +17,7 @@ from kvplan.analysis.mixing import Mixing, compare
 from kvplan.analysis.placement import NEAR, Group, Placement
 from kvplan.analysis.pool import subset
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.experiments.pools import Pooled, Runs, measure, spread
+from kvplan.simulation.experiments.pools import Pooled, Runs, measure, part, spread
 
 POLICY = "greedy"  # what is simulated
 TURNS = 30  # so many times what memory holds at the pace of the longest request, the requests of a run
@@ -126,14 +126,14 @@ def placements_compared(
         As for `kvplan.simulation.experiments.study.study`.
     """
     constant = replace(model, schedule=None)
-    mixing = compare(constant, replicas, progress=_part(progress, 0.0, 0.4))
+    mixing = compare(constant, replicas, progress=part(progress, 0.0, 0.4))
     apart, together, *near = (Contender(p, None) for p in (mixing.segregated, mixing.mixed, *mixing.near))
     contenders: tuple[Contender, ...] = (near[0],)
     best = near[0]
     if seeds:
         runs = _Simulation(constant, plan, requests, seeds, announce)
         placements = list(dict.fromkeys(c.placement for c in (*near, apart, together)))
-        runs.run(placements, saturated=True, progress=_part(progress, 0.4, 0.8))
+        runs.run(placements, saturated=True, progress=part(progress, 0.4, 0.8))
         contenders = tuple(
             Contender(p, runs.of(p))
             for p in sorted(placements, key=lambda p: p.score.key)
@@ -141,7 +141,7 @@ def placements_compared(
         )
         best = min(contenders, key=lambda c: (0.0, 0.0) if c.simulated is None else c.simulated.key)
         shown = [c.placement for c in (apart, together, best)]
-        runs.run(shown, saturated=False, progress=_part(progress, 0.8, 1.0))
+        runs.run(shown, saturated=False, progress=part(progress, 0.8, 1.0))
         apart, together, best = (Contender(p, runs.of(p)) for p in shown)
     return Comparison(
         names=tuple(c.name for c in model.classes),
@@ -156,12 +156,6 @@ def placements_compared(
         seeds=tuple(seeds),
         scheduled=model.schedule is not None,
     )
-
-
-def _part(
-    progress: Callable[[float], None] | None, first: float, last: float
-) -> Callable[[float], None] | None:
-    return None if progress is None else lambda done: progress(first + (last - first) * done)
 
 
 class _Simulation:

@@ -28,7 +28,6 @@ from kvplan.model import Replica, ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
-from kvplan.report.words import Status
 from kvplan.units import BYTE_UNITS
 
 MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, is no remedy
@@ -203,10 +202,8 @@ class _SameReplica(_SameMix):
         return self._like.recovery
 
     @cached_property
-    def status(self) -> Status:
-        confirmed = self._like.__dict__.get("confirmed_up_to_rps")  # where it was asked for
-        refuted = confirmed is not None and self.load.offered_rps > confirmed and not self.overloaded
-        return Status.NEEDS_CAP if refuted else super().status
+    def confirmed_up_to_rps(self) -> float | None:
+        return self._like.confirmed_up_to_rps
 
 
 # ---------------------------------------------------------------------------------- writing into a profile

@@ -1,7 +1,6 @@
 """The report of `kvplan analyze` for people: headline, key figures and actions, then a section for each block.
 
-Built once from a `Report` by pure functions. Every figure carries its basis: theorem, computed, simulated or
-assumption.
+Built once from a `Report` by pure functions. Every figure carries its basis (`Basis`).
 """
 
 import math

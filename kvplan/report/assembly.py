@@ -154,10 +154,7 @@ class Analyses:
     @cached_property
     def verdict(self) -> Verdict:
         """The answer in a word; from load, stability, worst cycle and finite memory."""
-        status = self.status
-        confirmed = self.__dict__.get(
-            "confirmed_up_to_rps"
-        )  # where the status, or somebody before, asked for it
+        status, confirmed = self.status, self.confirmed_up_to_rps
         words = summary(status, self.binding, self.load, self.recovery, confirmed, self.model)
         return Verdict(status, self.binding, words, self.recovery.rate_rps, confirmed)
 
@@ -174,6 +171,13 @@ class Analyses:
     @cached_property
     def status(self) -> Status:
         """The answer in a word; what takes longest to know is asked last, and only where it decides."""
+        if self.known_status is Status.STABLE and (rate := self.confirmed_up_to_rps) is not None:
+            return Status.STABLE if self.load.offered_rps <= rate else Status.NEEDS_CAP
+        return self.known_status
+
+    @cached_property
+    def known_status(self) -> Status:
+        """The same by the formulas alone."""
         if self.overloaded:
             return Status.OVERLOADED
         rate = self.recovery.rate_rps
@@ -221,7 +225,7 @@ class Analyses:
 
     @cached_property
     def rate_cap(self) -> RateCap:
-        """Admission limits that prevent evictions."""
+        """Admission limits against evictions."""
         return rate_cap(self.model)
 
     @cached_property

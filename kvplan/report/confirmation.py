@@ -3,12 +3,15 @@
 from functools import cached_property
 
 from kvplan.analysis.worst_cycle import CycleKind
+from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import Analyses
 from kvplan.report.words import Status
 
 
 class Confirmed(Analyses):
     """Analyses whose `stable` is simulated before it is believed, where the worst cycle comes from the fluid map.
+
+    `always` simulates there whatever the formulas say; otherwise only what they call stable.
 
     Examples
     --------
@@ -19,19 +22,16 @@ class Confirmed(Analyses):
     True
     """
 
+    def __init__(self, model: ServingModel, plan: Plan, *, always: bool = False) -> None:
+        super().__init__(model, plan)
+        self._always = always
+
     @cached_property
     def confirmed_up_to_rps(self) -> float | None:
         """Smallest rate that whole requests were served at from collapsed states; None where none were simulated."""
-        if self.overloaded or self.worst_cycle.kind is not CycleKind.SIMULATED:
+        wanted = (self._always and not self.overloaded) or self.known_status is Status.STABLE
+        if not wanted or self.worst_cycle.kind is not CycleKind.SIMULATED:
             return None
         from kvplan.simulation.experiments.collapse import confirmed_rate
 
         return confirmed_rate(self.model, self.plan)
-
-    @cached_property
-    def status(self) -> Status:
-        """The answer in a word; a simulation is asked only about what the formulas call stable."""
-        known = super().status
-        if known is Status.STABLE and (rate := self.confirmed_up_to_rps) is not None:
-            return known if self.load.offered_rps <= rate else Status.NEEDS_CAP
-        return known

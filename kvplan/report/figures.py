@@ -14,10 +14,11 @@ from kvplan.analysis.equilibrium import (
     sustainable_rate,
     sustainable_rates,
 )
+from kvplan.analysis.fluid_map import Cycle
 from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.recovery import recovery
 from kvplan.analysis.wait import class_means
-from kvplan.analysis.worst_cycle import ClassCycle, Cycle, CycleKind, WorstCycle, closed_form
+from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, closed_form
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.keys import CONTRACT, law_text
@@ -167,7 +168,7 @@ def _of_pulse(model: ServingModel) -> dict[str, Figure]:
     weight = mix.held.survival(mix.share)
     prompts = older = None
     if cycle is not None:
-        prompts = cycle.throughput * mix.mean(mix.prefill_tokens) + cycle.evicted_prompts
+        prompts = cycle.prefill_tokens(mix)
         older = g * cycle.throughput * float(weight[g::g].sum())
     return {
         "g": Figure("g", "greatest common divisor of the iteration counts", g),
@@ -245,7 +246,7 @@ def _rest_of_cycle(model: ServingModel, cycle: WorstCycle | ClassCycle, work_s: 
     found = _closed_cycle(model)
     if found is None:
         return None
-    prompts = found.throughput * model.mix.mean(model.mix.prefill_tokens) + found.evicted_prompts
+    prompts = found.prefill_tokens(model.mix)
     return completed / rate - float(model.timing.linear(found.read_tokens, prompts, found.in_flight))
 
 

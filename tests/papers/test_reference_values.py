@@ -62,7 +62,7 @@ def test_shares_of_the_eviction_free_throughput(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", CYCLES["loss"], ids=lambda row: row["source"])
 def test_fluid_losses(row: dict[str, Any]) -> None:
     model = mix_model((row["input"], row["decode"], 1.0), memory=row["memory"], prefill=row["prefill"])
-    assert round(100 * worst_cycle(model, stability(model)).loss, row["digits"]) == row["percent"]
+    assert round(100 * worst_cycle(model, stability(model), None).loss, row["digits"]) == row["percent"]
 
 
 @pytest.mark.parametrize("row", CYCLES["saturated"], ids=lambda row: row["source"])
@@ -81,7 +81,7 @@ def test_mixes_lose_more_to_a_pool_of_long_requests(row: dict[str, Any]) -> None
     assert flood.settled
     assert flood.throughput / n_star == pytest.approx(row["map"], abs=2e-3)
     assert flood.throughput / n_star == pytest.approx(whole, abs=0.015)
-    found = worst_cycle(model, stability(model))
+    found = worst_cycle(model, stability(model), None)
     assert found.kind is CycleKind.SIMULATED
     assert 1 - found.loss == pytest.approx(row["map"], abs=6e-3)
 

@@ -74,7 +74,7 @@ CYCLING = {
 @pytest.mark.parametrize(("classes", "memory"), CYCLING.values(), ids=CYCLING)
 def test_greedy_ends_on_the_worst_cycle(classes: Any, memory: int) -> None:
     model = mix_model(*classes, memory=memory)
-    worst = worst_cycle(model, stability(model))
+    worst = worst_cycle(model, stability(model), None)
     series = saturated_run(model, "greedy").series
     assert series.stride == 1
     assert late_rate(model, series.completions) == pytest.approx(worst.throughput_per_iteration, rel=0.01)
@@ -111,7 +111,7 @@ def test_the_rate_cap_ends_a_collapse(classes: Any, memory: int) -> None:
         step(state, iterations, 10**6)
         return int(state.counter[EVICTED] - before)
 
-    worst = worst_cycle(model, stability(model))
+    worst = worst_cycle(model, stability(model), None)
     evictions_until(greedy, 60)
     assert evictions_until(greedy, 120) == pytest.approx(60 * worst.evictions_per_iteration, rel=0.05)
     evictions_until(capped, 120 + stages - 1)
@@ -125,7 +125,7 @@ def test_lengths_2_and_3_evict_only_where_the_criterion_says_so(input_tokens: in
     series = saturated_run(model, "greedy").series
     late = late_rate(model, series.evictions)
     if evicts:
-        worst = worst_cycle(model, stability(model))
+        worst = worst_cycle(model, stability(model), None)
         assert late == pytest.approx(worst.evictions_per_iteration, rel=0.05)
         return
     assert series.evictions[-1] == series.evictions[20]  # the start is a pulse: that costs a few
@@ -183,7 +183,7 @@ def open_run(policy: str, per_iteration: float, backlog: int) -> tuple[ServingMo
 @pytest.mark.parametrize("load", [0.8, 0.9, 0.95])
 def test_below_the_worst_cycle_the_queue_stays_small(load: float) -> None:
     model, outcome = open_run("greedy", load * 40, 0)
-    assert worst_cycle(model, stability(model)).throughput_per_iteration == pytest.approx(40)
+    assert worst_cycle(model, stability(model), None).throughput_per_iteration == pytest.approx(40)
     waiting = outcome.series.waiting[outcome.series.time_s > OPEN_S / 2]
     assert waiting.mean() < 4
     assert waiting.max() < 40
@@ -200,7 +200,9 @@ def test_a_backlog_drains_under_the_cap_alone(load: float) -> None:
     _, capped = open_run("rate-limited", load * 50, BACKLOG)
     half = OPEN_S // 2
     served = (np.isfinite(greedy.finish_s) & (greedy.finish_s > half)).sum() / half
-    assert served == pytest.approx(worst_cycle(model, stability(model)).throughput_per_iteration, rel=0.01)
+    assert served == pytest.approx(
+        worst_cycle(model, stability(model), None).throughput_per_iteration, rel=0.01
+    )
     growth = (greedy.series.waiting[-1] - BACKLOG) / OPEN_S
     assert growth == pytest.approx(load * 50 - 40, rel=0.1, abs=0.3)
     assert capped.evictions.sum() == 0

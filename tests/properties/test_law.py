@@ -203,7 +203,7 @@ def test_a_worst_cycle_counts_the_prompts_of_a_pulse_at_once() -> None:
     """One length: 60 iterations, the prompts of all in the first. Whole requests, simulated, take as long."""
     alone = (RequestClass("a", 400, (60,), (1.0,), 1.0),)
     model = ServingModel(alone, Timing(0.01, d2=2e-6, d5=2e-5, knee_tokens=2048), Replica(300_000))
-    cycle = worst_cycle(model, stability(model))
+    cycle = worst_cycle(model, stability(model), None)
     found = study.study(
         model,
         Plan(),

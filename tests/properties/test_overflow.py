@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
-from kvplan.analysis.equilibrium import equilibrium, load
+from kvplan.analysis.equilibrium import load
 from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
 from kvplan.analysis.kv_passage import passage, usage_changes
 from kvplan.analysis.kv_tail import UsagePmf, pmf_tail, usage_pmf
@@ -48,12 +48,6 @@ def with_memory(model: ServingModel, memory_tokens: int) -> ServingModel:
 
 def buffer_of(model: ServingModel, delta: float = 0.01, horizon_s: float = 600.0) -> SafetyBuffer:
     return safety_buffer(model, delta=delta, horizon_s=horizon_s)
-
-
-def mean_of(model: ServingModel) -> float:
-    mean = equilibrium(model).kv_tokens
-    assert mean is not None
-    return mean
 
 
 def slow_effects(model: ServingModel) -> tuple[FloatArray, FloatArray]:

@@ -19,9 +19,10 @@ from shipped import profile
 from strategies import mix_model, models, request_rows
 
 from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.fluid_map import Cycle
 from kvplan.analysis.recovery import recovery
 from kvplan.analysis.stability import stability
-from kvplan.analysis.worst_cycle import Cycle, collapsed_cycles, cycle_throughput_rps, simulate_collapsed
+from kvplan.analysis.worst_cycle import collapsed_cycles, cycle_throughput_rps, simulate_collapsed
 from kvplan.model import ServingModel, Timing
 
 
@@ -210,10 +211,10 @@ def by_the_text(model: ServingModel) -> tuple[float, float]:
             text.rate(min(1.0, cycle.throughput / admitted), cycle.evicted_prompts),
             cycle_throughput_rps(model, cycle),
         )
-        for cycle, _ in cycles
+        for cycle in cycles
     ]
     worst = int(np.argmin(rates))
-    return (rates[worst] if cycles[worst][1] else 0.0), capped
+    return (rates[worst] if cycles[worst].settled else 0.0), capped
 
 
 @given(models(max_classes=3, max_input=300, max_decode=40, limits=True))
@@ -322,13 +323,13 @@ def test_the_least_rate_of_all_attractors_counts_not_the_least_throughput(
         return Cycle(throughput, prompts / 110, prompts, 90.0, 10_000.0, None)
 
     for both in (keeps, evicts), (evicts, keeps):
-        found = [(cycle(*one), True) for one in both]
+        found = [cycle(*one) for one in both]
         monkeypatch.setattr("kvplan.analysis.recovery.collapsed_cycles", lambda _, found=found: found)
         worse = text.rate(0.9, 4000.0)
         assert text.rate(0.8, 10.0) > worse
         assert recovery(model, local).rate_rps == pytest.approx(worse, rel=1e-6)
         # and nothing is promised where that run has not settled
-        unsettled = [(one, one.throughput != evicts[0]) for one, _ in found]
+        unsettled = [one._replace(settled=one.throughput != evicts[0]) for one in found]
         monkeypatch.setattr("kvplan.analysis.recovery.collapsed_cycles", lambda _, found=unsettled: found)
         assert recovery(model, local).rate_rps == 0
 
@@ -338,7 +339,7 @@ def test_no_more_is_promised_than_a_cycle_itself_serves(monkeypatch: pytest.Monk
     model = mix_model((100, 4, 1.0), (120, 6, 1.0), memory=10_000, timing=Timing(0.01, d3=1e-3))
     throughput = 0.9 * Text.of(model).n_star
     crowded = Cycle(throughput, 0.0, 0.0, 100_000.0, 10_000.0, None)
-    monkeypatch.setattr("kvplan.analysis.recovery.collapsed_cycles", lambda _: [(crowded, True)])
+    monkeypatch.setattr("kvplan.analysis.recovery.collapsed_cycles", lambda _: [crowded])
     served = throughput / (0.01 + 1e-3 * 100_000)
     assert recovery(model, stability(model)).rate_rps == pytest.approx(served, rel=1e-12)
 

@@ -214,4 +214,4 @@ def test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle() -> Non
     found = checking.check(shipped, None, [parse("worst_cycle.throughput_per_iteration >= 1e4")])
     for remedy in found.results[0].remedies:
         changed = shipped.changed({change.path: change.after for change in remedy.changes})
-        assert worst_cycle(changed, stability(changed)).throughput_per_iteration >= 1e4
+        assert worst_cycle(changed, stability(changed), None).throughput_per_iteration >= 1e4

@@ -205,7 +205,7 @@ def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
         (input_tokens, 4, float(p.denominator - p.numerator)),
         memory=10_000,
     )
-    cycle = worst_cycle(model, stability(model))
+    cycle = worst_cycle(model, stability(model), None)
     stable = p * (input_tokens + 4) > 2
     assert cycle.kind is (CycleKind.PULSE if stable else CycleKind.SIMULATED)
     if stable:
@@ -217,16 +217,20 @@ def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
         )
 
 
-@pytest.mark.parametrize(("input_tokens", "decode"), [(0, 2), (2, 3), (2, 4), (1155, 211), (50, 1000)])
-@pytest.mark.parametrize("prefill", ["disaggregated", "fused", "inline"])
+@pytest.mark.parametrize(
+    ("input_tokens", "decode", "prefill"),
+    [
+        (s, d, prefill)
+        for s, d in ((0, 2), (2, 3), (2, 4), (1155, 211), (50, 1000))
+        for prefill in ("disaggregated", "fused", "inline")
+        if s > 0 or prefill != "inline"
+    ],
+)
 def test_one_length_loses_d_minus_1_over_twice_s_plus_d(input_tokens: int, decode: int, prefill: str) -> None:
     """x_w = M/(n·w(n-1)); loss (d-1)/(2(s+d)); `inline` as (s-1, d+1)."""
     s, d = (input_tokens - 1, decode + 1) if prefill == "inline" else (input_tokens, decode)
-    assume_input = input_tokens >= 1 or prefill != "inline"
-    if not assume_input:
-        return
     model = mix_model((input_tokens, decode, 1.0), memory=10**6, prefill=prefill)
-    found = worst_cycle(model, stability(model))
+    found = worst_cycle(model, stability(model), None)
     assert found.kind is CycleKind.HOMOGENEOUS
     assert found.period == d
     assert found.throughput_per_iteration == pytest.approx(10**6 / (d * (s + d)), rel=1e-12)
@@ -294,7 +298,7 @@ def test_a_simulated_worst_cycle_is_where_the_slow_map_goes(
         assert one.throughput == pytest.approx(x, abs=5e-3 * n_star)
         assert one.evictions == pytest.approx(evicted, abs=3e-2 * n_star)
         means.append(x)
-    cycle = worst_cycle(model, local)
+    cycle = worst_cycle(model, local, None)
     assert not local.stable
     assert cycle.kind is CycleKind.SIMULATED
     assert cycle.throughput_per_iteration == pytest.approx(min(means), abs=5e-3 * n_star)
@@ -343,7 +347,7 @@ def test_kinds_follow_the_rules_of_the_report() -> None:
 
     def kind(*rows: tuple[int, int, float], **limits: int) -> CycleKind:
         model = mix_model(*rows, memory=10_000, **limits)
-        return worst_cycle(model, stability(model)).kind
+        return worst_cycle(model, stability(model), None).kind
 
     assert kind((5, 1, 1.0)) is CycleKind.NONE  # a single stage
     assert kind((5, 1, 1.0), (50, 1, 2.0)) is CycleKind.NONE
@@ -382,6 +386,10 @@ def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
         assert (found.loss, found.evictions_per_iteration, found.period) == (0, 0, None)
         assert found.throughput_per_iteration == full.admissions_per_iteration
         assert found.throughput_rps == full.throughput_rps
+    elif (
+        found.kind is CycleKind.SIMULATED
+    ):  # beside an equilibrium whose disturbances die out slowly, if at all
+        assert 3 * model.mix.stages.max() * (1 - local.spectral_radius) < 1 or not local.certified
     else:
         assert not (local.stable and local.certified)
     assert (found.iterations is None) == (found.kind is not CycleKind.SIMULATED)
@@ -393,7 +401,7 @@ def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
             assert len(stages) > 1
             assert (alone.throughput_rps, alone.loss, alone.period) == (None, None, None)
             continue
-        same = worst_cycle(single, stability(single))
+        same = worst_cycle(single, stability(single), None)
         assert (alone.kind, alone.loss, alone.period) == (same.kind, same.loss, same.period)
         assert alone.throughput_per_iteration == same.throughput_per_iteration
         assert alone.throughput_rps == same.throughput_rps
@@ -403,6 +411,6 @@ def test_the_block_is_consistent_with_itself(model: ServingModel) -> None:
 def test_one_token_to_spare_and_survival_polynomials_of_distributions() -> None:
     """A request that fills memory but for a token still has a worst cycle."""
     model = mix_model((60, 39, 1.0), memory=100)
-    found = worst_cycle(model, stability(model))
+    found = worst_cycle(model, stability(model), None)
     assert found.throughput_per_iteration == pytest.approx(100 / (39 * 99), rel=1e-12)
     assert survival_polynomial([(stage_weights("disaggregated", 2, 2), Fraction(1))]) == [3, 4]

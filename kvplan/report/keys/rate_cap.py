@@ -7,7 +7,7 @@ _NO_BUDGETS = "No whole numbers fit: Σ(⌊λ_i·τ*⌋ + 1)·S_i >= M, or there
 
 RATE_CAP = Block(
     "rate_cap",
-    "Admission limits that prevent evictions.",
+    "Admission limits against evictions.",
     (
         Record(
             "rate_cap.per_iteration",

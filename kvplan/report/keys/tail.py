@@ -27,7 +27,8 @@ SOURCES = Block(
             "sources",
             "For each block how its numbers are known, and from where.",
             formula="theorem: a published formula; computed: beyond the papers, or numerical with a certificate; "
-            "simulated: the fluid model iterated; assumption: from the profile, or observed",
+            "simulated: the fluid model iterated; estimated: with factors fitted to simulations; assumption: from the "
+            "profile, or observed",
             kind=Kind.TABLE,
         ),
     ),

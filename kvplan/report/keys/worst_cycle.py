@@ -80,8 +80,8 @@ WORST_CYCLE = Block(
             "worst_cycle.kind",
             "How the cycle is known: homogeneous and pulse by a formula, simulated by iterating the fluid map, "
             "or none.",
-            formula="none: no eviction possible, or ρ < 1; homogeneous: all n_i equal; pulse: g > 1 "
-            "and its polynomial is stable; simulated: the rest",
+            formula="homogeneous: all n_i equal; pulse: g > 1 and its polynomial is stable; none: no eviction "
+            "possible, or the fluid map stops evicting, taken for granted where 3·L·(1 − ρ) >= 1; simulated: the rest",
             here=lambda e: f"n_i: {e('lengths')}; g = {e(_GCD)}; ρ = {e('stability.spectral_radius', 12)}",
             source="SIC 3; pulse cycle new",
             kind=Kind.TEXT,

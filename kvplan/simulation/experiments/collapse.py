@@ -5,7 +5,6 @@ admission serves, from a flood and from trains of pulses, is one at which a back
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +21,7 @@ _STAYS = 30  # of a full memory in the longest stay: so many requests complete
 _FEWEST, _MOST = 20_000, 300_000
 
 
-def confirmed_rate(
-    model: ServingModel, plan: Plan, announce: Callable[[str, bool], None] | None = None
-) -> float | None:
+def confirmed_rate(model: ServingModel, plan: Plan) -> float | None:
     """Smallest rate that greedy admission serves under a backlog, over several starts, requests/s; simulated.
 
     None where a run could not be ended, because a request never fits.
@@ -42,7 +39,7 @@ def confirmed_rate(
     drawn = [flood, *(_pulses(model, flood, period) for period in _periods(model))]
     names = tuple(c.name for c in model.classes)
     jobs = [Job(Settings("greedy", {}), Scenario(model, plan, requests, names)) for requests in drawn]
-    [runs] = run_to_the_end([jobs], None, announce)
+    [runs] = run_to_the_end([jobs], None, None)
     if not all(run.finished for run in runs):
         return None
     sizes = footprint(flood.input_tokens, flood.decode_tokens)

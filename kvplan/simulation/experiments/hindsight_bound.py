@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.hindsight import TIME_LIMIT_S, Instance, Metric, hindsight
+from kvplan.analysis.hindsight import Instance, Metric, hindsight
 from kvplan.errors import UsageError
 from kvplan.model import Prefill, Replica, ServingModel, Timing
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
@@ -77,17 +77,11 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
 
 
 def study_bounds(
-    model: ServingModel,
-    load: Load,
-    policies: Sequence[str],
-    seeds: Sequence[int],
-    *,
-    time_limit_s: float = TIME_LIMIT_S,
+    model: ServingModel, load: Load, policies: Sequence[str], seeds: Sequence[int]
 ) -> tuple[StudyBound, ...]:
     """Bounds on the figures of a study: rates where it has a horizon, else the mean time end to end.
 
-    Where all policies count KV by the stages of the profile's convention, the bound does too; else as engines do. The
-    time limit is that of each programme.
+    Where all policies count KV by the stages of the profile's convention, the bound does too; else as engines do.
 
     Raises
     ------
@@ -122,7 +116,7 @@ def study_bounds(
         slots = math.floor(horizon / d0 + _TIE)
     bounds = []
     for metric, figure, unit in wanted:
-        found = [hindsight(one, metric, horizon=slots, time_limit_s=time_limit_s) for one in of_seeds]
+        found = [hindsight(one, metric, horizon=slots) for one in of_seeds]
         gaps = [one.gap for one in found if one.gap is not None]
         bounds.append(
             StudyBound(

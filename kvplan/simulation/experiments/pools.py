@@ -74,15 +74,16 @@ def measure(
     >>> found.requests, found.throughput_rps, found.evictions
     (20, (1.0, 1.0), (0.0, 0.0))
     """
+    steps = [part(progress, i / len(groups), (i + 1) / len(groups)) for i in range(len(groups))]
     return [
-        _measured(model, group, plan, saturated, seeds, policy, part(progress, i, len(groups)), announce)
-        for i, group in enumerate(groups)
+        _measured(model, group, plan, saturated, seeds, policy, step, announce)
+        for group, step in zip(groups, steps, strict=True)
     ]
 
 
-def part(progress: Progress | None, index: int, count: int) -> Progress | None:
-    """Progress of one of several steps."""
-    return None if progress is None else lambda done: progress((index + done) / count)
+def part(progress: Progress | None, first: float, last: float) -> Progress | None:
+    """Progress of a step that takes all from one share to another."""
+    return None if progress is None else lambda done: progress(first + (last - first) * done)
 
 
 def _measured(
