@@ -136,7 +136,7 @@ def _fitted(
     from kvplan.ingest.timing.reading import read_groups
     from kvplan.layout import calibration
 
-    kept = read_base(base)
+    kept = read_base(base, silent=format is not FitFormat.TOML)
     known = kept.model.replica.memory_tokens if base is not None else None
     groups = read_groups(files, capacity_tokens=capacity, assumed_tokens=known, group=group)
     if format is FitFormat.TOML and len(groups) > 1:

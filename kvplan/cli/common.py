@@ -97,10 +97,10 @@ def read(profile: str | None) -> "profile_file.Profile":
     return loaded
 
 
-def read_base(base: str | None) -> "profile_file.Profile":
-    """The profile that supplies what is not measured; says which where none was asked for."""
+def read_base(base: str | None, *, silent: bool = False) -> "profile_file.Profile":
+    """The profile that supplies what is not measured; says which where none was asked for, unless told not to."""
     loaded = _loaded(base)
-    if base is None:
+    if base is None and not silent:
         say(f"note: no --base given; what is not measured is that of the shipped {loaded.source}")
     return loaded
 

@@ -5,6 +5,7 @@ import pytest
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import LeftOut, Samples
+from kvplan.ingest.timing.sweep import Sweep
 
 STATS = (
     "INFO 07-28 06:40:59 [loggers.py:118] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "
@@ -31,6 +32,7 @@ SERIES = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
 
 def one(*lines: str, capacity: int | None = None) -> Samples:
     (found,) = parse_samples(lines, "file", capacity_tokens=capacity)
+    assert isinstance(found, Samples)
     return found
 
 
@@ -151,8 +153,16 @@ def test_splitwise_measurements_give_a_prompt_and_a_token_sample_for_each_row() 
         ),
     ],
 )
-def test_concurrency_sweeps_give_the_mean_iteration_of_a_steady_state(lines: tuple[str, ...]) -> None:
-    assert rows(one(*lines)) == [(32 * 1100, round(32 * 1000 / 199, 9), 32, 0.02)]
+def test_concurrency_sweeps_give_loads_as_clients_saw_them(lines: tuple[str, ...]) -> None:
+    (found,) = parse_samples(lines, "file")
+    assert isinstance(found, Sweep)
+    (point,) = found.points
+    assert (point.concurrency, point.tpot_s, point.inputs, point.outputs) == (
+        32,
+        0.02,
+        (1000, 1000),
+        (199, 199),
+    )
 
 
 @pytest.mark.parametrize(

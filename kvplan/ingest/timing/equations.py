@@ -34,6 +34,11 @@ class Kind(StrEnum):
     E2E = "E2E"
     INTERVAL = "time between completions"
 
+    @property
+    def of_client(self) -> bool:
+        """Whether a client's overhead is part of it."""
+        return self in (Kind.TTFT, Kind.E2E)
+
 
 class Terms(NamedTuple):
     """Which of the terms beyond the linear ones a law has."""

@@ -16,6 +16,7 @@ from kvplan.model import FloatArray, Timing
 
 FOLDS = 5
 _MOST_OFF = 1.0  # logarithm of measured over fitted; what is further off counts no more
+_NO_MATTER = 1e-3  # difference of errors that is not worth a term
 _TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
 
 
@@ -78,7 +79,7 @@ def chosen(laws: Sequence[Tried], equations: Equations, kept: BoolArray) -> Trie
     near = [
         (law.terms.more, float(loss.mean()), law)
         for law, loss in zip(laws, losses, strict=True)
-        if (loss - best).mean() <= (loss - best).std() / np.sqrt(loss.size)
+        if (loss - best).mean() <= max((loss - best).std() / np.sqrt(loss.size), _NO_MATTER)
     ]
     return min(near, key=lambda one: one[:2])[2]
 

@@ -2,8 +2,8 @@
 
 A prior is a law of another origin, an estimate or another profile. What is believed of it are the ratios of its
 constants, to within a factor of a few, and not their size. So each constant is drawn to its share of the prior, at a
-common scale that is free: where equations determine a constant the prior has next to no weight, where they say nothing
-of it (prompts in a sweep without TTFT) it is the prior's ratio.
+common scale that is free, and one that the prior does not have to 0: where equations determine a constant the prior has
+next to no weight, where they say nothing of it (prompts in a sweep without TTFT) it is the prior's ratio.
 """
 
 from typing import Any
@@ -47,11 +47,13 @@ def solve(
     if prior is not None and prior.any():
         believed = prior > 0
         # The scale of the prior is a column of its own, and takes the size of the measured.
-        share = np.where(believed, prior, 1.0) * float(
-            np.median(np.abs(seconds) / np.maximum(design @ prior, 1e-300))
+        size = float(np.median(np.abs(seconds) / np.maximum(design @ prior, 1e-300)))
+        share = np.where(believed, prior * size, 1.0)
+        share_of_time = np.mean(design / np.maximum(np.abs(seconds), 1e-300)[:, None], axis=0)
+        drawn = np.column_stack(
+            [np.diag(np.where(believed, 1 / share, share_of_time)), -believed.astype(float)]
         )
-        drawn = np.column_stack([np.diag(1 / share), -np.ones(share.size)])[believed] / _BELIEF
-        rows = np.vstack([np.column_stack([rows, np.zeros(seconds.size)]), drawn])
+        rows = np.vstack([np.column_stack([rows, np.zeros(seconds.size)]), drawn / _BELIEF])
         wanted = np.concatenate([wanted, np.zeros(len(drawn))])
     scale = np.sqrt((rows**2).sum(axis=0))
     scale[scale == 0] = 1.0

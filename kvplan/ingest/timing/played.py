@@ -45,6 +45,33 @@ class _Load(NamedTuple):
         return Job(self.settings, self.scenario._replace(model=model))
 
 
+def foretold(
+    sweeps: Sequence[Sweep],
+    timing: Timing,
+    request_overhead_s: float = 0.0,
+    replica: Replica = UNLIMITED,
+    *,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+) -> list[dict[Kind, float]]:
+    """Mean times of each point by a law, seconds; what was measured of them is not looked at.
+
+    Examples
+    --------
+    >>> from kvplan.ingest.timing.sweep import Deployment
+    >>> alone = Point(line=1, inputs=(100, 100), outputs=(11, 11), concurrency=1)
+    >>> (times,) = foretold([Sweep("", "", Deployment(), (alone,))], Timing(0.01, d2=1e-4), 0.005)
+    >>> [round(times[kind], 6) for kind in (Kind.TTFT, Kind.TPOT, Kind.E2E)]
+    [0.025, 0.01, 0.125]
+    """
+    loads = [
+        _load(number, point, sweep, replica) for number, sweep in enumerate(sweeps) for point in sweep.points
+    ]
+    times = _times(loads, [[timing]] * len(loads), progress, announce)
+    beside = np.array([request_overhead_s * kind.of_client for kind in _KINDS])
+    return [dict(zip(_KINDS, (mine[0] + beside).tolist(), strict=True)) for mine in times]
+
+
 def by_littles_law(sweeps: Sequence[Sweep]) -> Equations:
     """Loads at a rate as mean iterations: of λ requests a second, λ·(E2E - TTFT) decode. A first guess."""
     rows = [point for sweep in sweeps for point in sweep.points if point.rate_rps is not None]
@@ -235,7 +262,7 @@ def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
         amounts=amounts[:, :5],
         knees=knees,
         beyond=amounts[:, 5:],
-        overhead=np.array([float(row.kind in (Kind.TTFT, Kind.E2E)) for row in rows]),
+        overhead=np.array([float(row.kind.of_client) for row in rows]),
         offset=np.array([row.offset for row in rows]),
         seconds=np.array([row.seconds for row in rows]),
         kind=np.array([row.kind.value for row in rows]),

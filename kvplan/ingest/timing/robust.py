@@ -31,28 +31,27 @@ _STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
 _STEPS = 30
 _ABOVE_ENVELOPE, _AWAY = 2.0, 3.0  # spreads from the fit at which a sample is left out
 _GROSS = 0.6  # relative error at which a measured sample may be left out
-_CLOSE, _SPREADS = (
-    0.04,
-    6.0,
-)  # spread of samples that lie close to the formula, and how many of them are too far
+_CLOSE = 0.04  # spread of samples that lie close to the formula
+_SPREADS = 6.0  # how many of them are then too far
 _HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an envelope; of measurements
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 
 
-class _Spread(NamedTuple):
-    """Of relative errors: at first, at least, and how many of them an equation is off before it counts for less."""
+_AT_FIRST = 0.01  # of the least spread
 
-    first: float
+
+class _Spread(NamedTuple):
+    """Of relative errors: the least, and how many of them an equation is off before it counts for less."""
+
     least: float
     most: float
 
 
-_OF_LOADS = _Spread(0.05, 0.02, 1.5)
 _SPREAD = {
-    **dict.fromkeys(Kind, _OF_LOADS),
-    Kind.TTFT: _Spread(0.2, 0.06, 1.5),
-    Kind.ITERATION: _Spread(0.05, 1e-6, math.inf),  # those that are off are left out
+    **dict.fromkeys(Kind, _Spread(0.02, 1.5)),
+    Kind.TTFT: _Spread(0.06, 1.5),
+    Kind.ITERATION: _Spread(1e-6, math.inf),  # those that are off are left out
 }
 
 
@@ -91,16 +90,21 @@ def with_prefill(equations: Equations, terms: Terms, prior: Timing) -> FloatArra
 def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> FloatArray:
     seconds = equations.seconds
     rows = {Kind(kind): equations.kind == kind for kind in np.unique(equations.kind)}
+    spread = dict.fromkeys(rows, math.inf)
+    # Next to no deviation at first, so that what was measured says what there is before a prior has its say.
     deviation = np.empty(seconds.size)
     for kind, mine in rows.items():
-        deviation[mine] = _SPREAD[kind].first
+        deviation[mine] = _AT_FIRST * _SPREAD[kind].least
     for _ in range(_STEPS):
         found = solve(design, seconds - equations.offset, deviation * seconds, prior)
         off = np.abs(seconds - equations.offset - design @ found) / seconds
         last = deviation.copy()
         for kind, mine in rows.items():
-            spread = max(_TO_SIGMA * float(np.median(off[mine])), _SPREAD[kind].least)
-            deviation[mine] = spread * np.sqrt(np.maximum(off[mine] / (_SPREAD[kind].most * spread), 1.0))
+            seen = max(_TO_SIGMA * float(np.median(off[mine])), _SPREAD[kind].least)
+            spread[kind] = min(spread[kind], seen)
+            deviation[mine] = spread[kind] * np.sqrt(
+                np.maximum(off[mine] / (_SPREAD[kind].most * spread[kind]), 1.0)
+            )
         if np.allclose(deviation, last, rtol=1e-6):
             break
     return found

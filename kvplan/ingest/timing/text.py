@@ -18,7 +18,9 @@ from kvplan.version import __version__
 
 _NAMED = 5  # outliers in a sentence
 _EXACT = 5e-4  # no band that anybody could see
-_LEAST_S = 1e-9  # what is left over of 0 by rounding is less
+_LEAST_SHARE = (
+    1e-3  # of the shortest time; a fixed time is more, and what is left over of 0 by a prior is less
+)
 
 
 def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Part:
@@ -32,12 +34,12 @@ def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> P
     Examples
     --------
     >>> from kvplan.ingest.timing.reading import parse_samples
-    >>> from kvplan.ingest.timing.fit import fit_samples
+    >>> from kvplan.ingest.timing.fit import fit_measured
     >>> from kvplan.model import Timing
     >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
     >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
     >>> prior = Prior(Timing(0.02), "some-profile")
-    >>> part = timing_part(fit_samples(samples, prior.timing), samples, prior)
+    >>> part = timing_part(fit_measured(samples, prior.timing), samples, prior)
     >>> print(part.body)
     [timing]
     d0 = "10 ms"
@@ -49,7 +51,7 @@ def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> P
     9 samples, none left out. Mean error below 0.01%; of samples not fitted to below 0.01%.
     """
     timing = fit.timing
-    if timing.d0 < _LEAST_S:
+    if timing.d0 < _LEAST_SHARE * fit.equations.seconds.min():
         raise UsageError(
             f"{measured[0].source}: the fit leaves no fixed time of an iteration (d0 = 0), which every engine has; "
             "samples of small batches would tell"
