@@ -21,6 +21,8 @@ class Point:
         Requests in flight; None where they arrived at a rate.
     rate_rps
         Requests offered per second; None in a closed loop.
+    evenly
+        Whether they came at equal gaps, and not at random.
     requests
         How many were measured.
     tpot_s
@@ -34,6 +36,7 @@ class Point:
     outputs: Range
     concurrency: int | None = None
     rate_rps: float | None = None
+    evenly: bool = False
     requests: int | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -71,6 +74,8 @@ class Sweep:
     ----------
     format
         What the format of the file is called.
+    notes
+        What the reader of the points should know of how they were measured.
     sha256
         Of the bytes of the file, as stored; empty for lines that are no file's.
     """
@@ -80,6 +85,7 @@ class Sweep:
     deployment: Deployment
     points: tuple[Point, ...]
     left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
     sha256: str = ""
 
     @property
