@@ -1,11 +1,13 @@
 """Samples of iterations out of logs, series and tables; what gives none is counted, or refused with its line."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import LeftOut, Samples
-from kvplan.ingest.timing.sweep import Sweep
+from kvplan.ingest.timing.sweep import Point, Sweep
 
 STATS = (
     "INFO 07-28 06:40:59 [loggers.py:118] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "
@@ -143,26 +145,34 @@ def test_splitwise_measurements_give_a_prompt_and_a_token_sample_for_each_row() 
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "given"),
     [
-        ("Concurrency,TPOT (ms),input_tokens,output tokens\n", "32,20,1000,199\n"),
-        ('{"concurrency": 32, "tpot_s": 0.02, "isl": 1000, "osl": 199}\n',),
+        (("Concurrency,TPOT (ms),input_tokens,output tokens\n", "32,20,1000,199\n"), {}),
+        (('{"concurrency": 32, "tpot_s": 0.02, "isl": 1000, "osl": 199}\n',), {}),
+        (("concurrency,isl,osl,ttft_ms,tpot_ms\n", "32,1000,199,,20\n"), {}),
         (
-            '{"max_concurrency": 32, "mean_tpot_ms": 20, "completed": 10, "total_input_tokens": 10000, '
-            '"total_output_tokens": 1990}',
+            ("concurrency,isl,osl,ttft_ms,tpot_ms,rps\n", "32,1000,199,150,20,8\n"),
+            {"ttft_s": 0.15, "throughput_rps": 8},
         ),
     ],
 )
-def test_concurrency_sweeps_give_loads_as_clients_saw_them(lines: tuple[str, ...]) -> None:
+def test_rows_of_a_concurrency_sweep_are_points_of_a_closed_loop(
+    lines: tuple[str, ...], given: dict[str, float]
+) -> None:
     (found,) = parse_samples(lines, "file")
     assert isinstance(found, Sweep)
-    (point,) = found.points
-    assert (point.concurrency, point.tpot_s, point.inputs, point.outputs) == (
-        32,
-        0.02,
-        (1000, 1000),
-        (199, 199),
-    )
+    line = len(lines)
+    one = Point(line=line, inputs=(1000, 1000), outputs=(199, 199), concurrency=32, tpot_s=0.02)
+    assert found.points == (replace(one, **given),)
+
+
+def test_inferencemax_in_a_sweep_draws_lengths() -> None:
+    header = "model,gpu,backend,version,precision,tp,ep,source,isl,osl,concurrency,ttft_ms,tpot_ms\n"
+    row = "m,h200_sxm,vllm,0.17.0,fp8,4,1,inferencemax,1000,100,4,150,9\n"
+    (found,) = parse_samples([header, row], "file")
+    assert isinstance(found, Sweep)
+    assert (found.points[0].inputs, found.points[0].outputs) == ((800, 1000), (80, 100))
+    assert found.group == "m, h200_sxm, vllm, TP4, fp8, 0.17.0, EP1, inferencemax"
 
 
 @pytest.mark.parametrize(

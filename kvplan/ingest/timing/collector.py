@@ -32,6 +32,11 @@ class Collector:
         self._groups: dict[tuple[str, str], _Group] = {}
         self._sweeps: dict[tuple[str, Deployment], list[Point]] = {}
         self._left_out: dict[str, tuple[int, int]] = {}
+        self._notes: dict[str, None] = {}
+
+    def note(self, text: str) -> None:
+        """What the reader of the samples should know of how they were measured; once is enough."""
+        self._notes[text] = None
 
     def skip(self, reason: str, line: int) -> None:
         """Count a row that gives no sample."""
@@ -138,7 +143,7 @@ class Collector:
         return (
             *(self._finished(name, group, left_out) for (_, name), group in self._groups.items()),
             *(
-                Sweep(self.source, format, deployment, tuple(points), left_out)
+                Sweep(self.source, format, deployment, tuple(points), left_out, tuple(self._notes))
                 for (format, deployment), points in self._sweeps.items()
             ),
         )
@@ -157,4 +162,5 @@ class Collector:
             line=np.array(lines, dtype=np.int64),
             hidden_prefill=group.hidden_prefill,
             left_out=left_out,
+            notes=tuple(self._notes),
         )

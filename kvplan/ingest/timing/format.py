@@ -1,6 +1,7 @@
 """What a format of samples is: the record that a module of `kvplan.ingest.timing.formats` calls ``FORMAT``.
 
-Formats are told apart by content, never by name: a `TableFormat` by its columns, lines of a `LogFormat` by their words.
+Formats are told apart by content, never by name: a `TableFormat` by its columns, a `DocumentFormat` by keys of a JSON
+object, lines of a `LogFormat` by their words.
 """
 
 import csv
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.cells import json_object, plain_name, shown
+from kvplan.ingest.cells import plain_name, shown
 from kvplan.ingest.timing.collector import Collector
 
 _MOST = 1e12  # of anything
@@ -22,6 +23,31 @@ Names = Mapping[str, float]  # what a column can be called, plain, with its unit
 def names(text: str, unit: float = 1.0) -> Names:
     """Plain names of a column in this unit, in the order in which they count."""
     return dict.fromkeys(text.split(), unit)
+
+
+def number(seen: Any, source: str, key: str, line: int) -> float:
+    """A number of a file, finite and not negative.
+
+    Raises
+    ------
+    ProfileError
+        It is no such number.
+    """
+    try:
+        value = math.nan if isinstance(seen, bool) else float(seen)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not 0 <= value <= _MOST:
+        what = "missing" if seen is None or seen == "" else shown(seen)
+        raise ProfileError(source, f"{what}; must be a number, from 0 to {_MOST:g}", key=key, line=line)
+    return value
+
+
+def whole(value: float, source: str, key: str, line: int) -> int:
+    """The same, a whole number of at least 1."""
+    if value < 1 or value != int(value):
+        raise ProfileError(source, f"{value:g}; must be a whole number of at least 1", key=key, line=line)
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +73,22 @@ class Row:
             return default
         name = name or next(iter(column))
         seen = self.values.get(name)
-        try:
-            value = math.nan if isinstance(seen, bool) else float(seen)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            value = math.nan
-        if not 0 <= value <= _MOST:
-            what = "missing" if seen is None or seen == "" else shown(seen)
-            message = f"{what}; must be a number, from 0 to {_MOST:g}"
-            raise ProfileError(self.source, message, key=self.written.get(name, name), line=self.line)
-        return value * column[name]
+        return number(seen, self.source, self.written.get(name, name), self.line) * column[name]
 
     def optional(self, column: Names) -> float | None:
-        """The same where there is such a column and something in it, else None."""
-        filled = any(self.values.get(name) not in (None, "") for name in column)
-        return self.number(column) if filled else None
+        """The same for the first of them that is filled, None where none is."""
+        filled = next((name for name in column if self.values.get(name) not in (None, "")), None)
+        return None if filled is None else self.number({filled: column[filled]})
 
     def whole(self, column: Names) -> int:
-        """The same, a whole number of at least 1."""
-        value = self.number(column)
-        if value < 1 or value != int(value):
-            name = next(name for name in column if name in self.written)
-            message = f"{value:g}; must be a whole number of at least 1"
-            raise ProfileError(self.source, message, key=self.written[name], line=self.line)
-        return int(value)
+        """The same as `number`, a whole number of at least 1."""
+        name = next((name for name in column if name in self.written), next(iter(column)))
+        return whole(self.number(column), self.source, self.written.get(name, name), self.line)
 
     def text(self, name: str) -> str:
         """What stands in a column; empty where it is missing."""
-        return str(self.values.get(name, "")).strip()
+        seen = self.values.get(name)
+        return "" if seen is None else str(seen).strip()
 
 
 class TableFormat(NamedTuple):
@@ -85,6 +100,84 @@ class TableFormat(NamedTuple):
     name: str
     columns: tuple[Names, ...]
     add: Callable[[Row, Collector], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON object; what is in it is asked for by paths such as ``metrics.request_latency.mean``.
+
+    Examples
+    --------
+    >>> document = Document("result.json", 1, {"latency": {"mean": 250}, "runs": [{"users": 3}]})
+    >>> document.number("latency.mean", 1e-3), document.optional("latency.median")
+    (0.25, None)
+    >>> [run.number("users") for run in document.parts("runs")]
+    [3.0]
+    """
+
+    source: str
+    line: int
+    value: Any
+    within: str = ""
+
+    def at(self, path: str) -> Any:
+        """What stands there; None where nothing does."""
+        value = self.value
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def number(self, path: str, unit: float = 1.0) -> float:
+        """A number, in this unit.
+
+        Raises
+        ------
+        ProfileError
+            It is no such number, or missing.
+        """
+        return number(self.at(path), self.source, self._key(path), self.line) * unit
+
+    def optional(self, path: str, unit: float = 1.0) -> float | None:
+        """The same, None where it is missing or null."""
+        return None if self.at(path) is None else self.number(path, unit)
+
+    def whole(self, path: str) -> int:
+        """The same as `number`, a whole number of at least 1."""
+        return whole(self.number(path), self.source, self._key(path), self.line)
+
+    def text(self, path: str) -> str:
+        """A string; empty where there is none."""
+        seen = self.at(path)
+        return seen.strip() if isinstance(seen, str) else ""
+
+    def parts(self, path: str) -> Iterator["Document"]:
+        """The objects of a list.
+
+        Raises
+        ------
+        ProfileError
+            It is no list of objects.
+        """
+        seen = self.at(path)
+        if not (isinstance(seen, list) and all(isinstance(part, dict) for part in seen)):
+            raise self.error(path, "must be a list of objects")
+        for index, part in enumerate(seen):
+            yield Document(self.source, self.line, part, f"{self._key(path)}[{index}].")
+
+    def error(self, path: str, message: str) -> ProfileError:
+        """An error about what stands there."""
+        return ProfileError(self.source, message, key=self._key(path), line=self.line)
+
+    def _key(self, path: str) -> str:
+        return self.within + path
+
+
+class DocumentFormat(NamedTuple):
+    """Samples in JSON objects of a certain form, which `add` adds; a file may hold several such."""
+
+    name: str
+    recognises: Callable[[Document], bool]
+    add: Callable[[Document, Collector], None]
 
 
 class LogReader(Protocol):
@@ -100,30 +193,23 @@ class LogFormat(NamedTuple):
     reader: Callable[[Collector], LogReader]
 
 
+Format = TableFormat | DocumentFormat | LogFormat
+
+
 def csv_rows(source: str, header: list[str], numbered: Iterable[tuple[int, str]]) -> Iterator[Row]:
     """Rows of a CSV, after its header."""
     plain = [plain_name(name) for name in header]
     written = {name: as_written.strip() for name, as_written in zip(plain, header, strict=True)}
     for line, text in numbered:
         cells = next(csv.reader([text]))
-        yield Row(source, line, dict(zip(plain, cells, strict=False)), written, _ended(text))
+        yield Row(source, line, dict(zip(plain, cells, strict=False)), written, text.endswith(("\n", "\r")))
 
 
-def json_rows(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Row]:
-    """Rows of JSON lines.
-
-    Raises
-    ------
-    ProfileError
-        A line that came to its end is no object.
-    """
-    for line, text in numbered:
-        value = json_object(text)
-        if value is None and _ended(text):
-            message = f"not a JSON object: {shown(text)}; is the file cut off?"
-            raise ProfileError(source, message, line=line)
-        written = {plain_name(name): name for name in value or ()}
-        yield Row(source, line, {plain_name(k): v for k, v in (value or {}).items()}, written, _ended(text))
+def row_of(document: Document) -> Row:
+    """A JSON object as the row of a table."""
+    plain = {plain_name(name): name for name in document.value}
+    values = {name: document.value[written] for name, written in plain.items()}
+    return Row(document.source, document.line, values, plain, ended=True)
 
 
 def floats(found: re.Match[str] | None) -> list[float] | None:
@@ -138,7 +224,3 @@ def floats(found: re.Match[str] | None) -> list[float] | None:
         return [float(text) for text in found.groups()] if found else None
     except ValueError:
         return None
-
-
-def _ended(text: str) -> bool:
-    return text.endswith(("\n", "\r"))

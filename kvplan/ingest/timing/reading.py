@@ -10,8 +10,17 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import plain_name, shown
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector
-from kvplan.ingest.timing.format import LogFormat, Row, TableFormat, csv_rows, json_rows
+from kvplan.ingest.timing.format import (
+    Document,
+    DocumentFormat,
+    LogFormat,
+    Row,
+    TableFormat,
+    csv_rows,
+    row_of,
+)
 from kvplan.ingest.timing.formats import FORMATS
+from kvplan.ingest.timing.json_text import documents, is_json
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.timing.sweep import Sweep
 
@@ -89,32 +98,29 @@ def parse_samples(
     >>> found.seconds.tolist(), found.kv_tokens.tolist(), found.prefill_tokens.tolist()
     ([0.025], [20000.0], [10.0])
     """
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    first = next(numbered, None)
-    if first is None:
+    numbered = enumerate(lines, 1)
+    number, first = next(((number, line) for number, line in numbered if line.strip()), (0, ""))
+    if not number:
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
-    text = first[1]
     collector = Collector(source, capacity_tokens, assumed_tokens)
-    in_json = text.lstrip().startswith("{")
-    if in_json:
-        rows = json_rows(source, chain([first], numbered))
-        first_row = next(rows)
-        format, rows = _table(first_row.written), chain([first_row], rows)
+    if is_json(first):
+        _add_json(documents(source, number, first, (line for _, line in numbered)), collector)
     else:
-        header = next(csv.reader([text]))
-        format, rows = _table(map(plain_name, header)), csv_rows(source, header, numbered)
-    if format is not None:
-        _add_table(format, rows, collector)
-    elif not in_json:
-        _add_log(chain([first], numbered), collector)
+        header = next(csv.reader([first]))
+        format = _table(map(plain_name, header))
+        filled = ((number, line) for number, line in numbered if line.strip())
+        if format is not None:
+            _add_table(format, csv_rows(source, header, filled), collector)
+        else:
+            _add_log(chain([(number, first)], filled), collector)
     if found := collector.found():
         return found
     raise ProfileError(
         source,
-        "no samples of iterations: neither lines of vLLM's or SGLang's log, nor a table with kv_tokens and "
-        "iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with prompt_throughput, "
-        f"gen_throughput, running and kv_cache_pct; the file begins {shown(text)}",
-        line=1,
+        "no samples of iterations: neither lines of vLLM's or SGLang's log, nor the result of a benchmark, nor a table "
+        "with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
+        f"prompt_throughput, gen_throughput, running and kv_cache_pct; the file begins {shown(first)}",
+        line=number,
     )
 
 
@@ -134,6 +140,25 @@ def _add_table(format: TableFormat, rows: Iterable[Row], collector: Collector) -
             if row.ended:
                 raise
             collector.skip("cut off", row.line)
+
+
+def _add_json(found: Iterable[Document | int], collector: Collector) -> None:
+    """Add what is in JSON objects, all of the format of the first."""
+    format: DocumentFormat | TableFormat | None = None
+    for document in found:
+        if isinstance(document, int):
+            collector.skip("cut off", document)
+            continue
+        if format is None:
+            known = (format for format in FORMATS if isinstance(format, DocumentFormat))
+            format = next((format for format in known if format.recognises(document)), None)
+            format = format or _table(map(plain_name, document.value))
+        if format is None:
+            return
+        if isinstance(format, DocumentFormat):
+            format.add(document, collector)
+        else:
+            format.add(row_of(document), collector)
 
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:

@@ -36,6 +36,8 @@ class Samples:
         Where in the file, counted from 1.
     hidden_prefill
         Recomputed prefill took time but is not in `prefill_tokens`.
+    notes
+        What the reader of the samples should know of how they were measured.
     sha256
         Of the bytes of the file, as stored; empty for lines that are no file's.
     """
@@ -50,4 +52,5 @@ class Samples:
     line: IntArray
     hidden_prefill: bool = False
     left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
     sha256: str = ""

@@ -74,6 +74,8 @@ class Sweep:
     ----------
     format
         What the format of the file is called.
+    notes
+        What the reader of the points should know of how they were measured.
     sha256
         Of the bytes of the file, as stored; empty for lines that are no file's.
     """
@@ -83,6 +85,7 @@ class Sweep:
     deployment: Deployment
     points: tuple[Point, ...]
     left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
     sha256: str = ""
 
     @property

@@ -3,8 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from kvplan.ingest.timing.format import LogFormat, TableFormat
+from kvplan.ingest.timing.format import Format
 
-FORMATS: tuple[TableFormat | LogFormat, ...] = tuple(
+FORMATS: tuple[Format, ...] = tuple(
     import_module(f"{__name__}.{module.name}").FORMAT for module in iter_modules(__path__)
 )

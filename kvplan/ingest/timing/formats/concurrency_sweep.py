@@ -11,10 +11,13 @@ from kvplan.ingest.timing.sweep import Deployment, Point, Range
 CONCURRENCY = names("concurrency maxconcurrency concurrentrequests")
 TPOT = {**names("tpot tpots meantpots"), **names("tpotms meantpotms", 1e-3)}
 TTFT = {**names("ttft ttfts meanttfts"), **names("ttftms meanttftms", 1e-3)}
-E2E = {**names("e2e e2es meane2es latencys"), **names("e2ems e2elms meane2ems meane2elms latencyms", 1e-3)}
+E2E = {
+    **names("e2e e2es meane2es latencys"),
+    **names("e2ems e2elms meane2ems meane2elms meane2elatencyms latencyms", 1e-3),
+}
 THROUGHPUT = names("requestthroughput requestspersecond rps throughputrps")
-_INPUT = names("input inputtokens inputlen inputlength isl randominputlen")
-_OUTPUT = names("output outputtokens outputlen outputlength osl randomoutputlen")
+INPUT = names("input inputtokens inputlen inputlength isl randominputlen")
+OUTPUT = names("output outputtokens outputlen outputlength osl randomoutputlen")
 _REQUESTS = names("requests numrequests numprompts completed")
 _INFERENCEMAX = 0.8  # shortest length it draws, over the longest
 
@@ -36,8 +39,8 @@ def _add(row: Row, collector: Collector) -> None:
     shortest = _INFERENCEMAX if row.text("source").lower() == "inferencemax" else 1.0
     point = Point(
         line=row.line,
-        inputs=_range(row.number(_INPUT), shortest),
-        outputs=_range(row.number(_OUTPUT), shortest),
+        inputs=_range(row.number(INPUT), shortest),
+        outputs=_range(row.number(OUTPUT), shortest),
         concurrency=row.whole(CONCURRENCY),
         requests=None if (count := row.optional(_REQUESTS)) is None else round(count),
         ttft_s=row.optional(TTFT),
@@ -52,4 +55,4 @@ def _range(most: float, shortest: float) -> Range:
     return round(shortest * most), round(most)
 
 
-FORMAT = TableFormat("concurrency sweep", (CONCURRENCY, _INPUT, _OUTPUT), _add)
+FORMAT = TableFormat("concurrency sweep", (CONCURRENCY, INPUT, OUTPUT), _add)

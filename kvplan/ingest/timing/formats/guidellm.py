@@ -1,0 +1,87 @@
+"""GuideLLM's ``benchmarks.json``, 0.3 to 0.8: a report of benchmarks, each at one load.
+
+Its time per output token counts the first one too; `inter_token_latency_ms` is (last - first token) / (tokens - 1).
+"""
+
+from kvplan.ingest.timing.collector import Collector
+from kvplan.ingest.timing.format import Document, DocumentFormat
+from kvplan.ingest.timing.load import Load, at_rate, half_width, in_flight, spread
+from kvplan.ingest.timing.sweep import Deployment, Point, Range
+
+
+def _recognises(document: Document) -> bool:
+    benchmarks = document.at("benchmarks")
+    return isinstance(benchmarks, list) and all(
+        isinstance(one, dict) and isinstance(one.get("metrics"), dict) for one in benchmarks
+    )
+
+
+def _add(document: Document, collector: Collector) -> None:
+    for benchmark in document.parts("benchmarks"):
+        _add_one(benchmark, collector)
+
+
+def _add_one(benchmark: Document, collector: Collector) -> None:
+    requests = benchmark.number("metrics.request_totals.successful")
+    if requests == 0:
+        collector.skip("nothing was generated", benchmark.line)
+        return
+    e2e = benchmark.number(_path("request_latency"))
+    throughput = benchmark.number(_path("requests_per_second"))
+    load = _load(benchmark, round(requests), e2e, throughput)
+    if load is None:
+        collector.skip("arrivals that are no steady load", benchmark.line)
+        return
+    point = Point(
+        line=benchmark.line,
+        inputs=_lengths(benchmark, "prompt_token_count"),
+        outputs=_lengths(benchmark, "output_token_count"),
+        requests=round(requests),
+        ttft_s=_time(benchmark, "time_to_first_token_ms"),
+        tpot_s=_time(benchmark, "inter_token_latency_ms"),
+        e2e_s=e2e,
+        throughput_rps=throughput,
+        **load._asdict(),
+    )
+    model = benchmark.text("config.backend.model") or benchmark.text("worker.backend_model")
+    collector.add_point(FORMAT.name, point, Deployment(model=model))
+
+
+def _path(metric: str, value: str = "mean") -> str:
+    return f"metrics.{metric}.successful.{value}"
+
+
+def _load(benchmark: Document, requests: int, e2e: float, throughput: float) -> Load | None:
+    """The load; None where it is not steady."""
+    within = "args" if benchmark.at("config") is None else "config"
+    strategy = f"{within}.strategy"
+    kind = benchmark.text(f"{strategy}.type_")
+    most = None
+    if benchmark.at(f"{strategy}.max_concurrency") is not None:
+        most = benchmark.whole(f"{strategy}.max_concurrency")
+    if kind == "synchronous":
+        return Load(concurrency=1)
+    if kind == "concurrent":
+        return Load(concurrency=benchmark.whole(f"{strategy}.streams"))
+    if kind == "throughput":
+        return in_flight(throughput, e2e, most)
+    if kind in ("constant", "poisson"):
+        rate = benchmark.number(f"{strategy}.rate")
+        if rate == 0:
+            raise benchmark.error(f"{strategy}.rate", "0; must be above 0")
+        return at_rate(rate, throughput, e2e, requests=requests, most=most, evenly=kind == "constant")
+    return None
+
+
+def _lengths(benchmark: Document, metric: str) -> Range:
+    deviation = benchmark.optional(_path(metric, "std_dev"))
+    return spread(benchmark.number(_path(metric)), half_width(deviation or 0.0))
+
+
+def _time(benchmark: Document, metric: str) -> float | None:
+    """A mean; None of nothing, as where answers were not streamed."""
+    counted = benchmark.optional(_path(metric, "count"))
+    return None if counted == 0 else benchmark.optional(_path(metric), 1e-3)
+
+
+FORMAT = DocumentFormat("GuideLLM", _recognises, _add)

@@ -1,0 +1,603 @@
+"""Result files of load generators as points of a sweep, in the forms their projects write.
+
+Keys of the small documents here are those of vllm/benchmarks/serve.py 0.19, sglang/benchmark/serving.py 0.5.23,
+guidellm/benchmark/schemas 0.3.1, 0.5.4 and 0.8.1, aiperf/common/models/export_models.py 0.3 and 0.13,
+genai_perf/export_data/json_exporter.py 0.0.16, InferenceMAX utils/process_result.py, inference-perf reportgen/base.py,
+dynamo/common/forward_pass_metrics.py and Dynamo's reference of dynamo.fpm.trace.v1.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvplan.errors import UsageError
+from kvplan.ingest.timing.reading import Measured, parse_samples
+from kvplan.ingest.timing.samples import LeftOut, Samples
+from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+
+VLLM = {
+    "date": "20260420-101500",
+    "endpoint_type": "vllm",
+    "backend": "vllm",
+    "label": None,
+    "model_id": "meta-llama/Llama-3.1-8B",
+    "tokenizer_id": "meta-llama/Llama-3.1-8B",
+    "num_prompts": 100,
+    "request_rate": "inf",
+    "burstiness": 1.0,
+    "max_concurrency": 32,
+    "duration": 50.0,
+    "completed": 100,
+    "failed": 0,
+    "total_input_tokens": 100_000,
+    "total_output_tokens": 20_000,
+    "request_throughput": 2.0,
+    "output_throughput": 400.0,
+    "mean_ttft_ms": 250.0,
+    "mean_tpot_ms": 20.0,
+    "mean_itl_ms": 20.0,
+    "max_concurrent_requests": 32,
+}
+SGLANG = {
+    "tag": None,
+    "backend": "sglang",
+    "dataset_name": "random",
+    "request_rate": float("inf"),
+    "max_concurrency": 16,
+    "random_input_len": 1000,
+    "random_output_len": 200,
+    "random_range_ratio": 0.5,
+    "duration": 25.0,
+    "completed": 50,
+    "total_input_tokens": 37_500,
+    "total_output_tokens": 7500,
+    "request_throughput": 2.0,
+    "mean_e2e_latency_ms": 3000.0,
+    "mean_ttft_ms": 250.0,
+    "mean_tpot_ms": 18.0,
+    "concurrency": 15.3,
+    "accept_length": None,
+}
+INFERENCEMAX = {
+    "hw": "b200",
+    "conc": 64,
+    "image": "vllm/vllm-openai:v0.11.2",
+    "model": "openai/gpt-oss-120b",
+    "infmax_model_prefix": "gptoss",
+    "framework": "vllm",
+    "precision": "fp4",
+    "spec_decoding": "none",
+    "disagg": False,
+    "isl": 1000,
+    "osl": 2000,
+    "is_multinode": False,
+    "tp": 4,
+    "ep": 1,
+    "dp_attention": "false",
+    "tput_per_gpu": 1350.0,
+    "output_tput_per_gpu": 900.0,
+    "mean_ttft": 0.12,
+    "median_ttft": 0.1,
+    "mean_tpot": 0.011,
+    "median_tpot": 0.01,
+    "mean_intvty": 90.9,
+    "mean_e2el": 20.0,
+}
+FORWARD_PASS = {
+    "version": 1,
+    "worker_id": "4192",
+    "dp_rank": 0,
+    "counter_id": 42,
+    "wall_time": 0.025,
+    "scheduled_requests": {
+        "num_prefill_requests": 2,
+        "sum_prefill_tokens": 256,
+        "var_prefill_length": 100.0,
+        "sum_prefill_kv_tokens": 64,
+        "num_decode_requests": 3,
+        "sum_decode_kv_tokens": 1024,
+        "var_decode_kv_tokens": 50.0,
+    },
+    "queued_requests": {"num_prefill_requests": 1, "sum_prefill_tokens": 128},
+}
+
+
+def summary(mean: float, deviation: float = 0.0, count: int = 80) -> dict[str, Any]:
+    """A distribution as GuideLLM has it."""
+    return {"successful": {"mean": mean, "median": mean, "std_dev": deviation, "count": count}}
+
+
+def guidellm(strategy: dict[str, Any], **metrics: Any) -> dict[str, Any]:
+    return {
+        "type_": "generative_benchmark",
+        "config": {"strategy": strategy, "backend": {"model": "org/model"}},
+        "metrics": {
+            "request_totals": {"successful": 80, "errored": 0, "incomplete": 2, "total": 82},
+            "requests_per_second": summary(4.0),
+            "request_latency": summary(2.0),
+            "prompt_token_count": summary(512.0),
+            "output_token_count": summary(101.0),
+            "time_to_first_token_ms": summary(200.0),
+            "time_per_output_token_ms": summary(19.8),
+            "inter_token_latency_ms": summary(18.0),
+            **metrics,
+        },
+    }
+
+
+def report(*benchmarks: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "metadata": {"version": 2, "guidellm_version": "0.8.1"},
+        "config": {},
+        "benchmarks": list(benchmarks),
+    }
+
+
+def metric(average: float, unit: str = "ms", **more: float) -> dict[str, Any]:
+    return {"unit": unit, "avg": average, **more}
+
+
+def aiperf(config: dict[str, Any], **metrics: Any) -> dict[str, Any]:
+    return {
+        "schema_version": "1.4",
+        "request_throughput": metric(4.0, "requests/sec"),
+        "request_latency": metric(2000.0, p50=1900.0),
+        "request_count": metric(80.0, "requests"),
+        "time_to_first_token": metric(200.0),
+        "inter_token_latency": metric(18.0),
+        "output_sequence_length": metric(101.0, "tokens", std=0.0),
+        "input_sequence_length": metric(512.0, "tokens", std=0.0),
+        "input_config": config,
+        **metrics,
+    }
+
+
+def stage(requested: float, achieved: float, done: float, e2e: float) -> dict[str, Any]:
+    """A report of inference-perf."""
+    return {
+        "load_summary": {
+            "count": 600,
+            "send_duration": 60.0,
+            "requested_rate": requested,
+            "achieved_rate": achieved,
+        },
+        "successes": {
+            "count": 600,
+            "latency": {
+                "request_latency": {"mean": e2e},
+                "time_per_output_token": {"mean": 0.005},
+                "time_to_first_token": {"mean": 0.1},
+            },
+            "throughput": {"requests_per_sec": done},
+            "prompt_len": {"mean": 200.0, "p25": 198.0, "p75": 203.0},
+            "output_len": {"mean": 64.0, "p25": 64.0, "p75": 64.0},
+        },
+        "failures": {"count": 0, "request_latency": None, "prompt_len": None},
+    }
+
+
+def read(*documents: Any, indent: int | None = None) -> tuple[Measured, ...]:
+    """What documents say that are written one after the other."""
+    text = "".join(json.dumps(document, indent=indent) + "\n" for document in documents)
+    return parse_samples(text.splitlines(keepends=True), "file")
+
+
+def sweep(*documents: Any, indent: int | None = None) -> Sweep:
+    (found,) = read(*documents, indent=indent)
+    assert isinstance(found, Sweep)
+    return found
+
+
+def point(*documents: Any) -> Point:
+    (found,) = sweep(*documents).points
+    return found
+
+
+def samples(*documents: Any) -> Samples:
+    (found,) = read(*documents)
+    assert isinstance(found, Samples)
+    return found
+
+
+def test_a_result_of_vllm_bench_is_a_point_of_a_closed_loop() -> None:
+    found = sweep(VLLM)
+    assert found.points == (
+        Point(
+            line=1,
+            inputs=(1000, 1000),
+            outputs=(200, 200),
+            concurrency=32,
+            requests=100,
+            ttft_s=0.25,
+            tpot_s=0.02,
+            throughput_rps=2.0,
+        ),
+    )
+    assert found.deployment == Deployment(model="meta-llama/Llama-3.1-8B", engine="vllm")
+    assert found.format == "bench result"
+
+
+def test_results_are_read_from_lines_from_documents_and_from_lists() -> None:
+    other = VLLM | {"max_concurrency": 64}
+    for documents, indent, lines in (
+        ((VLLM, other), None, [1, 2]),
+        ((VLLM, other), 2, [1, len(VLLM) + 3]),
+        (([VLLM, other],), 2, [2, len(VLLM) + 4]),
+    ):
+        points = sweep(*documents, indent=indent).points
+        assert [point.concurrency for point in points] == [32, 64]
+        assert [point.line for point in points] == lines
+
+
+def test_the_backend_of_a_client_is_an_engine_only_by_an_engines_name() -> None:
+    for backend, engine in (
+        ("openai-chat", ""),
+        ("openai", ""),
+        ("vllm-chat", "vllm"),
+        ("tensorrt-llm", "trtllm"),
+    ):
+        assert sweep(VLLM | {"backend": backend}).deployment.engine == engine
+
+
+def test_without_a_limit_all_requests_are_in_flight_at_once() -> None:
+    assert point(VLLM | {"max_concurrency": None}).concurrency == 100
+
+
+def test_a_rate_that_was_kept_up_with_is_a_rate_though_the_last_requests_take_their_time() -> None:
+    """100 requests at 4/s are sent in 25 s; the last is done after an E2E of 0.25 + 199 · 0.02 = 4.23 s."""
+    kept = VLLM | {"request_rate": 4.0, "max_concurrency": None, "request_throughput": 100 / 29.23}
+    assert (point(kept).rate_rps, point(kept).concurrency) == (4.0, None)
+
+
+def test_beyond_what_the_engine_keeps_up_with_requests_in_flight_follow_from_littles_law() -> None:
+    """2 completed per second, 4.23 s each, are 8.46 in flight."""
+    late = VLLM | {"request_rate": 4.0, "max_concurrency": None}
+    assert (point(late).rate_rps, point(late).concurrency) == (None, 8)
+    assert point(late | {"max_concurrency": 5}).concurrency == 5
+
+
+def test_lengths_that_vllm_drew_are_spread_as_its_lists_are() -> None:
+    """800 … 1200 evenly, and outputs 150 and 250 in turn, whose standard deviation 50 is that of 200 ± 87."""
+    drawn = {"input_lens": list(range(800, 1201)), "output_lens": [150, 250] * 200 + [200], "completed": 401}
+    totals = {"total_input_tokens": 401_000, "total_output_tokens": 80_200}
+    found = point(VLLM | drawn | totals)
+    assert found.inputs == pytest.approx((800, 1200), abs=1)
+    assert found.outputs == pytest.approx((200 - 86.5, 200 + 86.5), abs=1)
+
+
+def test_requests_that_failed_have_no_part_in_the_spread_of_lengths() -> None:
+    found = point(VLLM | {"input_lens": [1000, 1000, 5000], "output_lens": [200, 200, 0]})
+    assert (found.inputs, found.outputs) == ((1000, 1000), (200, 200))
+
+
+def test_lengths_that_sglang_was_to_draw_go_from_a_share_to_the_whole() -> None:
+    found = sweep(SGLANG)
+    (one,) = found.points
+    assert (one.inputs, one.outputs) == ((500, 1000), (100, 200))
+    assert (one.concurrency, one.e2e_s) == (16, 3.0)
+    assert found.deployment.engine == "sglang"
+
+
+def test_speculative_runs_are_told_apart() -> None:
+    assert sweep(SGLANG | {"accept_length": 2.6}).group == "sglang, speculative decoding"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"completed": 0}, "nothing was generated"),
+        ({"total_output_tokens": 0}, "nothing was generated"),
+        ({"ramp_up_strategy": "linear"}, "a rate that rose while it was measured"),
+        ({"request_rate": "trace"}, "arrivals of a trace, which are no steady load"),
+    ],
+)
+def test_runs_that_are_no_steady_load_are_left_out(change: dict[str, Any], reason: str) -> None:
+    found = sweep(VLLM, VLLM | change)
+    assert len(found.points) == 1
+    assert found.left_out == (LeftOut(reason, 1, 2),)
+
+
+def test_inferencemax_draws_lengths_and_counts_tokens_of_each_gpu() -> None:
+    """900 tokens/s on each of 4 GPUs, 1,800 tokens a request: 2 requests/s."""
+    found = sweep([INFERENCEMAX], indent=2)
+    assert found.points == (
+        Point(
+            line=2,
+            inputs=(800, 1000),
+            outputs=(1600, 2000),
+            concurrency=64,
+            ttft_s=0.12,
+            tpot_s=0.011,
+            e2e_s=20.0,
+            throughput_rps=2.0,
+        ),
+    )
+    assert found.group == "openai/gpt-oss-120b, b200, vllm, TP4, fp4"
+    assert found.notes == ()
+
+
+def test_medians_of_inferencemax_are_taken_where_there_are_no_means_and_that_is_said() -> None:
+    found = sweep({key: value for key, value in INFERENCEMAX.items() if not key.startswith("mean")})
+    assert (found.points[0].ttft_s, found.points[0].tpot_s) == (0.1, 0.01)
+    assert found.notes == ("medians are taken for means, which are not there",)
+
+
+def test_deployments_of_inferencemax_are_told_apart_and_split_ones_left_out() -> None:
+    spread_out = {"ep": 4, "dp_attention": "true", "spec_decoding": "mtp", "framework": "trt"}
+    found = read(INFERENCEMAX, INFERENCEMAX | spread_out, INFERENCEMAX | {"disagg": True})
+    assert [some.group for some in found] == [
+        "openai/gpt-oss-120b, b200, vllm, TP4, fp4",
+        "openai/gpt-oss-120b, b200, trtllm, TP4, fp4, EP4, DP attention, mtp",
+    ]
+    assert found[0].left_out == (LeftOut("prefill and decode on machines of their own", 1, 3),)
+
+
+def test_inferencemax_is_read_from_csv_too() -> None:
+    columns = ("hw", "conc", "isl", "osl", "mean_tpot", "mean_ttft")
+    lines = [",".join(columns) + "\n", ",".join(str(INFERENCEMAX[name]) for name in columns) + "\n"]
+    (found,) = parse_samples(lines, "file")
+    assert isinstance(found, Sweep)
+    assert (found.points[0].concurrency, found.points[0].tpot_s) == (64, 0.011)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "load"),
+    [
+        ({"type_": "synchronous"}, (1, None, False)),
+        ({"type_": "concurrent", "streams": 8}, (8, None, False)),
+        ({"type_": "throughput", "max_concurrency": None}, (8, None, False)),  # 4 per second, 2 s each
+        ({"type_": "throughput", "max_concurrency": 6}, (6, None, False)),
+        ({"type_": "constant", "rate": 4.1}, (None, 4.1, True)),
+        ({"type_": "poisson", "rate": 4.1}, (None, 4.1, False)),
+        ({"type_": "poisson", "rate": 9.0}, (8, None, False)),
+        ({"type_": "poisson", "rate": 9.0, "max_concurrency": 7}, (7, None, False)),
+    ],
+)
+def test_every_strategy_of_guidellm_is_a_load(strategy: dict[str, Any], load: tuple[Any, ...]) -> None:
+    found = point(report(guidellm(strategy)))
+    assert (found.concurrency, found.rate_rps, found.evenly) == load
+
+
+def test_guidellms_time_between_tokens_leaves_the_first_token_out() -> None:
+    found = sweep(report(guidellm({"type_": "concurrent", "streams": 8})))
+    (one,) = found.points
+    assert (one.ttft_s, one.tpot_s, one.e2e_s, one.throughput_rps) == pytest.approx((0.2, 0.018, 2.0, 4.0))
+    assert (one.inputs, one.outputs, one.requests) == ((512, 512), (101, 101), 80)
+    assert found.group == "org/model"
+
+
+def test_guidellms_lengths_are_spread_by_their_standard_deviation() -> None:
+    """Evenly from 412 to 612: a standard deviation of 100 / √3."""
+    varied = guidellm({"type_": "synchronous"}, prompt_token_count=summary(512.0, 57.735))
+    assert point(report(varied)).inputs == (412, 612)
+
+
+def test_answers_that_were_not_streamed_have_no_time_to_the_first_token() -> None:
+    unstreamed = {
+        name: summary(0.0, count=0) for name in ("time_to_first_token_ms", "inter_token_latency_ms")
+    }
+    found = point(report(guidellm({"type_": "synchronous"}, **unstreamed)))
+    assert (found.ttft_s, found.tpot_s, found.e2e_s) == (None, None, 2.0)
+
+
+def test_guidellm_before_0_4_has_its_strategy_among_the_arguments() -> None:
+    older = guidellm({})
+    older["args"] = older.pop("config") | {"strategy": {"type_": "concurrent", "streams": 8}}
+    older["worker"] = {"backend_model": "org/older"}
+    found = sweep(report(older))
+    assert (found.points[0].concurrency, found.group) == (8, "org/older")
+
+
+def test_loads_of_guidellm_that_are_not_steady_are_left_out() -> None:
+    found = sweep(report(guidellm({"type_": "synchronous"}), guidellm({"type_": "trace"})))
+    assert found.left_out == (LeftOut("arrivals that are no steady load", 1, 1),)
+
+
+PHASE = {"name": "profiling", "type": "concurrency", "concurrency": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "load"),
+    [
+        ({"loadgen": {"concurrency": 8}}, (8, None, False)),
+        ({"loadgen": {}}, (8, None, False)),  # 4 per second, 2 s each
+        ({"loadgen": {"request_rate": 4.1, "request_rate_mode": "constant"}}, (None, 4.1, True)),
+        (
+            {"loadgen": {"request_rate": 9.0, "request_rate_mode": "poisson", "concurrency": 7}},
+            (7, None, False),
+        ),
+        ({"phases": [PHASE]}, (8, None, False)),
+        ({"phases": [PHASE | {"exclude_from_results": True, "concurrency": 2}, PHASE]}, (8, None, False)),
+        ({"phases": [{"name": "p", "type": "poisson", "rate": 4.1}]}, (None, 4.1, False)),
+        ({"perf_analyzer": {"stimulus": {"concurrency": 8}}}, (8, None, False)),
+        ({"perf_analyzer": {"stimulus": {"request_rate": 4.1}}}, (None, 4.1, False)),
+    ],
+)
+def test_loads_of_aiperf_and_genai_perf_stand_in_their_configuration(
+    config: dict[str, Any], load: tuple[Any, ...]
+) -> None:
+    found = point(aiperf(config))
+    assert (found.concurrency, found.rate_rps, found.evenly) == load
+
+
+def test_aiperfs_times_have_the_unit_that_it_names() -> None:
+    found = sweep(aiperf({"endpoint": {"model_names": ["org/model"]}}, request_latency=metric(2.0, "s")))
+    (one,) = found.points
+    assert (one.ttft_s, one.tpot_s, one.e2e_s, one.throughput_rps) == pytest.approx((0.2, 0.018, 2.0, 4.0))
+    assert (one.inputs, one.outputs, one.requests) == ((512, 512), (101, 101), 80)
+    assert found.group == "org/model"
+    with pytest.raises(
+        UsageError, match=r"^file:1: time_to_first_token.unit: 'weeks'; must be one of ns, us, ms, s, sec$"
+    ):
+        read(aiperf({}, time_to_first_token=metric(1.0, "weeks")))
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (aiperf({}, is_complete=False), "a run that was cut short"),
+        (aiperf({}, was_cancelled=True), "a run that was cut short"),
+        (aiperf({}, request_count=metric(0.0, "requests")), "nothing was generated"),
+        (aiperf({"phases": [{"type": "fixed_schedule"}]}), "arrivals that are no steady load"),
+    ],
+)
+def test_runs_of_aiperf_that_are_no_steady_load_are_left_out(document: dict[str, Any], reason: str) -> None:
+    assert sweep(aiperf({}), document).left_out == (LeftOut(reason, 1, 2),)
+
+
+def test_inference_perfs_time_between_tokens_is_taken_from_e2e_and_ttft() -> None:
+    found = sweep(stage(10.0, 10.02, 9.9, 0.73))
+    (one,) = found.points
+    assert one.tpot_s == pytest.approx(0.63 / 63)
+    assert (one.ttft_s, one.e2e_s, one.throughput_rps) == (0.1, 0.73, 9.9)
+    assert (one.concurrency, one.rate_rps, one.evenly) == (None, 10.02, False)
+    assert (one.inputs, one.outputs, one.requests) == ((195, 205), (64, 64), 600)
+    assert found.notes == (
+        "inference-perf's time per output token counts empty chunks; TPOT is (E2E - TTFT) / (output tokens - 1)",
+    )
+
+
+@pytest.mark.parametrize(("achieved", "done"), [(8.0, 7.9), (10.0, 7.9)])
+def test_a_client_that_cannot_send_more_and_an_engine_that_cannot_serve_more_are_closed_loops(
+    achieved: float, done: float
+) -> None:
+    found = point(stage(10.0, achieved, done, 4.0))
+    assert (found.concurrency, found.rate_rps) == (round(7.9 * 4), None)
+
+
+def test_a_stage_of_fixed_concurrency_is_a_closed_loop() -> None:
+    fixed = stage(10.0, 10.0, 9.9, 0.73)
+    fixed["load_summary"]["concurrency"] = 6
+    assert point(fixed).concurrency == 6
+
+
+def test_rate_sweeps_in_tables_say_what_was_asked_for_sent_and_done() -> None:
+    header = "variant,max_num_seqs,requested_rps,achieved_rps,done_rps,input,output,ttft_s,e2e_s\n"
+    (found,) = parse_samples(
+        [header, "a,128,10,10.02,9.9,200.2,64,0.1,0.73\n", "a,128,20,12,11.9,200,64,2.1,4.0\n"], "file"
+    )
+    assert isinstance(found, Sweep)
+    assert [(point.rate_rps, point.concurrency) for point in found.points] == [(10.02, None), (None, 48)]
+    assert found.points[0].tpot_s == pytest.approx(0.01)
+    assert found.group == "a"
+
+
+ENVELOPE = {"timestamp": 1250, "event": {"schema": "dynamo.fpm.trace.v1", "fpm": FORWARD_PASS}}
+
+
+@pytest.mark.parametrize("document", [FORWARD_PASS, {"fpm": FORWARD_PASS}, ENVELOPE])
+def test_forward_passes_are_iterations(document: dict[str, Any]) -> None:
+    """KV that is read, and that of the prompts computed; two prompts and three requests that decode."""
+    found = samples(document)
+    assert found.kv_tokens.tolist() == [1024 + 64 + 256]
+    assert found.prefill_tokens.tolist() == [256]
+    assert found.sequences.tolist() == [5]
+    assert found.seconds.tolist() == [0.025]
+    assert not found.hidden_prefill
+    assert found.notes == ()
+
+
+def test_heartbeats_of_an_idle_engine_are_left_out() -> None:
+    idle = {"worker_id": "w", "wall_time": 0.0, "scheduled_requests": {}, "queued_requests": {}}
+    assert samples(FORWARD_PASS, idle).left_out == (LeftOut("nothing was generated", 1, 2),)
+
+
+def test_times_of_the_gpu_alone_are_called_so() -> None:
+    (note,) = samples(FORWARD_PASS | {"timing_scope": "execute_model_cuda"}).notes
+    assert "GPU alone" in note
+
+
+def without(document: dict[str, Any], path: str) -> dict[str, Any]:
+    """The document less what stands there."""
+    changed = json.loads(json.dumps(document))
+    *within, last = path.split(".")
+    place = changed
+    for key in within:
+        place = place[int(key)] if key.isdigit() else place[key]
+    del place[last]
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (VLLM | {"mean_tpot_ms": float("nan")}, "file:1: mean_tpot_ms: NaN; must be a number"),
+        (VLLM | {"mean_tpot_ms": -1}, "file:1: mean_tpot_ms: -1; must be a number, from 0"),
+        (VLLM | {"mean_tpot_ms": 0}, "file:1: a time of 0 s; must be from"),
+        (VLLM | {"mean_ttft_ms": "fast"}, "file:1: mean_ttft_ms: 'fast'; must be a number"),
+        (VLLM | {"max_concurrency": 0}, "file:1: max_concurrency: 0; must be a whole number of at least 1"),
+        (VLLM | {"max_concurrency": 2.5}, "file:1: max_concurrency: 2.5; must be a whole number"),
+        (VLLM | {"completed": True}, "file:1: completed: true; must be a number"),
+        (VLLM | {"request_rate": 0}, "file:1: request_rate: 0; must be above 0"),
+        (VLLM | {"request_rate": [1]}, r"file:1: request_rate: \[1\]; must be a number"),
+        (
+            VLLM | {"input_lens": [1], "output_lens": [1, 2]},
+            "file:1: output_lens: 2 lengths, and input_lens has 1",
+        ),
+        (
+            VLLM | {"input_lens": "x", "output_lens": [1]},
+            "file:1: input_lens: must be a list of whole numbers",
+        ),
+        (INFERENCEMAX | {"conc": 0}, "file:1: conc: 0; must be a whole number of at least 1"),
+        (
+            report(guidellm({"type_": "concurrent"})),
+            r"file:1: benchmarks\[0\].config.strategy.streams: missing",
+        ),
+        (
+            report(guidellm({"type_": "poisson", "rate": 0})),
+            r"file:1: benchmarks\[0\].config.strategy.rate: 0",
+        ),
+        (
+            without(report(guidellm({"type_": "synchronous"})), "benchmarks.0.metrics.request_latency"),
+            r"file:1: benchmarks\[0\].metrics.request_latency.successful.mean: missing; must be a number",
+        ),
+        (report(), "file:1: no samples of iterations"),
+        (
+            aiperf({"phases": [PHASE, PHASE]}),
+            "file:1: input_config.phases: 2 phases are measured; must be one",
+        ),
+        (aiperf({"phases": 3}), "file:1: input_config.phases: must be a list of objects"),
+        (without(aiperf({}), "output_sequence_length"), "file:1: output_sequence_length.avg: missing"),
+        (
+            without(stage(1, 1, 1, 1), "successes.latency"),
+            "file:1: successes.latency: missing: what the server",
+        ),
+        (
+            without(stage(1, 1, 1, 1), "load_summary.requested_rate"),
+            "file:1: load_summary.requested_rate: missing: several stages in one",
+        ),
+        (FORWARD_PASS | {"version": 2}, "file:1: version: 2; must be 1"),
+        (FORWARD_PASS | {"wall_time": 1e9}, r"file:1: an iteration of 1e\+09 s; must be from"),
+        (FORWARD_PASS | {"wall_time": "long"}, "file:1: wall_time: 'long'; must be a number"),
+    ],
+)
+def test_results_that_cannot_be_used_are_refused_with_line_and_key(document: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        read(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{\n"completed": 1,\n', "file:3: not JSON: .*; is the file cut off?"),
+        ('[\n{"kv_tokens": 1, "iteration_ms": 9},\n{"kv"', "file:3: not JSON: .*; is the file cut off?"),
+        (
+            '[\n{"kv_tokens": 1, "iteration_ms": 9}\n',
+            "file:2: not JSON: the list has no end; is the file cut off?",
+        ),
+        ("[\n]\n", "file:1: no samples of iterations"),
+        ("[\n3]\n", "file:2: not a JSON object: '3'"),
+        ('{"a":\n' * 100_000, "file:1: JSON too deep, or a number too long"),
+        ('{"a":\n' + "9" * 5000 + "}", "file:1: JSON too deep, or a number too long"),
+    ],
+)
+def test_documents_that_are_no_json_are_refused_with_the_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        parse_samples(text.splitlines(keepends=True), "file")
+
+
+def test_a_document_that_is_too_long_is_refused() -> None:
+    endless = ('"' + "x" * 1_000_000 + '",\n' for _ in range(100))
+    with pytest.raises(UsageError, match=r"^file: a JSON document of more than 64 MB$"):
+        parse_samples((line for part in (["{\n"], endless) for line in part), "file")
