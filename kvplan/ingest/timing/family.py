@@ -15,6 +15,7 @@ from kvplan.ingest.timing.robust import agreeing, constants
 from kvplan.model import FloatArray, Timing
 
 FOLDS = 5
+_FEWEST = 2  # groups to fit to
 _MOST_OFF = 1.0  # logarithm of measured over fitted; what is further off counts no more
 _NO_MATTER = 1e-3  # difference of errors that is not worth a term
 _TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
@@ -48,13 +49,8 @@ def tried(
 ) -> tuple[Tried, ...]:
     """Laws with their held-out errors; empty where there are too few equations to leave any out."""
     left_out = folds(equations)
-    linear = equations.design(Terms()).shape[1]
     rests = [~out & usable for out in left_out]
-    if (
-        not rests
-        or min(np.unique(equations.group[rest]).size for rest in rests) < 2
-        or len(equations) < 2 * linear
-    ):
+    if not rests or min(np.unique(equations.group[rest]).size for rest in rests) < _FEWEST:
         return ()
     agree = [rest.copy() for rest in rests]
     for rest, mine in zip(rests, agree, strict=True):
