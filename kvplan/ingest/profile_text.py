@@ -1,15 +1,18 @@
 """A profile written out: some of its tables measured, the others as a base profile has them."""
 
+import datetime
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import tomli
 
 from kvplan.errors import ProfileError
-from kvplan.model import RequestClass
+from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.schema import MAX_SOURCE
 from kvplan.version import __version__
 
 _TABLES = ("gpu", "timing", "plan", "gate", "workload", "classes")
@@ -20,14 +23,17 @@ _TRAFFIC = ": traffic of "  # between the names of replica and traffic
 
 
 class Part(NamedTuple):
-    """A table of a profile that was measured: TOML with its header, and paragraphs about where it comes from.
+    """A table of a profile that was found out: TOML with its header, and paragraphs about where it comes from.
 
-    "classes" takes the place of ``[workload]`` too.
+    "classes" takes the place of ``[workload]`` too. `origin` says the same in a word, for ``[provenance]``; `kept` are
+    keys of the table that are the base's, whose origin counts too.
     """
 
     table: str
     about: tuple[str, ...]
     body: str
+    origin: Origin
+    kept: tuple[str, ...] = ()
 
 
 def composed(
@@ -42,7 +48,7 @@ def composed(
     """A profile with some tables measured, and the others of `base`, with their comments where they can be kept.
 
     Names of replica and traffic take the place of those in the name of `base`. If nobody asked for `base`, its tables
-    are marked as not measured, and classes that do not fit in measured memory are left out.
+    are assumed, and marked as such, and classes that do not fit in measured memory are left out.
 
     Raises
     ------
@@ -54,10 +60,13 @@ def composed(
     >>> from io import BytesIO
     >>> from kvplan.profile.reading import load_profile
     >>> base = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> part = Part("timing", ("Measured on Monday.",), timing_text(0.02, 0.0, 0.0, 0.0))
+    >>> origin = Origin(Knowledge.MEASURED, "monday.csv")
+    >>> part = Part("timing", ("Measured on Monday.",), timing_text(Timing(0.02)), origin)
     >>> profile = composed(base, [part], source="monday.csv")
     >>> profile.model.timing.d0, profile.model.classes == base.model.classes
     (0.02, True)
+    >>> profile.model.provenance.timing.source
+    'monday.csv'
     """
     measured = {part.table for part in parts} | {"workload" for part in parts if part.table == "classes"}
     kept = _kept(base, [name for name in _TABLES if name not in measured])
@@ -79,14 +88,17 @@ def composed(
         raise ProfileError(source, message) from None
 
 
-def replica_part(base: Profile, values: Mapping[str, int | str], about: Iterable[str]) -> Part:
-    """The table [gpu] of `base` with some values measured.
+def replica_part(
+    base: Profile, values: Mapping[str, int | str], about: Iterable[str], origin: Origin
+) -> Part:
+    """The table [gpu] of `base` with some values found out.
 
     Examples
     --------
     >>> from io import BytesIO
     >>> from kvplan.profile.reading import load_profile
-    >>> print(replica_part(load_profile(None, stdin=BytesIO()), {"memory_tokens": 60_000}, ["Measured."]).body)
+    >>> base = load_profile(None, stdin=BytesIO())
+    >>> print(replica_part(base, {"memory_tokens": 60_000}, ["Measured."], Origin(Knowledge.MEASURED)).body)
     [gpu]
     memory_tokens = 60_000
     block_tokens = 16
@@ -99,12 +111,12 @@ def replica_part(base: Profile, values: Mapping[str, int | str], about: Iterable
     table = {**values, **{key: value for key, value in old.items() if key not in values}}
     rest = [key for key in table if key not in values]
     kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if rest else []
-    return Part("gpu", (*about, *kept), _table("gpu", table))
+    return Part("gpu", (*about, *kept), _table("gpu", table), origin, tuple(rest))
 
 
-def classes_part(classes: Sequence[RequestClass], about: Iterable[str]) -> Part:
+def classes_part(classes: Sequence[RequestClass], about: Iterable[str], origin: Origin) -> Part:
     """The tables [[classes]], each with its own rate."""
-    return Part("classes", tuple(about), classes_text(classes))
+    return Part("classes", tuple(about), classes_text(classes), origin)
 
 
 def classes_text(classes: Sequence[RequestClass]) -> str:
@@ -122,20 +134,33 @@ def classes_text(classes: Sequence[RequestClass]) -> str:
     return "\n\n".join(map(_class, classes))
 
 
-def timing_text(d0: float, d1: float, d2: float, d3: float) -> str:
-    """TOML of a timing, four digits each.
+def timing_text(
+    timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
+) -> str:
+    """TOML of a timing, four digits each; of what goes beyond d3 only what is not 0.
 
     Examples
     --------
-    >>> print(timing_text(0.0248113, 2.5e-7, 0.0, 8e-6))
+    >>> measured = MeasuredRange(kv_tokens=(0, 9e5), band=(0.9, 1.3))
+    >>> print(timing_text(Timing(0.0248113, 2.5e-7, d3=8e-6), 0.014, measured))
     [timing]
     d0 = "24.81 ms"
     d1 = "0.25 us"
     d2 = 0
     d3 = "8 us"
+    request_overhead = "14 ms"
+    measured = { kv_tokens = [0, 900_000], band = [0.9, 1.3] }
     """
-    values = zip(("d0", "d1", "d2", "d3"), (d0, d1, d2, d3), strict=True)
-    return "\n".join(["[timing]", *(f"{name} = {_duration(value)}" for name, value in values)])
+    beyond = {"d4": timing.d4, "d5": timing.d5}
+    table = {name: _duration(getattr(timing, name)) for name in ("d0", "d1", "d2", "d3")}
+    table |= {name: text for name, value in beyond.items() if (text := _duration(value)) != "0"}
+    if "d5" in table:
+        table["knee_tokens"] = _value(round(timing.knee_tokens))
+    if request_overhead_s > 0:
+        table["request_overhead"] = _duration(request_overhead_s)
+    if ranges := {f.name: value for f in fields(MeasuredRange) if (value := getattr(measured, f.name, None))}:
+        table["measured"] = _value({name: list(map(_plain, value)) for name, value in ranges.items()})
+    return "\n".join(["[timing]", *(f"{name} = {text}" for name, text in table.items())])
 
 
 def comment(paragraphs: Iterable[str]) -> str:
@@ -166,9 +191,51 @@ def _joined(
             f"Put together by kvplan {__version__}. What is not said to be measured: kept from "
             f"{base.source} ({base.name}; sha256 {base.sha256[:12]})."
         )
-    text = [comment([about]), f"schema = 1\nname = {_value(_name(base.name, replica, traffic))}"]
+    origins = _provenance(base, parts, default_base)
+    text = [
+        comment([about]),
+        f"schema = 1\nname = {_value(_name(base.name, replica, traffic))}",
+        _table("provenance", {f.name: _origin(getattr(origins, f.name)) for f in fields(Provenance)}),
+    ]
     text += [tables[name] for name in _TABLES if name in tables]
     return parse_profile(("\n\n".join(text) + "\n").encode(), "<composed>")
+
+
+def _provenance(base: Profile, parts: Sequence[Part], default_base: bool) -> Provenance:
+    """How the tables are known: as the parts say, and what is kept of `base` as it says, or assumed."""
+    kept = base.model.provenance
+    if default_base:
+        assumed = Origin(Knowledge.ASSUMED, f"{base.source}, the shipped default")
+        kept = Provenance(assumed, assumed, assumed)
+    found = {}
+    for part in parts:
+        name = "workload" if part.table == "classes" else part.table
+        found[name] = _together(part, getattr(kept, name), base.source) if part.kept else part.origin
+    return replace(kept, **found)
+
+
+def _together(part: Part, kept: Origin, base: str) -> Origin:
+    """The weaker of two origins, with both sources."""
+    own = part.origin
+    if Knowledge.weakest(own.basis, kept.basis) is own.basis:
+        return own
+    origin = f"{own.source}; {', '.join(part.kept)}: {kept.basis}, kept from {base}"
+    return Origin(kept.basis, origin, own.date)
+
+
+def _origin(origin: Origin) -> object:
+    if not origin.source and origin.date is None:
+        return str(origin.basis)
+    source = printable(origin.source)
+    short = source if len(source) <= MAX_SOURCE else f"{source[: MAX_SOURCE - 1]}…"
+    table = {"basis": str(origin.basis), "source": short, "date": origin.date}
+    return {key: value for key, value in table.items() if value}
+
+
+def _plain(number: float) -> float:
+    """A number of a range, whole where it is more than a few."""
+    digits = float(f"{number:.4g}")
+    return round(number) if number == round(number) or number >= 1000 else digits
 
 
 def _name(base: str, replica: str | None, traffic: str | None) -> str:
@@ -261,6 +328,8 @@ def _value(value: Any) -> str:
         return f"{value:_}"
     if isinstance(value, float):
         return repr(value)
+    if isinstance(value, datetime.date):
+        return value.isoformat()
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):

@@ -6,6 +6,7 @@
 `timing`         how long an iteration takes
 `prompts`        how many prefill tokens an iteration computes
 `replica`        memory, pages, limits; what a plan should guarantee
+`provenance`     how all this is known, and in what range it was measured
 `serving`        all of it together, one model or many side by side
 `schedule`       rates that vary over time
 ===============  ======================================================================
@@ -14,6 +15,7 @@
 from kvplan.model.arrays import FloatArray, IntArray, as_written, sum_by, survival
 from kvplan.model.classes import Mix, RequestClass
 from kvplan.model.prompts import Prompts
+from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.model.replica import Plan, Replica
 from kvplan.model.serving import ServingModel, SideBySide, side_by_side
 from kvplan.model.timing import Tangent, Timing, iteration_time
@@ -22,10 +24,14 @@ from kvplan.model.weights import Prefill, Weights
 __all__ = [
     "FloatArray",
     "IntArray",
+    "Knowledge",
+    "MeasuredRange",
     "Mix",
+    "Origin",
     "Plan",
     "Prefill",
     "Prompts",
+    "Provenance",
     "Replica",
     "RequestClass",
     "ServingModel",

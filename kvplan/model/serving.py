@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.classes import Mix, RequestClass, in_rows
+from kvplan.model.provenance import MeasuredRange, Provenance
 from kvplan.model.replica import Replica
 from kvplan.model.timing import Timing
 from kvplan.model.weights import (
@@ -29,7 +30,17 @@ if TYPE_CHECKING:
 class ServingModel:
     """Traffic on one replica: what every formula and the simulator start from.
 
-    Rates of classes are what `schedule` multiplies where they vary over time; None: they do not.
+    Attributes
+    ----------
+    schedule
+        Rates of classes are what it multiplies where they vary over time; None: they do not.
+    request_overhead_s
+        What a request takes outside the engine (tokeniser, HTTP), seconds: part of its TTFT and E2E, and of no
+        iteration.
+    measured
+        In what range the timing was measured, and its error band.
+    provenance
+        How all this is known.
 
     Examples
     --------
@@ -47,6 +58,9 @@ class ServingModel:
     timing: Timing
     replica: Replica
     schedule: "Schedule | None" = None
+    request_overhead_s: float = 0.0
+    measured: MeasuredRange = field(default_factory=MeasuredRange)
+    provenance: Provenance = field(default_factory=Provenance)
 
     @cached_property
     def mix(self) -> Mix:

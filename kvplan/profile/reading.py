@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import tomli
 
 from kvplan.errors import ProfileError, did_you_mean, shown
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing, as_written
+from kvplan.model import (
+    MeasuredRange,
+    Plan,
+    Provenance,
+    Replica,
+    RequestClass,
+    ServingModel,
+    Timing,
+    as_written,
+)
 from kvplan.profile import schema
 from kvplan.profile.positions import line_at, offsets, written
 
@@ -304,10 +313,10 @@ def plan_of(document: schema.Document) -> Plan:
 
 def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document."""
-    gpu, timing = document.gpu, document.timing
+    gpu, timing, origins = document.gpu, document.timing, document.provenance
     return ServingModel(
         classes=tuple(_request_class(c, document.workload) for c in document.classes),
-        timing=Timing(**dict(timing)),
+        timing=Timing(**{name: getattr(timing, name) for name in Timing.__slots__}),
         replica=Replica(
             gpu.capacity_tokens,
             gpu.block_tokens,
@@ -317,6 +326,9 @@ def model_of(document: schema.Document) -> ServingModel:
             gpu.gpus,
         ),
         schedule=None if document.workload is None else _schedule(document.workload, document.classes),
+        request_overhead_s=timing.request_overhead,
+        measured=MeasuredRange(**dict(timing.measured)),
+        provenance=Provenance(**dict(origins)),
     )
 
 

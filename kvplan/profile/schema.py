@@ -6,7 +6,8 @@ Nothing else in the package uses pydantic.
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from datetime import date, datetime
+from functools import partial, reduce
 from operator import getitem
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -17,6 +18,7 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    PlainValidator,
     ValidationError,
     WithJsonSchema,
 )
@@ -24,7 +26,8 @@ from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvplan.errors import UsageError, did_you_mean, shown
-from kvplan.model import Prefill, as_written
+from kvplan.model import Knowledge, Origin, Prefill, as_written
+from kvplan.model.provenance import Range
 from kvplan.profile.positions import KeyPath
 from kvplan.units import (
     BYTE_UNITS,
@@ -39,6 +42,7 @@ from kvplan.units import (
 
 MAX_DECODE_TOKENS = 1_000_000
 MAX_MEMORY_TOKENS = 10**12
+MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 
 # Far outside anything real, and near enough that no figure of a report overflows or divides by zero.
@@ -47,6 +51,7 @@ _WEIGHTS = f"a number from {format_number(_TINY)} to {format_number(_HUGE)}"
 _LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6  # of a rate, where it is not 0
 _FACTORS = f"0, or a number from {format_number(_LEAST_FACTOR)} to {format_number(_MOST_FACTOR)}"
 _MOST_STEPS = 1000
+_MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
 _LENGTHS = f"a whole number of tokens from 1 to {format_tokens(MAX_DECODE_TOKENS)}"
 
 
@@ -148,6 +153,53 @@ def _factors(value: object) -> dict[str, float]:
     return found
 
 
+def _range(least: float, most: float, example: str, value: object) -> Range:
+    """Least and most of something."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise _refusal(f"must be two numbers, least and most, such as {example}, not {_in_full(value)}")
+    for number in value:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
+            allowed = f"numbers from {format_number(least)} to {format_number(most)}"
+            raise _refusal(f"must be two {allowed}, such as {example}, not {_in_full(value)}")
+    low, high = value
+    if low > high:
+        raise _refusal(f"must be the least first and then the most, not {_in_full(value)}")
+    return float(low), float(high)
+
+
+def _in_full(value: object) -> str:
+    """A value as a message quotes it, the numbers of a short list too."""
+    return (
+        f"[{', '.join(map(shown, value))}]" if isinstance(value, list) and len(value) <= 3 else shown(value)
+    )
+
+
+def _origin(value: object) -> Origin:
+    """How a part of the profile is known: a word, or a table with more about it."""
+    words = ", ".join(Knowledge)
+    if isinstance(value, str) and value in tuple(Knowledge):
+        return Origin(Knowledge(value))
+    if not isinstance(value, dict):
+        raise _refusal(f"must be one of {words}, or a table with basis, source and date, not {shown(value)}")
+    for key in value:
+        if key not in ("basis", "source", "date"):
+            raise _refusal(
+                f"unknown key; {did_you_mean(key, ('basis', 'source', 'date'), 'known here')}", key
+            )
+    basis, source, day = value.get("basis"), value.get("source", ""), value.get("date")
+    if basis is None:
+        raise _refusal(f"needs a basis: one of {words}")
+    if not isinstance(basis, str) or basis not in tuple(Knowledge):
+        raise _refusal(f"must be one of {words}, not {shown(basis)}", "basis")
+    if not isinstance(source, str):
+        raise _refusal(f"must be a string, not {shown(source)}", "source")
+    if source and (not source.strip() or not source.isprintable() or len(source) > MAX_SOURCE):
+        raise _refusal(f"must be up to {MAX_SOURCE} printable characters, not {shown(source)}", "source")
+    if day is not None and (isinstance(day, datetime) or not isinstance(day, date)):
+        raise _refusal(f"must be a date such as 2026-11-22, without quotes, not {shown(str(day))}", "date")
+    return Origin(Knowledge(basis), source, day)
+
+
 def _seconds_schema(least: float) -> WithJsonSchema:
     text = {"type": "string", "pattern": quantity_pattern(TIME_UNITS)}
     return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least, "maximum": _HUGE}, text]})
@@ -191,6 +243,40 @@ _Segments = Annotated[
     BeforeValidator(_segments),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}], "default": "auto"}),
 ]
+
+
+def _range_schema(least: float, most: float) -> WithJsonSchema:
+    numbers: JsonDict = {"type": "number", "minimum": least, "maximum": most}
+    return WithJsonSchema({"type": "array", "items": numbers, "minItems": 2, "maxItems": 2})
+
+
+_Amounts = Annotated[
+    Range,
+    PlainValidator(partial(_range, 0, MAX_MEMORY_TOKENS, "[0, 8192]")),
+    _range_schema(0, MAX_MEMORY_TOKENS),
+]
+_Band = Annotated[
+    Range,
+    PlainValidator(partial(_range, 1 / _MOST_BAND, _MOST_BAND, "[0.9, 1.3]")),
+    _range_schema(1 / _MOST_BAND, _MOST_BAND),
+]
+_BASIS_SCHEMA: JsonDict = {"enum": [str(word) for word in Knowledge]}
+_ORIGIN_SCHEMA: JsonDict = {
+    "anyOf": [
+        _BASIS_SCHEMA,
+        {
+            "type": "object",
+            "properties": {
+                "basis": _BASIS_SCHEMA,
+                "source": {"type": "string", "maxLength": MAX_SOURCE},
+                "date": {"type": "string", "format": "date"},
+            },
+            "required": ["basis"],
+            "additionalProperties": False,
+        },
+    ],
+}
+_Origin = Annotated[Any, PlainValidator(_origin), WithJsonSchema(_ORIGIN_SCHEMA)]
 
 # What relates keys, as JSON Schema says it; `_conflicts` says it to people.
 _MEMORY_ONE_WAY: JsonDict = {
@@ -261,6 +347,19 @@ class Gpu(_Table):
         return self.memory_tokens or 0
 
 
+class _Measured(_Table):
+    """The iterations that a timing was measured on; beyond them, reports say so."""
+
+    model_config = ConfigDict(title="Measured range")
+
+    kv_tokens: _Amounts | None = _about("Least and most KV tokens of an iteration.", None)
+    prefill_tokens: _Amounts | None = _about("Least and most prefill tokens of an iteration.", None)
+    sequences: _Amounts | None = _about("Least and most sequences of an iteration.", None)
+    band: _Band | None = _about(
+        "How good the fit is: iterations took from so many to so many times as long as it says.", None
+    )
+
+
 class _Timing(_Table):
     """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺."""
 
@@ -279,6 +378,11 @@ class _Timing(_Table):
     knee_tokens: Annotated[int, Field(ge=0, le=MAX_MEMORY_TOKENS)] = _about(
         "Tokens computed in an iteration from which on each takes d5 more; needed with d5.", 0
     )
+    request_overhead: _Cost = _about(
+        "Time of a request outside the engine (tokeniser, HTTP): part of TTFT and E2E, and of no iteration.",
+        0.0,
+    )
+    measured: _Measured = _about("In what range the timing was measured.", _Measured())
 
 
 class Class(_Table):
@@ -360,6 +464,18 @@ class _Gate(_Table):
     )
 
 
+class _Provenance(_Table):
+    """How the parts of the profile are known: measured, stated, estimated, assumed."""
+
+    model_config = ConfigDict(title="Provenance")
+
+    gpu: _Origin = _about(
+        "Of [gpu]: a word, or a table with basis, source and date; stated where nothing is said.", Origin()
+    )
+    timing: _Origin = _about("Of [timing]; of parts known in several ways, the weakest.", Origin())
+    workload: _Origin = _about("Of [workload] and [[classes]].", Origin())
+
+
 class Document(_Table):
     """A replica and its traffic, as `kvplan analyze` reads them."""
 
@@ -375,6 +491,7 @@ class Document(_Table):
     classes: Annotated[list[Class], Field(min_length=1), FailFast()] = _about("The traffic, class by class.")
     plan: _Plan = _Plan()
     gate: _Gate = _Gate()
+    provenance: _Provenance = _Provenance()
 
 
 class SchemaError(Exception):
@@ -478,7 +595,7 @@ def json_schema() -> dict[str, Any]:
 
         def default_schema(self, schema: Any) -> JsonSchemaValue:
             described = super().default_schema(schema)
-            if schema.get("default") in (None, ()) or isinstance(schema["default"], BaseModel):
+            if schema.get("default") in (None, ()) or isinstance(schema["default"], BaseModel | Origin):
                 described.pop("default", None)
             return described
 
@@ -636,11 +753,13 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     (): Document,
     ("gpu",): Gpu,
     ("timing",): _Timing,
+    ("timing", "measured"): _Measured,
     ("classes",): Class,
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,
     ("gate",): _Gate,
+    ("provenance",): _Provenance,
 }
 
 # What is allowed, by pydantic's error type.

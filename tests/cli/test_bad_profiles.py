@@ -70,6 +70,16 @@ def day(*parts: str, period: str = '"24 h"') -> str:
     return f"[workload]\nperiod = {period}\nschedule = [\n{listed}]\n[plan]"
 
 
+def measured(value: str, key: str, says: str) -> Bad:
+    """A measured range of the timing."""
+    return edit('d1 = "0.25 us"', f"measured = {value}", 10, f"timing.measured{key}", says)
+
+
+def origin(value: str, key: str, says: str) -> Bad:
+    """How the timing is known."""
+    return edit("[gate]", f"[provenance]\ntiming = {value}\n[gate]", 28, f"provenance.timing{key}", says)
+
+
 BAD = {
     # Syntax
     "empty": Bad(b"", 1, None, "empty"),
@@ -145,6 +155,29 @@ BAD = {
     "table as a number": Bad(b"gpu = 5\n" + SHARES.encode().replace(b"[gpu]\nmemory", b"[plan.x]\nmemory"), 1, "gpu",
                              "must be a table, not 5"),
     "gate as a string": edit("require = [", 'require = "x" # [', 28, "gate.require", "must be a list, not 'x'"),
+    "negative overhead": edit(
+        'd1 = "0.25 us"', "request_overhead = -1", 10, "timing.request_overhead", "must be at least 0, not -1"
+    ),
+    "measured as a number": measured("3", "", "must be a table, not 3"),
+    "unknown range": measured("{ kv_token = [0, 9] }", ".kv_token", "did you mean kv_tokens?"),
+    "range of one": measured("{ sequences = [9] }", ".sequences", "two numbers, least and most, such as [0, 8192]"),
+    "range backwards": measured("{ kv_tokens = [9, 1] }", ".kv_tokens", "least first and then the most, not [9, 1]"),
+    "range without end": measured("{ kv_tokens = [0, inf] }", ".kv_tokens", "from 0 to 1,000,000,000,000"),
+    "range of text": measured('{ prefill_tokens = ["0", 1] }', ".prefill_tokens", "not ['0', 1]"),
+    "range of truth": measured("{ prefill_tokens = [false, true] }", ".prefill_tokens", "not [false, true]"),
+    "band from nothing": measured("{ band = [0, 1.2] }", ".band", "from 0.001 to 1,000, such as [0.9, 1.3]"),
+    "unknown basis": origin('"guessed"', "", "must be one of measured, stated, estimated, assumed, or a table"),
+    "basis as a number": origin("1", "", "must be one of measured, stated, estimated, assumed, or a table"),
+    "unknown basis in a table": origin('{ basis = "guessed" }', ".basis", "estimated, assumed, not 'guessed'"),
+    "no basis": origin('{ source = "a log" }', "", "needs a basis: one of measured, stated, estimated, assumed"),
+    "unknown key of an origin": origin('{ basis = "stated", form = "x" }', ".form", "known here: basis, source, date"),
+    "source as a number": origin('{ basis = "stated", source = 1 }', ".source", "must be a string, not 1"),
+    "source of two lines": origin('{ basis = "stated", source = "a\\nb" }', ".source", "printable characters"),
+    "date as text": origin('{ basis = "stated", date = "2026-11-22" }', ".date", "without quotes, not '2026-11-22'"),
+    "date with a time": origin('{ basis = "stated", date = 2026-11-22T08:00:00Z }', ".date", "2026-11-22 08:00:00"),
+    "origin of an unknown part": edit(
+        "[gate]", '[provenance]\nhost = "stated"\n[gate]', 28, "provenance.host", "known here: gpu, timing, workload"
+    ),
     "requirement as a number": edit(
         "require = [", 'require = [\n  "a", # [\n  5,\n  ', 30, "gate.require[1]", "must be a string, not 5"
     ),

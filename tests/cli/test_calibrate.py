@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from command import Run
 
+from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.profile.reading import parse_profile
 
 # A server whose iterations take 10 ms, 1 us per KV token, 100 us per prefill token.
@@ -40,7 +41,11 @@ def test_the_timing_goes_into_a_profile_and_its_trust_to_standard_error(
     assert "Measured time against the fit:" in messages
     assert "12 samples, none left out" in messages
     assert "sha256" in text
-    assert text.count("the shipped default") == 3  # gpu, workload, classes
+    assert text.count("# Kept from llama-3.1-8b-rtx4090, the shipped default") == 3  # gpu, workload, classes
+    assumed = Origin(Knowledge.ASSUMED, "llama-3.1-8b-rtx4090, the shipped default")
+    measured = Origin(Knowledge.MEASURED, "iterations.csv")
+    assert profile.model.provenance == Provenance(assumed, measured, assumed)
+    assert profile.model.measured == MeasuredRange((0, 20_000), (0, 200), (1, 1))
     file = tmp_path / "out.toml"
     assert run("calibrate", table, "-o", str(file))[1] == ""
     assert file.read_text("utf-8") == text
@@ -54,6 +59,9 @@ def test_all_but_the_timing_is_kept_from_a_base(run: Run, table: str) -> None:
     assert one.name == other.name
     assert (one.model.replica, one.model.classes) == (other.model.replica, other.model.classes)
     assert one.model.timing.d0 == 0.01
+    assert one.model.provenance.timing == Origin(Knowledge.MEASURED, "iterations.csv")
+    assert one.model.provenance.gpu == other.model.provenance.gpu
+    assert one.model.provenance.workload == other.model.provenance.workload
 
 
 def test_usage_is_a_share_of_the_capacity_that_is_given(run: Run, tmp_path: Path) -> None:

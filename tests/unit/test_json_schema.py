@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,20 @@ from kvplan.profile.schema import json_schema
 COMMITTED = Path(kvplan.__file__).parent / "profile" / "profile.schema.json"
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+
+
+def document(text: str) -> Any:
+    """A profile as editors give it to a JSON Schema: dates are text there."""
+
+    def as_json(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: as_json(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [as_json(item) for item in value]
+        return value.isoformat() if isinstance(value, date) else value
+
+    return as_json(tomli.loads(text))
+
 
 GOOD = """\
 schema = 1
@@ -48,6 +63,15 @@ STEPS = """\
 [workload]
 period = "24 h"
 schedule = [{ at = "8 h", factor = 2.5 }, { at = 72_000, factors = { chat = 0.5 } }, { at = "23 h", factor = 0 }]
+"""
+MEASURED = """\
+request_overhead = "14 ms"
+measured = { kv_tokens = [0, 900_000], prefill_tokens = [0, 8192], sequences = [1, 256.5], band = [0.9, 1.3] }
+"""
+PROVENANCE = """\
+[provenance]
+gpu = "measured"
+timing = { basis = "assumed", source = "another model's", date = 2026-11-22 }
 """
 WAVE = """\
 [workload]
@@ -114,6 +138,8 @@ PROFILES = {
     "steps": GOOD.replace("[plan]", f"{STEPS}[plan]"),
     "steps of a share": SHARES + STEPS.removeprefix("[workload]\n"),
     "sinusoid": GOOD.replace("[plan]", f"{WAVE}[plan]"),
+    "measured range": GOOD.replace("[[classes]]", f"{MEASURED}[[classes]]"),
+    "provenance": GOOD.replace("[plan]", f"{PROVENANCE}[plan]"),
     "one length": GOOD.replace("{ 50 = 0.2, 200 = 0.8 }", "211").replace("= 2\n", "= 1\n"),
 }
 
@@ -125,7 +151,7 @@ def test_the_documentation_has_profiles() -> None:
 @pytest.mark.parametrize("text", PROFILES.values(), ids=PROFILES)
 def test_profiles_that_kvplan_accepts_are_accepted(text: str) -> None:
     parse_profile(text.encode(), "good.toml")
-    VALIDATOR.validate(tomli.loads(text))
+    VALIDATOR.validate(document(text))
 
 
 BAD = {
@@ -174,6 +200,13 @@ BAD = {
     "delta over 1": ("[plan]", "[plan]\ndelta = 1.5"),
     "segments 0": ("segments = 2", "segments = 0"),
     "segments by another word": ("segments = 2", 'segments = "automatic"'),
+    "negative overhead": ("[[classes]]", "request_overhead = -1\n[[classes]]"),
+    "range of one": ("[[classes]]", "measured = { kv_tokens = [1] }\n[[classes]]"),
+    "band from 0": ("[[classes]]", "measured = { band = [0, 2] }\n[[classes]]"),
+    "unknown range": ("[[classes]]", "measured = { tokens = [0, 2] }\n[[classes]]"),
+    "unknown basis": ("[plan]", '[provenance]\ngpu = "guessed"\n[plan]'),
+    "origin without a basis": ("[plan]", '[provenance]\ngpu = { source = "a log" }\n[plan]'),
+    "unknown part": ("[plan]", '[provenance]\nreplica = "stated"\n[plan]'),
     "requirement that is a number": ("[plan]", "[gate]\nrequire = [1]\n[plan]"),
 }
 
@@ -184,7 +217,7 @@ def test_profiles_that_kvplan_refuses_are_refused(old: str, new: str) -> None:
     text = GOOD.replace(old, new)
     with pytest.raises(ProfileError):
         parse_profile(text.encode(), "bad.toml")
-    assert not VALIDATOR.is_valid(tomli.loads(text))
+    assert not VALIDATOR.is_valid(document(text))
 
 
 def test_no_classes_are_refused() -> None:

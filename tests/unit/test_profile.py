@@ -2,13 +2,24 @@
 
 import hashlib
 import io
+from datetime import date
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from kvplan.errors import ProfileError
-from kvplan.model import Prefill, Replica, RequestClass, Timing, as_written
+from kvplan.model import (
+    Knowledge,
+    MeasuredRange,
+    Origin,
+    Prefill,
+    Provenance,
+    Replica,
+    RequestClass,
+    Timing,
+    as_written,
+)
 from kvplan.profile.reading import (
     DEFAULT_PROFILE,
     Plan,
@@ -36,6 +47,8 @@ d0 = "14.5 ms"
 d1 = "0.25 us"
 d2 = 85e-6
 d3 = 0
+request_overhead = "14 ms"
+measured = { kv_tokens = [0, 900_000], sequences = [1, 25.5], band = [0.9, 1.3] }
 
 [workload]
 rate = 0.3
@@ -62,6 +75,10 @@ require = [
   "load.headroom >= 0.20",
   "verdict.status != overloaded",
 ]
+
+[provenance]
+gpu = "measured"
+timing = { basis = "assumed", source = "another model's", date = 2026-11-22 }
 """
 
 SMALL = """\
@@ -98,6 +115,15 @@ def test_every_feature_reaches_the_model() -> None:
         gpus=4,
     )
     assert profile.model.timing == Timing(d0=0.0145, d1=2.5e-7, d2=8.5e-5, d3=0.0)
+    assert profile.model.request_overhead_s == 0.014
+    assert profile.model.measured == MeasuredRange(
+        kv_tokens=(0, 900_000), sequences=(1, 25.5), band=(0.9, 1.3)
+    )
+    assert profile.model.provenance == Provenance(
+        gpu=Origin(Knowledge.MEASURED),
+        timing=Origin(Knowledge.ASSUMED, "another model's", date(2026, 11, 22)),
+        workload=Origin(Knowledge.STATED),
+    )
     assert profile.model.classes == (
         RequestClass("chat", 1155, (211,), (1.0,), 0.12),
         RequestClass("code", 2000, (50, 200, 400), (0.2, 0.5, 3.0), 0.18),
@@ -110,6 +136,10 @@ def test_what_is_not_given_takes_its_default() -> None:
     assert profile.requirements == ()
     assert profile.model.replica == Replica(memory_tokens=100, block_tokens=1, prefill=Prefill.FUSED)
     assert profile.model.timing == Timing(d0=1.0)
+    assert profile.model.request_overhead_s == 0
+    assert profile.model.measured == MeasuredRange(None, None, None, None)
+    stated = Origin(Knowledge.STATED, "", None)
+    assert profile.model.provenance == Provenance(gpu=stated, timing=stated, workload=stated)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +195,7 @@ def test_windows_line_ends_and_a_byte_order_mark_do_not_matter() -> None:
 
 def test_later_stages_can_refuse_a_key_with_its_line() -> None:
     error = parsed(FULL).error("no such number", "gate", "require", 1)
-    assert str(error) == "profile.toml:42: gate.require[1]: no such number"
+    assert str(error) == "profile.toml:44: gate.require[1]: no such number"
 
 
 @pytest.mark.parametrize("name", shipped_profiles())

@@ -1,9 +1,11 @@
 """Where a capacity and limits out of a log come from, in sentences."""
 
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from kvplan.ingest.log.engine_log import EngineLimits
 from kvplan.ingest.profile_text import Part, replica_part
+from kvplan.model import Knowledge, Origin
 from kvplan.profile.reading import Profile
 from kvplan.version import __version__
 
@@ -28,7 +30,8 @@ def log_part(found: EngineLimits, base: Profile) -> Part:
         "max_num_batched_tokens": found.max_num_batched_tokens,
     }
     values = {key: value for key, value in stated.items() if value is not None}
-    return replica_part(base, values, _about(found, values))
+    origin = Origin(Knowledge.MEASURED, PurePath(found.source).name)
+    return replica_part(base, values, _about(found, values), origin)
 
 
 def _about(found: EngineLimits, values: Iterable[str]) -> Iterable[str]:

@@ -5,6 +5,7 @@ from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.profile_text import Part, replica_part, timing_text
+from kvplan.model import Knowledge, Origin
 from kvplan.profile.reading import Profile
 from kvplan.units import format_bytes
 from kvplan.version import __version__
@@ -25,7 +26,7 @@ def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Pro
     values = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
     if found.tensor_parallel != base.model.replica.gpus:
         values["gpus"] = found.tensor_parallel
-    return replica_part(base, values, about)
+    return replica_part(base, values, about, _origin(shape, gpu, found.tensor_parallel))
 
 
 def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
@@ -46,5 +47,9 @@ def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel:
         f"({shape.source}) on {several}{gpu.name} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
-    timing = found.timing
-    return Part("timing", about, timing_text(timing.d0, timing.d1, timing.d2, timing.d3))
+    return Part("timing", about, timing_text(found.timing), _origin(shape, gpu, tensor_parallel))
+
+
+def _origin(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Origin:
+    several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
+    return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {several}{gpu.name}")

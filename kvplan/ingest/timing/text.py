@@ -1,15 +1,22 @@
 """Where a timing comes from and how far to trust it, in sentences."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.profile_text import Part, timing_text
 from kvplan.ingest.timing.fit import Outlier, TimingFit
 from kvplan.ingest.timing.samples import Samples
+from kvplan.model import FloatArray, Knowledge, MeasuredRange, Origin
+from kvplan.model.provenance import Range
 from kvplan.units import format_percent, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _NAMED = 5  # outliers in a sentence
+_BAND = (0.1, 0.9)  # of the samples took from so many to so many times as long as fitted
+_EXACT = 5e-4  # no band that anybody could see
 _LEAST_S = 1e-9  # what is left over of 0 by rounding is less
 
 
@@ -34,6 +41,7 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
     d1 = "1 us"
     d2 = "100 us"
     d3 = 0
+    measured = { kv_tokens = [0, 20_000], prefill_tokens = [0, 200], sequences = [1, 1] }
     >>> print(part.about[1])
     9 samples, none left out. Mean error below 0.01%; of samples not fitted to below 0.01%.
     """
@@ -43,9 +51,24 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
             f"{samples[0].source}: the fit leaves no fixed time of an iteration (d0 = 0), which every engine has; "
             "samples of small batches would tell"
         )
-    return Part(
-        "timing", tuple(_about(fit, samples)), timing_text(timing.d0, timing.d1, timing.d2, timing.d3)
-    )
+    body = timing_text(timing, measured=measured_range(fit, samples))
+    origin = Origin(Knowledge.MEASURED, ", ".join(PurePath(s.source).name for s in samples))
+    return Part("timing", tuple(_about(fit, samples)), body, origin)
+
+
+def measured_range(fit: TimingFit, samples: Sequence[Samples]) -> MeasuredRange:
+    """The range of the samples that a timing rests on, and how long four fifths of them took against it."""
+    low, high = np.quantile(fit.measured_s[fit.kept] / fit.fitted_s[fit.kept], _BAND).tolist()
+    kept = {
+        name: _ends(np.concatenate([getattr(s, name) for s in samples])[fit.kept])
+        for name in ("kv_tokens", "prefill_tokens", "sequences")
+    }
+    exact = max(abs(low - 1), abs(high - 1)) < _EXACT
+    return MeasuredRange(**kept, band=None if exact else (low, high))
+
+
+def _ends(values: FloatArray) -> Range:
+    return float(values.min()), float(values.max())
 
 
 def _about(fit: TimingFit, samples: Sequence[Samples]) -> Iterable[str]:

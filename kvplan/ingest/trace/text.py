@@ -1,13 +1,13 @@
 """Where classes that were fitted to a trace come from, and what they distort, in sentences."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from kvplan.ingest.lengths import BINS, POINTS
 from kvplan.ingest.profile_text import classes_part, composed
 from kvplan.ingest.trace.fit import Distortion, describe, moment_errors
 from kvplan.ingest.trace.traffic import Traffic
-from kvplan.model import RequestClass
+from kvplan.model import Knowledge, Origin, RequestClass
 from kvplan.profile.reading import Profile
 from kvplan.units import format_number, format_percent, format_rate, format_tokens
 from kvplan.version import __version__
@@ -43,14 +43,26 @@ def fitted_profile(
     """
     return composed(
         base,
-        [classes_part(classes, _provenance(traffic, classes, base, distortion))],
+        [classes_part(classes, _about(traffic, classes, base, distortion), _origin(traffic))],
         source=str(traffic.path),
         traffic=traffic.path.name,
         default_base=default_base,
     )
 
 
-def _provenance(
+def _origin(traffic: Traffic) -> Origin:
+    begin = _begin(traffic)
+    return Origin(Knowledge.MEASURED, traffic.path.name, None if begin is None else begin.date())
+
+
+def _begin(traffic: Traffic) -> datetime | None:
+    """When the first request came, where the clock of the trace shows dates."""
+    if traffic.start_s is None or not _DATED_S < traffic.start_s < 1e11:
+        return None
+    return datetime.fromtimestamp(traffic.start_s, UTC)
+
+
+def _about(
     traffic: Traffic,
     classes: Sequence[RequestClass],
     base: Profile,
@@ -99,11 +111,10 @@ def _when(traffic: Traffic) -> str:
     rate = f"{format_tokens(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
     if traffic.span_s < 1000:
         rate = f"{format_number(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
-    if traffic.start_s is None or not _DATED_S < traffic.start_s < 1e11:
+    begin = _begin(traffic)
+    if begin is None:
         return f"Time: {rate}."
-    begin, end = (
-        datetime.fromtimestamp(second, UTC) for second in (traffic.start_s, traffic.start_s + traffic.span_s)
-    )
+    end = begin + timedelta(seconds=traffic.span_s)
     return f"Time: {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC, {rate}."
 
 

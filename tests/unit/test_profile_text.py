@@ -1,0 +1,120 @@
+"""Profiles written out say how their tables are known, and read back as what was written."""
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+import tomli
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.ingest.profile_text import Part, classes_part, composed, replica_part, timing_text
+from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
+from kvplan.profile.reading import Profile, parse_profile
+
+BASE = """\
+schema = 1
+name = "base"
+[gpu]
+memory_tokens = 40_000
+max_num_seqs = 64
+[timing]
+d0 = 0.01
+[[classes]]
+name = "a"
+input = 10
+decode = 20
+rate = 1
+[provenance]
+timing = { basis = "estimated", source = "a data sheet", date = 2026-01-02 }
+workload = "assumed"
+"""
+ESTIMATE = Origin(Knowledge.ESTIMATED, "a data sheet", date(2026, 1, 2))
+LOG = Origin(Knowledge.MEASURED, "serve.log", date(2026, 3, 4))
+STATED, ASSUMED = Origin(Knowledge.STATED), Origin(Knowledge.ASSUMED)
+TRAFFIC = classes_part([RequestClass("b", 5, (6,), (1.0,), 2.0)], ["From a trace."], LOG)
+
+
+def base(text: str = BASE) -> Profile:
+    return parse_profile(text.encode(), "base.toml")
+
+
+def origins(kept: Profile, *parts: Part, default_base: bool = False) -> Provenance:
+    return composed(kept, parts, source="x", default_base=default_base).model.provenance
+
+
+def test_what_is_kept_of_a_base_is_known_as_it_was() -> None:
+    assert origins(base(), TRAFFIC) == Provenance(STATED, ESTIMATE, LOG)
+    timing = Part("timing", ("Measured.",), timing_text(Timing(0.02)), LOG)
+    assert origins(base(), timing) == Provenance(STATED, LOG, ASSUMED)
+
+
+def test_what_is_kept_of_a_base_that_nobody_asked_for_is_assumed() -> None:
+    kept = Origin(Knowledge.ASSUMED, "base.toml, the shipped default")
+    assert origins(base(), TRAFFIC, default_base=True) == Provenance(kept, kept, LOG)
+
+
+@pytest.mark.parametrize(
+    ("own", "of_base", "expected"),
+    [
+        ("measured", "measured", "measured"),
+        ("measured", "stated", "stated"),
+        ("measured", "assumed", "assumed"),
+        ("estimated", "stated", "estimated"),
+        ("estimated", "assumed", "assumed"),
+    ],
+)
+def test_of_a_table_that_keeps_keys_of_its_base_the_weakest_counts(
+    own: str, of_base: str, expected: str
+) -> None:
+    kept = base(BASE + f'gpu = "{of_base}"\n')
+    part = replica_part(kept, {"memory_tokens": 9000}, ["Found."], Origin(Knowledge(own), "serve.log"))
+    found = origins(kept, part).gpu
+    assert found.basis == expected
+    weaker = expected != own
+    more = f"; max_num_seqs: {of_base}, kept from base.toml"
+    assert found.source == "serve.log" + more * weaker
+    whole = replica_part(kept, {"memory_tokens": 9000, "max_num_seqs": 3}, [], Origin(Knowledge(own), "log"))
+    assert origins(kept, whole).gpu == Origin(Knowledge(own), "log")  # nothing is kept
+
+
+def test_a_source_is_cut_and_made_printable() -> None:
+    part = TRAFFIC._replace(origin=replace(LOG, source="a\x1b" + "b" * 500))
+    found = origins(base(), part).workload
+    assert found.source == "a?" + "b" * 297 + "…"
+    assert found.date == LOG.date
+
+
+constants = st.one_of(st.just(0.0), st.floats(1e-9, 10.0))
+ranges = st.none() | st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(lambda two: (min(two), max(two)))
+
+
+@given(
+    st.floats(1e-4, 10.0), st.lists(constants, min_size=6, max_size=6), st.integers(0, 10_000), ranges, ranges
+)
+def test_a_timing_reads_back_as_it_was_written(
+    d0: float,
+    others: list[float],
+    knee: int,
+    kv_tokens: tuple[float, float] | None,
+    band: tuple[float, float] | None,
+) -> None:
+    *terms, overhead = others
+    timing = Timing(d0, *terms, knee_tokens=knee)
+    wide = None if band is None else (band[0] / 1e4 + 0.5, band[1] / 1e4 + 0.5)
+    text = timing_text(timing, overhead, MeasuredRange(kv_tokens=kv_tokens, band=wide))
+    table = tomli.loads(text)["timing"]
+    found = parse_profile(
+        f'schema = 1\nname = "n"\ngpu.memory_tokens = 99\n{CLASS}\n{text}'.encode(), "t"
+    ).model
+    assert found.timing.constants[:6] == pytest.approx(timing.constants[:6], rel=5e-4, abs=1e-12)
+    assert found.timing.knee_tokens == (knee if timing.d5 else 0)
+    assert found.request_overhead_s == pytest.approx(overhead, rel=5e-4)
+    for one, other in ((found.measured.kv_tokens, kv_tokens), (found.measured.band, wide)):
+        assert one == (None if other is None else pytest.approx(other, rel=5e-4, abs=1e-9))
+    said = {"d4": timing.d4, "d5": timing.d5, "knee_tokens": timing.d5, "request_overhead": overhead}
+    said |= {"measured": kv_tokens is not None or wide is not None}
+    assert set(table) == {"d0", "d1", "d2", "d3", *(name for name, value in said.items() if value)}
+
+
+CLASS = 'classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]'
