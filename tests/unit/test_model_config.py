@@ -370,11 +370,27 @@ def test_names_need_no_owner_case_or_punctuation() -> None:
         assert read_model(name) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "plain", "storage"),
+    [
+        ("Qwen/Qwen3-235B-A22B-FP8", "Qwen3-235B-A22B", "fp8"),
+        ("nvidia/DeepSeek-R1-NVFP4", "DeepSeek-V3", "nvfp4"),
+        ("Llama-3.3-70B-Instruct-fp4", "Llama-3.1-70B", "nvfp4"),
+    ],
+)
+def test_a_name_may_end_with_the_type_of_weights(name: str, plain: str, storage: str) -> None:
+    shape, other = read_model(name), read_model(plain)
+    assert shape.storage == named_storage(storage)
+    assert (shape.name, shape.counts) == (other.name, other.counts)
+
+
 def test_an_unknown_name_brings_the_nearest() -> None:
     with pytest.raises(
         UsageError, match=r"Llama-3\.1-9B: no model .*did you mean .*meta-llama/Llama-3\.1-8B or"
     ):
         read_model("Llama-3.1-9B")
+    with pytest.raises(UsageError, match=r"Llama-3\.1-9B: no model .*did you mean"):
+        read_model("nvidia/Llama-3.1-9B-FP8")
     with pytest.raises(UsageError, match="'': no model"):
         read_model("")
 

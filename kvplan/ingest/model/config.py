@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvplan.errors import UsageError
 from kvplan.ingest.model import named
 from kvplan.ingest.model.json_keys import Keys, read_object
 from kvplan.ingest.model.shape import ModelShape, window_bytes_per_request
@@ -16,6 +17,9 @@ from kvplan.units import format_bytes, format_tokens
 
 _LAYERS = 10_000  # at most; published models have up to 126
 _CATALOGUE = "models.toml"
+_NOUN = "model in the catalogue nor file"
+_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+_QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
 
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
@@ -71,10 +75,8 @@ def read_model(reference: str | Path) -> ModelShape:
         return shape_of(
             read_object(path), path.absolute().parent.name or path.stem, _quantization_beside(path)
         )
-    known = catalogue()
-    aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
-    name = named.find(text, {name: name for name in known}, aliases, "model in the catalogue nor file")
-    return shape_of(Keys(f"catalogue: {name}", known[name]), name)
+    name, quantised = _catalogued(text)
+    return shape_of(Keys(f"catalogue: {name}", {**catalogue()[name], **quantised}), name)
 
 
 @cache
@@ -87,6 +89,23 @@ def catalogue() -> Mapping[str, Mapping[str, Any]]:
     32
     """
     return named.tables(_CATALOGUE)
+
+
+def _catalogued(text: str) -> tuple[str, Mapping[str, Any]]:
+    """The name in the catalogue, and what a type of weights at the end of `text` changes: nvidia/Qwen3-32B-NVFP4."""
+    known = catalogue()
+    names = {name: name for name in known}
+    aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
+    try:
+        return named.find(text, names, aliases, _NOUN), {}
+    except UsageError:
+        stem, _, ending = text.rpartition("-")
+        if ending.lower() not in _QUANTISED:
+            raise
+    of_any_owner = stem.rpartition("/")[2]
+    return named.find(of_any_owner, names, aliases, _NOUN), {
+        "quantization_config": _QUANTISED[ending.lower()]
+    }
 
 
 def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
