@@ -11,6 +11,7 @@ from kvplan.cli.common import (
     KvType,
     Output,
     TensorParallel,
+    WeightType,
     argument,
     option,
     read_base,
@@ -67,6 +68,7 @@ def calibrate(
     ] = None,
     tensor_parallel: TensorParallel = 1,
     kv_dtype: KvType = "auto",
+    weight_dtype: WeightType = None,
     format: Annotated[
         FitFormat,
         typer.Option("--format", help="toml writes a profile; text and markdown show how good the fit is."),
@@ -74,7 +76,8 @@ def calibrate(
     output: Output = None,
 ) -> None:
     """Fit the iteration time to what an engine logged. Without a log, --model and --gpu give an estimate."""
-    if files and (model is not None or gpu is not None or tensor_parallel != 1 or kv_dtype != "auto"):
+    of_model = (model, gpu, weight_dtype) != (None, None, None) or (tensor_parallel, kv_dtype) != (1, "auto")
+    if files and of_model:
         raise UsageError("a FILE is measured; --model, --gpu and their like are for where nothing is")
     if not files and format is not FitFormat.TOML:
         raise UsageError("--format says how good a fit is shown; without a FILE nothing is fitted")
@@ -82,7 +85,7 @@ def calibrate(
         refuse_overwriting(output, files)
         text = _fitted(files, base, capacity, group, format, output)
     elif model is not None and gpu is not None:
-        text = _estimated(model, gpu, tensor_parallel, kv_dtype, base)
+        text = _estimated(model, gpu, tensor_parallel, kv_dtype, weight_dtype, base)
     else:
         raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
     write_result(text, output)
@@ -124,7 +127,9 @@ def _fitted(
     ).text
 
 
-def _estimated(model: str, gpu: str, tensor_parallel: int, kv_dtype: str, base: str | None) -> str:
+def _estimated(
+    model: str, gpu: str, tensor_parallel: int, kv_dtype: str, weight_dtype: str | None, base: str | None
+) -> str:
     from kvplan.ingest import profile_text
     from kvplan.ingest.model.config import read_model
     from kvplan.ingest.model.hardware import find_gpu
@@ -132,7 +137,9 @@ def _estimated(model: str, gpu: str, tensor_parallel: int, kv_dtype: str, base: 
     from kvplan.ingest.model.text import roofline_part
 
     shape, device = read_model(model), find_gpu(gpu)
-    found = roofline(shape, device, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
+    found = roofline(
+        shape, device, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype, weight_dtype=weight_dtype
+    )
     kept = read_base(base)
     for note in (*shape.notes, *found.notes):
         say(f"note: {note}")
