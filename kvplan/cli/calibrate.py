@@ -11,6 +11,7 @@ from kvplan.cli.common import (
     KvType,
     Output,
     TensorParallel,
+    WeightType,
     argument,
     option,
     progress_bar,
@@ -78,6 +79,7 @@ def calibrate(
     ] = None,
     tensor_parallel: TensorParallel = 1,
     kv_dtype: KvType = "auto",
+    weight_dtype: WeightType = None,
     format: Annotated[
         FitFormat,
         typer.Option("--format", help="toml writes a profile; text and markdown show how good the fit is."),
@@ -87,13 +89,13 @@ def calibrate(
     """Fit the iteration time to what an engine logged. Without a log, --model and --gpu give an estimate."""
     if (model is None) != (gpu is None):
         raise UsageError("--model and --gpu go together")
-    if model is None and (tensor_parallel != 1 or kv_dtype != "auto"):
-        raise UsageError("--tensor-parallel and --kv-dtype say how --model runs on --gpu")
+    if model is None and (tensor_parallel, kv_dtype, weight_dtype) != (1, "auto", None):
+        raise UsageError("--tensor-parallel, --kv-dtype and --weight-dtype say how --model runs on --gpu")
     if not files and format is not FitFormat.TOML:
         raise UsageError("--format says how good a fit is shown; without a FILE nothing is fitted")
     estimate = None
     if model is not None and gpu is not None:
-        estimate = _Estimate(model, gpu, tensor_parallel, kv_dtype)
+        estimate = _Estimate(model, gpu, tensor_parallel, kv_dtype, weight_dtype)
     if files:
         refuse_overwriting(output, files)
         text = _fitted(files, base, capacity, group, estimate, format, output)
@@ -111,6 +113,7 @@ class _Estimate(NamedTuple):
     gpu: str
     tensor_parallel: int
     kv_dtype: str
+    weight_dtype: str | None
 
     def roofline(self) -> tuple["Roofline", "ModelShape", "Gpu"]:
         from kvplan.ingest.model.config import read_model
@@ -118,7 +121,13 @@ class _Estimate(NamedTuple):
         from kvplan.ingest.model.roofline import roofline
 
         shape, device = read_model(self.model), find_gpu(self.gpu)
-        found = roofline(shape, device, tensor_parallel=self.tensor_parallel, kv_dtype=self.kv_dtype)
+        found = roofline(
+            shape,
+            device,
+            tensor_parallel=self.tensor_parallel,
+            kv_dtype=self.kv_dtype,
+            weight_dtype=self.weight_dtype,
+        )
         return found, shape, device
 
 

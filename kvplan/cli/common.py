@@ -68,6 +68,14 @@ KvType = Annotated[
         help="Data type of the KV cache, such as fp8; auto is the type of the model.",
     ),
 ]
+WeightType = Annotated[
+    str | None,
+    option(
+        "--weight-dtype",
+        metavar="TYPE",
+        help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
+    ),
+]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
 Seeds = Annotated[
     int,

@@ -11,6 +11,7 @@ from kvplan.cli.common import (
     KvType,
     Output,
     TensorParallel,
+    WeightType,
     argument,
     option,
     read_base,
@@ -122,14 +123,7 @@ def model(
         typer.Option("--utilization", help="Share of the GPU's memory that the engine may use; 0.9 is 90%."),
     ] = 0.9,
     kv_dtype: KvType = "auto",
-    weight_dtype: Annotated[
-        str | None,
-        option(
-            "--weight-dtype",
-            metavar="TYPE",
-            help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
-        ),
-    ] = None,
+    weight_dtype: WeightType = None,
     block_tokens: Annotated[
         int, typer.Option("--block-tokens", help="Page size of the KV cache, in tokens.")
     ] = 16,

@@ -24,6 +24,8 @@ from kvplan.ingest.model.named import plain, tables
         ("Tesla V100-SXM2-32GB", "V100 32GB"),
         ("AMD Instinct MI300X", "MI300X"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
+        ("b300_sxm", "B300"),
     ],
 )
 def test_a_gpu_is_found_by_any_of_its_names(written: str, expected: str) -> None:
@@ -62,12 +64,16 @@ def test_any_name_is_known_or_refused_in_one_line(name: str) -> None:
 @pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
 def test_figures_are_of_the_right_size(gpu: Gpu) -> None:
     """Wrong units, figures with sparsity and swapped columns show in these ratios."""
-    assert 14e9 < gpu.memory_bytes < 300e9
-    assert gpu.memory_from in {"torch", "datasheet"}
+    assert 14e9 < gpu.memory_bytes < 310e9
+    assert gpu.memory_from in {"torch", "driver", "datasheet"}
     assert 2e-3 < gpu.memory_bytes / gpu.bandwidth_bytes_per_s < 0.1
     assert 50 < gpu.flops_bf16 / gpu.bandwidth_bytes_per_s < 500
     if gpu.flops_fp8 is not None:
         assert gpu.flops_fp8 / gpu.flops_bf16 == pytest.approx(2, rel=0.02)
+    if gpu.flops_fp4 is not None:
+        assert gpu.flops_fp8 is not None
+        assert 1.9 < gpu.flops_fp4 / gpu.flops_fp8 <= 4  # GeForce adds 8-bit products up at half speed
+    assert 16e9 <= gpu.link_bytes_per_s < gpu.bandwidth_bytes_per_s / 3
     assert len(gpu.source) > 20
 
 

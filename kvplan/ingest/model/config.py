@@ -8,16 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvplan.errors import UsageError
 from kvplan.ingest.model import named
 from kvplan.ingest.model.json_keys import Keys, read_object
 from kvplan.ingest.model.shape import ModelShape, window_bytes_per_request
-from kvplan.ingest.model.weights import count_parameters, read_storage
+from kvplan.ingest.model.weights import count_parameters, read_kv_dtype, read_storage
 from kvplan.units import format_bytes, format_tokens
 
 _LAYERS = 10_000  # at most; published models have up to 126
 _CATALOGUE = "models.toml"
+_NOUN = "model in the catalogue nor file"
+_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+_QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
 
-_REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+_REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
 # What classes of models fill in and their published configurations leave out.
@@ -66,12 +70,13 @@ def read_model(reference: str | Path) -> ModelShape:
         return read_model(Path(text) / "config.json")
     if isinstance(reference, Path) or os.path.exists(text) or text.endswith(".json"):
         path = Path(text)
-        folder = path.absolute().parent.name if path.name == "config.json" else ""
-        return shape_of(read_object(path), folder or path.stem)
-    known = catalogue()
-    aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
-    name = named.find(text, {name: name for name in known}, aliases, "model in the catalogue nor file")
-    return shape_of(Keys(f"catalogue: {name}", known[name]), name)
+        if path.name != "config.json":
+            return shape_of(read_object(path), path.stem)
+        return shape_of(
+            read_object(path), path.absolute().parent.name or path.stem, _quantization_beside(path)
+        )
+    name, quantised = _catalogued(text)
+    return shape_of(Keys(f"catalogue: {name}", {**catalogue()[name], **quantised}), name)
 
 
 @cache
@@ -86,6 +91,23 @@ def catalogue() -> Mapping[str, Mapping[str, Any]]:
     return named.tables(_CATALOGUE)
 
 
+def _catalogued(text: str) -> tuple[str, Mapping[str, Any]]:
+    """The name in the catalogue, and what a type of weights at the end of `text` changes: nvidia/Qwen3-32B-NVFP4."""
+    known = catalogue()
+    names = {name: name for name in known}
+    aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
+    try:
+        return named.find(text, names, aliases, _NOUN), {}
+    except UsageError:
+        stem, _, ending = text.rpartition("-")
+        if ending.lower() not in _QUANTISED:
+            raise
+    of_any_owner = stem.rpartition("/")[2]
+    return named.find(of_any_owner, names, aliases, _NOUN), {
+        "quantization_config": _QUANTISED[ending.lower()]
+    }
+
+
 def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
     """The name without its owner, and those the catalogue gives."""
     short = name.partition("/")[2]
@@ -93,8 +115,23 @@ def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
     return given + [f"{owner}/{other}" for owner in [name.partition("/")[0]] for other in given]
 
 
-def shape_of(whole: Keys, name: str) -> ModelShape:
+def _quantization_beside(path: Path) -> Keys | None:
+    """What stands for the `quantization_config` of a config.json without one: the files that quantisers write."""
+    modelopt, gptq = path.with_name("hf_quant_config.json"), path.with_name("quantize_config.json")
+    if modelopt.exists():
+        found = read_object(modelopt)
+        table = found.table("quantization") or found
+        return Keys(found.source, {"quant_method": "modelopt", **table.values})
+    if gptq.exists():
+        found = read_object(gptq)
+        return Keys(found.source, {"quant_method": "gptq", **found.values})
+    return None
+
+
+def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelShape:
     """The shape that a config.json describes; of a text model nested in one for images or sound, where there is one.
+
+    `quantization` stands for its `quantization_config` where it has none.
 
     Raises
     ------
@@ -126,7 +163,8 @@ def shape_of(whole: Keys, name: str) -> ModelShape:
     full, sliding, window = _layers(keys, layers, context)
     heads = _heads(keys)
     counts = count_parameters(keys, attention_parameters=heads.parameters, layers=layers)
-    storage = read_storage(keys)
+    quantization = keys.table("quantization_config") or quantization
+    storage = read_storage(quantization, experts=counts.experts > 0)
     shape = ModelShape(
         name=name,
         source=whole.source,
@@ -146,6 +184,7 @@ def shape_of(whole: Keys, name: str) -> ModelShape:
         storage=storage,
         context_tokens=context,
         notes=(),
+        kv_dtype=read_kv_dtype(quantization),
     )
     return _with_notes(shape, nested=part is not None)
 
@@ -260,7 +299,7 @@ def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> _Heads:
 def _with_notes(shape: ModelShape, *, nested: bool) -> ModelShape:
     notes = []
     if shape.sliding_layers:
-        extra = format_bytes(window_bytes_per_request(shape))
+        extra = format_bytes(window_bytes_per_request(shape, kv_dtype="bf16"))
         scope = "every layer slides" if not shape.full_layers else f"{shape.sliding_layers} layers slide"
         notes.append(
             f"{scope}: a request keeps at most {format_tokens(shape.window_tokens)} tokens there, {extra} in "
@@ -273,6 +312,8 @@ def _with_notes(shape: ModelShape, *, nested: bool) -> ModelShape:
         )
     if not shape.storage.is_16_bit:
         notes.append(f"bytes of {shape.storage.name} weights are an estimate: scales and padding vary")
+    if shape.kv_dtype != "auto":
+        notes.append(f"the checkpoint is made for a KV cache in {shape.kv_dtype}, which auto stands for")
     if nested:
         notes.append("only the text model is counted: encoders of images or sound take memory besides")
     return replace(shape, notes=tuple(notes))

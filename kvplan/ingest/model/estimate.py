@@ -29,6 +29,10 @@ from kvplan.units import format_bytes, format_percent, format_tokens
 OVERHEAD_BYTES = 750_000_000
 OVERHEAD_SHARE = 0.02
 _MOST_GPUS = 64  # in one group: eight servers of eight
+_OFF = {
+    "driver": "nvidia-smi's, up to one per cent above",
+    "datasheet": "the datasheet's, a few per cent off",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,6 @@ def _notes(shape: ModelShape, gpu: Gpu, overhead: int, window_bytes: int, per_to
             f"sliding windows of a request take up to {format_bytes(window_bytes)} of each GPU besides, as much as "
             f"{format_tokens(math.ceil(window_bytes / per_token))} tokens; the capacity leaves them out"
         )
-    if gpu.memory_from != "torch":
-        notes.append(f"memory of {gpu.name} is the datasheet's, a few per cent off what engines see")
+    if gpu.memory_from in _OFF:
+        notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
     return tuple(notes)

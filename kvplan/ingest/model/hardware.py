@@ -20,13 +20,16 @@ class Gpu:
     memory_bytes
         What a process can see of it.
     memory_from
-        Who says so: "torch", the total PyTorch reports; "datasheet", the maker, off by a few per cent.
+        Who says so: "torch", the total PyTorch reports; "driver", nvidia-smi, up to one per cent more; "datasheet",
+        the maker, off by a few per cent.
     bandwidth_bytes_per_s
         Peak of the memory.
     flops_bf16
         Dense operations per second with 16-bit inputs, at the peak; float16 where there is no bfloat16.
-    flops_fp8
-        With 8-bit floating-point inputs, where the device has them.
+    flops_fp8, flops_fp4
+        With 8-bit and 4-bit floating-point inputs, where the device has them.
+    link_bytes_per_s
+        What one device can send to the others of its server.
     source
         Where the figures come from.
     """
@@ -37,6 +40,8 @@ class Gpu:
     bandwidth_bytes_per_s: float
     flops_bf16: float
     flops_fp8: float | None
+    flops_fp4: float | None
+    link_bytes_per_s: float
     source: str
 
 
@@ -63,8 +68,8 @@ def gpus() -> tuple[Gpu, ...]:
 
     Examples
     --------
-    >>> [gpu.name for gpu in gpus() if gpu.memory_bytes > 200e9]
-    ['MI300X', 'MI325X']
+    >>> [gpu.name for gpu in gpus() if gpu.memory_bytes > 250e9]
+    ['B300', 'GB300', 'MI325X', 'MI355X']
     """
     return tuple(_catalogue()[0].values())
 
@@ -78,13 +83,18 @@ def _catalogue() -> tuple[Mapping[str, Gpu], Mapping[str, str]]:
 
 
 def _gpu(name: str, table: Mapping[str, Any]) -> Gpu:
-    fp8 = table.get("tflops_fp8")
     return Gpu(
         name=name,
         memory_bytes=parse_bytes(table["memory"]),
         memory_from=table["memory_from"],
         bandwidth_bytes_per_s=float(parse_bytes(table["bandwidth"])),
         flops_bf16=table["tflops_16"] * 1e12,
-        flops_fp8=None if fp8 is None else fp8 * 1e12,
+        flops_fp8=_flops(table.get("tflops_fp8")),
+        flops_fp4=_flops(table.get("tflops_fp4")),
+        link_bytes_per_s=float(parse_bytes(table["link"])),
         source=table["source"],
     )
+
+
+def _flops(tera: float | None) -> float | None:
+    return None if tera is None else tera * 1e12

@@ -1,51 +1,113 @@
-"""Timing of a replica nobody has measured: what memory bandwidth and arithmetic allow at their peaks.
+"""Timing of a replica nobody has measured: peaks of its GPUs, and what engines were seen to reach of them.
 
-Terms of τ = d0 + d1·K + d2·P + d3·B for t GPUs in tensor parallelism:
+Terms of τ = d0 + d1·K + d2·P + d3·B + d4·√B for t GPUs in tensor parallelism. Peaks are those of the catalogue, each
+times a share that was learnt (`Efficiency`):
 
 ==  ================================================================================================================
-d0  bytes of weights on one GPU / bandwidth: every iteration reads them all, but for the input embeddings, of which
-    only a row per token is looked up
+d0  bytes of weights on one GPU / bandwidth: every iteration reads them, but for the input embeddings, of which only a
+    row per token is looked up, and for experts that no token chose. And a time for each layer: kernels that are
+    launched, the latency of small all-reduces, whatever the batch
 d1  KV bytes per token on one GPU / bandwidth: attention reads the cache of every sequence in the batch
 d2  2 · parameters a prompt token meets / (t · operations per second); neither embeddings nor the output table, which
-    only a prompt's last token needs
-d3  0: the arithmetic of decoded tokens runs while the weights are read, and is the shorter of the two up to the
-    batch a note names; above it this timing is too low
+    only a prompt's last token needs. For t > 1 also its activations in the two all-reduces of a layer: a ring sends
+    2·(t - 1)/t of them over the link
+d3  the same for a decoded token, which is the ceiling that compute sets to decoding; and its windows of sliding layers
+d4  weights of the experts that more sequences wake
 ==  ================================================================================================================
 
-Optimistic: no kernel reaches the peak of bandwidth or arithmetic, and communication between GPUs, attention over the
-prompt, sampling and launches take time besides. Expect measured iterations to take 1.1 to 2 times as long, and more
-with many GPUs or small models. It is a bound on the parts but not on every mixture of them: prefill and decode in one
-iteration overlap, while d0 and d2·P add up here.
+Experts: B tokens that choose k of E each at random wake 1 - (1 - k/E)^B of them. The law has a constant and √B to say
+so: the line a + b·√B closest to it over B = 1, 2, 4, …, 256. For 8 of 256 it reads 0.13, 0.26, 0.64 and 1.2 of the
+experts at 1, 8, 64 and 256 sequences, where it should be 0.03, 0.22, 0.87 and 1. Iterations of sweeps that were held
+out are foretold as well with this line as with the formula; beyond 256 sequences it is too slow.
 
-Against the one run at hand, Llama-3.1-8B on an RTX 4090 under vLLM, whose replay needs d0 = 14.5 ms, d1 = 0.25 µs and
-d2 = 85 µs: 14.9 ms, 0.13 µs and 84.5 µs. Here d1 is half of the measured one and the rest as good as measured. A fit
-shifts time between d0 and d1, which grow together as a batch does, so that its d0 may lie below the bound.
+What is learnt is in roofline.toml: five constants, the same for every model and GPU, fitted to public concurrency
+sweeps on H100, H200, B200, B300 and GB200 by tests/learn_roofline.py; each of them lowers the error of models left
+out. Tried, and no better: a latency of all-reduces, a time per sequence, a time per iteration outside the layers, more
+time for latent attention, and the larger of the times for memory and arithmetic instead of their sum.
+
+How far to trust it is there too: how many times as long as foretold the iterations of models took that the constants
+were not fitted to, by kind and number of GPUs. Half of the configurations lie within a factor of 1.07 if dense, and of
+1.16 if mixtures of experts; TTFT of a few clients within 1.6 and 1.7. Where it is off: SGLang on Blackwell takes much
+longer to the first token, gpt-oss on Blackwell is faster (0.7), GLM-5, which attends sparsely, slower (1.4 to 1.7).
+
+It is the sum that is foretold, less so each term. Two runs of vLLM with Llama-3.1-8B, replayed with what is estimated
+for them: on an RTX PRO 6000 requests took 0.96 times as long as that, on an RTX 4090 0.74 times. There the replay needs
+d0 = 14.5 ms, d1 = 0.25 µs and d2 = 85 µs, and 19.4 ms, 0.15 µs and 129 µs are estimated: a GeForce reaches its peaks.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
+import numpy as np
+
+from kvplan.ingest.model import named
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
+from kvplan.ingest.model.weights import Storage, named_storage
 from kvplan.model import Timing
-from kvplan.units import format_tokens
 
+_LEARNT = "roofline.toml"
 _OPERATIONS = 2  # a multiplication and an addition for each parameter
-_TABLE_BYTES = 2  # of a number in an embedding table, quantised or not
+_SIXTEEN_BITS = 2  # bytes of an activation, and of a number in an embedding table, quantised or not
+_ALL_REDUCES = 2  # a layer: after attention and after the MLP
+_BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of the peaks that are reached, and seconds that a layer takes besides.
+
+    Attributes
+    ----------
+    bandwidth
+        Of memory: an assumption, not learnt.
+    compute, expert_compute
+        Of operations per second, in dense models and in mixtures of experts.
+    link
+        Of what a GPU can send to others.
+    layer_s, expert_layer_s
+        For every layer, and for every layer of a mixture of experts besides.
+    """
+
+    bandwidth: float
+    compute: float
+    expert_compute: float
+    link: float
+    layer_s: float
+    expert_layer_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A timing from peaks; the first of its notes says that it is optimistic."""
+    """An estimated timing.
+
+    Attributes
+    ----------
+    band
+        Measured iterations took so many times as long, from and to, at 8 of 10 points of models not learnt from.
+    configurations
+        Of model, GPU, engine, type of weights and parallelism that the band comes from.
+    notes
+        The first says how far to trust it.
+    """
 
     timing: Timing
+    band: tuple[float, float]
+    configurations: int
     notes: tuple[str, ...]
 
 
-def roofline(shape: ModelShape, gpu: Gpu, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -> Roofline:
-    """The shortest iterations that the peaks of a GPU allow a model; options as for `kv_bytes_per_token`.
-
-    For mixtures of experts d0 reads all experts: a loaded batch meets nearly all of them, as each sequence picks its
-    own. A single sequence would read only its few, so that small batches are faster than this.
+def roofline(
+    shape: ModelShape,
+    gpu: Gpu,
+    *,
+    tensor_parallel: int = 1,
+    kv_dtype: str = "auto",
+    weight_dtype: str | None = None,
+) -> Roofline:
+    """The timing to expect of a model on a GPU; options as for `estimate_replica`.
 
     Raises
     ------
@@ -56,44 +118,123 @@ def roofline(shape: ModelShape, gpu: Gpu, *, tensor_parallel: int = 1, kv_dtype:
     --------
     >>> from kvplan.ingest.model.hardware import find_gpu
     >>> from kvplan.ingest.model.config import read_model
-    >>> timing = roofline(read_model("Llama-3.1-8B"), find_gpu("RTX 4090")).timing
-    >>> f"{timing.d0 * 1e3:.1f} ms, {timing.d1 * 1e6:.2f} µs, {timing.d2 * 1e6:.1f} µs"
-    '14.9 ms, 0.13 µs, 84.5 µs'
+    >>> found = roofline(read_model("Llama-3.1-70B"), find_gpu("H100"), tensor_parallel=8, weight_dtype="fp8")
+    >>> timing = found.timing
+    >>> f"{timing.d0 * 1e3:.1f} ms, {timing.d1 * 1e6:.3f} µs, {timing.d2 * 1e6:.1f} µs"
+    '7.8 ms, 0.014 µs, 49.7 µs'
     """
+    if weight_dtype is not None:
+        shape = replace(shape, storage=named_storage(weight_dtype))
+    timing = estimated_timing(shape, gpu, efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
+    band, configurations, trust = _trust(shape, gpu, tensor_parallel)
+    notes = [f"{trust}. Calibrate as soon as there is a log"]
+    if weight_dtype is not None:
+        notes.append(f"weights are taken to be kept in {shape.storage.name}, whatever the configuration says")
+    if shape.counts.experts:
+        notes.append(
+            "weights of experts are read as batches of up to 256 sequences wake them, in proportion to the root of "
+            "their number; larger batches are faster than this"
+        )
+    return Roofline(timing, band, configurations, tuple(notes))
+
+
+def estimated_timing(
+    shape: ModelShape, gpu: Gpu, reached: Efficiency, *, tensor_parallel: int = 1, kv_dtype: str = "auto"
+) -> Timing:
+    """The timing of a model on a GPU of which so much is reached."""
+    experts, counts = shape.counts.experts, shape.counts
     per_token = kv_bytes_per_token(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
-    flops, width = _speed(shape, gpu)
-    timing = Timing(
-        d0=_bytes_read(shape) / tensor_parallel / gpu.bandwidth_bytes_per_s,
-        d1=per_token / gpu.bandwidth_bytes_per_s,
-        d2=_OPERATIONS * shape.counts.computing / (tensor_parallel * flops),
+    memory_s = 1 / (reached.bandwidth * gpu.bandwidth_bytes_per_s)
+    always, of_experts = _bytes_read(shape)
+    fixed, per_root = experts_read(1 - counts.idle_experts / experts) if experts else (0.0, 0.0)
+    compute = reached.expert_compute if experts else reached.compute
+    token_s = _OPERATIONS * counts.computing / (tensor_parallel * compute * _flops(shape.storage, gpu))
+    token_s += _sent_per_token(shape, tensor_parallel) / (reached.link * gpu.link_bytes_per_s)
+    windows = window_bytes_per_request(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
+    return Timing(
+        d0=(always + fixed * of_experts) / tensor_parallel * memory_s
+        + shape.layers * (reached.layer_s + (reached.expert_layer_s if experts else 0.0)),
+        d1=per_token * memory_s,
+        d2=token_s,
+        d3=token_s + (windows * memory_s if shape.full_layers else 0.0),
+        d4=per_root * of_experts / tensor_parallel * memory_s,
     )
-    return Roofline(timing, _notes(shape, gpu, timing, width, tensor_parallel))
 
 
-def _bytes_read(shape: ModelShape) -> int:
-    """Weights an iteration reads, on all GPUs together. A tied table is read whole, as the output table it also is."""
-    looked_up = _TABLE_BYTES * shape.counts.embeddings // 2 if shape.counts.tables == 2 else 0
-    return shape.weight_bytes - looked_up
+def experts_read(chosen: float) -> tuple[float, float]:
+    """A constant and a factor of √B: the share of experts that B sequences wake if each chooses this share.
+
+    Examples
+    --------
+    >>> [round(float(term), 3) for term in experts_read(8 / 256)]
+    [0.057, 0.073]
+    """
+    root, share = np.sqrt(_BATCHES), 1 - (1 - chosen) ** _BATCHES
+    slope, constant = np.polyfit(root, share, 1)
+    if constant < 0:
+        slope, constant = (root @ share) / (root @ root), 0.0
+    return float(constant), float(max(slope, 0.0))
 
 
-def _speed(shape: ModelShape, gpu: Gpu) -> tuple[float, str]:
-    """Operations per second, and the inputs they take. Weights of 4 bits are widened to 16 before they multiply."""
-    if shape.storage.name == "fp8" and gpu.flops_fp8 is not None:
-        return gpu.flops_fp8, "8-bit"
-    return gpu.flops_bf16, "16-bit"
+def _bytes_read(shape: ModelShape) -> tuple[float, float]:
+    """Weights on all GPUs that every iteration reads, and those of experts.
+
+    A tied table is read whole, as the output table it also is.
+    """
+    looked_up = _SIXTEEN_BITS * shape.counts.embeddings // 2 if shape.counts.tables == 2 else 0
+    of_experts = shape.storage.bits / 8 * shape.counts.experts
+    return shape.weight_bytes - looked_up - of_experts, of_experts
 
 
-def _notes(shape: ModelShape, gpu: Gpu, timing: Timing, width: str, tensor_parallel: int) -> tuple[str, ...]:
-    notes = [
-        f"optimistic: peaks of {gpu.name} in bandwidth and {width} arithmetic, which no kernel reaches; measured "
-        "iterations take 1.1 to 2 times as long. Calibrate as soon as there is a log",
-        f"decoding is taken to wait for memory alone, which holds up to {format_tokens(timing.d0 / timing.d2)} "
-        "sequences in a batch",
-    ]
-    if tensor_parallel > 1:
-        notes.append(f"no time for communication between {tensor_parallel} GPUs")
-    if shape.counts.idle_experts:
-        notes.append("every iteration reads all experts, as loaded batches do; small batches are faster")
-    if shape.sliding_layers and shape.full_layers:
-        notes.append(f"reading the windows of {shape.sliding_layers} sliding layers is left out")
-    return tuple(notes)
+def _sent_per_token(shape: ModelShape, tensor_parallel: int) -> float:
+    """Bytes that each GPU sends for a token."""
+    ring = 2 * (tensor_parallel - 1) / tensor_parallel
+    return _ALL_REDUCES * shape.layers * shape.hidden_size * _SIXTEEN_BITS * ring
+
+
+def _flops(storage: Storage, gpu: Gpu) -> float:
+    """Operations per second with inputs as narrow as the weights, or the next wider the GPU has.
+
+    Integers of 4 bits are widened to 16 before they multiply.
+    """
+    if storage.name in ("nvfp4", "mxfp4") and gpu.flops_fp4 is not None:
+        return gpu.flops_fp4
+    if storage.name in ("nvfp4", "mxfp4", "fp8") and gpu.flops_fp8 is not None:
+        return gpu.flops_fp8
+    return gpu.flops_bf16
+
+
+# -- what was learnt --------------------------------------------------------------------------------------------------
+
+
+@cache
+def _learnt() -> Mapping[str, Any]:
+    return named.tables(_LEARNT)
+
+
+@cache
+def efficiency() -> Efficiency:
+    """What was learnt of the peaks."""
+    return Efficiency(**_learnt()["efficiency"])
+
+
+def _trust(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> tuple[tuple[float, float], int, str]:
+    """The band of an estimate, the configurations it comes from, and both in words."""
+    learnt = _learnt()
+    kind, title = ("experts", "mixture of experts") if shape.counts.experts else ("dense", "dense model")
+    of_kind = learnt["bands"][kind]
+    several = "1 GPU" if tensor_parallel == 1 else f"{tensor_parallel} GPUs"
+    known = gpu.name in learnt["gpus"]
+    if known and str(tensor_parallel) in of_kind:
+        behind, which = [of_kind[str(tensor_parallel)]], f"like this, a {title} on {several}"
+    else:
+        unlike = f"too few of them on {several}" if known else f"none of them on {gpu.name}"
+        behind, which = list(of_kind.values()), f"of a {title}; {unlike}, so that this may be further off"
+    band = min(one["low"] for one in behind), max(one["high"] for one in behind)
+    number = sum(one["configurations"] for one in behind)
+    return (
+        band,
+        number,
+        f"estimated: measured iterations took {band[0]:.2g} to {band[1]:.2g} times as long in {number} "
+        f"configurations {which}",
+    )

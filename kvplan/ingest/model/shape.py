@@ -43,6 +43,8 @@ class ModelShape:
         The longest request the model is made for.
     notes
         What a reader of any figure derived from this should know.
+    kv_dtype
+        The type of KV cache that the checkpoint is made for, "auto" for 16 bits.
     """
 
     name: str
@@ -63,6 +65,7 @@ class ModelShape:
     storage: Storage
     context_tokens: int | None
     notes: tuple[str, ...]
+    kv_dtype: str = "auto"
 
     @property
     def weight_bytes(self) -> int:
@@ -79,7 +82,7 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
     Parameters
     ----------
     kv_dtype
-        "auto" for 16 bits, or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
+        "auto" for what the checkpoint is made for, mostly 16 bits; or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
     tensor_parallel
         GPUs that share the model.
 
@@ -121,9 +124,10 @@ def window_bytes_per_request(shape: ModelShape, *, kv_dtype: str = "auto", tenso
 
 def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
     """Of one token in one layer on one GPU."""
-    if kv_dtype.lower() not in _KV_BYTES:
+    kind = shape.kv_dtype if kv_dtype.lower() == "auto" else kv_dtype.lower()
+    if kind not in _KV_BYTES:
         raise UsageError(f"{kv_dtype[:40]!r} is not a type of KV cache; there are {', '.join(_KV_BYTES)}")
-    width = _KV_BYTES[kv_dtype.lower()]
+    width = _KV_BYTES[kind]
     kv_heads = kv_heads_per_gpu(shape, tensor_parallel)
     if shape.kv_lora_rank is not None and shape.qk_rope_head_dim is not None:
         return (shape.kv_lora_rank + shape.qk_rope_head_dim) * width

@@ -5,7 +5,7 @@ from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.profile_text import Part, replica_part, timing_text
-from kvplan.model import Knowledge, Origin
+from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.profile.reading import Profile
 from kvplan.units import format_bytes
 from kvplan.version import __version__
@@ -30,7 +30,7 @@ def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Pro
 
 
 def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
-    """The table [timing] of what a GPU allows at its peaks.
+    """The table [timing] to expect, with its band.
 
     Examples
     --------
@@ -39,15 +39,16 @@ def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel:
     >>> from kvplan.ingest.model.roofline import roofline
     >>> shape, gpu = read_model("Llama-3.1-8B"), find_gpu("RTX 4090")
     >>> print(roofline_part(roofline(shape, gpu), shape, gpu, 1).body.splitlines()[1])
-    d0 = "14.89 ms"
+    d0 = "19.39 ms"
     """
     several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     about = (
-        f"Iteration time: an optimistic estimate by kvplan {__version__}, not measured, for {shape.name} "
-        f"({shape.source}) on {several}{gpu.name} ({gpu.source}).",
+        f"Iteration time: an estimate by kvplan {__version__} for {shape.name} ({shape.source}) on "
+        f"{several}{gpu.name} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
-    return Part("timing", about, timing_text(found.timing), _origin(shape, gpu, tensor_parallel))
+    body = timing_text(found.timing, measured=MeasuredRange(band=found.band))
+    return Part("timing", about, body, _origin(shape, gpu, tensor_parallel))
 
 
 def _origin(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Origin:

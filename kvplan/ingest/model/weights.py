@@ -1,6 +1,6 @@
 """How many parameters a language model has, counted from its sizes, and how many bytes they take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.json_keys import Keys
@@ -124,10 +124,11 @@ def _expert_layers(keys: Keys, layers: int) -> int:
     return sum(1 for i in range(first, layers) if (i + 1) % step == 0 and i not in dense)
 
 
-def read_storage(keys: Keys) -> Storage:
-    """How the weights of a configuration are kept, by its `quantization_config`.
+def read_storage(table: Keys | None, *, experts: bool) -> Storage:
+    """How the weights of a configuration are kept, by its `quantization_config` or a file that stands for it.
 
-    Without one weights take 16 bits: engines load 32-bit checkpoints as 16-bit ones unless told otherwise.
+    Without one weights take 16 bits: engines load 32-bit checkpoints as 16-bit ones unless told otherwise. Where
+    `experts` are and attention is not quantised, only the experts are taken to be.
 
     Raises
     ------
@@ -136,12 +137,34 @@ def read_storage(keys: Keys) -> Storage:
 
     Examples
     --------
-    >>> read_storage(Keys("c", {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}))
+    >>> read_storage(Keys("c", {"quant_method": "gptq", "bits": 4, "group_size": 128}), experts=False)
     Storage(name='gptq', bits=4.15625, experts_only=False)
     """
-    table = keys.table("quantization_config")
     if table is None:
         return SIXTEEN_BIT
+    storage = _storage(table)
+    left_alone = table.words("ignore", "exclude_modules", "modules_to_not_convert") or ()
+    return (
+        replace(storage, experts_only=True) if experts and any("attn" in n for n in left_alone) else storage
+    )
+
+
+def read_kv_dtype(table: Keys | None) -> str:
+    """The type of KV cache that a quantised checkpoint is made for; "auto" where it does not say.
+
+    Examples
+    --------
+    >>> read_kv_dtype(Keys("hf_quant_config.json", {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}))
+    'fp8'
+    """
+    if table is None:
+        return "auto"
+    scheme = table.table("kv_cache_scheme")
+    eight = scheme.optional_size("num_bits") == 8 if scheme else "fp8" in table.text("kv_cache_quant_algo")
+    return "fp8" if eight else "auto"
+
+
+def _storage(table: Keys) -> Storage:
     method = table.text("quant_method")
     if method in ("fp8", "fbgemm_fp8"):
         return Storage("fp8", 8)
@@ -152,14 +175,22 @@ def read_storage(keys: Keys) -> Storage:
     if method == "bitsandbytes":
         return Storage(method, 4.5 if table.flag("load_in_4bit", default=False) else 8)
     if method == "modelopt":
-        return named_storage("nvfp4" if "fp4" in table.text("quant_algo") else "fp8")
+        return _modelopt(table)
     if method == "compressed-tensors":
         return _compressed(table)
-    raise keys.error(
-        "quantization_config.quant_method",
+    raise table.error(
+        "quant_method",
         f"{method[:40] or 'missing'}; must be one of fp8, fbgemm_fp8, awq, gptq, mxfp4, bitsandbytes, modelopt, "
-        "compressed-tensors; without quantization_config weights are taken to have 16 bits",
+        "compressed-tensors; without a quantization_config weights are taken to have 16 bits",
     )
+
+
+def _modelopt(table: Keys) -> Storage:
+    algorithm = table.text("quant_algo")
+    for part, name in (("fp4", "nvfp4"), ("w4", "int4"), ("int4", "int4"), ("fp8", "fp8")):
+        if part in algorithm:
+            return named_storage(name)
+    raise table.error("quant_algo", f"{algorithm[:40] or 'missing'}; must name FP8, NVFP4, INT4 or W4")
 
 
 def _compressed(table: Keys) -> Storage:
@@ -168,10 +199,12 @@ def _compressed(table: Keys) -> Storage:
     group = groups.table(name) if groups and name is not None else None
     weights = group.table("weights") if group else None
     if weights is None:
-        raise table.error("quantization_config.config_groups", "missing; must hold a group with weights")
+        raise table.error("config_groups", "missing; must hold a group with weights")
     bits = weights.size("num_bits", most=16)
     if bits == 8:
         return Storage("fp8" if weights.text("type") == "float" else "int8", 8)
+    if bits == 4 and weights.text("type") == "float":
+        return named_storage("nvfp4")
     return _grouped("compressed-tensors", bits, _group(weights))
 
 
@@ -192,7 +225,7 @@ _NAMED = {
     "int8": Storage("int8", 8),
     "int4": _grouped("int4", 4, _GROUP),
     "mxfp4": Storage("mxfp4", 4 + 8 / 32, experts_only=True),  # a scale of 8 bits for 32 weights
-    "nvfp4": Storage("nvfp4", 4 + 8 / 16),
+    **dict.fromkeys(("nvfp4", "fp4"), Storage("nvfp4", 4 + 8 / 16)),
 }
 
 

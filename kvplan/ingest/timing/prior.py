@@ -33,7 +33,12 @@ def of_deployment(deployment: Deployment) -> Prior | None:
         return None
     try:
         shape, gpu = read_model(deployment.model), find_gpu(deployment.gpu)
-        found = roofline(shape, gpu, tensor_parallel=deployment.tensor_parallel)
+        found = roofline(
+            shape,
+            gpu,
+            tensor_parallel=deployment.tensor_parallel,
+            weight_dtype=deployment.weight_dtype or None,
+        )
     except UsageError:
         return None
     return Prior(found.timing, f"the estimate for {shape.name} on {gpu.name}")
