@@ -24,7 +24,7 @@ from kvplan.simulation.experiments.runner import Announce, Progress
 
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
-_ROUNDS = 2  # of playing loads at a rate by the law that the last one gave
+_ROUNDS = 6  # of playing loads at a rate by the law that the last round gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +246,22 @@ def _fit_sweeps(
     if not believed:
         refuse_too_few(equations, names[0])
     fit = fit_timing(equations, prior, names=names)
-    for _ in range(_ROUNDS if at_a_rate else 0):
-        played = play(sweeps, replica, fit.timing, progress=progress, announce=announce)
-        fit = fit_timing(played, prior, names=names, among=[fit.terms])
-    return fit
+    if not at_a_rate:
+        return fit
+    found: list[tuple[float, TimingFit]] = []
+    for _ in range(_ROUNDS):
+        equations = play(sweeps, replica, fit.timing, progress=progress, announce=announce)
+        found.append((_misfit(fit, equations), fit))
+        fit = fit_timing(equations, prior, names=names, among=[fit.terms])
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _misfit(fit: TimingFit, played: Equations) -> float:
+    """Mean relative error of a law where loads are played by it."""
+    width = len(fit.terms.names)
+    law = np.array([*(getattr(fit.timing, name) for name in fit.terms.names), fit.request_overhead_s])
+    off = played.times(fit.terms, law[: width + bool(played.overhead.any())]) / played.seconds - 1
+    return float(np.abs(off).mean())
 
 
 def _outliers(
