@@ -10,6 +10,8 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
 from kvplan.decide.slo import Slo
 from kvplan.model import ServingModel
+from kvplan.report.inputs import extrapolations, origins_note, states
+from kvplan.units import format_number
 
 HOURS = 24  # into so many parts a sinusoid is cut
 
@@ -138,11 +140,29 @@ def fleet(
     return Fleet(max(needs, key=lambda one: (one.replicas or math.inf, one.demand_rps)), hours)
 
 
+def doubts(model: ServingModel, needed: Size) -> tuple[str, ...]:
+    """How the inputs of a size are known, where it leaves the measured range, and what the error band makes of it."""
+    said = list(origins_note(model.provenance))
+    if needed.replicas is not None:
+        one = scaled(model, needed.needed_rps / needed.replicas)
+        said += extrapolations(model.measured, tuple(states(one)))
+    if model.measured.band is not None:
+        least, most = (
+            math.ceil(needed.needed_rps * end / needed.sustainable_rps) for end in model.measured.band
+        )
+        times = " to ".join(format_number(end, 3) for end in model.measured.band)
+        said.append(
+            f"Error band of the timing: iterations took {times} times as long as it says, and with that the formulas "
+            f"ask for {max(least, 1):,} to {max(most, 1):,} replicas; what is simulated is the timing as it stands."
+        )
+    return tuple(said)
+
+
 class Offer(NamedTuple):
     """A profile and what it needs, at a price for a replica of so many GPUs and hour.
 
     The price is given to the label, a file's stem or the name of a shipped profile. `held` are the requests that memory
-    holds when it is full, in the mean.
+    holds when it is full, in the mean; `doubts` say what its inputs are worth.
     """
 
     label: str
@@ -152,6 +172,7 @@ class Offer(NamedTuple):
     gpus: int
     price: float | None
     held: float
+    doubts: tuple[str, ...] = ()
 
     @property
     def mean_gpus(self) -> float | None:
