@@ -113,7 +113,7 @@ def _sizing(
     requests: int | None,
     seeds: int,
 ) -> "Sizing":
-    from kvplan.decide.fleet import Offer, Sizing, doubts, fleet
+    from kvplan.decide.fleet import Offer, Sizing, fleet, notes
     from kvplan.decide.sizing import simulated
     from kvplan.decide.slo import parse_slo
     from kvplan.engines.advice import default_requests
@@ -151,7 +151,7 @@ def _sizing(
             one.model.replica.gpus,
             prices.get(label),
             requests_in_memory(one.model),
-            doubts(one.model, found.heaviest),
+            notes(one.model, found.heaviest),
         )
         for label, one, found in zip(labels, loaded, fleets, strict=True)
     )

@@ -19,7 +19,7 @@ from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.confirmation import Confirmed
-from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
+from kvplan.report.inputs import band_notes, doubts
 from kvplan.report.keys import Kind, Record
 
 
@@ -191,12 +191,10 @@ def check(
 
 
 def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
-    model = profile.model
-    yield from origins_note(model.provenance)
-    yield from extrapolations(model.measured, tuple(states(model)))
-    if model.measured.band is not None:
-        verdict = subject.analyses.verdict
-        yield from band_notes(model.measured, subject.analyses.load, verdict.drains_up_to_rps)
+    measured, analyses = profile.model.measured, subject.analyses
+    yield from doubts(profile.model)
+    if measured.band is not None:
+        yield from band_notes(measured, analyses.load, analyses.verdict.drains_up_to_rps)
 
 
 def report_of(profile: Profile) -> Analyses:

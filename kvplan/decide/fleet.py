@@ -10,7 +10,7 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
 from kvplan.decide.slo import Slo
 from kvplan.model import ServingModel
-from kvplan.report.inputs import extrapolations, origins_note, states
+from kvplan.report.inputs import doubts
 from kvplan.units import format_number
 
 HOURS = 24  # into so many parts a sinusoid is cut
@@ -140,20 +140,16 @@ def fleet(
     return Fleet(max(needs, key=lambda one: (one.replicas or math.inf, one.demand_rps)), hours)
 
 
-def doubts(model: ServingModel, needed: Size) -> tuple[str, ...]:
-    """How the inputs of a size are known, where it leaves the measured range, and what the error band makes of it."""
-    said = list(origins_note(model.provenance))
-    if needed.replicas is not None:
-        one = scaled(model, needed.needed_rps / needed.replicas)
-        said += extrapolations(model.measured, tuple(states(one)))
+def notes(model: ServingModel, needed: Size) -> tuple[str, ...]:
+    """What the inputs of a size are worth, and how many replicas the error band of the timing makes of it."""
+    one = model if needed.replicas is None else scaled(model, needed.needed_rps / needed.replicas)
+    said = list(doubts(one))
     if model.measured.band is not None:
-        least, most = (
-            math.ceil(needed.needed_rps * end / needed.sustainable_rps) for end in model.measured.band
-        )
+        ends = [math.ceil(needed.needed_rps * end / needed.sustainable_rps) for end in model.measured.band]
         times = " to ".join(format_number(end, 3) for end in model.measured.band)
         said.append(
-            f"Error band of the timing: iterations took {times} times as long as it says, and with that the formulas "
-            f"ask for {max(least, 1):,} to {max(most, 1):,} replicas; what is simulated is the timing as it stands."
+            f"Error band of the timing: iterations took {times} times as long as it says, with which the formulas ask "
+            f"for {' to '.join(f'{max(end, 1):,}' for end in ends)} replicas; simulated is the timing as it stands."
         )
     return tuple(said)
 
@@ -162,7 +158,7 @@ class Offer(NamedTuple):
     """A profile and what it needs, at a price for a replica of so many GPUs and hour.
 
     The price is given to the label, a file's stem or the name of a shipped profile. `held` are the requests that memory
-    holds when it is full, in the mean; `doubts` say what its inputs are worth.
+    holds when it is full, in the mean; `notes` say what its inputs are worth.
     """
 
     label: str
@@ -172,7 +168,7 @@ class Offer(NamedTuple):
     gpus: int
     price: float | None
     held: float
-    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def mean_gpus(self) -> float | None:

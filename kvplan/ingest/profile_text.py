@@ -17,6 +17,7 @@ from kvplan.version import __version__
 
 _TABLES = ("gpu", "timing", "plan", "gate", "workload", "classes")
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
+_CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _WIDTH = 118
 _LEAST_S = 1e-12  # a profile can say no less
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
@@ -111,7 +112,13 @@ def replica_part(
     table = {**values, **{key: value for key, value in old.items() if key not in values}}
     rest = [key for key in table if key not in values]
     kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if rest else []
-    return Part("gpu", (*about, *kept), _table("gpu", table), origin, tuple(rest))
+    return Part(
+        "gpu",
+        (*about, *kept),
+        _table("gpu", table),
+        origin,
+        tuple(key for key in rest if key not in _CONVENTIONS),
+    )
 
 
 def classes_part(classes: Sequence[RequestClass], about: Iterable[str], origin: Origin) -> Part:
@@ -219,8 +226,7 @@ def _together(part: Part, kept: Origin, base: str) -> Origin:
     own = part.origin
     if Knowledge.weakest(own.basis, kept.basis) is own.basis:
         return own
-    origin = f"{own.source}; {', '.join(part.kept)}: {kept.basis}, kept from {base}"
-    return Origin(kept.basis, origin, own.date)
+    return Origin(kept.basis, f"{', '.join(part.kept)} kept from {base}; the rest: {own.source}", own.date)
 
 
 def _origin(origin: Origin) -> object:

@@ -229,7 +229,7 @@ def notes(found: Sizing) -> tuple[str, ...]:
     ]
     for offer in found.offers:
         of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
-        said += [f"{of_it}{doubt}" for doubt in offer.doubts]
+        said += [f"{of_it}{note}" for note in offer.notes]
     said += _too_short(found)
     if any(offer.fleet.hours for offer in found.offers):
         said.append(

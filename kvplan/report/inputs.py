@@ -11,7 +11,6 @@ from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_tokens
 
 _UNSEEN = 0.005  # beyond a range by less is not said: no factor would show it
-_SHORT = 40  # characters of a source on the first screen
 _SURE = (Knowledge.MEASURED, Knowledge.STATED)
 _AMOUNTS = {
     "kv_tokens": "holds {} KV tokens",
@@ -193,6 +192,13 @@ def _in_full(name: str, origin: Origin) -> str:
     return f"{name} {origin.basis} ({source})" if source else f"{name} {origin.basis}"
 
 
+def doubts(model: ServingModel) -> Iterator[str]:
+    """What is neither measured nor stated, and where the plan leaves the range that the timing was measured in."""
+    if any(basis not in _SURE for basis in inputs(model)):
+        yield from origins_note(model.provenance)
+    yield from extrapolations(model.measured, tuple(states(model)))
+
+
 def source_text(origin: Origin) -> str:
     """Where a part comes from, and when it was recorded; empty where nobody says.
 
@@ -208,23 +214,23 @@ def caveat(model: ServingModel) -> str:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> origins = Provenance(timing=Origin(Knowledge.ASSUMED, "another model's"))
+    >>> origins = Provenance(gpu=Origin(Knowledge.ASSUMED), timing=Origin(Knowledge.ASSUMED, "another model's"))
     >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
     >>> caveat(ServingModel((one,), Timing(1.0), Replica(60), provenance=origins))
-    "timing assumed, another model's"
+    "gpu and timing assumed (another model's)"
     """
+    unsure = {f.name: getattr(model.provenance, f.name) for f in fields(Provenance)}
+    unsure = {name: origin for name, origin in unsure.items() if origin.basis not in _SURE}
+    said = []
+    for basis in Knowledge:
+        names = [name for name, origin in unsure.items() if origin.basis is basis]
+        if names:
+            *others, last = names
+            said.append(f"{', '.join(others)} and {last} {basis}" if others else f"{last} {basis}")
     factors = [one.factor for one in beyond(model.measured, tuple(states(model)))]
-    parts: dict[str, list[str]] = {}
-    for name in (f.name for f in fields(Provenance)):
-        origin, words = getattr(model.provenance, name), []
-        if origin.basis not in _SURE:
-            words.append(str(origin.basis))
-        if name == "timing" and factors:
-            furthest = max(factors, key=lambda f: abs(math.log(f)) if f > 0 else math.inf)
-            words.append(f"extrapolated {format_number(furthest, 3)} times")
-        if origin.basis not in _SURE and origin.source:
-            source = origin.source
-            words.append(source if len(source) <= _SHORT else f"{source[: _SHORT - 1]}…")
-        if words:
-            parts.setdefault(", ".join(words), []).append(name)
-    return "; ".join(f"{' and '.join(names)} {words}" for words, names in parts.items())
+    if factors:
+        furthest = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
+        times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""
+        said.append(f"timing extrapolated{times}")
+    sources = dict.fromkeys(origin.source for origin in unsure.values() if origin.source)
+    return ", ".join(said) + (f" ({'; '.join(sources)})" if sources else "")

@@ -72,8 +72,7 @@ def test_of_a_table_that_keeps_keys_of_its_base_the_weakest_counts(
     found = origins(kept, part).gpu
     assert found.basis == expected
     weaker = expected != own
-    more = f"; max_num_seqs: {of_base}, kept from base.toml"
-    assert found.source == "serve.log" + more * weaker
+    assert found.source == "max_num_seqs kept from base.toml; the rest: " * weaker + "serve.log"
     whole = replica_part(kept, {"memory_tokens": 9000, "max_num_seqs": 3}, [], Origin(Knowledge(own), "log"))
     assert origins(kept, whole).gpu == Origin(Knowledge(own), "log")  # nothing is kept
 

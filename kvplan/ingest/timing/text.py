@@ -57,12 +57,17 @@ def timing_part(fit: TimingFit, samples: Sequence[Samples]) -> Part:
 
 
 def measured_range(fit: TimingFit, samples: Sequence[Samples]) -> MeasuredRange:
-    """The range of the samples that a timing rests on, and how long four fifths of them took against it."""
+    """The range of the samples that a timing rests on, and how long four fifths of them took against it.
+
+    Averages over many iterations, which are not whole, do not say how much prefill any of them computed.
+    """
     low, high = np.quantile(fit.measured_s[fit.kept] / fit.fitted_s[fit.kept], _BAND).tolist()
     kept = {
         name: _ends(np.concatenate([getattr(s, name) for s in samples])[fit.kept])
         for name in ("kv_tokens", "prefill_tokens", "sequences")
     }
+    if not all((s.prefill_tokens % 1 == 0).all() for s in samples):
+        del kept["prefill_tokens"]
     exact = max(abs(low - 1), abs(high - 1)) < _EXACT
     return MeasuredRange(**kept, band=None if exact else (low, high))
 

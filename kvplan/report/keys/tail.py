@@ -1,9 +1,14 @@
 """Keys of the blocks that close the report: inputs, the simulation, sources and notes, and what is to be done."""
 
-from kvplan.model import Knowledge
 from kvplan.report.keys.record import Block, Kind, Record
 from kvplan.report.words import Basis
 
+_KNOWLEDGE = (
+    "measured",
+    "stated",
+    "estimated",
+    "assumed",
+)  # of `kvplan.model.provenance`, which brings numpy
 _NOT_SIMULATED = "Only a simulation can fill this block, and none was asked for."
 
 
@@ -15,7 +20,7 @@ def _input(name: str, what: str) -> Record:
         here=lambda e: e(f"origin_{name}"),
         source="the profile",
         kind=Kind.TEXT,
-        allowed=tuple(Knowledge),
+        allowed=_KNOWLEDGE,
         basis="assumption",
     )
 
