@@ -69,6 +69,7 @@ def composed(
     >>> profile.model.provenance.timing.source
     'monday.csv'
     """
+    parts = [_with_overhead(base, part) for part in parts]
     measured = {part.table for part in parts} | {"workload" for part in parts if part.table == "classes"}
     kept = _kept(base, [name for name in _TABLES if name not in measured])
     if default_base:
@@ -168,6 +169,16 @@ def timing_text(
     if ranges := {f.name: value for f in fields(MeasuredRange) if (value := getattr(measured, f.name, None))}:
         table["measured"] = _value({name: list(map(_plain, value)) for name, value in ranges.items()})
     return "\n".join(["[timing]", *(f"{name} = {text}" for name, text in table.items())])
+
+
+def _with_overhead(base: Profile, part: Part) -> Part:
+    """A timing keeps what a request of `base` takes outside the engine, unless it says that itself."""
+    overhead = base.model.request_overhead_s
+    if part.table != "timing" or overhead == 0 or "request_overhead" in tomli.loads(part.body)["timing"]:
+        return part
+    about = f"Kept from {printable(base.source)}: request_overhead."
+    body = f"{part.body}\nrequest_overhead = {_duration(overhead)}"
+    return part._replace(about=(*part.about, about), body=body, kept=("request_overhead",))
 
 
 def comment(paragraphs: Iterable[str]) -> str:

@@ -77,6 +77,15 @@ def test_of_a_table_that_keeps_keys_of_its_base_the_weakest_counts(
     assert origins(kept, whole).gpu == Origin(Knowledge(own), "log")  # nothing is kept
 
 
+def test_a_timing_keeps_the_overhead_of_its_base_unless_it_has_its_own() -> None:
+    kept = base(BASE.replace("d0 = 0.01", 'd0 = 0.01\nrequest_overhead = "14 ms"'))
+    for overhead, expected, basis in ((0.0, 0.014, "estimated"), (0.02, 0.02, "measured")):
+        timing = Part("timing", ("Measured.",), timing_text(Timing(0.02), overhead), LOG)
+        model = composed(kept, [timing], source="x").model
+        assert (model.timing.d0, model.request_overhead_s) == (0.02, expected)
+        assert model.provenance.timing.basis == basis
+
+
 def test_a_source_is_cut_and_made_printable() -> None:
     part = TRAFFIC._replace(origin=replace(LOG, source="a\x1b" + "b" * 500))
     found = origins(base(), part).workload
