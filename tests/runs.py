@@ -58,6 +58,8 @@ def a_run(
         "kv_sum": 0.0,
         "kv_peak": 0,
         "queue_peak": 0,
+        "prefill_peak": 0,
+        "batch_peak": 0,
         "resident": 0,
         "stuck": False,
         "kv_histogram": counts(1),

@@ -11,7 +11,8 @@ The loop
     jumps to the next arrival; where none is to come either and requests remain, the run ends as a livelock.
     `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
     that would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop
-    the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
+    the first `clients` requests arrive at 0 and each completion brings the next one at that moment, or as much later as
+    a request takes outside the engine (two completions,
     two arrivals).
 
 Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`, `vllm-v0`)
@@ -169,6 +170,8 @@ class SlowResult:
     kv_per_iteration: list[int]  # memory held while the batch ran, whole blocks
     waiting_per_iteration: list[int]  # queue once the batch was formed
     evicted_per_iteration: list[int]  # since the batch before
+    prefill_per_iteration: list[int]
+    sequences_per_iteration: list[int]
     batches: list[list[tuple[int, int]]]  # (request, its stage; in `vllm` its grant), in order of admission
     livelock: bool
 
@@ -243,6 +246,7 @@ class Run:
         self.queue: list[Request] = []
         self.resident: list[Request] = []  # in order of admission
         self.now = 0.0
+        self.request_overhead_s = 0.0
         self.evicted = 0  # since the batch before
         self.recomputed_tokens = 0
 
@@ -277,6 +281,7 @@ class Run:
     def run(self, horizon_s: float | None) -> SlowResult:
         horizon = math.inf if horizon_s is None else horizon_s
         kv, waiting, evicted = [], [], []
+        prefill, sequences = [], []
         batches = []
         computed_tokens = 0
         livelock = False
@@ -317,6 +322,8 @@ class Run:
             waiting.append(len(self.queue))
             evicted.append(self.evicted)
             self.evicted = 0
+            prefill.append(work.prefill_tokens)
+            sequences.append(work.sequences)
             batches.append(labels)
             computed_tokens += work.prefill_tokens + len(work.emitting)
             for request in work.emitting:
@@ -339,15 +346,17 @@ class Run:
             kv_per_iteration=kv,
             waiting_per_iteration=waiting,
             evicted_per_iteration=evicted,
+            prefill_per_iteration=prefill,
+            sequences_per_iteration=sequences,
             batches=batches,
             livelock=livelock,
         )
 
     def bring_the_next(self) -> None:
-        """Closed loop: a client whose request completed sends the next one."""
+        """Closed loop: a client whose request completed sends the next one, which takes its time outside the engine."""
         for request in self.to_come:
             if request.arrival_s is None:
-                request.arrival_s = self.now
+                request.arrival_s = self.now + self.request_overhead_s
                 return
 
 
@@ -993,6 +1002,9 @@ def simulate(
     params: Mapping[str, Any],
     *,
     horizon_s: float | None = None,
+    request_overhead_s: float = 0.0,
 ) -> SlowResult:
     """Run one policy on one list of requests; the module's docstring says how."""
-    return POLICIES[policy](requests, timing, replica, params).run(horizon_s)
+    run = POLICIES[policy](requests, timing, replica, params)
+    run.request_overhead_s = request_overhead_s
+    return run.run(horizon_s)

@@ -29,6 +29,7 @@ class Case:
     replica: Replica
     parameters: dict[str, tuple[float, ...]]
     horizon_s: float | None = None
+    request_overhead_s: float = 0.0
 
     def kernel(self, policy: Policy, name: str, *, compile: bool = False) -> Outcome:
         names = tuple(f"class {i}" for i in range(CLASSES))
@@ -41,6 +42,7 @@ class Case:
             self.timing,
             self.replica,
             setup,
+            request_overhead_s=self.request_overhead_s,
             compile=compile,
             horizon_s=self.horizon_s,
         )
@@ -51,7 +53,13 @@ class Case:
         if "assume" in given:
             given["assume"] = ("exact", "max")[int(given["assume"][0])]
         return slow_simulator.simulate(
-            name, self.requests, self.timing, self.replica, given, horizon_s=self.horizon_s
+            name,
+            self.requests,
+            self.timing,
+            self.replica,
+            given,
+            horizon_s=self.horizon_s,
+            request_overhead_s=self.request_overhead_s,
         )
 
     def some_request_never_fits(self, name: str) -> bool:
@@ -109,6 +117,7 @@ REPLICAS = st.builds(
     max_num_batched_tokens=st.none() | st.integers(1, 12),
 )
 CLIENTS = st.none() | st.integers(1, 5)
+OVERHEADS = st.sampled_from([0.0, 0.0, 0.4, 2.0])
 HORIZONS = st.none() | st.floats(0.0, 40.0)
 THRESHOLDS = st.tuples(*[st.integers(1, 4)] * CLASSES)
 LONGEST = st.tuples(*[st.integers(9, 12)] * CLASSES)  # tokens; no request generates more
@@ -167,6 +176,7 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
         replica,
         parameters,
         end,
+        draw(OVERHEADS),
     )
 
 

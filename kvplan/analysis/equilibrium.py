@@ -60,7 +60,8 @@ class Lever(NamedTuple):
 class Load(NamedTuple):
     """What is offered against what can be sustained; the keys of the report's `load` block.
 
-    `load_factor_max` α scales every rate until the first limit is met; None where it overflows a float.
+    `load_factor_max` α scales every rate until the first limit is met; None where it overflows a float. The
+    range of the sustainable rate is that of the timing's error band; None where it has none.
     """
 
     offered_rps: float
@@ -68,6 +69,7 @@ class Load(NamedTuple):
     load_factor_max: float | None
     headroom: float | None
     sustainable_rps: float
+    sustainable_rps_range: tuple[float, float] | None
     sustainable_decode_tokens_per_s: float
     sensitivity: Sensitivity
 
@@ -252,6 +254,12 @@ def _least(rates: dict[str, Number]) -> Number:
     return min(values)
 
 
+def most_admissions(model: ServingModel) -> float:
+    """Admissions per iteration at which the first limit is met: n*, where that is memory."""
+    limits = _limits(model.replica, per_request(model), 1.0)
+    return float(min(limit / need for _, limit, need in limits))
+
+
 def rates_that_hold(model: ServingModel, kv_tokens: Sequence[float]) -> list[float]:
     """Rates at which the equilibrium holds so many KV tokens, requests/s.
 
@@ -314,7 +322,17 @@ def sustainable_rate(model: ServingModel) -> tuple[str, float]:
 
 def load(model: ServingModel) -> Load:
     """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2)."""
-    return _single(_load(model, per_request(model)))
+    return _with_range(_single(_load(model, per_request(model))), model)
+
+
+def _with_range(load: Load, model: ServingModel) -> Load:
+    """With what the error band of the timing makes of the rate: of times all f times as long, a rate is 1/f."""
+    if model.measured.band is None:
+        return load
+    shortest, longest = model.measured.band
+    return load._replace(
+        sustainable_rps_range=(load.sustainable_rps / longest, load.sustainable_rps / shortest)
+    )
 
 
 def _load(model: Model, cost: PerRequest) -> Load:
@@ -327,6 +345,7 @@ def _load(model: Model, cost: PerRequest) -> Load:
         load_factor_max=factor,
         headroom=factor - 1,
         sustainable_rps=sustainable,
+        sustainable_rps_range=None,
         sustainable_decode_tokens_per_s=sustainable * cost.decode_tokens,
         sensitivity=_sensitivity(model, cost, sustainable),
     )
@@ -538,7 +557,11 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
     with np.errstate(all="ignore"):  # beyond a float is inf, as in plain arithmetic
         cost = _costs(many.mix, many.timing)
         found = Blocks(_load(many, cost), _equilibrium(many, cost, names), _saturation(many, cost))
-    return _each(found, len(models))
+    pairs = zip(_each(found, len(models)), models, strict=True)
+    return [
+        one if model.measured.band is None else one._replace(load=_with_range(one.load, model))
+        for one, model in pairs
+    ]
 
 
 def _where(condition: Any, value: Any) -> Any:
@@ -554,7 +577,7 @@ def _each(result: Any, count: int) -> list[Any]:
         parts = zip(*(_each(part, count) for part in result), strict=True)
         make = getattr(type(result), "_make", tuple)
         return [make(part) for part in parts]
-    if isinstance(result, str):
+    if result is None or isinstance(result, str):
         return [result] * count
     values = result.ravel().tolist() if isinstance(result, np.ndarray) else [result]
     return [None if value != value else value for value in values]

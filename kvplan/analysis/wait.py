@@ -44,7 +44,8 @@ class ClassWait(NamedTuple):
     mean_wait_bound_s
         Upper bound on the mean wait before the first iteration, seconds; exact for a single class.
     latency_s
-        That wait, then one interval n_i/λ_i for every further iteration, then ΔT; seconds.
+        That wait, then one interval n_i/λ_i for every further iteration, then ΔT, and what a request takes outside
+        the engine; seconds.
     queue_bound
         Bound on the mean number waiting when an iteration starts, requests; exact for a single class.
     """
@@ -70,7 +71,7 @@ class DialRow(NamedTuple):
     throughput_rps
         Largest total rate that these thresholds keep up with, tΣλ/ΔT, requests/s.
     latency_s
-        Mean over requests of t/2 + (iterations - 1)·t + ΔT, seconds.
+        Mean over requests of t/2 + (iterations - 1)·t + ΔT, and what a request takes outside the engine, seconds.
     """
 
     interval_s: float
@@ -448,7 +449,7 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
                 iteration_time_s=iteration,
                 kv_tokens=rate * cost.held * interval,
                 throughput_rps=rate * interval / iteration,
-                latency_s=interval * (cost.iterations - 0.5) + iteration,
+                latency_s=interval * (cost.iterations - 0.5) + iteration + model.request_overhead_s,
             )
         )
     return tuple(rows)
@@ -481,6 +482,7 @@ def wait(model: ServingModel) -> Wait:
     largest = largest_thresholds(thresholds, means, model.replica.capacity_tokens, windows)
     arrivals = means.rate_rps * iteration if windows is None else windows.most_in(iteration)
     alone = len(model.classes) == 1 and not varies
+    overhead = model.request_overhead_s
     return Wait(
         feasible=True,
         thresholds=tuple(int(n) for n in thresholds),
@@ -488,7 +490,7 @@ def wait(model: ServingModel) -> Wait:
         kv_tokens=kv_tokens,
         fits=kv_tokens <= model.replica.capacity_tokens,
         classes=tuple(
-            _class_wait(c.name, rate, int(n), float(stages), iteration, brought, alone=alone)
+            _class_wait(c.name, rate, int(n), float(stages), iteration, brought, overhead, alone=alone)
             for c, rate, n, stages, brought in zip(
                 model.classes,
                 means.rate_rps.tolist(),
@@ -513,6 +515,7 @@ def _class_wait(
     iterations: float,
     iteration_time_s: float,
     arrivals: float,
+    request_overhead_s: float,
     *,
     alone: bool,
 ) -> ClassWait:
@@ -521,6 +524,6 @@ def _class_wait(
         name=name,
         threshold=threshold,
         mean_wait_bound_s=before,
-        latency_s=before + (iterations - 1) * threshold / rate_rps + iteration_time_s,
+        latency_s=before + (iterations - 1) * threshold / rate_rps + iteration_time_s + request_overhead_s,
         queue_bound=queue_at_start(arrivals, threshold, alone=alone),
     )

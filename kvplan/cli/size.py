@@ -113,7 +113,7 @@ def _sizing(
     requests: int | None,
     seeds: int,
 ) -> "Sizing":
-    from kvplan.decide.fleet import Offer, Sizing, fleet
+    from kvplan.decide.fleet import Offer, Sizing, fleet, notes
     from kvplan.decide.sizing import simulated
     from kvplan.decide.slo import parse_slo
     from kvplan.engines.advice import default_requests
@@ -138,18 +138,23 @@ def _sizing(
         for one, count in zip(loaded, sizes, strict=True)
     ]
     with _watching() as watch:
-        offers = tuple(
-            Offer(
-                label,
-                one.name,
-                one.sha256,
-                fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure)),
-                one.model.replica.gpus,
-                prices.get(label),
-                requests_in_memory(one.model),
-            )
+        fleets = [
+            fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure))
             for label, one, measure in zip(labels, loaded, measures, strict=True)
+        ]
+    offers = tuple(
+        Offer(
+            label,
+            one.name,
+            one.sha256,
+            found,
+            one.model.replica.gpus,
+            prices.get(label),
+            requests_in_memory(one.model),
+            notes(one.model, found.heaviest),
         )
+        for label, one, found in zip(labels, loaded, fleets, strict=True)
+    )
     return Sizing(offers, headroom, slos, policy, tuple(sizes), seeds)
 
 

@@ -19,6 +19,7 @@ from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.confirmation import Confirmed
+from kvplan.report.inputs import band_notes, doubts
 from kvplan.report.keys import Kind, Record
 
 
@@ -110,6 +111,8 @@ class Checked:
         Empty where anything cannot be judged.
     remedies
         What remedies everything at once, where several requirements fail.
+    notes
+        What the inputs are worth: how they are known, and where the timing is asked about more than was measured.
     """
 
     source: str
@@ -119,6 +122,7 @@ class Checked:
     results: tuple[Result, ...]
     problems: tuple[Problem, ...]
     remedies: tuple[Remedy, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -182,7 +186,15 @@ def check(
     if problems:
         return Checked(profile.source, file, profile.name, profile.sha256, (), tuple(problems))
     answered, together = _with_remedies(profile, subject, results)
-    return Checked(profile.source, file, profile.name, profile.sha256, answered, (), together)
+    notes = tuple(_notes(profile, subject))
+    return Checked(profile.source, file, profile.name, profile.sha256, answered, (), together, notes)
+
+
+def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
+    measured, analyses = profile.model.measured, subject.analyses
+    yield from doubts(profile.model)
+    if measured.band is not None:
+        yield from band_notes(measured, analyses.load, analyses.verdict.drains_up_to_rps)
 
 
 def report_of(profile: Profile) -> Analyses:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any, NamedTuple
 
 from kvplan.decide.check import read_report
@@ -181,7 +182,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
             own = isinstance(name, str) and names.count(name) == 1
             yield from _leaves(item, path + (named(str(name)) if own else f"[{i}]"))
     else:
-        yield path, value
+        yield path, value.isoformat() if isinstance(value, date) else value
 
 
 def _is_number(value: Leaf) -> bool:

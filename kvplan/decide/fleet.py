@@ -10,6 +10,8 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
 from kvplan.decide.slo import Slo
 from kvplan.model import ServingModel
+from kvplan.report.inputs import doubts
+from kvplan.units import format_number
 
 HOURS = 24  # into so many parts a sinusoid is cut
 
@@ -138,11 +140,25 @@ def fleet(
     return Fleet(max(needs, key=lambda one: (one.replicas or math.inf, one.demand_rps)), hours)
 
 
+def notes(model: ServingModel, needed: Size) -> tuple[str, ...]:
+    """What the inputs of a size are worth, and how many replicas the error band of the timing makes of it."""
+    one = model if needed.replicas is None else scaled(model, needed.needed_rps / needed.replicas)
+    said = list(doubts(one))
+    if model.measured.band is not None:
+        ends = [math.ceil(needed.needed_rps * end / needed.sustainable_rps) for end in model.measured.band]
+        times = " to ".join(format_number(end, 3) for end in model.measured.band)
+        said.append(
+            f"Error band of the timing: iterations took {times} times as long as it says, with which the formulas ask "
+            f"for {' to '.join(f'{max(end, 1):,}' for end in ends)} replicas; simulated is the timing as it stands."
+        )
+    return tuple(said)
+
+
 class Offer(NamedTuple):
     """A profile and what it needs, at a price for a replica of so many GPUs and hour.
 
     The price is given to the label, a file's stem or the name of a shipped profile. `held` are the requests that memory
-    holds when it is full, in the mean.
+    holds when it is full, in the mean; `notes` say what its inputs are worth.
     """
 
     label: str
@@ -152,6 +168,7 @@ class Offer(NamedTuple):
     gpus: int
     price: float | None
     held: float
+    notes: tuple[str, ...] = ()
 
     @property
     def mean_gpus(self) -> float | None:

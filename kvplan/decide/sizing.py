@@ -72,7 +72,8 @@ class Thresholds(NamedTuple):
     down_kv_utilization
         Take one away below this: the rest then carries `rate_rps` each; None for a single replica.
     waiting
-        Requests before their first token at that rate: rate times simulated mean TTFT (Little's law).
+        Requests in the engine before their first token at that rate: rate times simulated mean TTFT (Little's law),
+        but for what that has outside the engine.
     confirmed
         The rate is one that was simulated; else it is the sustainable one of the formulas.
     """
@@ -280,13 +281,16 @@ def _why_never(model: ServingModel, idle: Measured, slos: Sequence[Slo]) -> str:
 
 def _without_company(model: ServingModel, slo: Slo) -> str:
     """What a request takes that is alone on a replica."""
+    outside = f", and {format_seconds(model.request_overhead_s)} outside the engine" * (
+        model.request_overhead_s > 0
+    )
     if slo.key.startswith("tpot_s"):
         return f", for an iteration takes at least d0 = {format_seconds(model.timing.d0)}"
     if slo.key.startswith("ttft_s"):
         prompt = model.timing(0, float(model.mix.share @ model.mix.prefill_tokens), 0)
-        return f", for the iteration of a prompt takes {format_seconds(prompt)} on average (d0 + d2·tokens)"
+        return f", for the iteration of a prompt takes {format_seconds(prompt)} on average (d0 + d2·tokens){outside}"
     if slo.key.startswith("e2e_s"):
-        return f", for its iterations alone take {format_seconds(time_alone(model))} on average"
+        return f", for its iterations alone take {format_seconds(time_alone(model))} on average{outside}"
     return ""
 
 
@@ -308,7 +312,7 @@ def _thresholds(
         rate_rps=rate,
         kv_utilization=_utilization(model, rate),
         down_kv_utilization=_utilization(model, less) if less > 0 else None,
-        waiting=None if waits is None else rate * waits.mean,
+        waiting=None if waits is None else rate * (waits.mean - model.request_overhead_s),
         confirmed=confirmed,
     )
 

@@ -74,6 +74,7 @@ def render(document: Document, pictures: Sequence[Picture] = (), notice: str | N
             f"<h1>{quote(document.title)}</h1>",
             f'<p class="verdict"><strong class="{_COLOURS[document.status]}">{word}</strong> '
             f"{quote(document.headline)}</p>",
+            *([f'<p class="soft">{quote(document.caveat)}</p>'] if document.caveat else []),
             "</header>",
             "<main>",
             f"<section>{_beside(first, [p for p in pictures if p.section is None])}</section>",

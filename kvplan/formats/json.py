@@ -114,6 +114,7 @@ def check(checked: "Sequence[checking.Checked]") -> Document:
                 "problems": [asdict(problem) for problem in one.problems],
                 "requirements": [_requirement(result) for result in one.results],
                 "mends": [_remedy(remedy) for remedy in one.remedies],
+                "notes": list(one.notes),
             }
             for one in checked
         ],

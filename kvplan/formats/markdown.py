@@ -49,6 +49,7 @@ def render(document: Document) -> str:
     parts = [
         f"## {quote(document.title)}",
         f"**{word}** {quote(document.headline)}",
+        *([quote(document.caveat)] if document.caveat else []),
         _table(document.summary),
         "**What to do**",
         _lines(f"{n}. {quote(action)}" for n, action in enumerate(document.actions, 1)),

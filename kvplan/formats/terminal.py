@@ -59,6 +59,7 @@ def render(
         [
             Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
             _verdict(document),
+            *([Text(document.caveat, "dim", overflow="ellipsis", no_wrap=True)] if document.caveat else []),
             Text(),
             Text("What to do", "bold"),
             _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),

@@ -17,6 +17,7 @@ from kvplan.version import __version__
 
 _TABLES = ("gpu", "timing", "plan", "gate", "workload", "classes")
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
+_CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _WIDTH = 118
 _LEAST_S = 1e-12  # a profile can say no less
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
@@ -68,6 +69,7 @@ def composed(
     >>> profile.model.provenance.timing.source
     'monday.csv'
     """
+    parts = [_with_overhead(base, part) for part in parts]
     measured = {part.table for part in parts} | {"workload" for part in parts if part.table == "classes"}
     kept = _kept(base, [name for name in _TABLES if name not in measured])
     if default_base:
@@ -111,7 +113,13 @@ def replica_part(
     table = {**values, **{key: value for key, value in old.items() if key not in values}}
     rest = [key for key in table if key not in values]
     kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if rest else []
-    return Part("gpu", (*about, *kept), _table("gpu", table), origin, tuple(rest))
+    return Part(
+        "gpu",
+        (*about, *kept),
+        _table("gpu", table),
+        origin,
+        tuple(key for key in rest if key not in _CONVENTIONS),
+    )
 
 
 def classes_part(classes: Sequence[RequestClass], about: Iterable[str], origin: Origin) -> Part:
@@ -161,6 +169,16 @@ def timing_text(
     if ranges := {f.name: value for f in fields(MeasuredRange) if (value := getattr(measured, f.name, None))}:
         table["measured"] = _value({name: list(map(_plain, value)) for name, value in ranges.items()})
     return "\n".join(["[timing]", *(f"{name} = {text}" for name, text in table.items())])
+
+
+def _with_overhead(base: Profile, part: Part) -> Part:
+    """A timing keeps what a request of `base` takes outside the engine, unless it says that itself."""
+    overhead = base.model.request_overhead_s
+    if part.table != "timing" or overhead == 0 or "request_overhead" in tomli.loads(part.body)["timing"]:
+        return part
+    about = f"Kept from {printable(base.source)}: request_overhead."
+    body = f"{part.body}\nrequest_overhead = {_duration(overhead)}"
+    return part._replace(about=(*part.about, about), body=body, kept=("request_overhead",))
 
 
 def comment(paragraphs: Iterable[str]) -> str:
@@ -219,8 +237,7 @@ def _together(part: Part, kept: Origin, base: str) -> Origin:
     own = part.origin
     if Knowledge.weakest(own.basis, kept.basis) is own.basis:
         return own
-    origin = f"{own.source}; {', '.join(part.kept)}: {kept.basis}, kept from {base}"
-    return Origin(kept.basis, origin, own.date)
+    return Origin(kept.basis, f"{', '.join(part.kept)} kept from {base}; the rest: {own.source}", own.date)
 
 
 def _origin(origin: Origin) -> object:

@@ -11,6 +11,9 @@ from kvplan.units import ABSENT, format_number, format_percent, format_rate, for
 _FEW = 8  # profiles; of more, those that pass have a line each
 _MAX_CHANGES = 8  # of a remedy that are written out
 _DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and profile shows what moved"
+_NOT_KNOWN = (
+    "no change of rates, memory or limits makes an input better known; measure it, and say so in [provenance]"
+)
 _NONE = (
     f"neither less traffic nor up to {format_number(MAX_FACTOR)} times the memory or a binding limit would make it "
     "pass"
@@ -54,6 +57,8 @@ def _section(checked: Checked) -> Section:
         blocks.append(Bullets(tuple(remarks)))
     if sum(not r.judgement.passed and r.requirement is not None for r in checked.results) > 1:
         blocks.append(Bullets((f"All of them together: {remedies_text(checked.remedies)}.",)))
+    if checked.notes:
+        blocks.append(Bullets(checked.notes))
     return Section("check", heading, tuple(blocks))
 
 
@@ -139,6 +144,8 @@ def _remarks(result: Result) -> list[str]:
 
 def advice_text(result: Result) -> str:
     """What is said to do about a requirement that fails."""
+    if result.key.path[0] == "inputs":
+        return _NOT_KNOWN
     return _DRIFTED if result.requirement is None else remedies_text(result.remedies)
 
 

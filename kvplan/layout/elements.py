@@ -70,7 +70,7 @@ class Section(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A report for people: the first screen (up to `actions`), then the details."""
+    """A report for people: the first screen (up to `caveat`, a line of it that may be empty), then the details."""
 
     title: str
     status: Status
@@ -79,6 +79,7 @@ class Document(NamedTuple):
     actions: tuple[str, ...]
     sections: tuple[Section, ...]
     origin: str
+    caveat: str = ""
 
 
 def words(name: str) -> Column:

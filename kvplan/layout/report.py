@@ -26,6 +26,7 @@ from kvplan.layout.elements import (
     words,
 )
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
+from kvplan.report.inputs import headroom_range_text, range_text
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
@@ -79,6 +80,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
         actions=report.actions,
         sections=tuple(_section(report, key) for key in known if not sections or key in sections),
         origin=origin(report.profile.sha256),
+        caveat=report.caveat and f"Inputs: {report.caveat}.",
     )
 
 
@@ -105,13 +107,15 @@ def _without_basis(block: Block) -> Block:
 def _summary(report: Report) -> Table:
     offered, cycle, sources = report.load, report.worst_cycle, report.sources
     strongest, other = report.levers
+    ends = offered.sustainable_rps_range
+    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(ends, offered.offered_rps)
     loss = format_percent(cycle.loss)
     if cycle.loss > 0:
         loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
     rows = (
         ("Offered load", _rps(offered.offered_rps), Basis.ASSUMPTION),
-        ("Sustainable rate", _rps(offered.sustainable_rps), sources["load"].kind),
-        ("Headroom", format_percent(offered.headroom, signed=True), sources["load"].kind),
+        ("Sustainable rate", _rps(offered.sustainable_rps) + range_text(ends), sources["load"].kind),
+        ("Headroom", headroom, sources["load"].kind),
         ("Binding constraint", report.verdict.binding, sources["load"].kind),
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), _how_recovery_is_known(report)),
         ("Strongest lever", _lever(strongest), sources["load"].kind),

@@ -1,11 +1,12 @@
 """A study for people: policies side by side, a column each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, number, table, words
+from kvplan.report.inputs import State, extrapolations
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.study import Study
@@ -164,7 +165,26 @@ def notes(found: Study) -> tuple[str, ...]:
                 f"{result.policy}: {format_number(result.unfinished)} requests had arrived and were not finished"
                 f"{_unfinished(found, run)}; latencies leave them out."
             )
+    if (outside := found.first[0].request_overhead_s) > 0:
+        said.append(
+            f"TTFT and E2E have {format_seconds(outside)} in them that a request takes outside the engine; all other "
+            "times are the engine's."
+        )
+    said += extrapolations(found.measured, tuple(_visited(found)))
     return (*said, *_sureness(found), *_limits(found))
+
+
+def _visited(found: Study) -> Iterator[State]:
+    """What the iterations of each policy did at most, in all its runs, and on average."""
+    for result, runs in zip(found.results, found.runs, strict=True):
+        outcomes = [outcome for _, outcome in runs]
+        yield State(
+            f"{result.policy} at its peak",
+            max(run.kv_peak for run in outcomes),
+            max(run.prefill_peak for run in outcomes),
+            max(run.batch_peak for run in outcomes),
+        )
+        yield State(f"{result.policy} on average", result.kv_tokens.mean)
 
 
 def _sureness(found: Study) -> tuple[str, ...]:

@@ -227,6 +227,9 @@ def notes(found: Sizing) -> tuple[str, ...]:
         "replica; an objective holds if the upper end of its 95% interval does.",
         "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
     ]
+    for offer in found.offers:
+        of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+        said += [f"{of_it}{note}" for note in offer.notes]
     said += _too_short(found)
     if any(offer.fleet.hours for offer in found.offers):
         said.append(

@@ -32,6 +32,7 @@ from kvplan.analysis.wait import Wait, wait
 from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
 from kvplan.analysis.worst_window import Peak, peak
 from kvplan.model import Plan, ServingModel
+from kvplan.report.inputs import Inputs, caveat, inputs
 from kvplan.report.keys import REGISTRY
 from kvplan.report.notes import Source, notes, sources
 from kvplan.report.verdict import actions, summary
@@ -65,6 +66,12 @@ class Verdict(NamedTuple):
     recovers_up_to_rps: float | None
     confirmed_up_to_rps: float | None = None
 
+    @property
+    def drains_up_to_rps(self) -> float:
+        """The smaller of the two, where there are two; 0 where none is known."""
+        confirmed = math.inf if self.confirmed_up_to_rps is None else self.confirmed_up_to_rps
+        return min(self.recovers_up_to_rps or 0.0, confirmed)
+
 
 class Report(NamedTuple):
     """Everything `kvplan analyze` says about a profile; fields in the order of the contract.
@@ -86,10 +93,12 @@ class Report(NamedTuple):
     wait: Wait
     nested_wait: NestedWait
     safety_buffer: SafetyBuffer
+    inputs: Inputs
     simulation: dict[str, Any] | None
     sources: dict[str, Source]
     notes: tuple[str, ...]
     actions: tuple[str, ...]
+    caveat: str
 
 
 def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = None) -> Report:
@@ -126,10 +135,12 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         wait=found.wait,
         nested_wait=found.nested_wait,
         safety_buffer=found.safety_buffer,
+        inputs=found.inputs,
         simulation=None,
         sources=found.sources,
         notes=found.notes,
         actions=found.actions,
+        caveat=found.caveat,
     )
 
 
@@ -247,6 +258,11 @@ class Analyses:
         return safety_buffer(self.model, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
 
     @cached_property
+    def inputs(self) -> Inputs:
+        """How the parts of the profile are known."""
+        return inputs(self.model)
+
+    @cached_property
     def sources(self) -> dict[str, Source]:
         """Where the numbers of each block come from."""
         return sources(self.model, self.worst_cycle)
@@ -264,6 +280,7 @@ class Analyses:
             self.wait,
             self.safety_buffer,
             self.peak,
+            self.verdict.drains_up_to_rps,
         )
 
     @cached_property
@@ -280,6 +297,11 @@ class Analyses:
             self.peak,
             self.recovery,
         )
+
+    @cached_property
+    def caveat(self) -> str:
+        """What the first screen says of inputs that are not sure; empty where they are."""
+        return caveat(self.model)
 
     @cached_property
     def peak(self) -> Peak | None:

@@ -21,6 +21,7 @@ from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, closed_form
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.assembly import Report
+from kvplan.report.inputs import source_text
 from kvplan.report.keys import CONTRACT, law_text
 from kvplan.report.keys.evidence import DIGITS, Figure, listed
 from kvplan.units import format_number
@@ -69,6 +70,7 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
     figures = {
         **_of_mix(model),
         **_of_replica(model),
+        **_of_provenance(model),
         **dict(_after_changes(model)),
         **_of_cycle(model, report),
         **_of_plan(model, plan, report),
@@ -135,7 +137,24 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
         "blocks": Figure("⌊M/b⌋", "pages of memory", replica.memory_tokens // replica.block_tokens),
         "longest_blocks": Figure("⌈max(s+d)/b⌉", "pages of the longest request", pages),
         "computed_blocks": Figure("⌈(max(s+d)−1)/b⌉", "pages of it that vLLM computes", max(computed, 1)),
+        "overhead": Figure(
+            "request_overhead", "time of a request outside the engine, s", model.request_overhead_s
+        ),
         "shift": Figure("", "1 where prefill is inline, else 0", inline),
+    }
+
+
+def _of_provenance(model: ServingModel) -> dict[str, Figure]:
+    least, most = model.measured.band or (None, None)
+    took = "that iterations took against what the timing says"
+    origins = {name: getattr(model.provenance, name) for name in ("gpu", "timing", "workload")}
+    return {
+        "band_least": Figure("band[0]", f"least {took}", least),
+        "band_most": Figure("band[1]", f"most {took}", most),
+        **{
+            f"origin_{name}": Figure("", "the source, as [provenance] has it", source_text(origin) or None)
+            for name, origin in origins.items()
+        },
     }
 
 

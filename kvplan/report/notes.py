@@ -12,6 +12,7 @@ from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_seconds, format_tokens
@@ -95,10 +96,14 @@ def notes(
     waiting: Wait,
     buffer: SafetyBuffer,
     varying: Peak | None,
+    drains_up_to_rps: float,
 ) -> tuple[str, ...]:
     """What was assumed, what is not modelled, and what to beware of."""
     replica = model.replica
     found = [
+        *origins_note(model.provenance),
+        *extrapolations(model.measured, tuple(states(model))),
+        *band_notes(model.measured, offered, drains_up_to_rps),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         "Not modelled: prefix sharing, speculative decoding, swapping, pipeline bubbles, routing between replicas.",

@@ -10,6 +10,7 @@ from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
+from kvplan.report.inputs import range_text
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
@@ -29,8 +30,10 @@ def summary(
     model: ServingModel,
 ) -> str:
     """A sentence with the numbers, and the reason where admissions need a cap."""
-    sustainable = format_number(offered.sustainable_rps)
-    rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable} sustainable"
+    sustainable = f"{format_number(offered.sustainable_rps)} sustainable"
+    if offered.sustainable_rps_range is not None:
+        sustainable += f"{range_text(offered.sustainable_rps_range)[:-1]} in the error band of the timing)"
+    rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable}"
     if status is Status.OVERLOADED:
         excess = offered.offered_rps / offered.sustainable_rps - 1
         return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."

@@ -41,6 +41,7 @@ from kvplan.simulation.state import (
     NOBODY,
     NOW,
     OUTSIDE,
+    OVERHEAD,
     PARKED,
     PARTIAL,
     PARTLY,
@@ -437,7 +438,9 @@ def complete(s: State, request: int, now: float) -> None:
     c[COMPLETED] += 1
     c[LAST_COMPLETION] = c[ITERATIONS]
     if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
-        s.time[c[RELEASED], ARRIVAL] = now
+        s.time[c[RELEASED], ARRIVAL] = (
+            now + s.clock[OVERHEAD]
+        )  # when the client has it, and has sent the next
         c[RELEASED] += 1
 
 

@@ -20,6 +20,7 @@ from kvplan.simulation.outcome import Ending, Outcome, Series
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
     ARRIVAL,
+    BATCH_PEAK,
     BIN,
     BLOCK,
     BUSY,
@@ -42,8 +43,10 @@ from kvplan.simulation.state import (
     NEVER_FITS,
     NOW,
     OVERFLOWS,
+    OVERHEAD,
     PEAK,
     PROMPTS,
+    PROMPTS_PEAK,
     QUEUE_PEAK,
     QUEUES,
     RECOMPUTED,
@@ -118,6 +121,8 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[COMPUTED] += c[PROMPTS] + requests
         c[ITERATIONS] += 1
         c[OVERFLOWS] += c[EVICTED] > evictions
+        c[PROMPTS_PEAK] = max(c[PROMPTS_PEAK], c[PROMPTS])
+        c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
         note(s)
         finish_iteration(s)
     return GOES_ON
@@ -230,6 +235,7 @@ def run(
     replica: Replica,
     setup: Setup,
     *,
+    request_overhead_s: float = 0.0,
     horizon_s: float | None = None,
     compile: bool | None = None,
     watch: Callable[[int], bool] | None = None,
@@ -243,6 +249,9 @@ def run(
         Forms the batch of an iteration; see `kvplan.simulation.policies`.
     setup
         From the policy's `prepare`.
+    request_overhead_s
+        What a request takes outside the engine, seconds: part of its latencies, and in a closed loop the next comes
+        so much after a completion.
     horizon_s
         Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
         later than those given.
@@ -255,7 +264,7 @@ def run(
     """
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
-    state = new_state(requests, timing, replica, setup, horizon_s)
+    state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s)
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
@@ -296,6 +305,9 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         queue_peak=int(c[QUEUE_PEAK]),
         kv_histogram=s.histogram,
         bin_tokens=int(s.fixed[BIN]),
+        prefill_peak=int(c[PROMPTS_PEAK]),
+        batch_peak=int(c[BATCH_PEAK]),
         overflows=int(c[OVERFLOWS]),
+        request_overhead_s=float(s.clock[OVERHEAD]),
         series=Series(int(c[STRIDE]), clock, kv, waiting, running, evictions, completions, busy),
     )

@@ -167,8 +167,8 @@ def policy_result(
     >>> outcome = Outcome(
     ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
     ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, busy_s=4.0, kv_sum=27.0, kv_peak=8,
-    ...     resident=0, stuck=False, queue_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]), bin_tokens=1, overflows=0,
-    ...     series=series)
+    ...     resident=0, stuck=False, queue_peak=1, prefill_peak=5, batch_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]),
+    ...     bin_tokens=1, overflows=0, series=series)
     >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
     >>> result.throughput_rps, result.kv_tokens.mean, result.e2e_s.mean, result.tpot_s.mean
     (0.5, 6.75, 2.0, 1.0)
@@ -322,9 +322,9 @@ def _latencies(requests: Requests, outcome: Outcome) -> dict[str, FloatArray]:
     later_tokens = requests.decode_tokens - 1
     decoding_s = outcome.finish_s - outcome.first_token_s
     return {
-        "ttft_s": np.where(np.isnan(outcome.finish_s), np.nan, outcome.first_token_s - outcome.arrival_s),
+        "ttft_s": np.where(np.isnan(outcome.finish_s), np.nan, outcome.ttft_s),
         "tpot_s": np.where(later_tokens > 0, decoding_s / np.maximum(later_tokens, 1), np.nan),
-        "e2e_s": outcome.finish_s - outcome.arrival_s,
+        "e2e_s": outcome.e2e_s,
     }
 
 

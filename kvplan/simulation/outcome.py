@@ -57,7 +57,8 @@ class Outcome:
     ----------
     arrival_s, first_token_s, finish_s : ndarray, shape (n_requests,)
         Seconds from the start; NaN for what has not happened. The first token counts even where the request was
-        evicted later and had to begin again. Arrivals of a closed loop are those that came about.
+        evicted later and had to begin again. Arrivals of a closed loop are those that came about. All by the clock of
+        the engine.
     evictions : ndarray of int64, shape (n_requests,)
         How often each request was evicted.
     end_s
@@ -74,6 +75,8 @@ class Outcome:
         Sum over iterations of the memory held while they ran, tokens.
     kv_peak, queue_peak
         Most memory held in a batch, tokens; most requests waiting when a batch began.
+    prefill_peak, batch_peak
+        Most prefill tokens computed in a batch, and most requests in one.
     kv_histogram : ndarray of int64, shape (n_bins,)
         Iterations by memory held while they ran; bin j holds j·bin_tokens up to (j+1)·bin_tokens, exclusive.
     resident
@@ -82,6 +85,8 @@ class Outcome:
         A livelock because of a request that can never fit, even alone; else of requests that evict each other.
     overflows
         Iterations that began with more than the memory, so that somebody was evicted.
+    request_overhead_s
+        What each request took besides, outside the engine.
     """
 
     arrival_s: FloatArray
@@ -97,12 +102,15 @@ class Outcome:
     kv_sum: float
     kv_peak: int
     queue_peak: int
+    prefill_peak: int
+    batch_peak: int
     resident: int
     stuck: bool
     kv_histogram: IntArray
     bin_tokens: int
     overflows: int
     series: Series
+    request_overhead_s: float = 0.0
 
     @property
     def finished(self) -> bool:
@@ -110,6 +118,16 @@ class Outcome:
         return self.ending is Ending.FINISHED
 
     @property
+    def ttft_s(self) -> FloatArray:
+        """What each request waited for its first token, outside the engine too; shape (n_requests,), seconds."""
+        return self.first_token_s - self.arrival_s + self.request_overhead_s
+
+    @property
+    def e2e_s(self) -> FloatArray:
+        """What each request waited for its last token, outside the engine too; shape (n_requests,), seconds."""
+        return self.finish_s - self.arrival_s + self.request_overhead_s
+
+    @property
     def mean_e2e_s(self) -> float:
-        """Mean time from arrival to the last token, where every request completed."""
-        return float(np.mean(self.finish_s - self.arrival_s))
+        """The mean of `e2e_s`, where every request completed."""
+        return float(np.mean(self.e2e_s))

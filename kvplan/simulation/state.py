@@ -41,6 +41,8 @@ OUTSIDE, PARTIAL = -1, -2
     COMPUTED,
     PEAK,
     QUEUE_PEAK,
+    PROMPTS_PEAK,
+    BATCH_PEAK,
     WAITING,
     STUCK,  # why nothing can ever complete, where that is known: NEVER_FITS or AGAIN
     LAST_COMPLETION,  # iteration
@@ -50,11 +52,11 @@ OUTSIDE, PARTIAL = -1, -2
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
     _COUNTERS,
-) = range(26)
+) = range(28)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
-NOW, HORIZON, BUSY, KV_SUM = range(4)  # positions in `State.clock`
+NOW, HORIZON, BUSY, KV_SUM, OVERHEAD = range(5)  # positions in `State.clock`
 
 (CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS) = range(9)  # in `State.fixed`
 
@@ -112,7 +114,8 @@ class State(NamedTuple):
     knobs : ndarray of float64
         Parameters of the policy.
     clock : ndarray of float64
-        NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens).
+        NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens), OVERHEAD: what a request takes
+        outside the engine (seconds).
     counter : ndarray of int64
         Counters.
     time : ndarray, shape (n_requests, 3), seconds
@@ -207,7 +210,12 @@ def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntAr
 
 
 def new_state(
-    requests: Requests, timing: Timing, replica: Replica, setup: Setup, horizon_s: float | None
+    requests: Requests,
+    timing: Timing,
+    replica: Replica,
+    setup: Setup,
+    horizon_s: float | None,
+    request_overhead_s: float = 0.0,
 ) -> State:
     """The state before anything has arrived."""
     size, block = requests.arrival_s.size, replica.block_tokens
@@ -254,7 +262,7 @@ def new_state(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
-        clock=np.array([0.0, horizon, 0.0, 0.0]),
+        clock=np.array([0.0, horizon, 0.0, 0.0, request_overhead_s]),
         counter=count,
         time=time,
         request=request,

@@ -107,7 +107,8 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
         "profile": ProfileIdentity(sweep.name, sweep.sha256),
     }
     if _shares_stability(sweep):
-        known["stability"] = _stability(replace(point.model, timing=_ANY_TIMING, replica=_roomy(point.model)))
+        alike = replace(point.model, timing=_ANY_TIMING, request_overhead_s=0.0, replica=_roomy(point.model))
+        known["stability"] = _stability(alike)
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}
     error = None

@@ -242,6 +242,7 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "gpu.max_num_seqs": _TOKENS,
     "gpu.max_num_batched_tokens": _TOKENS,
     **{f"timing.{f.name}": _TOKENS if f.name == "knee_tokens" else _SECONDS for f in fields(Timing)},
+    "timing.request_overhead": _SECONDS,
     "workload.rate": _NUMBER,
     "classes.rate": _NUMBER,
     "classes.share": _NUMBER,

@@ -15,7 +15,20 @@ from kvplan import simulate, sweep
 from kvplan.analysis import equilibrium
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
-from kvplan.model import Plan, Prefill, Prompts, Replica, RequestClass, ServingModel, Timing, iteration_time
+from kvplan.model import (
+    Knowledge,
+    MeasuredRange,
+    Origin,
+    Plan,
+    Prefill,
+    Prompts,
+    Provenance,
+    Replica,
+    RequestClass,
+    ServingModel,
+    Timing,
+    iteration_time,
+)
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, to_document
 from kvplan.report.assembly import analyze as report_of
@@ -296,7 +309,18 @@ OTHER: dict[str, dict[str, Any]] = {
         "rate_rps": 9.0,
     },
     "plan": {"delta": 0.2, "horizon_s": 60.0, "segments": 3},
+    "model": {
+        "request_overhead_s": 0.5,
+        "measured": MeasuredRange((0, 10), (0, 10), (0, 10), (0.5, 2.0)),
+        "provenance": Provenance(*[Origin(Knowledge.ASSUMED, "another model's")] * 3),
+    },
 }
+TAKEN_APART = {
+    "classes",
+    "timing",
+    "replica",
+    "schedule",
+}  # the last in test_schedule.py
 # What a field does not change, and why.
 UNMOVED = {
     ("class", "name", "simulate"): "a name",
@@ -312,6 +336,13 @@ UNMOVED = {
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"
         for name in OTHER["plan"]
     },
+    ("model", "request_overhead_s", "side by side"): "no part in load, equilibrium and saturation",
+    ("model", "measured", "explain"): "a range that the report does not have is not explained",
+    ("model", "measured", "simulate"): "how sure the timing is, moves no request",
+    **{
+        ("model", "provenance", what): "where figures come from, moves none"
+        for what in ("side by side", "sweep", "simulate")
+    },
     **{("timing", name, "side by side"): "linear laws only" for name in ("d4", "d5", "knee_tokens")},
 }
 
@@ -320,6 +351,8 @@ def changed(base: ServingModel, group: str, name: str) -> tuple[ServingModel, Pl
     value, plan = OTHER[group][name], Plan()
     if group == "plan":
         return base, replace(plan, **{name: value})
+    if group == "model":
+        return replace(base, **{name: value}), plan
     if group == "class":
         first = replace(base.classes[0], **{name: value})
         return replace(base, classes=(first, *base.classes[1:])), plan
@@ -384,3 +417,4 @@ def test_every_field_counts_or_is_declared_not_to(group: str, name: str, seen_by
 def test_the_walk_leaves_no_field_out() -> None:
     for group, kind in (("timing", Timing), ("replica", Replica), ("class", RequestClass), ("plan", Plan)):
         assert set(OTHER[group]) == {f.name for f in fields(kind)}
+    assert {*OTHER["model"], *TAKEN_APART} == {f.name for f in fields(ServingModel)}

@@ -44,6 +44,11 @@ def agree(name: str, case: Case, fast: Outcome) -> None:
         np.testing.assert_allclose(times, np.array(expected, dtype=np.float64), rtol=1e-9)
     assert fast.recomputed_tokens == slow.recomputed_tokens
     assert fast.computed_tokens == slow.computed_tokens
+    assert fast.prefill_peak == max(slow.prefill_per_iteration, default=0)
+    assert fast.batch_peak == max(slow.sequences_per_iteration, default=0)
+    for latency, until in ((fast.ttft_s, slow.first_token_s), (fast.e2e_s, slow.finish_s)):
+        engine_s = np.array(until, dtype=np.float64) - np.array(slow.arrival_s, dtype=np.float64)
+        np.testing.assert_allclose(latency, engine_s + case.request_overhead_s, rtol=1e-9, atol=1e-9)
 
 
 LONG_ROW = st.tuples(st.integers(1, 3000), st.integers(1, 30), st.integers(0, CLASSES - 1), GAPS)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from datetime import date
 from functools import cache
 from typing import Any
 
@@ -12,12 +13,23 @@ from shipped import NAMES, profile, report
 
 from kvplan.errors import UsageError
 from kvplan.formats import explanation
-from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import (
+    Knowledge,
+    MeasuredRange,
+    Origin,
+    Plan,
+    Prefill,
+    Provenance,
+    Replica,
+    RequestClass,
+    ServingModel,
+    Timing,
+)
 from kvplan.report import explain as explaining
 from kvplan.report.assembly import analyze, to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
 from kvplan.report.figures import Inputs, gather
-from kvplan.report.keys import BLOCKS, CONTRACT, Record, law_text
+from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record, law_text
 from kvplan.report.keys.evidence import Figure
 
 Case = tuple[dict[str, Any], Inputs]
@@ -61,6 +73,13 @@ MODELS = {
     ),
 }
 
+ORIGIN = Origin(Knowledge.ESTIMATED, "a data sheet", date(2026, 11, 22))
+MODELS["inputs told"] = replace(
+    MODELS["inline"],
+    request_overhead_s=0.25,
+    measured=MeasuredRange(band=(0.5, 1.25)),
+    provenance=Provenance(ORIGIN, ORIGIN, ORIGIN),
+)
 MODELS |= {f"{name}, bent": replace(model, timing=BENT) for name, model in MODELS.items()}
 
 
@@ -75,7 +94,7 @@ CASES = [pytest.param(make, name, id=name) for make, name in EVERY]
 
 def paths(value: Any, path: str = "") -> Iterator[str]:
     """Keys of a document as the contract writes them."""
-    if path == "sources" or (path == "worst_cycle.danger_zone_rps" and value):
+    if path == "sources" or (path in CONTRACT and CONTRACT[path].kind is Kind.PAIR and value):
         yield path
     elif isinstance(value, dict):
         for key, below in value.items():
@@ -188,6 +207,7 @@ def test_nearly_every_number_has_a_calculation_somewhere() -> None:
     }
     without = {
         *(key for key in CONTRACT if key.endswith((".name", ".kind", ".feasible", ".fits"))),
+        "load.sustainable_rps_range",  # two numbers; below
         "worst_cycle.danger_zone_rps",
         "worst_cycle.settled",
         "worst_cycle.classes[].period",
@@ -200,6 +220,24 @@ def test_nearly_every_number_has_a_calculation_somewhere() -> None:
     assert numbers - without - calculated == set()
     assert {"stability.gcd", "stability.recovery_iterations"} <= calculated
     assert "stability.min_stable_input_tokens.asymptotic" in calculated
+
+
+def test_the_range_of_the_sustainable_rate_is_the_rate_over_the_ends_of_the_band() -> None:
+    document, inputs = made("inputs told")
+    (place,) = explaining.places_of(CONTRACT["load.sustainable_rps_range"], document, inputs)
+    rate = document["load"]["sustainable_rps"]
+    assert place.value == [rate / 1.25, rate / 0.5]
+    assert re.fullmatch(r"(\S+)/1.25 to \1/0.5", place.here)
+
+
+def test_an_input_is_explained_with_its_source() -> None:
+    document, inputs = made("inputs told")
+    for name in ("gpu", "timing", "workload"):
+        (place,) = explaining.places_of(CONTRACT[f"inputs.{name}"], document, inputs)
+        assert (place.value, place.here) == ("estimated", "a data sheet, 2026-11-22")
+    document, inputs = made("inline")
+    (place,) = explaining.places_of(CONTRACT["inputs.gpu"], document, inputs)
+    assert (place.value, place.here) == ("stated", "")
 
 
 @pytest.mark.parametrize(("chance", "rate"), [(1e-9, 2e-10), (0.02, 1e-4)])

@@ -26,7 +26,7 @@ from kvplan.layout import diff as diff_tables
 from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile, shipped_profiles
 from kvplan.report.assembly import Analyses, ProfileIdentity, to_document
-from kvplan.report.keys import Kind
+from kvplan.report.keys import CONTRACT, Kind
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
 # 1 s then sustain 60/5 = 12 requests/s; 8 are offered, so there is a headroom of 12/8 - 1 = 0.5 and 8 x 5 = 40 tokens.
@@ -159,7 +159,7 @@ def test_every_key_of_the_contract_is_known_with_its_kind() -> None:
         for key in KEYS:
             if key in ("simulation", "sources"):
                 continue
-            item = "[0]" if key == "worst_cycle.danger_zone_rps" else ""
+            item = "[0]" if CONTRACT[key].kind is Kind.PAIR else ""
             known = parse_key(key.replace("[]", "[0]") + item)
             try:
                 value = value_of(known, document.__getitem__)

@@ -48,6 +48,7 @@ def by_hand(**changes: Any) -> tuple[Requests, Outcome]:
         "kv_sum": 90.0,
         "kv_peak": 39,
         "queue_peak": 2,
+        "request_overhead_s": 0.25,
         "kv_histogram": counts(1, 1, 1, 1),
         "bin_tokens": 10,
         "series": a_series(np.array([2.0, 10.0]), waiting=(2, 1)),
@@ -64,12 +65,12 @@ def test_the_figures_of_three_requests() -> None:
     assert (result.evictions, result.recomputed_tokens, result.recomputed_share) == (2, 25, 0.25)
     assert asdict(result.kv_tokens) == {"mean": 22.5, "p99": 39, "peak": 39}
     assert asdict(result.queue) == {"peak": 2, "end": 1}
-    assert asdict(result.ttft_s) == pytest.approx({"mean": 3.0, "p50": 3.0, "p95": 3.0, "p99": 3.0})
-    assert asdict(result.e2e_s) == pytest.approx({"mean": 5.0, "p50": 5.0, "p95": 6.8, "p99": 6.96})
+    assert asdict(result.ttft_s) == pytest.approx({"mean": 3.25, "p50": 3.25, "p95": 3.25, "p99": 3.25})
+    assert asdict(result.e2e_s) == pytest.approx({"mean": 5.25, "p50": 5.25, "p95": 7.05, "p99": 7.21})
     assert asdict(result.tpot_s) == {"mean": 1.0, "p50": 1.0, "p95": 1.0, "p99": 1.0}
     long, short = result.classes
-    assert (long.name, long.completed, long.e2e_s.mean, long.tpot_s.mean) == ("long", 1, 7.0, 1.0)
-    assert (short.name, short.completed, short.e2e_s.p99, short.tpot_s.mean) == ("short", 1, 3.0, None)
+    assert (long.name, long.completed, long.e2e_s.mean, long.tpot_s.mean) == ("long", 1, 7.25, 1.0)
+    assert (short.name, short.completed, short.e2e_s.p99, short.tpot_s.mean) == ("short", 1, 3.25, None)
 
 
 def test_names_and_order_are_those_of_the_contract() -> None:
@@ -146,7 +147,7 @@ def test_figures_are_means_over_seeds_with_a_students_t_interval() -> None:
 def test_a_figure_that_a_run_lacks_is_left_out_of_its_mean() -> None:
     none_done = a_run((0.0, 1.0), (3.0, NAN), (NAN, NAN), ending=Ending.HORIZON, end_s=10.0)
     result = result_of(by_hand(), none_done)
-    assert (result.completed, result.e2e_s.mean, result.ci95["e2e_s.mean"]) == (1, 5.0, None)
+    assert (result.completed, result.e2e_s.mean, result.ci95["e2e_s.mean"]) == (1, 5.25, None)
 
 
 def test_the_99th_percentile_of_memory_is_exact_in_bins_of_a_token() -> None:

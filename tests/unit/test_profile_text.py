@@ -72,10 +72,18 @@ def test_of_a_table_that_keeps_keys_of_its_base_the_weakest_counts(
     found = origins(kept, part).gpu
     assert found.basis == expected
     weaker = expected != own
-    more = f"; max_num_seqs: {of_base}, kept from base.toml"
-    assert found.source == "serve.log" + more * weaker
+    assert found.source == "max_num_seqs kept from base.toml; the rest: " * weaker + "serve.log"
     whole = replica_part(kept, {"memory_tokens": 9000, "max_num_seqs": 3}, [], Origin(Knowledge(own), "log"))
     assert origins(kept, whole).gpu == Origin(Knowledge(own), "log")  # nothing is kept
+
+
+def test_a_timing_keeps_the_overhead_of_its_base_unless_it_has_its_own() -> None:
+    kept = base(BASE.replace("d0 = 0.01", 'd0 = 0.01\nrequest_overhead = "14 ms"'))
+    for overhead, expected, basis in ((0.0, 0.014, "estimated"), (0.02, 0.02, "measured")):
+        timing = Part("timing", ("Measured.",), timing_text(Timing(0.02), overhead), LOG)
+        model = composed(kept, [timing], source="x").model
+        assert (model.timing.d0, model.request_overhead_s) == (0.02, expected)
+        assert model.provenance.timing.basis == basis
 
 
 def test_a_source_is_cut_and_made_printable() -> None:

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from kvplan.model import Knowledge
 from kvplan.report.assembly import Report
 from kvplan.report.keys import BLOCKS, CONTRACT, REGISTRY, SOURCE_KEYS, Kind, gateable
 from kvplan.report.schema import json_schema
@@ -100,6 +101,8 @@ def test_the_schema_accepts_the_reports_and_is_one() -> None:
         ("load", {"headroom": "much"}),
         ("stability", {"gcd": 1.5}),
         ("wait", {"thresholds": [1, None]}),
+        ("load", {"sustainable_rps_range": [1.0]}),
+        ("inputs", {"gpu": "guessed"}),
         ("worst_cycle", {"danger_zone_rps": [1.0]}),
         ("saturation", {"throughput_rps": None}),
         ("sources", {"load": {"source": "", "kind": "guessed"}}),
@@ -111,9 +114,18 @@ def test_the_schema_refuses_what_no_report_holds(block: str, change: dict[str, A
     assert not jsonschema.Draft202012Validator(json_schema()).is_valid(document)
 
 
+PAIRS = ("worst_cycle.danger_zone_rps", "load.sustainable_rps_range")
+
+
+def test_inputs_are_known_in_the_words_of_the_model() -> None:
+    """The registry cannot import them: they bring numpy."""
+    for name in ("gpu", "timing", "workload"):
+        assert CONTRACT[f"inputs.{name}"].allowed == tuple(map(str, Knowledge))
+
+
 def test_requirements_can_be_about_every_key_that_holds_a_value() -> None:
-    assert set(CONTRACT) - set(gateable()) == {"simulation", "sources", "worst_cycle.danger_zone_rps"}
-    assert "worst_cycle.danger_zone_rps[]" in gateable()
+    assert set(CONTRACT) - set(gateable()) == {"simulation", "sources", *PAIRS}
+    assert {f"{pair}[]" for pair in PAIRS} <= set(gateable())
 
 
 def test_the_registry_is_cheap_to_import() -> None:

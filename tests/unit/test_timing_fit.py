@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 from slow_simulator import simulate
 
-from kvplan.errors import UsageError
-from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
 from kvplan.ingest.timing.played import requests_of
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 from kvplan.model import Prefill, Replica, Timing
 

@@ -34,11 +34,6 @@ class Kind(StrEnum):
     E2E = "E2E"
     INTERVAL = "time between completions"
 
-    @property
-    def of_client(self) -> bool:
-        """Whether a client's overhead is part of it."""
-        return self in (Kind.TTFT, Kind.E2E)
-
 
 class Terms(NamedTuple):
     """Which of the terms beyond the linear ones a law has."""
@@ -81,6 +76,8 @@ class Equations:
         Position of the file among those read, and the line in it.
     kv_tokens, prefill_tokens, sequences : ndarray, shape (n_equations,)
         Means over iterations.
+    prefill_peak : ndarray, shape (n_equations,), tokens
+        Most prefill of an iteration; NaN where only a mean is known.
     """
 
     amounts: FloatArray
@@ -96,6 +93,7 @@ class Equations:
     kv_tokens: FloatArray
     prefill_tokens: FloatArray
     sequences: FloatArray
+    prefill_peak: FloatArray
 
     def __len__(self) -> int:
         return int(self.seconds.size)
@@ -153,7 +151,13 @@ def of_samples(samples: Sequence[Samples]) -> Equations:
         kv_tokens=kv,
         prefill_tokens=prefill,
         sequences=batch,
+        prefill_peak=np.where(_whole(samples), prefill, np.nan),
     )
+
+
+def _whole(samples: Sequence[Samples]) -> bool:
+    """Whether samples are iterations and not averages over many, whose prefill tokens are not whole."""
+    return all((some.prefill_tokens % 1 == 0).all() for some in samples)
 
 
 def knees_of(computed: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.timing.doubts import doubts, refuse_too_few, settled_by_prior
 from kvplan.ingest.timing.equations import PREFILL, BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.family import believed, chosen, family, tried
-from kvplan.ingest.timing.played import UNIT, UNLIMITED, by_littles_law, play
+from kvplan.ingest.timing.played import UNIT, UNLIMITED, Law, by_littles_law, play
 from kvplan.ingest.timing.reading import Measured
 from kvplan.ingest.timing.robust import agreeing, constants, contradicted, with_prefill
 from kvplan.ingest.timing.samples import Samples
@@ -24,7 +24,10 @@ from kvplan.simulation.experiments.runner import Announce, Progress
 
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
-_ROUNDS = 6  # of playing loads at a rate by the law that the last round gave
+_ROUNDS, _ROUNDS_OF_LOOPS = (
+    6,
+    2,
+)  # of playing loads by the law that the last round gave: at a rate, in closed loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class TimingFit:
 
     Attributes
     ----------
+    constants : ndarray, shape (n_terms,)
+        As the equations have them: of the law, then the overhead.
     request_overhead_s
         What a client waits for beside the engine.
     terms
@@ -73,6 +78,7 @@ class TimingFit:
         What the equations cannot tell.
     """
 
+    constants: FloatArray
     timing: Timing
     request_overhead_s: float
     terms: Terms
@@ -85,6 +91,11 @@ class TimingFit:
     envelope: bool
     outliers: tuple[Outlier, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def law(self) -> Law:
+        """What loads are played by."""
+        return Law(self.timing, self.request_overhead_s)
 
     @property
     def trimmed(self) -> int:
@@ -171,6 +182,7 @@ def fit_timing(
         found, from_prior = with_prefill(resting, terms, prior), tuple({*from_prior, "d2"})
     timing, overhead = equations.law(terms, found)
     return TimingFit(
+        constants=found,
         timing=timing,
         request_overhead_s=overhead,
         terms=terms,
@@ -238,19 +250,17 @@ def _fit_sweeps(
     progress: Progress | None,
     announce: Announce | None,
 ) -> TimingFit:
-    """Loads that come at a rate are first read as Little's law has it, and then played until the law stays."""
+    """Loads are played until the law stays; those that come at a rate are first read as Little's law has it."""
     names = [sweep.source for sweep in sweeps]
     at_a_rate = any(point.rate_rps is not None for sweep in sweeps for point in sweep.points)
-    law = fit_timing(by_littles_law(sweeps), prior, among=[Terms()]).timing if at_a_rate else UNIT
+    law = Law(fit_timing(by_littles_law(sweeps), prior, among=[Terms()]).timing) if at_a_rate else UNIT
     equations = play(sweeps, replica, law, progress=progress, announce=announce)
     if not believed:
         refuse_too_few(equations, names[0])
     fit = fit_timing(equations, prior, names=names)
-    if not at_a_rate:
-        return fit
     found: list[tuple[float, TimingFit]] = []
-    for _ in range(_ROUNDS):
-        equations = play(sweeps, replica, fit.timing, progress=progress, announce=announce)
+    for _ in range(_ROUNDS if at_a_rate else _ROUNDS_OF_LOOPS):
+        equations = play(sweeps, replica, fit.law, progress=progress, announce=announce)
         found.append((_misfit(fit, equations), fit))
         fit = fit_timing(equations, prior, names=names, among=[fit.terms])
     return min(found, key=lambda pair: pair[0])[1]
@@ -258,10 +268,7 @@ def _fit_sweeps(
 
 def _misfit(fit: TimingFit, played: Equations) -> float:
     """Mean relative error of a law where loads are played by it."""
-    width = len(fit.terms.names)
-    law = np.array([*(getattr(fit.timing, name) for name in fit.terms.names), fit.request_overhead_s])
-    off = played.times(fit.terms, law[: width + bool(played.overhead.any())]) / played.seconds - 1
-    return float(np.abs(off).mean())
+    return float(np.abs(played.times(fit.terms, fit.constants) / played.seconds - 1).mean())
 
 
 def _outliers(

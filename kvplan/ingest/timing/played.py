@@ -3,7 +3,8 @@
 A client's TTFT is no iteration, and of its C requests not all decode. So each point of a sweep is run as the engine
 would schedule it, and TTFT, TPOT and E2E come out as sums over iterations. What each constant of the law adds to them
 is the difference between two runs. In a closed loop the order of iterations does not depend on how long they take, so
-times are linear in the constants and one round is exact; arrivals at a rate are played again at the law just found.
+times are linear in the constants; where requests arrive at a rate, or clients take time of their own between two, they
+are nearly so, and loads are played again at the law just found.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,21 @@ from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
-UNIT = Timing(1.0)  # a law to play closed loops by, where any will do
+
+class Law(NamedTuple):
+    """What loads are played by: the iteration time, and what a request takes outside the engine, seconds."""
+
+    timing: Timing
+    request_overhead_s: float = 0.0
+
+
+UNIT = Law(Timing(1.0))  # to play closed loops by, where any will do
 UNLIMITED = Replica(2**40, 16, Prefill.FUSED, max_num_batched_tokens=8192)  # vLLM's budget on large GPUs
 
 _KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
 _POLICY = {"sglang": "sglang"}  # of an engine; others schedule as vLLM does
 _EACH, _LEAST, _MOST = 10, 40, 20_000  # requests for each in flight where a file does not say; of a point
+_OVERHEAD = "overhead"
 _STEP = 0.01  # of a constant, against d0
 _KINDS = (Kind.TTFT, Kind.TPOT, Kind.E2E, Kind.INTERVAL)
 
@@ -40,15 +50,14 @@ class _Load(NamedTuple):
     scenario: Scenario
     settings: Settings
 
-    def job(self, timing: Timing) -> Job:
-        model = replace(self.scenario.model, timing=timing)
+    def job(self, law: Law) -> Job:
+        model = replace(self.scenario.model, timing=law.timing, request_overhead_s=law.request_overhead_s)
         return Job(self.settings, self.scenario._replace(model=model))
 
 
 def foretold(
     sweeps: Sequence[Sweep],
-    timing: Timing,
-    request_overhead_s: float = 0.0,
+    law: Law,
     replica: Replica = UNLIMITED,
     *,
     progress: Progress | None = None,
@@ -60,16 +69,15 @@ def foretold(
     --------
     >>> from kvplan.ingest.timing.sweep import Deployment
     >>> alone = Point(line=1, inputs=(100, 100), outputs=(11, 11), concurrency=1)
-    >>> (times,) = foretold([Sweep("", "", Deployment(), (alone,))], Timing(0.01, d2=1e-4), 0.005)
+    >>> (times,) = foretold([Sweep("", "", Deployment(), (alone,))], Law(Timing(0.01, d2=1e-4), 0.005))
     >>> [round(times[kind], 6) for kind in (Kind.TTFT, Kind.TPOT, Kind.E2E)]
     [0.025, 0.01, 0.125]
     """
     loads = [
         _load(number, point, sweep, replica) for number, sweep in enumerate(sweeps) for point in sweep.points
     ]
-    times = _times(loads, [[timing]] * len(loads), progress, announce)
-    beside = np.array([request_overhead_s * kind.of_client for kind in _KINDS])
-    return [dict(zip(_KINDS, (mine[0] + beside).tolist(), strict=True)) for mine in times]
+    times = _times(loads, [[law]] * len(loads), progress, announce)
+    return [dict(zip(_KINDS, mine[0].tolist(), strict=False)) for mine in times]
 
 
 def by_littles_law(sweeps: Sequence[Sweep]) -> Equations:
@@ -94,6 +102,7 @@ def by_littles_law(sweeps: Sequence[Sweep]) -> Equations:
         kv_tokens=kv,
         prefill_tokens=prefill,
         sequences=batch,
+        prefill_peak=np.full(kv.size, np.nan),
     )
 
 
@@ -113,14 +122,15 @@ class _Row(NamedTuple):
     kind: Kind
     seconds: float
     offset: float
-    amounts: FloatArray  # of d0 … d4, and of d5 for each knee
+    amounts: FloatArray  # of d0 … d4, of the overhead, and of d5 for each knee
     state: FloatArray  # mean KV tokens, prefill tokens, sequences
+    peak: float  # most prefill tokens of an iteration
 
 
 def play(
     sweeps: Sequence[Sweep],
     replica: Replica = UNLIMITED,
-    timing: Timing = UNIT,
+    law: Law = UNIT,
     *,
     progress: Progress | None = None,
     announce: Announce | None = None,
@@ -134,20 +144,20 @@ def play(
     ----------
     replica
         What the engine has and allows.
-    timing
-        The law by which loads at a rate are played.
+    law
+        By which they are played.
     """
     loads = [
         _load(number, point, sweep, replica) for number, sweep in enumerate(sweeps) for point in sweep.points
     ]
-    first = _times(loads, [[timing]] * len(loads), None, announce)
-    steps = [_steps(load, timing, times[0]) for load, times in zip(loads, first, strict=True)]
-    laws = [[_more(timing, *step) for step in mine] for mine in steps]
+    first = _times(loads, [[law]] * len(loads), None, announce)
+    steps = [_steps(load, law, times[0]) for load, times in zip(loads, first, strict=True)]
+    laws = [[_more(law, *step) for step in mine] for mine in steps]
     others = _times(loads, laws, progress, announce)
     rows: list[_Row] = []
     for load, mine, (base,), changed in zip(loads, steps, first, others, strict=True):
         slopes = (changed - base) / np.array([step for _, _, step in mine])[:, None]
-        rows += _rows(load, timing, base, slopes)
+        rows += _rows(load, law, base, slopes)
     knees = np.array([knee for name, knee, _ in steps[0] if name == "d5"])
     return _equations(rows, knees)
 
@@ -178,7 +188,7 @@ def _drawn(rng: np.random.Generator, lengths: Range, size: int) -> IntArray:
 
 def _load(number: int, point: Point, sweep: Sweep, replica: Replica) -> _Load:
     nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
-    scenario = Scenario(ServingModel((nobody,), UNIT, replica), Plan(), requests_of(point), ("",))
+    scenario = Scenario(ServingModel((nobody,), UNIT.timing, replica), Plan(), requests_of(point), ("",))
     return _Load(
         point, sweep.source, number, scenario, Settings(_POLICY.get(sweep.deployment.engine, "vllm"), {})
     )
@@ -186,11 +196,11 @@ def _load(number: int, point: Point, sweep: Sweep, replica: Replica) -> _Load:
 
 def _times(
     loads: Sequence[_Load],
-    laws: Sequence[Sequence[Timing]],
+    laws: Sequence[Sequence[Law]],
     progress: Progress | None,
     announce: Announce | None,
 ) -> list[FloatArray]:
-    """Mean times of each load at each of its laws, shape (n_laws, n_kinds), seconds."""
+    """Mean times of each load at each of its laws, seconds, and its peak of prefill tokens: (n_laws, n_kinds + 1)."""
     jobs = [[load.job(law) for law in mine] for load, mine in zip(loads, laws, strict=True)]
     outcomes = run_to_the_end(jobs, progress, announce, compile=True)
     return [
@@ -203,15 +213,15 @@ def _of_run(load: _Load, run: Outcome) -> tuple[float, ...]:
         tokens = load.scenario.model.replica.memory_tokens
         message = f"its requests do not fit a memory of {tokens:,} tokens, --capacity or that of --base"
         raise ProfileError(load.file, message, line=load.point.line)
-    ttft, e2e = run.first_token_s - run.arrival_s, run.finish_s - run.arrival_s
+    ttft, e2e = run.ttft_s, run.e2e_s
     later = load.scenario.requests.decode_tokens - 1
     tpot = (e2e - ttft)[later > 0] / later[later > 0]
-    return ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size
+    return ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size, run.prefill_peak
 
 
-def _steps(load: _Load, timing: Timing, times: FloatArray) -> list[tuple[str, float, float]]:
+def _steps(load: _Load, law: Law, times: FloatArray) -> list[tuple[str, float, float]]:
     """Constants to change, the knee of each and by how much: about a hundredth of an iteration."""
-    point, (_, _, e2e, interval) = load.point, times
+    point, (_, _, e2e, interval, _) = load.point, times
     sequences = max(float(e2e / interval), 1.0)
     prompt, output = sum(point.inputs) / 2, sum(point.outputs) / 2
     computed = max(sequences * (prompt + output) / max(output, 1.0), 1.0)
@@ -222,18 +232,21 @@ def _steps(load: _Load, timing: Timing, times: FloatArray) -> list[tuple[str, fl
         "d3": sequences,
         "d4": sequences**0.5,
     }
-    step = _STEP * timing.d0
+    step = _STEP * law.timing.d0
     linear = [(name, 0.0, step / amount) for name, amount in amounts.items()]
-    knees = (timing.knee_tokens,) if timing.d5 > 0 else _KNEES
-    return [*linear, *(("d5", knee, step / computed) for knee in knees)]
+    knees = (law.timing.knee_tokens,) if law.timing.d5 > 0 else _KNEES
+    return [*linear, (_OVERHEAD, 0.0, step), *(("d5", knee, step / computed) for knee in knees)]
 
 
-def _more(timing: Timing, name: str, knee: float, step: float) -> Timing:
-    kept = timing.knee_tokens if knee == 0 else knee
-    return replace(timing, **{name: getattr(timing, name) + step, "knee_tokens": kept})
+def _more(law: Law, name: str, knee: float, step: float) -> Law:
+    if name == _OVERHEAD:
+        return law._replace(request_overhead_s=law.request_overhead_s + step)
+    kept = law.timing.knee_tokens if knee == 0 else knee
+    more = {name: getattr(law.timing, name) + step, "knee_tokens": kept}
+    return law._replace(timing=replace(law.timing, **more))
 
 
-def _rows(load: _Load, timing: Timing, base: FloatArray, slopes: FloatArray) -> Iterator[_Row]:
+def _rows(load: _Load, law: Law, base: FloatArray, slopes: FloatArray) -> Iterator[_Row]:
     """What was measured of a point, as the slopes of its times by the constants."""
     point = load.point
     seconds = (point.ttft_s, point.tpot_s, point.e2e_s, point.throughput_rps and 1 / point.throughput_rps)
@@ -241,14 +254,16 @@ def _rows(load: _Load, timing: Timing, base: FloatArray, slopes: FloatArray) -> 
     counted = [kind for kind in known if kind is Kind.TTFT] + [
         kind for kind in known if kind is not Kind.TTFT
     ][:1]
-    of_d = np.array([*timing.constants[:5], *[timing.d5] * (len(slopes) - 5)])
-    state = slopes[1:4, -1] / slopes[0, -1]
+    linear = (*law.timing.constants[:5], law.request_overhead_s)
+    constants = np.array([*linear, *[law.timing.d5] * (len(slopes) - len(linear))])
+    interval = _KINDS.index(Kind.INTERVAL)
+    state = slopes[1:4, interval] / slopes[0, interval]
     for kind in counted:
         column = _KINDS.index(kind)
         amounts, time = slopes[:, column], seconds[column]
         assert time is not None
-        offset = float(base[column] - amounts @ of_d)
-        yield _Row(load, kind, time, offset, amounts, state)
+        offset = float(base[column] - amounts @ constants)
+        yield _Row(load, kind, time, offset, amounts, state, float(base[-1]))
 
 
 def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
@@ -261,8 +276,8 @@ def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
     return Equations(
         amounts=amounts[:, :5],
         knees=knees,
-        beyond=amounts[:, 5:],
-        overhead=np.array([float(row.kind.of_client) for row in rows]),
+        beyond=amounts[:, 6:],
+        overhead=amounts[:, 5],
         offset=np.array([row.offset for row in rows]),
         seconds=np.array([row.seconds for row in rows]),
         kind=np.array([row.kind.value for row in rows]),
@@ -272,4 +287,5 @@ def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
         kv_tokens=state[:, 0],
         prefill_tokens=state[:, 1],
         sequences=state[:, 2],
+        prefill_peak=np.array([row.peak for row in rows]),
     )

@@ -65,9 +65,10 @@ def measured_range(fit: TimingFit) -> MeasuredRange:
     band = fit.band
     exact = band is not None and max(abs(end - 1) for end in band) < _EXACT
     rested = fit.equations.part(fit.kept)
+    peaks = rested.prefill_peak
     return MeasuredRange(
         _ends(rested.kv_tokens),
-        _ends(rested.prefill_tokens),
+        None if np.isnan(peaks).any() else (0.0, float(peaks.max())),
         _ends(rested.sequences),
         None if exact else band,
     )

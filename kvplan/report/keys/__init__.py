@@ -16,7 +16,7 @@ from kvplan.report.keys.record import Block, Kind, Record
 from kvplan.report.keys.safety_buffer import SAFETY_BUFFER
 from kvplan.report.keys.saturation import SATURATION
 from kvplan.report.keys.stability import STABILITY
-from kvplan.report.keys.tail import ACTIONS, NOTES, SIMULATION, SOURCES, source_records
+from kvplan.report.keys.tail import ACTIONS, INPUTS, NOTES, SIMULATION, SOURCES, source_records
 from kvplan.report.keys.wait import WAIT
 from kvplan.report.keys.worst_cycle import WORST_CYCLE
 
@@ -38,6 +38,7 @@ BLOCKS: Mapping[str, Block] = {
         WAIT,
         NESTED_WAIT,
         SAFETY_BUFFER,
+        INPUTS,
         SIMULATION,
         SOURCES,
         NOTES,

@@ -76,6 +76,18 @@ LOAD = Block(
             unit="requests/s",
         ),
         Record(
+            "load.sustainable_rps_range",
+            "The same rate where iterations take as long, and as short, as the error band of the timing allows.",
+            formula="α·Σλ/band[1] to α·Σλ/band[0]",
+            here=lambda e: (
+                f"{e('load.sustainable_rps')}/{e('band_most')} to {e('load.sustainable_rps')}/{e('band_least')}"
+            ),
+            source="new",
+            unit="requests/s",
+            absent="The profile gives no error band of its timing.",
+            kind=Kind.PAIR,
+        ),
+        Record(
             "load.sustainable_decode_tokens_per_s",
             "Decode tokens per second at the sustainable rate.",
             formula="α·Σλ·d̄",

@@ -1,10 +1,40 @@
-"""Keys of the blocks that close the report: the simulation, sources and notes, and what is to be done."""
+"""Keys of the blocks that close the report: inputs, the simulation, sources and notes, and what is to be done."""
 
 from kvplan.report.keys.record import Block, Kind, Record
 from kvplan.report.words import Basis
 
+_KNOWLEDGE = (
+    "measured",
+    "stated",
+    "estimated",
+    "assumed",
+)  # of `kvplan.model.provenance`, which brings numpy
 _NOT_SIMULATED = "Only a simulation can fill this block, and none was asked for."
 
+
+def _input(name: str, what: str) -> Record:
+    return Record(
+        f"inputs.{name}",
+        f"How {what} are known: measured, stated, estimated or assumed; of several ways the weakest.",
+        formula="as [provenance] says; stated, where it says nothing",
+        here=lambda e: e(f"origin_{name}"),
+        source="the profile",
+        kind=Kind.TEXT,
+        allowed=_KNOWLEDGE,
+        basis="assumption",
+    )
+
+
+INPUTS = Block(
+    "inputs",
+    "How the parts of the profile are known.",
+    (
+        _input("gpu", "memory and limits of the replica"),
+        _input("timing", "the constants of the iteration time"),
+        _input("workload", "classes and rates"),
+    ),
+    has_source=False,
+)
 SIMULATION = Block(
     "simulation",
     "The simulator's figures beside the formulas.",
@@ -43,7 +73,15 @@ NOTES = Block(
 ACTIONS = Block(
     "actions",
     "What to do.",
-    (Record("actions[]", "What to do, most important first.", kind=Kind.TEXT, in_contract=False),),
+    (
+        Record("actions[]", "What to do, most important first.", kind=Kind.TEXT, in_contract=False),
+        Record(
+            "caveat",
+            "What is to be known first of inputs that are not sure.",
+            kind=Kind.TEXT,
+            in_contract=False,
+        ),
+    ),
     has_source=False,
 )
 

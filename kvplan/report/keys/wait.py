@@ -20,7 +20,8 @@ def _mean_wait(e: Evidence) -> str:
 
 def _latency(e: Evidence) -> str:
     between = f"({e('n')} − 1)·{e.here('threshold')}/{e('rate')}"
-    return f"{e.here('mean_wait_bound_s')} + {between} + {e('wait.iteration_time_s')}"
+    outside = f" + {e('overhead')}" if e.figures["overhead"].value else ""
+    return f"{e.here('mean_wait_bound_s')} + {between} + {e('wait.iteration_time_s')}{outside}"
 
 
 WAIT = Block(
@@ -101,8 +102,8 @@ WAIT = Block(
         ),
         Record(
             "wait.classes[].latency_s",
-            "That wait, an interval n/λ for every further iteration, and an iteration.",
-            formula="wait + (n̄_i − 1)·n_i/λ_i + ΔT",
+            "That wait, an interval n/λ for every further iteration, an iteration, and the time outside the engine.",
+            formula="wait + (n̄_i − 1)·n_i/λ_i + ΔT + request_overhead",
             here=_latency,
             source="WAIT-s Theorem 4.1",
             unit="s",

@@ -100,13 +100,13 @@ def study_bounds(
         raise UsageError(
             "hindsight: in a closed loop arrivals depend on the policy; nothing is known beforehand"
         )
-    d0, horizon = model.timing.d0, load.horizon_s
+    d0, horizon, overhead = model.timing.d0, load.horizon_s, 0.0
     of_seeds = [
         instance(generate(model, load, seed), model.timing, model.replica, as_engine=as_engine)
         for seed in seeds
     ]
     if horizon is None:
-        wanted = [(Metric.LATENCY, "e2e_s.mean", d0)]
+        wanted, overhead = [(Metric.LATENCY, "e2e_s.mean", d0)], model.request_overhead_s
         slots = None
     else:
         wanted = [
@@ -121,7 +121,7 @@ def study_bounds(
         bounds.append(
             StudyBound(
                 figure=figure,
-                bound=math.fsum(one.bound for one in found) / len(found) * unit,
+                bound=math.fsum(one.bound for one in found) / len(found) * unit + overhead,
                 proven=all(one.proven for one in found),
                 gap=max(gaps) if len(gaps) == len(found) else None,
             )

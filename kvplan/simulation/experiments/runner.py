@@ -52,6 +52,7 @@ class Job(NamedTuple):
             model.timing,
             model.replica,
             setup,
+            request_overhead_s=model.request_overhead_s,
             horizon_s=self.horizon_s,
             compile=compile,
             watch=watch,

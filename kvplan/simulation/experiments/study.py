@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
-from kvplan.model import Plan, ServingModel
+from kvplan.model import MeasuredRange, Plan, ServingModel
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_rows, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
@@ -28,6 +28,7 @@ class Study(NamedTuple):
     interrupted: bool
     scheduled: bool | None = None  # whether arrivals follow the profile's schedule; None where it has none
     limits: Mapping[str, int] = {}  # of `[gpu]`, by name
+    measured: MeasuredRange = MeasuredRange()  # in what range the timing was
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
 
     @property
@@ -99,6 +100,7 @@ def study(
         interrupted=interrupted,
         scheduled=None if model.schedule is None else load.follows_rates,
         limits={name: limit for name in LIMITS if (limit := getattr(model.replica, name)) is not None},
+        measured=model.measured,
         by_chance=by_chance,
     )
 

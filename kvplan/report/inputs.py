@@ -1,0 +1,236 @@
+"""What the inputs of a report are worth: how they are known, and how far beyond what was measured they are asked."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import NamedTuple
+
+from kvplan.analysis.equilibrium import Load, iteration_time, most_admissions, per_request
+from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, ServingModel
+from kvplan.report.words import Status
+from kvplan.units import format_number, format_percent, format_tokens
+
+_UNSEEN = 0.005  # beyond a range by less is not said: no factor would show it
+_SURE = (Knowledge.MEASURED, Knowledge.STATED)
+_AMOUNTS = {
+    "kv_tokens": "holds {} KV tokens",
+    "prefill_tokens": "has {} prefill tokens computed in an iteration",
+    "sequences": "runs {} sequences",
+}
+
+
+class Inputs(NamedTuple):
+    """How each part of the profile is known; the `inputs` block of the report."""
+
+    gpu: Knowledge
+    timing: Knowledge
+    workload: Knowledge
+
+
+class State(NamedTuple):
+    """What iterations do somewhere in a plan, or in a run; None where nothing is said of it."""
+
+    name: str
+    kv_tokens: float | None = None
+    prefill_tokens: float | None = None
+    sequences: float | None = None
+
+
+class Beyond(NamedTuple):
+    """A state outside of the range that a timing was measured in, `factor` times the nearest end of it."""
+
+    amount: str  # a field of `State`
+    state: State
+    end: float
+    factor: float
+
+
+def inputs(model: ServingModel) -> Inputs:
+    """The bases alone."""
+    origins = model.provenance
+    return Inputs(origins.gpu.basis, origins.timing.basis, origins.workload.basis)
+
+
+def states(model: ServingModel) -> Iterator[State]:
+    """Where a plan needs the timing: at the equilibrium, if memory holds it; at the sustainable rate; in one prompt."""
+    cost, tau = per_request(model), iteration_time(model)
+    most = most_admissions(model)
+    now = None if tau is None else model.total_rate_rps * tau
+    if now is not None and now <= most:
+        yield State("the equilibrium", now * cost.held, now * cost.prefill_tokens, now * cost.iterations)
+    yield State("a full replica", most * cost.held, most * cost.prefill_tokens, most * cost.iterations)
+    longest = float(model.mix.prefill_tokens.max())
+    at_once = model.replica.max_num_batched_tokens or math.inf
+    yield State("the longest prompt", prefill_tokens=min(longest, at_once))
+
+
+def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:
+    """Which states a timing was not measured for.
+
+    Prefill comes in lumps, and most iterations compute none of it: nothing is below its range.
+
+    Examples
+    --------
+    >>> [found] = beyond(MeasuredRange(kv_tokens=(0, 900)), [State("peak", 1200), State("mean", 800)])
+    >>> found.state.name, round(found.factor, 3)
+    ('peak', 1.333)
+    """
+    found = []
+    for amount in _AMOUNTS:
+        low, high = getattr(measured, amount) or (0.0, math.inf)
+        for state in visited:
+            value = getattr(state, amount)
+            if value is not None and value > high * (1 + _UNSEEN):
+                found.append(Beyond(amount, state, high, value / high if high else math.inf))
+            elif value is not None and value < low * (1 - _UNSEEN) and amount != "prefill_tokens":
+                found.append(Beyond(amount, state, low, value / low))
+    return found
+
+
+def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[str]:
+    """A sentence for each amount of which some states leave the range that the timing was measured in.
+
+    Examples
+    --------
+    >>> print(*extrapolations(MeasuredRange(kv_tokens=(0, 9_000)), [State("a full replica", 12_000)]))
+    The timing is extrapolated: a full replica holds 12,000 KV tokens, 1.33 times the 9,000 it was measured to.
+    """
+    said: dict[tuple[str, float], str] = {}
+    for amount, state, end, factor in beyond(measured, visited):
+        value = format_tokens(getattr(state, amount))
+        times = f"{format_number(factor, 3)} times" if end else "beyond"
+        if (amount, end) in said:
+            said[amount, end] += f"; {state.name} {value}, {times}"
+        else:
+            limit = f"the {format_number(end)} it was measured {'to' if factor > 1 else 'from'}"
+            said[amount, end] = f"{state.name} {_AMOUNTS[amount].format(value)}, {times} {limit}"
+    return [f"The timing is extrapolated: {words}." for words in said.values()]
+
+
+# ------------------------------------------------------------------------------------------- the error band
+
+
+def range_text(ends: tuple[float, float] | None) -> str:
+    """What stands behind a rate that has a range; nothing where it has none.
+
+    >>> range_text((9.54, 13.8)), range_text(None)
+    (' (9.54 to 13.8)', '')
+    """
+    return "" if ends is None else f" ({' to '.join(map(format_number, ends))})"
+
+
+def headroom_range_text(ends: tuple[float, float] | None, offered_rps: float) -> str:
+    """The same for the headroom.
+
+    >>> headroom_range_text((9.0, 12.0), 10.0)
+    ' (-10% to +20%)'
+    """
+    if ends is None:
+        return ""
+    return f" ({' to '.join(format_percent(end / offered_rps - 1, signed=True) for end in ends)})"
+
+
+def verdicts_in(
+    band: tuple[float, float], offered_rps: float, sustainable_rps: float, drains_up_to_rps: float
+) -> list[tuple[Status, float]]:
+    """The verdicts within an error band, each up to so many times the iteration time.
+
+    Where iterations take f times as long, every rate that can be served or drained is 1/f of what it was.
+
+    Examples
+    --------
+    >>> verdicts_in((0.9, 1.3), 10.0, 12.0, 8.0)
+    [(<Status.NEEDS_CAP: 'needs_cap'>, 1.2), (<Status.OVERLOADED: 'overloaded'>, 1.3)]
+    """
+    low, high = band
+    ends = (
+        (Status.STABLE, min(drains_up_to_rps, sustainable_rps) / offered_rps),
+        (Status.NEEDS_CAP, sustainable_rps / offered_rps),
+        (Status.OVERLOADED, math.inf),
+    )
+    found: list[tuple[Status, float]] = []
+    start = low
+    for status, end in ends:
+        if end >= start and (not found or found[-1][1] < high):
+            found.append((status, min(end, high)))
+            start = end
+    return found
+
+
+def band_notes(measured: MeasuredRange, offered: Load, drains_up_to_rps: float) -> Iterator[str]:
+    """What the error band of the timing makes of rates and verdict."""
+    band, ends = measured.band, offered.sustainable_rps_range
+    if band is None:
+        return
+    times = " to ".join(format_number(end, 3) for end in band)
+    yield (
+        f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
+        f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a headroom of "
+        f"{format_percent(offered.headroom, signed=True)}{headroom_range_text(ends, offered.offered_rps)}; everything "
+        "else is for the timing as it stands."
+    )
+    *before, (last, _) = verdicts_in(band, offered.offered_rps, offered.sustainable_rps, drains_up_to_rps)
+    if before:
+        parts = [
+            f"{status} up to {format_number(end, 3)} times its iteration times" for status, end in before
+        ]
+        yield f"Within that band the verdict changes: {', '.join(parts)}, {last} beyond."
+
+
+# ----------------------------------------------------------------------------------------------- provenance
+
+
+def origins_note(origins: Provenance) -> Iterator[str]:
+    """How the inputs are known, with their sources in full; nothing where all that is said is that they are stated."""
+    if origins != Provenance():
+        parts = [(f.name, getattr(origins, f.name)) for f in fields(Provenance)]
+        yield f"Inputs: {'; '.join(_in_full(name, origin) for name, origin in parts)}."
+
+
+def _in_full(name: str, origin: Origin) -> str:
+    source = source_text(origin)
+    return f"{name} {origin.basis} ({source})" if source else f"{name} {origin.basis}"
+
+
+def doubts(model: ServingModel) -> Iterator[str]:
+    """What is neither measured nor stated, and where the plan leaves the range that the timing was measured in."""
+    if any(basis not in _SURE for basis in inputs(model)):
+        yield from origins_note(model.provenance)
+    yield from extrapolations(model.measured, tuple(states(model)))
+
+
+def source_text(origin: Origin) -> str:
+    """Where a part comes from, and when it was recorded; empty where nobody says.
+
+    >>> source_text(Origin(Knowledge.MEASURED, "serve.log"))
+    'serve.log'
+    """
+    return ", ".join(word for word in (origin.source, str(origin.date or "")) if word)
+
+
+def caveat(model: ServingModel) -> str:
+    """What the first screen says of inputs that are neither measured nor stated, or asked too much; else nothing.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> origins = Provenance(gpu=Origin(Knowledge.ASSUMED), timing=Origin(Knowledge.ASSUMED, "another model's"))
+    >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
+    >>> caveat(ServingModel((one,), Timing(1.0), Replica(60), provenance=origins))
+    "gpu and timing assumed (another model's)"
+    """
+    unsure = {f.name: getattr(model.provenance, f.name) for f in fields(Provenance)}
+    unsure = {name: origin for name, origin in unsure.items() if origin.basis not in _SURE}
+    said = []
+    for basis in Knowledge:
+        names = [name for name, origin in unsure.items() if origin.basis is basis]
+        if names:
+            *others, last = names
+            said.append(f"{', '.join(others)} and {last} {basis}" if others else f"{last} {basis}")
+    factors = [one.factor for one in beyond(model.measured, tuple(states(model)))]
+    if factors:
+        furthest = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
+        times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""
+        said.append(f"timing extrapolated{times}")
+    sources = dict.fromkeys(origin.source for origin in unsure.values() if origin.source)
+    return ", ".join(said) + (f" ({'; '.join(sources)})" if sources else "")

@@ -1,0 +1,146 @@
+"""How inputs are known, and how far they are asked, in every command that judges or foretells by them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Run, document
+
+from kvplan.model import Knowledge, Origin
+from kvplan.profile.catalogue import starter
+from kvplan.profile.reading import parse_profile, shipped_profiles
+
+TOLD = """\
+schema = 1
+name = "told"
+[provenance]
+gpu = "measured"
+timing = { basis = "estimated", source = "a data sheet", date = 2026-11-22 }
+workload = "measured"
+[gpu]
+memory_tokens = 20_000
+max_num_seqs = 100
+[timing]
+d0 = "10 ms"
+d1 = "0.5 us"
+measured = { kv_tokens = [0, 5_000], sequences = [1, 50], band = [0.5, 2] }
+[[classes]]
+name = "a"
+input = 100
+decode = 50
+rate = 90
+"""
+FULL = "a full replica 12,550, 2.51 times"  # 100 sequences of 125.5 tokens on average
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> str:
+    path = tmp_path / "told.toml"
+    path.write_text(TOLD)
+    return str(path)
+
+
+def test_a_requirement_can_be_about_how_an_input_is_known(run: Run, told: str) -> None:
+    for wanted, expected in (
+        ("inputs.gpu == measured", 0),
+        ("inputs.timing == measured", 1),
+        ("inputs.timing != assumed", 0),
+    ):
+        assert run("check", told, "--require", wanted)[0] == expected
+    code, _, messages = run("check", told, "--require", "inputs.timing == guessed")
+    assert (code, messages.count("\n")) == (2, 1)
+    assert "inputs.timing is one of measured, stated, estimated, assumed, never 'guessed'" in messages
+    _, text, _ = run("check", told, "--require", "inputs.timing == measured")
+    assert "measure it, and say so in [provenance]" in " ".join(text.split())
+    assert "times the memory" not in text
+
+
+def test_check_says_what_a_pass_is_worth(run: Run, told: str) -> None:
+    code, text, _ = run("check", told, "--require", "load.headroom >= 0", "--format", "json")
+    (found,) = json.loads(text)["profiles"]
+    assert code == 0
+    inputs, kv, sequences, band, changes = found["notes"]
+    assert inputs == "Inputs: gpu measured; timing estimated (a data sheet, 2026-11-22); workload measured."
+    assert kv.startswith("The timing is extrapolated: the equilibrium holds ")
+    assert kv.endswith(f" times the 5,000 it was measured to; {FULL}.")
+    assert sequences.endswith(" times the 50 it was measured to; a full replica 100, 2 times.")
+    assert band.startswith("Error band of the timing: iterations took 0.5 to 2 times as long as it says.")
+    assert "overloaded beyond" in changes
+    for format in ("text", "markdown"):
+        shown = run("check", told, "--require", "load.headroom >= 0", "--format", format)[1]
+        assert FULL in " ".join(shown.split()).replace("<!-- -->", "")
+
+
+def test_check_adds_nothing_where_nothing_is_told(run: Run, told: str) -> None:
+    start, _, end = TOLD.partition("measured = {")
+    Path(told).write_text(
+        start.replace("[provenance]", "# ").replace("timing = {", "# ") + end.partition("}")[2]
+    )
+    plain = TOLD.partition("[provenance]")[0] + "[gpu]" + TOLD.partition("[gpu]")[2]
+    Path(told).write_text("\n".join(line for line in plain.splitlines() if not line.startswith("measured")))
+    (found,) = document(run, "check", told, "--require", "load.headroom >= 0")["profiles"]
+    assert found["notes"] == []
+
+
+def test_simulations_say_where_their_runs_went(run: Run, told: str) -> None:
+    """All at once: a hundred run, as many as may, and hold 150 tokens each in the end."""
+    arguments = ("--arrivals", "saturated", "--requests", "400", "--policy", "greedy,vllm")
+    found = document(run, "simulate", told, *arguments)
+    kv, sequences = (note for note in found["notes"] if "extrapolated" in note)
+    for policy in found["policies"]:
+        peak, mean = policy["kv_tokens"]["peak"], policy["kv_tokens"]["mean"]
+        assert f"{policy['policy']} at its peak" in kv
+        assert f"{peak:,}, {peak / 5000:.3g} times" in kv.replace(" KV tokens", "")
+        assert f"{policy['policy']} on average {mean:,.0f}, {mean / 5000:.3g} times" in kv
+    assert "greedy at its peak runs 100 sequences, 2 times the 50 it was measured to" in sequences
+    assert "vllm at its peak 100, 2 times" in sequences
+    few = document(run, "simulate", told, "--arrivals", "closed", "--concurrency", "9", "--requests", "50")
+    assert not any("extrapolated" in note for note in few["notes"])
+
+
+def test_sizes_say_what_the_error_band_makes_of_them(run: Run, told: str) -> None:
+    found = document(run, "size", told, "--rate", "300", "--requests", "500", "--seeds", "2")
+    (profile,) = found["profiles"]
+    notes = [note for note in found["notes"] if "timing" in note]
+    rate = profile["sustainable_rps"]
+    fewest, most = (-(-360 * end // rate) for end in (0.5, 2))  # with 20 % headroom
+    assert notes[0].startswith("Inputs: gpu measured; timing estimated (a data sheet, 2026-11-22)")
+    assert any(f"the formulas ask for {fewest:,.0f} to {most:,.0f} replicas" in note for note in notes)
+    assert any(FULL in note for note in notes)
+    assert fewest < profile["closed_form"] < most
+
+
+def test_what_differs_between_two_profiles_can_be_a_date(run: Run, told: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(TOLD.replace("2026-11-22", "2026-11-23").replace("[0.5, 2]", "[0.5, 3]"))
+    found = document(run, "diff", told, str(other))
+    changes = {change["key"]: (change["before"], change["after"]) for change in found["inputs"]}
+    assert changes == {
+        "provenance.timing.date": ("2026-11-22", "2026-11-23"),
+        "timing.measured.band[1]": (2, 3),
+    }
+    assert "load.sustainable_rps_range[0]" in {change["key"] for change in found["changes"]}
+
+
+def words(profile: Any) -> list[str]:
+    return [str(getattr(profile.model.provenance, name).basis) for name in ("gpu", "timing", "workload")]
+
+
+def test_shipped_profiles_say_what_their_comments_say() -> None:
+    """Estimates are marked as such, and so is what is assumed; nothing is measured but the two runs of one GPU."""
+    for name, path in shipped_profiles().items():
+        profile = parse_profile(path.read_bytes(), name)
+        assert profile.model.provenance.timing.source, name
+        text = path.read_text("utf-8")
+        assert ("measured" in words(profile)) == ("a vLLM 0.19.0 run of Llama-3.1-8B" in text), name
+        assert ("assumed" in words(profile)) == bool("assumed" in text.partition("schema = 1")[0]), name
+        estimated = "data-sheet estimate" in text.replace("\n# ", " ")
+        assert ("estimated" in words(profile)) == estimated, name
+
+
+def test_the_starter_is_an_example_and_says_so() -> None:
+    profile = parse_profile(starter().encode(), "starter.toml")
+    example = Origin(Knowledge.ASSUMED, "an example")
+    origins = profile.model.provenance
+    assert (origins.gpu, origins.timing, origins.workload) == (example,) * 3

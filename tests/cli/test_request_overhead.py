@@ -1,0 +1,150 @@
+"""What a request takes outside the engine: part of TTFT, E2E and of WAIT's latency in every command, of no load."""
+
+import csv
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Run, document
+
+LOADED = """\
+schema = 1
+name = "with overhead"
+gpu = { memory_tokens = 3_000, block_tokens = 16, max_num_seqs = 30 }
+timing = { d0 = "10 ms", d1 = "1 us", d2 = "20 us", request_overhead = "250 ms" }
+[[classes]]
+name = "a"
+input = 40
+decode = { 10 = 1, 30 = 1 }
+rate = 20
+[[classes]]
+name = "b"
+input = 90
+decode = 20
+rate = 10
+"""
+SLOTS = """\
+schema = 1
+name = "one at a time"
+gpu = { memory_tokens = 20, max_num_seqs = 1, prefill = "disaggregated" }
+timing = { d0 = 1, request_overhead = 0.5 }
+classes = [{ name = "a", input = 2, decode = 3, rate = 0.1 }]
+"""
+OVERHEAD = 0.25
+LATENCIES = ("ttft_s", "e2e_s")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    """The profile with an overhead, and the same without."""
+    paths = (tmp_path / "with.toml", tmp_path / "without.toml")
+    paths[0].write_text(LOADED)
+    paths[1].write_text(LOADED.replace(', request_overhead = "250 ms"', ""))
+    return str(paths[0]), str(paths[1])
+
+
+@pytest.mark.parametrize("seeds", ["1", "3"])
+def test_it_moves_ttft_and_e2e_of_every_policy_with_their_intervals_and_nothing_else(
+    run: Run, pair: tuple[str, str], seeds: str
+) -> None:
+    arguments = ("--policy", "greedy,vllm,wait", "--requests", "3000", "--seeds", seeds)
+    told, plain = (document(run, "simulate", profile, *arguments)["policies"] for profile in pair)
+    for one, other in zip(told, plain, strict=True):
+        intervals = one.pop("ci95"), other.pop("ci95")
+        for mine, theirs in [(one, other), *zip(one.pop("classes"), other.pop("classes"), strict=True)]:
+            for latency in LATENCIES:
+                moved, still = mine.pop(latency), theirs.pop(latency)
+                assert moved == {key: pytest.approx(value + OVERHEAD) for key, value in still.items()}
+            assert mine == theirs
+        for key, interval in intervals[0].items():
+            shift = OVERHEAD if key.startswith(LATENCIES) else 0.0
+            before = intervals[1][key]
+            assert interval == (before and pytest.approx([end + shift for end in before]))
+
+
+def test_csv_has_it_and_the_notes_say_so(run: Run, pair: tuple[str, str]) -> None:
+    arguments = ("--policy", "vllm", "--requests", "200")
+    tables = [run("simulate", profile, *arguments, "--format", "csv")[1] for profile in pair]
+    rows = [{row["figure"]: row["value"] for row in csv.DictReader(StringIO(table))} for table in tables]
+    for figure in ("ttft_s.mean", "ttft_s.p95", "e2e_s.p50"):
+        assert float(rows[0][figure]) == pytest.approx(float(rows[1][figure]) + OVERHEAD)
+    assert rows[0]["tpot_s.mean"] == rows[1]["tpot_s.mean"]
+    notes = [document(run, "simulate", profile, *arguments)["notes"] for profile in pair]
+    assert sum("TTFT and E2E have 250 ms in them" in note for note in notes[0]) == 1
+    assert not any("outside the engine" in note for note in notes[1])
+
+
+def test_in_a_closed_loop_the_client_waits_for_it_too(run: Run, tmp_path: Path) -> None:
+    """Three iterations of a second and half a second: a client has its answer, and sends the next, every 3.5 s."""
+    profile = tmp_path / "slots.toml"
+    profile.write_text(SLOTS)
+    closed = ("--arrivals", "closed", "--concurrency", "1", "--policy", "greedy", "--requests", "10")
+    (greedy,) = document(run, "simulate", str(profile), *closed)["policies"]
+    assert greedy["e2e_s"]["mean"] == greedy["e2e_s"]["p99"] == 3.5
+    assert greedy["ttft_s"]["mean"] == 1.5
+    assert greedy["makespan_s"] == 10 * 3 + 9 * 0.5  # by the engine's clock
+    profile.write_text(SLOTS.replace("max_num_seqs = 1", "max_num_seqs = 9"))
+    arguments = ("--arrivals", "closed", "--concurrency", "3", "--policy", "vllm", "--horizon", "3500 s")
+    (vllm,) = document(run, "simulate", str(profile), *arguments)["policies"]
+    assert vllm["throughput_rps"] * vllm["e2e_s"]["mean"] == pytest.approx(
+        3, rel=2e-3
+    )  # Little's law of clients
+
+
+def test_it_is_part_of_the_latency_of_wait_and_of_no_load(run: Run, pair: tuple[str, str]) -> None:
+    told, plain = (document(run, "analyze", profile) for profile in pair)
+    for one, other in zip(told["wait"]["classes"], plain["wait"]["classes"], strict=True):
+        assert one.pop("latency_s") == pytest.approx(other.pop("latency_s") + OVERHEAD)
+    told.pop("profile"), plain.pop("profile")
+    assert told == plain
+
+
+def test_hindsight_bounds_latency_with_it(run: Run, tmp_path: Path) -> None:
+    profile = tmp_path / "slots.toml"
+    profile.write_text(SLOTS.replace("max_num_seqs = 1, ", ""))
+    arguments = ("--policy", "greedy", "--requests", "4", "--arrivals", "saturated", "--hindsight")
+    found = document(run, "simulate", str(profile), *arguments)
+    assert found["policies"][0]["e2e_s"]["mean"] == 3.5  # all four at once: 4·5 tokens
+    assert found["hindsight"] == {"e2e_s.mean": {"bound": 3.5, "proven": True, "gap": 0.0}}
+
+
+def test_sizes_meet_objectives_with_it_and_count_who_waits_in_the_engine(
+    run: Run, pair: tuple[str, str]
+) -> None:
+    def sized(profile: str, *more: str) -> dict[str, Any]:
+        (found,) = document(run, "size", profile, "--requests", "2000", "--seeds", "2", *more)["profiles"]
+        return dict(found)
+
+    told, plain = (sized(profile) for profile in pair)
+    assert told["replicas"] == plain["replicas"]
+    assert told["thresholds"] == pytest.approx(plain["thresholds"])
+    assert sized(pair[1], "--slo", "ttft_s.p95 <= 240 ms")["replicas"] is not None
+    late = sized(pair[0], "--slo", "ttft_s.p95 <= 240 ms")
+    assert late["replicas"] is None
+    assert late["reason"].endswith("and 250 ms outside the engine; more replicas cannot make it less")
+
+
+def test_a_sweep_varies_it(run: Run, pair: tuple[str, str], tmp_path: Path) -> None:
+    columns = "load.headroom,stability.spectral_radius,simulation.vllm.e2e_s.mean"
+    out = tmp_path / "sweep.csv"
+    code, _, messages = run(
+        "sweep", pair[0], "--vary", "timing.request_overhead=0,1 s", "--columns", columns,
+        "--simulate", "--policy", "vllm", "--requests", "100", "--workers", "1", "-o", str(out),
+    )  # fmt: skip
+    assert code == 0, messages
+    none, second = csv.DictReader(out.read_text().splitlines()[1:])
+    assert float(second["timing.request_overhead"]) == 1
+    later = float(second["simulation.vllm.e2e_s.mean"]) - float(none["simulation.vllm.e2e_s.mean"])
+    assert later == pytest.approx(1, abs=0.1)  # the points have other requests
+    same = ("load.headroom", "stability.spectral_radius")
+    assert [second[key] for key in same] == [none[key] for key in same]
+
+
+def test_placements_and_settings_are_compared_with_it(run: Run, pair: tuple[str, str]) -> None:
+    arguments = ("--replicas", "2", "--simulate", "--requests", "300", "--seeds", "2")
+    told, plain = (document(run, "mix", profile, *arguments) for profile in pair)
+    for one, other in zip(told["placements"], plain["placements"], strict=True):
+        for load in ("saturated", "offered"):
+            mean = other["simulated"][load]["e2e_s"]["mean"]
+            assert one["simulated"][load]["e2e_s"]["mean"] == pytest.approx(mean + OVERHEAD)
