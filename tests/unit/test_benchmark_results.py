@@ -228,10 +228,11 @@ def test_answers_that_were_not_streamed_have_no_time_to_the_first_token() -> Non
     assert (found.ttft_s, found.tpot_s, found.e2e_s) == (None, None, 2.0)
 
 
-def test_guidellm_before_0_4_has_its_strategy_among_the_arguments() -> None:
+def test_guidellm_before_0_4_has_its_strategy_among_the_arguments_and_totals_beside_the_metrics() -> None:
     older = guidellm({})
     older["args"] = older.pop("config") | {"strategy": {"type_": "concurrent", "streams": 8}}
     older["worker"] = {"backend_model": "org/older"}
+    older["request_totals"] = older["metrics"].pop("request_totals")
     found = sweep(report(older))
     assert (found.points[0].concurrency, found.group) == (8, "org/older")
 

@@ -145,9 +145,13 @@ def rebuilt(series: Series, log: RequestLog) -> Samples:
         hidden_prefill=True,
         left_out=(*series.left_out, *_without("next to nothing was generated", series.line[~kept])),
         requests=log,
-        notes=(f"KV usage is 0 throughout, so was not recorded: rebuilt from the requests of {log.source}",),
+        notes=(f"KV usage is 0 throughout, so was not recorded: rebuilt from the requests of {_named(log)}",),
         sha256=series.sha256,
     )
+
+
+def _named(log: RequestLog) -> str:
+    return f"{log.source} (sha256 {log.sha256})" if log.sha256 else log.source
 
 
 def _without(reason: str, lines: IntArray) -> tuple[LeftOut, ...]:
