@@ -1,21 +1,18 @@
 """Collects what a file says of iterations and of load sweeps, and counts what says nothing."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.timing.requests import Request, log_of
 from kvplan.ingest.timing.samples import LeftOut, RequestLog, Samples, Series
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 
 Found = Samples | Sweep | Series | RequestLog
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
-_SEEN = ("queued_s", "scheduled_s", "first_token_s")  # what the engine first says of a request
-_BEGUN = ("scheduled_s", "queued_s", "arrival_s")  # what is nearest to when it first ran
-_SAME_CLOCK_S = 3600  # what times of arrival and of the engine can be apart by on one clock
 
 
 class Second(NamedTuple):
@@ -27,24 +24,6 @@ class Second(NamedTuple):
     running: float
     usage_percent: float
     line: int
-
-
-class Request(NamedTuple):
-    """A row of a request log; arrival may be on another clock than the times of the engine."""
-
-    input_tokens: int
-    output_tokens: int
-    arrival_s: float
-    queued_s: float | None
-    scheduled_s: float | None
-    first_token_s: float
-    last_token_s: float
-    line: int
-
-    def known(self, *order: str) -> float:
-        """The first of these times that the file has."""
-        times: Iterator[float | None] = (getattr(self, name) for name in order)
-        return next(time for time in times if time is not None)
 
 
 @dataclass(slots=True)
@@ -231,7 +210,7 @@ class Collector:
                 for (format, deployment), points in self._sweeps.items()
             ),
             *([self._series(left_out)] if unknown else []),
-            *([self._log(left_out)] if self._requests else []),
+            *([log_of(self.source, self._log_format, self._requests, left_out)] if self._requests else []),
         )
         if left_out and not found:
             rows = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
@@ -242,36 +221,6 @@ class Collector:
         end, prompt, generation, running, _, line = np.array(self._seconds).T
         format = self._series_format
         return Series(self.source, format, end, prompt, generation, running, line.astype(np.int64), left_out)
-
-    def _log(self, left_out: tuple[LeftOut, ...]) -> RequestLog:
-        """The requests on one clock.
-
-        Where the engine has another than the arrivals, the request that it saw soonest was seen when it arrived.
-        """
-        log = dict(zip(Request._fields, zip(*self._requests, strict=True), strict=True))
-        arrival = np.array(log["arrival_s"])
-        seen, begun = (
-            np.array([request.known(*order) for request in self._requests]) for order in (_SEEN, _BEGUN)
-        )
-        ahead = float((seen - arrival).min())
-        if not 0 <= ahead <= _SAME_CLOCK_S:
-            if None in log["queued_s"] and None in log["scheduled_s"]:
-                message = "a first token before the request arrived, or hours later; on another clock than the arrival?"
-                raise ProfileError(self.source, message, line=log["line"][int((seen - arrival).argmin())])
-            arrival += ahead
-        origin = arrival.min()
-        return RequestLog(
-            source=self.source,
-            format=self._log_format,
-            input_tokens=np.array(log["input_tokens"], dtype=np.int64),
-            output_tokens=np.array(log["output_tokens"], dtype=np.int64),
-            arrival_s=arrival - origin,
-            scheduled_s=np.maximum(begun, arrival) - origin,
-            first_token_s=np.array(log["first_token_s"]) - origin,
-            last_token_s=np.array(log["last_token_s"]) - origin,
-            line=np.array(log["line"], dtype=np.int64),
-            left_out=left_out,
-        )
 
     def _finished(self, name: str, group: _Group, left_out: tuple[LeftOut, ...]) -> Samples:
         *columns, lines = zip(*group.rows, strict=True)

@@ -6,16 +6,76 @@ whatever else ran in them: exact, unless it was preempted, which makes it too sl
 intervals tells more; where its KV usage was not recorded, it is rebuilt here.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.errors import UsageError
+from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.timing.samples import LeftOut, RequestLog, Samples, Series
 from kvplan.model import FloatArray, IntArray
 
 _FEWEST = 10  # iterations of a request, or tokens of an interval, that are worth a sample
+_SEEN = ("queued_s", "scheduled_s", "first_token_s")  # what the engine first says of a request
+_BEGUN = ("scheduled_s", "queued_s", "arrival_s")  # what is nearest to when it first ran
+_SAME_CLOCK_S = 3600  # what times of arrival and of the engine can be apart by on one clock
 _OF_ONE_RUN = 0.5  # share of the intervals that agree where a series and requests are of one run
+
+
+class Request(NamedTuple):
+    """A row of a request log; arrival may be on another clock than the times of the engine."""
+
+    input_tokens: int
+    output_tokens: int
+    arrival_s: float
+    queued_s: float | None
+    scheduled_s: float | None
+    first_token_s: float
+    last_token_s: float
+    line: int
+
+    def known(self, *order: str) -> float:
+        """The first of these times that the file has."""
+        times: Iterator[float | None] = (getattr(self, name) for name in order)
+        return next(time for time in times if time is not None)
+
+
+def log_of(
+    source: str, format: str, requests: Sequence[Request], left_out: tuple[LeftOut, ...]
+) -> RequestLog:
+    """Requests on one clock.
+
+    Where the engine has another than the arrivals, the request that it saw soonest was seen when it arrived.
+
+    Raises
+    ------
+    ProfileError
+        They are on two clocks, and nothing tells how these go together.
+    """
+    log = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
+    arrival = np.array(log["arrival_s"])
+    seen, begun = (np.array([request.known(*order) for request in requests]) for order in (_SEEN, _BEGUN))
+    ahead = float((seen - arrival).min())
+    if not 0 <= ahead <= _SAME_CLOCK_S:
+        if None in log["queued_s"] and None in log["scheduled_s"]:
+            message = (
+                "a first token before the request arrived, or hours later; on another clock than the arrival?"
+            )
+            raise ProfileError(source, message, line=log["line"][int((seen - arrival).argmin())])
+        arrival += ahead
+    origin = arrival.min()
+    return RequestLog(
+        source=source,
+        format=format,
+        input_tokens=np.array(log["input_tokens"], dtype=np.int64),
+        output_tokens=np.array(log["output_tokens"], dtype=np.int64),
+        arrival_s=arrival - origin,
+        scheduled_s=np.maximum(begun, arrival) - origin,
+        first_token_s=np.array(log["first_token_s"]) - origin,
+        last_token_s=np.array(log["last_token_s"]) - origin,
+        line=np.array(log["line"], dtype=np.int64),
+        left_out=left_out,
+    )
 
 
 class _Path:
@@ -86,6 +146,12 @@ def iterations(log: RequestLog) -> Samples:
     ------
     UsageError
         No request generated enough.
+
+    Examples
+    --------
+    >>> found = iterations(log_of("a.csv", "request log", [Request(100, 101, 0.0, None, 0.0, 0.1, 1.1, 2)], ()))
+    >>> found.kv_tokens.round(6).tolist(), found.seconds.round(6).tolist()
+    ([151.0], [0.01])
     """
     count = log.output_tokens - 1
     kept = (count >= _FEWEST) & (log.last_token_s > log.first_token_s)

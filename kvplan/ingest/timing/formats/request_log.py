@@ -5,8 +5,9 @@ scheduled times where known. Names ending in _ms are of milliseconds.
 """
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.timing.collector import Collector, Request
+from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import Names, Row, TableFormat, names
+from kvplan.ingest.timing.requests import Request
 
 _INPUT = names(
     "inputtoks inputtokens inputlen inputlength numprompttokens prompttokens promptlen contexttokens isl"
