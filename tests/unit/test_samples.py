@@ -111,6 +111,14 @@ def test_iterations_without_kv_usage_and_dummies_are_counted() -> None:
     )
 
 
+def test_iterations_whose_result_was_there_before_the_engine_waited_are_counted() -> None:
+    """The line is vLLM 0.27's, of its asynchronous scheduler, logged by the front end."""
+    there = ITERATION.replace("125.94 ms", "0.03 ms") + ", GPU KV cache usage: 75.0%\n"
+    found = one(CAPACITY, ITERATION + ", GPU KV cache usage: 75.0%\n", there)
+    assert found.seconds.tolist() == [0.12594]
+    assert found.left_out == (LeftOut("a result that was there before the engine waited for it", 1, 3),)
+
+
 @pytest.mark.parametrize(
     "line", [DECODE, DECODE.replace("batch,", "batch."), DECODE.replace("cuda graph: True, ", "")]
 )

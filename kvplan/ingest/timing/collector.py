@@ -1,14 +1,29 @@
 """Collects what a file says of iterations and of load sweeps, and counts what says nothing."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.timing.samples import LeftOut, Samples
+from kvplan.ingest.timing.requests import Request, log_of
+from kvplan.ingest.timing.samples import LeftOut, RequestLog, Samples, Series
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 
+Found = Samples | Sweep | Series | RequestLog
+
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
+
+
+class Second(NamedTuple):
+    """A row of a series: where its interval ends, tokens per second, requests and KV usage at its end."""
+
+    end_s: float
+    prompt_rate: float
+    generation_rate: float
+    running: float
+    usage_percent: float
+    line: int
 
 
 @dataclass(slots=True)
@@ -31,6 +46,9 @@ class Collector:
         self.capacity_tokens = assumed_tokens if given_tokens is None else given_tokens
         self._groups: dict[tuple[str, str], _Group] = {}
         self._sweeps: dict[tuple[str, Deployment], list[Point]] = {}
+        self._series_format = self._log_format = ""
+        self._seconds: list[Second] = []
+        self._requests: list[Request] = []
         self._left_out: dict[str, tuple[int, int]] = {}
         self._notes: dict[str, None] = {}
 
@@ -110,6 +128,41 @@ class Collector:
         tau = running / generation_rate if generation_rate > 0 else 0.0
         self.add(format, (kv_tokens, prompt_rate * tau, running, tau), line, hidden_prefill=True)
 
+    def add_second(self, format: str, second: Second) -> None:
+        """A row of a series, after those before it.
+
+        Raises
+        ------
+        ProfileError
+            Its time is not after that of the row before.
+        """
+        if self._seconds and second.end_s <= self._seconds[-1].end_s:
+            message = (
+                f"a time of {second.end_s:g} s after one of {self._seconds[-1].end_s:g} s; must increase"
+            )
+            raise ProfileError(self.source, message, line=second.line)
+        self._series_format = format
+        self._seconds.append(second)
+
+    def add_request(self, format: str, request: Request) -> None:
+        """A request that was served.
+
+        Raises
+        ------
+        ProfileError
+            Its times contradict each other.
+        """
+        known = [request.queued_s, request.scheduled_s, request.first_token_s, request.last_token_s]
+        times = [time for time in known if time is not None]
+        if times != sorted(times):
+            message = "must be queued, scheduled, have a first and a last token one after the other"
+            raise ProfileError(self.source, message, line=request.line)
+        if request.output_tokens > 1 and request.last_token_s == request.first_token_s:
+            message = f"{request.output_tokens:,} tokens at one time, the first and the last"
+            raise ProfileError(self.source, message, line=request.line)
+        self._log_format = format
+        self._requests.append(request)
+
     def kv_tokens(self, usage_percent: float, line: int) -> float:
         """KV tokens of a usage.
 
@@ -128,7 +181,7 @@ class Collector:
             raise ProfileError(self.source, f"KV usage of {usage_percent:g} %; at most 100", line=line)
         return usage_percent / 100 * self.capacity_tokens
 
-    def found(self) -> tuple[Samples | Sweep, ...]:
+    def found(self) -> tuple[Found, ...]:
         """What was collected, that of one replica together; empty where there was neither sample nor row.
 
         Raises
@@ -136,17 +189,38 @@ class Collector:
         UsageError
             Rows were left out, and no other is there.
         """
+        unknown = any(row.running for row in self._seconds) and not any(
+            row.usage_percent for row in self._seconds
+        )
+        if not unknown:
+            for row in self._seconds:
+                self.add_average(
+                    self._series_format,
+                    row.line,
+                    row.prompt_rate,
+                    row.generation_rate,
+                    row.running,
+                    row.usage_percent,
+                )
         left_out = tuple(LeftOut(reason, count, line) for reason, (count, line) in self._left_out.items())
-        if left_out and not self._groups and not self._sweeps:
-            rows = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
-            raise UsageError(f"{self.source}: no samples of iterations; {'; '.join(rows)}")
-        return (
+        found: tuple[Found, ...] = (
             *(self._finished(name, group, left_out) for (_, name), group in self._groups.items()),
             *(
                 Sweep(self.source, format, deployment, tuple(points), left_out, tuple(self._notes))
                 for (format, deployment), points in self._sweeps.items()
             ),
+            *([self._series(left_out)] if unknown else []),
+            *([log_of(self.source, self._log_format, self._requests, left_out)] if self._requests else []),
         )
+        if left_out and not found:
+            rows = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
+            raise UsageError(f"{self.source}: no samples of iterations; {'; '.join(rows)}")
+        return found
+
+    def _series(self, left_out: tuple[LeftOut, ...]) -> Series:
+        end, prompt, generation, running, _, line = np.array(self._seconds).T
+        format = self._series_format
+        return Series(self.source, format, end, prompt, generation, running, line.astype(np.int64), left_out)
 
     def _finished(self, name: str, group: _Group, left_out: tuple[LeftOut, ...]) -> Samples:
         *columns, lines = zip(*group.rows, strict=True)

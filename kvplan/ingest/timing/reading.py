@@ -1,4 +1,4 @@
-"""Reads samples of iterations out of logs, series and tables; `kvplan.ingest.timing.formats` has a module for each."""
+"""Reads what was measured of iterations and loads; `kvplan.ingest.timing.formats` has a module for each format."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import plain_name, shown
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.timing.collector import Collector
+from kvplan.ingest.timing.collector import Collector, Found
 from kvplan.ingest.timing.format import (
     Document,
     DocumentFormat,
@@ -21,7 +21,8 @@ from kvplan.ingest.timing.format import (
 )
 from kvplan.ingest.timing.formats import FORMATS
 from kvplan.ingest.timing.json_text import documents, is_json
-from kvplan.ingest.timing.samples import Samples
+from kvplan.ingest.timing.requests import iterations, rebuilt
+from kvplan.ingest.timing.samples import RequestLog, Samples, Series
 from kvplan.ingest.timing.sweep import Sweep
 
 Measured = Samples | Sweep
@@ -41,14 +42,7 @@ def read_samples(
         The file cannot be read, holds no samples, or states usage but no capacity; with the line of the first row
         of a table that cannot be used.
     """
-    with lines_of(path) as lines:
-        try:
-            found = parse_samples(
-                lines, lines.source, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens
-            )
-        except csv.Error as error:
-            raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
-    return tuple(replace(some, sha256=lines.sha256) for some in found)
+    return _measured(_read(path, capacity_tokens, assumed_tokens))
 
 
 def read_groups(
@@ -60,15 +54,19 @@ def read_groups(
 ) -> tuple[tuple[Measured, ...], ...]:
     """Samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
+    The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
+    own.
+
     Raises
     ------
     UsageError
         A file gives no samples, or none has that group.
     """
-    found: dict[str, tuple[Measured, ...]] = {}
+    grouped: dict[str, list[Found]] = {}
     for path in paths:
-        for some in read_samples(path, capacity_tokens=capacity_tokens, assumed_tokens=assumed_tokens):
-            found[some.group] = (*found.get(some.group, ()), some)
+        for some in _read(path, capacity_tokens, assumed_tokens):
+            grouped.setdefault(some.group, []).append(some)
+    found = {name: _measured(several) for name, several in grouped.items()}
     if group is None:
         return tuple(found.values())
     if group not in found:
@@ -98,6 +96,42 @@ def parse_samples(
     >>> found.seconds.tolist(), found.kv_tokens.tolist(), found.prefill_tokens.tolist()
     ([0.025], [20000.0], [10.0])
     """
+    return _measured(_parsed(lines, source, capacity_tokens, assumed_tokens))
+
+
+def _measured(found: Sequence[Found]) -> tuple[Measured, ...]:
+    """Samples and sweeps, what is neither made into samples.
+
+    Raises
+    ------
+    UsageError
+        KV usage was not recorded, and no requests tell.
+    """
+    measured = tuple(some for some in found if isinstance(some, Samples | Sweep))
+    series = [some for some in found if isinstance(some, Series)]
+    logs = [some for some in found if isinstance(some, RequestLog)]
+    if not series:
+        return measured or tuple(map(iterations, logs))
+    if len(logs) != len(series):
+        raise UsageError(
+            f"{series[0].source}: KV usage is 0 throughout while requests run: it was not recorded; give the requests "
+            "of the run too, with their lengths and times (arrival, first_token, last_token), or measure again"
+        )
+    return (*measured, *(rebuilt(one, log) for one, log in zip(series, logs, strict=True)))
+
+
+def _read(path: Path, capacity_tokens: int | None, assumed_tokens: int | None) -> tuple[Found, ...]:
+    with lines_of(path) as lines:
+        try:
+            found = _parsed(lines, lines.source, capacity_tokens, assumed_tokens)
+        except csv.Error as error:
+            raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
+    return tuple(replace(some, sha256=lines.sha256) for some in found)
+
+
+def _parsed(
+    lines: Iterable[str], source: str, capacity_tokens: int | None, assumed_tokens: int | None
+) -> tuple[Found, ...]:
     numbered = enumerate(lines, 1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, ""))
     if not number:

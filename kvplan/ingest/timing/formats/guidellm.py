@@ -22,7 +22,8 @@ def _add(document: Document, collector: Collector) -> None:
 
 
 def _add_one(benchmark: Document, collector: Collector) -> None:
-    requests = benchmark.number("metrics.request_totals.successful")
+    older = benchmark.at("request_totals") is not None  # 0.3
+    requests = benchmark.number(f"{'' if older else 'metrics.'}request_totals.successful")
     if requests == 0:
         collector.skip("nothing was generated", benchmark.line)
         return

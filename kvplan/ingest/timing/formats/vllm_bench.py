@@ -5,9 +5,6 @@ it was to draw: with ``--save-detailed`` lists say what it drew. SGLang says: fr
 ``random_range_ratio``. The ``backend`` of a client can be a protocol, such as openai, which names no engine.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from kvplan.errors import ProfileError
@@ -16,6 +13,7 @@ from kvplan.ingest.timing.format import Row, TableFormat, names
 from kvplan.ingest.timing.formats.concurrency_sweep import E2E, THROUGHPUT, TPOT, TTFT
 from kvplan.ingest.timing.load import Load, at_rate, half_width, spread
 from kvplan.ingest.timing.sweep import Deployment, Point, Range
+from kvplan.model import FloatArray
 
 _CONCURRENCY, _RATE = names("maxconcurrency"), names("requestrate")
 _COMPLETED, _INPUTS, _OUTPUTS = map(names, ("completed", "totalinputtokens", "totaloutputtokens"))
@@ -78,7 +76,7 @@ def _lengths(row: Row, requests: float) -> tuple[Range, Range]:
         share = (1 - min(row.number(_DRAWN_RATIO), 1.0)) / 2
         halves = [row.number(_DRAWN_INPUT) * share, row.number(_DRAWN_OUTPUT) * share]
     elif _INPUT_LENS in row.values and _OUTPUT_LENS in row.values:
-        lists = [lengths(row, name) for name in (_INPUT_LENS, _OUTPUT_LENS)]
+        lists = [_list(row, name) for name in (_INPUT_LENS, _OUTPUT_LENS)]
         if len(lists[0]) != len(lists[1]):
             message = f"{len(lists[1]):,} lengths, and input_lens has {len(lists[0]):,}"
             raise ProfileError(row.source, message, key=row.written[_OUTPUT_LENS], line=row.line)
@@ -89,9 +87,8 @@ def _lengths(row: Row, requests: float) -> tuple[Range, Range]:
     return inputs, outputs
 
 
-def lengths(row: Row, name: str) -> Any:
-    """Tokens of each request; ndarray, shape (n_requests,)."""
-    seen: Sequence[Any] = row.values[name]
+def _list(row: Row, name: str) -> FloatArray:
+    seen = row.values[name]
     if not (isinstance(seen, list) and all(type(value) is int and 0 <= value <= 1e9 for value in seen)):
         message = "must be a list of whole numbers of tokens"
         raise ProfileError(row.source, message, key=row.written[name], line=row.line)

@@ -2,7 +2,9 @@
 
 Stats, of V0 and V1: ``Avg prompt throughput: …, Running: 8 reqs, … GPU KV cache usage: 91.2%``. Iteration details, with
 ``--enable-logging-iteration-details``: ``Iteration(7): 2 context requests, …, iteration elapsed time: 31.25 ms``. Being
-exact, they take the place of the averages around them.
+exact, they take the place of the averages around them. The time is how long the engine waited for a result; with
+asynchronous scheduling (the default since 0.16) one that is there already was waited for in no time, whatever it took
+(vLLM pull request 35072, not merged).
 """
 
 import re
@@ -21,6 +23,7 @@ _STATS = re.compile(
     r"Running: (\d+) reqs,.*?KV cache usage: ([\d.]+)%"
 )
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
+_LEAST_MS = 0.1  # of any forward pass
 _DUMMY = "ms (dummy)"  # an idle rank keeping step with the others
 
 
@@ -70,6 +73,8 @@ class _Reader:
             self._collector.skip("cut off or in an unknown form", number)
         elif _DUMMY in text:
             self._collector.skip("a dummy iteration", number)
+        elif values[-1] < _LEAST_MS:
+            self._collector.skip("a result that was there before the engine waited for it", number)
         elif self._usage is None:
             self._collector.skip("before the first line that states KV usage", number)
         else:

@@ -1,0 +1,259 @@
+"""Iterations rebuilt from the requests of a run: what was in the batch when, and how long iterations took.
+
+A request holds its prompt and what it has generated between its first schedule and its last token, and an iteration
+passes for each token it generates. So its life from the first token to the last is a mean over iterations, with
+whatever else ran in them: exact, unless it was preempted, which makes it too slow. A series of averages over short
+intervals tells more; where its KV usage was not recorded, it is rebuilt here.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.timing.samples import LeftOut, RequestLog, Samples, Series
+from kvplan.model import FloatArray, IntArray
+
+_FEWEST = 10  # iterations of a request, or tokens of an interval, that are worth a sample
+_SEEN = ("queued_s", "scheduled_s", "first_token_s")  # what the engine first says of a request
+_BEGUN = ("scheduled_s", "queued_s", "arrival_s")  # what is nearest to when it first ran
+_SAME_CLOCK_S = 3600  # what times of arrival and of the engine can be apart by on one clock
+_OF_ONE_RUN = 0.5  # share of the intervals that agree where a series and requests are of one run
+
+
+class Request(NamedTuple):
+    """A row of a request log; arrival may be on another clock than the times of the engine."""
+
+    input_tokens: int
+    output_tokens: int
+    arrival_s: float
+    queued_s: float | None
+    scheduled_s: float | None
+    first_token_s: float
+    last_token_s: float
+    line: int
+
+    def known(self, *order: str) -> float:
+        """The first of these times that the file has."""
+        times: Iterator[float | None] = (getattr(self, name) for name in order)
+        return next(time for time in times if time is not None)
+
+
+def log_of(
+    source: str, format: str, requests: Sequence[Request], left_out: tuple[LeftOut, ...]
+) -> RequestLog:
+    """Requests on one clock.
+
+    Where the engine has another than the arrivals, the request that it saw soonest was seen when it arrived.
+
+    Raises
+    ------
+    ProfileError
+        They are on two clocks, and nothing tells how these go together.
+    """
+    log = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
+    arrival = np.array(log["arrival_s"])
+    seen, begun = (np.array([request.known(*order) for request in requests]) for order in (_SEEN, _BEGUN))
+    ahead = float((seen - arrival).min())
+    if not 0 <= ahead <= _SAME_CLOCK_S:
+        if None in log["queued_s"] and None in log["scheduled_s"]:
+            message = (
+                "a first token before the request arrived, or hours later; on another clock than the arrival?"
+            )
+            raise ProfileError(source, message, line=log["line"][int((seen - arrival).argmin())])
+        arrival += ahead
+    origin = arrival.min()
+    return RequestLog(
+        source=source,
+        format=format,
+        input_tokens=np.array(log["input_tokens"], dtype=np.int64),
+        output_tokens=np.array(log["output_tokens"], dtype=np.int64),
+        arrival_s=arrival - origin,
+        scheduled_s=np.maximum(begun, arrival) - origin,
+        first_token_s=np.array(log["first_token_s"]) - origin,
+        last_token_s=np.array(log["last_token_s"]) - origin,
+        line=np.array(log["line"], dtype=np.int64),
+        left_out=left_out,
+    )
+
+
+class _Path:
+    """A function of time that jumps and grows linearly: the sum of what happens at each event."""
+
+    def __init__(self, times: FloatArray, jumps: FloatArray, slopes: FloatArray) -> None:
+        order = np.argsort(times, kind="stable")
+        self._times = times[order]
+        self._value = np.cumsum(jumps[order])
+        self._slope = np.cumsum(slopes[order])
+        gaps = np.diff(self._times, append=self._times[-1:])
+        self._value[1:] += np.cumsum(self._slope * gaps)[:-1]
+        self._integral = np.concatenate(
+            [[0.0], np.cumsum(self._value * gaps + self._slope * gaps**2 / 2)[:-1]]
+        )
+
+    def at(self, times: FloatArray) -> FloatArray:
+        """Its value after what happened until then."""
+        place, since = self._place(times)
+        return np.asarray(np.where(place < 0, 0.0, self._value[place] + self._slope[place] * since))
+
+    def mean(self, start: FloatArray, end: FloatArray) -> FloatArray:
+        """Its mean over intervals."""
+        return np.asarray((self._until(end) - self._until(start)) / (end - start))
+
+    def _until(self, times: FloatArray) -> FloatArray:
+        place, since = self._place(times)
+        grown = self._integral[place] + self._value[place] * since + self._slope[place] * since**2 / 2
+        return np.asarray(np.where(place < 0, 0.0, grown))
+
+    def _place(self, times: FloatArray) -> tuple[IntArray, FloatArray]:
+        place = np.searchsorted(self._times, times, side="right") - 1
+        return place, times - self._times[place]
+
+
+class _Batch(NamedTuple):
+    """What there was over time: KV tokens, requests in progress, those of them that decode, prompt tokens computed."""
+
+    kv_tokens: _Path
+    begun: _Path
+    decoding: _Path
+    computed: _Path
+
+    @classmethod
+    def of(cls, log: RequestLog) -> "_Batch":
+        start, first, last = log.scheduled_s, log.first_token_s, log.last_token_s
+        inputs, outputs = log.input_tokens.astype(np.float64), log.output_tokens.astype(np.float64)
+        rate = np.divide(outputs - 1, last - first, out=np.zeros_like(first), where=last > first)
+        speed = np.divide(inputs, first - start, out=np.zeros_like(first), where=first > start)
+        one, none = np.ones_like(first), np.zeros_like(first)
+        held = inputs + 1 + rate * (last - first)
+
+        def path(*events: tuple[FloatArray, FloatArray, FloatArray]) -> _Path:
+            return _Path(*(np.concatenate(column) for column in zip(*events, strict=True)))
+
+        return cls(
+            kv_tokens=path((start, inputs, none), (first, one, rate), (last, -held, -rate)),
+            begun=path((start, one, none), (last, -one, none)),
+            decoding=path((first, one, none), (last, -one, none)),
+            computed=path((start, none, speed), (first, np.where(speed > 0, none, inputs), -speed)),
+        )
+
+
+def iterations(log: RequestLog) -> Samples:
+    """A sample for each request: the mean of the iterations from its first token to its last.
+
+    Raises
+    ------
+    UsageError
+        No request generated enough.
+
+    Examples
+    --------
+    >>> found = iterations(log_of("a.csv", "request log", [Request(100, 101, 0.0, None, 0.0, 0.1, 1.1, 2)], ()))
+    >>> found.kv_tokens.round(6).tolist(), found.seconds.round(6).tolist()
+    ([151.0], [0.01])
+    """
+    count = log.output_tokens - 1
+    kept = (count >= _FEWEST) & (log.last_token_s > log.first_token_s)
+    if not kept.any():
+        raise UsageError(
+            f"{log.source}: no request generated more than {_FEWEST} tokens, of which times would tell"
+        )
+    batch, first, last, count = _Batch.of(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
+    return Samples(
+        source=log.source,
+        format=log.format,
+        group=log.group,
+        kv_tokens=batch.kv_tokens.mean(first, last),
+        prefill_tokens=np.maximum(batch.computed.at(last) - batch.computed.at(first), 0.0) / count,
+        sequences=batch.begun.mean(first, last),
+        seconds=(last - first) / count,
+        line=log.line[kept],
+        hidden_prefill=True,
+        left_out=(*log.left_out, *_without(f"{_FEWEST} tokens or fewer", log.line[~kept])),
+        requests=log,
+        sha256=log.sha256,
+    )
+
+
+def rebuilt(series: Series, log: RequestLog) -> Samples:
+    """The samples of a series whose KV usage was not recorded, with what its requests held.
+
+    Requests in progress that were not running had been preempted and held nothing.
+
+    Raises
+    ------
+    UsageError
+        The requests are not of the same run.
+    """
+    batch, length = _Batch.of(log), _lengths(series)
+    end = series.end_s + _shift(series, log)
+    start = end - length
+    begun = batch.begun.at(end)
+    share = np.minimum(1.0, np.divide(series.running, begun, out=np.ones_like(end), where=begun > 0))
+    share = (share + np.concatenate([[1.0], share[:-1]])) / 2
+    firsts = np.searchsorted(np.sort(log.first_token_s), np.column_stack([start, end]), side="right")
+    later = series.generation_rate * length - (firsts[:, 1] - firsts[:, 0])
+    decoding = batch.decoding.mean(start, end) * share * length
+    kept = (later >= _FEWEST) & (decoding > 0)
+    if not kept.any():
+        raise UsageError(f"{series.source}: nothing was generated while the requests of {log.source} ran")
+    seconds = decoding[kept] / later[kept]
+    return Samples(
+        source=series.source,
+        format=series.format,
+        group=series.group,
+        kv_tokens=(batch.kv_tokens.mean(start, end) * share)[kept],
+        prefill_tokens=series.prompt_rate[kept] * seconds,
+        sequences=(batch.begun.mean(start, end) * share)[kept],
+        seconds=seconds,
+        line=series.line[kept],
+        hidden_prefill=True,
+        left_out=(*series.left_out, *_without("next to nothing was generated", series.line[~kept])),
+        requests=log,
+        notes=(f"KV usage is 0 throughout, so was not recorded: rebuilt from the requests of {_named(log)}",),
+        sha256=series.sha256,
+    )
+
+
+def _named(log: RequestLog) -> str:
+    return f"{log.source} (sha256 {log.sha256})" if log.sha256 else log.source
+
+
+def _without(reason: str, lines: IntArray) -> tuple[LeftOut, ...]:
+    return (LeftOut(reason, lines.size, int(lines[0])),) if lines.size else ()
+
+
+def _lengths(series: Series) -> FloatArray:
+    """Of the intervals, seconds; the first is as long as most."""
+    gaps = np.diff(series.end_s)
+    return np.concatenate([[np.median(gaps) if gaps.size else 1.0], gaps])
+
+
+def _shift(series: Series, log: RequestLog) -> float:
+    """What to add to the times of a series to have those of its requests; nothing, if that agrees with them.
+
+    Engines count a prompt when it is done. What a series has counted by the end of an interval says how many requests
+    had a first token by then, and so between which two first tokens it ended. On the shift most intervals agree.
+    """
+    by_first = np.argsort(log.first_token_s)
+    first = np.concatenate([[-np.inf], log.first_token_s[by_first], [np.inf]])
+    done = np.concatenate([[0], np.cumsum(log.input_tokens[by_first])])
+    length = _lengths(series)
+    counted = np.concatenate([[0.0], np.cumsum(series.prompt_rate * length)])
+    ends = np.concatenate([series.end_s[:1] - length[:1], series.end_s])
+    place = np.searchsorted(done, counted + log.input_tokens.min() / 2, side="right") - 1
+    low, high = first[place] - ends, first[place + 1] - ends
+    edges, opens = np.concatenate([low, high]), np.repeat([1, -1], low.size)
+    order = np.lexsort((-opens, edges))
+    best = int(np.cumsum(opens[order]).argmax())
+    least, most = edges[order][best : best + 2]
+    shift = 0.0 if least <= 0 < most else float(np.clip((least + most) / 2, least, most))
+    telling = np.isfinite(low) & np.isfinite(high)
+    agreeing = int(((low <= shift) & (shift < high) & telling).sum())
+    if agreeing < _OF_ONE_RUN * telling.sum() or place[-1] == 0 or not np.isfinite(shift):
+        raise UsageError(
+            f"{series.source}: KV usage was not recorded, and the requests of {log.source} are of another run: "
+            f"prompt_throughput is theirs in {agreeing} of {telling.sum()} intervals"
+        )
+    return shift
