@@ -194,6 +194,8 @@ class Request:
     computed: int = 0
     blocks: int = 0
     granted: int = 0
+    # with turns, and shedding
+    gone: bool = False  # it was given up, or will never come
 
     @property
     def weight(self) -> int:
@@ -283,13 +285,15 @@ class Run:
         while True:
             while (coming := self.next_arrival()) is not None and coming <= self.now:
                 self.queue.append(self.to_come.pop(0))
-            all_done = all(request.finish_s is not None for request in self.all)
+            all_done = all(request.finish_s is not None or request.gone for request in self.all)
             if all_done and self.more_later:
                 self.now = horizon
             if all_done or self.now >= horizon:
                 break
             try:
                 batch = self.form(drain=False)
+                if all(request.finish_s is not None or request.gone for request in self.all):
+                    continue
                 if not batch and self.next_arrival() is None:
                     batch = self.form(drain=True)
                     if not batch:
@@ -327,6 +331,7 @@ class Run:
                 self.resident.remove(request)
                 if self.closed:
                     self.bring_the_next()
+                self.is_answered(request)
         return SlowResult(
             arrival_s=[request.arrival_s for request in self.all],
             first_token_s=[request.first_token_s for request in self.all],
@@ -349,6 +354,9 @@ class Run:
             if request.arrival_s is None:
                 request.arrival_s = self.now
                 return
+
+    def is_answered(self, request: Request) -> None:
+        """Something may follow the completion of a request."""
 
 
 class StageRun(Run):
