@@ -10,7 +10,8 @@ from strategies import one_class
 
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
-from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits, kernel
+from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.outcome import Outcome, Series
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue

@@ -6,9 +6,8 @@ each iteration.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
 
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import (
     ADMISSION,
     AFTER,
@@ -73,15 +72,6 @@ from kvplan.simulation.state import (
     WEIGHT,
     State,
 )
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-KERNELS: list[Callable[..., Any]] = []
-
-
-def kernel(function: _Function) -> _Function:
-    """Mark a function that compiled runs need; it stays as it is for all others."""
-    KERNELS.append(function)
-    return function
 
 
 @kernel

@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import Any
 
 from kvplan.model import Replica, Timing, iteration_time
-from kvplan.simulation.actions import KERNELS, clear_batch, finish_iteration, more_to_come, release
+from kvplan.simulation.actions import clear_batch, finish_iteration, more_to_come, release
+from kvplan.simulation.kernels import KERNELS
 from kvplan.simulation.outcome import Ending, Outcome, Series
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (

@@ -16,12 +16,12 @@ from kvplan.simulation.actions import (
     enter,
     evict,
     group_list,
-    kernel,
     last_admitted,
     overflows,
     seat,
     seat_is_free,
 )
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.state import (

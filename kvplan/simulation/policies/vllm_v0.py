@@ -12,13 +12,13 @@ import numpy as np
 from kvplan.simulation.actions import (
     advance,
     blocks_of,
-    kernel,
     last_admitted,
     overflows,
     seat,
     seat_is_free,
     stand_by,
 )
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies import vllm
 from kvplan.simulation.policies.limits import (
     LIMITS,
