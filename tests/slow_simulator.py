@@ -67,7 +67,7 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     the walk stops. Only if nobody was preempted the queue is admitted in order, while the budget lasts, fewer than
     max_num_seqs run and ceil((input + generated)/b) blocks are free beyond the watermark's; only the blocks of the
     grant are taken.
-    The watermark is a share of the usable blocks, rounded up, and binds while the running list is not empty, requests
+    The watermark is a share of the usable blocks, rounded down, and binds while the running list is not empty, requests
     admitted in this very iteration included. Whoever has computed input + generated tokens emits one.
     K is what the scheduled requests have computed once the iteration is over, grants included; P sums grants of more
     than one token. `computed_tokens` grows by P and by the tokens emitted, so a prompt's odd single-token chunk is not
@@ -121,7 +121,7 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
 `vllm-v0` (watermark)
     Counts as `vllm`, but all blocks are usable. Whole sequences (input + generated) of the queue are computed in
     order, in an iteration in which nobody decodes: while fewer than max_num_seqs are resident, their blocks are
-    free beyond the watermark's (a share of all blocks, rounded up, which binds while anybody is resident), and all
+    free beyond the watermark's (a share of all blocks, rounded down, which binds while anybody is resident), and all
     of this iteration are within the token budget; the first of an iteration may exceed it. Where there is none,
     all who run decode, whatever the budget; while blocks lack for that the last admitted is preempted, to the
     front of the queue. Livelock as in `vllm`.
@@ -723,7 +723,7 @@ class Vllm(Run):
 
     def admit_from_the_queue(self) -> None:
         seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
-        watermark_blocks = math.ceil(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
+        watermark_blocks = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
         while self.queue and self.budget > 0 and len(self.resident) < seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
@@ -822,7 +822,7 @@ class VllmV0(Vllm):
         limit = (
             math.inf if self.replica.max_num_batched_tokens is None else self.replica.max_num_batched_tokens
         )
-        watermark_blocks = math.ceil(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
+        watermark_blocks = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
         admitted: list[Request] = []
         held = sum(request.blocks for request in self.resident)
         while self.queue and len(self.resident) < seats:

@@ -7,7 +7,9 @@ each iteration.
 
 import math
 
+from kvplan.simulation.coming import bring, comes_before, skip, take_first
 from kvplan.simulation.kernels import kernel
+from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.state import (
     ADMISSION,
     AFTER,
@@ -26,6 +28,9 @@ from kvplan.simulation.state import (
     FINISH,
     FIRST_TOKEN,
     FIRST_WEIGHT,
+    FOLLOWING,
+    GIVEN_UP,
+    GONE,
     HEAD,
     HELD,
     ITERATIONS,
@@ -60,6 +65,7 @@ from kvplan.simulation.state import (
     RUNS,
     SEATS,
     SEQUENCE,
+    SHED,
     SILENT,
     STAGE,
     STAGES,
@@ -67,6 +73,7 @@ from kvplan.simulation.state import (
     STUCK,
     TAIL,
     TICK,
+    TO_COME,
     UNTIL,
     WAITING,
     WEIGHT,
@@ -146,19 +153,33 @@ def parked_list(s: State, group: int) -> int:
 def release(s: State) -> None:
     """Everybody who has arrived by now joins a queue."""
     c = s.counter
-    while c[JOINED] < c[RELEASED] and s.time[c[JOINED], ARRIVAL] <= s.clock[NOW]:
-        request = c[JOINED]
+    request = next_arrival(s)
+    while request != NOBODY and s.time[request, ARRIVAL] <= s.clock[NOW]:
         append(s, s.request[request, QUEUE], request)
-        c[JOINED] += 1
+        if c[JOINED] < c[RELEASED] and request == c[JOINED]:
+            c[JOINED] += 1
+        else:
+            take_first(s)
         c[WAITING] += 1
+        request = next_arrival(s)
     if c[WAITING] > c[QUEUE_PEAK]:
         c[QUEUE_PEAK] = c[WAITING]
 
 
 @kernel
+def next_arrival(s: State) -> int:
+    """The next request to come of those whose arrival is known; NOBODY: there is none."""
+    c = s.counter
+    unasked = c[JOINED] if c[JOINED] < c[RELEASED] else NOBODY
+    if c[TO_COME] > 0 and (unasked == NOBODY or comes_before(s, s.coming[0], unasked)):
+        return int(s.coming[0])
+    return int(unasked)
+
+
+@kernel
 def more_to_come(s: State) -> bool:
     """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
-    return bool(s.counter[JOINED] < s.counter[RELEASED] or s.fixed[MORE_LATER])
+    return bool(next_arrival(s) != NOBODY or s.fixed[MORE_LATER])
 
 
 # ---------------------------------------------------------------------------------------------------- groups
@@ -297,7 +318,7 @@ def evict(s: State, request: int) -> None:
     else:
         take_out(s, request)
         tokens = lost = s.request[request, PARKED]
-    c[HELD] -= blocks_of(s, tokens)
+    free(s, request, tokens, lost)
     c[RESIDENT] -= 1
     c[PROMISED] -= s.request[request, PROMISE]
     c[WAITING] += 1
@@ -307,6 +328,34 @@ def evict(s: State, request: int) -> None:
     if c[RESIDENT] == 0:  # alone, and still too large
         c[STUCK] = NEVER_FITS
     put_first(s, s.request[request, QUEUE], request)
+
+
+@kernel
+def free(s: State, request: int, tokens: int, computed: int) -> None:
+    """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
+    if caches(s):
+        let_go(s, request, blocks_of(s, tokens), computed)
+    else:
+        s.counter[HELD] -= blocks_of(s, tokens)
+
+
+@kernel
+def give_up_after(s: State, queue: int, most_s: float) -> None:
+    """Whoever has never run and has waited longer than that is given up."""
+    c, request = s.counter, s.list[queue, HEAD]
+    while request != NOBODY:
+        following = s.request[request, AFTER]
+        if s.request[request, EVICTIONS] == 0:
+            if s.clock[NOW] - s.time[request, ARRIVAL] <= most_s:
+                return
+            take_out(s, request)
+            s.request[request, PLACE] = GIVEN_UP
+            c[WAITING] -= 1
+            c[SHED] += 1
+            c[GONE] += 1
+            if s.turn.shape[0] > 0:
+                c[GONE] += skip(s, request)
+        request = following
 
 
 @kernel
@@ -382,7 +431,7 @@ def finish_iteration(s: State) -> None:
             stage = s.group[group, TICK] - s.request[request, START] + 1
             tokens = leave(s, request, group)
             if stage == s.request[request, STAGES]:
-                c[HELD] -= blocks_of(s, tokens)
+                free(s, request, tokens, tokens)
                 complete(s, request, now)
             else:
                 s.request[request, STAGE], s.request[request, PARKED] = stage, tokens
@@ -429,6 +478,8 @@ def complete(s: State, request: int, now: float) -> None:
     if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
         s.time[c[RELEASED], ARRIVAL] = now
         c[RELEASED] += 1
+    if s.turn.shape[0] > 0:
+        bring(s, s.turn[request, FOLLOWING], now + s.think[request])
 
 
 @kernel

@@ -14,42 +14,51 @@ from glob import iglob
 from time import perf_counter
 from typing import Any
 
-from kvplan.model import Replica, Timing, iteration_time
-from kvplan.simulation.actions import clear_batch, finish_iteration, more_to_come, release
+from kvplan.model import IntArray, Replica, Timing, iteration_time
+from kvplan.simulation.actions import clear_batch, finish_iteration, more_to_come, next_arrival, release
 from kvplan.simulation.kernels import KERNELS
-from kvplan.simulation.outcome import Ending, Outcome, Series
+from kvplan.simulation.outcome import Ending, Found, Outcome, Series
+from kvplan.simulation.prefix_cache import cached_blocks, caches
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
     ARRIVAL,
     BIN,
     BLOCK,
     BUSY,
+    CACHED_SUM,
     COMPLETED,
     COMPUTED,
     EVICTED,
     EVICTIONS,
     FINISH,
     FIRST_TOKEN,
+    GIVEN_UP,
+    GONE,
     HELD,
+    HIT,
     HORIZON,
     ITERATIONS,
-    JOINED,
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
+    LOOKED_UP,
+    LOOKED_UP_AGAIN,
     MORE_LATER,
     MORE_REQUESTS,
     MORE_TOKENS,
     NEVER_FITS,
+    NOBODY,
     NOW,
     OVERFLOWS,
     PEAK,
+    PLACE,
     PROMPTS,
     QUEUE_PEAK,
     QUEUES,
     RECOMPUTED,
     RECORDED,
     RECORDS,
+    RECOVERED,
     RESIDENT,
     RUNS,
     STAGES,
@@ -85,7 +94,7 @@ def loop(s: State, limit: int, patience: int) -> int:
     c, clock = s.counter, s.clock
     while c[ITERATIONS] < limit:
         release(s)
-        if c[COMPLETED] == s.time.shape[0]:
+        if c[COMPLETED] + c[GONE] == s.time.shape[0]:
             if not s.fixed[MORE_LATER]:
                 return FINISHED
             clock[NOW] = clock[HORIZON]
@@ -102,12 +111,15 @@ def loop(s: State, limit: int, patience: int) -> int:
                 tokens += s.group[group, WEIGHT]
                 requests += s.list[s.fixed[QUEUES] + group, LENGTH]
         if requests == 0:
+            if c[COMPLETED] + c[GONE] == s.time.shape[0]:
+                continue
             if not more_to_come(s):
                 return LIVELOCK
-            if c[JOINED] == s.time.shape[0] or s.time[c[JOINED], ARRIVAL] > clock[HORIZON]:
+            coming = next_arrival(s)
+            if coming == NOBODY or s.time[coming, ARRIVAL] > clock[HORIZON]:
                 clock[NOW] = clock[HORIZON]
                 return OUT_OF_TIME
-            clock[NOW] = max(clock[NOW], s.time[c[JOINED], ARRIVAL])
+            clock[NOW] = max(clock[NOW], s.time[coming, ARRIVAL])
             continue
         tau = iteration_time(s.timing, tokens, c[PROMPTS], requests)
         now = clock[NOW] + tau
@@ -130,6 +142,8 @@ def note(s: State) -> None:
     held = c[HELD] * s.fixed[BLOCK]
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
+    cached = cached_blocks(s) * s.fixed[BLOCK] if caches(s) else 0
+    s.clock[CACHED_SUM] += cached
     if held > c[PEAK]:
         c[PEAK] = held
     if c[ITERATIONS] % c[STRIDE]:
@@ -153,6 +167,7 @@ def note(s: State) -> None:
     s.record[at, 2] = c[RESIDENT]
     s.record[at, 3] = c[EVICTED]
     s.record[at, 4] = c[COMPLETED]
+    s.record[at, 5] = cached
     c[RECORDED] += 1
 
 
@@ -277,7 +292,7 @@ def run(
 def _outcome(s: State, ending: Ending) -> Outcome:
     c = s.counter
     rows = slice(0, int(c[RECORDED]))
-    kv, waiting, running, evictions, completions = s.record[rows].T
+    kv, waiting, running, evictions, completions, cached = s.record[rows].T
     clock, busy = s.record_time[rows].T
     return Outcome(
         arrival_s=s.time[:, ARRIVAL],
@@ -298,5 +313,18 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         kv_histogram=s.histogram,
         bin_tokens=int(s.fixed[BIN]),
         overflows=int(c[OVERFLOWS]),
+        shed=s.request[:, PLACE] == GIVEN_UP,
+        found=_found(s, cached) if caches(s) else None,
         series=Series(int(c[STRIDE]), clock, kv, waiting, running, evictions, completions, busy),
+    )
+
+
+def _found(s: State, cached: IntArray) -> Found:
+    return Found(
+        hit_tokens=s.reuse[:, HIT],
+        recovered_tokens=s.reuse[:, RECOVERED],
+        looked_up_tokens=int(s.counter[LOOKED_UP]),
+        looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
+        cached_sum=float(s.clock[CACHED_SUM]),
+        cached_tokens=cached,
     )

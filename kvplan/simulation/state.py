@@ -13,14 +13,16 @@ import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.model.weights import first_tokens, stage_count
+from kvplan.simulation.prefixes import Turns, strangers
 from kvplan.simulation.requests import Requests
 
 NOBODY = -1
+_NO_END = 1 << 60  # tokens
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
 
 # Places a request can be in besides the queues and groups, which are numbered from 0.
-OUTSIDE, PARTIAL = -1, -2
+OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
 
 # The integer counters of a run, positions in `State.counter`.
 (
@@ -49,12 +51,21 @@ OUTSIDE, PARTIAL = -1, -2
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
+    TO_COME,  # requests whose arrival another one has fixed
+    SHED,
+    GONE,  # these, and those that therefore never come
+    FREE,  # blocks in the queue of free ones; this and what follows: of a prefix cache
+    BLANK,  # of these, those that hold nothing known
+    OLDEST,  # ends of the queue
+    NEWEST,
+    LOOKED_UP,  # tokens of the sequences of first admissions
+    LOOKED_UP_AGAIN,  # of further ones
     _COUNTERS,
-) = range(26)
+) = range(35)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
-NOW, HORIZON, BUSY, KV_SUM = range(4)  # positions in `State.clock`
+NOW, HORIZON, BUSY, KV_SUM, CACHED_SUM = range(5)  # positions in `State.clock`
 
 (CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS) = range(9)  # in `State.fixed`
 
@@ -84,6 +95,25 @@ ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
     _REQUEST_COLUMNS,
 ) = range(20)
 
+FOLLOWING, INSTEAD = range(2)  # columns of `State.turn`
+
+LEAF, COPY, COPIED, HIT, RECOVERED = range(5)  # columns of `State.reuse`
+
+# Columns of `State.stream`, counts in blocks.
+(
+    PARENT,
+    BEGIN,  # before it
+    REST,  # in it, once whole
+    HOLDERS,  # requests
+    CACHED,  # in the queue
+    IN_FRONT,  # neighbours there
+    BEHIND,
+    FIRST,  # copy that is found, if there is one; else the stream itself
+    NEXT_COPY,  # found after this one
+    ORIGINAL,  # that this is a copy of; itself, if it is none
+    _STREAM_COLUMNS,
+) = range(11)
+
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
 COUNT, TOP = range(2)  # columns of `State.rank`
@@ -112,7 +142,7 @@ class State(NamedTuple):
     knobs : ndarray of float64
         Parameters of the policy.
     clock : ndarray of float64
-        NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens).
+        NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM and CACHED_SUM (tokens).
     counter : ndarray of int64
         Counters.
     time : ndarray, shape (n_requests, 3), seconds
@@ -133,8 +163,16 @@ class State(NamedTuple):
         Iterations by KV tokens held.
     record_time : ndarray, shape (RECORDS, 2), seconds
         The clock, and the time of all iterations.
-    record : ndarray of int64, shape (RECORDS, 5)
-        KV tokens, waiting, resident, evictions, completions.
+    record : ndarray of int64, shape (RECORDS, 6)
+        KV tokens, waiting, resident, evictions, completions, cached tokens that nobody holds.
+    turn : ndarray of int64, shape (n_requests, 2) or (0, 2)
+        FOLLOWING and INSTEAD, as `kvplan.simulation.prefixes.Turns` has them; none where nothing follows.
+    think : ndarray, shape (n_requests,) or (0,), seconds
+    coming : ndarray of int64
+        Requests that others have brought, a heap: at each place one that comes before those at both places below.
+    reuse : ndarray of int64, shape (n_requests, 5) or (0, 5)
+        What requests share, and what they found; none without a prefix cache.
+    stream : ndarray of int64, shape (n_streams, n_columns)
     """
 
     timing: FloatArray
@@ -153,6 +191,11 @@ class State(NamedTuple):
     histogram: IntArray
     record_time: FloatArray
     record: IntArray
+    turn: IntArray
+    think: FloatArray
+    coming: IntArray
+    reuse: IntArray
+    stream: IntArray
 
 
 class Setup(NamedTuple):
@@ -179,6 +222,8 @@ class Setup(NamedTuple):
         Stages that the policy expects of each request; None: it looks at no later tick.
     ranks
         How many ranks there are, numbered from 0; 0: the policy has none.
+    prefix_caching
+        Blocks of those who have left stay known until their room is needed.
     """
 
     queue_of: IntArray
@@ -192,6 +237,7 @@ class Setup(NamedTuple):
     promise: IntArray | None = None
     expected: IntArray | None = None
     ranks: int = 0
+    prefix_caching: bool = False
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -220,7 +266,9 @@ def new_state(
     bin_tokens = replica.memory_tokens // _BINS + 1
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
-    count[RELEASED] = size if requests.clients is None else min(size, requests.clients)
+    count[OLDEST] = count[NEWEST] = NOBODY
+    unasked = int(np.count_nonzero(~np.isnan(requests.arrival_s)))
+    count[RELEASED] = unasked if requests.clients is None else min(size, requests.clients)
     time = np.full((size, 3), math.nan)
     time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
     request = np.zeros((size, _REQUEST_COLUMNS), dtype=np.int64)
@@ -237,6 +285,7 @@ def new_state(
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
+    turns = NO_TURNS if requests.turns is None else requests.turns
     horizon = math.inf if horizon_s is None else horizon_s
     own_convention = setup.stages is not None
     fixed = (
@@ -250,11 +299,13 @@ def new_state(
         requests.more_later,
         max(size, 1) if setup.seats is None else setup.seats,
     )
+    count[FREE] = count[BLANK] = fixed[CAPACITY]
+    reuse, stream = block_streams(requests, block) if setup.prefix_caching else NO_STREAMS
     return State(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
-        clock=np.array([0.0, horizon, 0.0, 0.0]),
+        clock=np.array([0.0, horizon, 0.0, 0.0, 0.0]),
         counter=count,
         time=time,
         request=request,
@@ -266,5 +317,63 @@ def new_state(
         rank=rank,
         histogram=np.zeros(replica.memory_tokens // bin_tokens + 1, dtype=np.int64),
         record_time=np.zeros((RECORDS, 2)),
-        record=np.zeros((RECORDS, 5), dtype=np.int64),
+        record=np.zeros((RECORDS, 6), dtype=np.int64),
+        turn=np.column_stack((turns.following, turns.instead)),
+        think=np.asarray(turns.think_s, dtype=np.float64),
+        coming=np.zeros(size - unasked, dtype=np.int64),
+        reuse=reuse,
+        stream=stream,
     )
+
+
+NO_TURNS = Turns(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
+NO_STREAMS = np.zeros((0, 5), dtype=np.int64), np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
+
+
+def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
+    """The streams of requests in blocks; the arrays `State.reuse` and `State.stream`.
+
+    Streams without a block of their own are passed over. Where a prompt ends with a stream, the last block of that
+    is made a stream of its own, and the prompt gets a copy of it to compute.
+
+    Examples
+    --------
+    A prompt of two blocks, with which another one of three begins.
+
+    >>> from kvplan.simulation.prefixes import Prefixes
+    >>> shared = Prefixes(np.array([1, 2]), np.array([-1, 0, 0]), np.array([20, 0, 0]))
+    >>> two = Requests(np.zeros(2), np.array([20, 30]), np.ones(2, dtype=np.int64), np.zeros(2), prefixes=shared)
+    >>> reuse, stream = block_streams(two, 10)
+    >>> stream[:4, BEGIN].tolist(), stream[:4, PARENT].tolist(), reuse[:, COPY].tolist()
+    ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
+    """
+    known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
+    leaf, parent = known.stream, known.parent.copy()
+    begin, end = known.begin_tokens // block, known.end_tokens // block
+    end[leaf] = _NO_END
+    inner = np.flatnonzero(parent >= 0)
+    while (empty := inner[end[parent[inner]] == begin[parent[inner]]]).size:
+        parent[empty] = parent[parent[empty]]
+        inner = inner[parent[inner] >= 0]
+    whole = (requests.input_tokens == begin[leaf] * block) & (parent[leaf] >= 0)
+    ends = np.unique(parent[leaf[whole]])
+    long = ends[end[ends] - begin[ends] > 1]
+    last = np.full(parent.size, NOBODY)  # of a stream, where it is one of its own
+    last[long] = parent.size + np.arange(long.size)
+    parent = np.where((parent >= 0) & (last[parent] >= 0), last[parent], parent)
+    parent, begin, end = (
+        np.concatenate(pair) for pair in ((parent, long), (begin, end[long] - 1), (end, end[long]))
+    )
+    end[long] -= 1
+    size = parent.size + np.count_nonzero(whole)
+    stream = np.full((size, _STREAM_COLUMNS), NOBODY)
+    stream[:, [HOLDERS, CACHED]] = 0
+    stream[: parent.size, PARENT], stream[: parent.size, BEGIN] = parent, begin
+    stream[: parent.size, REST] = end - begin
+    stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(size)
+    stream[parent.size :, ORIGINAL] = parent[leaf[whole]]
+    reuse = np.full((leaf.size, 5), NOBODY)
+    reuse[:, LEAF] = leaf
+    reuse[whole, COPY] = np.arange(parent.size, size)
+    reuse[:, [HIT, RECOVERED]] = 0
+    return reuse, stream
