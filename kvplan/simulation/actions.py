@@ -18,6 +18,7 @@ from kvplan.simulation.state import (
     BLOCK,
     CAPACITY,
     CLIENTS,
+    COMING,
     COMPLETED,
     COMPUTED,
     DUE_AFTER,
@@ -72,12 +73,15 @@ from kvplan.simulation.state import (
     START,
     STUCK,
     TAIL,
+    THINK,
     TICK,
     TO_COME,
+    TURNS,
     UNTIL,
     WAITING,
     WEIGHT,
     State,
+    extended,
 )
 
 
@@ -153,17 +157,35 @@ def parked_list(s: State, group: int) -> int:
 def release(s: State) -> None:
     """Everybody who has arrived by now joins a queue."""
     c = s.counter
-    request = next_arrival(s)
-    while request != NOBODY and s.time[request, ARRIVAL] <= s.clock[NOW]:
-        append(s, s.request[request, QUEUE], request)
-        if c[JOINED] < c[RELEASED] and request == c[JOINED]:
-            c[JOINED] += 1
-        else:
-            take_first(s)
-        c[WAITING] += 1
-        request = next_arrival(s)
+    while c[JOINED] < c[RELEASED] and s.time[c[JOINED], ARRIVAL] <= s.clock[NOW]:
+        if extended(s):
+            release_brought(s, c[JOINED])
+        join(s, c[JOINED])
+        c[JOINED] += 1
+    if extended(s):
+        release_brought(s, NOBODY)
     if c[WAITING] > c[QUEUE_PEAK]:
         c[QUEUE_PEAK] = c[WAITING]
+
+
+@kernel
+def release_brought(s: State, before: int) -> None:
+    """Of those whom others have brought, all that come by now, and before somebody else."""
+    while s.counter[TO_COME] > 0:
+        request = s.request[0, COMING]
+        if s.time[request, ARRIVAL] > s.clock[NOW]:
+            return
+        if before != NOBODY and comes_before(s, before, request):
+            return
+        join(s, request)
+        take_first(s)
+
+
+@kernel
+def join(s: State, request: int) -> None:
+    """A request has arrived."""
+    append(s, s.request[request, QUEUE], request)
+    s.counter[WAITING] += 1
 
 
 @kernel
@@ -171,8 +193,12 @@ def next_arrival(s: State) -> int:
     """The next request to come of those whose arrival is known; NOBODY: there is none."""
     c = s.counter
     unasked = c[JOINED] if c[JOINED] < c[RELEASED] else NOBODY
-    if c[TO_COME] > 0 and (unasked == NOBODY or comes_before(s, s.coming[0], unasked)):
-        return int(s.coming[0])
+    if (
+        extended(s)
+        and c[TO_COME] > 0
+        and (unasked == NOBODY or comes_before(s, s.request[0, COMING], unasked))
+    ):
+        return int(s.request[0, COMING])
     return int(unasked)
 
 
@@ -353,7 +379,7 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
             c[WAITING] -= 1
             c[SHED] += 1
             c[GONE] += 1
-            if s.turn.shape[0] > 0:
+            if extended(s) and s.fixed[TURNS]:
                 c[GONE] += skip(s, request)
         request = following
 
@@ -478,8 +504,8 @@ def complete(s: State, request: int, now: float) -> None:
     if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
         s.time[c[RELEASED], ARRIVAL] = now
         c[RELEASED] += 1
-    if s.turn.shape[0] > 0:
-        bring(s, s.turn[request, FOLLOWING], now + s.think[request])
+    if extended(s) and s.fixed[TURNS]:
+        bring(s, s.request[request, FOLLOWING], now + s.time[request, THINK])
 
 
 @kernel

@@ -1,7 +1,7 @@
 """Requests that others bring: turns of a session, which come some time after the one before."""
 
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import ARRIVAL, FOLLOWING, INSTEAD, NOBODY, NOW, TO_COME, State
+from kvplan.simulation.state import ARRIVAL, COMING, FOLLOWING, INSTEAD, NOBODY, NOW, THINK, TO_COME, State
 
 
 @kernel
@@ -19,10 +19,10 @@ def bring(s: State, request: int, time_s: float) -> None:
     s.time[request, ARRIVAL] = time_s
     place = s.counter[TO_COME]
     s.counter[TO_COME] += 1
-    while place > 0 and comes_before(s, request, s.coming[(place - 1) // 2]):
-        s.coming[place] = s.coming[(place - 1) // 2]
+    while place > 0 and comes_before(s, request, s.request[(place - 1) // 2, COMING]):
+        s.request[place, COMING] = s.request[(place - 1) // 2, COMING]
         place = (place - 1) // 2
-    s.coming[place] = request
+    s.request[place, COMING] = request
 
 
 @kernel
@@ -30,25 +30,25 @@ def take_first(s: State) -> None:
     """The first of those to come has come."""
     s.counter[TO_COME] -= 1
     size = s.counter[TO_COME]
-    last, place = s.coming[size], 0
+    last, place = s.request[size, COMING], 0
     while 2 * place + 1 < size:
         below = 2 * place + 1
-        if below + 1 < size and comes_before(s, s.coming[below + 1], s.coming[below]):
+        if below + 1 < size and comes_before(s, s.request[below + 1, COMING], s.request[below, COMING]):
             below += 1
-        if comes_before(s, last, s.coming[below]):
+        if comes_before(s, last, s.request[below, COMING]):
             break
-        s.coming[place] = s.coming[below]
+        s.request[place, COMING] = s.request[below, COMING]
         place = below
-    s.coming[place] = last
+    s.request[place, COMING] = last
 
 
 @kernel
 def skip(s: State, request: int) -> int:
     """What would have followed a request never comes, but something else may; returns how many never do."""
-    instead, never = s.turn[request, INSTEAD], 0
-    following = s.turn[request, FOLLOWING]
+    instead, never = s.request[request, INSTEAD], 0
+    following = s.request[request, FOLLOWING]
     while following != NOBODY and following != instead:
         never += 1
-        following = s.turn[following, FOLLOWING]
-    bring(s, instead, s.clock[NOW] + s.think[request])
+        following = s.request[following, FOLLOWING]
+    bring(s, instead, s.clock[NOW] + s.time[request, THINK])
     return never

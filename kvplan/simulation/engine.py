@@ -14,6 +14,8 @@ from glob import iglob
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from kvplan.model import IntArray, Replica, Timing, iteration_time
 from kvplan.simulation.actions import clear_batch, finish_iteration, more_to_come, next_arrival, release
 from kvplan.simulation.kernels import KERNELS
@@ -66,8 +68,10 @@ from kvplan.simulation.state import (
     STUCK,
     WAITING,
     WEIGHT,
+    Extended,
     Setup,
     State,
+    extended,
     new_state,
 )
 
@@ -151,8 +155,6 @@ def note(s: State) -> None:
     if c[RECORDED] == RECORDS:
         half = RECORDS // 2
         for i in range(half):
-            for column in range(s.record_time.shape[1]):
-                s.record_time[i, column] = s.record_time[2 * i + 1, column]
             for column in range(s.record.shape[1]):
                 s.record[i, column] = s.record[2 * i + 1, column]
         c[RECORDED] = half
@@ -160,57 +162,57 @@ def note(s: State) -> None:
         if c[ITERATIONS] % c[STRIDE]:
             return
     at = c[RECORDED]
-    s.record_time[at, 0] = s.clock[NOW]
-    s.record_time[at, 1] = s.clock[BUSY]
-    s.record[at, 0] = held
-    s.record[at, 1] = c[WAITING]
-    s.record[at, 2] = c[RESIDENT]
-    s.record[at, 3] = c[EVICTED]
-    s.record[at, 4] = c[COMPLETED]
-    s.record[at, 5] = cached
+    s.record[at, 0] = s.clock[NOW]
+    s.record[at, 1] = s.clock[BUSY]
+    s.record[at, 2] = held
+    s.record[at, 3] = c[WAITING]
+    s.record[at, 4] = c[RESIDENT]
+    s.record[at, 5] = c[EVICTED]
+    s.record[at, 6] = c[COMPLETED]
+    s.record[at, 7] = cached
     c[RECORDED] += 1
 
 
 @cache
-def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, as plain Python."""
+def bound(policy: FormBatch, kind: str = "State") -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, for a kind of state, as plain Python."""
     scope = {**globals(), "form_batch": policy}
     copy = types.FunctionType(loop.__code__, scope, loop.__name__)
     # numba keeps compiled code by name and date of this file; the name has to change with all that goes in
-    copy.__qualname__ = f"loop_{_fingerprint(policy)}"
+    copy.__qualname__ = f"loop_{_fingerprint(policy, kind)}"
     copy.__module__ = __name__
     return copy
 
 
-def _fingerprint(policy: FormBatch) -> str:
-    """Of the policy's name, and the texts of all modules whose functions or constants can go into the loop."""
+def _fingerprint(policy: FormBatch, kind: str) -> str:
+    """Of the names of the policy and the kind of state, and the texts of all modules that can go into the loop."""
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
     used += [policy, loop, State, iteration_time]
     texts = sorted({inspect.getsource(sys.modules[f.__module__]) for f in used})
-    which = f"{policy.__module__}.{policy.__qualname__}"
+    which = f"{policy.__module__}.{policy.__qualname__} {kind}"
     return hashlib.sha256("\0".join([which, *texts]).encode()).hexdigest()[:16]
 
 
 @cache
-def compiled(policy: FormBatch) -> Callable[[State, int, int], int]:
+def compiled(policy: FormBatch, kind: str = "State") -> Callable[[State, int, int], int]:
     """The loop with a policy in it, compiled."""
     import numba
-    from numba.extending import register_jitable
+    from numba.extending import overload, register_jitable
 
-    _register(register_jitable)
+    _register(register_jitable, overload)
     try:
-        return numba.njit(cache=True, **_OPTIONS)(bound(policy))  # type: ignore[no-any-return]
+        return numba.njit(cache=True, **_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
     except RuntimeError:  # no folder to keep it in
-        return numba.njit(**_OPTIONS)(bound(policy))  # type: ignore[no-any-return]
+        return numba.njit(**_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
 
 
-def on_disk(policy: FormBatch) -> bool:
+def on_disk(policy: FormBatch, kind: str = "State") -> bool:
     """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
-    step: Any = compiled(policy)
+    step: Any = compiled(policy, kind)
     folder = cache_folder(policy)
     if not hasattr(step, "stats") or step.signatures:  # without statistics numba is told to compile nothing
         return True
-    return folder is not None and any(iglob(f"*{bound(policy).__qualname__}*.nbi", root_dir=folder))
+    return folder is not None and any(iglob(f"*{bound(policy, kind).__qualname__}*.nbi", root_dir=folder))
 
 
 def cache_folder(policy: FormBatch) -> str | None:
@@ -219,24 +221,32 @@ def cache_folder(policy: FormBatch) -> str | None:
     return step.stats.cache_path if hasattr(step, "stats") else None
 
 
-def _is_worth_it(policy: FormBatch, seconds: float) -> bool:
+def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
     """Whether to go on compiled after so many seconds of plain Python; at once where an earlier run has loaded it."""
-    if policy in _loaded:
+    if (policy, kind) in _loaded:
         return True
     if seconds <= _PLAIN_SECONDS:
         return False
-    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy)
+    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy, kind)
 
 
 _registered: set[object] = set()
-_loaded: set[FormBatch] = set()  # what this process has run compiled
+_loaded: set[tuple[FormBatch, str]] = set()  # what this process has run compiled
 
 
-def _register(register_jitable: Callable[[Any], object]) -> None:
+def _register(register_jitable: Callable[[Any], object], overload: Callable[..., Any]) -> None:
     for function in (*KERNELS, note, iteration_time):
         if function not in _registered:
             register_jitable(function)
             _registered.add(function)
+    if extended not in _registered:
+        overload(extended, inline="always", strict=False)(_extended)
+        _registered.add(extended)
+
+
+def _extended(s: Any) -> Callable[[State], bool]:
+    """What numba takes for `extended`, a constant for each type of state."""
+    return (lambda s: True) if s.instance_class is Extended else (lambda s: False)
 
 
 def run(
@@ -269,20 +279,23 @@ def run(
     announce
         Told before the loop is compiled, if no earlier run has left it on disk; and whether this one will.
     """
+    if requests.turns is not None and requests.clients is not None:
+        raise ValueError("a closed loop has no turns beside it")
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
     state = new_state(requests, timing, replica, setup, horizon_s)
+    kind = type(state).__name__
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
-        fast = compile or (compile is None and _is_worth_it(policy, perf_counter() - started))
-        if fast and announce is not None and not on_disk(policy):
+        fast = compile or (compile is None and _is_worth_it(policy, kind, perf_counter() - started))
+        if fast and announce is not None and not on_disk(policy, kind):
             announce(cache_folder(policy) is not None)
             announce = None
-        step, slice_ = (compiled(policy), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
+        step, slice_ = (compiled(policy, kind), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
         code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
         if fast:
-            _loaded.add(policy)
+            _loaded.add((policy, kind))
         if code != GOES_ON:
             return _outcome(state, _ENDINGS[code])
         if watch is not None and not watch(int(state.counter[COMPLETED])):
@@ -291,9 +304,9 @@ def run(
 
 def _outcome(s: State, ending: Ending) -> Outcome:
     c = s.counter
-    rows = slice(0, int(c[RECORDED]))
-    kv, waiting, running, evictions, completions, cached = s.record[rows].T
-    clock, busy = s.record_time[rows].T
+    rows = s.record[: int(c[RECORDED])]
+    clock, busy = rows[:, :2].T
+    kv, waiting, running, evictions, completions, cached = rows[:, 2:].T.astype(np.int64)
     return Outcome(
         arrival_s=s.time[:, ARRIVAL],
         first_token_s=s.time[:, FIRST_TOKEN],
@@ -321,8 +334,8 @@ def _outcome(s: State, ending: Ending) -> Outcome:
 
 def _found(s: State, cached: IntArray) -> Found:
     return Found(
-        hit_tokens=s.reuse[:, HIT],
-        recovered_tokens=s.reuse[:, RECOVERED],
+        hit_tokens=s.request[:, HIT],
+        recovered_tokens=s.request[:, RECOVERED],
         looked_up_tokens=int(s.counter[LOOKED_UP]),
         looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
         cached_sum=float(s.clock[CACHED_SUM]),

@@ -22,6 +22,7 @@ from kvplan.simulation.state import (
     BLANK,
     BLOCK,
     CACHED,
+    CACHES,
     CAPACITY,
     COPIED,
     COPY,
@@ -46,13 +47,14 @@ from kvplan.simulation.state import (
     REST,
     STAGE,
     State,
+    extended,
 )
 
 
 @kernel
 def caches(s: State) -> bool:
     """Whether this run has a prefix cache."""
-    return bool(s.stream.shape[0] > 0)
+    return bool(extended(s) and s.fixed[CACHES])
 
 
 # ------------------------------------------------------------------------------------------- the queue of free blocks
@@ -120,7 +122,7 @@ def cached_blocks(s: State) -> int:
 @kernel
 def held_by(s: State, request: int, stream: int) -> int:
     """The copy of a stream that a request holds: its own, or the first one."""
-    return int(s.reuse[request, COPY] if s.reuse[request, COPIED] == stream else s.stream[stream, FIRST])
+    return int(s.request[request, COPY] if s.request[request, COPIED] == stream else s.stream[stream, FIRST])
 
 
 @kernel
@@ -159,7 +161,7 @@ def sequence(s: State, request: int) -> int:
 def hits(s: State, request: int) -> int:
     """Leading blocks of a waiting request that are there; one token at least is left to compute."""
     most = (sequence(s, request) - 1) // s.fixed[BLOCK]
-    stream = s.reuse[request, LEAF]
+    stream = s.request[request, LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, FIRST]
         there = s.stream[stream, REST] if s.stream[copy, HOLDERS] > 0 else s.stream[copy, CACHED]
@@ -172,7 +174,7 @@ def hits(s: State, request: int) -> int:
 @kernel
 def hits_in_queue(s: State, request: int, found: int) -> int:
     """Of the blocks found, those that nobody holds."""
-    idle, stream = 0, s.reuse[request, LEAF]
+    idle, stream = 0, s.request[request, LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, FIRST]
         if s.stream[copy, HOLDERS] == 0 and s.stream[stream, BEGIN] < found:
@@ -185,14 +187,14 @@ def hits_in_queue(s: State, request: int, found: int) -> int:
 def hold(s: State, request: int, found: int) -> int:
     """Hold what is found; returns its tokens."""
     c, tokens = s.counter, found * s.fixed[BLOCK]
-    stream = s.reuse[request, LEAF]
+    stream = s.request[request, LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, FIRST]
         if s.stream[copy, HOLDERS] > 0 or s.stream[copy, CACHED] > 0:
             if s.stream[stream, BEGIN] >= found:  # it is there, and may not be taken
-                s.reuse[request, COPIED] = stream
-                add_copy(s, stream, s.reuse[request, COPY])
-                copy = s.reuse[request, COPY]
+                s.request[request, COPIED] = stream
+                add_copy(s, stream, s.request[request, COPY])
+                copy = s.request[request, COPY]
             elif s.stream[copy, HOLDERS] == 0:
                 leave_queue(s, copy)
                 c[FREE] -= s.stream[copy, CACHED]
@@ -201,10 +203,10 @@ def hold(s: State, request: int, found: int) -> int:
         s.stream[copy, HOLDERS] += 1
         stream = s.stream[stream, PARENT]
     if s.request[request, EVICTIONS] == 0:
-        s.reuse[request, HIT] = tokens
+        s.request[request, HIT] = tokens
         c[LOOKED_UP] += sequence(s, request)
     else:
-        s.reuse[request, RECOVERED] += tokens
+        s.request[request, RECOVERED] += tokens
         c[LOOKED_UP_AGAIN] += sequence(s, request)
     return int(tokens)
 
@@ -219,7 +221,7 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
     c[HELD] -= blocks
     c[BLANK] += blank
     c[FREE] += blank
-    stream = s.reuse[request, LEAF]
+    stream = s.request[request, LEAF]
     while stream != NOBODY:
         copy, mine = held_by(s, request, stream), full - s.stream[stream, BEGIN]
         s.stream[copy, HOLDERS] -= 1
@@ -231,4 +233,4 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
             forget(s, copy)
         full = min(full, s.stream[stream, BEGIN])
         stream = s.stream[stream, PARENT]
-    s.reuse[request, COPIED] = NOBODY
+    s.request[request, COPIED] = NOBODY

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.model.weights import first_tokens, stage_count
-from kvplan.simulation.prefixes import Turns, strangers
+from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
 
 NOBODY = -1
@@ -67,9 +67,10 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
 
 NOW, HORIZON, BUSY, KV_SUM, CACHED_SUM = range(5)  # positions in `State.clock`
 
-(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS) = range(9)  # in `State.fixed`
+# In `State.fixed`.
+(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS, TURNS, CACHES) = range(11)
 
-ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
+ARRIVAL, FIRST_TOKEN, FINISH, THINK = range(4)  # columns of `State.time`
 
 # Columns of `State.request`.
 (
@@ -95,9 +96,18 @@ ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
     _REQUEST_COLUMNS,
 ) = range(20)
 
-FOLLOWING, INSTEAD = range(2)  # columns of `State.turn`
-
-LEAF, COPY, COPIED, HIT, RECOVERED = range(5)  # columns of `State.reuse`
+# Further columns, of runs in which requests follow each other or are cached.
+(
+    FOLLOWING,  # as `kvplan.simulation.prefixes.Turns` has it
+    INSTEAD,
+    COMING,  # no matter of this request: the place of a heap of those to come
+    LEAF,  # stream that it ends in
+    COPY,  # stream that stands for a copy which it may make, or NOBODY
+    COPIED,  # the stream that this is a copy of now, or NOBODY
+    HIT,  # tokens found at the first admission
+    RECOVERED,  # at further ones
+    _ALL_REQUEST_COLUMNS,
+) = range(_REQUEST_COLUMNS, _REQUEST_COLUMNS + 9)
 
 # Columns of `State.stream`, counts in blocks.
 (
@@ -145,8 +155,8 @@ class State(NamedTuple):
         NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM and CACHED_SUM (tokens).
     counter : ndarray of int64
         Counters.
-    time : ndarray, shape (n_requests, 3), seconds
-        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened.
+    time : ndarray, shape (n_requests, 3 or 4), seconds
+        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. THINK, where requests follow each other.
     request : ndarray of int64, shape (n_requests, n_columns)
     list : ndarray of int64, shape (n_lists, 3)
         HEAD, TAIL, LENGTH of queues, groups and lists of parked requests.
@@ -161,17 +171,9 @@ class State(NamedTuple):
         How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
     histogram : ndarray of int64, shape (n_bins,)
         Iterations by KV tokens held.
-    record_time : ndarray, shape (RECORDS, 2), seconds
-        The clock, and the time of all iterations.
-    record : ndarray of int64, shape (RECORDS, 6)
-        KV tokens, waiting, resident, evictions, completions, cached tokens that nobody holds.
-    turn : ndarray of int64, shape (n_requests, 2) or (0, 2)
-        FOLLOWING and INSTEAD, as `kvplan.simulation.prefixes.Turns` has them; none where nothing follows.
-    think : ndarray, shape (n_requests,) or (0,), seconds
-    coming : ndarray of int64
-        Requests that others have brought, a heap: at each place one that comes before those at both places below.
-    reuse : ndarray of int64, shape (n_requests, 5) or (0, 5)
-        What requests share, and what they found; none without a prefix cache.
+    record : ndarray, shape (RECORDS, 8)
+        The clock and the time of all iterations, seconds; then counts: KV tokens, waiting, resident, evictions,
+        completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
     stream : ndarray of int64, shape (n_streams, n_columns)
     """
 
@@ -189,13 +191,20 @@ class State(NamedTuple):
     future: IntArray
     rank: IntArray
     histogram: IntArray
-    record_time: FloatArray
-    record: IntArray
-    turn: IntArray
-    think: FloatArray
-    coming: IntArray
-    reuse: IntArray
+    record: FloatArray
     stream: IntArray
+
+
+class Extended(State):
+    """The state of a run with a prefix cache, or with requests that others bring.
+
+    A type of its own, for which the loop is compiled apart: other runs do not pay for what they do not have.
+    """
+
+
+def extended(s: State) -> bool:
+    """Whether requests may be cached, follow each other or be given up; known when the loop is compiled."""
+    return isinstance(s, Extended)
 
 
 class Setup(NamedTuple):
@@ -224,6 +233,8 @@ class Setup(NamedTuple):
         How many ranks there are, numbered from 0; 0: the policy has none.
     prefix_caching
         Blocks of those who have left stay known until their room is needed.
+    gives_up
+        Requests may be given up before they are served.
     """
 
     queue_of: IntArray
@@ -238,6 +249,7 @@ class Setup(NamedTuple):
     expected: IntArray | None = None
     ranks: int = 0
     prefix_caching: bool = False
+    gives_up: bool = False
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -269,9 +281,10 @@ def new_state(
     count[OLDEST] = count[NEWEST] = NOBODY
     unasked = int(np.count_nonzero(~np.isnan(requests.arrival_s)))
     count[RELEASED] = unasked if requests.clients is None else min(size, requests.clients)
-    time = np.full((size, 3), math.nan)
+    further = setup.prefix_caching or requests.turns is not None
+    time = np.full((size, 3 if requests.turns is None else 4), math.nan)
     time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
-    request = np.zeros((size, _REQUEST_COLUMNS), dtype=np.int64)
+    request = np.zeros((size, _ALL_REQUEST_COLUMNS if further else _REQUEST_COLUMNS), dtype=np.int64)
     request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages
     request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
     request[:, PLACE] = OUTSIDE
@@ -285,7 +298,9 @@ def new_state(
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
-    turns = NO_TURNS if requests.turns is None else requests.turns
+    if requests.turns is not None:
+        request[:, FOLLOWING], request[:, INSTEAD] = requests.turns.following, requests.turns.instead
+        time[:, THINK] = requests.turns.think_s
     horizon = math.inf if horizon_s is None else horizon_s
     own_convention = setup.stages is not None
     fixed = (
@@ -298,10 +313,16 @@ def new_state(
         setup.queues,
         requests.more_later,
         max(size, 1) if setup.seats is None else setup.seats,
+        requests.turns is not None,
+        setup.prefix_caching,
     )
     count[FREE] = count[BLANK] = fixed[CAPACITY]
-    reuse, stream = block_streams(requests, block) if setup.prefix_caching else NO_STREAMS
-    return State(
+    stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
+    if setup.prefix_caching:
+        request[:, LEAF], request[:, COPY], stream = block_streams(requests, block)
+        request[:, COPIED] = NOBODY
+    kind = Extended if further or setup.gives_up else State
+    return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
@@ -316,22 +337,13 @@ def new_state(
         future=np.zeros(0 if setup.expected is None else ahead, dtype=np.int64),
         rank=rank,
         histogram=np.zeros(replica.memory_tokens // bin_tokens + 1, dtype=np.int64),
-        record_time=np.zeros((RECORDS, 2)),
-        record=np.zeros((RECORDS, 6), dtype=np.int64),
-        turn=np.column_stack((turns.following, turns.instead)),
-        think=np.asarray(turns.think_s, dtype=np.float64),
-        coming=np.zeros(size - unasked, dtype=np.int64),
-        reuse=reuse,
+        record=np.zeros((RECORDS, 8)),
         stream=stream,
     )
 
 
-NO_TURNS = Turns(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
-NO_STREAMS = np.zeros((0, 5), dtype=np.int64), np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
-
-
-def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
-    """The streams of requests in blocks; the arrays `State.reuse` and `State.stream`.
+def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Of each request LEAF and COPY; and the streams in blocks, the array `State.stream`.
 
     Streams without a block of their own are passed over. Where a prompt ends with a stream, the last block of that
     is made a stream of its own, and the prompt gets a copy of it to compute.
@@ -343,8 +355,8 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
     >>> from kvplan.simulation.prefixes import Prefixes
     >>> shared = Prefixes(np.array([1, 2]), np.array([-1, 0, 0]), np.array([20, 0, 0]))
     >>> two = Requests(np.zeros(2), np.array([20, 30]), np.ones(2, dtype=np.int64), np.zeros(2), prefixes=shared)
-    >>> reuse, stream = block_streams(two, 10)
-    >>> stream[:4, BEGIN].tolist(), stream[:4, PARENT].tolist(), reuse[:, COPY].tolist()
+    >>> leaf, copy, stream = block_streams(two, 10)
+    >>> stream[:4, BEGIN].tolist(), stream[:4, PARENT].tolist(), copy.tolist()
     ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
     """
     known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
@@ -372,8 +384,6 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
     stream[: parent.size, REST] = end - begin
     stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(size)
     stream[parent.size :, ORIGINAL] = parent[leaf[whole]]
-    reuse = np.full((leaf.size, 5), NOBODY)
-    reuse[:, LEAF] = leaf
-    reuse[whole, COPY] = np.arange(parent.size, size)
-    reuse[:, [HIT, RECOVERED]] = 0
-    return reuse, stream
+    copy = np.full(leaf.size, NOBODY)
+    copy[whole] = np.arange(parent.size, size)
+    return leaf, copy, stream

@@ -47,6 +47,7 @@ from kvplan.simulation.state import (
     TICK,
     Setup,
     State,
+    extended,
 )
 
 MAX_TOKENS, WATERMARK, SHED_AFTER = range(3)
@@ -56,7 +57,7 @@ NO_CAP = 1 << 30  # admissions in an iteration
 @kernel
 def form_batch(s: State) -> None:
     """Running requests first, then prompts; before either, whoever has waited too long is given up."""
-    if s.knobs[SHED_AFTER] < math.inf:
+    if extended(s):
         give_up_after(s, 0, s.knobs[SHED_AFTER])
     admit_prompts(s, serve_running(s), NO_CAP)
 
@@ -164,6 +165,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         capacity_blocks=blocks,
         seats=seats,
         prefix_caching=caching,
+        gives_up=shed_after < math.inf,
     )
     return setup, {
         "watermark": watermark,
