@@ -37,8 +37,6 @@ class _Private:
 
     gap: Gap
     stages: float  # of a stay before the gap begins, where it runs from the arrival
-    left: float
-    left_squares: float
     reused: float
     reused_squares: float
 
@@ -148,14 +146,8 @@ class CachedReplica:
             if s.gap is None or not s.reused:
                 continue
             key = s.gap, s.stages if s.from_arrival else 0.0
-            old = found.get(key, _Private(*key, 0.0, 0.0, 0.0, 0.0))
-            found[key] = _Private(
-                *key,
-                old.left + p * s.left,
-                old.left_squares + p * s.left_squares,
-                old.reused + p * s.reused,
-                old.reused_squares + p * s.reused_squares,
-            )
+            old = found.get(key, _Private(*key, 0.0, 0.0))
+            found[key] = _Private(*key, old.reused + p * s.reused, old.reused_squares + p * s.reused_squares)
         return tuple(found.values())
 
     @cached_property
@@ -210,6 +202,18 @@ class CachedReplica:
             total = total - ((x[..., None] * share * stages - 1 + gone) @ tokens)
         return total, flow
 
+    def stock_variance(self, x: Any, tau: Any, age: Any) -> Any:
+        """Variance of what was left in the last `age` seconds and not asked for since, KV tokens squared.
+
+        Each request leaves its piece, or finds it, at random and by itself.
+        """
+        squares = self.mean("left_squares") - sum(one.reused_squares for one in self.private)
+        total = squares * age
+        for one in self.private:
+            stay = one.stages * tau
+            total = total + one.reused_squares * (one.gap.until(age + stay)[1] - one.gap.until(stay)[1])
+        return x / tau * total
+
     def _uses(self, x: Any, tau: Any, age: Any) -> Any:
         """λ_g(R + T): how often a shared prompt is asked for in a stay and `age` seconds after it."""
         share, _, stages = self.shared
@@ -234,18 +238,23 @@ class CachedReplica:
         saved = self.saves * hits
         linear = x * (self.work_s - self.timing.d2 * saved)
         if not self.timing.is_convex:
-            return linear + self.timing.fixed(x * (self.prefill - saved), x * self.stages)
-        fixed = [
-            self.timing.fixed(self.prompts(*at), at[0] * self.stages)
-            for at in zip(x.tolist(), saved.tolist(), strict=True)
-        ]
-        return linear + np.array(fixed)
+            fixed = self.timing.fixed(x * (self.prefill - saved), x * self.stages)
+        else:
+            at = zip(x.tolist(), saved.tolist(), strict=True)
+            fixed = np.array([self.timing.fixed(self.prompts(n, h), n * self.stages) for n, h in at])
+        time: FloatArray = linear + fixed
+        return time
 
     def prompts(self, x: float, saved: float) -> Prompts:
         """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
         part = saved / self.reusable if self.reusable else 0.0  # alike for all that can be found
+        alike = self.reusable / self.mean("prompt") if self.hit_curve else None
         kinds = [
-            (x * p * kind.share, s.prefill and kind.tokens, self.saves * kind.asked_for)
+            (
+                x * p * kind.share,
+                s.prefill and kind.tokens,
+                self.saves * (kind.asked_for if alike is None else alike * kind.tokens),
+            )
             for p, s in zip(self.shares, self.streams, strict=True)
             for kind in s.prompts
             if kind.share

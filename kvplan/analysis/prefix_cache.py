@@ -13,13 +13,15 @@ import numpy as np
 
 from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States, falling_root
 from kvplan.model import FloatArray
+from kvplan.model.gaps import normal
 
 _POINTS = 64  # of the curve, at equal ratios, over ...
 _SPAN = 1e-3  # ... at least this much of what fills memory
 _POINTS_CONVEX = 24  # each takes a transform where the law has a knee
 _ZOOM, _ZOOMS = 17, 3  # points between the neighbours of what is looked for, so many times
-_AGES = np.geomspace(1e-3, 1e3, 241)  # over the characteristic time, for what fluctuations do
-_ROUNDS, _SETTLED = 60, 1e-9
+_AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
+_TIMES = 33  # iteration times at which the least with fluctuations is looked for
+FEW_STREAMS = 100  # in memory, below which fluctuations count
 _SAME = 1e-9
 
 
@@ -95,6 +97,8 @@ class PrefixCache(NamedTuple):
         Share of the prompt tokens that an infinite cache finds.
     warm
         The state that traffic reaches from an empty replica; None where there is none.
+    expected
+        The same with fluctuations, where memory holds fewer than `FEW_STREAMS` releases; None where they leave none.
     states
         All, by requests in flight: stable, unstable, stable, …
     separatrix_in_flight
@@ -112,6 +116,7 @@ class PrefixCache(NamedTuple):
     limits_rps: dict[str, float]
     reusable_ratio: float
     warm: CacheState | None
+    expected: CacheState | None
     states: tuple[CacheState, ...]
     separatrix_in_flight: float | None
     collapse_possible: bool
@@ -158,18 +163,20 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     beyond = [state for state in states if not state.stable]
     danger = cached.rate_rps > guaranteed * (1 + _SAME)
     end = cached.states(np.array([min(ends.values())]), warm=False)
+    streams = cached.replica.capacity_tokens / cached.left if cached.private else None
+    warm = stable[0] if stable else None
+    few = warm is not None and streams is not None and streams < FEW_STREAMS
     return PrefixCache(
         sustainable_rps=SustainableRates(guaranteed, good),
         limits_rps=limits,
         reusable_ratio=cached.reusable / cached.mean("prompt"),
-        warm=stable[0] if stable else None,
+        warm=warm,
+        expected=with_fluctuations(cached) if few else warm,
         states=states,
         separatrix_in_flight=beyond[0].requests_in_flight if stable and beyond else None,
         collapse_possible=danger or len(stable) > 1,
         collapsed=Collapsed(float(end.rate_rps[0]), float(end.iteration_time_s[0])) if danger else None,
-        streams_in_memory=(
-            cached.replica.capacity_tokens / cached.left if any(s.reused for s in cached.streams) else None
-        ),
+        streams_in_memory=streams,
     )
 
 
@@ -229,6 +236,51 @@ def loop_gain(cached: CachedReplica, found: States) -> float:
     )
     longer = -law.per_prefill_token_s * cached.saves * rate * float(tau[0]) * hits_by_tau
     return longer * float(tau[0]) / law.fixed_s
+
+
+def with_fluctuations(cached: CachedReplica) -> CacheState | None:
+    """The warm state at the offered rate where memory is not kept for T exactly, but for a random time.
+
+    A piece left g ago is found with probability N((M - K - ℓ - C(g))/σ(g)): C(g) what was left since and is not in
+    use, σ² its variance and that of KV usage, ℓ = E[L²]/(2E[L]) the part of its own release that goes before it.
+
+    Returns
+    -------
+    None where no state is left.
+
+    References
+    ----------
+    New, theory §8, "Second order"; Var K at a constant iteration time.
+    """
+    rate, capacity = cached.rate_rps, cached.replica.capacity_tokens
+    before = cached.mean("left_squares") / (2 * cached.left) if cached.left else 0.0
+
+    def hits(tau: FloatArray) -> FloatArray:
+        x, none = rate * tau, np.zeros(tau.shape)
+        kept = np.minimum(cached.keeps(x, tau, none), FOREVER_S / _AGES[-1])
+        age = np.concatenate([none[:, None], kept[:, None] * _AGES], axis=1)
+        x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (x, tau))
+        total = cached.memory(x, tau, age)[0]
+        spread = np.sqrt(x * cached.mean("held_squares") + cached.stock_variance(x, tau, age))
+        found = normal((capacity - before - total) / spread)
+        stages = cached.hits(x, tau, age)
+        passed = np.diff(stages, axis=1) * (found[:, 1:] + found[:, :-1]) / 2
+        total_hits: FloatArray = stages[:, 0] + passed.sum(axis=1)
+        return total_hits
+
+    def longer(tau: FloatArray) -> FloatArray:
+        return cached.seconds(rate * tau, hits(tau)) - tau
+
+    least = float(cached.seconds(np.zeros(1), np.zeros(1))[0])
+    most = float(cached.states(np.array([_ends(cached)["memory"]]), warm=False).iteration_time_s[0])
+    tau = np.geomspace(least, most, _TIMES)
+    settled = np.flatnonzero(longer(tau) <= 0)
+    if not settled.size:
+        return None
+    i = max(int(settled[0]), 1)
+    tau = falling_root(longer, tau[i - 1 : i], tau[i : i + 1])
+    x = rate * tau
+    return _state(cached, States(x, tau, cached.keeps(x, tau, np.zeros(1)), hits(tau)), True)
 
 
 def recovered_share(decode_tokens: float, victim_tokens: float) -> float:

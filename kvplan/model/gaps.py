@@ -61,15 +61,16 @@ class Lognormal:
     def until(self, g: Seconds) -> tuple[Any, Any]:
         """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
         score = self._score(g)
-        reached = _normal(score)
-        return reached, g * (1 - reached) + self.mean_s * _normal(score - self.sigma)
+        reached = normal(score)
+        return reached, g * (1 - reached) + self.mean_s * normal(score - self.sigma)
 
     def density(self, g: Seconds) -> float:
         """Derivative of P(gap ≤ g), 1/s."""
         if g == 0:
             return 0.0
         score = float(self._score(g))
-        return math.exp(-score * score / 2) / (math.sqrt(2 * math.pi) * self.sigma * g)
+        density: float = math.exp(-score * score / 2) / (math.sqrt(2 * math.pi) * self.sigma * g)
+        return density
 
     def _score(self, g: Seconds) -> Any:
         return np.log(np.maximum(g, 1e-300) / self.median_s) / self.sigma
@@ -128,13 +129,14 @@ class Quantiles:
             return values[:1]
         middle = (values[1:] + values[:-1]) / 2
         edges = np.concatenate([[2 * values[0] - middle[0]], middle, [2 * values[-1] - middle[-1]]])
-        return np.maximum(edges, 0.0)
+        from_zero: FloatArray = np.maximum(edges, 0.0)
+        return from_zero
 
 
 Gap = Exponential | Lognormal | Quantiles
 
 
-def _normal(score: Any) -> Any:
+def normal(score: Any) -> Any:
     """P(a standard normal ≤ score); numpy has no error function, and scipy takes long to load."""
     tails = np.array([math.erfc(-z) for z in np.ravel(score / math.sqrt(2)).tolist()])
     return tails.reshape(np.shape(score)) / 2

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.model.arrays import FloatArray, IntArray
 
@@ -59,7 +60,8 @@ class Lengths:
             return cls.of({1: 1.0})
         more = 1 - 1 / mean
         values = np.arange(1, math.ceil(math.log(_BEYOND) / math.log(more)) + 1, dtype=np.int64)
-        return cls(values, more ** (values - 1.0) / mean, endless=True)
+        weights: FloatArray = np.power(more, values - 1.0) / mean
+        return cls(values, weights, endless=True)
 
     @property
     def mean(self) -> float:
@@ -73,7 +75,7 @@ class Lengths:
 
     def at_least(self) -> FloatArray:
         """P(length ≥ 1), P(length ≥ 2), …; shape (largest value,)."""
-        mass = np.bincount(self.values, self.weights)
+        mass = np.bincount(self.values, self.weights).astype(np.float64, copy=False)
         return np.cumsum(mass[::-1])[::-1][1:]
 
 
@@ -91,7 +93,7 @@ class Paged:
 
     Attributes
     ----------
-    transform : ndarray, shape (3, block_tokens // 2 + 1)
+    transform : ndarray of complex128, shape (3, block_tokens // 2 + 1)
     block_tokens
 
     Examples
@@ -102,7 +104,7 @@ class Paged:
     ([1.0, 6.0, 40.0], [1.0, 10.0, 104.0])
     """
 
-    transform: FloatArray
+    transform: NDArray[np.complex128]
     block_tokens: int
 
     @classmethod

@@ -117,7 +117,9 @@ class Stream:
     prompts: tuple[PromptKind, ...] = ()
 
 
-def shared_pages(shared: Sequence[SharedPrompt], shortest: int, block_tokens: int) -> tuple[SharedPrompt, ...]:
+def shared_pages(
+    shared: Sequence[SharedPrompt], shortest: int, block_tokens: int
+) -> tuple[SharedPrompt, ...]:
     """Shared prompts in the whole pages that a look-up finds, `shortest` the tokens of the shortest prompt."""
     found = _full_pages(shortest - 1, block_tokens)
     pages = (SharedPrompt(min(_full_pages(p.tokens, block_tokens), found), p.weight) for p in shared)
