@@ -18,7 +18,7 @@ from kvplan.model.gaps import normal
 _POINTS = 64  # of the curve, at equal ratios, over ...
 _SPAN = 1e-3  # ... at least this much of what fills memory
 _POINTS_CONVEX = 24  # each takes a transform where the law has a knee
-_ZOOM, _ZOOMS = 17, 3  # points between the neighbours of what is looked for, so many times
+_ZOOM, _ZOOMS = 9, 3  # points on either side of the peak, so many times
 _AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
 _TIMES = 33  # iteration times at which the least with fluctuations is looked for
 FEW_STREAMS = 100  # in memory, below which fluctuations count
@@ -157,7 +157,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     guaranteed = min(limits.values())
     most = min(x for name, x in ends.items() if name != "max_num_batched_tokens")
     curve = _curve(cached, most)
-    good = max(_peak(cached, curve), guaranteed)
+    good = max(float(_served(cached, curve).max()), guaranteed)
     states = tuple(_state(cached, found, rising) for found, rising in _passes(cached, curve, cached.rate_rps))
     stable = [state for state in states if state.stable]
     beyond = [state for state in states if not state.stable]
@@ -365,10 +365,21 @@ def _fastest(cached: CachedReplica, end: float) -> float:
 
 
 def _curve(cached: CachedReplica, most: float) -> States:
-    """The curve λ(x) up to the most admissions an iteration, from below where the offered rate is served alone."""
+    """The curve λ(x) up to the most admissions an iteration, from below where the offered rate is served alone.
+
+    Around its peak closer and closer: a rate just below passes the curve twice there.
+    """
     points = _POINTS_CONVEX if cached.timing.is_convex else _POINTS
     alone = cached.rate_rps * float(cached.seconds(np.zeros(1), np.zeros(1))[0])
-    return cached.states(np.geomspace(min(most * _SPAN, alone * (1 - _SAME)), most, points))
+    found = cached.states(np.geomspace(min(most * _SPAN, alone * (1 - _SAME)), most, points))
+    for _ in range(_ZOOMS):
+        x, best = found.admissions, int(np.argmax(_served(cached, found)))
+        low, peak, high = x[max(best - 1, 0)], x[best], x[min(best + 1, x.size - 1)]
+        closer = np.unique(np.concatenate([np.linspace(low, peak, _ZOOM), np.linspace(peak, high, _ZOOM)]))
+        closer = np.setdiff1d(closer, x)
+        together = States(*map(np.concatenate, zip(found, cached.states(closer), strict=True)))
+        found = together.at(np.argsort(together.admissions))
+    return found
 
 
 def _served(cached: CachedReplica, found: States) -> FloatArray:
@@ -376,18 +387,6 @@ def _served(cached: CachedReplica, found: States) -> FloatArray:
     budget = cached.replica.max_num_batched_tokens
     computed = found.admissions * (cached.computed - cached.saves * found.hits)
     return np.where(computed > (budget or math.inf) * (1 + _SAME), 0.0, found.rate_rps)
-
-
-def _peak(cached: CachedReplica, curve: States) -> float:
-    """The largest rate on the curve, looked at closer and closer."""
-    x, served = curve.admissions, _served(cached, curve)
-    for _ in range(_ZOOMS):
-        best = int(np.argmax(served))
-        if served[best] == 0:
-            return 0.0
-        x = np.linspace(x[max(best - 1, 0)], x[min(best + 1, x.size - 1)], _ZOOM)
-        served = np.maximum(_served(cached, cached.states(x)), 0.0)
-    return float(served.max())
 
 
 def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:

@@ -20,10 +20,21 @@ LAWS = {
     "decode": {1: 0.2, 4: 0.5, 9: 0.3},
     "turns": {1: 0.3, 2: 0.2, 4: 0.5},
 }
-MEANS = (
-    "stages read held held_squares prompt prompt_squares prefill computed decode left left_squares reused "
-    "reused_squares"
-).split()
+MEANS = [
+    "stages",
+    "read",
+    "held",
+    "held_squares",
+    "prompt",
+    "prompt_squares",
+    "prefill",
+    "computed",
+    "decode",
+    "left",
+    "left_squares",
+    "reused",
+    "reused_squares",
+]
 
 
 def counted_out(prefill: Prefill, page: int, shared: int) -> dict[str, float]:
@@ -113,7 +124,14 @@ def test_a_class_leaves_its_full_pages() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "found"),
-    [(0.5, 64), (1.0, 96), (50, 48), (10**6, 96), (96, 96), (15, 0)],  # of 128; a prompt of 100 finds 96 at most
+    [
+        (0.5, 64),
+        (1.0, 96),
+        (50, 48),
+        (10**6, 96),
+        (96, 96),
+        (15, 0),
+    ],  # of 128; a prompt of 100 finds 96 at most
 )
 def test_reuse_is_of_full_pages_that_a_prompt_can_find(tokens: float, found: int) -> None:
     stream = stream_of({40: 1.0}, Reuse(tokens, 0.25, THINK))
