@@ -174,12 +174,15 @@ class CachedReplica:
         """Tokens of a request that are found where what nobody asks for is kept for `age` seconds."""
         if self.hit_curve:
             sizes, ratios = zip((0.0, 0.0), *self.hit_curve, strict=True)
-            return np.interp(self.replica.capacity_tokens, sizes, ratios) * self.mean("prompt")
-        found = sum(one.reused * one.gap.until(age + one.stages * tau)[0] for one in self.private)
+            ratio = np.interp(self.replica.capacity_tokens, sizes, ratios)
+            return np.full(np.shape(age), ratio * self.mean("prompt"))
+        found = np.zeros(np.shape(age))
+        for one in self.private:
+            found += one.reused * one.gap.until(age + one.stages * tau)[0]
         share, tokens, _ = self.shared
-        if not share.size:
-            return found
-        return found + (share * tokens * -np.expm1(-self._uses(x, tau, age))).sum(-1)
+        if share.size:
+            found -= np.expm1(-self._uses(x, tau, age)) @ (share * tokens)
+        return found
 
     def memory(self, x: Any, tau: Any, age: Any) -> tuple[Any, Any]:
         """KV tokens of requests in flight and of what was left in the last `age` seconds and not asked for since.
@@ -273,7 +276,8 @@ class CachedReplica:
         def hits(tau: FloatArray) -> FloatArray:
             nonlocal kept
             kept = self.keeps(x, tau, kept) if warm else kept
-            return np.broadcast_to(self.hits(x, tau, kept), x.shape)
+            found: FloatArray = self.hits(x, tau, kept)
+            return found
 
         slow = self.seconds(x, np.zeros(x.shape))
         if not self.reusable:

@@ -20,21 +20,10 @@ LAWS = {
     "decode": {1: 0.2, 4: 0.5, 9: 0.3},
     "turns": {1: 0.3, 2: 0.2, 4: 0.5},
 }
-MEANS = [
-    "stages",
-    "read",
-    "held",
-    "held_squares",
-    "prompt",
-    "prompt_squares",
-    "prefill",
-    "computed",
-    "decode",
-    "left",
-    "left_squares",
-    "reused",
-    "reused_squares",
-]
+MEANS = (
+    *("stages", "read", "held", "held_squares", "prompt", "prompt_squares", "prefill", "computed", "decode"),
+    *("left", "left_squares", "reused", "reused_squares"),
+)
 
 
 def counted_out(prefill: Prefill, page: int, shared: int) -> dict[str, float]:

@@ -156,21 +156,13 @@ def test_states_are_fixed_points_and_loop_gains_their_slopes(name: str, part: fl
     states = prefix_cache(cached).states
     assert len(states) == (2 if rate > guaranteed else 1)
     left = 1000 + 200 - 1 - common
-    given = {
-        "rate": rate,
-        "memory": 400_000,
-        "s": 1000,
-        "n": 200,
-        "left": left,
-        "think_s": 4.0,
-        "shared": common,
-        "law": law,
-    }
     q = 0.9 * (900 - common) / left
+    given = {"rate": rate, "memory": 400_000, "law": law, "s": 1000, "n": 200}
+    given |= {"left": left, "q": q, "think_s": 4.0, "shared": common}
     for state in states:
         tau, step = state.iteration_time_s, state.iteration_time_s * 1e-5
-        assert mapped_time(tau, q=q, **given) == pytest.approx(tau, rel=1e-6)
-        slope = (mapped_time(tau + step, q=q, **given) - mapped_time(tau - step, q=q, **given)) / (2 * step)
+        assert mapped_time(tau, **given) == pytest.approx(tau, rel=1e-6)
+        slope = (mapped_time(tau + step, **given) - mapped_time(tau - step, **given)) / (2 * step)
         assert state.loop_gain == pytest.approx(slope, rel=0.01, abs=2e-4)
         assert state.stable == (slope < 1)
 
