@@ -194,7 +194,7 @@ def _fingerprint(policy: FormBatch, kind: str) -> str:
 
 
 @cache
-def compiled(policy: FormBatch, kind: str = "State") -> Callable[[State, int, int], int]:
+def compiled(policy: FormBatch, kind: str) -> Callable[[State, int, int], int]:
     """The loop with a policy in it, compiled."""
     import numba
     from numba.extending import overload, register_jitable
@@ -206,7 +206,7 @@ def compiled(policy: FormBatch, kind: str = "State") -> Callable[[State, int, in
         return numba.njit(**_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
 
 
-def on_disk(policy: FormBatch, kind: str = "State") -> bool:
+def on_disk(policy: FormBatch, kind: str) -> bool:
     """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
     step: Any = compiled(policy, kind)
     folder = cache_folder(policy)
@@ -217,7 +217,7 @@ def on_disk(policy: FormBatch, kind: str = "State") -> bool:
 
 def cache_folder(policy: FormBatch) -> str | None:
     """Where the compiled loop of a policy is kept between processes; None where there is no such place."""
-    step: Any = compiled(policy)
+    step: Any = compiled(policy, "State")
     return step.stats.cache_path if hasattr(step, "stats") else None
 
 
