@@ -3,16 +3,18 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 import slow_prefix_cache
 from hypothesis import given
 from hypothesis import strategies as st
 from slow_simulator import SlowResult
-from small_runs import GAPS, TIMINGS, Case, run
+from small_runs import GAPS, TIMINGS, Case, bytes_of, run
 from tiers import examples
 
 from kvplan.model import Replica, Timing
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.prefixes import Prefixes, Turns
+from kvplan.simulation.recorded import prefixes_of_hashes
 from kvplan.simulation.requests import Requests
 
 TURN = st.tuples(
@@ -146,3 +148,90 @@ def agree(case: Case, fast: Outcome) -> None:
 @given(case=CASES)
 def test_every_request_finds_what_a_pool_of_numbered_blocks_has_for_it(case: Case) -> None:
     agree(case, run("vllm", case))
+
+
+@given(case=CASES)
+def test_what_is_found_was_computed_before(case: Case) -> None:
+    outcome = run("vllm", case)
+    assert outcome.found is not None
+    block, found = case.replica.block_tokens, outcome.found
+    assert (found.hit_tokens % block == 0).all()
+    assert (found.hit_tokens < case.requests.input_tokens).all()
+    assert (found.recovered_tokens[outcome.evictions == 0] == 0).all()
+    assert (found.cached_tokens + outcome.series.kv_tokens <= case.replica.memory_tokens - block).all()
+    done = np.isfinite(outcome.finish_s)
+    assert outcome.shed is not None
+    assert not (done & outcome.shed).any()
+    admitted = np.isfinite(outcome.first_token_s) | (outcome.evictions > 0) | (found.hit_tokens > 0)
+    assert not (admitted & outcome.shed).any()
+
+
+@given(case=CASES)
+def test_without_anything_in_common_only_the_evicted_find_something(case: Case) -> None:
+    requests = replace(case.requests, prefixes=None)
+    outcome = run("vllm", replace(case, requests=requests))
+    assert outcome.found is not None
+    assert (outcome.found.hit_tokens == 0).all()
+    agree(replace(case, requests=requests), outcome)
+
+
+@given(case=CASES)
+def test_a_cache_that_nobody_uses_changes_nothing(case: Case) -> None:
+    """Nothing in common and nobody evicted: the same run with and without."""
+    alone = replace(case, requests=replace(case.requests, prefixes=None))
+    cached = run("vllm", alone)
+    plain = run("vllm", replace(alone, parameters=alone.parameters | {"prefix_caching": (0.0,)}))
+    assert plain.found is None
+    if plain.evictions.sum() == 0:
+        assert cached.finish_s.tobytes() == plain.finish_s.tobytes()
+        assert cached.series.kv_tokens.tolist() == plain.series.kv_tokens.tolist()
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_compiled_runs_leave_the_same_bytes(turns: bool) -> None:
+    shape = Shape(
+        [(-1, 7), (1, 3)], [(s % 3, [(3, 5, 2.0), (0, 4, 0.5), (6, 7, 0.0)], 1.5) for s in range(40)], 9
+    )
+    requests = shape.requests()
+    if not turns:
+        arrival = np.arange(requests.arrival_s.size, dtype=np.float64) / 4
+        requests = replace(requests, arrival_s=arrival, turns=None, prefixes=None)
+    parameters = {"prefix_caching": (1.0,), "shed_after": (30.0,)}
+    case = Case(requests, Timing(0.3, d1=0.01), Replica(90, block_tokens=4), parameters)
+    outcome = run("vllm", case)
+    assert outcome.evictions.any()
+    assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
+
+
+@given(
+    chains=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=8),
+    rest=st.integers(0, 3),
+    blocks=st.sampled_from([(4, 4), (4, 2), (4, 1)]),
+)
+def test_of_a_trace_with_hashes_prompts_find_what_they_begin_with(
+    chains: list[list[int]], rest: int, blocks: tuple[int, int]
+) -> None:
+    """One after the other with memory for all: the longest beginning that any before had too, less a token."""
+    of_trace, of_engine = blocks
+    tokens = np.array([of_trace * len(chain) for chain in chains]) + rest
+    size = len(chains)
+    requests = Requests(
+        100.0 * np.arange(size),
+        tokens,
+        np.ones(size, dtype=np.int64),
+        np.zeros(size, dtype=np.int64),
+        prefixes=prefixes_of_hashes(chains, tokens, of_trace),
+    )
+    replica = Replica(10_000, block_tokens=of_engine)
+    outcome = run("vllm", Case(requests, Timing(1.0), replica, {"prefix_caching": (1.0,)}))
+    expected = []
+    for at, chain in enumerate(chains):
+        same = 0
+        for other in chains[:at]:
+            pairs = zip(chain, other, strict=False)
+            common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(chain), len(other)))
+            same = max(same, common)
+        most = (int(tokens[at]) - 1) // of_engine * of_engine
+        expected.append(min(same * of_trace, most))
+    assert outcome.found is not None
+    assert outcome.found.hit_tokens.tolist() == expected
