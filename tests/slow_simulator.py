@@ -69,7 +69,7 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     the walk stops. Only if nobody was preempted the queue is admitted in order, while the budget lasts, fewer than
     max_num_seqs run and ceil((input + generated)/b) blocks are free beyond the watermark's; only the blocks of the
     grant are taken.
-    The watermark is a share of the usable blocks, rounded up, and binds while the running list is not empty, requests
+    The watermark is a share of the usable blocks, rounded down, and binds while the running list is not empty, requests
     admitted in this very iteration included. Whoever has computed input + generated tokens emits one.
     K is what the scheduled requests have computed once the iteration is over, grants included; P sums grants of more
     than one token. `computed_tokens` grows by P and by the tokens emitted, so a prompt's odd single-token chunk is not
@@ -123,7 +123,7 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
 `vllm-v0` (watermark)
     Counts as `vllm`, but all blocks are usable. Whole sequences (input + generated) of the queue are computed in
     order, in an iteration in which nobody decodes: while fewer than max_num_seqs are resident, their blocks are
-    free beyond the watermark's (a share of all blocks, rounded up, which binds while anybody is resident), and all
+    free beyond the watermark's (a share of all blocks, rounded down, which binds while anybody is resident), and all
     of this iteration are within the token budget; the first of an iteration may exceed it. Where there is none,
     all who run decode, whatever the budget; while blocks lack for that the last admitted is preempted, to the
     front of the queue. Livelock as in `vllm`.
@@ -198,6 +198,8 @@ class Request:
     computed: int = 0
     blocks: int = 0
     granted: int = 0
+    # with turns, and shedding
+    gone: bool = False  # it was given up, or will never come
 
     @property
     def weight(self) -> int:
@@ -289,13 +291,15 @@ class Run:
         while True:
             while (coming := self.next_arrival()) is not None and coming <= self.now:
                 self.queue.append(self.to_come.pop(0))
-            all_done = all(request.finish_s is not None for request in self.all)
+            all_done = all(request.finish_s is not None or request.gone for request in self.all)
             if all_done and self.more_later:
                 self.now = horizon
             if all_done or self.now >= horizon:
                 break
             try:
                 batch = self.form(drain=False)
+                if all(request.finish_s is not None or request.gone for request in self.all):
+                    continue
                 if not batch and self.next_arrival() is None:
                     batch = self.form(drain=True)
                     if not batch:
@@ -340,6 +344,7 @@ class Run:
                 self.resident.remove(request)
                 if self.closed:
                     self.bring_the_next()
+                self.is_answered(request)
         return SlowResult(
             arrival_s=[request.arrival_s for request in self.all],
             first_token_s=[request.first_token_s for request in self.all],
@@ -364,6 +369,9 @@ class Run:
             if request.arrival_s is None:
                 request.arrival_s = self.now + self.request_overhead_s
                 return
+
+    def is_answered(self, request: Request) -> None:
+        """Something may follow the completion of a request."""
 
 
 class StageRun(Run):
@@ -730,7 +738,7 @@ class Vllm(Run):
 
     def admit_from_the_queue(self) -> None:
         seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
-        watermark_blocks = math.ceil(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
+        watermark_blocks = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
         while self.queue and self.budget > 0 and len(self.resident) < seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
@@ -829,7 +837,7 @@ class VllmV0(Vllm):
         limit = (
             math.inf if self.replica.max_num_batched_tokens is None else self.replica.max_num_batched_tokens
         )
-        watermark_blocks = math.ceil(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
+        watermark_blocks = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
         admitted: list[Request] = []
         held = sum(request.blocks for request in self.resident)
         while self.queue and len(self.resident) < seats:

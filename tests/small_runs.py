@@ -10,8 +10,9 @@ from strategies import one_class
 
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
-from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits, kernel
-from kvplan.simulation.outcome import Outcome, Series
+from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits
+from kvplan.simulation.kernels import kernel
+from kvplan.simulation.outcome import Found, Outcome, Series
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.requests import Requests
@@ -184,7 +185,7 @@ def bytes_of(outcome: Outcome) -> list[Any]:
     """Everything in an outcome, to the bit."""
 
     def plain(value: Any) -> Any:
-        if isinstance(value, Series):
+        if isinstance(value, Series | Found):
             return [plain(getattr(value, f.name)) for f in fields(value)]
         return (str(value.dtype), value.tobytes()) if isinstance(value, np.ndarray) else value
 

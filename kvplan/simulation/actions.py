@@ -6,9 +6,10 @@ each iteration.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
 
+from kvplan.simulation.coming import bring, comes_before, skip, take_first
+from kvplan.simulation.kernels import kernel
+from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.state import (
     ADMISSION,
     AFTER,
@@ -17,6 +18,7 @@ from kvplan.simulation.state import (
     BLOCK,
     CAPACITY,
     CLIENTS,
+    COMING,
     COMPLETED,
     COMPUTED,
     DUE_AFTER,
@@ -27,6 +29,9 @@ from kvplan.simulation.state import (
     FINISH,
     FIRST_TOKEN,
     FIRST_WEIGHT,
+    FOLLOWING,
+    GIVEN_UP,
+    GONE,
     HEAD,
     HELD,
     ITERATIONS,
@@ -62,27 +67,23 @@ from kvplan.simulation.state import (
     RUNS,
     SEATS,
     SEQUENCE,
+    SHED,
     SILENT,
     STAGE,
     STAGES,
     START,
     STUCK,
     TAIL,
+    THINK,
     TICK,
+    TO_COME,
+    TURNS,
     UNTIL,
     WAITING,
     WEIGHT,
     State,
+    extended,
 )
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-KERNELS: list[Callable[..., Any]] = []
-
-
-def kernel(function: _Function) -> _Function:
-    """Mark a function that compiled runs need; it stays as it is for all others."""
-    KERNELS.append(function)
-    return function
 
 
 @kernel
@@ -158,18 +159,54 @@ def release(s: State) -> None:
     """Everybody who has arrived by now joins a queue."""
     c = s.counter
     while c[JOINED] < c[RELEASED] and s.time[c[JOINED], ARRIVAL] <= s.clock[NOW]:
-        request = c[JOINED]
-        append(s, s.request[request, QUEUE], request)
+        if extended(s):
+            release_brought(s, c[JOINED])
+        join(s, c[JOINED])
         c[JOINED] += 1
-        c[WAITING] += 1
+    if extended(s):
+        release_brought(s, NOBODY)
     if c[WAITING] > c[QUEUE_PEAK]:
         c[QUEUE_PEAK] = c[WAITING]
 
 
 @kernel
+def release_brought(s: State, before: int) -> None:
+    """Of those whom others have brought, all that come by now, and before somebody else."""
+    while s.counter[TO_COME] > 0:
+        request = s.request[0, COMING]
+        if s.time[request, ARRIVAL] > s.clock[NOW]:
+            return
+        if before != NOBODY and comes_before(s, before, request):
+            return
+        join(s, request)
+        take_first(s)
+
+
+@kernel
+def join(s: State, request: int) -> None:
+    """A request has arrived."""
+    append(s, s.request[request, QUEUE], request)
+    s.counter[WAITING] += 1
+
+
+@kernel
+def next_arrival(s: State) -> int:
+    """The next request to come of those whose arrival is known; NOBODY: there is none."""
+    c = s.counter
+    unasked = c[JOINED] if c[JOINED] < c[RELEASED] else NOBODY
+    if (
+        extended(s)
+        and c[TO_COME] > 0
+        and (unasked == NOBODY or comes_before(s, s.request[0, COMING], unasked))
+    ):
+        return int(s.request[0, COMING])
+    return int(unasked)
+
+
+@kernel
 def more_to_come(s: State) -> bool:
     """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
-    return bool(s.counter[JOINED] < s.counter[RELEASED] or s.fixed[MORE_LATER])
+    return bool(next_arrival(s) != NOBODY or s.fixed[MORE_LATER])
 
 
 # ---------------------------------------------------------------------------------------------------- groups
@@ -308,7 +345,7 @@ def evict(s: State, request: int) -> None:
     else:
         take_out(s, request)
         tokens = lost = s.request[request, PARKED]
-    c[HELD] -= blocks_of(s, tokens)
+    free(s, request, tokens, lost)
     c[RESIDENT] -= 1
     c[PROMISED] -= s.request[request, PROMISE]
     c[WAITING] += 1
@@ -318,6 +355,34 @@ def evict(s: State, request: int) -> None:
     if c[RESIDENT] == 0:  # alone, and still too large
         c[STUCK] = NEVER_FITS
     put_first(s, s.request[request, QUEUE], request)
+
+
+@kernel
+def free(s: State, request: int, tokens: int, computed: int) -> None:
+    """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
+    if caches(s):
+        let_go(s, request, blocks_of(s, tokens), computed)
+    else:
+        s.counter[HELD] -= blocks_of(s, tokens)
+
+
+@kernel
+def give_up_after(s: State, queue: int, most_s: float) -> None:
+    """Whoever has never run and has waited longer than that is given up."""
+    c, request = s.counter, s.list[queue, HEAD]
+    while request != NOBODY:
+        following = s.request[request, AFTER]
+        if s.request[request, EVICTIONS] == 0:
+            if s.clock[NOW] - s.time[request, ARRIVAL] <= most_s:
+                return
+            take_out(s, request)
+            s.request[request, PLACE] = GIVEN_UP
+            c[WAITING] -= 1
+            c[SHED] += 1
+            c[GONE] += 1
+            if extended(s) and s.fixed[TURNS]:
+                c[GONE] += skip(s, request)
+        request = following
 
 
 @kernel
@@ -393,7 +458,7 @@ def finish_iteration(s: State) -> None:
             stage = s.group[group, TICK] - s.request[request, START] + 1
             tokens = leave(s, request, group)
             if stage == s.request[request, STAGES]:
-                c[HELD] -= blocks_of(s, tokens)
+                free(s, request, tokens, tokens)
                 complete(s, request, now)
             else:
                 s.request[request, STAGE], s.request[request, PARKED] = stage, tokens
@@ -442,6 +507,8 @@ def complete(s: State, request: int, now: float) -> None:
             now + s.clock[OVERHEAD]
         )  # when the client has it, and has sent the next
         c[RELEASED] += 1
+    if extended(s) and s.fixed[TURNS]:
+        bring(s, s.request[request, FOLLOWING], now + s.time[request, THINK])
 
 
 @kernel

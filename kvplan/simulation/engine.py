@@ -14,9 +14,13 @@ from glob import iglob
 from time import perf_counter
 from typing import Any
 
-from kvplan.model import Replica, Timing, iteration_time
-from kvplan.simulation.actions import KERNELS, clear_batch, finish_iteration, more_to_come, release
-from kvplan.simulation.outcome import Ending, Outcome, Series
+import numpy as np
+
+from kvplan.model import IntArray, Replica, Timing, iteration_time
+from kvplan.simulation.actions import clear_batch, finish_iteration, more_to_come, next_arrival, release
+from kvplan.simulation.kernels import KERNELS
+from kvplan.simulation.outcome import Ending, Found, Outcome, Series
+from kvplan.simulation.prefix_cache import cached_blocks, caches
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
     ARRIVAL,
@@ -24,27 +28,34 @@ from kvplan.simulation.state import (
     BIN,
     BLOCK,
     BUSY,
+    CACHED_SUM,
     COMPLETED,
     COMPUTED,
     EVICTED,
     EVICTIONS,
     FINISH,
     FIRST_TOKEN,
+    GIVEN_UP,
+    GONE,
     HELD,
+    HIT,
     HORIZON,
     ITERATIONS,
-    JOINED,
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
+    LOOKED_UP,
+    LOOKED_UP_AGAIN,
     MORE_LATER,
     MORE_REQUESTS,
     MORE_TOKENS,
     NEVER_FITS,
+    NOBODY,
     NOW,
     OVERFLOWS,
     OVERHEAD,
     PEAK,
+    PLACE,
     PROMPTS,
     PROMPTS_PEAK,
     QUEUE_PEAK,
@@ -52,6 +63,7 @@ from kvplan.simulation.state import (
     RECOMPUTED,
     RECORDED,
     RECORDS,
+    RECOVERED,
     RESIDENT,
     RUNS,
     STAGES,
@@ -59,8 +71,10 @@ from kvplan.simulation.state import (
     STUCK,
     WAITING,
     WEIGHT,
+    Extended,
     Setup,
     State,
+    extended,
     new_state,
 )
 
@@ -87,7 +101,7 @@ def loop(s: State, limit: int, patience: int) -> int:
     c, clock = s.counter, s.clock
     while c[ITERATIONS] < limit:
         release(s)
-        if c[COMPLETED] == s.time.shape[0]:
+        if c[COMPLETED] + c[GONE] == s.time.shape[0]:
             if not s.fixed[MORE_LATER]:
                 return FINISHED
             clock[NOW] = clock[HORIZON]
@@ -104,12 +118,15 @@ def loop(s: State, limit: int, patience: int) -> int:
                 tokens += s.group[group, WEIGHT]
                 requests += s.list[s.fixed[QUEUES] + group, LENGTH]
         if requests == 0:
+            if c[COMPLETED] + c[GONE] == s.time.shape[0]:
+                continue
             if not more_to_come(s):
                 return LIVELOCK
-            if c[JOINED] == s.time.shape[0] or s.time[c[JOINED], ARRIVAL] > clock[HORIZON]:
+            coming = next_arrival(s)
+            if coming == NOBODY or s.time[coming, ARRIVAL] > clock[HORIZON]:
                 clock[NOW] = clock[HORIZON]
                 return OUT_OF_TIME
-            clock[NOW] = max(clock[NOW], s.time[c[JOINED], ARRIVAL])
+            clock[NOW] = max(clock[NOW], s.time[coming, ARRIVAL])
             continue
         tau = iteration_time(s.timing, tokens, c[PROMPTS], requests)
         now = clock[NOW] + tau
@@ -134,6 +151,8 @@ def note(s: State) -> None:
     held = c[HELD] * s.fixed[BLOCK]
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
+    cached = cached_blocks(s) * s.fixed[BLOCK] if caches(s) else 0
+    s.clock[CACHED_SUM] += cached
     if held > c[PEAK]:
         c[PEAK] = held
     if c[ITERATIONS] % c[STRIDE]:
@@ -141,8 +160,6 @@ def note(s: State) -> None:
     if c[RECORDED] == RECORDS:
         half = RECORDS // 2
         for i in range(half):
-            for column in range(s.record_time.shape[1]):
-                s.record_time[i, column] = s.record_time[2 * i + 1, column]
             for column in range(s.record.shape[1]):
                 s.record[i, column] = s.record[2 * i + 1, column]
         c[RECORDED] = half
@@ -150,82 +167,91 @@ def note(s: State) -> None:
         if c[ITERATIONS] % c[STRIDE]:
             return
     at = c[RECORDED]
-    s.record_time[at, 0] = s.clock[NOW]
-    s.record_time[at, 1] = s.clock[BUSY]
-    s.record[at, 0] = held
-    s.record[at, 1] = c[WAITING]
-    s.record[at, 2] = c[RESIDENT]
-    s.record[at, 3] = c[EVICTED]
-    s.record[at, 4] = c[COMPLETED]
+    s.record[at, 0] = s.clock[NOW]
+    s.record[at, 1] = s.clock[BUSY]
+    s.record[at, 2] = held
+    s.record[at, 3] = c[WAITING]
+    s.record[at, 4] = c[RESIDENT]
+    s.record[at, 5] = c[EVICTED]
+    s.record[at, 6] = c[COMPLETED]
+    s.record[at, 7] = cached
     c[RECORDED] += 1
 
 
 @cache
-def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, as plain Python."""
+def bound(policy: FormBatch, kind: str = "State") -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, for a kind of state, as plain Python."""
     scope = {**globals(), "form_batch": policy}
     copy = types.FunctionType(loop.__code__, scope, loop.__name__)
     # numba keeps compiled code by name and date of this file; the name has to change with all that goes in
-    copy.__qualname__ = f"loop_{_fingerprint(policy)}"
+    copy.__qualname__ = f"loop_{_fingerprint(policy, kind)}"
     copy.__module__ = __name__
     return copy
 
 
-def _fingerprint(policy: FormBatch) -> str:
-    """Of the policy's name, and the texts of all modules whose functions or constants can go into the loop."""
+def _fingerprint(policy: FormBatch, kind: str) -> str:
+    """Of the names of the policy and the kind of state, and the texts of all modules that can go into the loop."""
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
     used += [policy, loop, State, iteration_time]
     texts = sorted({inspect.getsource(sys.modules[f.__module__]) for f in used})
-    which = f"{policy.__module__}.{policy.__qualname__}"
+    which = f"{policy.__module__}.{policy.__qualname__} {kind}"
     return hashlib.sha256("\0".join([which, *texts]).encode()).hexdigest()[:16]
 
 
 @cache
-def compiled(policy: FormBatch) -> Callable[[State, int, int], int]:
+def compiled(policy: FormBatch, kind: str) -> Callable[[State, int, int], int]:
     """The loop with a policy in it, compiled."""
     import numba
-    from numba.extending import register_jitable
+    from numba.extending import overload, register_jitable
 
-    _register(register_jitable)
+    _register(register_jitable, overload)
     try:
-        return numba.njit(cache=True, **_OPTIONS)(bound(policy))  # type: ignore[no-any-return]
+        return numba.njit(cache=True, **_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
     except RuntimeError:  # no folder to keep it in
-        return numba.njit(**_OPTIONS)(bound(policy))  # type: ignore[no-any-return]
+        return numba.njit(**_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
 
 
-def on_disk(policy: FormBatch) -> bool:
+def on_disk(policy: FormBatch, kind: str) -> bool:
     """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
-    step: Any = compiled(policy)
+    step: Any = compiled(policy, kind)
     folder = cache_folder(policy)
     if not hasattr(step, "stats") or step.signatures:  # without statistics numba is told to compile nothing
         return True
-    return folder is not None and any(iglob(f"*{bound(policy).__qualname__}*.nbi", root_dir=folder))
+    return folder is not None and any(iglob(f"*{bound(policy, kind).__qualname__}*.nbi", root_dir=folder))
 
 
 def cache_folder(policy: FormBatch) -> str | None:
     """Where the compiled loop of a policy is kept between processes; None where there is no such place."""
-    step: Any = compiled(policy)
+    step: Any = compiled(policy, "State")
     return step.stats.cache_path if hasattr(step, "stats") else None
 
 
-def _is_worth_it(policy: FormBatch, seconds: float) -> bool:
+def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
     """Whether to go on compiled after so many seconds of plain Python; at once where an earlier run has loaded it."""
-    if policy in _loaded:
+    if (policy, kind) in _loaded:
         return True
     if seconds <= _PLAIN_SECONDS:
         return False
-    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy)
+    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy, kind)
 
 
 _registered: set[object] = set()
-_loaded: set[FormBatch] = set()  # what this process has run compiled
+_loaded: set[tuple[FormBatch, str]] = set()  # what this process has run compiled
 
 
-def _register(register_jitable: Callable[[Any], object]) -> None:
+def _register(register_jitable: Callable[[Any], object], overload: Callable[..., Any]) -> None:
     for function in (*KERNELS, note, iteration_time):
         if function not in _registered:
             register_jitable(function)
             _registered.add(function)
+    if extended not in _registered:
+        overload(extended, inline="always", strict=False)(_extended)
+        _registered.add(extended)
+
+
+def _extended(s: Any) -> Callable[[State], bool]:
+    """What numba takes for `extended`, a constant for each type of state."""
+    return (lambda s: True) if s.instance_class is Extended else (lambda s: False)
 
 
 def run(
@@ -262,20 +288,23 @@ def run(
     announce
         Told before the loop is compiled, if no earlier run has left it on disk; and whether this one will.
     """
+    if requests.turns is not None and requests.clients is not None:
+        raise ValueError("a closed loop has no turns beside it")
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
     state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s)
+    kind = type(state).__name__
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
-        fast = compile or (compile is None and _is_worth_it(policy, perf_counter() - started))
-        if fast and announce is not None and not on_disk(policy):
+        fast = compile or (compile is None and _is_worth_it(policy, kind, perf_counter() - started))
+        if fast and announce is not None and not on_disk(policy, kind):
             announce(cache_folder(policy) is not None)
             announce = None
-        step, slice_ = (compiled(policy), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
+        step, slice_ = (compiled(policy, kind), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
         code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
         if fast:
-            _loaded.add(policy)
+            _loaded.add((policy, kind))
         if code != GOES_ON:
             return _outcome(state, _ENDINGS[code])
         if watch is not None and not watch(int(state.counter[COMPLETED])):
@@ -284,9 +313,9 @@ def run(
 
 def _outcome(s: State, ending: Ending) -> Outcome:
     c = s.counter
-    rows = slice(0, int(c[RECORDED]))
-    kv, waiting, running, evictions, completions = s.record[rows].T
-    clock, busy = s.record_time[rows].T
+    rows = s.record[: int(c[RECORDED])]
+    clock, busy = rows[:, :2].T
+    kv, waiting, running, evictions, completions, cached = rows[:, 2:].T.astype(np.int64)
     return Outcome(
         arrival_s=s.time[:, ARRIVAL],
         first_token_s=s.time[:, FIRST_TOKEN],
@@ -309,5 +338,18 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         batch_peak=int(c[BATCH_PEAK]),
         overflows=int(c[OVERFLOWS]),
         request_overhead_s=float(s.clock[OVERHEAD]),
+        shed=s.request[:, PLACE] == GIVEN_UP,
+        found=_found(s, cached) if caches(s) else None,
         series=Series(int(c[STRIDE]), clock, kv, waiting, running, evictions, completions, busy),
+    )
+
+
+def _found(s: State, cached: IntArray) -> Found:
+    return Found(
+        hit_tokens=s.request[:, HIT],
+        recovered_tokens=s.request[:, RECOVERED],
+        looked_up_tokens=int(s.counter[LOOKED_UP]),
+        looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
+        cached_sum=float(s.clock[CACHED_SUM]),
+        cached_tokens=cached,
     )

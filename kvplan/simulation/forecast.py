@@ -6,7 +6,8 @@ step for each stage expected of the request, whoever else is resident. Where mem
 that is next in line, it mostly lacks in the next iteration too: that tick is looked at first.
 """
 
-from kvplan.simulation.actions import blocks_of, due_slot, fits, kernel
+from kvplan.simulation.actions import blocks_of, due_slot, fits
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import (
     BLOCK,
     CAPACITY,

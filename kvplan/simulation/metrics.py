@@ -11,7 +11,8 @@ rates, ``kv_tokens.mean``       ratio of sums over batches of equally many itera
 ``completed``, ``makespan_s``,  their rate per completed request where the number of requests was given,
 ``iterations``, ``evictions``   else per second, times the whole run: what was given does not vary, and has none
 ``unfinished``, ``queue.end``   None: a snapshot
-``recomputed_*``, peaks         None: nothing recorded to cut into batches
+``recomputed_*``, peaks,        None: nothing recorded to cut into batches
+``shed``, ``prefix_cache.*``
 ==============================  ==============================================================================
 
 A run that ended in a livelock has no interval at all: its figures depend on when that was noticed.
@@ -19,7 +20,7 @@ A run that ended in a livelock has no interval at all: its figures depend on whe
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -86,6 +87,22 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheUse:
+    """What the prefix cache found; None without one, and rates that are 0/0.
+
+    Rates are of the tokens looked up: prompts at their first admission, and what is admitted again after an eviction.
+    `hit_tokens` are those of prompts, `recovered_tokens` the others; `cached_tokens_mean` counts what is known though
+    nobody holds it, over iterations.
+    """
+
+    hit_rate: float | None
+    readmission_hit_rate: float | None
+    hit_tokens: float | None
+    recovered_tokens: float | None
+    cached_tokens_mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClassResult:
     """One class of requests under one policy."""
 
@@ -119,6 +136,8 @@ class PolicyResult:
     recomputed_share: float | None
     kv_tokens: KvTokens
     queue: Queue
+    shed: float
+    prefix_cache: PrefixCacheUse
     iteration_time_s: float | None
     ttft_s: Latency
     tpot_s: Latency
@@ -235,8 +254,8 @@ def _grows(outcome: Outcome) -> bool:
 def queue_over_time(outcome: Outcome) -> tuple[FloatArray, IntArray]:
     """Times and the requests waiting at each, also while nothing runs and so nothing is recorded.
 
-    Where there is no record for long, whoever has arrived waits, but for those done and those that held memory at the
-    last record.
+    Where there is no record for long, whoever has arrived waits, but for those done, those given up and those that held
+    memory at the last record.
 
     Returns
     -------
@@ -247,9 +266,10 @@ def queue_over_time(outcome: Outcome) -> tuple[FloatArray, IntArray]:
     last = np.searchsorted(series.time_s, even, side="right")
     unseen = (last[1:] == last[:-1]) & (even[1:] > 0)  # since the even time before, and up to this one
     time_s, before = even[1:][unseen], last[1:][unseen] - 1
+    stayed_s = outcome.arrival_s if outcome.shed is None else outcome.arrival_s[~outcome.shed]
     arrived, done = (
         np.searchsorted(np.sort(times[~np.isnan(times)]), time_s, side="right")
-        for times in (outcome.arrival_s, outcome.finish_s)
+        for times in (stayed_s, outcome.finish_s)
     )
     started = before >= 0
     resident = np.where(started, series.running[before] if series.running.size else 0, 0)
@@ -262,7 +282,12 @@ def queue_over_time(outcome: Outcome) -> tuple[FloatArray, IntArray]:
     )
 
 
-_GROUPS = {"kv_tokens": KvTokens, "queue": Queue, **dict.fromkeys(LATENCIES, Latency)}
+_GROUPS = {
+    "kv_tokens": KvTokens,
+    "queue": Queue,
+    "prefix_cache": PrefixCacheUse,
+    **dict.fromkeys(LATENCIES, Latency),
+}
 
 
 def _fields(figures: Figures) -> dict[str, Any]:
@@ -328,6 +353,22 @@ def _latencies(requests: Requests, outcome: Outcome) -> dict[str, FloatArray]:
     }
 
 
+def _found(run: Outcome) -> Figures:
+    """What the prefix cache found, by its dotted names."""
+    names = [f"prefix_cache.{field.name}" for field in fields(PrefixCacheUse)]
+    if run.found is None:
+        return dict.fromkeys(names)
+    hit, recovered = int(run.found.hit_tokens.sum()), int(run.found.recovered_tokens.sum())
+    values = (
+        _ratio(hit, run.found.looked_up_tokens),
+        _ratio(recovered, run.found.looked_up_again_tokens),
+        hit,
+        recovered,
+        _ratio(run.found.cached_sum, run.iterations),
+    )
+    return dict(zip(names, values, strict=True))
+
+
 @dataclass(frozen=True)
 class _Run:
     requests: Requests
@@ -340,7 +381,10 @@ class _Run:
 
     @cached_property
     def samples(self) -> dict[str, _Sample]:
-        return {name: _Sample(values[~np.isnan(values)]) for name, values in self.latencies.items()}
+        """In order of arrival, which turns of sessions do not stand in."""
+        order = slice(None) if self.requests.turns is None else np.argsort(self.outcome.arrival_s)
+        ordered = {name: values[order] for name, values in self.latencies.items()}
+        return {name: _Sample(values[~np.isnan(values)]) for name, values in ordered.items()}
 
     @cached_property
     def finished(self) -> NDArray[np.bool_]:
@@ -361,7 +405,8 @@ class _Run:
         """Every figure by its dotted name, in the order of the contract."""
         run = self.outcome
         evictions = int(run.evictions.sum())
-        unfinished = int(np.count_nonzero(run.arrival_s <= run.end_s)) - self.completed
+        shed = 0 if run.shed is None else int(np.count_nonzero(run.shed))
+        unfinished = int(np.count_nonzero(run.arrival_s <= run.end_s)) - self.completed - shed
         at_end = unfinished - run.resident
         figures: Figures = {
             "completed": self.completed,
@@ -380,6 +425,8 @@ class _Run:
             "kv_tokens.peak": run.kv_peak,
             "queue.peak": max(run.queue_peak, at_end),
             "queue.end": at_end,
+            "shed": shed,
+            **_found(run),
             "iteration_time_s": _ratio(run.busy_s, run.iterations),
         }
         for name, sample in self.samples.items():

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
 
@@ -50,6 +51,32 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What a prefix cache found.
+
+    Attributes
+    ----------
+    hit_tokens : ndarray of int64, shape (n_requests,)
+        Of each prompt at its first admission.
+    recovered_tokens : ndarray of int64, shape (n_requests,)
+        Of prompts and what they had generated, at admissions after an eviction.
+    looked_up_tokens, looked_up_again_tokens
+        Tokens of the sequences that were looked up, at first admissions and at further ones.
+    cached_sum
+        Sum over iterations of the tokens that were known though nobody held them.
+    cached_tokens : ndarray of int64, shape (n_records,)
+        Of those iterations that the series of the run records.
+    """
+
+    hit_tokens: IntArray
+    recovered_tokens: IntArray
+    looked_up_tokens: int
+    looked_up_again_tokens: int
+    cached_sum: float
+    cached_tokens: IntArray
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A run of one policy on one list of requests.
 
@@ -87,6 +114,10 @@ class Outcome:
         Iterations that began with more than the memory, so that somebody was evicted.
     request_overhead_s
         What each request took besides, outside the engine.
+    shed : ndarray of bool, shape (n_requests,)
+        Who was given up after waiting too long; None: nobody.
+    found
+        What the prefix cache found; None: there was none.
     """
 
     arrival_s: FloatArray
@@ -111,6 +142,8 @@ class Outcome:
     overflows: int
     series: Series
     request_overhead_s: float = 0.0
+    shed: NDArray[np.bool_] | None = None
+    found: Found | None = None
 
     @property
     def finished(self) -> bool:

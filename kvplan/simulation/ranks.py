@@ -4,7 +4,7 @@
 the rows are the ranks. On each rank requests can be piled, the last one on top.
 """
 
-from kvplan.simulation.actions import kernel
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import ABOVE, BELOW, COUNT, NOBODY, TOP, State
 
 

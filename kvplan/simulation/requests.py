@@ -14,6 +14,7 @@ import numpy as np
 
 from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.schedule import Course, Steps
+from kvplan.simulation.prefixes import Prefixes, Turns
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Requests:
     Attributes
     ----------
     arrival_s : ndarray, shape (n_requests,)
-        Seconds from the start, ascending. All 0 in a closed loop, where the run decides.
+        Seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN, and behind all others,
+        where a turn is brought by the one before.
     input_tokens, decode_tokens : ndarray of int64, shape (n_requests,), tokens
     class_index : ndarray of int64, shape (n_requests,)
         Position of the class in the profile; 0 for requests of a trace.
@@ -31,6 +33,10 @@ class Requests:
         Closed loop: so many requests are there at first, and each completion brings the next. None: open.
     more_later
         Others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last.
+    prefixes
+        Whose tokens are the same; None: no two requests have anything in common.
+    turns
+        What follows a completion; None: nothing does.
     """
 
     arrival_s: FloatArray
@@ -39,6 +45,8 @@ class Requests:
     class_index: IntArray
     clients: int | None = None
     more_later: bool = False
+    prefixes: Prefixes | None = None
+    turns: Turns | None = None
 
 
 def poisson(

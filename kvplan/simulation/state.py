@@ -13,14 +13,16 @@ import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.model.weights import first_tokens, stage_count
+from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
 
 NOBODY = -1
+_NO_END = 1 << 60  # tokens
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
 
 # Places a request can be in besides the queues and groups, which are numbered from 0.
-OUTSIDE, PARTIAL = -1, -2
+OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
 
 # The integer counters of a run, positions in `State.counter`.
 (
@@ -51,16 +53,26 @@ OUTSIDE, PARTIAL = -1, -2
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
+    TO_COME,  # requests whose arrival another one has fixed
+    SHED,
+    GONE,  # these, and those that therefore never come
+    FREE,  # blocks in the queue of free ones; this and what follows: of a prefix cache
+    BLANK,  # of these, those that hold nothing known
+    OLDEST,  # ends of the queue
+    NEWEST,
+    LOOKED_UP,  # tokens of the sequences of first admissions
+    LOOKED_UP_AGAIN,  # of further ones
     _COUNTERS,
-) = range(28)
+) = range(37)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
-NOW, HORIZON, BUSY, KV_SUM, OVERHEAD = range(5)  # positions in `State.clock`
+NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM = range(6)  # positions in `State.clock`
 
-(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS) = range(9)  # in `State.fixed`
+# In `State.fixed`.
+(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS, TURNS, CACHES) = range(11)
 
-ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
+ARRIVAL, FIRST_TOKEN, FINISH, THINK = range(4)  # columns of `State.time`
 
 # Columns of `State.request`.
 (
@@ -85,6 +97,34 @@ ARRIVAL, FIRST_TOKEN, FINISH = range(3)  # columns of `State.time`
     ABOVE,
     _REQUEST_COLUMNS,
 ) = range(20)
+
+# Further columns, of runs in which requests follow each other or are cached.
+(
+    FOLLOWING,  # as `kvplan.simulation.prefixes.Turns` has it
+    INSTEAD,
+    COMING,  # no matter of this request: the place of a heap of those to come
+    LEAF,  # stream that it ends in
+    COPY,  # stream that stands for a copy which it may make, or NOBODY
+    COPIED,  # the stream that this is a copy of now, or NOBODY
+    HIT,  # tokens found at the first admission
+    RECOVERED,  # at further ones
+    _ALL_REQUEST_COLUMNS,
+) = range(_REQUEST_COLUMNS, _REQUEST_COLUMNS + 9)
+
+# Columns of `State.stream`, counts in blocks.
+(
+    PARENT,
+    BEGIN,  # before it
+    REST,  # in it, once whole
+    HOLDERS,  # requests
+    CACHED,  # in the queue
+    IN_FRONT,  # neighbours there
+    BEHIND,
+    FIRST,  # copy that is found, if there is one; else the stream itself
+    NEXT_COPY,  # found after this one
+    ORIGINAL,  # that this is a copy of; itself, if it is none
+    _STREAM_COLUMNS,
+) = range(11)
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
@@ -115,11 +155,11 @@ class State(NamedTuple):
         Parameters of the policy.
     clock : ndarray of float64
         NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens), OVERHEAD: what a request takes
-        outside the engine (seconds).
+        outside the engine (seconds), CACHED_SUM (tokens).
     counter : ndarray of int64
         Counters.
-    time : ndarray, shape (n_requests, 3), seconds
-        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened.
+    time : ndarray, shape (n_requests, 3 or 4), seconds
+        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. THINK, where requests follow each other.
     request : ndarray of int64, shape (n_requests, n_columns)
     list : ndarray of int64, shape (n_lists, 3)
         HEAD, TAIL, LENGTH of queues, groups and lists of parked requests.
@@ -134,10 +174,10 @@ class State(NamedTuple):
         How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
     histogram : ndarray of int64, shape (n_bins,)
         Iterations by KV tokens held.
-    record_time : ndarray, shape (RECORDS, 2), seconds
-        The clock, and the time of all iterations.
-    record : ndarray of int64, shape (RECORDS, 5)
-        KV tokens, waiting, resident, evictions, completions.
+    record : ndarray, shape (RECORDS, 8)
+        The clock and the time of all iterations, seconds; then counts: KV tokens, waiting, resident, evictions,
+        completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
+    stream : ndarray of int64, shape (n_streams, n_columns)
     """
 
     timing: FloatArray
@@ -154,8 +194,20 @@ class State(NamedTuple):
     future: IntArray
     rank: IntArray
     histogram: IntArray
-    record_time: FloatArray
-    record: IntArray
+    record: FloatArray
+    stream: IntArray
+
+
+class Extended(State):
+    """The state of a run with a prefix cache, or with requests that others bring.
+
+    A type of its own, for which the loop is compiled apart: other runs do not pay for what they do not have.
+    """
+
+
+def extended(s: State) -> bool:
+    """Whether requests may be cached, follow each other or be given up; known when the loop is compiled."""
+    return isinstance(s, Extended)
 
 
 class Setup(NamedTuple):
@@ -182,6 +234,10 @@ class Setup(NamedTuple):
         Stages that the policy expects of each request; None: it looks at no later tick.
     ranks
         How many ranks there are, numbered from 0; 0: the policy has none.
+    prefix_caching
+        Blocks of those who have left stay known until their room is needed.
+    gives_up
+        Requests may be given up before they are served.
     """
 
     queue_of: IntArray
@@ -195,6 +251,8 @@ class Setup(NamedTuple):
     promise: IntArray | None = None
     expected: IntArray | None = None
     ranks: int = 0
+    prefix_caching: bool = False
+    gives_up: bool = False
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -228,10 +286,13 @@ def new_state(
     bin_tokens = replica.memory_tokens // _BINS + 1
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
-    count[RELEASED] = size if requests.clients is None else min(size, requests.clients)
-    time = np.full((size, 3), math.nan)
+    count[OLDEST] = count[NEWEST] = NOBODY
+    unasked = int(np.count_nonzero(~np.isnan(requests.arrival_s)))
+    count[RELEASED] = unasked if requests.clients is None else min(size, requests.clients)
+    further = setup.prefix_caching or requests.turns is not None
+    time = np.full((size, 3 if requests.turns is None else 4), math.nan)
     time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
-    request = np.zeros((size, _REQUEST_COLUMNS), dtype=np.int64)
+    request = np.zeros((size, _ALL_REQUEST_COLUMNS if further else _REQUEST_COLUMNS), dtype=np.int64)
     request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages
     request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
     request[:, PLACE] = OUTSIDE
@@ -245,6 +306,9 @@ def new_state(
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
+    if requests.turns is not None:
+        request[:, FOLLOWING], request[:, INSTEAD] = requests.turns.following, requests.turns.instead
+        time[:, THINK] = requests.turns.think_s
     horizon = math.inf if horizon_s is None else horizon_s
     own_convention = setup.stages is not None
     fixed = (
@@ -257,12 +321,20 @@ def new_state(
         setup.queues,
         requests.more_later,
         max(size, 1) if setup.seats is None else setup.seats,
+        requests.turns is not None,
+        setup.prefix_caching,
     )
-    return State(
+    count[FREE] = count[BLANK] = fixed[CAPACITY]
+    stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
+    if setup.prefix_caching:
+        request[:, LEAF], request[:, COPY], stream = block_streams(requests, block)
+        request[:, COPIED] = NOBODY
+    kind = Extended if further or setup.gives_up else State
+    return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
-        clock=np.array([0.0, horizon, 0.0, 0.0, request_overhead_s]),
+        clock=np.array([0.0, horizon, 0.0, 0.0, request_overhead_s, 0.0]),
         counter=count,
         time=time,
         request=request,
@@ -273,6 +345,53 @@ def new_state(
         future=np.zeros(0 if setup.expected is None else ahead, dtype=np.int64),
         rank=rank,
         histogram=np.zeros(replica.memory_tokens // bin_tokens + 1, dtype=np.int64),
-        record_time=np.zeros((RECORDS, 2)),
-        record=np.zeros((RECORDS, 5), dtype=np.int64),
+        record=np.zeros((RECORDS, 8)),
+        stream=stream,
     )
+
+
+def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Of each request LEAF and COPY; and the streams in blocks, the array `State.stream`.
+
+    Streams without a block of their own are passed over. Where a prompt ends with a stream, the last block of that
+    is made a stream of its own, and the prompt gets a copy of it to compute.
+
+    Examples
+    --------
+    A prompt of two blocks, with which another one of three begins.
+
+    >>> from kvplan.simulation.prefixes import Prefixes
+    >>> shared = Prefixes(np.array([1, 2]), np.array([-1, 0, 0]), np.array([20, 0, 0]))
+    >>> two = Requests(np.zeros(2), np.array([20, 30]), np.ones(2, dtype=np.int64), np.zeros(2), prefixes=shared)
+    >>> leaf, copy, stream = block_streams(two, 10)
+    >>> stream[:4, BEGIN].tolist(), stream[:4, PARENT].tolist(), copy.tolist()
+    ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
+    """
+    known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
+    leaf, parent = known.stream, known.parent.copy()
+    begin, end = known.begin_tokens // block, known.end_tokens // block
+    end[leaf] = _NO_END
+    inner = np.flatnonzero(parent >= 0)
+    while (empty := inner[end[parent[inner]] == begin[parent[inner]]]).size:
+        parent[empty] = parent[parent[empty]]
+        inner = inner[parent[inner] >= 0]
+    whole = (requests.input_tokens == begin[leaf] * block) & (parent[leaf] >= 0)
+    ends = np.unique(parent[leaf[whole]])
+    long = ends[end[ends] - begin[ends] > 1]
+    last = np.full(parent.size, NOBODY)  # of a stream, where it is one of its own
+    last[long] = parent.size + np.arange(long.size)
+    parent = np.where((parent >= 0) & (last[parent] >= 0), last[parent], parent)
+    parent, begin, end = (
+        np.concatenate(pair) for pair in ((parent, long), (begin, end[long] - 1), (end, end[long]))
+    )
+    end[long] -= 1
+    size = parent.size + np.count_nonzero(whole)
+    stream = np.full((size, _STREAM_COLUMNS), NOBODY)
+    stream[:, [HOLDERS, CACHED]] = 0
+    stream[: parent.size, PARENT], stream[: parent.size, BEGIN] = parent, begin
+    stream[: parent.size, REST] = end - begin
+    stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(size)
+    stream[parent.size :, ORIGINAL] = parent[leaf[whole]]
+    copy = np.full(leaf.size, NOBODY)
+    copy[whole] = np.arange(parent.size, size)
+    return leaf, copy, stream

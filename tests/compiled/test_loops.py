@@ -32,7 +32,7 @@ def test_compiled_and_plain_runs_leave_the_same_bytes(name: str, data: st.DataOb
     case = data.draw(cases(name))
     policy = POLICIES.get(name, PAIRS)
     assert bytes_of(case.kernel(policy, name, compile=True)) == bytes_of(case.kernel(policy, name))
-    loop: Any = engine.compiled(policy.form_batch)
+    loop: Any = engine.compiled(policy.form_batch, "State")
     assert len(loop.signatures) == 1, "compiled anew for arrays of other types"
 
 

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import pytest
 from runs import NAN, a_run, a_series, counts, one_server
 
 from kvplan.simulation.intervals import queue_grows
-from kvplan.simulation.metrics import ClassResult, PolicyResult, RunStatus, policy_result
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.metrics import ClassResult, PolicyResult, PrefixCacheUse, RunStatus, policy_result
+from kvplan.simulation.outcome import Ending, Found, Outcome
+from kvplan.simulation.prefixes import Turns
 from kvplan.simulation.requests import Requests
 
 LATENCIES = [
@@ -77,14 +78,45 @@ def test_names_and_order_are_those_of_the_contract() -> None:
     top = (
         "policy parameters completed unfinished makespan_s iterations status throughput_rps"
         " decode_tokens_per_s throughput_per_iteration evictions evictions_per_iteration recomputed_tokens"
-        " recomputed_share kv_tokens queue iteration_time_s ttft_s tpot_s e2e_s ci95 classes"
+        " recomputed_share kv_tokens queue shed prefix_cache iteration_time_s ttft_s tpot_s e2e_s ci95 classes"
     )
     assert [field.name for field in fields(PolicyResult)] == top.split()
     assert [field.name for field in fields(ClassResult)] == ["name", "completed", "ttft_s", "tpot_s", "e2e_s"]
     numbers = [key for key in top.split()[2:14] if key != "status"]
     memory = ["kv_tokens.mean", "kv_tokens.p99", "kv_tokens.peak", "queue.peak", "queue.end"]
+    found = [f"prefix_cache.{field.name}" for field in fields(PrefixCacheUse)]
     for runs in ([by_hand()], [by_hand(), by_hand()]):
-        assert list(result_of(*runs).ci95) == [*numbers, *memory, "iteration_time_s", *LATENCIES]
+        assert list(result_of(*runs).ci95) == [
+            *numbers,
+            *memory,
+            "shed",
+            *found,
+            "iteration_time_s",
+            *LATENCIES,
+        ]
+
+
+def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:
+    found = Found(np.array([32, 0, 16]), np.array([0, 48, 0]), 480, 64, 300.0, np.array([100, 200]))
+    run = by_hand(found=found, iterations=2, shed=np.array([False, False, True]))
+    use = result_of(run).prefix_cache
+    assert (use.hit_rate, use.readmission_hit_rate) == (0.1, 0.75)
+    assert (use.hit_tokens, use.recovered_tokens, use.cached_tokens_mean) == (48, 48, 150.0)
+    assert result_of(run).shed == 1
+    assert result_of(by_hand()).prefix_cache.hit_rate is None
+
+
+def test_latencies_of_turns_are_in_order_of_arrival() -> None:
+    """The second arrival is the last one listed: intervals are of batches in order of arrival."""
+    size = 3000
+    arrival = np.concatenate([np.arange(0.0, size, 2), np.arange(1.0, size, 2)])
+    drift = arrival / size  # of latencies
+    requests, run = a_run(arrival, arrival + drift, arrival + 1 + drift)
+    nobody = np.full(size, -1)
+    turned = replace(requests, turns=Turns(nobody, np.zeros(size), nobody))
+    order = np.argsort(arrival)
+    sorted_ = a_run(arrival[order], (arrival + drift)[order], (arrival + 1 + drift)[order])
+    assert result_of((turned, run)).ci95["ttft_s.mean"] == result_of(sorted_).ci95["ttft_s.mean"]
 
 
 def test_parameters_are_copied() -> None:

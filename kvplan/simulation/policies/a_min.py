@@ -3,8 +3,9 @@
 import numpy as np
 
 from kvplan.model import Prefill
-from kvplan.simulation.actions import admit, advance, due_slot, evict, kernel, overflows
+from kvplan.simulation.actions import admit, advance, due_slot, evict, overflows
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.ranks import last_of, lowest, pile, unpile

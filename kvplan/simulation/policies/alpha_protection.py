@@ -6,16 +6,8 @@ from fractions import Fraction
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import (
-    admit,
-    advance,
-    blocks_of,
-    evict,
-    group_list,
-    kernel,
-    overflows,
-    seat_is_free,
-)
+from kvplan.simulation.actions import admit, advance, blocks_of, evict, group_list, overflows, seat_is_free
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import (

@@ -1,6 +1,7 @@
 """Greedy admission: whatever fits now (SIC 2.2)."""
 
-from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, kernel
+from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import WAITING, Setup, State

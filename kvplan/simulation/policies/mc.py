@@ -4,8 +4,9 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import Prefill
-from kvplan.simulation.actions import admit, advance, kernel
+from kvplan.simulation.actions import admit, advance
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import HEAD, NOBODY, Setup, State, stage_weights

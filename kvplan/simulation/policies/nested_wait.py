@@ -12,11 +12,11 @@ from kvplan.simulation.actions import (
     advance,
     batch_is_empty,
     evict_until_it_fits,
-    kernel,
     more_to_come,
     move_on,
     parked_list,
 )
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import HEAD, LENGTH, NOBODY, Setup, State
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits, kernel
+from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import FIRST_WEIGHT, HEAD, ITERATIONS, NOBODY, RESIDENT, Setup, State

@@ -9,7 +9,8 @@ The cap counts all admissions, those of evicted requests too.
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import blocks_of, kernel
+from kvplan.simulation.actions import blocks_of
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle

@@ -22,13 +22,13 @@ from kvplan.simulation.actions import (
     advance,
     append,
     group_list,
-    kernel,
     overflows,
     seat,
     seat_is_free,
     stand_by,
     take_out,
 )
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import (
     LIMITS,
     MOST_RUNNING,

@@ -6,7 +6,8 @@ the token budget, as in `vllm`.
 
 import numpy as np
 
-from kvplan.simulation.actions import advance, group_list, kernel, seat, seat_is_free
+from kvplan.simulation.actions import advance, group_list, seat, seat_is_free
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count

@@ -15,15 +15,17 @@ from kvplan.simulation.actions import (
     blocks_of,
     enter,
     evict,
+    give_up_after,
     group_list,
-    kernel,
     last_admitted,
     overflows,
     seat,
     seat_is_free,
 )
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
 from kvplan.simulation.state import (
     CAPACITY,
     FIRST_WEIGHT,
@@ -45,15 +47,18 @@ from kvplan.simulation.state import (
     TICK,
     Setup,
     State,
+    extended,
 )
 
-MAX_TOKENS, WATERMARK = range(2)
+MAX_TOKENS, WATERMARK, SHED_AFTER = range(3)
 NO_CAP = 1 << 30  # admissions in an iteration
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests first, then prompts."""
+    """Running requests first, then prompts; before either, whoever has waited too long is given up."""
+    if extended(s):
+        give_up_after(s, 0, s.knobs[SHED_AFTER])
     admit_prompts(s, serve_running(s), NO_CAP)
 
 
@@ -112,10 +117,15 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             return
         spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
         whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
-        if s.counter[HELD] + blocks_of(s, whole) > s.fixed[CAPACITY] - spared:
+        blocks, found = blocks_of(s, whole), 0
+        if caches(s):
+            settle(s)
+            found = hits(s, request)
+            blocks += hits_in_queue(s, request, found) - found
+        if s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
             return
         seat(s, request)
-        s.request[request, PARKED] = 0
+        s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
         most -= 1
         budget -= compute_prompt(s, request, budget)
 
@@ -147,12 +157,23 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     watermark = watermark_share(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
+    caching, shed_after = prefix_caching(settings), settings.number("shed_after", math.inf)
+    if shed_after < 0:
+        raise UsageError(f"{settings.policy}.shed_after = {shed_after:g}: seconds, 0 or more")
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, math.ceil(watermark * blocks)]),
+        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks), shed_after]),
         capacity_blocks=blocks,
         seats=seats,
+        prefix_caching=caching,
+        gives_up=shed_after < math.inf,
     )
-    return setup, {"watermark": watermark, SEQUENCES: seats, TOKENS: tokens}
+    return setup, {
+        "watermark": watermark,
+        "prefix_caching": int(caching),
+        "shed_after": None if shed_after == math.inf else shed_after,
+        SEQUENCES: seats,
+        TOKENS: tokens,
+    }
 
 
 def watermark_share(settings: Settings) -> float:
@@ -163,6 +184,14 @@ def watermark_share(settings: Settings) -> float:
     return share
 
 
+def prefix_caching(settings: Settings) -> bool:
+    """Whether blocks of those who have left stay known."""
+    value = settings.number("prefix_caching", 0.0)
+    if value not in (0.0, 1.0):
+        raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
+    return value == 1.0
+
+
 POLICY = Policy(
     name="vllm",
     summary="vLLM's V1 scheduler: chunked prefill, the last running request is preempted and recomputed",
@@ -170,6 +199,8 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
+        "prefix_caching": "1: full blocks stay known until their room is needed, and are not computed again; 0",
+        "shed_after": "seconds of waiting after which a request that has never run is given up; never",
         **LIMITS,
     },
     engine=True,

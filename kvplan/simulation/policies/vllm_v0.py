@@ -5,20 +5,18 @@ prompts alone. One longer than it is computed in an iteration of its own: the en
 its longest sequence, so it would not come to that. While anything runs the watermark keeps blocks free of prompts.
 """
 
-import math
-
 import numpy as np
 
 from kvplan.simulation.actions import (
     advance,
     blocks_of,
-    kernel,
     last_admitted,
     overflows,
     seat,
     seat_is_free,
     stand_by,
 )
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies import vllm
 from kvplan.simulation.policies.limits import (
     LIMITS,
@@ -83,7 +81,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = replica.memory_tokens // replica.block_tokens
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, math.ceil(watermark * blocks)]), seats=seats
+        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]), seats=seats
     )
     return setup, {"watermark": watermark, SEQUENCES: seats, TOKENS: tokens}
 

@@ -10,9 +10,9 @@ from kvplan.simulation.actions import (
     advance,
     batch_is_empty,
     evict_until_it_fits,
-    kernel,
     more_to_come,
 )
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import LENGTH, RUNS, Setup, State
 

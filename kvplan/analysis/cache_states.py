@@ -1,0 +1,327 @@
+"""States of a replica whose prefix cache and iteration time depend on each other (theory §8, in a new form).
+
+At x admissions an iteration everything else follows. Let T be the time after which what nobody references or asks for
+is gone (Che's approximation for least recently used), τ the iteration time, λ = x/τ the rate and R = nτ a stay. Then
+
+    memory   x·S + Σ_private λ[(L - Lq)·T + Lq·∫₀ᵀ P(gap > g) dg] + Σ_shared c[1 - e^{-λ_g(R + T)} - λ_g·R]  =  M
+    time     τ = law(x·S, x·(s - h), x·n),     h = Lq·F(T) + Σ_shared p·c(1 - e^{-λ_g(R + T)})
+
+have exactly one solution: a longer τ means a lower rate, hence a longer T, hence more hits and a *shorter* iteration.
+So the states of a replica lie on one curve λ(x), x from 0 to where requests in flight fill memory (T = 0). What theory
+§8 calls fixed points at a load λ are where the curve passes λ, stable where it rises; the good rate is its peak.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.model import FloatArray, Prompts, Replica, Timing
+from kvplan.model.gaps import Gap
+from kvplan.model.reuse import Stream
+from kvplan.model.weights import Prefill
+
+__all__ = ["FOREVER_S", "CachedReplica", "States", "falling_root"]
+
+FOREVER_S = 1e12  # nothing is ever thrown away
+_CLOSE = 1e-12
+_NEAR = 1e-8  # a step of Newton's so small that the next is within rounding
+_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Private:
+    """What requests leave for themselves, in tokens a request of the whole traffic; all with one law of gaps."""
+
+    gap: Gap
+    stages: float  # of a stay before the gap begins, where it runs from the arrival
+    reused: float
+    reused_squares: float
+
+
+class States(NamedTuple):
+    """States at given admissions an iteration; all of shape (n_states,).
+
+    Attributes
+    ----------
+    admissions
+        x, requests an iteration.
+    iteration_time_s, keeps_s
+        τ and T.
+    hits
+        Prompt tokens of a request that are found, on average.
+    """
+
+    admissions: FloatArray
+    iteration_time_s: FloatArray
+    keeps_s: FloatArray
+    hits: FloatArray
+
+    @property
+    def rate_rps(self) -> FloatArray:
+        """λ = x/τ, requests/s."""
+        return self.admissions / self.iteration_time_s
+
+    def at(self, index: Any) -> "States":
+        """Some of them."""
+        return States(*(values[index] for values in self))
+
+
+@dataclass(frozen=True)
+class CachedReplica:
+    """Streams of requests on a replica with a prefix cache; attributes are means over all requests, at any rate.
+
+    `hit_curve` are points (cache tokens, hit ratio) of a trace, ascending. It stands for everything that the streams
+    reuse and share: arrivals that do not wait for answers hit by memory alone, whatever iterations take.
+    """
+
+    streams: tuple[Stream, ...]
+    timing: Timing
+    replica: Replica
+    hit_curve: tuple[tuple[float, float], ...] = ()
+
+    @cached_property
+    def rate_rps(self) -> float:
+        """Offered rate, requests/s."""
+        return float(sum(s.rate_rps for s in self.streams))
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Share of each stream in the requests."""
+        return tuple(s.rate_rps / self.rate_rps for s in self.streams)
+
+    def mean(self, name: str) -> float:
+        """Mean of an attribute of the streams over all requests."""
+        return float(sum(p * getattr(s, name) for p, s in zip(self.shares, self.streams, strict=True)))
+
+    @cached_property
+    def held(self) -> float:
+        """Memory held, KV token-iterations a request."""
+        return self.mean("held")
+
+    @cached_property
+    def stages(self) -> float:
+        """Iterations a request."""
+        return self.mean("stages")
+
+    @cached_property
+    def computed(self) -> float:
+        """Tokens computed for a request without a cache."""
+        return self.mean("computed")
+
+    @cached_property
+    def left(self) -> float:
+        """Private tokens that a request leaves."""
+        return self.mean("left")
+
+    @cached_property
+    def prefill(self) -> float:
+        """Prompt tokens computed for a request without a cache."""
+        return self.mean("prefill")
+
+    @cached_property
+    def read(self) -> float:
+        """Context read, KV token-iterations a request."""
+        return self.mean("read")
+
+    @cached_property
+    def work_s(self) -> float:
+        """Seconds that a request adds to iterations in proportion, without a cache."""
+        return float(self.timing.linear(self.read, self.prefill, self.stages))
+
+    @cached_property
+    def saves(self) -> float:
+        """Prefill tokens that a hit saves: none where prompts arrive ready-made."""
+        return 0.0 if self.replica.prefill is Prefill.DISAGGREGATED else 1.0
+
+    @cached_property
+    def private(self) -> tuple[_Private, ...]:
+        """What is reused, put together by laws of gaps."""
+        if self.hit_curve:
+            return ()
+        found: dict[tuple[Gap, float], _Private] = {}
+        for p, s in zip(self.shares, self.streams, strict=True):
+            if s.gap is None or not s.reused:
+                continue
+            key = s.gap, s.stages if s.from_arrival else 0.0
+            old = found.get(key, _Private(*key, 0.0, 0.0))
+            found[key] = _Private(*key, old.reused + p * s.reused, old.reused_squares + p * s.reused_squares)
+        return tuple(found.values())
+
+    @cached_property
+    def shared(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of each shared prompt: its share p of all requests, its tokens c, and the stages n of those that have it."""
+        rows = [
+            (share * p.weight, float(p.tokens), s.stages)
+            for share, s in zip(self.shares, self.streams, strict=True)
+            for p in s.shared
+            if not self.hit_curve
+        ]
+        share, tokens, stages = np.array(rows).reshape(-1, 3).T
+        return share, tokens, stages
+
+    @cached_property
+    def reusable(self) -> float:
+        """Prompt tokens of a request that can be found at most."""
+        if self.hit_curve:
+            return self.hit_curve[-1][1] * self.mean("prompt")
+        share, tokens, _ = self.shared
+        return sum(one.reused for one in self.private) + float(share @ tokens)
+
+    def hits(self, x: Any, tau: Any, age: Any) -> Any:
+        """Tokens of a request that are found where what nobody asks for is kept for `age` seconds."""
+        if self.hit_curve:
+            sizes, ratios = zip((0.0, 0.0), *self.hit_curve, strict=True)
+            ratio = np.interp(self.replica.capacity_tokens, sizes, ratios)
+            return np.full(np.shape(age), ratio * self.mean("prompt"))
+        found = np.zeros(np.shape(age))
+        for one in self.private:
+            found += one.reused * one.gap.until(age + one.stages * tau)[0]
+        share, tokens, _ = self.shared
+        if share.size:
+            found -= np.expm1(-self._uses(x, tau, age)) @ (share * tokens)
+        return found
+
+    def memory(self, x: Any, tau: Any, age: Any) -> tuple[Any, Any]:
+        """KV tokens of requests in flight and of what was left in the last `age` seconds and not asked for since.
+
+        And its slope in `age`, Φ: tokens/s that were left so long ago and not asked for since.
+        """
+        rate = x / tau
+        flow = self.left
+        stock = (self.left - sum(one.reused for one in self.private)) * age
+        for one in self.private:
+            stay = one.stages * tau
+            reached, passed = one.gap.until(age + stay)
+            flow = flow - one.reused * reached
+            stock = stock + one.reused * (passed - stay)
+        flow, total = rate * flow, x * self.held + rate * stock
+        share, tokens, stages = self.shared
+        if share.size:
+            gone = np.exp(-self._uses(x, tau, age))
+            flow = flow + rate * (gone @ (share * tokens))
+            total = total - ((x[..., None] * share * stages - 1 + gone) @ tokens)
+        return total, flow
+
+    def stock_variance(self, x: Any, tau: Any, age: Any) -> Any:
+        """Variance of what was left in the last `age` seconds and not asked for since, KV tokens squared.
+
+        Each request leaves its piece, or finds it, at random and by itself.
+        """
+        squares = self.mean("left_squares") - sum(one.reused_squares for one in self.private)
+        total = squares * age
+        for one in self.private:
+            stay = one.stages * tau
+            total = total + one.reused_squares * (one.gap.until(age + stay)[1] - one.gap.until(stay)[1])
+        return x / tau * total
+
+    def _uses(self, x: Any, tau: Any, age: Any) -> Any:
+        """λ_g(R + T): how often a shared prompt is asked for in a stay and `age` seconds after it."""
+        share, _, stages = self.shared
+        return x[..., None] * share * (stages + (age / tau)[..., None])
+
+    def keeps(self, x: FloatArray, tau: FloatArray, start: FloatArray) -> FloatArray:
+        """T: for how long the memory that is left keeps what nobody asks for, seconds; 0 where none is left.
+
+        The stock is concave in T, so that Newton's method comes to it from below, from wherever it starts.
+        """
+        capacity, age = self.replica.capacity_tokens, start
+        for _ in range(_STEPS):
+            before = age
+            total, flow = self.memory(x, tau, age)
+            age = np.clip(age + (capacity - total) / np.maximum(flow, 1e-300), 0.0, FOREVER_S)
+            if (np.abs(age - before) <= _NEAR * age).all():
+                break
+        return age
+
+    def seconds(self, x: FloatArray, hits: FloatArray) -> FloatArray:
+        """τ of iterations that admit x requests of which so many tokens each are found."""
+        saved = self.saves * hits
+        linear = x * (self.work_s - self.timing.d2 * saved)
+        if not self.timing.is_convex:
+            fixed = self.timing.fixed(x * (self.prefill - saved), x * self.stages)
+        else:
+            at = zip(x.tolist(), saved.tolist(), strict=True)
+            fixed = np.array([self.timing.fixed(self.prompts(n, h), n * self.stages) for n, h in at])
+        time: FloatArray = linear + fixed
+        return time
+
+    def prompts(self, x: float, saved: float) -> Prompts:
+        """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
+        part = saved / self.reusable if self.reusable else 0.0  # alike for all that can be found
+        alike = self.reusable / self.mean("prompt") if self.hit_curve else None
+        kinds = [
+            (
+                x * p * kind.share,
+                s.prefill and kind.tokens,
+                self.saves * (kind.asked_for if alike is None else alike * kind.tokens),
+            )
+            for p, s in zip(self.shares, self.streams, strict=True)
+            for kind in s.prompts
+            if kind.share
+        ]
+        count, tokens, found = np.array(kinds).T
+        most = self.replica.max_num_batched_tokens
+        room = np.inf if most is None else max(most - x * self.stages, 0.0)
+        return Prompts(
+            np.concatenate([count * (1 - part), count * part]), np.concatenate([tokens, tokens - found]), room
+        )
+
+    def states(self, x: FloatArray, *, warm: bool = True) -> States:
+        """The states at x admissions an iteration; not `warm`: where nothing that is not referenced is kept."""
+        kept = np.zeros(x.shape)
+
+        def hits(tau: FloatArray) -> FloatArray:
+            nonlocal kept
+            kept = self.keeps(x, tau, kept) if warm else kept
+            found: FloatArray = self.hits(x, tau, kept)
+            return found
+
+        slow = self.seconds(x, np.zeros(x.shape))
+        if not self.reusable:
+            return States(x, slow, self.keeps(x, slow, kept) if warm else kept, np.zeros(x.shape))
+        fast = self.seconds(x, np.full(x.shape, self.reusable))
+        tau = falling_root(lambda t: self.seconds(x, hits(t)) - t, fast, slow)
+        return States(x, tau, kept, hits(tau))
+
+
+def falling_root(f: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray) -> FloatArray:
+    """Where functions of one variable each, which fall, pass zero between `low` and `high`; all of shape (n,).
+
+    By inverse quadratic interpolation where that is safe, else by bisection.
+
+    References
+    ----------
+    Chandrupatla, *A new hybrid quadratic/bisection algorithm for finding the zero of a nonlinear function without
+    using derivatives*, Advances in Engineering Software 28 (1997).
+
+    Examples
+    --------
+    >>> falling_root(lambda t: 4.0 - t**2, np.array([0.0]), np.array([10.0])).round(9).tolist()
+    [2.0]
+    """
+    a, b = high, low  # b is the best guess, and the root lies between it and a
+    at_a, at_b = f(a), f(b)
+    part = np.full(a.shape, 0.5)
+    for _ in range(_STEPS):
+        new = a + part * (b - a)
+        at_new = f(new)
+        same = np.sign(at_new) == np.sign(at_a)
+        c, at_c = np.where(same, a, b), np.where(same, at_a, at_b)
+        b, at_b = np.where(same, b, a), np.where(same, at_b, at_a)
+        a, at_a = new, at_new
+        best = np.where(np.abs(at_a) < np.abs(at_b), a, b)
+        with np.errstate(all="ignore"):
+            least = _CLOSE * np.abs(best) / np.abs(b - a)
+            if ((least > 0.5) | (at_a == 0) | ~np.isfinite(least)).all():
+                return best
+            xi, phi = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
+            safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
+            quadratic = at_a / (at_b - at_a) * at_c / (at_b - at_c) + (c - a) / (b - a) * at_a / (
+                at_c - at_a
+            ) * at_b / (at_c - at_b)
+        least = np.clip(np.where(np.isfinite(least), least, 0.5), 0.0, 0.5)
+        part = np.clip(np.where(safe & np.isfinite(quadratic), quadratic, 0.5), least, 1 - least)
+    return best

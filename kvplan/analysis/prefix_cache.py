@@ -1,0 +1,405 @@
+"""What a prefix cache finds, which rates it sustains, and where it can collapse (theory §8).
+
+All of it is read off one curve, the rate λ(x) that is served at x admissions an iteration (`cache_states`). Reuse of
+one's own earlier turns lifts the middle of the curve but not its end, where requests in flight fill memory: above the
+rate there, one burst can empty the cache for good. A prompt that all share is always in use, and lifts the end too.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States, falling_root
+from kvplan.model import FloatArray
+from kvplan.model.gaps import normal
+
+_POINTS = 64  # of the curve, at equal ratios, over ...
+_SPAN = 1e-3  # ... at least this much of what fills memory
+_POINTS_CONVEX = 24  # each takes a transform where the law has a knee
+_ZOOM, _ZOOMS = 9, 3  # points on either side of the peak, so many times
+_AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
+_TIMES = 33  # iteration times at which the least with fluctuations is looked for
+FEW_STREAMS = 100  # in memory, below which fluctuations count
+_SAME = 1e-9
+
+
+class SustainableRates(NamedTuple):
+    """Requests/s: what is served whatever has happened, and what a warm cache serves as long as nothing happens."""
+
+    guaranteed: float
+    good: float
+
+
+class Collapsed(NamedTuple):
+    """The state that a burst can end in for good: memory full of requests in flight, nothing found."""
+
+    throughput_rps: float
+    iteration_time_s: float
+
+
+class CacheState(NamedTuple):
+    """A state of the replica at one rate.
+
+    Attributes
+    ----------
+    rate_rps
+        λ, requests/s.
+    admissions_per_iteration
+        x = λτ.
+    iteration_time_s
+        τ.
+    requests_in_flight
+        x·n.
+    characteristic_time_s
+        T, after which what nobody asks for is gone; None where everything fits.
+    hit_tokens
+        Prompt tokens of a request that are found, on average.
+    hit_ratio
+        Of the prompt tokens.
+    prefill_tokens_per_s
+        Prompt tokens computed.
+    kv_unique_tokens
+        K, referenced KV tokens, shared ones once.
+    cached_tokens
+        KV tokens left by requests that are done, and kept.
+    loop_gain
+        By how much a longer iteration lengthens the next ones, all of it counted; the state is stable below 1.
+    stable
+        Whether the curve λ(x) rises there.
+    """
+
+    rate_rps: float
+    admissions_per_iteration: float
+    iteration_time_s: float
+    requests_in_flight: float
+    characteristic_time_s: float | None
+    hit_tokens: float
+    hit_ratio: float
+    prefill_tokens_per_s: float
+    kv_unique_tokens: float
+    cached_tokens: float
+    loop_gain: float
+    stable: bool
+
+
+class PrefixCache(NamedTuple):
+    """The prefix cache at the offered load.
+
+    Attributes
+    ----------
+    sustainable_rps
+        Guaranteed: no state is left in which requests in flight fill memory. Good: a state exists at all.
+    limits_rps
+        The guaranteed rate under each limit alone, by the limit's name.
+    reusable_ratio
+        Share of the prompt tokens that an infinite cache finds.
+    warm
+        The state that traffic reaches from an empty replica; None where there is none.
+    expected
+        The same with fluctuations, where memory holds fewer than `FEW_STREAMS` releases; None where they leave none.
+    states
+        All, by requests in flight: stable, unstable, stable, …
+    separatrix_in_flight
+        Requests in flight beyond which the warm state is lost; None where there is no such number.
+    collapse_possible
+        Whether the offered rate is above the guaranteed one, or a second stable state exists.
+    collapsed
+        None where it does not exist.
+    streams_in_memory
+        How many releases memory holds, M/E[L]; None where nothing private is reused. Below some 100 fluctuations
+        count, below 50 only the guaranteed rate can be planned with.
+    """
+
+    sustainable_rps: SustainableRates
+    limits_rps: dict[str, float]
+    reusable_ratio: float
+    warm: CacheState | None
+    expected: CacheState | None
+    states: tuple[CacheState, ...]
+    separatrix_in_flight: float | None
+    collapse_possible: bool
+    collapsed: Collapsed | None
+    streams_in_memory: float | None
+
+
+def prefix_cache(cached: CachedReplica) -> PrefixCache:
+    """States, rates and dangers of a prefix cache at the offered load.
+
+    References
+    ----------
+    New, theory §8.
+
+    Examples
+    --------
+    A prompt that all share raises the guaranteed rate, from 9.223 to 24.225 requests/s:
+
+    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
+    >>> from kvplan.model.gaps import Exponential
+    >>> from kvplan.model.reuse import Caching, Reuse, SharedPrompt, class_streams
+    >>> model = ServingModel(
+    ...     (RequestClass("a", 1000, (200,), (1.0,), 8.0),), Timing(0.012, 1e-7, 60e-6), Replica(100_000)
+    ... )
+    >>> def rates(caching):
+    ...     found = prefix_cache(CachedReplica(class_streams(model, [caching]), model.timing, model.replica))
+    ...     return [round(rate, 4) for rate in found.sustainable_rps]
+    >>> rates(Caching()), rates(Caching(shared=(SharedPrompt(800),)))
+    ([9.2232, 9.2232], [24.2247, 24.2247])
+
+    One's own earlier turns do not:
+
+    >>> rates(Caching(reuse=Reuse(800, 1.0, Exponential(1.0))))[0]
+    9.2232
+    """
+    ends = _ends(cached)
+    limits = {name: _fastest(cached, x) for name, x in ends.items()}
+    guaranteed = min(limits.values())
+    most = min(x for name, x in ends.items() if name != "max_num_batched_tokens")
+    curve = _curve(cached, most)
+    good = max(float(_served(cached, curve).max()), guaranteed)
+    states = tuple(_state(cached, found, rising) for found, rising in _passes(cached, curve, cached.rate_rps))
+    stable = [state for state in states if state.stable]
+    beyond = [state for state in states if not state.stable]
+    danger = cached.rate_rps > guaranteed * (1 + _SAME)
+    end = cached.states(np.array([min(ends.values())]), warm=False)
+    streams = cached.replica.capacity_tokens / cached.left if cached.private else None
+    warm = stable[0] if stable else None
+    few = warm is not None and streams is not None and streams < FEW_STREAMS
+    return PrefixCache(
+        sustainable_rps=SustainableRates(guaranteed, good),
+        limits_rps=limits,
+        reusable_ratio=cached.reusable / cached.mean("prompt"),
+        warm=warm,
+        expected=with_fluctuations(cached) if few else warm,
+        states=states,
+        separatrix_in_flight=beyond[0].requests_in_flight if stable and beyond else None,
+        collapse_possible=danger or len(stable) > 1,
+        collapsed=Collapsed(float(end.rate_rps[0]), float(end.iteration_time_s[0])) if danger else None,
+        streams_in_memory=streams,
+    )
+
+
+def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
+    x, tau, age = found.admissions, found.iteration_time_s, found.keeps_s
+    hits, rate = float(found.hits[0]), float(found.rate_rps[0])
+    in_flight = float(cached.memory(x, tau, np.zeros(1))[0][0])
+    kept = float(cached.memory(x, tau, age)[0][0])
+    everything = bool(age[0] >= FOREVER_S) or bool(cached.hit_curve)
+    return CacheState(
+        rate_rps=rate,
+        admissions_per_iteration=float(x[0]),
+        iteration_time_s=float(tau[0]),
+        requests_in_flight=float(x[0]) * cached.stages,
+        characteristic_time_s=None if everything else float(age[0]),
+        hit_tokens=hits,
+        hit_ratio=hits / cached.mean("prompt"),
+        prefill_tokens_per_s=rate * (cached.prefill - cached.saves * hits),
+        kv_unique_tokens=in_flight,
+        cached_tokens=kept - in_flight,
+        loop_gain=0.0 if cached.hit_curve else loop_gain(cached, found),
+        stable=stable,
+    )
+
+
+def loop_gain(cached: CachedReplica, found: States) -> float:
+    """Slope of the map τ → K → T → hits → τ' at a state and its rate; `found` is one state.
+
+    For private streams and a linear law it is K·τ·(d2/d0)·q·f(T)/(1 - q·F(T)), f the density of the gaps.
+
+    References
+    ----------
+    New, theory §8; shared prompts, gaps from arrivals and other laws of the iteration time here.
+    """
+    x, tau, age = (values for values in found[:3])
+    rate = float(found.rate_rps[0])
+    share, tokens, stages = cached.shared
+    window = float(age[0]) + np.array([one.stages * float(tau[0]) for one in cached.private])
+    # by how much a longer τ, and a longer T, change memory and the tokens found of a request, at this rate
+    memory_by_tau, hits_by_tau, hits_by_age = rate * cached.held, 0.0, 0.0
+    for one, until in zip(cached.private, window.tolist(), strict=True):
+        density = one.reused * one.gap.density(until)
+        hits_by_age += density
+        hits_by_tau += one.stages * density
+        memory_by_tau -= rate * one.reused * one.stages * float(one.gap.until(until)[0])
+    if share.size:
+        gone = np.exp(-rate * share * (stages * float(tau[0]) + float(age[0])))
+        memory_by_tau -= float((tokens * rate * share * stages) @ (1 - gone))
+        slope = share * tokens * rate * share * gone
+        hits_by_age += float(slope.sum())
+        hits_by_tau += float(slope @ stages)
+    if 0 < age[0] < FOREVER_S:
+        hits_by_tau -= hits_by_age * memory_by_tau / float(cached.memory(x, tau, age)[1][0])
+    saved = cached.saves * float(found.hits[0])
+    law = cached.timing.tangent(
+        float(x[0]) * cached.read, cached.prompts(float(x[0]), saved), float(x[0]) * cached.stages
+    )
+    longer = -law.per_prefill_token_s * cached.saves * rate * float(tau[0]) * hits_by_tau
+    return longer * float(tau[0]) / law.fixed_s
+
+
+def with_fluctuations(cached: CachedReplica) -> CacheState | None:
+    """The warm state at the offered rate where memory is not kept for T exactly, but for a random time.
+
+    A piece left g ago is found with probability N((M - K - ℓ - C(g))/σ(g)): C(g) what was left since and is not in
+    use, σ² its variance and that of KV usage, ℓ = E[L²]/(2E[L]) the part of its own release that goes before it.
+
+    Returns
+    -------
+    None where no state is left.
+
+    References
+    ----------
+    New, theory §8, "Second order"; Var K at a constant iteration time.
+    """
+    rate, capacity = cached.rate_rps, cached.replica.capacity_tokens
+    before = cached.mean("left_squares") / (2 * cached.left) if cached.left else 0.0
+
+    def hits(tau: FloatArray) -> FloatArray:
+        x, none = rate * tau, np.zeros(tau.shape)
+        kept = np.minimum(cached.keeps(x, tau, none), FOREVER_S / _AGES[-1])
+        age = np.concatenate([none[:, None], kept[:, None] * _AGES], axis=1)
+        x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (x, tau))
+        total = cached.memory(x, tau, age)[0]
+        spread = np.sqrt(x * cached.mean("held_squares") + cached.stock_variance(x, tau, age))
+        found = normal((capacity - before - total) / spread)
+        stages = cached.hits(x, tau, age)
+        passed = np.diff(stages, axis=1) * (found[:, 1:] + found[:, :-1]) / 2
+        total_hits: FloatArray = stages[:, 0] + passed.sum(axis=1)
+        return total_hits
+
+    def longer(tau: FloatArray) -> FloatArray:
+        return cached.seconds(rate * tau, hits(tau)) - tau
+
+    least = float(cached.seconds(np.zeros(1), np.zeros(1))[0])
+    most = float(cached.states(np.array([_ends(cached)["memory"]]), warm=False).iteration_time_s[0])
+    tau = np.geomspace(least, most, _TIMES)
+    settled = np.flatnonzero(longer(tau) <= 0)
+    if not settled.size:
+        return None
+    i = max(int(settled[0]), 1)
+    tau = falling_root(longer, tau[i - 1 : i], tau[i : i + 1])
+    x = rate * tau
+    return _state(cached, States(x, tau, cached.keeps(x, tau, np.zeros(1)), hits(tau)), True)
+
+
+def recovered_share(decode_tokens: float, victim_tokens: float) -> float:
+    """Share of what a preempted request had computed that it finds again when it is readmitted.
+
+    Until a running request completes and makes room, those running take one token each an iteration from the victim's
+    pages: with memoryless lengths an exponential number of tokens of mean `decode_tokens`.
+
+    Parameters
+    ----------
+    decode_tokens
+        Mean decode length of the requests.
+    victim_tokens
+        Tokens that a victim had computed, on average.
+
+    References
+    ----------
+    New, theory §8. An upper estimate where decode lengths vary little.
+
+    Examples
+    --------
+    >>> round(recovered_share(652.5, 919.0), 2)  # the recorded RTX 4090 run: .38 simulated
+    0.46
+    """
+    ratio = victim_tokens / decode_tokens
+    return 1.0 + math.expm1(-ratio) / ratio
+
+
+# ------------------------------------------------------------------------------------------------ the curve
+
+
+def _ends(cached: CachedReplica) -> dict[str, float]:
+    """Admissions an iteration at which each limit is reached where nothing is kept that is not referenced."""
+    replica = cached.replica
+
+    def used(x: FloatArray) -> FloatArray:
+        cold = cached.states(x, warm=False)
+        total: FloatArray = cached.memory(x, cold.iteration_time_s, np.zeros(x.shape))[0]
+        return total
+
+    def computed(x: FloatArray) -> FloatArray:
+        return x * (cached.computed - cached.saves * cached.states(x, warm=False).hits)
+
+    share, tokens, stages = cached.shared
+    overlap = float((share * tokens) @ stages) + sum(one.reused * one.stages for one in cached.private)
+    found = {"memory": _reached(used, replica.capacity_tokens, cached.held, overlap)}
+    if replica.max_num_seqs is not None:
+        found["max_num_seqs"] = replica.max_num_seqs / cached.stages
+    if replica.max_num_batched_tokens is not None:
+        found["max_num_batched_tokens"] = _reached(
+            computed, replica.max_num_batched_tokens, cached.computed, cached.saves * cached.reusable
+        )
+    return found
+
+
+def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float) -> float:
+    """Where an amount of x reaches a limit; it grows by `need` for each x, less `saved` at most."""
+    low, high = limit / need, limit / (need - saved)
+    while saved and high - low > 1e-14 * high:
+        x = np.linspace(low, high, 65)
+        above = int(np.argmax(np.append(amount(x[1:-1]) >= limit, True)))
+        if (low, high) == (x[above], x[above + 1]):
+            break
+        low, high = float(x[above]), float(x[above + 1])
+    return low
+
+
+def _fastest(cached: CachedReplica, end: float) -> float:
+    """Largest rate served without anything kept, at up to so many admissions an iteration."""
+
+    def rates(x: FloatArray) -> FloatArray:
+        return cached.states(x, warm=False).rate_rps
+
+    if not cached.timing.is_convex:
+        return float(rates(np.array([end]))[0])
+    x = end * np.geomspace(_SPAN, 1.0, _POINTS_CONVEX)
+    for _ in range(_ZOOMS):
+        found = rates(x)
+        best = int(np.argmax(found))
+        x = np.linspace(x[max(best - 1, 0)], x[min(best + 1, x.size - 1)], _ZOOM)
+    return float(found.max())
+
+
+def _curve(cached: CachedReplica, most: float) -> States:
+    """The curve λ(x) up to the most admissions an iteration, from below where the offered rate is served alone.
+
+    Around its peak closer and closer: a rate just below passes the curve twice there.
+    """
+    points = _POINTS_CONVEX if cached.timing.is_convex else _POINTS
+    alone = cached.rate_rps * float(cached.seconds(np.zeros(1), np.zeros(1))[0])
+    found = cached.states(np.geomspace(min(most * _SPAN, alone * (1 - _SAME)), most, points))
+    for _ in range(_ZOOMS):
+        x, best = found.admissions, int(np.argmax(_served(cached, found)))
+        low, peak, high = x[max(best - 1, 0)], x[best], x[min(best + 1, x.size - 1)]
+        closer = np.unique(np.concatenate([np.linspace(low, peak, _ZOOM), np.linspace(peak, high, _ZOOM)]))
+        closer = np.setdiff1d(closer, x)
+        together = States(*map(np.concatenate, zip(found, cached.states(closer), strict=True)))
+        found = together.at(np.argsort(together.admissions))
+    return found
+
+
+def _served(cached: CachedReplica, found: States) -> FloatArray:
+    """Rates of states that the token budget allows, else 0."""
+    budget = cached.replica.max_num_batched_tokens
+    computed = found.admissions * (cached.computed - cached.saves * found.hits)
+    return np.where(computed > (budget or math.inf) * (1 + _SAME), 0.0, found.rate_rps)
+
+
+def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:
+    """The states at which the curve passes a rate, and whether it rises there."""
+    above = _served(cached, curve) >= rate
+    found = np.flatnonzero(above[1:] != above[:-1])
+    if not found.size:
+        return []
+    rising = above[found + 1]
+
+    def short_of(x: FloatArray) -> FloatArray:
+        return np.where(rising, 1.0, -1.0) * (rate - _served(cached, cached.states(x)))
+
+    x = falling_root(short_of, curve.admissions[found], curve.admissions[found + 1])
+    states = cached.states(x)
+    return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]

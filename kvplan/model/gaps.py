@@ -1,0 +1,142 @@
+"""How long until what a request leaves in the prefix cache is asked for again (theory §8).
+
+A law gives, `until` g seconds have passed, P(gap ≤ g) and ∫₀^g P(gap > u) du, how much of a gap has passed on average;
+for numbers or arrays of seconds. Both come from one call, since they cost the same.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kvplan.model.arrays import FloatArray
+
+Seconds = Any  # a float, or an array of them
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Memoryless gaps.
+
+    Examples
+    --------
+    >>> gap = Exponential(mean_s=2.0)
+    >>> [round(float(v), 4) for v in gap.until(2.0)], gap.density(0.0)
+    ([0.6321, 1.2642], 0.5)
+    """
+
+    mean_s: float
+
+    def until(self, g: Seconds) -> tuple[Any, Any]:
+        """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
+        reached = -np.expm1(-g / self.mean_s)
+        return reached, self.mean_s * reached
+
+    def density(self, g: Seconds) -> float:
+        """Derivative of P(gap ≤ g), 1/s."""
+        return math.exp(-g / self.mean_s) / self.mean_s
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Gaps whose logarithms are normal: how long people and tools take to answer.
+
+    Examples
+    --------
+    >>> gap = Lognormal(median_s=10.0, sigma=1.0)
+    >>> float(gap.until(10.0)[0]), round(gap.mean_s, 3), round(float(gap.until(1e9)[1]), 3)
+    (0.5, 16.487, 16.487)
+    """
+
+    median_s: float
+    sigma: float
+
+    @property
+    def mean_s(self) -> float:
+        """Mean, seconds."""
+        return self.median_s * math.exp(self.sigma**2 / 2)
+
+    def until(self, g: Seconds) -> tuple[Any, Any]:
+        """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
+        score = self._score(g)
+        reached = normal(score)
+        return reached, g * (1 - reached) + self.mean_s * normal(score - self.sigma)
+
+    def density(self, g: Seconds) -> float:
+        """Derivative of P(gap ≤ g), 1/s."""
+        if g == 0:
+            return 0.0
+        score = float(self._score(g))
+        density: float = math.exp(-score * score / 2) / (math.sqrt(2 * math.pi) * self.sigma * g)
+        return density
+
+    def _score(self, g: Seconds) -> Any:
+        return np.log(np.maximum(g, 1e-300) / self.median_s) / self.sigma
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Gaps known by equally likely values, the steps of their law; a single one is a fixed gap.
+
+    Steps have no density. For a slope the share of a value is spread over the room between its neighbours' middles.
+
+    Examples
+    --------
+    >>> gap = Quantiles((1.0, 4.0))
+    >>> [float(v) for v in gap.until(2.0)], gap.mean_s
+    ([0.5, 1.5], 2.5)
+    >>> gap.density(1.2), Quantiles((1.0,)).density(1.0)  # half of the gaps within 2.5 s; all at once
+    (0.2, 0.0)
+    """
+
+    values_s: tuple[float, ...]
+
+    @property
+    def mean_s(self) -> float:
+        """Mean, seconds."""
+        return math.fsum(self.values_s) / len(self.values_s)
+
+    def until(self, g: Seconds) -> tuple[Any, Any]:
+        """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
+        reached = np.searchsorted(self._sorted, g, side="right") / self._sorted.size
+        return reached, np.interp(g, *self._passed)
+
+    def density(self, g: Seconds) -> float:
+        """Slope of P(gap ≤ g) around g, 1/s."""
+        edges = self._edges
+        cell = int(np.searchsorted(edges, g, side="right")) - 1
+        if not 0 <= cell < edges.size - 1:
+            return 0.0
+        return float(1 / (edges.size - 1) / (edges[cell + 1] - edges[cell]))
+
+    @cached_property
+    def _sorted(self) -> FloatArray:
+        return np.sort(np.array(self.values_s, dtype=np.float64))
+
+    @cached_property
+    def _passed(self) -> tuple[FloatArray, FloatArray]:
+        """Where the integral bends, and its values there."""
+        at = np.concatenate([[0.0], self._sorted])
+        longer = 1 - np.arange(self._sorted.size) / self._sorted.size
+        return at, np.concatenate([[0.0], np.cumsum(np.diff(at) * longer)])
+
+    @cached_property
+    def _edges(self) -> FloatArray:
+        values = self._sorted
+        if values[0] == values[-1]:
+            return values[:1]
+        middle = (values[1:] + values[:-1]) / 2
+        edges = np.concatenate([[2 * values[0] - middle[0]], middle, [2 * values[-1] - middle[-1]]])
+        from_zero: FloatArray = np.maximum(edges, 0.0)
+        return from_zero
+
+
+Gap = Exponential | Lognormal | Quantiles
+
+
+def normal(score: Any) -> Any:
+    """P(a standard normal ≤ score); numpy has no error function, and scipy takes long to load."""
+    tails = np.array([math.erfc(-z) for z in np.ravel(score / math.sqrt(2)).tolist()])
+    return tails.reshape(np.shape(score)) / 2

@@ -1,0 +1,236 @@
+"""A prefix cache of blocks, as vLLM's: blocks of those who have left stay until their room is needed.
+
+Whose tokens are the same says a tree of streams (`kvplan.simulation.prefixes`); the blocks of a stream are those that
+end in it. A request holds the leading blocks of every stream on its way, and free blocks go last block first, so what
+is cached of a stream is always its leading part, and where anything of it is, all before it is. So free blocks queue by
+streams, not one by one; what is free of a stream stands there once, and goes from its end. Blocks without a hash stand
+in front of all, and are only counted.
+
+A prompt that ends with a stream, at the end of a block, never finds this block, because a token must be left to
+compute: it computes a copy. Such blocks are streams of their own, so that copies can queue; see `block_streams`. The
+first of the copies there is the one that is found. Whoever holds the block and has not made a copy of its own holds
+the first one: it stays the first as long as it is held.
+
+Blocks that running requests have taken since the last settlement are counted only, and leave the queue when next
+anything is put into it or looked for.
+"""
+
+from kvplan.simulation.kernels import kernel
+from kvplan.simulation.state import (
+    BEGIN,
+    BEHIND,
+    BLANK,
+    BLOCK,
+    CACHED,
+    CACHES,
+    CAPACITY,
+    COPIED,
+    COPY,
+    EVICTIONS,
+    FIRST,
+    FIRST_WEIGHT,
+    FREE,
+    HELD,
+    HIT,
+    HOLDERS,
+    IN_FRONT,
+    LEAF,
+    LOOKED_UP,
+    LOOKED_UP_AGAIN,
+    NEWEST,
+    NEXT_COPY,
+    NOBODY,
+    OLDEST,
+    ORIGINAL,
+    PARENT,
+    RECOVERED,
+    REST,
+    STAGE,
+    State,
+    extended,
+)
+
+
+@kernel
+def caches(s: State) -> bool:
+    """Whether this run has a prefix cache."""
+    return bool(extended(s) and s.fixed[CACHES])
+
+
+# ------------------------------------------------------------------------------------------- the queue of free blocks
+
+
+@kernel
+def settle(s: State) -> None:
+    """Let the blocks that have been taken leave the queue."""
+    c = s.counter
+    taken = min(c[FREE] - s.fixed[CAPACITY] + c[HELD], c[FREE])
+    c[FREE] -= taken
+    blank = min(taken, c[BLANK])
+    c[BLANK] -= blank
+    taken -= blank
+    while taken > 0:
+        stream = c[OLDEST]
+        some = min(taken, s.stream[stream, CACHED])
+        s.stream[stream, CACHED] -= some
+        taken -= some
+        if s.stream[stream, CACHED] == 0:
+            leave_queue(s, stream)
+            forget(s, stream)
+
+
+@kernel
+def join_queue(s: State, stream: int, blocks: int) -> None:
+    """Blocks with a hash that nobody holds any more."""
+    c = s.counter
+    last = c[NEWEST]
+    s.stream[stream, CACHED] = blocks
+    s.stream[stream, IN_FRONT], s.stream[stream, BEHIND] = last, NOBODY
+    if last == NOBODY:
+        c[OLDEST] = stream
+    else:
+        s.stream[last, BEHIND] = stream
+    c[NEWEST] = stream
+    c[FREE] += blocks
+
+
+@kernel
+def leave_queue(s: State, stream: int) -> None:
+    """Take a stream out of the queue, wherever it stands."""
+    c, left, right = s.counter, s.stream[stream, IN_FRONT], s.stream[stream, BEHIND]
+    if left == NOBODY:
+        c[OLDEST] = right
+    else:
+        s.stream[left, BEHIND] = right
+    if right == NOBODY:
+        c[NEWEST] = left
+    else:
+        s.stream[right, IN_FRONT] = left
+
+
+@kernel
+def cached_blocks(s: State) -> int:
+    """Blocks with a hash that nobody holds."""
+    c = s.counter
+    taken = c[FREE] - s.fixed[CAPACITY] + c[HELD]
+    return int(c[FREE] - c[BLANK] - max(taken - c[BLANK], 0))
+
+
+# ------------------------------------------------------------------------------------------------------------- copies
+
+
+@kernel
+def held_by(s: State, request: int, stream: int) -> int:
+    """The copy of a stream that a request holds: its own, or the first one."""
+    return int(s.request[request, COPY] if s.request[request, COPIED] == stream else s.stream[stream, FIRST])
+
+
+@kernel
+def add_copy(s: State, stream: int, copy: int) -> None:
+    """A further copy is found when all before it are gone."""
+    last = s.stream[stream, FIRST]
+    while s.stream[last, NEXT_COPY] != NOBODY:
+        last = s.stream[last, NEXT_COPY]
+    s.stream[last, NEXT_COPY] = copy
+
+
+@kernel
+def forget(s: State, copy: int) -> None:
+    """Nothing is left of a copy; where it was the only one, the stream itself is the next."""
+    original, following = s.stream[copy, ORIGINAL], s.stream[copy, NEXT_COPY]
+    s.stream[copy, NEXT_COPY] = NOBODY
+    if s.stream[original, FIRST] == copy:
+        s.stream[original, FIRST] = original if following == NOBODY else following
+        return
+    before = s.stream[original, FIRST]
+    while s.stream[before, NEXT_COPY] != copy:
+        before = s.stream[before, NEXT_COPY]
+    s.stream[before, NEXT_COPY] = following
+
+
+# ------------------------------------------------------------------------------------------------ look-up and release
+
+
+@kernel
+def sequence(s: State, request: int) -> int:
+    """Tokens of a waiting request: its prompt, and what it had generated."""
+    return int(s.request[request, FIRST_WEIGHT] + s.request[request, STAGE])
+
+
+@kernel
+def hits(s: State, request: int) -> int:
+    """Leading blocks of a waiting request that are there; one token at least is left to compute."""
+    most = (sequence(s, request) - 1) // s.fixed[BLOCK]
+    stream = s.request[request, LEAF]
+    while stream != NOBODY:
+        copy = s.stream[stream, FIRST]
+        there = s.stream[stream, REST] if s.stream[copy, HOLDERS] > 0 else s.stream[copy, CACHED]
+        if there > 0:
+            return int(min(s.stream[stream, BEGIN] + there, most))
+        stream = s.stream[stream, PARENT]
+    return 0
+
+
+@kernel
+def hits_in_queue(s: State, request: int, found: int) -> int:
+    """Of the blocks found, those that nobody holds."""
+    idle, stream = 0, s.request[request, LEAF]
+    while stream != NOBODY:
+        copy = s.stream[stream, FIRST]
+        if s.stream[copy, HOLDERS] == 0 and s.stream[stream, BEGIN] < found:
+            idle += s.stream[copy, CACHED]
+        stream = s.stream[stream, PARENT]
+    return idle
+
+
+@kernel
+def hold(s: State, request: int, found: int) -> int:
+    """Hold what is found; returns its tokens."""
+    c, tokens = s.counter, found * s.fixed[BLOCK]
+    stream = s.request[request, LEAF]
+    while stream != NOBODY:
+        copy = s.stream[stream, FIRST]
+        if s.stream[copy, HOLDERS] > 0 or s.stream[copy, CACHED] > 0:
+            if s.stream[stream, BEGIN] >= found:  # it is there, and may not be taken
+                s.request[request, COPIED] = stream
+                add_copy(s, stream, s.request[request, COPY])
+                copy = s.request[request, COPY]
+            elif s.stream[copy, HOLDERS] == 0:
+                leave_queue(s, copy)
+                c[FREE] -= s.stream[copy, CACHED]
+                c[HELD] += s.stream[copy, CACHED]
+                s.stream[copy, CACHED] = 0
+        s.stream[copy, HOLDERS] += 1
+        stream = s.stream[stream, PARENT]
+    if s.request[request, EVICTIONS] == 0:
+        s.request[request, HIT] = tokens
+        c[LOOKED_UP] += sequence(s, request)
+    else:
+        s.request[request, RECOVERED] += tokens
+        c[LOOKED_UP_AGAIN] += sequence(s, request)
+    return int(tokens)
+
+
+@kernel
+def let_go(s: State, request: int, blocks: int, computed: int) -> None:
+    """A request leaves: of its blocks those that nobody else holds are free, and those that are full remain known."""
+    c = s.counter
+    settle(s)
+    full = computed // s.fixed[BLOCK]
+    blank = (computed + s.fixed[BLOCK] - 1) // s.fixed[BLOCK] - full
+    c[HELD] -= blocks
+    c[BLANK] += blank
+    c[FREE] += blank
+    stream = s.request[request, LEAF]
+    while stream != NOBODY:
+        copy, mine = held_by(s, request, stream), full - s.stream[stream, BEGIN]
+        s.stream[copy, HOLDERS] -= 1
+        if s.stream[copy, HOLDERS] > 0:
+            c[HELD] += max(mine, 0)
+        elif mine > 0:
+            join_queue(s, copy, mine)
+        else:
+            forget(s, copy)
+        full = min(full, s.stream[stream, BEGIN])
+        stream = s.stream[stream, PARENT]
+    s.request[request, COPIED] = NOBODY

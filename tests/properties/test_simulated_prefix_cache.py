@@ -1,0 +1,237 @@
+"""The prefix cache of `vllm` against a pool of numbered blocks, and what holds whatever arrives."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import slow_prefix_cache
+from hypothesis import given
+from hypothesis import strategies as st
+from slow_simulator import SlowResult
+from small_runs import GAPS, TIMINGS, Case, bytes_of, run
+from tiers import examples
+
+from kvplan.model import Replica, Timing
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.prefixes import Prefixes, Turns
+from kvplan.simulation.recorded import prefixes_of_hashes
+from kvplan.simulation.requests import Requests
+
+TURN = st.tuples(
+    st.integers(0, 9), st.integers(1, 9), st.sampled_from([0.0, 0.5, 3.0, 11.0])
+)  # new, decode, think
+SESSION = st.tuples(st.integers(0, 9), st.lists(TURN, min_size=1, max_size=4), GAPS)  # branch, turns, gap
+SESSIONS = st.lists(SESSION, min_size=1, max_size=6) | st.lists(SESSION, min_size=4, max_size=8)
+BRANCHES = st.lists(st.tuples(st.integers(-1, 9), st.integers(0, 9)), min_size=1, max_size=4)  # from, tokens
+REPLICAS = st.builds(
+    Replica,
+    memory_tokens=st.integers(1, 8) | st.integers(1, 60),  # beside the longest request
+    block_tokens=st.integers(1, 5),
+    max_num_seqs=st.none() | st.integers(1, 6),
+    max_num_batched_tokens=st.none() | st.integers(6, 30),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sessions of turns, each behind one of the branches of a tree; those of a user follow each other."""
+
+    branches: list[tuple[int, int]]
+    sessions: list[tuple[int, list[tuple[int, int, float]], float]]
+    users: int | None
+
+    def requests(self) -> Requests:
+        end: list[int] = []
+        parent: list[int] = []
+        for at, (before, tokens) in enumerate(self.branches):
+            parent.append(before % (at + 1) - 1 if before >= 0 else -1)
+            end.append(tokens + (end[parent[-1]] if parent[-1] >= 0 else 0))
+        count = len(self.sessions) if self.users is None else min(self.users, len(self.sessions))
+        rows: list[tuple[float, int, int, int, float]] = []  # arrival, input, decode, stream, think
+        following: dict[tuple[int, int], tuple[int, int]] = {}
+        clock, places, late = 0.0, {}, []
+        for s, (branch, turns, gap) in enumerate(self.sessions):
+            before = branch % (len(self.branches) + 1) - 1
+            parent.append(before)
+            end.append(0)
+            clock += gap
+            context = max(end[before], 1) if before >= 0 else 1  # a prompt has a token at least
+            for t, (new, decode, think) in enumerate(turns):
+                row = (clock if t == 0 and s < count else np.nan, context + new, decode, len(end) - 1, think)
+                context += new + decode
+                if t == 0 and s < count:
+                    places[s, t] = len(rows)
+                    rows.append(row)
+                else:
+                    late.append(((s, t), row))
+                if t + 1 < len(turns):
+                    following[s, t] = (s, t + 1)
+                elif s + count < len(self.sessions) and self.users is not None:
+                    following[s, t] = (s + count, 0)
+        for key, row in late:
+            places[key] = len(rows)
+            rows.append(row)
+        nexts, instead = np.full(len(rows), -1), np.full(len(rows), -1)
+        for key, then in following.items():
+            nexts[places[key]] = places[then]
+        for s, t in places:
+            if self.users is not None and s + count < len(self.sessions):
+                instead[places[s, t]] = places[s + count, 0]
+        arrival, inputs, decode_, stream, thinks = (np.array(column) for column in zip(*rows, strict=True))
+        return Requests(
+            arrival,
+            inputs,
+            decode_,
+            np.zeros(len(rows), dtype=np.int64),
+            prefixes=Prefixes(stream, np.array(parent), np.array(end)),
+            turns=Turns(nexts, thinks, instead),
+        )
+
+
+def case_of(
+    shape: Shape,
+    timing: Timing,
+    replica: Replica,
+    watermark: float,
+    shed_after: float | None,
+    horizon_s: float | None,
+) -> Case:
+    requests = shape.requests()
+    longest = int((requests.input_tokens + requests.decode_tokens - 1).max())
+    block = replica.block_tokens
+    memory = (-(-longest // block) + 1) * block + replica.memory_tokens
+    parameters = {"prefix_caching": (1.0,), "watermark": (watermark,)}
+    if shed_after is not None:
+        parameters["shed_after"] = (shed_after,)
+    return Case(requests, timing, replace(replica, memory_tokens=memory), parameters, horizon_s)
+
+
+CASES = st.builds(
+    case_of,
+    st.builds(Shape, BRANCHES, SESSIONS, st.none() | st.integers(1, 4)),
+    TIMINGS,
+    REPLICAS,
+    st.sampled_from([0.0, 0.05, 0.3]),
+    st.none() | st.sampled_from([0.0, 1.0, 5.0, 20.0]),
+    st.none() | st.floats(0.0, 60.0),
+)
+
+
+def slow(case: Case) -> tuple[SlowResult, slow_prefix_cache.Cached]:
+    given = {key: values[0] for key, values in case.parameters.items()}
+    return slow_prefix_cache.simulate(
+        case.requests, case.timing, case.replica, given, horizon_s=case.horizon_s
+    )
+
+
+def agree(case: Case, fast: Outcome) -> None:
+    expected, pool = slow(case)
+    assert (fast.ending is Ending.LIVELOCK) == expected.livelock
+    assert fast.iterations == expected.iterations
+    assert fast.series.kv_tokens.tolist() == expected.kv_per_iteration
+    assert fast.series.waiting.tolist() == expected.waiting_per_iteration
+    assert fast.evictions.tolist() == expected.evictions
+    assert fast.recomputed_tokens == expected.recomputed_tokens
+    for times, wanted in (
+        (fast.arrival_s, expected.arrival_s),
+        (fast.first_token_s, expected.first_token_s),
+        (fast.finish_s, expected.finish_s),
+    ):
+        np.testing.assert_allclose(times, np.array(wanted, dtype=np.float64), rtol=1e-9)
+    assert fast.found is not None
+    assert fast.found.hit_tokens.tolist() == pool.hits
+    assert fast.found.recovered_tokens.tolist() == pool.recovered
+    assert fast.found.cached_tokens.tolist() == pool.cached_per_iteration[: fast.iterations]
+
+
+@examples(400)
+@given(case=CASES)
+def test_every_request_finds_what_a_pool_of_numbered_blocks_has_for_it(case: Case) -> None:
+    agree(case, run("vllm", case))
+
+
+@given(case=CASES)
+def test_what_is_found_was_computed_before(case: Case) -> None:
+    outcome = run("vllm", case)
+    assert outcome.found is not None
+    block, found = case.replica.block_tokens, outcome.found
+    assert (found.hit_tokens % block == 0).all()
+    assert (found.hit_tokens < case.requests.input_tokens).all()
+    assert (found.recovered_tokens[outcome.evictions == 0] == 0).all()
+    assert (found.cached_tokens + outcome.series.kv_tokens <= case.replica.memory_tokens - block).all()
+    done = np.isfinite(outcome.finish_s)
+    assert outcome.shed is not None
+    assert not (done & outcome.shed).any()
+    admitted = np.isfinite(outcome.first_token_s) | (outcome.evictions > 0) | (found.hit_tokens > 0)
+    assert not (admitted & outcome.shed).any()
+
+
+@given(case=CASES)
+def test_without_anything_in_common_only_the_evicted_find_something(case: Case) -> None:
+    requests = replace(case.requests, prefixes=None)
+    outcome = run("vllm", replace(case, requests=requests))
+    assert outcome.found is not None
+    assert (outcome.found.hit_tokens == 0).all()
+    agree(replace(case, requests=requests), outcome)
+
+
+@given(case=CASES)
+def test_a_cache_that_nobody_uses_changes_nothing(case: Case) -> None:
+    """Nothing in common and nobody evicted: the same run with and without."""
+    alone = replace(case, requests=replace(case.requests, prefixes=None))
+    cached = run("vllm", alone)
+    plain = run("vllm", replace(alone, parameters=alone.parameters | {"prefix_caching": (0.0,)}))
+    assert plain.found is None
+    if plain.evictions.sum() == 0:
+        assert cached.finish_s.tobytes() == plain.finish_s.tobytes()
+        assert cached.series.kv_tokens.tolist() == plain.series.kv_tokens.tolist()
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_compiled_runs_leave_the_same_bytes(turns: bool) -> None:
+    shape = Shape(
+        [(-1, 7), (1, 3)], [(s % 3, [(3, 5, 2.0), (0, 4, 0.5), (6, 7, 0.0)], 1.5) for s in range(40)], 9
+    )
+    requests = shape.requests()
+    if not turns:
+        arrival = np.arange(requests.arrival_s.size, dtype=np.float64) / 4
+        requests = replace(requests, arrival_s=arrival, turns=None, prefixes=None)
+    parameters = {"prefix_caching": (1.0,), "shed_after": (30.0,)}
+    case = Case(requests, Timing(0.3, d1=0.01), Replica(90, block_tokens=4), parameters)
+    outcome = run("vllm", case)
+    assert outcome.evictions.any()
+    assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
+
+
+@given(
+    chains=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=8),
+    rest=st.integers(0, 3),
+    blocks=st.sampled_from([(4, 4), (4, 2), (4, 1)]),
+)
+def test_of_a_trace_with_hashes_prompts_find_what_they_begin_with(
+    chains: list[list[int]], rest: int, blocks: tuple[int, int]
+) -> None:
+    """One after the other with memory for all: the longest beginning that any before had too, less a token."""
+    of_trace, of_engine = blocks
+    tokens = np.array([of_trace * len(chain) for chain in chains]) + rest
+    size = len(chains)
+    requests = Requests(
+        100.0 * np.arange(size),
+        tokens,
+        np.ones(size, dtype=np.int64),
+        np.zeros(size, dtype=np.int64),
+        prefixes=prefixes_of_hashes(chains, tokens, of_trace),
+    )
+    replica = Replica(10_000, block_tokens=of_engine)
+    outcome = run("vllm", Case(requests, Timing(1.0), replica, {"prefix_caching": (1.0,)}))
+    expected = []
+    for at, chain in enumerate(chains):
+        same = 0
+        for other in chains[:at]:
+            pairs = zip(chain, other, strict=False)
+            common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(chain), len(other)))
+            same = max(same, common)
+        most = (int(tokens[at]) - 1) // of_engine * of_engine
+        expected.append(min(same * of_trace, most))
+    assert outcome.found is not None
+    assert outcome.found.hit_tokens.tolist() == expected

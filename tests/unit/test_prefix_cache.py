@@ -1,0 +1,302 @@
+"""The states of a prefix cache: theory §8's values, its map written out, and simulations from the rules alone."""
+
+import heapq
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from cached import AGENT_LAW, AGENT_MEMORY, THINK, agents, mapped_time, one_class
+from session_simulator import serve_sessions
+
+from kvplan.analysis.cache_states import CachedReplica
+from kvplan.analysis.equilibrium import sustainable_rates
+from kvplan.analysis.prefix_cache import prefix_cache, recovered_share
+from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
+from kvplan.model.reuse import Reuse, SharedPrompt
+
+# -- values of theory §8 ----------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_all_share_raises_the_guaranteed_rate() -> None:
+    """M - c, A - λ(c·n), Λ - d2·λ·c in α = M/(A·d0 + M·Λ)."""
+    memory, held = 100_000 - 800, 1000 * 200 + 200 * 201 / 2 - 800 * 200
+    work = 1e-7 * (1000 * 200 + 200 * 201 / 2) + 60e-6 * 200
+    assert memory / (held * 0.012 + memory * work) == pytest.approx(24.2247, abs=5e-5)
+    with_it = prefix_cache(one_class(8.0, SharedPrompt(800))).sustainable_rps
+    assert with_it.guaranteed == pytest.approx(memory / (held * 0.012 + memory * work), rel=1e-9)
+    assert with_it.good == pytest.approx(with_it.guaranteed)
+    assert prefix_cache(one_class(8.0)).sustainable_rps.guaranteed == pytest.approx(9.223, abs=5e-4)
+
+
+def test_agents_at_their_offered_rate() -> None:
+    """Offered 13.35: hit .822, usage .14, τ 21.1 ms from empty; collapse serves 12.03 (12.06 of a sample)."""
+    found = prefix_cache(agents(13.35))
+    assert found.sustainable_rps == pytest.approx((12.03, 16.7), abs=0.05)
+    assert found.warm is not None
+    assert found.warm.hit_ratio == pytest.approx(0.822, abs=0.004)
+    assert found.warm.kv_unique_tokens / AGENT_MEMORY == pytest.approx(0.14, abs=0.002)
+    assert found.warm.iteration_time_s == pytest.approx(21.1e-3, abs=1e-4)
+    assert found.warm.rate_rps == pytest.approx(13.35, rel=1e-9)
+    assert found.collapse_possible
+    assert found.collapsed == pytest.approx((12.03, 0.168), abs=0.01)
+    assert [state.stable for state in found.states] == [True, False]
+    assert found.streams_in_memory == pytest.approx(242, abs=1)
+
+
+def test_the_good_state_of_agents_ends_at_a_third_of_memory() -> None:
+    good = prefix_cache(agents(13.35)).sustainable_rps.good
+    found = prefix_cache(agents(good * 0.99999))
+    assert found.warm is not None
+    assert found.warm.kv_unique_tokens / AGENT_MEMORY == pytest.approx(0.35, abs=0.02)
+    assert found.warm.loop_gain == pytest.approx(1, abs=0.02)
+    assert prefix_cache(agents(good * 1.0001)).warm is None
+
+
+def test_below_the_guaranteed_rate_nothing_collapses() -> None:
+    found = prefix_cache(agents(12.0))
+    assert (found.collapse_possible, found.collapsed, found.separatrix_in_flight) == (False, None, None)
+    assert [state.stable for state in found.states] == [True]
+
+
+def test_a_preempted_request_recovers_a_part() -> None:
+    """The recorded RTX 4090 run, 652.5 tokens decoded, 919 lost each time: .46 by the formula."""
+    assert recovered_share(652.5, 919.0) == pytest.approx(0.4636, abs=1e-4)
+    assert recovered_share(1e9, 1.0) == pytest.approx(0, abs=1e-8)
+
+
+# -- against today's figures, and limits --------------------------------------------------------------------------
+
+LIMITS = {"block_tokens": 16, "max_num_seqs": 40, "max_num_batched_tokens": 300}
+
+
+@pytest.mark.parametrize("law", [Timing(0.012, 1e-7, 60e-6), Timing(0.012, 1e-7, 60e-6, 2e-6, 3e-4)])
+@pytest.mark.parametrize("prefill", Prefill)
+@pytest.mark.parametrize("limits", [{}, LIMITS, {**LIMITS, "max_num_seqs": 400}])
+@pytest.mark.parametrize("reuse", [None, Reuse(0.9, 0.8, Exponential(3.0))])
+def test_the_guaranteed_rates_are_those_without_a_cache(
+    law: Timing, prefill: Prefill, limits: dict[str, int], reuse: Reuse | None
+) -> None:
+    cached = one_class(5.0, reuse=reuse, law=law, prefill=prefill, **limits)
+    model = ServingModel((RequestClass("a", 1000, (200,), (1.0,), 5.0),), law, cached.replica)
+    known = sustainable_rates(model)
+    expected = {name if name in cached_limits else "memory": rate for name, rate in known.items()}
+    assert prefix_cache(cached).limits_rps == pytest.approx(expected, rel=1e-12)
+
+
+cached_limits = ("max_num_seqs", "max_num_batched_tokens")
+
+
+def test_a_law_with_a_knee_has_todays_rate_too() -> None:
+    law = Timing(0.012, 1e-7, 2e-5, 0.0, 0.0, 6e-5, 600.0)
+    model = ServingModel((RequestClass("a", 1000, (200,), (1.0,), 5.0),), law, Replica(100_000))
+    found = prefix_cache(one_class(5.0, law=law, reuse=Reuse(0.9, 0.8, Exponential(3.0))))
+    assert found.sustainable_rps.guaranteed == pytest.approx(min(sustainable_rates(model).values()), rel=1e-4)
+    assert found.sustainable_rps.good > found.sustainable_rps.guaranteed
+
+
+def test_where_prompts_arrive_ready_made_hits_save_no_time() -> None:
+    reuse = Reuse(1.0, 1.0, Exponential(3.0))
+    with_it = prefix_cache(one_class(5.0, reuse=reuse, prefill=Prefill.DISAGGREGATED))
+    without = prefix_cache(one_class(5.0, prefill=Prefill.DISAGGREGATED))
+    assert with_it.sustainable_rps == pytest.approx(without.sustainable_rps, rel=1e-9)
+
+
+def test_a_hit_curve_hits_by_memory_alone() -> None:
+    """Half way between 50k tokens, 10 %, and 150k, 50 %: 30 % of the prompt costs no time."""
+    plain = one_class(5.0)
+    found = prefix_cache(
+        CachedReplica(plain.streams, plain.timing, plain.replica, ((50_000, 0.1), (150_000, 0.5)))
+    )
+    held = 1000 * 200 + 200 * 201 / 2
+    work = 1e-7 * held + 60e-6 * 1000 * 0.7
+    assert found.warm is not None
+    assert found.warm.hit_ratio == pytest.approx(0.3)
+    assert found.warm.iteration_time_s == pytest.approx(0.012 / (1 - 5 * work))
+    assert found.sustainable_rps == pytest.approx((100_000 / (held * 0.012 + 100_000 * work),) * 2)
+    assert not found.collapse_possible
+
+
+def test_everything_fits() -> None:
+    """All that is left is asked for again within 2 s on average: memory holds it, and keeps it for ever."""
+    cached = one_class(5.0, reuse=Reuse(1.0, 1.0, Exponential(2.0)), memory=10**6, n=1, block_tokens=16)
+    found = prefix_cache(cached).warm
+    assert found is not None
+    assert found.characteristic_time_s is None
+    assert found.hit_ratio == pytest.approx(0.992)
+    assert found.loop_gain == pytest.approx(0, abs=1e-12)
+
+
+# -- against theory's map, written out -----------------------------------------------------------------------------
+
+CASES = {
+    "private": {"shared": 0.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6)},
+    "shared": {"shared": 400.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6)},
+    "concave": {"shared": 400.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6, 1e-3)},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", [0.3, 0.7, 0.95, 0.999])
+def test_states_are_fixed_points_and_loop_gains_their_slopes(name: str, part: float) -> None:
+    case = CASES[name]
+    common, law = int(case["shared"]), case["law"]
+    reuse = Reuse(900, 0.9, Exponential(4.0))
+    shared = (SharedPrompt(common),) if common else ()
+
+    def at(rate: float) -> CachedReplica:
+        return one_class(rate, *shared, reuse=reuse, law=law, memory=400_000)
+
+    good, guaranteed = (prefix_cache(at(1.0)).sustainable_rps[i] for i in (1, 0))
+    rate = guaranteed + (good - guaranteed) * part if part > 0.9 else good * part
+    cached = at(rate)
+    states = prefix_cache(cached).states
+    assert len(states) == (2 if rate > guaranteed else 1)
+    left = 1000 + 200 - 1 - common
+    q = 0.9 * (900 - common) / left
+    given = {"rate": rate, "memory": 400_000, "law": law, "s": 1000, "n": 200}
+    given |= {"left": left, "q": q, "think_s": 4.0, "shared": common}
+    for state in states:
+        tau, step = state.iteration_time_s, state.iteration_time_s * 1e-5
+        assert mapped_time(tau, **given) == pytest.approx(tau, rel=1e-6)
+        slope = (mapped_time(tau + step, **given) - mapped_time(tau - step, **given)) / (2 * step)
+        assert state.loop_gain == pytest.approx(slope, rel=0.01, abs=2e-4)
+        assert state.stable == (slope < 1)
+
+
+# -- against simulations from the rules alone ------------------------------------------------------------------
+
+
+def draws(gap: Gap, rng: random.Random) -> Callable[[], float]:
+    """Random think times."""
+    if isinstance(gap, Exponential):
+        return lambda: rng.expovariate(1 / gap.mean_s)
+    if isinstance(gap, Lognormal):
+        return lambda: rng.lognormvariate(math.log(gap.median_s), gap.sigma)
+    return lambda: rng.choice(gap.values_s)
+
+
+@pytest.mark.parametrize(
+    ("gap", "part"),
+    [
+        (THINK, 0.6),
+        (THINK, 0.9),
+        (THINK, 0.98),
+        (Exponential(16.0), 0.3),
+        (Exponential(16.0), 0.8),
+        (Exponential(16.0), 0.95),
+        (Quantiles((16.0,)), 0.6),
+        (Quantiles((16.0,)), 0.85),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, float) else str(value),
+)
+def test_sessions_hit_and_take_what_theory_says(gap: Gap, part: float) -> None:
+    """Four agent replicas in one, 968 streams, so that a good state that is near its end lasts."""
+    law = Timing(0.015, *(constant / 4 for constant in AGENT_LAW.constants[1:4]))
+    memory, rng = 4 * AGENT_MEMORY, random.Random(5)
+    good = prefix_cache(agents(1.0, gap=gap, memory=memory, page=1, law=law)).sustainable_rps.good
+    measured = serve_sessions(
+        sessions_per_s=good * part / 16,
+        first=lambda: rng.randint(4000, 12000),
+        user=lambda: rng.randint(300, 1500),
+        decode=lambda: rng.randint(40, 200),
+        turns=lambda: rng.randint(8, 24),
+        think=draws(gap, rng),
+        arrival=lambda: rng.expovariate(1.0),
+        memory=memory,
+        timing=law,
+        horizon_s=2000.0,
+        skip_s=700.0,
+    )
+    # at the rate that the draw came to: a session is many requests, and their number varies
+    found = prefix_cache(agents(measured.requests_per_s, gap=gap, memory=memory, page=1, law=law)).warm
+    assert found is not None
+    assert found.hit_ratio == pytest.approx(measured.hit_ratio, abs=0.015)
+    assert found.prefill_tokens_per_s == pytest.approx(measured.prefill_per_s, rel=0.04)
+    assert found.iteration_time_s == pytest.approx(measured.seconds, rel=0.03)
+    assert found.kv_unique_tokens == pytest.approx(measured.kv, rel=0.05)
+
+
+def test_with_few_streams_fluctuations_cost_hits() -> None:
+    """A third of an agent replica, 80 streams: first order is off by .013 and more, second by less than .01."""
+    law = Timing(0.015, *(constant * 3 for constant in AGENT_LAW.constants[1:4]))
+    memory, rng = AGENT_MEMORY // 3, random.Random(7)
+    measured = serve_sessions(
+        sessions_per_s=3.3 / 16,
+        first=lambda: rng.randint(4000, 12000),
+        user=lambda: rng.randint(300, 1500),
+        decode=lambda: rng.randint(40, 200),
+        turns=lambda: rng.randint(8, 24),
+        think=draws(Exponential(16.0), rng),
+        arrival=lambda: rng.expovariate(1.0),
+        memory=memory,
+        timing=law,
+        horizon_s=20_000.0,
+        skip_s=1000.0,
+    )
+    rate = measured.requests_per_s
+    found = prefix_cache(agents(rate, gap=Exponential(16.0), memory=memory, page=1, law=law))
+    assert found.warm is not None
+    assert found.expected is not None
+    assert found.streams_in_memory == pytest.approx(80.6, abs=0.1)
+    assert abs(found.expected.hit_ratio - measured.hit_ratio) < 0.006
+    assert found.warm.hit_ratio - measured.hit_ratio > 0.006
+
+
+def least_recently_used(
+    weights: np.ndarray, rate: float, stay: float, tokens: int, own: int, memory: int
+) -> float:
+    """Hit ratio of shared prompts with a fixed stay: whole pieces in order of release, room made at the oldest."""
+    rng, now, used, stock = random.Random(3), 0.0, 0, 0
+    holders = [0] * weights.size
+    kept: OrderedDict[int, int] = OrderedDict()
+    leaving: list[tuple[float, int]] = []
+    hits = looked = pieces = 0
+    chosen = rng.choices(range(weights.size), weights.tolist(), k=120_000)
+    for request, prompt in enumerate(chosen):
+        now += rng.expovariate(rate)
+        while leaving and leaving[0][0] <= now:
+            _, left = heapq.heappop(leaving)
+            used -= own
+            holders[left] -= 1
+            pieces += 1
+            kept[-pieces] = own  # nobody asks for it
+            stock += own
+            if not holders[left]:
+                used -= tokens
+                kept[left] = tokens
+                stock += tokens
+        found = tokens if holders[prompt] else kept.pop(prompt, 0)
+        if not holders[prompt]:
+            stock -= found
+            used += tokens
+        used += own
+        holders[prompt] += 1
+        heapq.heappush(leaving, (now + stay, prompt))
+        while kept and used + stock > memory:
+            oldest = next(iter(kept))
+            gone = min(kept[oldest], used + stock - memory)
+            stock -= gone
+            kept[oldest] -= gone
+            if not kept[oldest]:
+                del kept[oldest]
+        if request > 20_000:
+            looked += 1
+            hits += found / tokens
+    return hits / looked
+
+
+@pytest.mark.parametrize(("prompts", "memory"), [(1, 30_000), (200, 60_000), (200, 150_000)])
+def test_shared_prompts_hit_as_theory_says(prompts: int, memory: int) -> None:
+    """Iterations take 10 ms whatever they do: 4 requests/s stay .5 s, with prompts by Zipf's law."""
+    weights = 1 / np.arange(1, prompts + 1)
+    weights /= weights.sum()
+    shared = tuple(SharedPrompt(1000, float(w)) for w in weights)
+    cached = one_class(4.0, *shared, s=1250, n=50, memory=memory, law=Timing(0.01))
+    found = prefix_cache(cached).warm
+    assert found is not None
+    measured = least_recently_used(weights, 4.0, 0.5, 1000, 299, memory)
+    assert found.hit_ratio * 1250 / 1000 == pytest.approx(measured, abs=0.01)
