@@ -502,13 +502,12 @@ def complete(s: State, request: int, now: float) -> None:
     c[PROMISED] -= s.request[request, PROMISE]
     c[COMPLETED] += 1
     c[LAST_COMPLETION] = c[ITERATIONS]
+    answered = now + s.clock[OVERHEAD]  # when the client has it, and has sent the next
     if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
-        s.time[c[RELEASED], ARRIVAL] = (
-            now + s.clock[OVERHEAD]
-        )  # when the client has it, and has sent the next
+        s.time[c[RELEASED], ARRIVAL] = answered
         c[RELEASED] += 1
     if extended(s) and s.fixed[TURNS]:
-        bring(s, s.request[request, FOLLOWING], now + s.time[request, THINK])
+        bring(s, s.request[request, FOLLOWING], answered + s.time[request, THINK])
 
 
 @kernel
