@@ -20,7 +20,7 @@ from kvplan.model import FloatArray, IntArray, Timing
 BoolArray = npt.NDArray[np.bool_]
 
 LINEAR = ("d0", "d1", "d2", "d3")
-KV, PREFILL = 1, 2  # where they stand in a design
+PREFILL = 2  # where d2 stands in a design
 AMOUNTS = {"d1": "KV tokens", "d2": "prefill tokens", "d3": "sequences"}  # what the constants multiply
 _SEVERAL = 7  # knees to choose from
 
@@ -34,6 +34,11 @@ class Kind(StrEnum):
     E2E = "E2E"
     INTERVAL = "time between completions"
 
+    @property
+    def of_client(self) -> bool:
+        """Whether what a request takes outside the engine is part of it."""
+        return self in (Kind.TTFT, Kind.E2E)
+
 
 class Terms(NamedTuple):
     """Which of the terms beyond the linear ones a law has."""
@@ -45,6 +50,11 @@ class Terms(NamedTuple):
     def more(self) -> int:
         """How many."""
         return self.d4 + (self.knee_tokens is not None)
+
+    def needed(self, found: FloatArray) -> "Terms":
+        """Those that did not come out as 0, of constants in the order of a design."""
+        named = dict(zip(self.names, found.tolist(), strict=False))
+        return Terms(named.get("d4", 0.0) > 0, self.knee_tokens if named.get("d5", 0.0) > 0 else None)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -67,14 +67,19 @@ def tried(
     return tuple(found)
 
 
+def losses(equations: Equations, off: FloatArray) -> FloatArray:
+    """What relative errors count for, shape (n_equations,): of TTFT less, and beyond a limit no more."""
+    weight = np.where(equations.kind == Kind.TTFT, _TTFT_COUNTS, 1.0)
+    return np.asarray(np.minimum(np.abs(off), _MOST_OFF) * weight)
+
+
 def chosen(laws: Sequence[Tried], equations: Equations, kept: BoolArray) -> Tried:
     """The simplest within one standard error of the best."""
-    weight = np.where(equations.kind == Kind.TTFT, _TTFT_COUNTS, 1.0)[kept]
-    losses = [np.minimum(np.abs(law.held_out[kept]), _MOST_OFF) * weight for law in laws]
-    best = min(losses, key=np.mean)
+    each = [losses(equations, law.held_out)[kept] for law in laws]
+    best = min(each, key=np.mean)
     near = [
         (law.terms.more, float(loss.mean()), law)
-        for law, loss in zip(laws, losses, strict=True)
+        for law, loss in zip(laws, each, strict=True)
         if (loss - best).mean() <= max((loss - best).std() / np.sqrt(loss.size), _NO_MATTER)
     ]
     return min(near, key=lambda one: one[:2])[2]

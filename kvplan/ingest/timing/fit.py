@@ -13,8 +13,8 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.doubts import doubts, refuse_too_few, settled_by_prior
 from kvplan.ingest.timing.equations import PREFILL, BoolArray, Equations, Kind, Terms, of_samples
-from kvplan.ingest.timing.family import believed, chosen, family, tried
-from kvplan.ingest.timing.played import UNIT, UNLIMITED, Law, by_littles_law, play
+from kvplan.ingest.timing.family import believed, chosen, family, losses, tried
+from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.reading import Measured
 from kvplan.ingest.timing.robust import agreeing, constants, contradicted, with_prefill
 from kvplan.ingest.timing.samples import Samples
@@ -24,10 +24,7 @@ from kvplan.simulation.experiments.runner import Announce, Progress
 
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
-_ROUNDS, _ROUNDS_OF_LOOPS = (
-    6,
-    2,
-)  # of playing loads by the law that the last round gave: at a rate, in closed loops
+_ROUNDS = 2  # of playing loads at the law that the last round gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +174,14 @@ def fit_timing(
     terms = among[0] if best is None else best.terms
     resting = equations.part(kept)
     found = constants(resting, terms, believed(equations, terms, prior))
+    if (needed := terms.needed(found)) != terms:
+        terms, found = needed, constants(resting, needed, believed(equations, needed, prior))
     from_prior = settled_by_prior(resting, terms, prior, found)
-    if found[PREFILL] == 0 and prior.d2 > 0:  # no prompt is free
-        found, from_prior = with_prefill(resting, terms, prior), tuple({*from_prior, "d2"})
+    if found[PREFILL] == 0 and prior.d2 > 0 and prior.d0 > 0:  # no prompt is free
+        found, from_prior = (
+            with_prefill(resting, terms, believed(resting, terms, prior)),
+            tuple({*from_prior, "d2"}),
+        )
     timing, overhead = equations.law(terms, found)
     return TimingFit(
         constants=found,
@@ -250,25 +252,27 @@ def _fit_sweeps(
     progress: Progress | None,
     announce: Announce | None,
 ) -> TimingFit:
-    """Loads are played until the law stays; those that come at a rate are first read as Little's law has it."""
+    """Loads at a rate are played at the law that was found, for what requests wait, and the best law is kept."""
     names = [sweep.source for sweep in sweeps]
-    at_a_rate = any(point.rate_rps is not None for sweep in sweeps for point in sweep.points)
-    law = Law(fit_timing(by_littles_law(sweeps), prior, among=[Terms()]).timing) if at_a_rate else UNIT
-    equations = play(sweeps, replica, law, progress=progress, announce=announce)
+    equations = play(sweeps, replica, progress=progress, announce=announce)
     if not believed:
         refuse_too_few(equations, names[0])
-    fit = fit_timing(equations, prior, names=names)
-    found: list[tuple[float, TimingFit]] = []
-    for _ in range(_ROUNDS if at_a_rate else _ROUNDS_OF_LOOPS):
-        equations = play(sweeps, replica, fit.law, progress=progress, announce=announce)
-        found.append((_misfit(fit, equations), fit))
-        fit = fit_timing(equations, prior, names=names, among=[fit.terms])
-    return min(found, key=lambda pair: pair[0])[1]
+    if not any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):
+        return fit_timing(equations, prior, names=names)
+
+    def waited(fit: TimingFit) -> Equations:
+        return corrected(equations, sweeps, fit.terms, fit.constants, replica)
+
+    simple = fit_timing(equations, prior, names=names, among=family(equations, prior)[:1])
+    fits = [fit_timing(waited(simple), prior, names=names)]
+    for _ in range(_ROUNDS):
+        fits.append(fit_timing(waited(fits[-1]), prior, names=names, among=[fits[0].terms]))
+    return min(fits, key=lambda fit: _misfit(fit, waited(fit)))
 
 
 def _misfit(fit: TimingFit, played: Equations) -> float:
-    """Mean relative error of a law where loads are played by it."""
-    return float(np.abs(played.times(fit.terms, fit.constants) / played.seconds - 1).mean())
+    """Mean error of a law where loads are played by it."""
+    return float(losses(played, played.times(fit.terms, fit.constants) / played.seconds - 1).mean())
 
 
 def _outliers(

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvplan.model import FloatArray
 
-_BELIEF = 3.0  # relative deviation of a constant from its share of the prior
+BELIEF = 3.0  # relative deviation of a constant from its share of the prior
 
 
 def solve(
@@ -20,6 +20,7 @@ def solve(
     seconds: FloatArray,
     deviation: FloatArray,
     prior: FloatArray | None = None,
+    belief: FloatArray | float = BELIEF,
 ) -> FloatArray:
     """The constants, shape (n_terms,).
 
@@ -31,6 +32,8 @@ def solve(
         Of each equation.
     prior : ndarray, shape (n_terms,)
         Constants whose ratios are believed; 0 where nothing is known.
+    belief
+        Relative deviation of the constants from their shares of it, of all or of each.
 
     Examples
     --------
@@ -53,7 +56,12 @@ def solve(
         drawn = np.column_stack(
             [np.diag(np.where(believed, 1 / share, share_of_time)), -believed.astype(float)]
         )
-        rows = np.vstack([np.column_stack([rows, np.zeros(seconds.size)]), drawn / _BELIEF])
+        rows = np.vstack(
+            [
+                np.column_stack([rows, np.zeros(seconds.size)]),
+                drawn / np.broadcast_to(belief, share.shape)[:, None],
+            ]
+        )
         wanted = np.concatenate([wanted, np.zeros(len(drawn))])
     scale = np.sqrt((rows**2).sum(axis=0))
     scale[scale == 0] = 1.0

@@ -2,11 +2,17 @@
 
 A client's TTFT is no iteration, and of its C requests not all decode. So each point of a sweep is run as the engine
 would schedule it, and TTFT, TPOT and E2E come out as sums over iterations. What each constant of the law adds to them
-is the difference between two runs. In a closed loop the order of iterations does not depend on how long they take, so
-times are linear in the constants; where requests arrive at a rate, or clients take time of their own between two, they
-are nearly so, and loads are played again at the law just found.
+is the difference between two runs.
+
+- In a closed loop the order of iterations does not depend on how long they take, so times are linear in the constants.
+- Where requests arrive at a rate, by Little's law so many of them run as in a closed loop of that size, which was
+  measured: TPOT is taken from there.
+- There a request comes in the midst of an iteration and waits for its end. `corrected` plays the loads as they were
+  and has what that adds to TTFT at a law. In closed loops that is left to the overhead of a request: telling the two
+  apart made what was foretold of other loads worse.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.timing.equations import Equations, Kind
+from kvplan.ingest.timing.equations import Equations, Kind, Terms
 from kvplan.ingest.timing.sweep import Point, Range, Sweep
 from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
@@ -36,8 +42,8 @@ UNLIMITED = Replica(2**40, 16, Prefill.FUSED, max_num_batched_tokens=8192)  # vL
 _KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
 _POLICY = {"sglang": "sglang"}  # of an engine; others schedule as vLLM does
 _EACH, _LEAST, _MOST = 10, 40, 20_000  # requests for each in flight where a file does not say; of a point
-_OVERHEAD = "overhead"
-_STEP = 0.01  # of a constant, against d0
+_LEAST_AT_A_RATE = 3000  # when a request comes within an iteration is chance; many even it out
+_STEP = 0.05  # of an iteration, by which a constant is changed; linear, so that any would do
 _KINDS = (Kind.TTFT, Kind.TPOT, Kind.E2E, Kind.INTERVAL)
 
 
@@ -80,49 +86,30 @@ def foretold(
     return [dict(zip(_KINDS, mine[0].tolist(), strict=False)) for mine in times]
 
 
-def by_littles_law(sweeps: Sequence[Sweep]) -> Equations:
-    """Loads at a rate as mean iterations: of λ requests a second, λ·(E2E - TTFT) decode. A first guess."""
-    rows = [point for sweep in sweeps for point in sweep.points if point.rate_rps is not None]
-    kv, prefill, batch, seconds = (
-        np.array(column) for column in zip(*(_mean_iteration(point) for point in rows), strict=True)
-    )
-    line = np.array([point.line for point in rows])
-    none = np.zeros_like(seconds)
-    return Equations(
-        amounts=np.column_stack([np.ones_like(kv), kv, prefill, batch, np.sqrt(batch)]),
-        knees=np.zeros(0),
-        beyond=np.zeros((kv.size, 0)),
-        overhead=none,
-        offset=none,
-        seconds=seconds,
-        kind=np.full(kv.size, Kind.TPOT.value),
-        group=np.arange(kv.size),
-        source=np.zeros_like(line),
-        line=line,
-        kv_tokens=kv,
-        prefill_tokens=prefill,
-        sequences=batch,
-        prefill_peak=np.full(kv.size, np.nan),
-    )
-
-
-def _mean_iteration(point: Point) -> tuple[float, float, float, float]:
-    """KV tokens, prefill tokens, sequences and seconds."""
-    prompt, output = sum(point.inputs) / 2, sum(point.outputs) / 2
-    rate, later = point.rate_rps or 0.0, max(output - 1, 1.0)
-    seconds = point.tpot_s or max((point.e2e_s or 0.0) - (point.ttft_s or 0.0), 0.0) / later
-    if seconds == 0:  # a rate and TTFT alone: the upper limit of what an iteration took
-        seconds = (point.ttft_s or 1.0 / rate) / 2
-    batch = rate * later * seconds
-    return batch * (prompt + output / 2), rate * prompt * seconds, max(batch, 1.0), seconds
+def corrected(
+    equations: Equations,
+    sweeps: Sequence[Sweep],
+    terms: Terms,
+    constants: FloatArray,
+    replica: Replica = UNLIMITED,
+) -> Equations:
+    """The equations with what waiting for an iteration under way adds to TTFT at a rate, by a law."""
+    law = Law(*equations.law(terms, constants))
+    points = [point for sweep in sweeps for point in sweep.points]
+    ttft = [
+        times[Kind.TTFT] if point.rate_rps is not None and kind is Kind.TTFT else math.nan
+        for point, times in zip(points, foretold(sweeps, law, replica), strict=True)
+        for kind, _ in seen(point)
+    ]
+    waits = np.array(ttft) - equations.design(terms) @ constants
+    return replace(equations, offset=np.where(np.isnan(waits), 0.0, waits))
 
 
 class _Row(NamedTuple):
     load: _Load
     kind: Kind
     seconds: float
-    offset: float
-    amounts: FloatArray  # of d0 … d4, of the overhead, and of d5 for each knee
+    amounts: FloatArray  # of d0 … d4, and of d5 for each knee
     state: FloatArray  # mean KV tokens, prefill tokens, sequences
     peak: float  # most prefill tokens of an iteration
 
@@ -130,36 +117,38 @@ class _Row(NamedTuple):
 def play(
     sweeps: Sequence[Sweep],
     replica: Replica = UNLIMITED,
-    law: Law = UNIT,
     *,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Equations:
-    """The equations of load sweeps, one for each time that was measured.
+    """The equations of load sweeps, one for each time that was measured, as if no request had to wait.
 
     E2E says of the time after the first token what TPOT says, and so does the time between completions; of the three
     the first that was measured counts, TPOT before E2E.
-
-    Parameters
-    ----------
-    replica
-        What the engine has and allows.
-    law
-        By which they are played.
     """
     loads = [
-        _load(number, point, sweep, replica) for number, sweep in enumerate(sweeps) for point in sweep.points
+        _load(number, _as_loop(point), sweep, replica)
+        for number, sweep in enumerate(sweeps)
+        for point in sweep.points
     ]
-    first = _times(loads, [[law]] * len(loads), None, announce)
-    steps = [_steps(load, law, times[0]) for load, times in zip(loads, first, strict=True)]
-    laws = [[_more(law, *step) for step in mine] for mine in steps]
-    others = _times(loads, laws, progress, announce)
+    first = _times(loads, [[UNIT]] * len(loads), None, announce)
+    steps = [_steps(load, times[0]) for load, times in zip(loads, first, strict=True)]
+    others = _times(loads, [[_more(*step) for step in mine] for mine in steps], progress, announce)
     rows: list[_Row] = []
     for load, mine, (base,), changed in zip(loads, steps, first, others, strict=True):
         slopes = (changed - base) / np.array([step for _, _, step in mine])[:, None]
-        rows += _rows(load, law, base, slopes)
-    knees = np.array([knee for name, knee, _ in steps[0] if name == "d5"])
-    return _equations(rows, knees)
+        rows += _rows(load, base, slopes)
+    return _equations(rows)
+
+
+def _as_loop(point: Point) -> Point:
+    """A closed loop in which as many requests run together as at a rate, those that wait left out."""
+    if point.rate_rps is None:
+        return point
+    output = sum(point.outputs) / 2
+    tpot = point.tpot_s or ((point.e2e_s or 0.0) - (point.ttft_s or 0.0)) / max(output - 1, 1.0)
+    size = max(1, round(point.rate_rps * output * tpot))
+    return replace(point, concurrency=size, rate_rps=None, in_midst=True)
 
 
 def requests_of(point: Point) -> Requests:
@@ -173,13 +162,18 @@ def requests_of(point: Point) -> Requests:
     """
     rng = np.random.default_rng(0)
     size = point.requests or _EACH * (point.concurrency or _MOST)
-    size = min(max(size, _LEAST), _MOST)
+    at_a_rate = point.rate_rps is not None or point.in_midst
+    size = min(max(size, _LEAST_AT_A_RATE if at_a_rate else _LEAST), _MOST)
     clients, arrival = point.concurrency, np.zeros(size)
     if point.rate_rps is not None:
         gaps = np.ones(size) if point.evenly else rng.standard_exponential(size)
         clients, arrival = None, np.cumsum(gaps) / point.rate_rps
     none = np.zeros(size, dtype=np.int64)
-    return Requests(arrival, _drawn(rng, point.inputs, size), _drawn(rng, point.outputs, size), none, clients)
+    outputs = _drawn(rng, point.outputs, size)
+    if point.in_midst:
+        running = slice(0, clients)
+        outputs[running] = rng.integers(1, outputs[running], endpoint=True)
+    return Requests(arrival, _drawn(rng, point.inputs, size), outputs, none, clients)
 
 
 def _drawn(rng: np.random.Generator, lengths: Range, size: int) -> IntArray:
@@ -219,8 +213,8 @@ def _of_run(load: _Load, run: Outcome) -> tuple[float, ...]:
     return ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size, run.prefill_peak
 
 
-def _steps(load: _Load, law: Law, times: FloatArray) -> list[tuple[str, float, float]]:
-    """Constants to change, the knee of each and by how much: about a hundredth of an iteration."""
+def _steps(load: _Load, times: FloatArray) -> list[tuple[str, float, float]]:
+    """Constants to change, the knee of each and by how much: about a twentieth of an iteration."""
     point, (_, _, e2e, interval, _) = load.point, times
     sequences = max(float(e2e / interval), 1.0)
     prompt, output = sum(point.inputs) / 2, sum(point.outputs) / 2
@@ -232,53 +226,45 @@ def _steps(load: _Load, law: Law, times: FloatArray) -> list[tuple[str, float, f
         "d3": sequences,
         "d4": sequences**0.5,
     }
-    step = _STEP * law.timing.d0
-    linear = [(name, 0.0, step / amount) for name, amount in amounts.items()]
-    knees = (law.timing.knee_tokens,) if law.timing.d5 > 0 else _KNEES
-    return [*linear, (_OVERHEAD, 0.0, step), *(("d5", knee, step / computed) for knee in knees)]
+    linear = [(name, 0.0, _STEP / amount) for name, amount in amounts.items()]
+    return [*linear, *(("d5", knee, _STEP / computed) for knee in _KNEES)]
 
 
-def _more(law: Law, name: str, knee: float, step: float) -> Law:
-    if name == _OVERHEAD:
-        return law._replace(request_overhead_s=law.request_overhead_s + step)
-    kept = law.timing.knee_tokens if knee == 0 else knee
-    more = {name: getattr(law.timing, name) + step, "knee_tokens": kept}
-    return law._replace(timing=replace(law.timing, **more))
+def _more(name: str, knee: float, step: float) -> Law:
+    unit = UNIT.timing
+    return Law(replace(unit, **{name: getattr(unit, name) + step, "knee_tokens": knee}))
 
 
-def _rows(load: _Load, law: Law, base: FloatArray, slopes: FloatArray) -> Iterator[_Row]:
+def seen(point: Point) -> list[tuple[Kind, float]]:
+    """What was measured of a point: TTFT, and the first of TPOT, E2E and time between completions."""
+    between = point.throughput_rps and 1 / point.throughput_rps
+    times = zip(_KINDS, (point.ttft_s, point.tpot_s, point.e2e_s, between), strict=True)
+    (first, ttft), *others = [(kind, time) for kind, time in times]
+    known = [(kind, time) for kind, time in others if time is not None][:1]
+    return known if ttft is None else [(first, ttft), *known]
+
+
+def _rows(load: _Load, base: FloatArray, slopes: FloatArray) -> Iterator[_Row]:
     """What was measured of a point, as the slopes of its times by the constants."""
-    point = load.point
-    seconds = (point.ttft_s, point.tpot_s, point.e2e_s, point.throughput_rps and 1 / point.throughput_rps)
-    known = [kind for kind, time in zip(_KINDS, seconds, strict=True) if time is not None]
-    counted = [kind for kind in known if kind is Kind.TTFT] + [
-        kind for kind in known if kind is not Kind.TTFT
-    ][:1]
-    linear = (*law.timing.constants[:5], law.request_overhead_s)
-    constants = np.array([*linear, *[law.timing.d5] * (len(slopes) - len(linear))])
     interval = _KINDS.index(Kind.INTERVAL)
     state = slopes[1:4, interval] / slopes[0, interval]
-    for kind in counted:
-        column = _KINDS.index(kind)
-        amounts, time = slopes[:, column], seconds[column]
-        assert time is not None
-        offset = float(base[column] - amounts @ constants)
-        yield _Row(load, kind, time, offset, amounts, state, float(base[-1]))
+    for kind, time in seen(load.point):
+        yield _Row(load, kind, time, slopes[:, _KINDS.index(kind)], state, float(base[-1]))
 
 
-def _equations(rows: Sequence[_Row], knees: FloatArray) -> Equations:
+def _equations(rows: Sequence[_Row]) -> Equations:
     amounts, state = (np.array([getattr(row, name) for row in rows]) for name in ("amounts", "state"))
     lines = [(row.load.source, row.load.point.line) for row in rows]
-    levels = np.array([float(row.load.point.concurrency or row.load.point.rate_rps or 0) for row in rows])
+    levels = np.array([float(row.load.point.concurrency or 0) for row in rows])
     if np.ptp(levels) == 0:  # one load: each shape of request for itself
         levels = np.unique(np.array(lines), axis=0, return_inverse=True)[1].reshape(-1)
     group = np.unique(levels, return_inverse=True)[1]
     return Equations(
         amounts=amounts[:, :5],
-        knees=knees,
-        beyond=amounts[:, 6:],
-        overhead=amounts[:, 5],
-        offset=np.array([row.offset for row in rows]),
+        knees=np.array(_KNEES),
+        beyond=amounts[:, 5:],
+        overhead=np.array([float(row.kind.of_client) for row in rows]),
+        offset=np.zeros(len(rows)),
         seconds=np.array([row.seconds for row in rows]),
         kind=np.array([row.kind.value for row in rows]),
         group=group,

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.ingest.timing.equations import KV, PREFILL, BoolArray, Equations, Kind, Terms
-from kvplan.ingest.timing.least_squares import solve
-from kvplan.model import FloatArray, IntArray, Timing
+from kvplan.ingest.timing.equations import PREFILL, BoolArray, Equations, Kind, Terms
+from kvplan.ingest.timing.least_squares import BELIEF, solve
+from kvplan.model import FloatArray, IntArray
 
 _STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
 _STEPS = 30
@@ -38,6 +38,8 @@ _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 
 
+_FIRMER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # beliefs to try
+_SOMETHING = 0.1  # of the share
 _AT_FIRST = 0.01  # of the least spread
 
 
@@ -72,22 +74,20 @@ def constants(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArr
     return _constants(equations, equations.design(terms), prior)
 
 
-def with_prefill(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
-    """The same where prefill would cost nothing: it costs what the prior says against KV, or else against d0."""
-    design = equations.design(terms)
-    for index, constant in ((KV, prior.d1), (0, prior.d0)):
-        if constant > 0:
-            tied = design.copy()
-            tied[:, index] += prior.d2 / constant * design[:, PREFILL]
-            tied[:, PREFILL] = 0.0
-            found = _constants(equations, tied, np.zeros(design.shape[1]))
-            found[PREFILL] = prior.d2 / constant * found[index]
-            if found[PREFILL] > 0:
-                break
+def with_prefill(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArray:
+    """Constants where prefill came out at nothing: drawn to its share of the prior until it costs something."""
+    design, belief = equations.design(terms), np.full(prior.size, BELIEF)
+    for believed in _FIRMER:
+        belief[PREFILL] = believed
+        found = _constants(equations, design, prior, belief)
+        if found[PREFILL] > _SOMETHING * prior[PREFILL] / prior[0] * found[0]:
+            break
     return found
 
 
-def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> FloatArray:
+def _constants(
+    equations: Equations, design: FloatArray, prior: FloatArray, belief: FloatArray | float = BELIEF
+) -> FloatArray:
     seconds = equations.seconds
     rows = {Kind(kind): equations.kind == kind for kind in np.unique(equations.kind)}
     spread = dict.fromkeys(rows, math.inf)
@@ -96,7 +96,7 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
     for kind, mine in rows.items():
         deviation[mine] = _AT_FIRST * _SPREAD[kind].least
     for _ in range(_STEPS):
-        found = solve(design, seconds - equations.offset, deviation * seconds, prior)
+        found = solve(design, seconds - equations.offset, deviation * seconds, prior, belief)
         off = np.abs(seconds - equations.offset - design @ found) / seconds
         last = deviation.copy()
         for kind, mine in rows.items():

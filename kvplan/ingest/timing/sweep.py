@@ -21,6 +21,8 @@ class Point:
         Requests in flight; None where they arrived at a rate.
     rate_rps
         Requests offered per second; None in a closed loop.
+    in_midst
+        Whether the first requests of a closed loop are at random places of their answers, and do not begin together.
     evenly
         Whether they came at equal gaps, and not at random.
     requests
@@ -37,6 +39,7 @@ class Point:
     concurrency: int | None = None
     rate_rps: float | None = None
     evenly: bool = False
+    in_midst: bool = False
     requests: int | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
