@@ -19,7 +19,9 @@ def overview(boards: Sequence[Scoreboard]) -> list[Section]:
         return []
     rows = [(board.run.name, board.run.title, tally(board)) for board in boards]
     columns = (Column("Real run"), words("What is foretold"), words("Errors"))
-    caption = "What was measured against what kvplan foretells; `kvplan reproduce NAME` shows how, and the worst."
+    caption = (
+        "What was measured against what kvplan foretells; `kvplan reproduce NAME` shows how, and the worst."
+    )
     return [Section("real_runs", "Real runs", (Paragraph(caption), table(columns, rows)))]
 
 
