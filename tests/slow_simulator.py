@@ -7,8 +7,9 @@ What the policies leave open is decided here, for the kernel too.
 
 The loop
     Arrivals with time <= now join the queue; the policy forms the batch; the clock advances by
-    τ = d0 + d1·K + d2·P + d3·B; the batch gains its tokens; finished requests leave. Where nothing can run the clock
-    jumps to the next arrival; where none is to come either and requests remain, the run ends as a livelock.
+    τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee); the batch gains its tokens; finished requests
+    leave. Where nothing can run the clock jumps to the next arrival; where none is to come either and requests
+    remain, the run ends as a livelock.
     `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
     that would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment, or as much later as
@@ -312,7 +313,12 @@ class Run:
             work = self.execute(batch)
             t = self.timing
             end = self.now + (
-                t.d0 + t.d1 * work.kv_tokens + t.d2 * work.prefill_tokens + t.d3 * work.sequences
+                t.d0
+                + t.d1 * work.kv_tokens
+                + t.d2 * work.prefill_tokens
+                + t.d3 * work.sequences
+                + t.d4 * work.sequences**0.5
+                + t.d5 * max(0.0, work.prefill_tokens + work.sequences - t.knee_tokens)
             )
             if end > horizon:
                 self.now = horizon

@@ -47,8 +47,8 @@ def calibrate(
         list[Path] | None,
         argument(
             metavar="[FILE]...",
-            help="What was measured: vLLM or SGLang logs, per-second series, concurrency sweeps, or tables of "
-            "iterations.",
+            help="What was measured: logs of vLLM or SGLang, results of load generators (vLLM bench, GuideLLM, AIPerf, "
+            "inference-perf and others), requests of a run, or tables of iterations.",
         ),
     ] = None,
     base: Base = None,

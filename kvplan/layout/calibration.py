@@ -1,12 +1,13 @@
 """Fitted timings for people: the terms, how far to trust them, and the residuals as a plot."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.ingest.timing.equations import Kind
+from kvplan.ingest.timing.equations import LINEAR, Kind
 from kvplan.ingest.timing.fit import TimingFit
 from kvplan.ingest.timing.prior import Prior
 from kvplan.ingest.timing.reading import Measured
@@ -17,6 +18,8 @@ from kvplan.units import ABSENT, format_percent, format_seconds, format_tokens
 
 _NAMED, _NAMED_EACH = 10, 2  # outliers listed, of one replica and of each of several
 _PLOT_WIDTH = 76
+_BEYOND = {"d4": "d4·√sequences", "d5": "d5·tokens beyond a knee"}
+_OVERHEAD = "Overhead"
 
 
 class Calibration(NamedTuple):
@@ -29,7 +32,8 @@ class Calibration(NamedTuple):
 
 def build(found: Sequence[Calibration]) -> Section:
     """A row for each replica that was measured; with one alone, its residuals and outliers too."""
-    blocks: list[Block] = [_table(found, _terms)]
+    shown = _shown(found)
+    blocks: list[Block] = [_table(found, partial(_terms, shown=shown))]
     if len(found) > 1:
         blocks.append(_table(found, _trust))
         named = [
@@ -46,7 +50,8 @@ def build(found: Sequence[Calibration]) -> Section:
             blocks += [Paragraph("Outliers, the furthest off first:"), Bullets(_outliers(fit, _NAMED))]
         if said := notes(fit, measured, prior):
             blocks.append(Bullets(tuple(said)))
-    title = "Iteration time: d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·beyond the knee"
+    title = "Iteration time, d0 + d1·KV tokens + d2·prefill tokens + d3·sequences"
+    title += "".join(f" + {_BEYOND[name]}" for name in shown if name in _BEYOND)
     return Section("timing", title, tuple(blocks), "computed")
 
 
@@ -65,10 +70,20 @@ def _name(measured: Measured) -> str:
     return measured.group or Path(measured.source).name
 
 
-def _terms(fit: TimingFit) -> dict[str, str]:
-    names = ("d0", "d1", "d2", "d3", "d4", "d5")
-    found = {name: _marked(getattr(fit.timing, name), name in fit.from_prior) for name in names}
-    return {**found, "Overhead": _marked(fit.request_overhead_s)}
+def _shown(found: Sequence[Calibration]) -> tuple[str, ...]:
+    """Constants that some fit has, and those of every law."""
+    fits = [one.fit for one in found]
+    beyond = (name for name in _BEYOND if any(getattr(fit.timing, name) > 0 for fit in fits))
+    overhead = (_OVERHEAD,) if any(fit.request_overhead_s > 0 for fit in fits) else ()
+    return (*LINEAR, *beyond, *overhead)
+
+
+def _terms(fit: TimingFit, *, shown: Sequence[str]) -> dict[str, str]:
+    values = {_OVERHEAD: fit.request_overhead_s}
+    return {
+        name: _marked(values.get(name, getattr(fit.timing, name, 0.0)), name in fit.from_prior)
+        for name in shown
+    }
 
 
 def _marked(seconds: float, estimated: bool = False) -> str:

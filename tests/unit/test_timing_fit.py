@@ -1,4 +1,4 @@
-"""Constants found again from what they would make: the measured times come from a simulator that shares no code."""
+"""Laws found again from the times they make; those come from a simulator that shares no code with the fit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,52 +7,168 @@ import numpy as np
 import pytest
 from slow_simulator import simulate
 
+from kvplan.errors import UsageError
+from kvplan.ingest.timing.equations import Kind, Terms
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
-from kvplan.ingest.timing.played import requests_of
+from kvplan.ingest.timing.least_squares import solve
+from kvplan.ingest.timing.played import foretold, requests_of
+from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 from kvplan.model import Prefill, Replica, Timing
 
-NOWHERE_NEAR = Timing(0.5, d1=1e-4, d2=1e-3, d3=1e-3)
+PRIOR = Timing(0.03, d1=1e-6, d2=2e-4, d3=1e-4)
 LIMITS = Replica(100_000, 16, Prefill.FUSED, max_num_batched_tokens=512)
-OVERHEAD_S = 0.004
-SHAPES = ((120, 24), (400, 9))
-LOADS = (1, 2, 3, 5, 8, 12)
+OVERHEAD_S = 0.03
+SHAPES = ((120, 24), (400, 40))
+LAWS = {
+    "linear": Timing(0.01, d1=2e-6, d2=5e-5, d3=3e-4),
+    "d4": Timing(0.004, d1=2e-7, d2=5e-5, d4=4e-3),
+    "d5": Timing(0.01, d1=2e-6, d2=2e-6, d3=1e-5, d5=2e-4, knee_tokens=256),
+}
 
 
-def seen(point: Point, timing: Timing, engine: str = "vllm") -> Point:
-    """The point with the times a client would see."""
-    requests = requests_of(point)
-    result = simulate(engine, requests, timing, LIMITS, {})
-    arrival = np.array(result.arrival_s)
-    ttft = np.array(result.first_token_s) - arrival + OVERHEAD_S
-    e2e = np.array(result.finish_s) - arrival + OVERHEAD_S
-    tpot = (e2e - ttft) / (requests.decode_tokens - 1)
-    return replace(point, ttft_s=float(ttft.mean()), tpot_s=float(tpot.mean()))
+def point(concurrency: int, inputs: int, outputs: int, line: int = 2) -> Point:
+    return Point(line=line, inputs=(inputs, inputs), outputs=(outputs // 2, outputs), concurrency=concurrency)
 
 
-def sweep(timing: Timing, *, loads: Sequence[int] = LOADS, engine: str = "vllm") -> Sweep:
-    points = [
-        Point(line=2 + i, inputs=(s, s), outputs=(d - d // 3, d), concurrency=c)
-        for i, (c, (s, d)) in enumerate((c, shape) for shape in SHAPES for c in loads)
+def seen(one: Point, timing: Timing) -> Point:
+    """The point with the times that a client would see: its own time comes on top."""
+    requests = requests_of(one)
+    result = simulate("vllm", requests, timing, LIMITS, {})
+    first, last, arrival = (
+        np.array(times, dtype=float) for times in (result.first_token_s, result.finish_s, result.arrival_s)
+    )
+    tpot = (last - first) / (requests.decode_tokens - 1)
+    return replace(one, ttft_s=float((first - arrival).mean()) + OVERHEAD_S, tpot_s=float(tpot.mean()))
+
+
+def sweep(points: Sequence[Point], timing: Timing) -> Sweep:
+    measured = [seen(replace(one, line=2 + i), timing) for i, one in enumerate(points)]
+    return Sweep("sweep.csv", "", Deployment(), tuple(measured))
+
+
+def loads(*concurrencies: int) -> list[Point]:
+    return [point(c, *shape) for shape in SHAPES for c in concurrencies]
+
+
+def fitted(measured: Sweep, prior: Timing = PRIOR, *, believed: bool = True) -> TimingFit:
+    return fit_measured([measured], prior, replica=LIMITS, believed=believed)
+
+
+@pytest.fixture(scope="module", params=sorted(LAWS))
+def found(request: pytest.FixtureRequest) -> tuple[str, TimingFit]:
+    return request.param, fitted(sweep(loads(1, 2, 3, 5, 8, 12, 18), LAWS[request.param]))
+
+
+def test_a_law_found_from_small_loads_foretells_larger_ones(found: tuple[str, TimingFit]) -> None:
+    name, fit = found
+    beyond = sweep([point(30, 120, 24), point(24, 250, 30)], LAWS[name])
+    assert fit.request_overhead_s == pytest.approx(OVERHEAD_S, rel=0.05)
+    law = fit.law._replace(request_overhead_s=0.0)
+    for one, times in zip(beyond.points, foretold([beyond], law, LIMITS), strict=True):
+        assert times[Kind.TPOT] == pytest.approx(one.tpot_s, rel=0.03)
+        assert times[Kind.TTFT] + OVERHEAD_S == pytest.approx(one.ttft_s, rel=0.05)
+
+
+def test_terms_are_added_where_loads_left_out_ask_for_them(found: tuple[str, TimingFit]) -> None:
+    name, fit = found
+    assert fit.terms.names[4:] == ((name,) if name != "linear" else ())
+
+
+def test_what_is_foretold_does_not_look_at_what_was_measured() -> None:
+    measured = sweep(loads(2), LAWS["linear"])
+    blind = replace(
+        measured, points=tuple(replace(p, ttft_s=1e9, tpot_s=float("nan")) for p in measured.points)
+    )
+    fit = fitted(measured)
+    assert foretold([measured], fit.law, LIMITS) == foretold([blind], fit.law, LIMITS)
+
+
+def test_a_load_that_is_far_off_hardly_counts() -> None:
+    measured = sweep(loads(1, 2, 4, 8, 16), LAWS["linear"])
+    slow = replace(measured.points[3], tpot_s=5 * (measured.points[3].tpot_s or 0), ttft_s=20.0)
+    spoilt = replace(measured, points=(*measured.points[:3], slow, *measured.points[4:]))
+    good, bad = fitted(measured), fitted(spoilt)
+    for name in ("d0", "d2"):
+        assert getattr(bad.timing, name) == pytest.approx(getattr(good.timing, name), rel=0.1)
+
+
+@pytest.mark.parametrize("d2", [1e-4, 3e-4])
+def test_one_shape_without_ttft_leaves_prefill_to_the_prior(d2: float) -> None:
+    """What KV and prefill add together is measured, how it is shared out is the prior's, and so is said."""
+    measured = sweep([point(c, 300, 60) for c in (1, 2, 4, 8)], LAWS["linear"])
+    bare = replace(measured, points=tuple(replace(p, ttft_s=None) for p in measured.points))
+    fit = fitted(bare, Timing(0.03, d1=1e-6, d2=d2))
+    assert {"d1", "d2"} & set(fit.from_prior)
+    assert fit.timing.d2 / fit.timing.d1 == pytest.approx(d2 / 1e-6, rel=0.2)
+
+
+def test_prefill_that_seems_to_cost_nothing_costs_something() -> None:
+    rows = [f"{k},{p},{10 + k / 1000:.3f}\n" for k in (0, 4000, 20_000) for p in (0, 500)]
+    samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\n", *rows], "iterations.csv")
+    fit = fit_measured(samples, Timing(0.02, d1=1e-6, d2=1e-4))
+    assert fit.timing.d2 > 0
+    assert "d2" in fit.from_prior
+
+
+def test_two_points_are_enough_where_something_is_known_and_too_few_where_not() -> None:
+    measured = sweep(loads(4)[:2], LAWS["linear"])
+    fit = fitted(measured, LAWS["linear"])
+    assert fit.held_out is None
+    times = foretold([measured], fit.law._replace(request_overhead_s=0.0), LIMITS)
+    assert [mine[Kind.TPOT] for mine in times] == pytest.approx([p.tpot_s for p in measured.points], rel=0.02)
+    one = replace(measured, points=measured.points[:1])
+    fitted(one, LAWS["linear"])
+    with pytest.raises(UsageError, match=r"^sweep.csv: 2 times were measured; at least .*--base, or --model"):
+        fitted(one, believed=False)
+
+
+def test_arrivals_at_a_rate_give_the_law_that_closed_loops_give() -> None:
+    law, replica = LAWS["linear"], replace(LIMITS, max_num_batched_tokens=2048)
+    rates = [
+        Point(line=2 + i, inputs=(150, 250), outputs=(20, 60), rate_rps=rate)
+        for i, rate in enumerate((2.0, 8.0, 14.0, 20.0))
     ]
-    deployment = Deployment(engine=engine)
-    return Sweep("sweep.csv", "", deployment, tuple(seen(point, timing, engine) for point in points))
+    blank = Sweep("rates.json", "", Deployment(), tuple(rates))
+    times = foretold([blank], fitted(sweep(loads(1, 4), law), law).law._replace(timing=law), replica)
+    measured = tuple(
+        replace(p, ttft_s=mine[Kind.TTFT], tpot_s=mine[Kind.TPOT], e2e_s=mine[Kind.E2E])
+        for p, mine in zip(rates, times, strict=True)
+    )
+    fit = fit_measured([replace(blank, points=measured)], PRIOR, replica=replica)
+    busy = Point(line=9, inputs=(150, 250), outputs=(20, 60), concurrency=60)
+    asked = [Sweep("", "", Deployment(), (busy,))]
+    (by_fit,), (by_law,) = (
+        foretold(asked, fit.law, replica),
+        foretold(asked, fit.law._replace(timing=law), replica),
+    )
+    assert by_fit[Kind.INTERVAL] == pytest.approx(by_law[Kind.INTERVAL], rel=0.05)
 
 
-def fitted(measured: Sweep, prior: Timing = NOWHERE_NEAR) -> TimingFit:
-    return fit_measured([measured], prior, replica=LIMITS)
+def test_iterations_and_loads_are_not_mixed() -> None:
+    samples = parse_samples(["kv_tokens,iteration_ms\n", "1,2\n", "3,4\n"], "iterations.csv")
+    with pytest.raises(UsageError, match=r"iterations.csv has iterations, sweep.csv has loads"):
+        fit_measured([*samples, sweep(loads(1), LAWS["linear"])], PRIOR)
 
 
-@pytest.mark.parametrize(
-    "timing",
-    [
-        Timing(0.01, d1=2e-6, d2=5e-5, d3=1e-4),
-        Timing(0.01, d1=2e-6, d2=5e-5, d4=2e-3),
-        Timing(0.01, d1=2e-6, d2=2e-5, d5=1e-4, knee_tokens=256),
-    ],
-)
-def test_a_law_is_found_again_from_what_clients_of_a_closed_loop_saw(timing: Timing) -> None:
-    fit = fitted(sweep(timing))
-    assert fit.timing.constants == pytest.approx(timing.constants, rel=1e-2, abs=1e-9)
-    assert fit.request_overhead_s == pytest.approx(OVERHEAD_S, rel=1e-2)
-    assert fit.from_prior == ()
+def test_a_load_that_does_not_fit_the_memory_is_refused_with_its_line() -> None:
+    large = Sweep("sweep.csv", "", Deployment(), (replace(point(4, 400, 40, line=7), tpot_s=0.01),))
+    with pytest.raises(UsageError, match=r"^sweep.csv:7: its requests do not fit a memory of 320 tokens"):
+        fit_measured([large], PRIOR, capacity_tokens=320)
+
+
+def test_a_prior_decides_what_equations_leave_open_and_nothing_else() -> None:
+    """Of 2·x + y the sum is measured; the prior has them 1 : 4, and z, which is measured, much too large."""
+    design = np.array([[2.0, 1.0, 0.0], [2.0, 1.0, 1.0], [2.0, 1.0, 3.0]])
+    truth = np.array([1.0, 4.0, 0.5])
+    got = solve(design, design @ truth, np.full(3, 1e-4), np.array([0.1, 0.4, 5.0]))
+    assert (2 * got[0] + got[1], got[2]) == pytest.approx((6.0, 0.5), rel=1e-3)
+    assert 3 < got[1] / got[0] < 6
+    free = solve(design, design @ truth, np.full(3, 1e-4))
+    assert (2 * free[0] + free[1], free[2]) == pytest.approx((6.0, 0.5), rel=1e-9)
+
+
+def test_terms_that_come_out_as_nothing_are_not_needed() -> None:
+    full = Terms(d4=True, knee_tokens=64.0)
+    assert full.needed(np.array([1.0, 0, 0, 0, 0.0, 2.0])) == Terms(knee_tokens=64.0)
+    assert full.needed(np.array([1.0, 0, 0, 0, 2.0, 0.0, 9.0])) == Terms(d4=True)

@@ -10,11 +10,11 @@ from kvplan.ingest.timing.family import believed
 from kvplan.ingest.timing.robust import constants
 from kvplan.model import FloatArray, Timing
 
-_FEWEST = 2  # equations
+_FEWEST = 2  # equations, and loads
 _DOUBTFUL = 0.2  # held-out error of which to warn
 _NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
 _TOGETHER = 0.95  # R² of one column on the others
-_HALF = 0.5  # how far a constant follows its prior, at least, for it to rest on that
+_FOLLOWS = 0.25  # logarithm of a constant over that of its prior, from which on it rests on that
 
 
 def refuse_too_few(equations: Equations, source: str) -> None:
@@ -27,15 +27,15 @@ def refuse_too_few(equations: Equations, source: str) -> None:
     """
     varying = [name for name, column in equations.columns.items() if np.ptp(column) > 0]
     wanted = max(1 + len(varying) + bool(equations.overhead.any()), _FEWEST)
-    if len(equations) < wanted:
+    if len(equations) < wanted or np.unique(equations.group).size < _FEWEST:
         raise UsageError(
-            f"{source}: {len(equations)} times were measured; at least {wanted} are needed to tell "
-            f"{', '.join(('d0', *varying))} apart, or a --base, or --model and --gpu, for what they leave open"
+            f"{source}: {len(equations)} times were measured; at least {wanted}, of {_FEWEST} loads, are needed to "
+            f"tell {', '.join(('d0', *varying))} apart, or a --base, or --model and --gpu, for what they leave open"
         )
 
 
 def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, found: FloatArray) -> tuple[str, ...]:
-    """Constants that follow the prior: twice as much there makes them more than the square root of two here.
+    """Constants that follow the prior: twice as much there makes them more than a fifth larger here.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, found: F
             continue
         twice = replace(prior, **{name: 2 * getattr(prior, name)})
         then = constants(equations, terms, believed(equations, terms, twice))[index]
-        if then > 0 and (found[index] == 0 or np.log2(then / found[index]) > _HALF):
+        if then > 0 and (found[index] == 0 or np.log2(then / found[index]) > _FOLLOWS):
             follow.append(name)
     return tuple(follow)
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.doubts import doubts, refuse_too_few, settled_by_prior
-from kvplan.ingest.timing.equations import PREFILL, BoolArray, Equations, Kind, Terms, of_samples
+from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.family import believed, chosen, family, losses, tried
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.reading import Measured
-from kvplan.ingest.timing.robust import agreeing, constants, contradicted, with_prefill
+from kvplan.ingest.timing.robust import agreeing, constants, contradicted, prefill_is_free, with_prefill
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.timing.sweep import Sweep
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
@@ -177,11 +177,9 @@ def fit_timing(
     if (needed := terms.needed(found)) != terms:
         terms, found = needed, constants(resting, needed, believed(equations, needed, prior))
     from_prior = settled_by_prior(resting, terms, prior, found)
-    if found[PREFILL] == 0 and prior.d2 > 0 and prior.d0 > 0:  # no prompt is free
-        found, from_prior = (
-            with_prefill(resting, terms, believed(resting, terms, prior)),
-            tuple({*from_prior, "d2"}),
-        )
+    known = believed(resting, terms, prior)
+    if terms.knee_tokens is None and prior.d2 > 0 and prefill_is_free(found, known):
+        found, from_prior = with_prefill(resting, terms, known), tuple({*from_prior, "d2"})
     timing, overhead = equations.law(terms, found)
     return TimingFit(
         constants=found,

@@ -13,6 +13,7 @@ import numpy as np
 from kvplan.model import FloatArray
 
 BELIEF = 3.0  # relative deviation of a constant from its share of the prior
+_UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
 
 
 def solve(
@@ -56,12 +57,8 @@ def solve(
         drawn = np.column_stack(
             [np.diag(np.where(believed, 1 / share, share_of_time)), -believed.astype(float)]
         )
-        rows = np.vstack(
-            [
-                np.column_stack([rows, np.zeros(seconds.size)]),
-                drawn / np.broadcast_to(belief, share.shape)[:, None],
-            ]
-        )
+        drawn /= np.where(believed, belief, _UNKNOWN)[:, None]
+        rows = np.vstack([np.column_stack([rows, np.zeros(seconds.size)]), drawn])
         wanted = np.concatenate([wanted, np.zeros(len(drawn))])
     scale = np.sqrt((rows**2).sum(axis=0))
     scale[scale == 0] = 1.0

@@ -19,6 +19,7 @@ Huber, Robust Estimation of a Location Parameter (1964): weights of what is far 
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more wor
 
 
 _FIRMER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # beliefs to try
-_SOMETHING = 0.1  # of the share
+_NOTHING = 1e-3  # of the share of a prior
 _AT_FIRST = 0.01  # of the least spread
 
 
@@ -74,14 +75,27 @@ def constants(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArr
     return _constants(equations, equations.design(terms), prior)
 
 
+def prefill_is_free(found: FloatArray, prior: FloatArray) -> bool:
+    """Whether prompts cost nothing, or next to nothing of their share of the prior, before any knee."""
+    return bool(found[PREFILL] * prior[0] <= _NOTHING * prior[PREFILL] * found[0])
+
+
 def with_prefill(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArray:
-    """Constants where prefill came out at nothing: drawn to its share of the prior until it costs something."""
+    """Constants where prefill came out at nothing: drawn to its share of the prior until it costs something.
+
+    Where nothing draws it there, it is the prior's against the fixed time, and the rest is fitted to what that leaves.
+    """
     design, belief = equations.design(terms), np.full(prior.size, BELIEF)
     for believed in _FIRMER:
         belief[PREFILL] = believed
         found = _constants(equations, design, prior, belief)
-        if found[PREFILL] > _SOMETHING * prior[PREFILL] / prior[0] * found[0]:
-            break
+        if not prefill_is_free(found, prior):
+            return found
+    prefill = prior[PREFILL] / prior[0] * found[0]
+    paid = replace(equations, offset=equations.offset + prefill * design[:, PREFILL])
+    design[:, PREFILL] = 0.0
+    found = _constants(paid, design, np.zeros(prior.size))
+    found[PREFILL] = prefill
     return found
 
 

@@ -156,6 +156,7 @@ def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[st
         found.append(f"what was measured does not tell {_from_prior(fit, prior)}, and so estimated")
     if len(fit.considered) > 1:
         found.append(_terms(fit))
+    found += dict.fromkeys(f"{some.source}: {note}" for some in measured for note in some.notes)
     left_out = dict.fromkeys((s.source, some) for s in measured for some in s.left_out)
     found += [
         f"{source}: {_count(some.count, 'row')} left out, {some.reason} (first: line {some.line})"
