@@ -159,7 +159,7 @@ SHAPE = RealRun(
     ),
     files=(FILE,),
     bounds=_bounds(
-        TPOT=((0.09, 0.054), (0.12, 0.09)),
+        TPOT=((0.09, 0.06), (0.12, 0.09)),
         TTFT=((None, 0.265), (None, 0.44)),
         requests_per_s=((None, 0.033), (None, 0.11)),
     ),
