@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.equations import AMOUNTS, BoolArray, Equations, Terms
+from kvplan.ingest.timing.equations import AMOUNTS, LINEAR, BoolArray, Equations, Terms
 from kvplan.ingest.timing.family import believed
 from kvplan.ingest.timing.robust import constants
 from kvplan.model import FloatArray, Timing
@@ -13,6 +13,7 @@ from kvplan.model import FloatArray, Timing
 _FEWEST = 2  # equations, and loads
 _DOUBTFUL = 0.2  # held-out error of which to warn
 _NARROW = 0.25  # spread of a column, against its middle, below which it is as good as constant
+_LITTLE = 0.01  # share of the time
 _TOGETHER = 0.95  # R² of one column on the others
 _FOLLOWS = 0.25  # logarithm of a constant over that of its prior, from which on it rests on that
 
@@ -62,7 +63,7 @@ def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, found: F
 
 def doubts(equations: Equations, kept: BoolArray, held_out: FloatArray | None) -> tuple[str, ...]:
     """What to say of a fit."""
-    return (*_error(held_out, kept), *_ranges(equations, kept))
+    return (*_error(held_out, kept), *_ranges(equations, kept), *_below_zero(equations.part(kept)))
 
 
 def _error(held_out: FloatArray | None, kept: BoolArray) -> list[str]:
@@ -97,3 +98,15 @@ def _ranges(equations: Equations, kept: BoolArray) -> list[str]:
             those = " and ".join(AMOUNTS[other] for other in rest)
             found.append(f"{AMOUNTS[name]} move with {those}: {name} is hard to tell from the others")
     return found
+
+
+def _below_zero(equations: Equations) -> list[str]:
+    """Constants of the linear law that a fit without limits would have below 0, by more than a little."""
+    relative = equations.design(Terms()) / equations.seconds[:, None]
+    free = np.linalg.lstsq(relative, 1 - equations.offset / equations.seconds, rcond=None)[0]
+    shares = free * relative.mean(axis=0)
+    return [
+        f"{name} would be {constant * 1e6:.3g} us, below 0; taken as 0 or nearly so"
+        for name, constant, share in zip((*LINEAR, "the overhead"), free, shares, strict=False)
+        if share < -_LITTLE
+    ]
