@@ -1,230 +1,65 @@
 """Learns kvplan/ingest/model/roofline.toml from public concurrency sweeps; `python tests/learn_roofline.py` prints it.
 
-A sweep gives TTFT and TPOT of C clients that each send their next request when the last one is done. Of those
-C·(1 - TTFT/E2E) are decoding, B; they hold K = B·(input + output/2) KV tokens, and since each of them stands for one
-prompt in `output` iterations, P = B·input/output prefill tokens come with an iteration. TPOT is the mean of the law
-there. TTFT is read where few clients wait for one another.
-
-The constants are the robust least squares of the logarithms of both, every configuration of model, GPU, engine, type
-of weights and parallelism with the same weight. Bands come from models left out one by one, each foretold with
-constants learnt from the others.
+What is learnt, and how: `kvplan.reproduction.real.learning`. Bands come from models left out one by one, each foretold
+with constants learnt from the others.
 """
 
-import csv
 import json
 import math
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
-from functools import cached_property
-from itertools import compress
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
-from kvplan.ingest.model.config import read_model
-from kvplan.ingest.model.hardware import Gpu, find_gpu
-from kvplan.ingest.model.roofline import Efficiency, estimated_timing
-from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
-from kvplan.ingest.model.weights import named_storage
+from kvplan.ingest.timing.reading import read_samples
+from kvplan.ingest.timing.sweep import Sweep
+from kvplan.reproduction.real.learning import (
+    Configuration,
+    Load,
+    learn,
+    learn_without,
+    loads_of,
+    u_of,
+    weights,
+)
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared/data/silicon-sweeps/sweeps.csv"
-BANDWIDTH = (
-    0.85  # an assumption: what kernels that stream weights reach. From 0.75 to 1 nothing held out tells
-)
-REQUEST_OVERHEAD_S = (
-    0.014  # of tokeniser and server, as measured on other sweeps: part of TTFT, not of an iteration
-)
-TTFT_WEIGHT = 0.3
-TTFT_CLIENTS = 8  # at most: beyond, TTFT is mostly waiting
 LEAST_CONFIGURATIONS = 4  # for a band of their own
-_SCALE = 0.02  # of a residual of logarithms from which on it counts in proportion, not squared
 
 Group = TypeVar("Group")
 
-NOTHING = Efficiency(math.inf, math.inf, math.inf, math.inf, 0.0, 0.0)  # all is free
 
-
-class Configuration(NamedTuple):
-    """What a sweep is of; versions of engines apart."""
-
-    model: str
-    gpu: str
-    engine: str
-    precision: str
-    tensor_parallel: int
-    expert_parallel: str
-
-
-@dataclass(frozen=True)
-class Point:
-    """One concurrency of a sweep."""
-
-    configuration: Configuration
-    shape: ModelShape
-    gpu: Gpu
-    clients: int
-    input_tokens: float
-    output_tokens: float
-    ttft_s: float
-    tpot_s: float
-    all_at_once: bool
-
-    @property
-    def decoding(self) -> float:
-        """B."""
-        return self.clients * (1 - self.ttft_s / self.e2e_s)
-
-    @property
-    def e2e_s(self) -> float:
-        """From a request to its last token."""
-        return self.ttft_s + self.tpot_s * (self.output_tokens - 1)
-
-    @property
-    def kv_tokens(self) -> float:
-        """K."""
-        return self.decoding * (self.input_tokens + self.output_tokens / 2)
-
-    @property
-    def prefill_tokens(self) -> float:
-        """P."""
-        return self.decoding * self.input_tokens / self.output_tokens
-
-    @property
-    def has_ttft(self) -> bool:
-        """Whether it tells what TTFT is of: sends of the others are known, and few are waited for."""
-        return self.all_at_once and self.clients <= TTFT_CLIENTS
-
-    @property
-    def fits(self) -> bool:
-        """Whether weights and KV cache have room, at 8 bits for the cache: else the figures are of something else."""
-        share = self.configuration.tensor_parallel
-        per_token = kv_bytes_per_token(self.shape, kv_dtype="fp8", tensor_parallel=share)
-        return self.shape.weight_bytes / share + per_token * self.kv_tokens < self.gpu.memory_bytes
-
-    @cached_property
-    def parts_s(self) -> NDArray[np.float64]:
-        """What each of `u` adds to an iteration: of shape (6, 2), without and with its prefill tokens."""
-        reached = [replace(NOTHING, **{name: 1.0}) for name in Efficiency.__dataclass_fields__]
-        laws = [
-            estimated_timing(self.shape, self.gpu, one, tensor_parallel=self.configuration.tensor_parallel)
-            for one in reached
-        ]
-        return np.array(
-            [[law(self.kv_tokens, p, self.decoding) for p in (0.0, self.prefill_tokens)] for law in laws]
-        )
-
-    def foretold(self, u: NDArray[np.float64]) -> tuple[float, float]:
-        """TPOT and TTFT; see `u_of`.
-
-        A request waits for the end of an iteration, for the prompts before it, and for its own.
-        """
-        alone, loaded = u @ self.parts_s
-        prompt = (loaded - alone) / self.prefill_tokens * self.input_tokens
-        before = min(1.0, (self.clients - 1) * prompt / self.e2e_s) * prompt / 2
-        if self.all_at_once:  # a tenth of the requests are the first of their clients
-            before += 0.1 * (self.clients - 1) / 2 * prompt
-        return loaded, REQUEST_OVERHEAD_S + alone / 2 + before + alone + prompt
-
-
-def read_points(path: Path = SWEEPS) -> list[Point]:
-    """The points of a file of sweeps, without those listed twice and those that cannot be what they say."""
-    with path.open(newline="") as file:
-        points = {_key(row): _point(row) for row in csv.DictReader(file)}
-    return [point for point in points.values() if point.fits]
-
-
-def _key(row: dict[str, str]) -> tuple[object, ...]:
-    """DeepSeek-R1 and -V3 are one model, and some points stand in the file twice, of two sources or versions."""
-    times = [round(float(row[name]), 1) for name in ("ttft_ms", "tpot_ms")]
-    columns = ("gpu", "backend", "precision", "tp", "ep", "isl", "osl", "concurrency")
-    return (read_model(row["model"]).name, *(row[name] for name in columns), *times)
-
-
-def _point(row: dict[str, str]) -> Point:
-    shape, precision = read_model(row["model"]), row["precision"]
-    if precision != "int4" and (precision, shape.storage.name) != ("fp4", "mxfp4"):  # else as published
-        shape = replace(shape, storage=named_storage(precision))
-    inferencemax = row["source"] == "inferencemax"
-    drawn = 0.9 if inferencemax else 1.0  # lengths are drawn from 0.8 to 1 times what is said
-    gpu = find_gpu(row["gpu"])
-    return Point(
-        Configuration(shape.name, gpu.name, row["backend"], precision, int(row["tp"]), row["ep"]),
-        shape,
-        gpu,
-        int(row["concurrency"]),
-        drawn * int(row["isl"]),
-        drawn * int(row["osl"]),
-        float(row["ttft_ms"]) / 1e3,
-        float(row["tpot_ms"]) / 1e3,
-        inferencemax,
-    )
-
-
-def weights(points: Iterable[Point]) -> NDArray[np.float64]:
-    """The same for every configuration, over all of its points."""
-    configurations = [point.configuration for point in points]
-    number = Counter(configurations)
-    return np.array([1 / number[one] for one in configurations])
-
-
-def learn(points: Sequence[Point]) -> Efficiency:
-    """The constants that foretell these points best."""
-    weight = np.sqrt(weights(points))
-    waits = [i for i, point in enumerate(points) if point.has_ttft]
-
-    def residuals(log_u: NDArray[np.float64]) -> NDArray[np.float64]:
-        foretold = np.array([point.foretold(_with_bandwidth(log_u)) for point in points])
-        measured = np.array([(point.tpot_s, point.ttft_s) for point in points])
-        error = np.log(foretold / measured) * weight[:, None]
-        return np.concatenate([error[:, 0], math.sqrt(TTFT_WEIGHT) * error[waits, 1]])
-
-    start = u_of(Efficiency(BANDWIDTH, 0.5, 0.1, 0.3, 60e-6, 30e-6))[1:]
-    least = np.array([1.0] * 3 + [1e-7] * 2)  # no more than the peaks
-    found = least_squares(
-        residuals, np.log(start), bounds=(np.log(least), np.inf), loss="soft_l1", f_scale=_SCALE
-    )
-    u = _with_bandwidth(found.x)
-    values = np.concatenate([1 / u[:4], u[4:]])
-    return Efficiency(*(float(f"{value:.3g}") for value in values))
-
-
-def _with_bandwidth(log_u: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.concatenate([[1 / BANDWIDTH], np.exp(log_u)])
-
-
-def u_of(reached: Efficiency) -> NDArray[np.float64]:
-    """What the time of an iteration is linear in: shares of peaks inverted, and seconds."""
-    values = np.array(astuple(reached))
-    return np.concatenate([1 / values[:4], values[4:]])
+def read_points(path: Path = SWEEPS) -> list[Load]:
+    """The loads of a file of sweeps."""
+    return loads_of(some for some in read_samples(path) if isinstance(some, Sweep))
 
 
 class Ratio(NamedTuple):
-    """Measured over foretold, of a point whose model was left out."""
+    """Measured over foretold, of a load whose model was left out."""
 
-    point: Point
+    point: Load
     tpot: float
     ttft: float
 
 
-def held_out(points: Sequence[Point]) -> list[Ratio]:
+def held_out(points: Sequence[Load]) -> list[Ratio]:
     """Each model foretold with what is learnt from the others."""
     models = sorted({point.configuration.model for point in points})
     return [ratio for model in models for ratio in left_out(points, model)]
 
 
-def left_out(points: Sequence[Point], model: str) -> list[Ratio]:
+def left_out(points: Sequence[Load], model: str) -> list[Ratio]:
     """One model foretold with what is learnt from the others."""
-    of_model = [point.configuration.model == model for point in points]
-    u = u_of(learn([point for point, is_of_model in zip(points, of_model, strict=True) if not is_of_model]))
+    u = u_of(learn_without(points, model))
     ratios = []
-    for point in compress(points, of_model):
-        tpot, ttft = point.foretold(u)
-        ratios.append(Ratio(point, point.tpot_s / tpot, point.ttft_s / ttft))
+    for point in points:
+        if point.configuration.model == model:
+            tpot, ttft = point.foretold(u)
+            ratios.append(Ratio(point, point.tpot_s / tpot, point.ttft_s / ttft))
     return ratios
 
 
@@ -253,7 +88,7 @@ def bands(ratios: Sequence[Ratio]) -> dict[tuple[str, int], Band]:
     return found
 
 
-def group_of(point: Point) -> tuple[str, int]:
+def group_of(point: Load) -> tuple[str, int]:
     """What a band is learnt for."""
     kind = "experts" if point.shape.counts.experts else "dense"
     return kind, point.configuration.tensor_parallel
@@ -283,7 +118,7 @@ def _factors(ratios: Iterable[tuple[Group, Configuration, float]]) -> dict[Group
     return {group: float(np.median(values)) for group, values in off.items()}
 
 
-def document(points: Sequence[Point], ratios: Sequence[Ratio]) -> str:
+def document(points: Sequence[Load], ratios: Sequence[Ratio]) -> str:
     """The file, but for its comment."""
     lines = [f"gpus = {json.dumps(gpus(points))}", "", "[efficiency]"]
     lines += [f"{name} = {value}" for name, value in asdict(learn(points)).items()]
@@ -297,7 +132,7 @@ def document(points: Sequence[Point], ratios: Sequence[Ratio]) -> str:
     return "\n".join(lines)
 
 
-def gpus(points: Iterable[Point]) -> list[str]:
+def gpus(points: Iterable[Load]) -> list[str]:
     """Those that sweeps are of."""
     return sorted({point.gpu.name for point in points})
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity
     from kvplan.reproduction.judge import Reproduction
+    from kvplan.reproduction.real.score import Scoreboard
     from kvplan.simulation.experiments.hindsight_bound import StudyBound
     from kvplan.simulation.experiments.paired import Gains
     from kvplan.simulation.experiments.pools import Runs
@@ -415,9 +416,30 @@ def _mean_over_runs(values: Sequence[float]) -> Document:
 # ----------------------------------------------------------------------------------------------- reproduce
 
 
-def reproduce(found: "Sequence[Reproduction]") -> Document:
-    """Experiments, what papers print, and what kvplan gets."""
-    return {**_document(), "experiments": [_experiment(one) for one in found]}
+def reproduce(found: "Sequence[Reproduction]", boards: "Sequence[Scoreboard]" = ()) -> Document:
+    """Experiments, what papers print, and what kvplan gets; and real runs, as foretold and as measured."""
+    return {
+        **_document(),
+        "experiments": [_experiment(one) for one in found],
+        "real_runs": [_real_run(board) for board in boards],
+    }
+
+
+def _real_run(board: "Scoreboard") -> Document:
+    return {
+        **_fields(board.run, "name", "title", "source", "licence", "protocol"),
+        "has_data": bool(board.rows),
+        "errors": [
+            {
+                **_fields(one.bound, "quantity", "kind", "over", "off"),
+                **_fields(one, "value", "configurations", "worst"),
+                **_fields(one.bound, "must", "recorded"),
+                **_fields(one, "holds", "as_recorded"),
+            }
+            for one in board.scored
+        ],
+        "rows": [{**row.configuration._asdict(), **_fields(row, *row._fields[1:])} for row in board.rows],
+    }
 
 
 def _experiment(found: "Reproduction") -> Document:

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from learn_roofline import (
     SWEEPS,
-    Point,
     Ratio,
     bands,
     factors,
     gpus,
     held_out,
-    learn,
     left_out,
     read_points,
     ttft_factors,
@@ -26,7 +24,8 @@ from kvplan.ingest.model.named import tables
 from kvplan.ingest.model.roofline import roofline
 from kvplan.ingest.trace.replay import read_trace
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel
-from kvplan.simulation.experiments.load import Load
+from kvplan.reproduction.real.learning import Load, learn
+from kvplan.simulation.experiments import load as loads
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
 
@@ -37,17 +36,17 @@ needs_sweeps = pytest.mark.skipif(not SWEEPS.exists(), reason="the sweeps are no
 
 
 @pytest.fixture(scope="module")
-def points() -> list[Point]:
+def points() -> list[Load]:
     return read_points()
 
 
 @pytest.fixture(scope="module")
-def ratios(points: list[Point]) -> list[Ratio]:
+def ratios(points: list[Load]) -> list[Ratio]:
     return held_out(points)
 
 
 @needs_sweeps
-def test_the_constants_shipped_are_those_learnt(points: list[Point]) -> None:
+def test_the_constants_shipped_are_those_learnt(points: list[Load]) -> None:
     assert SHIPPED["efficiency"] == pytest.approx(asdict(learn(points)), rel=0.01)
     assert SHIPPED["gpus"] == gpus(points)
 
@@ -75,7 +74,7 @@ def test_models_left_out_are_foretold(ratios: list[Ratio]) -> None:
 
 
 @needs_sweeps
-def test_nothing_is_learnt_from_the_model_that_is_left_out(points: list[Point]) -> None:
+def test_nothing_is_learnt_from_the_model_that_is_left_out(points: list[Load]) -> None:
     model = "Qwen/Qwen3-32B"
     slower = [
         replace(point, ttft_s=3 * point.ttft_s, tpot_s=3 * point.tpot_s)
@@ -105,7 +104,7 @@ def test_a_run_is_foretold_without_any_measurement(run: str, gpu: str, max_num_s
         memory.memory_tokens, 16, Prefill.FUSED, max_num_seqs=max_num_seqs, max_num_batched_tokens=2048
     )
     model = ServingModel((RequestClass("any", 1, (1,), (1.0,), 0.0),), found.timing, replica)
-    load = Load(trace=read_trace(Path(file)).requests)
+    load = loads.Load(trace=read_trace(Path(file)).requests)
     (result,) = study(model, Plan(), load, chosen(["vllm"], []), [0]).results
     assert result.makespan_s == pytest.approx(makespan_s, rel=off)
     assert result.e2e_s.mean == pytest.approx(e2e_s, rel=off)

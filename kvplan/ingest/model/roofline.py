@@ -106,8 +106,14 @@ def roofline(
     tensor_parallel: int = 1,
     kv_dtype: str = "auto",
     weight_dtype: str | None = None,
+    reached: Efficiency | None = None,
 ) -> Roofline:
     """The timing to expect of a model on a GPU; options as for `estimate_replica`.
+
+    Parameters
+    ----------
+    reached
+        Of the peaks; None: what is shipped, which was learnt from all sweeps.
 
     Raises
     ------
@@ -125,7 +131,9 @@ def roofline(
     """
     if weight_dtype is not None:
         shape = replace(shape, storage=named_storage(weight_dtype))
-    timing = estimated_timing(shape, gpu, efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
+    timing = estimated_timing(
+        shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype
+    )
     band, configurations, trust = _trust(shape, gpu, tensor_parallel)
     notes = [f"{trust}. Calibrate as soon as there is a log"]
     if weight_dtype is not None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
-from kvplan.ingest.model.roofline import roofline
+from kvplan.ingest.model.roofline import Efficiency, roofline
 from kvplan.ingest.timing.reading import Measured
 from kvplan.ingest.timing.sweep import Deployment, Sweep
 from kvplan.model import Timing
@@ -19,8 +19,10 @@ class Prior(NamedTuple):
     source: str
 
 
-def of_deployment(deployment: Deployment) -> Prior | None:
+def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> Prior | None:
     """The estimate for what a file says was measured; None where the catalogue does not know it.
+
+    `reached` is what the estimate takes engines to reach of the peaks, instead of what is shipped.
 
     Examples
     --------
@@ -38,6 +40,7 @@ def of_deployment(deployment: Deployment) -> Prior | None:
             gpu,
             tensor_parallel=deployment.tensor_parallel,
             weight_dtype=deployment.weight_dtype or None,
+            reached=reached,
         )
     except UsageError:
         return None

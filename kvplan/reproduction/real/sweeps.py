@@ -1,0 +1,195 @@
+"""Concurrency sweeps foretold: high loads from low ones, one shape of request from the others, and from nothing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.timing.equations import Kind
+from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.played import Law, foretold
+from kvplan.ingest.timing.prior import of_deployment
+from kvplan.ingest.timing.reading import read_samples
+from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.model import Timing
+from kvplan.reproduction.real.hidden import Hidden, split
+from kvplan.reproduction.real.learning import learn_without, loads_of
+from kvplan.reproduction.real.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+
+FILE = "silicon-sweeps/sweeps.csv"
+
+Splits = Callable[[Sweep], Iterator[tuple[Sweep, Hidden]]]
+
+
+class Sweeps(NamedTuple):
+    """Sweeps, and what is believed of one before anything of its model was measured."""
+
+    every: tuple[Sweep, ...]
+    prior: Callable[[Deployment], Timing]
+
+
+@lru_cache(maxsize=1)
+def read(folder: Path) -> Sweeps:
+    """The sweeps of a folder of data, and priors that are each learnt from the sweeps of all other models."""
+    sweeps = tuple(some for some in read_samples(folder / FILE) if isinstance(some, Sweep))
+    loads = loads_of(sweeps)
+    reached = cache(lambda model: learn_without(loads, model))
+
+    def prior(deployment: Deployment) -> Timing:
+        found = of_deployment(deployment, reached(read_model(deployment.model).name))
+        assert found is not None, deployment
+        return found.timing
+
+    return Sweeps(sweeps, prior)
+
+
+def high_from_low(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:
+    """Of each shape of request the upper half of the concurrencies, rounded down, is held out."""
+    yield split(sweep, lambda point: point.concurrency not in _lower_half(sweep.points, point))
+
+
+def _lower_half(points: Sequence[Point], alike: Point) -> Sequence[int]:
+    levels = sorted({point.concurrency or 0 for point in points if _shape(point) == _shape(alike)})
+    return levels[: (len(levels) + 1) // 2]
+
+
+def each_shape(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:
+    """One shape of request after the other is held out."""
+    for shape in sorted({_shape(point) for point in sweep.points}):
+        yield split(sweep, lambda point, shape=shape: _shape(point) == shape)  # type: ignore[misc]
+
+
+def everything(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:
+    """All is held out."""
+    yield split(sweep, lambda point: True)
+
+
+def _shape(point: Point) -> tuple[int, int]:
+    return point.inputs[1], point.outputs[1]
+
+
+def rows(sweep: Sweep, prior: Timing, splits: Splits, kind: str) -> Iterator[Row]:
+    """What is held out of a sweep, as foretold by what is fitted to the rest, or by the prior where there is none."""
+    deployment = sweep.deployment
+    of = Configuration(deployment.name, kind, read_model(deployment.model).name, deployment.engine)
+    for known, hidden in splits(sweep):
+        if not hidden.loads.points or (not known.points and splits is not everything):
+            continue
+        law = fit_measured([known], prior).law if known.points else Law(prior)
+        for point, times in hidden.against(foretold([hidden.loads], law)):
+            yield from _rows_of(of, point, times[Kind.TTFT], times[Kind.TPOT])
+
+
+def _rows_of(of: Configuration, point: Point, ttft_s: float, tpot_s: float) -> Iterator[Row]:
+    """Requests per second of a closed loop are those in flight, each done after its TTFT and as many TPOT."""
+    assert point.ttft_s is not None
+    assert point.tpot_s is not None
+    clients, later = point.concurrency or 0, sum(point.outputs) / 2 - 1
+    load = f"{point.inputs[1]} in, {point.outputs[1]} out, {clients} at once"
+    yield Row(of, load, "TPOT", "s", tpot_s, point.tpot_s)
+    yield Row(of, load, "TTFT", "s", ttft_s, point.ttft_s)
+    rates = (
+        clients / (first + later * token) for first, token in ((ttft_s, tpot_s), (point.ttft_s, point.tpot_s))
+    )
+    yield Row(of, load, "requests/s", "1/s", *rates)
+
+
+def _kind(deployment: Deployment) -> str:
+    return "MoE" if read_model(deployment.model).counts.experts else "dense"
+
+
+def _kind_and_share(deployment: Deployment) -> str:
+    return f"{_kind(deployment)} TP{deployment.tensor_parallel}"
+
+
+def rows_of(
+    sweeps: Sweeps, splits: Splits, kind: Callable[[Deployment], str] = _kind, told: Part = lambda part: None
+) -> list[Row]:
+    """The rows of several sweeps."""
+    found: list[Row] = []
+    for number, sweep in enumerate(sweeps.every, 1):
+        found += rows(sweep, sweeps.prior(sweep.deployment), splits, kind(sweep.deployment))
+        told(number / len(sweeps.every))
+    return found
+
+
+def _bounds(**recorded: tuple[tuple[float | None, float], tuple[float | None, float]]) -> tuple[Bound, ...]:
+    return tuple(
+        Bound(quantity=quantity.replace("_per_", "/"), kind=kind, must=must, recorded=most)
+        for quantity, both in recorded.items()
+        for kind, (must, most) in zip(("dense", "MoE"), both, strict=True)
+    )
+
+
+_SOURCE = "ai-dynamo/aiconfigurator at 095f58a5, silicon_sample.csv, 90 configurations of it, mostly of InferenceMAX"
+_LICENCE = "Apache-2.0"
+_PRIOR = (
+    "What the fit is drawn to where the measurements leave it open is the estimate for model and GPU, with constants "
+    "learnt from all other models."
+)
+
+HIGH = RealRun(
+    name="sweeps-high",
+    title="High concurrencies from low ones",
+    source=_SOURCE,
+    licence=_LICENCE,
+    protocol=(
+        "Of each configuration (model, GPU, engine, type of weights, parallelism) and shape of request "
+        "the lower half of the concurrencies, rounded up, is fitted, all shapes together, and the upper "
+        f"half foretold. The error of a configuration is the median over its points. {_PRIOR}"
+    ),
+    files=(FILE,),
+    bounds=_bounds(
+        TPOT=((0.05, 0.05), (0.12, 0.087)),
+        TTFT=((0.18, 0.11), (0.35, 0.275)),
+        requests_per_s=((0.05, 0.048), (0.11, 0.088)),
+    ),
+    rows=lambda folder, told: rows_of(read(folder), high_from_low, told=told),
+)
+SHAPE = RealRun(
+    name="sweeps-shape",
+    title="One shape of request from the others",
+    source=_SOURCE,
+    licence=_LICENCE,
+    protocol=(
+        "Of each configuration one shape of request (input and output length) after the other is foretold "
+        "by what is fitted to the others. The error of a configuration is the median over its points. "
+        f"{_PRIOR}"
+    ),
+    files=(FILE,),
+    bounds=_bounds(
+        TPOT=((0.09, 0.06), (0.12, 0.09)),
+        TTFT=((None, 0.265), (None, 0.44)),
+        requests_per_s=((None, 0.033), (None, 0.11)),
+    ),
+    rows=lambda folder, told: rows_of(read(folder), each_shape, told=told),
+)
+_FACTORS = {
+    "dense TP1": (None, 1.09),
+    "dense TP2": (None, 1.15),
+    "dense TP4": (None, 1.115),
+    "dense TP8": (1.4, 1.13),
+    "MoE TP1": (None, 1.52),
+    "MoE TP2": (None, 1.24),
+    "MoE TP4": (None, 1.2),
+    "MoE TP8": (None, 1.28),
+}
+NOTHING = RealRun(
+    name="sweeps-unmeasured",
+    title="No measurement at all",
+    source=_SOURCE,
+    licence=_LICENCE,
+    protocol=(
+        "Nothing of the model is fitted: its iteration time is estimated from model and GPU with "
+        "constants learnt from all other models, and every point is foretold. The figure is the factor by "
+        "which TPOT is off, either way: the median over the points of a configuration, then over "
+        "configurations."
+    ),
+    files=(FILE,),
+    bounds=tuple(
+        Bound(quantity="TPOT", kind=kind, over=Over.MEDIAN, off=Off.FACTOR, must=must, recorded=recorded)
+        for kind, (must, recorded) in _FACTORS.items()
+    ),
+    rows=lambda folder, told: rows_of(read(folder), everything, _kind_and_share, told),
+)

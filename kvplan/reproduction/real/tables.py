@@ -1,0 +1,67 @@
+"""A table of measured iterations foretold: a tenth of the settings of each replica from the others."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kvplan.ingest.timing.equations import BoolArray, of_samples
+from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.reading import read_samples
+from kvplan.ingest.timing.robust import contradicted
+from kvplan.ingest.timing.samples import Samples
+from kvplan.model import Timing
+from kvplan.reproduction.real.record import Bound, Configuration, Over, Part, RealRun, Row
+
+FILE = "splitwise-sim/perf_model.csv"
+_FOLDS = 10
+_PRIOR = Timing(
+    14.5e-3, d1=0.25e-6, d2=85e-6
+)  # of another replica, whose ratios count where nothing else tells
+
+
+def part(samples: Samples, rows: BoolArray) -> Samples:
+    """Some of the samples."""
+    columns = ("kv_tokens", "prefill_tokens", "sequences", "seconds", "line")
+    return replace(samples, **{name: getattr(samples, name)[rows] for name in columns})
+
+
+def rows(samples: Samples) -> Iterator[Row]:
+    """Iterations of each fold of settings, as foretold by what is fitted to the others."""
+    of = Configuration(samples.group, "dense", samples.group.split(",")[0])
+    settings = np.column_stack([samples.kv_tokens, samples.prefill_tokens, samples.sequences])
+    fold = np.unique(settings, axis=0, return_inverse=True)[1].reshape(-1) % _FOLDS
+    sound = contradicted(of_samples([samples])) < 0
+    for number in range(_FOLDS):
+        law = fit_measured([part(samples, fold != number)], _PRIOR).timing
+        for index in np.flatnonzero((fold == number) & sound):
+            kv, prefill, sequences = settings[index]
+            load = f"{kv:g} KV tokens, {prefill:g} of prefill, {sequences:g} sequences"
+            yield Row(of, load, "iteration", "s", law(kv, prefill, sequences), float(samples.seconds[index]))
+
+
+def _all_rows(folder: Path, told: Part) -> list[Row]:
+    every = [some for some in read_samples(folder / FILE) if isinstance(some, Samples)]
+    found: list[Row] = []
+    for number, samples in enumerate(every, 1):
+        found += rows(samples)
+        told(number / len(every))
+    return found
+
+
+SPLITWISE = RealRun(
+    name="splitwise-iterations",
+    title="Iterations of other settings",
+    source="Mutinifni/splitwise-sim, data/perf_model.csv: llama2-70b and bloom-176b on A100 and H100",
+    licence="MIT, (c) 2024 Pratyush Patel",
+    protocol=(
+        "Of each of 12 replicas a tenth of the settings (prompt, batch) after the other is foretold by "
+        "what is fitted to the rest, repetitions of a setting together. The error is the mean over a "
+        "replica's measurements, then over replicas. Measurements are not judged that repetitions of "
+        "others contradict, with more work in less time."
+    ),
+    files=(FILE,),
+    bounds=(Bound(quantity="iteration", over=Over.MEAN, must=0.08, recorded=0.1),),
+    rows=_all_rows,
+)
