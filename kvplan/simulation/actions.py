@@ -19,6 +19,7 @@ from kvplan.simulation.state import (
     CAPACITY,
     CLIENTS,
     COMING,
+    COMING_S,
     COMPLETED,
     COMPUTED,
     DUE_AFTER,
@@ -174,9 +175,9 @@ def release_brought(s: State, before: int) -> None:
     """Of those whom others have brought, all that come by now, and before somebody else."""
     while s.counter[TO_COME] > 0:
         request = s.request[0, COMING]
-        if s.time[request, ARRIVAL] > s.clock[NOW]:
+        if s.time[0, COMING_S] > s.clock[NOW]:
             return
-        if before != NOBODY and comes_before(s, before, request):
+        if before != NOBODY and comes_before(s.time[before, ARRIVAL], before, s.time[0, COMING_S], request):
             return
         join(s, request)
         take_first(s)
@@ -194,12 +195,11 @@ def next_arrival(s: State) -> int:
     """The next request to come of those whose arrival is known; NOBODY: there is none."""
     c = s.counter
     unasked = c[JOINED] if c[JOINED] < c[RELEASED] else NOBODY
-    if (
-        extended(s)
-        and c[TO_COME] > 0
-        and (unasked == NOBODY or comes_before(s, s.request[0, COMING], unasked))
-    ):
-        return int(s.request[0, COMING])
+    if not extended(s) or c[TO_COME] == 0:
+        return int(unasked)
+    brought = s.request[0, COMING]
+    if unasked == NOBODY or comes_before(s.time[0, COMING_S], brought, s.time[unasked, ARRIVAL], unasked):
+        return int(brought)
     return int(unasked)
 
 

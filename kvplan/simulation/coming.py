@@ -1,14 +1,24 @@
 """Requests that others bring: turns of a session, which come some time after the one before."""
 
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import ARRIVAL, COMING, FOLLOWING, INSTEAD, NOBODY, NOW, THINK, TO_COME, State
+from kvplan.simulation.state import (
+    ARRIVAL,
+    COMING,
+    COMING_S,
+    FOLLOWING,
+    INSTEAD,
+    NOBODY,
+    NOW,
+    THINK,
+    TO_COME,
+    State,
+)
 
 
 @kernel
-def comes_before(s: State, one: int, other: int) -> bool:
+def comes_before(time_s: float, request: int, other_s: float, other: int) -> bool:
     """Which of two arrives first; of those who come at once, the one of lower number."""
-    a, b = s.time[one, ARRIVAL], s.time[other, ARRIVAL]
-    return bool(a < b or (a == b and one < other))
+    return bool(time_s < other_s or (time_s == other_s and request < other))
 
 
 @kernel
@@ -19,10 +29,13 @@ def bring(s: State, request: int, time_s: float) -> None:
     s.time[request, ARRIVAL] = time_s
     place = s.counter[TO_COME]
     s.counter[TO_COME] += 1
-    while place > 0 and comes_before(s, request, s.request[(place - 1) // 2, COMING]):
-        s.request[place, COMING] = s.request[(place - 1) // 2, COMING]
-        place = (place - 1) // 2
-    s.request[place, COMING] = request
+    while place > 0:
+        above = (place - 1) // 2
+        if not comes_before(time_s, request, s.time[above, COMING_S], s.request[above, COMING]):
+            break
+        put(s, place, s.time[above, COMING_S], s.request[above, COMING])
+        place = above
+    put(s, place, time_s, request)
 
 
 @kernel
@@ -30,16 +43,27 @@ def take_first(s: State) -> None:
     """The first of those to come has come."""
     s.counter[TO_COME] -= 1
     size = s.counter[TO_COME]
-    last, place = s.request[size, COMING], 0
+    last_s, last, place = s.time[size, COMING_S], s.request[size, COMING], 0
     while 2 * place + 1 < size:
         below = 2 * place + 1
-        if below + 1 < size and comes_before(s, s.request[below + 1, COMING], s.request[below, COMING]):
+        one_s, one = s.time[below, COMING_S], s.request[below, COMING]
+        if below + 1 < size and comes_before(
+            s.time[below + 1, COMING_S], s.request[below + 1, COMING], one_s, one
+        ):
             below += 1
-        if comes_before(s, last, s.request[below, COMING]):
+            one_s, one = s.time[below, COMING_S], s.request[below, COMING]
+        if comes_before(last_s, last, one_s, one):
             break
-        s.request[place, COMING] = s.request[below, COMING]
+        put(s, place, one_s, one)
         place = below
-    s.request[place, COMING] = last
+    put(s, place, last_s, last)
+
+
+@kernel
+def put(s: State, place: int, time_s: float, request: int) -> None:
+    """Have a request stand at a place of the heap."""
+    s.time[place, COMING_S] = time_s
+    s.request[place, COMING] = request
 
 
 @kernel

@@ -72,7 +72,7 @@ NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM = range(6)  # positions in `Sta
 # In `State.fixed`.
 (CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS, TURNS, CACHES) = range(11)
 
-ARRIVAL, FIRST_TOKEN, FINISH, THINK = range(4)  # columns of `State.time`
+ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.time`
 
 # Columns of `State.request`.
 (
@@ -102,7 +102,7 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK = range(4)  # columns of `State.time`
 (
     FOLLOWING,  # as `kvplan.simulation.prefixes.Turns` has it
     INSTEAD,
-    COMING,  # no matter of this request: the place of a heap of those to come
+    COMING,  # who stands at this place of the heap of those to come; no matter of this request
     LEAF,  # stream that it ends in
     COPY,  # stream that stands for a copy which it may make, or NOBODY
     COPIED,  # the stream that this is a copy of now, or NOBODY
@@ -158,8 +158,9 @@ class State(NamedTuple):
         outside the engine (seconds), CACHED_SUM (tokens).
     counter : ndarray of int64
         Counters.
-    time : ndarray, shape (n_requests, 3 or 4), seconds
-        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. THINK, where requests follow each other.
+    time : ndarray, shape (n_requests, 3 or 5), seconds
+        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. Where requests follow each other, THINK, and
+        COMING_S of the one that stands at this place of the heap of those to come.
     request : ndarray of int64, shape (n_requests, n_columns)
     list : ndarray of int64, shape (n_lists, 3)
         HEAD, TAIL, LENGTH of queues, groups and lists of parked requests.
@@ -290,7 +291,7 @@ def new_state(
     unasked = int(np.count_nonzero(~np.isnan(requests.arrival_s)))
     count[RELEASED] = unasked if requests.clients is None else min(size, requests.clients)
     further = setup.prefix_caching or requests.turns is not None
-    time = np.full((size, 3 if requests.turns is None else 4), math.nan)
+    time = np.full((size, 3 if requests.turns is None else 5), math.nan)
     time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
     request = np.zeros((size, _ALL_REQUEST_COLUMNS if further else _REQUEST_COLUMNS), dtype=np.int64)
     request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages

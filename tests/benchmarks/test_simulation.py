@@ -12,11 +12,15 @@ from measure import peak_mib, ratio, seconds
 from plain_vllm import Request, serve
 
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.gaps import Lognormal
+from kvplan.model.lengths import Lengths
+from kvplan.model.sessions import Sessions
 from kvplan.simulation import engine
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, interleaved, poisson
+from kvplan.simulation.sessions import stream_of_sessions
 
 TIMING = Timing(0.0145, d1=2.5e-7, d2=8.5e-5)
 BENCH = ServingModel(
@@ -168,3 +172,38 @@ def test_later_processes_find_the_loop_on_disk(tmp_path: Path) -> None:
     first, later = seconds(launch), min(seconds(launch) for _ in range(3))
     print(f"\nfirst process {first:.1f} s, later ones {later:.1f} s")
     assert later < 0.6 * first
+
+
+AGENTS = Sessions(
+    rate_rps=0.834,
+    first=Lengths.uniform(4000, 12_000),
+    user=Lengths.uniform(300, 1500),
+    decode=Lengths.uniform(40, 200),
+    turns=Lengths.uniform(8, 24),
+    think=Lognormal(10.0, 1.0),
+)
+
+
+def test_a_million_turns_with_a_prefix_cache_take_less_than_three_times_as_many_strangers() -> None:
+    """The strangers arrive at the same times, where the replica has time for all of them."""
+    served = ServingModel(
+        BENCH.classes, Timing(0.015, d1=5e-9, d2=1e-6, d3=1e-6), Replica(4_000_000, block_tokens=16)
+    )
+    turns = stream_of_sessions([AGENTS], np.random.default_rng(1), requests=1_000_000, horizon_s=None)
+
+    def simulated(requests: Requests, caching: float) -> Outcome:
+        settings = Settings("vllm", {"prefix_caching": (caching,)})
+        setup, _ = POLICIES["vllm"].prepare(Scenario(served, Plan(), requests, ("a",)), settings)
+        form_batch = POLICIES["vllm"].form_batch
+        return engine.run(form_batch, requests, served.timing, served.replica, setup, compile=True)
+
+    warm = simulated(turns, 1.0)
+    assert warm.found is not None
+    assert warm.found.hit_tokens.sum() > 0.8 * turns.input_tokens.sum()
+    order = np.argsort(warm.arrival_s)
+    strangers = Requests(
+        warm.arrival_s[order], turns.input_tokens[order], turns.decode_tokens[order], turns.class_index[order]
+    )
+    simulated(strangers, 0.0)
+    label = "a million turns of sessions against strangers"
+    assert ratio(lambda: simulated(turns, 1.0), lambda: simulated(strangers, 0.0), 3, label) < 3
