@@ -429,10 +429,19 @@ def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[Sta
     if not found.size:
         return []
     rising = above[found + 1]
+    sign = np.where(rising, 1.0, -1.0)
+    low, high = curve.at(found), curve.at(found + 1)
+    kept = np.minimum(low.keeps_s, high.keeps_s)
+
+    def longer(tau: FloatArray) -> FloatArray:  # than τ itself, at this rate: theory's map
+        x = rate * tau
+        hits = cached.hits(x, tau, cached.keeps(x, tau, kept))
+        return sign * (cached.seconds(x, hits) - tau)
 
     def short_of(x: FloatArray) -> FloatArray:
-        return np.where(rising, 1.0, -1.0) * (rate - _served(cached, cached.states(x)))
+        return sign * (rate - _served(cached, cached.states(x)))
 
-    x = falling_root(short_of, curve.admissions[found], curve.admissions[found + 1])
-    states = cached.states(x)
+    states = cached.states(rate * falling_root(longer, low.iteration_time_s, high.iteration_time_s))
+    if (np.abs(states.rate_rps - rate) > _SAME * rate).any():  # the map need not pass where the curve does
+        states = cached.states(falling_root(short_of, low.admissions, high.admissions))
     return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]
