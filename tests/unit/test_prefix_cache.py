@@ -256,7 +256,7 @@ def test_sessions_hit_and_take_what_theory_says(gap: Gap, part: float) -> None:
 
 
 def test_with_few_streams_fluctuations_cost_hits() -> None:
-    """A third of an agent replica, 80 streams: first order is off by .013 and more, second by less than .01."""
+    """A third of an agent replica, 80 streams: first order is off by more than .006, second by less."""
     law = Timing(0.015, *(constant * 3 for constant in AGENT_LAW.constants[1:4]))
     memory, rng = AGENT_MEMORY // 3, random.Random(7)
     measured = serve_sessions(
@@ -269,7 +269,7 @@ def test_with_few_streams_fluctuations_cost_hits() -> None:
         arrival=lambda: rng.expovariate(1.0),
         memory=memory,
         timing=law,
-        horizon_s=20_000.0,
+        horizon_s=9000.0,
         skip_s=1000.0,
     )
     rate = measured.requests_per_s
