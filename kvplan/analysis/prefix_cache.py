@@ -23,6 +23,7 @@ _AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what f
 _TIMES = 33  # iteration times at which the least with fluctuations is looked for
 FEW_STREAMS = 100  # in memory, below which fluctuations count
 _SAME = 1e-9
+_STEP = 1e-4  # relative, for slopes
 
 
 class SustainableRates(NamedTuple):
@@ -65,7 +66,8 @@ class CacheState(NamedTuple):
     cached_tokens
         KV tokens left by requests that are done, and kept.
     loop_gain
-        By how much a longer iteration lengthens the next ones, all of it counted; the state is stable below 1.
+        By how much a longer iteration lengthens the next ones through what is found; the state is stable below 1.
+        None where iterations lengthen themselves even with the same hits, as they can where the law is convex.
     stable
         Whether the curve λ(x) rises there.
     """
@@ -80,7 +82,7 @@ class CacheState(NamedTuple):
     prefill_tokens_per_s: float
     kv_unique_tokens: float
     cached_tokens: float
-    loop_gain: float
+    loop_gain: float | None
     stable: bool
 
 
@@ -202,7 +204,33 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
     )
 
 
-def loop_gain(cached: CachedReplica, found: States) -> float:
+def rate_of_users(cached: CachedReplica, users: float, think_s: float) -> float | None:
+    """Requests/s of so many users, each of whom thinks for a while after every answer; None where they do not fit.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
+    >>> from kvplan.model.reuse import Caching, class_streams
+    >>> model = ServingModel((RequestClass("a", 100, (50,), (1.0,), 1.0),), Timing(0.02), Replica(100_000))
+    >>> cached = CachedReplica(class_streams(model, [Caching()]), model.timing, model.replica)
+    >>> round(rate_of_users(cached, 44, think_s=10.0), 9)  # 44 users, each once in 10 s and 50 iterations
+    4.0
+    """
+    most = min(_ends(cached).values())
+
+    def short_of(x: FloatArray) -> FloatArray:
+        return users - x * cached.stages - cached.states(x).rate_rps * think_s
+
+    x = most * np.geomspace(_SPAN**2, 1.0, _POINTS)
+    enough = np.flatnonzero(short_of(x) <= 0)
+    if not enough.size:
+        return None
+    i = int(enough[0])
+    low, high = (x[i - 1 : i], x[i : i + 1]) if i else (np.zeros(1) + 1e-9 * x[:1], x[:1])
+    return float(cached.states(falling_root(short_of, low, high)).rate_rps[0])
+
+
+def loop_gain(cached: CachedReplica, found: States) -> float | None:
     """Slope of the map τ → K → T → hits → τ' at a state and its rate; `found` is one state.
 
     For private streams and a linear law it is K·τ·(d2/d0)·q·f(T)/(1 - q·F(T)), f the density of the gaps.
@@ -211,7 +239,7 @@ def loop_gain(cached: CachedReplica, found: States) -> float:
     ----------
     New, theory §8; shared prompts, gaps from arrivals and other laws of the iteration time here.
     """
-    x, tau, age = (values for values in found[:3])
+    x, tau, age = found[:3]
     rate = float(found.rate_rps[0])
     share, tokens, stages = cached.shared
     window = float(age[0]) + np.array([one.stages * float(tau[0]) for one in cached.private])
@@ -230,12 +258,17 @@ def loop_gain(cached: CachedReplica, found: States) -> float:
         hits_by_tau += float(slope @ stages)
     if 0 < age[0] < FOREVER_S:
         hits_by_tau -= hits_by_age * memory_by_tau / float(cached.memory(x, tau, age)[1][0])
-    saved = cached.saves * float(found.hits[0])
-    law = cached.timing.tangent(
-        float(x[0]) * cached.read, cached.prompts(float(x[0]), saved), float(x[0]) * cached.stages
-    )
-    longer = -law.per_prefill_token_s * cached.saves * rate * float(tau[0]) * hits_by_tau
-    return longer * float(tau[0]) / law.fixed_s
+    # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
+    by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
+    by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
+    return by_hits * hits_by_tau / (1 - by_tau) if by_tau < 1 else None
+
+
+def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> float:
+    """Slope of a function, from two values a small part of a scale away."""
+    step = scale * _STEP
+    low, high = f(np.array([at - step, at + step])).tolist()
+    return float(high - low) / (2 * step) if step else 0.0
 
 
 def with_fluctuations(cached: CachedReplica) -> CacheState | None:
@@ -396,10 +429,19 @@ def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[Sta
     if not found.size:
         return []
     rising = above[found + 1]
+    sign = np.where(rising, 1.0, -1.0)
+    low, high = curve.at(found), curve.at(found + 1)
+    kept = np.minimum(low.keeps_s, high.keeps_s)
+
+    def longer(tau: FloatArray) -> FloatArray:  # than τ itself, at this rate: theory's map
+        x = rate * tau
+        hits = cached.hits(x, tau, cached.keeps(x, tau, kept))
+        return sign * (cached.seconds(x, hits) - tau)
 
     def short_of(x: FloatArray) -> FloatArray:
-        return np.where(rising, 1.0, -1.0) * (rate - _served(cached, cached.states(x)))
+        return sign * (rate - _served(cached, cached.states(x)))
 
-    x = falling_root(short_of, curve.admissions[found], curve.admissions[found + 1])
-    states = cached.states(x)
+    states = cached.states(rate * falling_root(longer, low.iteration_time_s, high.iteration_time_s))
+    if (np.abs(states.rate_rps - rate) > _SAME * rate).any():  # the map need not pass where the curve does
+        states = cached.states(falling_root(short_of, low.admissions, high.admissions))
     return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]

@@ -9,6 +9,10 @@
 `provenance`     how all this is known, and in what range it was measured
 `serving`        all of it together, one model or many side by side
 `schedule`       rates that vary over time
+`gaps`           how long until what a request leaves in the prefix cache is asked for again
+`lengths`        laws of lengths, and exact moments of sums of them in whole pages
+`reuse`          what requests share, leave in the prefix cache and ask for again
+`sessions`       conversations, and the class that their turns make up
 ===============  ======================================================================
 """
 
