@@ -40,7 +40,7 @@ _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more wor
 
 
 _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
-_HARDLY, _NO_MATTER = 1.1, 0.002  # how much worse a fit may be: so many times, and so much error
+_HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread
 
 
