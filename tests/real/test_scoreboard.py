@@ -59,7 +59,7 @@ def test_a_few_sweeps_are_foretold() -> None:
     """High concurrencies from low ones, so that a change for the worse is seen at once; all of them run at night."""
     every = sweeps.read(DATA)
     rows = sweeps.rows_of(every._replace(every=every.every[SOME]), sweeps.high_from_low)
-    for quantity, most in (("TPOT", 0.066), ("TTFT", 0.45)):
+    for quantity, most in (("TPOT", 0.08), ("TTFT", 0.45)):
         found = scored(Bound(quantity=quantity, recorded=most), rows)
         assert found.configurations == 5
         assert found.as_recorded, found

@@ -119,7 +119,7 @@ def test_two_points_are_enough_where_something_is_known_and_too_few_where_not() 
     assert [mine[Kind.TPOT] for mine in times] == pytest.approx([p.tpot_s for p in measured.points], rel=0.02)
     one = replace(measured, points=measured.points[:1])
     fitted(one, LAWS["linear"])
-    with pytest.raises(UsageError, match=r"^sweep.csv: 2 times were measured; at least .*--base, or --model"):
+    with pytest.raises(UsageError, match=r"^sweep.csv: one load alone does not tell .*--base, or --model"):
         fitted(one, believed=False)
 
 

@@ -13,6 +13,7 @@ from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 Found = Samples | Sweep | Series | RequestLog
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
+_LONGEST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 20_000  # of a request; of a load
 
 
 class Second(NamedTuple):
@@ -100,6 +101,13 @@ class Collector:
         if point.outputs[1] < 1 or point.throughput_rps == 0 or point.requests == 0:
             self.skip("nothing was generated", point.line)
             return
+        for what, (_, most) in (("prompts", point.inputs), ("answers", point.outputs)):
+            if most > _LONGEST_TOKENS:
+                message = f"{what} of {most:,} tokens; at most {_LONGEST_TOKENS:,}"
+                raise ProfileError(self.source, message, line=point.line)
+        if (point.concurrency or 0) > _MOST_IN_FLIGHT:
+            message = f"{point.concurrency:,} requests in flight; at most {_MOST_IN_FLIGHT:,}"
+            raise ProfileError(self.source, message, line=point.line)
         if not times and point.throughput_rps is None:
             message = "neither TTFT, TPOT, E2E nor a throughput is measured"
             raise ProfileError(self.source, message, line=point.line)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.equations import AMOUNTS, LINEAR, BoolArray, Equations, Terms
+from kvplan.ingest.timing.equations import AMOUNTS, LINEAR, BoolArray, Equations, Kind, Terms
 from kvplan.ingest.timing.family import believed
 from kvplan.ingest.timing.robust import constants
 from kvplan.model import FloatArray, Timing
@@ -28,15 +28,18 @@ def refuse_too_few(equations: Equations, source: str) -> None:
     """
     varying = [name for name, column in equations.columns.items() if np.ptp(column) > 0]
     wanted = max(1 + len(varying) + bool(equations.overhead.any()), _FEWEST)
-    if len(equations) < wanted or np.unique(equations.group).size < _FEWEST:
+    known = "or a --base, or --model and --gpu, for what they leave open"
+    if len(equations) < wanted:
         raise UsageError(
-            f"{source}: {len(equations)} times were measured; at least {wanted}, of {_FEWEST} loads, are needed to "
-            f"tell {', '.join(('d0', *varying))} apart, or a --base, or --model and --gpu, for what they leave open"
+            f"{source}: {len(equations)} times were measured; at least {wanted} are needed to tell "
+            f"{', '.join(('d0', *varying))} apart, {known}"
         )
+    if np.unique(equations.group).size < _FEWEST:
+        raise UsageError(f"{source}: one load alone does not tell what it is made of; give several, {known}")
 
 
 def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, found: FloatArray) -> tuple[str, ...]:
-    """Constants that follow the prior: twice as much there makes them more than a fifth larger here.
+    """Constants that follow the prior: twice as much or half as much there changes them by more than a fifth here.
 
     Examples
     --------
@@ -54,24 +57,35 @@ def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, found: F
     for index, name in enumerate(terms.names[: 5 if terms.d4 else 4]):
         if getattr(prior, name) <= 0:
             continue
-        twice = replace(prior, **{name: 2 * getattr(prior, name)})
-        then = constants(equations, terms, believed(equations, terms, twice))[index]
-        if then > 0 and (found[index] == 0 or np.log2(then / found[index]) > _FOLLOWS):
-            follow.append(name)
+        for factor in (2.0, 0.5):
+            other = replace(prior, **{name: factor * getattr(prior, name)})
+            then = constants(equations, terms, believed(equations, terms, other))[index]
+            if max(then, found[index]) > 2**_FOLLOWS * min(then, found[index]):
+                follow.append(name)
+                break
     return tuple(follow)
 
 
-def doubts(equations: Equations, kept: BoolArray, held_out: FloatArray | None) -> tuple[str, ...]:
+def doubts(
+    equations: Equations, kept: BoolArray, fitted_s: FloatArray, held_out: FloatArray | None
+) -> tuple[str, ...]:
     """What to say of a fit."""
-    return (*_error(held_out, kept), *_ranges(equations, kept), *_below_zero(equations.part(kept)))
+    off = fitted_s / equations.seconds - 1 if held_out is None else held_out
+    return (*_error(equations, kept, off), *_ranges(equations, kept), *_below_zero(equations.part(kept)))
 
 
-def _error(held_out: FloatArray | None, kept: BoolArray) -> list[str]:
-    """What a large error says: that samples contradict each other, or that time has another form."""
-    error = 0.0 if held_out is None else float(np.abs(held_out[kept]).mean())
-    if error < _DOUBTFUL:
-        return []
-    return [f"samples not fitted to are off by {error:.0%} on average: many outliers, or no such law of time"]
+def _error(equations: Equations, kept: BoolArray, off: FloatArray) -> list[str]:
+    """What a large error says: that times contradict each other, or are made of something else."""
+    found = []
+    for kind in Kind:
+        mine = kept & (equations.kind == kind)
+        error = float(np.abs(off[mine]).mean()) if mine.any() else 0.0
+        if error >= _DOUBTFUL:
+            why = "many outliers, or no such law of time"
+            if kind is not Kind.ITERATION:
+                why = "contradictions, or an engine with other limits than --base has (max_num_seqs, memory)"
+            found.append(f"{kind.value} is off by {error:.0%} on average where it was not fitted to: {why}")
+    return found
 
 
 def _ranges(equations: Equations, kept: BoolArray) -> list[str]:

@@ -16,7 +16,7 @@ from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of
 from kvplan.ingest.timing.family import believed, chosen, family, losses, tried
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.reading import Measured
-from kvplan.ingest.timing.robust import agreeing, constants, contradicted, prefill_is_free, with_prefill
+from kvplan.ingest.timing.robust import agreeing, constants, contradicted, nothing_free
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.timing.sweep import Sweep
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
@@ -176,10 +176,10 @@ def fit_timing(
     found = constants(resting, terms, believed(equations, terms, prior))
     if (needed := terms.needed(found)) != terms:
         terms, found = needed, constants(resting, needed, believed(equations, needed, prior))
-    from_prior = settled_by_prior(resting, terms, prior, found)
-    known = believed(resting, terms, prior)
-    if terms.knee_tokens is None and prior.d2 > 0 and prefill_is_free(found, known):
-        found, from_prior = with_prefill(resting, terms, known), tuple({*from_prior, "d2"})
+    follow = settled_by_prior(resting, terms, prior, found)
+    found, free = nothing_free(resting, terms, believed(resting, terms, prior), found)
+    from_prior = {*follow, *(terms.names[index] for index in free)}
+    held_out = next((law.held_out for law in laws if law.terms == terms), None)
     timing, overhead = equations.law(terms, found)
     return TimingFit(
         constants=found,
@@ -190,11 +190,11 @@ def fit_timing(
         equations=equations,
         kept=kept,
         fitted_s=equations.times(terms, found),
-        held_out=None if best is None else best.held_out,
+        held_out=held_out,
         considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
         envelope=envelope,
         outliers=_outliers(names, equations, equations.times(terms, found), kept, opposed),
-        warnings=doubts(equations, kept, None if best is None else best.held_out),
+        warnings=doubts(equations, kept, equations.times(terms, found), held_out),
     )
 
 
@@ -265,7 +265,8 @@ def _fit_sweeps(
     fits = [fit_timing(waited(simple), prior, names=names)]
     for _ in range(_ROUNDS):
         fits.append(fit_timing(waited(fits[-1]), prior, names=names, among=[fits[0].terms]))
-    return min(fits, key=lambda fit: _misfit(fit, waited(fit)))
+    best = min(fits, key=lambda fit: _misfit(fit, waited(fit)))
+    return replace(best, considered=fits[0].considered)
 
 
 def _misfit(fit: TimingFit, played: Equations) -> float:

@@ -3,7 +3,7 @@
 A prior is a law of another origin, an estimate or another profile. What is believed of it are the ratios of its
 constants, to within a factor of a few, and not their size. So each constant is drawn to its share of the prior, at a
 common scale that is free, and one that the prior does not have to 0: where equations determine a constant the prior has
-next to no weight, where they say nothing of it (prompts in a sweep without TTFT) it is the prior's ratio.
+next to no weight, and the less they say of it (prompts in a sweep without TTFT) the more it is the prior's ratio.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from kvplan.model import FloatArray
 
-BELIEF = 3.0  # relative deviation of a constant from its share of the prior
+_BELIEF = 3.0  # relative deviation of a constant from its share of the prior
 _UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
 
 
@@ -21,7 +21,6 @@ def solve(
     seconds: FloatArray,
     deviation: FloatArray,
     prior: FloatArray | None = None,
-    belief: FloatArray | float = BELIEF,
 ) -> FloatArray:
     """The constants, shape (n_terms,).
 
@@ -33,8 +32,6 @@ def solve(
         Of each equation.
     prior : ndarray, shape (n_terms,)
         Constants whose ratios are believed; 0 where nothing is known.
-    belief
-        Relative deviation of the constants from their shares of it, of all or of each.
 
     Examples
     --------
@@ -57,7 +54,7 @@ def solve(
         drawn = np.column_stack(
             [np.diag(np.where(believed, 1 / share, share_of_time)), -believed.astype(float)]
         )
-        drawn /= np.where(believed, belief, _UNKNOWN)[:, None]
+        drawn /= np.where(believed, _BELIEF, _UNKNOWN)[:, None]
         rows = np.vstack([np.column_stack([rows, np.zeros(seconds.size)]), drawn])
         wanted = np.concatenate([wanted, np.zeros(len(drawn))])
     scale = np.sqrt((rows**2).sum(axis=0))

@@ -43,6 +43,10 @@ _KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
 _POLICY = {"sglang": "sglang"}  # of an engine; others schedule as vLLM does
 _EACH, _LEAST, _MOST = 10, 40, 20_000  # requests for each in flight where a file does not say; of a point
 _LEAST_AT_A_RATE = 3000  # when a request comes within an iteration is chance; many even it out
+_ITERATIONS, _FEWEST_WAVES = (
+    1_000_000,
+    2,
+)  # of a closed loop, about; and requests for each in flight, at least
 _STEP = 0.05  # of an iteration, by which a constant is changed; linear, so that any would do
 _KINDS = (Kind.TTFT, Kind.TPOT, Kind.E2E, Kind.INTERVAL)
 
@@ -167,9 +171,11 @@ def requests_of(point: Point) -> Requests:
     (8, 80, {5})
     """
     rng = np.random.default_rng(0)
-    size = point.requests or _EACH * (point.concurrency or _MOST)
     at_a_rate = point.rate_rps is not None or point.in_midst
+    size = point.requests or _EACH * (point.concurrency or _MOST)
     size = min(max(size, _LEAST_AT_A_RATE if at_a_rate else _LEAST), _MOST)
+    waves = max(_FEWEST_WAVES, _ITERATIONS // max(point.outputs[1], 1))
+    size = min(size, waves * (point.concurrency or size))
     clients, arrival = point.concurrency, np.zeros(size)
     if point.rate_rps is not None:
         gaps = np.ones(size) if point.evenly else rng.standard_exponential(size)
@@ -265,6 +271,7 @@ def _rows(load: _Load, base: FloatArray, slopes: FloatArray) -> Iterator[_Row]:
 
 def _equations(rows: Sequence[_Row]) -> Equations:
     amounts, state = (np.array([getattr(row, name) for row in rows]) for name in ("amounts", "state"))
+    with_ttft = any(row.kind is Kind.TTFT for row in rows)
     lines = [(row.load.source, row.load.point.line) for row in rows]
     levels = np.array([float(row.load.point.concurrency or 0) for row in rows])
     if np.ptp(levels) == 0:  # one load: each shape of request for itself
@@ -274,7 +281,8 @@ def _equations(rows: Sequence[_Row]) -> Equations:
         amounts=amounts[:, :5],
         knees=np.array(_KNEES),
         beyond=amounts[:, 5:],
-        overhead=np.array([float(row.kind.of_client) for row in rows]),
+        # Of E2E alone it cannot be told from the time of the tokens.
+        overhead=np.array([float(row.kind.of_client and with_ttft) for row in rows]),
         offset=np.zeros(len(rows)),
         seconds=np.array([row.seconds for row in rows]),
         kind=np.array([row.kind.value for row in rows]),

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.ingest.timing.equations import PREFILL, BoolArray, Equations, Kind, Terms
-from kvplan.ingest.timing.least_squares import BELIEF, solve
+from kvplan.ingest.timing.equations import KV, PREFILL, BoolArray, Equations, Kind, Terms
+from kvplan.ingest.timing.least_squares import solve
 from kvplan.model import FloatArray, IntArray
 
 _STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
@@ -39,8 +39,8 @@ _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 
 
-_FIRMER = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)  # beliefs to try
-_NOTHING = 1e-3  # of the share of a prior
+_PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
+_HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread
 
 
@@ -75,33 +75,38 @@ def constants(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArr
     return _constants(equations, equations.design(terms), prior)
 
 
-def prefill_is_free(found: FloatArray, prior: FloatArray) -> bool:
-    """Whether prompts cost nothing, or next to nothing of their share of the prior, before any knee."""
-    return bool(found[PREFILL] * prior[0] <= _NOTHING * prior[PREFILL] * found[0])
+def nothing_free(
+    equations: Equations, terms: Terms, prior: FloatArray, found: FloatArray
+) -> tuple[FloatArray, tuple[int, ...]]:
+    """Constants by which neither KV tokens nor prompts are free, and which of the two were.
 
-
-def with_prefill(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArray:
-    """Constants where prefill came out at nothing: drawn to its share of the prior until it costs something.
-
-    Where nothing draws it there, it is the prior's against the fixed time, and the rest is fitted to what that leaves.
+    What came out at next to nothing is given a part of its share of the prior, the largest by which the others, fitted
+    anew, hardly fit worse.
     """
-    design, belief = equations.design(terms), np.full(prior.size, BELIEF)
-    for believed in _FIRMER:
-        belief[PREFILL] = believed
-        found = _constants(equations, design, prior, belief)
-        if not prefill_is_free(found, prior):
-            return found
-    prefill = prior[PREFILL] / prior[0] * found[0]
-    paid = replace(equations, offset=equations.offset + prefill * design[:, PREFILL])
-    design[:, PREFILL] = 0.0
-    found = _constants(paid, design, np.zeros(prior.size))
-    found[PREFILL] = prefill
-    return found
+    design, seconds = equations.design(terms), equations.seconds
+    scale = float(np.median((seconds - equations.offset) / np.maximum(design @ prior, 1e-300)))
+    free = tuple(index for index in (KV, PREFILL) if found[index] < _PARTS[-1] * scale * prior[index])
+    if not free:
+        return found, ()
+
+    def misfit(constants: FloatArray) -> float:
+        off = np.abs(equations.offset + design @ constants - seconds) / seconds
+        return float(np.minimum(off, 1.0).mean())
+
+    limit, chosen = misfit(found) * _HARDLY + _NO_MATTER, list(free)
+    rest, others = design.copy(), prior.copy()
+    rest[:, chosen] = others[chosen] = 0.0
+    for part in _PARTS:
+        priced = np.zeros(prior.size)
+        priced[chosen] = part * scale * prior[chosen]
+        paid = replace(equations, offset=equations.offset + design @ priced)
+        priced += np.where(priced > 0, 0.0, _constants(paid, rest, others))
+        if misfit(priced) <= limit:
+            break
+    return priced, free
 
 
-def _constants(
-    equations: Equations, design: FloatArray, prior: FloatArray, belief: FloatArray | float = BELIEF
-) -> FloatArray:
+def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> FloatArray:
     seconds = equations.seconds
     rows = {Kind(kind): equations.kind == kind for kind in np.unique(equations.kind)}
     spread = dict.fromkeys(rows, math.inf)
@@ -110,7 +115,7 @@ def _constants(
     for kind, mine in rows.items():
         deviation[mine] = _AT_FIRST * _SPREAD[kind].least
     for _ in range(_STEPS):
-        found = solve(design, seconds - equations.offset, deviation * seconds, prior, belief)
+        found = solve(design, seconds - equations.offset, deviation * seconds, prior)
         off = np.abs(seconds - equations.offset - design @ found) / seconds
         last = deviation.copy()
         for kind, mine in rows.items():

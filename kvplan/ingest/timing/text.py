@@ -16,6 +16,7 @@ from kvplan.model.provenance import Range
 from kvplan.units import format_percent, format_seconds, format_tokens
 from kvplan.version import __version__
 
+_NO_LAW = 0.5  # mean error of what a profile is refused for
 _NAMED = 5  # outliers in a sentence
 _EXACT = 5e-4  # no band that anybody could see
 _LEAST_SHARE = (
@@ -50,12 +51,18 @@ def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> P
     >>> print(part.about[1])
     9 samples, none left out. Mean error below 0.01%; of samples not fitted to below 0.01%.
     """
-    timing = fit.timing
-    if timing.d0 < _LEAST_SHARE * fit.equations.seconds.min():
+    timing, rested = fit.timing, fit.equations.part(fit.kept)
+    if (timing.d0 * rested.amounts[:, 0] < _LEAST_SHARE * rested.seconds).all():
         raise UsageError(
             f"{measured[0].source}: the fit leaves no fixed time of an iteration (d0 = 0), which every engine has; "
             "samples of small batches would tell"
         )
+    for kind in fit.kinds:
+        if kind is not Kind.TTFT and fit.error(kind) > _NO_LAW:
+            raise UsageError(
+                f"{measured[0].source}: no law of iterations has these times, {kind.value} is off by "
+                f"{format_percent(fit.error(kind))} on average: do they contradict each other?"
+            )
     body = timing_text(timing, fit.request_overhead_s, measured_range(fit))
     return Part("timing", tuple(_about(fit, measured, prior)), body, _origin(fit, measured, prior))
 
@@ -86,7 +93,7 @@ def _origin(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Origi
 
 
 def _from_prior(fit: TimingFit, prior: Prior) -> str:
-    return f"{' and '.join(fit.from_prior)} in the ratio of {prior.source}"
+    return f"{', '.join(fit.from_prior)}: taken in the ratio of {prior.source}"
 
 
 def _about(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Iterable[str]:
@@ -153,7 +160,7 @@ def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[st
     """What rests on the prior, which terms were tried, warnings of the fit, and rows that gave nothing."""
     found = []
     if fit.from_prior:
-        found.append(f"what was measured does not tell {_from_prior(fit, prior)}, and so estimated")
+        found.append(f"the measurements do not determine {_from_prior(fit, prior)}, as an estimate")
     if len(fit.considered) > 1:
         found.append(_terms(fit))
     found += dict.fromkeys(f"{some.source}: {note}" for some in measured for note in some.notes)
