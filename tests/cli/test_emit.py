@@ -54,6 +54,8 @@ SMALL = ["--requests", "300", "--seeds", "2"]
 
 Kept = Callable[..., Any]
 
+LONG = "reasoning-h100"  # runs take the longest
+
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
@@ -261,7 +263,7 @@ def limits_gain(_: object, variants: Sequence[Variant]) -> list[Measured | None]
 
 
 @pytest.mark.parametrize("engine", ["vllm", *at_night("sglang", "trtllm")])
-@pytest.mark.parametrize("name", shipped_profiles())
+@pytest.mark.parametrize("name", [*(name for name in shipped_profiles() if name != LONG), *at_night(LONG)])
 def test_settings_put_into_a_gated_profile_pass_check(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def usage(outcome: Outcome) -> float:
     return float(np.average(outcome.series.kv_tokens[late], weights=busy_s)) / REPLICA.memory_tokens
 
 
+@pytest.mark.nightly
 def test_from_empty_agents_are_served_from_the_cache() -> None:
     rates, uses = [], []
     for seed in range(6):

@@ -51,7 +51,8 @@ def test_rubbish_is_refused_in_one_line(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [one for one in EVERY if one[1] not in ("alpha", "watermark", "assume")]
+    ("name", "key"),
+    [one for one in EVERY if one[1] not in ("alpha", "watermark", "assume", "prefix_caching")],
 )
 def test_the_largest_that_is_not_refused_runs(name: str, key: str) -> None:
     largest, others = 10**6 if key == "shortest" else LARGEST, needed(name, key)

@@ -82,6 +82,7 @@ def test_binning_keeps_footprint_variance_and_spectral_radius(trace: Trace, ship
     assert binned_radius.radius == pytest.approx(whole_radius.radius, abs=2e-4)
 
 
+@pytest.mark.nightly
 def test_the_trace_itself_is_1_4_times_what_one_replica_sustains(trace: Trace, shipped: Profile) -> None:
     whole = whole_trace(trace, shipped.model, shipped.model.replica)
     assert whole.total_rate_rps == pytest.approx(5.53, abs=0.005)

@@ -83,7 +83,7 @@ def with_sweeps(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 @needs_sweeps
-@pytest.mark.parametrize("splits", [sweeps.high_from_low, sweeps.each_shape])
+@pytest.mark.parametrize("splits", [sweeps.high_from_low, *at_night(sweeps.each_shape)])
 def test_points_of_a_sweep_that_are_held_out_do_not_matter(splits: sweeps.Splits, tmp_path: Path) -> None:
     """They are a thousand times as slow, which changes nothing but what is measured."""
     with (DATA / sweeps.FILE).open(newline="") as file:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from kvplan.analysis.equilibrium import blocks, equilibrium, load, saturation
 from kvplan.formats import html, markdown, terminal
@@ -140,6 +141,7 @@ def slower(timing: Timing, factor: float) -> Timing:
     return Timing(*(time * factor for time in times), knee)
 
 
+@examples(8)
 @given(TIMINGS, st.floats(0.2, 1.0), st.floats(1.0, 5.0), st.floats(0.3, 1.6))
 def test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_slower(
     timing: Timing, least: float, most: float, share: float

@@ -217,14 +217,19 @@ def draws(gap: Gap, rng: random.Random) -> Callable[[], float]:
 @pytest.mark.parametrize(
     ("gap", "part"),
     [
-        (THINK, 0.6),
         (THINK, 0.9),
-        (THINK, 0.98),
-        (Exponential(16.0), 0.3),
-        (Exponential(16.0), 0.8),
         (Exponential(16.0), 0.95),
-        (Quantiles((16.0,)), 0.6),
         (Quantiles((16.0,)), 0.85),
+        *(
+            pytest.param(gap, part, marks=pytest.mark.nightly)
+            for gap, part in (
+                (THINK, 0.6),
+                (THINK, 0.98),
+                (Exponential(16.0), 0.3),
+                (Exponential(16.0), 0.8),
+                (Quantiles((16.0,)), 0.6),
+            )
+        ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, float) else str(value),
 )
@@ -255,6 +260,7 @@ def test_sessions_hit_and_take_what_theory_says(gap: Gap, part: float) -> None:
     assert found.kv_unique_tokens == pytest.approx(measured.kv, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_with_few_streams_fluctuations_cost_hits() -> None:
     """A third of an agent replica, 80 streams: first order is off by more than .006, second by less."""
     law = Timing(0.015, *(constant * 3 for constant in AGENT_LAW.constants[1:4]))
