@@ -102,7 +102,9 @@ def chromium() -> Iterator[Browser]:
         os.dup2(103, 3)
         os.dup2(104, 4)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as folder:  # it may still write there as it ends
         process = subprocess.Popen(
             [CHROMIUM, *_FLAGS, f"--user-data-dir={folder}"],
             preexec_fn=connect,

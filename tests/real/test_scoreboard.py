@@ -17,12 +17,12 @@ from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.timing.sweep import Sweep
 from kvplan.reproduction.real import rates, replays, sweeps, tables
-from kvplan.reproduction.real.catalogue import RUNS, folder_beside_checkout
+from kvplan.reproduction.real.catalogue import RUNS
 from kvplan.reproduction.real.hidden import Hidden
 from kvplan.reproduction.real.record import Bound, Row
 from kvplan.reproduction.real.score import foretell, scored
 
-DATA = folder_beside_checkout() or Path("not here")
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
 QUICK = ("rates-h100", "vllm-rtx4090", "vllm-rtxpro6000", "vllm-watermark")
 LONG = tuple(name for name in RUNS if name not in QUICK)
 
@@ -109,6 +109,7 @@ def test_points_of_a_sweep_that_are_held_out_do_not_matter(splits: sweeps.Splits
     assert all(other.measured != row.measured for row, other in zip(rows, others, strict=True))
 
 
+@pytest.mark.nightly
 @needs_sweeps
 def test_a_prior_is_not_learnt_from_its_own_model(tmp_path: Path) -> None:
     with (DATA / sweeps.FILE).open(newline="") as file:
@@ -127,6 +128,7 @@ def test_a_prior_is_not_learnt_from_its_own_model(tmp_path: Path) -> None:
     assert after.prior(other) != known[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not rates.RATES.has_data(DATA), reason="the rate sweeps are not here")
 def test_stages_that_are_foretold_do_not_matter(tmp_path: Path) -> None:
     shutil.copytree(DATA / rates.FOLDER, tmp_path / rates.FOLDER)
@@ -166,6 +168,7 @@ def test_the_second_half_of_a_run_does_not_matter(run: Any, tmp_path: Path) -> N
     assert slower.measured > 2 * makespan.measured
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not tables.SPLITWISE.has_data(DATA), reason="the table is not here")
 def test_settings_of_a_fold_do_not_matter() -> None:
     samples = next(some for some in read_samples(DATA / tables.FILE) if isinstance(some, Samples))
