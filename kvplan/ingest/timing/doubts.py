@@ -6,7 +6,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.equations import AMOUNTS, LINEAR, BoolArray, Equations, Kind, Terms
-from kvplan.ingest.timing.family import believed
+from kvplan.ingest.timing.family import in_order
 from kvplan.ingest.timing.robust import constants
 from kvplan.model import FloatArray, Timing
 
@@ -59,7 +59,7 @@ def settled_by_prior(equations: Equations, terms: Terms, prior: Timing, found: F
             continue
         for factor in (2.0, 0.5):
             other = replace(prior, **{name: factor * getattr(prior, name)})
-            then = constants(equations, terms, believed(equations, terms, other))[index]
+            then = constants(equations, terms, in_order(equations, terms, other))[index]
             if max(then, found[index]) > 2**_FOLLOWS * min(then, found[index]):
                 follow.append(name)
                 break

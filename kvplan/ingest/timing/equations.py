@@ -76,7 +76,7 @@ class Equations:
     overhead : ndarray, shape (n_equations,)
         Of the overhead of a request.
     offset : ndarray, shape (n_equations,), seconds
-        What is left of a time where all constants are 0: where it is not linear in them, this is its tangent.
+        Of a time that no constant makes, such as the wait for an iteration under way.
     seconds : ndarray, shape (n_equations,), seconds
     kind : ndarray of str, shape (n_equations,)
         A `Kind` each.

@@ -16,7 +16,7 @@ from kvplan.model import FloatArray, Timing
 
 FOLDS = 5
 _FEWEST = 2  # groups to fit to
-_MOST_OFF = 1.0  # logarithm of measured over fitted; what is further off counts no more
+_MOST_OFF = 1.0  # relative error; what is further off counts no more
 _NO_MATTER = 1e-3  # difference of errors that is not worth a term
 _TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
 
@@ -58,7 +58,7 @@ def tried(
     found = []
     for terms in among:
         off = np.empty(len(equations))
-        drawn = believed(equations, terms, prior)
+        drawn = in_order(equations, terms, prior)
         for out, mine in zip(left_out, agree, strict=True):
             asked = equations.part(out)
             fitted = asked.times(terms, constants(equations.part(mine), terms, drawn))
@@ -85,7 +85,7 @@ def chosen(laws: Sequence[Tried], equations: Equations, kept: BoolArray) -> Trie
     return min(near, key=lambda one: one[:2])[2]
 
 
-def believed(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
+def in_order(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
     """The prior in the order of a design: no knee and no overhead is known beforehand."""
     width = equations.design(terms).shape[1]
     known = (prior.d0, prior.d1, prior.d2, prior.d3, *([prior.d4] if terms.d4 else []))

@@ -13,7 +13,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.doubts import doubts, refuse_too_few, settled_by_prior
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
-from kvplan.ingest.timing.family import believed, chosen, family, losses, tried
+from kvplan.ingest.timing.family import chosen, family, in_order, losses, tried
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.reading import Measured
 from kvplan.ingest.timing.robust import agreeing, constants, contradicted, nothing_free
@@ -173,14 +173,15 @@ def fit_timing(
     best = chosen(laws, equations, kept) if laws else None
     terms = among[0] if best is None else best.terms
     resting = equations.part(kept)
-    found = constants(resting, terms, believed(equations, terms, prior))
+    found = constants(resting, terms, in_order(resting, terms, prior))
     if (needed := terms.needed(found)) != terms:
-        terms, found = needed, constants(resting, needed, believed(equations, needed, prior))
+        terms, found = needed, constants(resting, needed, in_order(resting, needed, prior))
     follow = settled_by_prior(resting, terms, prior, found)
-    found, free = nothing_free(resting, terms, believed(resting, terms, prior), found)
+    found, free = nothing_free(resting, terms, in_order(resting, terms, prior), found)
     from_prior = {*follow, *(terms.names[index] for index in free)}
     held_out = next((law.held_out for law in laws if law.terms == terms), None)
     timing, overhead = equations.law(terms, found)
+    fitted = equations.times(terms, found)
     return TimingFit(
         constants=found,
         timing=timing,
@@ -189,12 +190,12 @@ def fit_timing(
         from_prior=tuple(sorted(from_prior)),
         equations=equations,
         kept=kept,
-        fitted_s=equations.times(terms, found),
+        fitted_s=fitted,
         held_out=held_out,
         considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
         envelope=envelope,
-        outliers=_outliers(names, equations, equations.times(terms, found), kept, opposed),
-        warnings=doubts(equations, kept, equations.times(terms, found), held_out),
+        outliers=_outliers(names, equations, fitted, kept, opposed),
+        warnings=doubts(equations, kept, fitted, held_out),
     )
 
 

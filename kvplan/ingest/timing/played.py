@@ -43,12 +43,15 @@ _KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
 _POLICY = {"sglang": "sglang"}  # of an engine; others schedule as vLLM does
 _EACH, _LEAST, _MOST = 10, 40, 20_000  # requests for each in flight where a file does not say; of a point
 _LEAST_AT_A_RATE = 3000  # when a request comes within an iteration is chance; many even it out
-_ITERATIONS, _FEWEST_WAVES = (
-    1_000_000,
-    2,
-)  # of a closed loop, about; and requests for each in flight, at least
-_STEP = 0.05  # of an iteration, by which a constant is changed; linear, so that any would do
+_ITERATIONS = 1_000_000  # of a closed loop, about
+_FEWEST_WAVES = 2  # requests for each in flight, at least
 _KINDS = (Kind.TTFT, Kind.TPOT, Kind.E2E, Kind.INTERVAL)
+# Each constant in turn a second more; times are linear in them, so that any step would do.
+_ONE_MORE = [
+    Law(replace(UNIT.timing, **{name: getattr(UNIT.timing, name) + 1}))
+    for name in ("d0", "d1", "d2", "d3", "d4")
+]
+_ONE_MORE += [Law(replace(UNIT.timing, d5=1.0, knee_tokens=knee)) for knee in _KNEES]
 
 
 class _Load(NamedTuple):
@@ -92,7 +95,7 @@ def foretold(
     loads = [
         _load(number, point, sweep, replica) for number, sweep in enumerate(sweeps) for point in sweep.points
     ]
-    times = _times(loads, [[law]] * len(loads), progress, announce)
+    times = _times(loads, [law], progress, announce)
     return [dict(zip(_KINDS, mine[0].tolist(), strict=False)) for mine in times]
 
 
@@ -141,13 +144,9 @@ def play(
         for number, sweep in enumerate(sweeps)
         for point in sweep.points
     ]
-    first = _times(loads, [[UNIT]] * len(loads), None, announce)
-    steps = [_steps(load, times[0]) for load, times in zip(loads, first, strict=True)]
-    others = _times(loads, [[_more(*step) for step in mine] for mine in steps], progress, announce)
     rows: list[_Row] = []
-    for load, mine, (base,), changed in zip(loads, steps, first, others, strict=True):
-        slopes = (changed - base) / np.array([step for _, _, step in mine])[:, None]
-        rows += _rows(load, base, slopes)
+    for load, times in zip(loads, _times(loads, [UNIT, *_ONE_MORE], progress, announce), strict=True):
+        rows += _rows(load, times[1:] - times[0], peak=float(times[0, -1]))
     return _equations(rows)
 
 
@@ -205,12 +204,12 @@ _PLAYED: dict[tuple[Hashable, Law], tuple[float, ...]] = {}  # times of what ran
 
 def _times(
     loads: Sequence[_Load],
-    laws: Sequence[Sequence[Law]],
+    laws: Sequence[Law],
     progress: Progress | None,
     announce: Announce | None,
 ) -> list[FloatArray]:
-    """Mean times of each load at each of its laws, seconds, and its peak of prefill tokens: (n_laws, n_kinds + 1)."""
-    runs = [[(load.alike, law) for law in mine] for load, mine in zip(loads, laws, strict=True)]
+    """Mean times of each load at each law, seconds, and its peak of prefill tokens: (n_laws, n_kinds + 1)."""
+    runs = [[(load.alike, law) for law in laws] for load in loads]
     wanted = {run: load for load, mine in zip(loads, runs, strict=True) for run in mine if run not in _PLAYED}
     jobs = [[load.job(law)] for (_, law), load in wanted.items()]
     outcomes = run_to_the_end(jobs, progress, announce, compile=True) if jobs else []
@@ -230,28 +229,6 @@ def _of_run(load: _Load, run: Outcome) -> tuple[float, ...]:
     return ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size, run.prefill_peak
 
 
-def _steps(load: _Load, times: FloatArray) -> list[tuple[str, float, float]]:
-    """Constants to change, the knee of each and by how much: about a twentieth of an iteration."""
-    point, (_, _, e2e, interval, _) = load.point, times
-    sequences = max(float(e2e / interval), 1.0)
-    prompt, output = sum(point.inputs) / 2, sum(point.outputs) / 2
-    computed = max(sequences * (prompt + output) / max(output, 1.0), 1.0)
-    amounts = {
-        "d0": 1.0,
-        "d1": sequences * (prompt + output / 2),
-        "d2": max(computed - sequences, 1.0),
-        "d3": sequences,
-        "d4": sequences**0.5,
-    }
-    linear = [(name, 0.0, _STEP / amount) for name, amount in amounts.items()]
-    return [*linear, *(("d5", knee, _STEP / computed) for knee in _KNEES)]
-
-
-def _more(name: str, knee: float, step: float) -> Law:
-    unit = UNIT.timing
-    return Law(replace(unit, **{name: getattr(unit, name) + step, "knee_tokens": knee}))
-
-
 def seen(point: Point) -> list[tuple[Kind, float]]:
     """What was measured of a point: TTFT, and the first of TPOT, E2E and time between completions."""
     between = point.throughput_rps and 1 / point.throughput_rps
@@ -261,12 +238,12 @@ def seen(point: Point) -> list[tuple[Kind, float]]:
     return known if ttft is None else [(first, ttft), *known]
 
 
-def _rows(load: _Load, base: FloatArray, slopes: FloatArray) -> Iterator[_Row]:
+def _rows(load: _Load, slopes: FloatArray, peak: float) -> Iterator[_Row]:
     """What was measured of a point, as the slopes of its times by the constants."""
     interval = _KINDS.index(Kind.INTERVAL)
     state = slopes[1:4, interval] / slopes[0, interval]
     for kind, time in seen(load.point):
-        yield _Row(load, kind, time, slopes[:, _KINDS.index(kind)], state, float(base[-1]))
+        yield _Row(load, kind, time, slopes[:, _KINDS.index(kind)], state, peak)
 
 
 def _equations(rows: Sequence[_Row]) -> Equations:

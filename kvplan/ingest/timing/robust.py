@@ -37,8 +37,6 @@ _SPREADS = 6.0  # how many of them are then too far
 _HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an envelope; of measurements
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
-
-
 _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
 _HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread

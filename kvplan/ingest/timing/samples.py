@@ -83,11 +83,7 @@ class RequestLog:
     line: IntArray
     left_out: tuple[LeftOut, ...] = ()
     sha256: str = ""
-
-    @property
-    def group(self) -> str:
-        """Such a file does not say what served."""
-        return ""
+    group: str = ""  # such a file does not say what served
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +110,4 @@ class Series:
     line: IntArray
     left_out: tuple[LeftOut, ...] = ()
     sha256: str = ""
-
-    @property
-    def group(self) -> str:
-        """Such a file does not say what served."""
-        return ""
+    group: str = ""  # such a file does not say what served

@@ -93,7 +93,7 @@ def _origin(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Origi
 
 
 def _from_prior(fit: TimingFit, prior: Prior) -> str:
-    return f"{', '.join(fit.from_prior)}: taken in the ratio of {prior.source}"
+    return f"{', '.join(fit.from_prior)}: estimated after {prior.source}"
 
 
 def _about(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Iterable[str]:
@@ -160,7 +160,7 @@ def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[st
     """What rests on the prior, which terms were tried, warnings of the fit, and rows that gave nothing."""
     found = []
     if fit.from_prior:
-        found.append(f"the measurements do not determine {_from_prior(fit, prior)}, as an estimate")
+        found.append(f"the measurements do not determine {_from_prior(fit, prior)}")
     if len(fit.considered) > 1:
         found.append(_terms(fit))
     found += dict.fromkeys(f"{some.source}: {note}" for some in measured for note in some.notes)
