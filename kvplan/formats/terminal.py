@@ -235,7 +235,7 @@ def _wrapped(table: Table, width: int) -> RenderableType:
 
 def _cell(text: str, column: Column) -> Text:
     if column.outcome:
-        return Text(text, _OUTCOMES[text])
+        return Text(text, _OUTCOMES.get(text, ""))  # what nobody asks for has no outcome
     return _KeyText(text) if column.dotted else Text(text)
 
 

@@ -106,6 +106,17 @@ def test_failures_are_shown_as_failures() -> None:
     assert "TPOT all median 3 50% 50% 60% PASS" in shown
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_what_nobody_asked_for_neither_passes_nor_fails(width: int) -> None:
+    long = "TPOT where most of all requests wait"  # so that cells wrap
+    bounds = Bound(quantity=long, must=0.6, recorded=0.6), Bound(quantity=long, recorded=0.6)
+    board = foretell(run(*bounds, rows=[row(DENSE, 1.1)._replace(quantity=long)]), None)
+    shown = scoreboard.build([board])
+    words = terminal.render_sections(list(shown), origin(), width=width)
+    assert words.count("PASS") == 1
+    assert "FAIL" not in words
+
+
 def test_without_data_nothing_passes_or_fails(tmp_path: Path) -> None:
     board = foretell(run(Bound(quantity="TPOT", must=0.1, recorded=0.1), files=("sweeps.csv",)), tmp_path)
     assert (board.scored, board.as_recorded) == ((), True)
