@@ -122,7 +122,9 @@ def _arriving(model: ServingModel, requests: int) -> Load:
     if not longest:
         return Load(Arrivals.POISSON, requests)
     most_s = _MOST_REQUESTS / model.total_rate_rps
-    return Load(Arrivals.POISSON, None, min(max(_SESSIONS * longest, requests / model.total_rate_rps), most_s))
+    return Load(
+        Arrivals.POISSON, None, min(max(_SESSIONS * longest, requests / model.total_rate_rps), most_s)
+    )
 
 
 def figures(report: Report, runs: Runs, model: ServingModel) -> dict[str, Any]:
