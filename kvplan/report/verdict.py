@@ -93,8 +93,13 @@ def actions(
     varying: Peak | None,
     recovers: Recovery,
     against_collapse: tuple[str, ...] = (),
+    *,
+    warm: bool = False,
 ) -> tuple[str, ...]:
-    """What to do, most important first; each fits a line or two of the first screen."""
+    """What to do, most important first; each fits a line or two of the first screen.
+
+    `warm`: a prefix cache holds less than the buffer is for, which counts every prompt as a stranger's.
+    """
     usual = against_collapse or _at_these_rates(status, model, offered, local, cap, plan, buffer, recovers)
     first = None if varying is None else _at_peak(varying, status, cap, recovers.rate_rps or 0.0)
     if first is None:
@@ -116,7 +121,7 @@ def _at_these_rates(
     local: Stability,
     cap: RateCap,
     plan: Plan,
-    buffer: SafetyBuffer,
+    buffer: SafetyBuffer | None,
     recovers: Recovery,
 ) -> tuple[str, ...]:
     found: list[str] = []
@@ -159,7 +164,7 @@ def _at_these_rates(
             f"{_NOTHING} under greedy admission, which never evicts: max_num_seqs requests at their longest fill "
             "memory exactly. vLLM keeps a block for itself and can: one sequence less or one block more excludes that."
         )
-    elif (buffer.overflow_probability_horizon or 0) > plan.delta:
+    elif buffer is not None and (buffer.overflow_probability_horizon or 0) > plan.delta:
         at_most = " at most" if buffer.required_kv_basis is RiskBasis.BOUND else ""
         found.append(
             f"Expect evictions now and then: about {format_percent(buffer.overflow_probability_horizon)} for any "

@@ -17,6 +17,7 @@ MAX_REQUESTS = 10**8
 DEFAULT_REQUESTS = 10_000
 DEFAULT_CV = 3.0
 DEFAULT_CLIENTS = 128
+_MORE = 2  # times the requests of users that are expected until a horizon
 DEFAULT_BURST = (1.5, 0.5, 60.0, 60.0)  # keeps the mean rate
 
 
