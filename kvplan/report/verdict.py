@@ -100,7 +100,8 @@ def actions(
 
     `warm`: a prefix cache holds less than the buffer is for, which counts every prompt as a stranger's.
     """
-    usual = against_collapse or _at_these_rates(status, model, offered, local, cap, plan, buffer, recovers)
+    held = None if warm else buffer
+    usual = against_collapse or _at_these_rates(status, model, offered, local, cap, plan, held, recovers)
     first = None if varying is None else _at_peak(varying, status, cap, recovers.rate_rps or 0.0)
     if first is None:
         return usual
