@@ -13,6 +13,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.format import Description
+from kvplan.ingest.trace.prefixes import Prefixes, prefixes_of
 from kvplan.ingest.trace.rows import Rows, TraceFile, read_description
 from kvplan.model import FloatArray, IntArray
 from kvplan.units import format_percent
@@ -44,8 +45,8 @@ class Traffic:
         Coefficient of variation of the times between arrivals; 1 for Poisson arrivals.
     dispersion, dispersion_window_s
         Variance over mean of the arrivals in windows of so many seconds; 1 for Poisson arrivals. None: too short.
-    prefix_share
-        Share of the prompts' blocks that an unlimited prefix cache would have had. None: no ``hash_ids``.
+    prefixes
+        What prompts have in common. None: nothing in the trace tells.
     notes
         What was left out or rounded, and what is not as it seems.
     """
@@ -63,7 +64,7 @@ class Traffic:
     gap_cv: float | None
     dispersion: float | None
     dispersion_window_s: float | None
-    prefix_share: float | None
+    prefixes: Prefixes | None
     notes: tuple[str, ...]
 
     @property
@@ -134,7 +135,7 @@ def measure(path: Path) -> Traffic:
         gap_cv=arrivals.gap_cv() if timed else None,
         dispersion=dispersion,
         dispersion_window_s=window,
-        prefix_share=extras.repeated_blocks / extras.prompt_blocks if extras.prompt_blocks else None,
+        prefixes=prefixes_of(extras.identities),
         notes=tuple(_notes(trace, rows, served, arrivals, pairs)),
     )
 
@@ -151,8 +152,6 @@ def _notes(trace: TraceFile, rows: int, served: int, arrivals: "_Arrivals", pair
         yield f"{arrivals.late:,} of these are too far off to be put in order, and count as gaps of 0 s"
     if trace.extras.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
-    if trace.extras.forgetful:
-        yield "more prefix blocks than are remembered: the share of repeated ones is a lower bound"
     yield from pairs.notes()
 
 
@@ -180,7 +179,7 @@ def _of_description(path: Path, format: str, described: Description) -> Traffic:
         gap_cv=described.gap_cv,
         dispersion=None,
         dispersion_window_s=None,
-        prefix_share=None,
+        prefixes=None,
         notes=(*described.notes, *pairs.notes()),
     )
 
