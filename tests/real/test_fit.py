@@ -67,7 +67,11 @@ def test_what_else_the_traces_say() -> None:
     assert mooncake.count.sum() == 8000
     assert mooncake.prefixes is not None
     assert (mooncake.prefixes.block_tokens, mooncake.prefixes.complete) == (512, True)
-    simulated = {1e6: 0.052, 3e6: 0.135, 1e7: 0.284}  # found by a replica of so many tokens that replays the trace
+    simulated = {
+        1e6: 0.052,
+        3e6: 0.135,
+        1e7: 0.284,
+    }  # found by a replica of so many tokens that replays the trace
     for memory, ratio in simulated.items():
         assert mooncake.prefixes.found_by(memory) == pytest.approx(ratio, abs=0.005)
     assert 1 / (1 - mooncake.prefixes.reusable) == pytest.approx(1.6, abs=0.05)  # overcounted without a cache

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from kvplan.analysis.cache_states import hit_ratio
 from kvplan.ingest.trace.identities import Identities
-from kvplan.ingest.trace.stack_distance import hit_ratio, knots, stack_distances
+from kvplan.ingest.trace.stack_distance import hit_curve, knots, stack_distances
 from kvplan.model import FloatArray, IntArray
 from kvplan.model.gaps import Quantiles
 from kvplan.model.reuse import Reuse, SharedPrompt
@@ -19,6 +20,7 @@ _WITHIN, _POINTS = (
     0.001,
     40,
 )  # of the curve: how near straight lines must be, and how many points there are at most
+_MOST = 0.999  # found, that a profile may say
 _MANY, _FEWEST = (
     0.01,
     10,
@@ -120,8 +122,7 @@ class Prefixes:
         >>> [some.found_by(tokens) for tokens in (50, 200, 1000)]
         [0.1, 0.25, 0.3]
         """
-        size, ratio = zip((0, 0.0), *self.curve, strict=True)
-        return float(np.interp(memory_tokens, size, ratio))
+        return hit_ratio(self.curve, memory_tokens)
 
 
 def prefixes_of(identities: Identities) -> Prefixes | None:
@@ -142,11 +143,11 @@ def prefixes_of(identities: Identities) -> Prefixes | None:
     blocks = blocks_of(identities)
     if blocks is None:
         return None
-    size, ratio = hit_ratio(blocks.distances(), blocks.block_tokens, float(blocks.input_tokens.sum()))
+    size, ratio = hit_curve(blocks.distances(), blocks.block_tokens, float(blocks.input_tokens.sum()))
     kept = knots(size, ratio, _WITHIN, _POINTS)
     shared, depth = _shared(blocks)
     return Prefixes(
-        curve=tuple(zip(size[kept].tolist(), ratio[kept].round(4).tolist(), strict=True)),
+        curve=tuple(zip(size[kept].tolist(), ratio[kept].round(4).clip(0, _MOST).tolist(), strict=True)),
         shared=shared,
         reuse=_reuse(blocks, depth),
         requests=blocks.count.size,

@@ -57,12 +57,12 @@ def stack_distances(
     return distances
 
 
-def hit_ratio(distances: IntArray, block_tokens: int, prompt_tokens: float) -> tuple[IntArray, FloatArray]:
+def hit_curve(distances: IntArray, block_tokens: int, prompt_tokens: float) -> tuple[IntArray, FloatArray]:
     """Cache sizes at which more is found, tokens, and the share of the prompt tokens found by each.
 
     Examples
     --------
-    >>> [found.tolist() for found in hit_ratio(np.array([0, 26, 40, 26]), 16, 100)]
+    >>> [found.tolist() for found in hit_curve(np.array([0, 26, 40, 26]), 16, 100)]
     [[26, 40], [0.32, 0.48]]
     """
     size, count = np.unique(distances[distances > 0], return_counts=True)
