@@ -175,3 +175,24 @@ def test_terms_that_come_out_as_nothing_are_not_needed() -> None:
     full = Terms(d4=True, knee_tokens=64.0)
     assert full.needed(np.array([1.0, 0, 0, 0, 0.0, 2.0])) == Terms(knee_tokens=64.0)
     assert full.needed(np.array([1.0, 0, 0, 0, 2.0, 0.0, 9.0])) == Terms(d4=True)
+
+
+def test_hits_do_not_bias_the_time_of_a_prefill_token() -> None:
+    """A log in which a tenth to six tenths of the prompts were found says what those cost that were computed."""
+    rng = np.random.default_rng(1)
+    law = Timing(0.01, d1=1e-6, d2=1e-4)
+    lines = ["GPU KV cache size: 100,000 tokens\n", "vLLM API server version 0.11.0\n"]
+    for _ in range(200):
+        kv, prefill, running = 1000 * rng.integers(1, 80), rng.uniform(0, 400), rng.integers(1, 64)
+        tau, hit = law.d0 + law.d1 * kv + law.d2 * prefill, rng.choice([0.1, 0.3, 0.6])
+        lines.append(
+            f"Engine 000: Avg prompt throughput: {prefill / tau / (1 - hit):.1f} tokens/s, Avg generation throughput: "
+            f"{running / tau:.1f} tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: "
+            f"{kv / 1000:.1f}%, Prefix cache hit rate: {100 * hit:.1f}%\n"
+        )
+    found = fit_measured(parse_samples(lines, "serve.log"), PRIOR, believed=False)
+    assert found.timing.d2 == pytest.approx(law.d2, rel=0.02)
+    assert found.timing.d1 == pytest.approx(law.d1, rel=0.05)
+    silent = [line.replace(", Prefix cache hit rate", "; nothing") for line in lines]
+    blind = fit_measured(parse_samples(silent, "serve.log"), PRIOR, believed=False)
+    assert blind.timing.d2 < 0.8 * law.d2
