@@ -97,7 +97,7 @@ class Collector:
         Raises
         ------
         ProfileError
-            No time between tokens is so long, or so short; or no time was measured.
+            No time between tokens is so long, or so short; no time was measured; or more was cached than prompts have.
         """
         times = [t for t in (point.ttft_s, point.tpot_s, point.e2e_s) if t is not None]
         if point.outputs[1] < 1 or point.throughput_rps == 0 or point.requests == 0:
@@ -107,6 +107,9 @@ class Collector:
             if most > _LONGEST_TOKENS:
                 message = f"{what} of {most:,} tokens; at most {_LONGEST_TOKENS:,}"
                 raise ProfileError(self.source, message, line=point.line)
+        if point.cached_tokens > sum(point.inputs) / 2:
+            message = f"{point.cached_tokens:,} tokens cached of a prompt of {sum(point.inputs) / 2:,g}"
+            raise ProfileError(self.source, message, line=point.line)
         if (point.concurrency or 0) > _MOST_IN_FLIGHT:
             message = f"{point.concurrency:,} requests in flight; at most {_MOST_IN_FLIGHT:,}"
             raise ProfileError(self.source, message, line=point.line)
