@@ -1,6 +1,7 @@
 """What traces say of prompts that begin alike: hashes of blocks, chats and sessions."""
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import tomli
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.trace import identities as memory
+from kvplan.ingest.trace import prefixes as derived
 from kvplan.ingest.trace.prefixes import Prefixes
+from kvplan.ingest.trace.stack_distance import stack_distances
 from kvplan.ingest.trace.text import prefix_table
 from kvplan.ingest.trace.traffic import measure
 
@@ -159,7 +162,7 @@ def test_hashes_must_be_whole_numbers(tmp_path: Path, hashes: list[Any]) -> None
 def test_what_there_is_no_room_for_is_left_out_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_MOST_HASHES", 5)
+    monkeypatch.setattr(memory, "MOST_HASHES", 5)
     rows = [(1000 * i, 1100, 1, [1, 2, 10 + i]) for i in range(3)]
     found = known(tmp_path, mooncake(rows))
     assert (found.requests, found.complete) == (1, False)
@@ -187,3 +190,28 @@ def test_the_curve_answers_for_every_size(tmp_path: Path, chats: list[dict[str, 
     ratios = [found.found_by(size) for size in sizes]
     assert ratios == sorted(ratios)
     assert ratios[-1] == found.reusable
+
+
+def test_long_conversations_are_told_in_larger_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """101 and 201 tokens are 6 and 12 blocks of 16, and 9 of 32; the 3 of the first turn were used last."""
+    monkeypatch.setattr(derived, "MOST_HASHES", 10)
+    found = known(tmp_path, "time,session_id,input,output\n0,a,100,2\n1,a,200,2\n")
+    assert found.block_tokens == 32
+    assert found.curve == ((96, round(96 / 300, 4)),)
+
+
+@pytest.mark.nightly
+def test_ten_million_blocks_take_less_than_a_minute() -> None:
+    """Conversations that grow by 20 blocks a turn, 3,000 at a time."""
+    rng = np.random.default_rng(0)
+    count = rng.integers(1, 15, 80_000) * 20
+    count = count[: np.searchsorted(np.cumsum(count), 10**7) + 1]
+    begin = np.concatenate([[0], np.cumsum(count)])
+    chat = (np.arange(count.size) // 30_000) * 3000 + rng.integers(0, 3000, count.size)
+    node = np.repeat(300 * chat, count) + np.arange(begin[-1]) - np.repeat(begin[:-1], count)
+    started = time.perf_counter()
+    distance = stack_distances(node, begin, count, rng.integers(0, 300, count.size), 16)
+    assert distance.size >= 10**7
+    assert time.perf_counter() - started < 60

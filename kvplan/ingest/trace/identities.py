@@ -6,7 +6,8 @@ from typing import Any
 
 Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
 
-_MOST_HASHES, _MOST_REQUESTS = 1 << 24, 1 << 23  # remembered
+MOST_HASHES = 12_000_000  # remembered; about a gigabyte where they are used
+_MOST_REQUESTS = 4_000_000
 
 
 class BadRowError(Exception):
@@ -51,7 +52,7 @@ class Identities:
         if not (request[1] and request[2]):
             return
         hashes = hashes if isinstance(hashes, list) else []
-        if len(self.hashes) + len(hashes) > _MOST_HASHES or len(self.arrival_s) >= _MOST_REQUESTS:
+        if len(self.hashes) + len(hashes) > MOST_HASHES or len(self.arrival_s) >= _MOST_REQUESTS:
             self.full = True
         if self.full:
             return

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvplan.analysis.cache_states import hit_ratio
-from kvplan.ingest.trace.identities import Identities
+from kvplan.ingest.trace.identities import MOST_HASHES, Identities
 from kvplan.ingest.trace.stack_distance import hit_curve, knots, stack_distances
 from kvplan.model import FloatArray, IntArray
 from kvplan.model.gaps import Quantiles
@@ -15,7 +15,7 @@ from kvplan.model.reuse import Reuse, SharedPrompt
 
 _SIZES = tuple(16 << power for power in range(8))  # of blocks that hashes can be of, tokens
 _FITTING = 0.9  # share of the prompts that must have as many hashes as they have blocks
-_PAGE = 16  # tokens, where conversations and not hashes tell
+_PAGE = 16  # tokens, where conversations and not hashes tell; larger if these make too many
 _WITHIN, _POINTS = (
     0.001,
     40,
@@ -177,14 +177,17 @@ def blocks_of(identities: Identities) -> Blocks | None:
     if (conversation < 0).all():
         return None
     thread = _threads(conversation, inputs, inputs + outputs)
-    several = np.bincount(thread)[thread] > 1
-    count = np.where(several, (inputs + outputs - 1) // _PAGE, 0)
+    left = np.where(np.bincount(thread)[thread] > 1, inputs + outputs - 1, 0)
+    page = _PAGE
+    while (left // page).sum() > MOST_HASHES:
+        page *= 2
+    count = left // page
     longest = np.zeros(thread.max() + 1, dtype=np.int64)
     np.maximum.at(longest, thread, count)
     begin = _begin(count)
     depth = np.arange(begin[-1]) - np.repeat(begin[:-1], count)
     node = np.repeat(_begin(longest)[thread], count) + depth
-    return Blocks(arrival[order], inputs, outputs, node, begin, _PAGE, hashed=False)
+    return Blocks(arrival[order], inputs, outputs, node, begin, page, hashed=False)
 
 
 def _begin(count: IntArray) -> IntArray:
