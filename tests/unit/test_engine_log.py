@@ -281,4 +281,5 @@ def test_sglang_counts_the_tokens_of_its_prefill_batches() -> None:
 def test_a_start_that_states_no_hits_has_none_of_the_one_before() -> None:
     again = TOKENS.replace("23:56", "23:59")
     assert parsed(SERVER, TOKENS, STATS.format("38.2"), SERVER, again).hits is None
+    assert parsed(TOKENS, SERVER, STATS.format("38.2")).hits is None  # of a start whose capacity is not there
     assert parsed(TOKENS, STATS.format("nan")).hits is None
