@@ -150,6 +150,8 @@ def test_traces_that_identify_nothing_say_so(tmp_path: Path) -> None:
     assert prefixes(tmp_path, "time,input,output\n0,9,9\n1,9,9\n") is None
     of_no_size = [(0, 900, 1, [1, 2, 3, 4, 5]), (1000, 700, 1, [1])]
     assert prefixes(tmp_path, mooncake(of_no_size)) is None
+    (note,) = measure(tmp_path / "trace").notes
+    assert note.startswith("hash_ids are not as many as the prompts have blocks")
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,9 @@ from kvplan.model.reuse import Reuse, SharedPrompt
 _SIZES = tuple(16 << power for power in range(8))  # of blocks that hashes can be of, tokens
 _FITTING = 0.9  # share of the prompts that must have as many hashes as they have blocks
 _PAGE = 16  # tokens, where conversations and not hashes tell; larger if these make too many
-_WITHIN, _POINTS = (
-    0.001,
-    40,
-)  # of the curve: how near straight lines must be, and how many points there are at most
+_WITHIN, _POINTS = 0.001, 40  # of the curve: how near straight lines must be, and points at most
 _MOST = 0.999  # found, that a profile may say
-_MANY, _FEWEST = (
-    0.01,
-    10,
-)  # prompts that go on in different ways, of all, where what they have in common is shared
+_MANY, _FEWEST = 0.01, 10  # ways in which prompts go on from what is shared: of all prompts, and at least
 _PROMPTS, _LEAST = 20, 0.001  # shared ones that are named; share of the prompts, and its last digit
 _STEPS = 20  # of the law of gaps
 

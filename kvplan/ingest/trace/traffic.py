@@ -120,6 +120,7 @@ def measure(path: Path) -> Traffic:
     if span <= 0:
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
+    prefixes = prefixes_of(extras.identities)
     dispersion, window = arrivals.dispersion() if timed else (None, None)
     return Traffic(
         path=path,
@@ -135,12 +136,19 @@ def measure(path: Path) -> Traffic:
         gap_cv=arrivals.gap_cv() if timed else None,
         dispersion=dispersion,
         dispersion_window_s=window,
-        prefixes=prefixes_of(extras.identities),
-        notes=tuple(_notes(trace, rows, served, arrivals, pairs)),
+        prefixes=prefixes,
+        notes=tuple(_notes(trace, rows, served, arrivals, pairs, prefixes)),
     )
 
 
-def _notes(trace: TraceFile, rows: int, served: int, arrivals: "_Arrivals", pairs: "_Pairs") -> Iterator[str]:
+def _notes(
+    trace: TraceFile,
+    rows: int,
+    served: int,
+    arrivals: "_Arrivals",
+    pairs: "_Pairs",
+    prefixes: Prefixes | None,
+) -> Iterator[str]:
     if empty := rows - served:
         ending = "has no tokens and is left out" if empty == 1 else "have no tokens and are left out"
         yield f"{empty:,} of {rows:,} rows {ending}"
@@ -152,6 +160,8 @@ def _notes(trace: TraceFile, rows: int, served: int, arrivals: "_Arrivals", pair
         yield f"{arrivals.late:,} of these are too far off to be put in order, and count as gaps of 0 s"
     if trace.extras.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
+    if prefixes is None and trace.extras.identities.hashes:
+        yield "hash_ids are not as many as the prompts have blocks, of whatever size: they tell nothing"
     yield from pairs.notes()
 
 
