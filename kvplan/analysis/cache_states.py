@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, Prompts, Replica, Timing
+from kvplan.model import FloatArray, Prompts, Replica, ServingModel, Timing
 from kvplan.model.gaps import Gap
-from kvplan.model.reuse import Stream
+from kvplan.model.streams import Stream, class_streams
 from kvplan.model.weights import Prefill
 
-__all__ = ["FOREVER_S", "CachedReplica", "States", "falling_root"]
+__all__ = ["FOREVER_S", "CachedReplica", "States", "cached_replica", "falling_root", "hit_ratio"]
 
 FOREVER_S = 1e12  # nothing is ever thrown away
 _CLOSE = 1e-12
@@ -173,8 +173,7 @@ class CachedReplica:
     def hits(self, x: Any, tau: Any, age: Any) -> Any:
         """Tokens of a request that are found where what nobody asks for is kept for `age` seconds."""
         if self.hit_curve:
-            sizes, ratios = zip((0.0, 0.0), *self.hit_curve, strict=True)
-            ratio = np.interp(self.replica.capacity_tokens, sizes, ratios)
+            ratio = hit_ratio(self.hit_curve, self.replica.capacity_tokens)
             return np.full(np.shape(age), ratio * self.mean("prompt"))
         found = np.zeros(np.shape(age))
         for one in self.private:
@@ -285,6 +284,23 @@ class CachedReplica:
         fast = self.seconds(x, np.full(x.shape, self.reusable))
         tau = falling_root(lambda t: self.seconds(x, hits(t)) - t, fast, slow)
         return States(x, tau, kept, hits(tau))
+
+
+def hit_ratio(curve: tuple[tuple[float, float], ...], tokens: float) -> float:
+    """Hit ratio of a cache of so many tokens, from points of its curve; as much as its last point beyond.
+
+    Examples
+    --------
+    >>> round(hit_ratio(((1e6, 0.05), (3e6, 0.15)), 2e6), 9)
+    0.1
+    """
+    sizes, ratios = zip((0.0, 0.0), *curve, strict=True)
+    return float(np.interp(tokens, sizes, ratios))
+
+
+def cached_replica(model: ServingModel) -> CachedReplica:
+    """The replica of a model, and what its classes cost, leave in the cache and ask for."""
+    return CachedReplica(class_streams(model), model.timing, model.replica, model.hit_curve)
 
 
 def falling_root(f: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray) -> FloatArray:

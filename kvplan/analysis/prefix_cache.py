@@ -93,8 +93,6 @@ class PrefixCache(NamedTuple):
     ----------
     sustainable_rps
         Guaranteed: no state is left in which requests in flight fill memory. Good: a state exists at all.
-    limits_rps
-        The guaranteed rate under each limit alone, by the limit's name.
     reusable_ratio
         Share of the prompt tokens that an infinite cache finds.
     warm
@@ -115,7 +113,6 @@ class PrefixCache(NamedTuple):
     """
 
     sustainable_rps: SustainableRates
-    limits_rps: dict[str, float]
     reusable_ratio: float
     warm: CacheState | None
     expected: CacheState | None
@@ -139,24 +136,22 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
 
     >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
     >>> from kvplan.model.gaps import Exponential
-    >>> from kvplan.model.reuse import Caching, Reuse, SharedPrompt, class_streams
-    >>> model = ServingModel(
-    ...     (RequestClass("a", 1000, (200,), (1.0,), 8.0),), Timing(0.012, 1e-7, 60e-6), Replica(100_000)
-    ... )
-    >>> def rates(caching):
-    ...     found = prefix_cache(CachedReplica(class_streams(model, [caching]), model.timing, model.replica))
-    ...     return [round(rate, 4) for rate in found.sustainable_rps]
-    >>> rates(Caching()), rates(Caching(shared=(SharedPrompt(800),)))
+    >>> from kvplan.analysis.cache_states import cached_replica
+    >>> from kvplan.model.reuse import Reuse, SharedPrompt
+    >>> def rates(**caching):
+    ...     one = RequestClass("a", 1000, (200,), (1.0,), 8.0, **caching)
+    ...     model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))
+    ...     return [round(rate, 4) for rate in prefix_cache(cached_replica(model)).sustainable_rps]
+    >>> rates(), rates(shared=(SharedPrompt(800),))
     ([9.2232, 9.2232], [24.2247, 24.2247])
 
     One's own earlier turns do not:
 
-    >>> rates(Caching(reuse=Reuse(800, 1.0, Exponential(1.0))))[0]
+    >>> rates(reuse=Reuse(800, 1.0, Exponential(1.0)))[0]
     9.2232
     """
     ends = _ends(cached)
-    limits = {name: _fastest(cached, x) for name, x in ends.items()}
-    guaranteed = min(limits.values())
+    guaranteed = min(_fastest(cached, x) for x in ends.values())
     most = min(x for name, x in ends.items() if name != "max_num_batched_tokens")
     curve = _curve(cached, most)
     good = max(float(_served(cached, curve).max()), guaranteed)
@@ -170,7 +165,6 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     few = warm is not None and streams is not None and streams < FEW_STREAMS
     return PrefixCache(
         sustainable_rps=SustainableRates(guaranteed, good),
-        limits_rps=limits,
         reusable_ratio=cached.reusable / cached.mean("prompt"),
         warm=warm,
         expected=with_fluctuations(cached) if few else warm,
@@ -180,6 +174,16 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
         collapsed=Collapsed(float(end.rate_rps[0]), float(end.iteration_time_s[0])) if danger else None,
         streams_in_memory=streams,
     )
+
+
+def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
+    """The guaranteed rate under each limit alone, requests/s, by the limit's name."""
+    return {name: _fastest(cached, x) for name, x in _ends(cached).items()}
+
+
+def full_memory(cached: CachedReplica) -> States:
+    """The state in which requests in flight fill memory, and no more is found than what they have in common."""
+    return cached.states(np.array([_ends(cached)["memory"]]), warm=False)
 
 
 def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
@@ -202,32 +206,6 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
         loop_gain=0.0 if cached.hit_curve else loop_gain(cached, found),
         stable=stable,
     )
-
-
-def rate_of_users(cached: CachedReplica, users: float, think_s: float) -> float | None:
-    """Requests/s of so many users, each of whom thinks for a while after every answer; None where they do not fit.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
-    >>> from kvplan.model.reuse import Caching, class_streams
-    >>> model = ServingModel((RequestClass("a", 100, (50,), (1.0,), 1.0),), Timing(0.02), Replica(100_000))
-    >>> cached = CachedReplica(class_streams(model, [Caching()]), model.timing, model.replica)
-    >>> round(rate_of_users(cached, 44, think_s=10.0), 9)  # 44 users, each once in 10 s and 50 iterations
-    4.0
-    """
-    most = min(_ends(cached).values())
-
-    def short_of(x: FloatArray) -> FloatArray:
-        return users - x * cached.stages - cached.states(x).rate_rps * think_s
-
-    x = most * np.geomspace(_SPAN**2, 1.0, _POINTS)
-    enough = np.flatnonzero(short_of(x) <= 0)
-    if not enough.size:
-        return None
-    i = int(enough[0])
-    low, high = (x[i - 1 : i], x[i : i + 1]) if i else (np.zeros(1) + 1e-9 * x[:1], x[:1])
-    return float(cached.states(falling_root(short_of, low, high)).rate_rps[0])
 
 
 def loop_gain(cached: CachedReplica, found: States) -> float | None:

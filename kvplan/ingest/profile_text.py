@@ -15,7 +15,8 @@ from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.schema import MAX_SOURCE
 from kvplan.version import __version__
 
-_TABLES = ("gpu", "timing", "plan", "gate", "workload", "classes")
+_TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
+_TABLES = ("gpu", "timing", "plan", "gate", *_TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _WIDTH = 118
@@ -70,7 +71,9 @@ def composed(
     'monday.csv'
     """
     parts = [_with_overhead(base, part) for part in parts]
-    measured = {part.table for part in parts} | {"workload" for part in parts if part.table == "classes"}
+    measured = {part.table for part in parts}
+    if "classes" in measured:
+        measured.update(_TRAFFIC_TABLES)
     kept = _kept(base, [name for name in _TABLES if name not in measured])
     if default_base:
         origin = f"Kept from {base.source}, the shipped default, for want of a --base: not measured."
@@ -83,7 +86,7 @@ def composed(
             about = (
                 f"{origin} Left out as longer than the memory: {left} of {len(base.model.classes)} classes."
             )
-            kept = {name: text for name, text in kept.items() if name not in ("workload", "classes")}
+            kept = {name: text for name, text in kept.items() if name not in _TRAFFIC_TABLES}
             kept["classes"] = f"{comment([about])}\n{classes_text(fitting)}"
             return _joined(base, parts, kept, replica, traffic, default_base)
         message = f"does not go with the rest of {base.source}: {error.message}; see --base"

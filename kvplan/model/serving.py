@@ -41,6 +41,8 @@ class ServingModel:
         In what range the timing was measured, and its error band.
     provenance
         How all this is known.
+    hit_curve
+        Points (cache tokens, hit ratio) of a trace, ascending, in place of all that classes share and reuse.
 
     Examples
     --------
@@ -61,18 +63,33 @@ class ServingModel:
     request_overhead_s: float = 0.0
     measured: MeasuredRange = field(default_factory=MeasuredRange)
     provenance: Provenance = field(default_factory=Provenance)
+    hit_curve: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether there is a prefix cache, and traffic that finds something of others in it."""
+        return self.replica.prefix_caching and (bool(self.hit_curve) or any(c.hits for c in self.classes))
 
     @cached_property
     def mix(self) -> Mix:
-        """The traffic as arrays, one row per class and decode length."""
-        lengths = [len(c.decode_tokens) for c in self.classes]
-        index = np.repeat(np.arange(len(self.classes)), lengths)
-        inputs = np.array([c.input_tokens for c in self.classes], dtype=np.int64)[index]
-        decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for c in self.classes])
+        """The traffic as arrays, one row per class, prompt and decode length; what a prefix cache finds not counted."""
+        kinds = [(i, c, prompt) for i, c in enumerate(self.classes) for prompt in c.kinds]
+        lengths = [len(c.decode_tokens) for _, c, _ in kinds]
+        decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for _, c, _ in kinds])
         rate = np.concatenate(
-            [c.rate_rps * (w := np.array(c.decode_weights)) / w.sum() for c in self.classes]
+            [c.rate_rps * p.share * (w := np.array(c.decode_weights)) / w.sum() for _, c, p in kinds]
         )
-        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
+        index, inputs, elsewhere, found = (
+            np.repeat(values, lengths)
+            for values in (
+                [i for i, _, _ in kinds],
+                [p.tokens for _, _, p in kinds],
+                [p.elsewhere for _, _, p in kinds],
+                [p.found for _, _, p in kinds],
+            )
+        )
+        own = inputs - elsewhere
+        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum(), own, found)
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -93,8 +110,9 @@ class ServingModel:
         rates: list[Fraction] = []
         for c in self.classes:
             weights = [as_written(w) for w in c.decode_weights]
-            total = sum(weights)
-            rates.extend(as_written(c.rate_rps) * w / total for w in weights)
+            prompts = [as_written(p.share) for p in c.kinds]
+            total = sum(weights) * sum(prompts)
+            rates.extend(as_written(c.rate_rps) * p * w / total for p in prompts for w in weights)
         total_rate = sum(rates)
         return [r / total_rate for r in rates]
 
@@ -153,19 +171,31 @@ def _rows(values: Sequence[tuple[float, ...]]) -> FloatArray:
 
 
 def _mix(
-    replica: Replica, index: IntArray, inputs: IntArray, decode: IntArray, rate: FloatArray, share: FloatArray
+    replica: Replica,
+    index: IntArray,
+    inputs: IntArray,
+    decode: IntArray,
+    rate: FloatArray,
+    share: FloatArray,
+    own: IntArray | None = None,
+    found: FloatArray | None = None,
 ) -> Mix:
+    """`own` are the tokens of `inputs` that a request holds itself, of which so many are `found`; all, and none."""
     prefill = replica.prefill
-    first, stages = first_tokens(prefill, inputs).astype(np.float64), stage_count(prefill, decode)
+    own = inputs if own is None else own
+    work, computed = prefill_work(prefill, own), computed_tokens(prefill, own, decode)
+    if found is not None and found.any():
+        work, computed = np.maximum(work - found, 0.0), computed - np.minimum(found, work)
+    stages = stage_count(prefill, decode)
     return Mix(
         class_index=index,
         input_tokens=inputs,
         decode_tokens=decode,
         stages=stages,
-        prefill_tokens=prefill_work(prefill, inputs),
-        computed_tokens=computed_tokens(prefill, inputs, decode),
-        read=Weights(first, stages),
-        held=Weights(first, stages, replica.block_tokens),
+        prefill_tokens=work,
+        computed_tokens=computed,
+        read=Weights(first_tokens(prefill, inputs).astype(np.float64), stages),
+        held=Weights(first_tokens(prefill, own).astype(np.float64), stages, replica.block_tokens),
         rate_rps=rate,
         share=share,
     )
