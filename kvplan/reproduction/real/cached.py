@@ -7,13 +7,13 @@ from statistics import fmean
 
 import numpy as np
 
-from kvplan.analysis.cache_states import CachedReplica
+from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.played import Law, mean_times, requests_of
 from kvplan.ingest.timing.sweep import Point
 from kvplan.model import Replica, RequestClass, ServingModel
-from kvplan.model.reuse import Caching, SharedPrompt, class_streams
+from kvplan.model.reuse import SharedPrompt
 from kvplan.reproduction.real.hidden import Times, unmeasured
 from kvplan.reproduction.real.rates import (
     CLIENTS,
@@ -49,9 +49,9 @@ def _played(law: Law, replica: Replica, shared: tuple[SharedPrompt, ...], load: 
 def closed_form_knee(like: Point, law: Law, replica: Replica) -> float:
     """Requests/s at which all sequences run, each prompt of the mean length."""
     lengths = range(like.outputs[0], like.outputs[1] + 1)
-    load = RequestClass("", round(fmean(like.inputs)), tuple(lengths), (1.0,) * len(lengths), 1.0)
-    streams = class_streams(ServingModel((load,), law.timing, replica), [Caching(_SYSTEM)])
-    return prefix_cache(CachedReplica(streams, law.timing, replica)).sustainable_rps.guaranteed
+    load = RequestClass("", round(fmean(like.inputs)), tuple(lengths), (1.0,) * len(lengths), 1.0, _SYSTEM)
+    cached = cached_replica(ServingModel((load,), law.timing, replica))
+    return prefix_cache(cached).sustainable_rps.guaranteed
 
 
 def _rows(folder: Path, told: Part) -> list[Row]:
