@@ -81,6 +81,21 @@ class WithTurns(Vllm):
         return super().form(drain)
 
 
+def spelt(requests: Requests, request: Request) -> list[tuple[Any, int]]:
+    """The tokens of a request, in order, each with the stream that it is of and its place."""
+    length = request.input_tokens + request.decode_tokens
+    if requests.prefixes is None:
+        return [(("alone", request.index), place) for place in range(length)]
+    known = requests.prefixes
+    way = [int(known.stream[request.index])]
+    while known.parent[way[0]] >= 0:
+        way.insert(0, int(known.parent[way[0]]))
+    tokens: list[tuple[Any, int]] = []
+    for stream in way[:-1]:
+        tokens += [(stream, place) for place in range(len(tokens), int(known.end_tokens[stream]))]
+    return tokens + [(way[-1], place) for place in range(len(tokens), length)]
+
+
 class Cached(WithTurns):
     """The pool of blocks."""
 
@@ -88,7 +103,7 @@ class Cached(WithTurns):
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
     ) -> None:
         super().__init__(requests, timing, replica, params)
-        self.spelt = [self.spell(requests, request) for request in self.all]
+        self.spelt = [spelt(requests, request) for request in self.all]
         self.free = deque(range(self.usable_blocks))
         self.hash_of: dict[int, Any] = {}  # of a block
         self.copies: dict[Any, list[int]] = {}  # of a hash, blocks in order of registration
@@ -99,20 +114,6 @@ class Cached(WithTurns):
         self.numbers: dict[Any, int] = {}  # of what blocks can hold
         self.names: list[list[int]] = [[] for _ in self.all]  # of the blocks of a request
         self.cached_per_iteration: list[int] = []
-
-    def spell(self, requests: Requests, request: Request) -> list[tuple[Any, int]]:
-        """The tokens of a request, in order, each with the stream that it is of and its place."""
-        length = request.input_tokens + request.decode_tokens
-        if requests.prefixes is None:
-            return [(("alone", request.index), place) for place in range(length)]
-        known = requests.prefixes
-        way = [int(known.stream[request.index])]
-        while known.parent[way[0]] >= 0:
-            way.insert(0, int(known.parent[way[0]]))
-        tokens: list[tuple[Any, int]] = []
-        for stream in way[:-1]:
-            tokens += [(stream, place) for place in range(len(tokens), int(known.end_tokens[stream]))]
-        return tokens + [(way[-1], place) for place in range(len(tokens), length)]
 
     def name(self, request: Request, place: int) -> int:
         """What a block of a request is known by: a number for what is in it and all that is before it."""

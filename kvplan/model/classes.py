@@ -12,23 +12,10 @@ from kvplan.model.weights import Weights
 
 
 class Prompt(NamedTuple):
-    """Prompts of one length.
-
-    Attributes
-    ----------
-    tokens
-    share
-        Of the requests of a class.
-    elsewhere
-        Leading tokens that others hold all the time: they are read, but neither held nor computed.
-    found
-        Further tokens that need not be computed.
-    """
+    """Prompts of one length, which a share of the requests of a class have."""
 
     tokens: int
     share: float
-    elsewhere: int = 0
-    found: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +84,8 @@ class Mix:
     stages : ndarray of int64
         Iterations n that a request of the row stays.
     prefill_tokens : ndarray of float64, tokens
-        Prefill work of a fresh request: s less what it finds, or 0 where prompts arrive ready-made.
-    computed_tokens : ndarray, tokens
+        Prefill work of a fresh request: s, or 0 where prompts arrive ready-made.
+    computed_tokens : ndarray of int64, tokens
         All that the engine computes for a fresh request.
     read, held
         Context that a request reads at each stage, which costs time; memory that it holds.
@@ -112,7 +99,7 @@ class Mix:
     decode_tokens: IntArray
     stages: IntArray
     prefill_tokens: FloatArray
-    computed_tokens: FloatArray | IntArray
+    computed_tokens: IntArray
     read: Weights
     held: Weights
     rate_rps: FloatArray

@@ -79,17 +79,10 @@ class ServingModel:
         rate = np.concatenate(
             [c.rate_rps * p.share * (w := np.array(c.decode_weights)) / w.sum() for _, c, p in kinds]
         )
-        index, inputs, elsewhere, found = (
-            np.repeat(values, lengths)
-            for values in (
-                [i for i, _, _ in kinds],
-                [p.tokens for _, _, p in kinds],
-                [p.elsewhere for _, _, p in kinds],
-                [p.found for _, _, p in kinds],
-            )
+        index, inputs = (
+            np.repeat(v, lengths) for v in ([i for i, _, _ in kinds], [p.tokens for *_, p in kinds])
         )
-        own = inputs - elsewhere
-        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum(), own, found)
+        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -171,31 +164,19 @@ def _rows(values: Sequence[tuple[float, ...]]) -> FloatArray:
 
 
 def _mix(
-    replica: Replica,
-    index: IntArray,
-    inputs: IntArray,
-    decode: IntArray,
-    rate: FloatArray,
-    share: FloatArray,
-    own: IntArray | None = None,
-    found: FloatArray | None = None,
+    replica: Replica, index: IntArray, inputs: IntArray, decode: IntArray, rate: FloatArray, share: FloatArray
 ) -> Mix:
-    """`own` are the tokens of `inputs` that a request holds itself, of which so many are `found`; all, and none."""
     prefill = replica.prefill
-    own = inputs if own is None else own
-    work, computed = prefill_work(prefill, own), computed_tokens(prefill, own, decode)
-    if found is not None and found.any():
-        work, computed = np.maximum(work - found, 0.0), computed - np.minimum(found, work)
-    stages = stage_count(prefill, decode)
+    first, stages = first_tokens(prefill, inputs).astype(np.float64), stage_count(prefill, decode)
     return Mix(
         class_index=index,
         input_tokens=inputs,
         decode_tokens=decode,
         stages=stages,
-        prefill_tokens=work,
-        computed_tokens=computed,
-        read=Weights(first_tokens(prefill, inputs).astype(np.float64), stages),
-        held=Weights(first_tokens(prefill, own).astype(np.float64), stages, replica.block_tokens),
+        prefill_tokens=prefill_work(prefill, inputs),
+        computed_tokens=computed_tokens(prefill, inputs, decode),
+        read=Weights(first, stages),
+        held=Weights(first, stages, replica.block_tokens),
         rate_rps=rate,
         share=share,
     )

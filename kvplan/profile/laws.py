@@ -17,7 +17,7 @@ from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.units import TIME_UNITS, format_number, format_tokens, parse_seconds, quantity_pattern
 
 MAX_DECODE_TOKENS = 1_000_000
-MAX_TURNS = 5_000
+MAX_TURNS = 10_000
 MAX_MEMORY_TOKENS = 10**12
 TINY, HUGE = 1e-12, 1e12  # far outside anything real, and near enough that no figure overflows
 _WEIGHTS = f"a number from {format_number(TINY)} to {format_number(HUGE)}"
@@ -162,7 +162,8 @@ _TOKENS = " of tokens"
 
 def _lengths_schema(most: int) -> JsonDict:
     length: JsonDict = {"type": "integer", "minimum": 1, "maximum": most}
-    digits = len(str(most)) - 1
+    digits = len(str(most)) - 2  # of what is less than a power of ten
+    pattern = f"^([1-9][0-9]{{0,{digits}}}|{most})$"
     return {
         "anyOf": [
             length,
@@ -180,9 +181,7 @@ def _lengths_schema(most: int) -> JsonDict:
             },
             {
                 "type": "object",
-                "patternProperties": {
-                    f"^[1-9][0-9]{{0,{digits}}}$": {"type": "number", "minimum": TINY, "maximum": HUGE}
-                },
+                "patternProperties": {pattern: {"type": "number", "minimum": TINY, "maximum": HUGE}},
                 "additionalProperties": False,
                 "minProperties": 1,
             },

@@ -186,7 +186,7 @@ def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
         return ()
     found = [
         "prefix_cache: load, saturation and the verdict are about the guaranteed rate, equilibrium about the warm "
-        "cache; worst_cycle, stability, rate_cap, wait, nested_wait and safety_buffer are about a cache that finds only "
+        "cache; worst_cycle, stability, rate_cap, wait, nested_wait and safety_buffer are about one that finds only "
         "what is always in use.",
         "prefix_cache: a fluid limit (least recently used, whole pages). Not modelled: the memory of chunked prefill, "
         "waiting before admission, offloading, routing. Near the good rate a warm cache has a lifetime: fluctuations "

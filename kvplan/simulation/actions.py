@@ -10,12 +10,14 @@ import math
 from kvplan.simulation.coming import bring, comes_before, skip, take_first
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import caches, let_go
+from kvplan.simulation.radix_cache import leave_tree
 from kvplan.simulation.state import (
     ADMISSION,
     AFTER,
     ARRIVAL,
     BEFORE,
     BLOCK,
+    CACHES,
     CAPACITY,
     CLIENTS,
     COMING,
@@ -59,6 +61,7 @@ from kvplan.simulation.state import (
     QUEUE,
     QUEUE_PEAK,
     QUEUES,
+    RADIX_TREE,
     READY_MADE,
     RECOMPUTED,
     RELEASED,
@@ -360,10 +363,12 @@ def evict(s: State, request: int) -> None:
 @kernel
 def free(s: State, request: int, tokens: int, computed: int) -> None:
     """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
-    if caches(s):
-        let_go(s, request, blocks_of(s, tokens), computed)
-    else:
+    if not caches(s):
         s.counter[HELD] -= blocks_of(s, tokens)
+    elif s.fixed[CACHES] == RADIX_TREE:
+        leave_tree(s, request, blocks_of(s, tokens), computed)
+    else:
+        let_go(s, request, blocks_of(s, tokens), computed)
 
 
 @kernel

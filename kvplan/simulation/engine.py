@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from kvplan.model import IntArray, Replica, Timing, iteration_time
-from kvplan.simulation.actions import clear_batch, finish_iteration, more_to_come, next_arrival, release
+from kvplan.simulation.actions import (
+    clear_batch,
+    finish_iteration,
+    give_up_after,
+    more_to_come,
+    next_arrival,
+    release,
+)
 from kvplan.simulation.kernels import KERNELS
 from kvplan.simulation.outcome import Ending, Found, Outcome, Series
 from kvplan.simulation.prefix_cache import cached_blocks, caches
@@ -66,6 +73,7 @@ from kvplan.simulation.state import (
     RECOVERED,
     RESIDENT,
     RUNS,
+    SHED_AFTER,
     STAGES,
     STRIDE,
     STUCK,
@@ -108,6 +116,8 @@ def loop(s: State, limit: int, patience: int) -> int:
         if clock[NOW] >= clock[HORIZON]:
             return OUT_OF_TIME
         clear_batch(s)
+        if extended(s):
+            give_up_after(s, 0, clock[SHED_AFTER])
         evictions = c[EVICTED]
         form_batch(s)
         if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:

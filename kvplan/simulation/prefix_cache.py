@@ -39,6 +39,7 @@ from kvplan.simulation.state import (
     LOOKED_UP_AGAIN,
     NEWEST,
     NEXT_COPY,
+    NO_CACHE,
     NOBODY,
     OLDEST,
     ORIGINAL,
@@ -54,7 +55,7 @@ from kvplan.simulation.state import (
 @kernel
 def caches(s: State) -> bool:
     """Whether this run has a prefix cache."""
-    return bool(extended(s) and s.fixed[CACHES])
+    return bool(extended(s) and s.fixed[CACHES] != NO_CACHE)
 
 
 # ------------------------------------------------------------------------------------------- the queue of free blocks
@@ -80,17 +81,20 @@ def settle(s: State) -> None:
 
 
 @kernel
-def join_queue(s: State, stream: int, blocks: int) -> None:
-    """Blocks with a hash that nobody holds any more."""
+def join_queue(s: State, stream: int, blocks: int, behind: int) -> None:
+    """Blocks with a hash that nobody holds any more, behind those of another stream, or of nobody."""
     c = s.counter
-    last = c[NEWEST]
+    following = c[OLDEST] if behind == NOBODY else s.stream[behind, BEHIND]
     s.stream[stream, CACHED] = blocks
-    s.stream[stream, IN_FRONT], s.stream[stream, BEHIND] = last, NOBODY
-    if last == NOBODY:
+    s.stream[stream, IN_FRONT], s.stream[stream, BEHIND] = behind, following
+    if behind == NOBODY:
         c[OLDEST] = stream
     else:
-        s.stream[last, BEHIND] = stream
-    c[NEWEST] = stream
+        s.stream[behind, BEHIND] = stream
+    if following == NOBODY:
+        c[NEWEST] = stream
+    else:
+        s.stream[following, IN_FRONT] = stream
     c[FREE] += blocks
 
 
@@ -186,7 +190,7 @@ def hits_in_queue(s: State, request: int, found: int) -> int:
 @kernel
 def hold(s: State, request: int, found: int) -> int:
     """Hold what is found; returns its tokens."""
-    c, tokens = s.counter, found * s.fixed[BLOCK]
+    c = s.counter
     stream = s.request[request, LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, FIRST]
@@ -202,6 +206,13 @@ def hold(s: State, request: int, found: int) -> int:
                 s.stream[copy, CACHED] = 0
         s.stream[copy, HOLDERS] += 1
         stream = s.stream[stream, PARENT]
+    return count_hits(s, request, found)
+
+
+@kernel
+def count_hits(s: State, request: int, found: int) -> int:
+    """Note that so many blocks were found; returns their tokens."""
+    c, tokens = s.counter, found * s.fixed[BLOCK]
     if s.request[request, EVICTIONS] == 0:
         s.request[request, HIT] = tokens
         c[LOOKED_UP] += sequence(s, request)
@@ -228,7 +239,7 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
         if s.stream[copy, HOLDERS] > 0:
             c[HELD] += max(mine, 0)
         elif mine > 0:
-            join_queue(s, copy, mine)
+            join_queue(s, copy, mine, c[NEWEST])
         else:
             forget(s, copy)
         full = min(full, s.stream[stream, BEGIN])

@@ -62,15 +62,20 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     NEWEST,
     LOOKED_UP,  # tokens of the sequences of first admissions
     LOOKED_UP_AGAIN,  # of further ones
+    TOUCHES,  # of a radix tree; so what follows
+    ROWS,  # of its nodes that have been used
+    SPARE,  # one that is free again
     _COUNTERS,
-) = range(37)
+) = range(40)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
-NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM = range(6)  # positions in `State.clock`
+NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER = range(7)  # positions in `State.clock`
 
 # In `State.fixed`.
 (CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS, TURNS, CACHES) = range(11)
+
+NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
 ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.time`
 
@@ -108,8 +113,10 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     COPIED,  # the stream that this is a copy of now, or NOBODY
     HIT,  # tokens found at the first admission
     RECOVERED,  # at further ones
+    NODE,  # of a radix tree, down to which it holds all, or NOBODY
+    ENTERED,  # whether its prompt is in the tree
     _ALL_REQUEST_COLUMNS,
-) = range(_REQUEST_COLUMNS, _REQUEST_COLUMNS + 9)
+) = range(_REQUEST_COLUMNS, _REQUEST_COLUMNS + 11)
 
 # Columns of `State.stream`, counts in blocks.
 (
@@ -125,6 +132,14 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     ORIGINAL,  # that this is a copy of; itself, if it is none
     _STREAM_COLUMNS,
 ) = range(11)
+
+# Where they are otherwise those of a radix tree: of its nodes, which stand behind the streams ...
+END, OF, TOUCHED = (
+    BEGIN,
+    FIRST,
+    NEXT_COPY,
+)  # last block and one, stream that this is in, number of the last touch
+TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or NOBODY
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
@@ -155,7 +170,7 @@ class State(NamedTuple):
         Parameters of the policy.
     clock : ndarray of float64
         NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens), OVERHEAD: what a request takes
-        outside the engine (seconds), CACHED_SUM (tokens).
+        outside the engine (seconds), CACHED_SUM (tokens), SHED_AFTER: who has waited longer is given up (seconds).
     counter : ndarray of int64
         Counters.
     time : ndarray, shape (n_requests, 3 or 5), seconds
@@ -179,6 +194,7 @@ class State(NamedTuple):
         The clock and the time of all iterations, seconds; then counts: KV tokens, waiting, resident, evictions,
         completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
     stream : ndarray of int64, shape (n_streams, n_columns)
+        Of a radix tree its nodes too.
     """
 
     timing: FloatArray
@@ -235,10 +251,10 @@ class Setup(NamedTuple):
         Stages that the policy expects of each request; None: it looks at no later tick.
     ranks
         How many ranks there are, numbered from 0; 0: the policy has none.
-    prefix_caching
-        Blocks of those who have left stay known until their room is needed.
-    gives_up
-        Requests may be given up before they are served.
+    prefix_cache
+        What those who have left leave behind until its room is needed: NO_CACHE, BLOCKS or RADIX_TREE.
+    shed_after_s
+        Whoever has waited longer in the first queue and has never run is given up, seconds.
     """
 
     queue_of: IntArray
@@ -252,8 +268,8 @@ class Setup(NamedTuple):
     promise: IntArray | None = None
     expected: IntArray | None = None
     ranks: int = 0
-    prefix_caching: bool = False
-    gives_up: bool = False
+    prefix_cache: int = NO_CACHE
+    shed_after_s: float = math.inf
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -287,10 +303,10 @@ def new_state(
     bin_tokens = replica.memory_tokens // _BINS + 1
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
-    count[OLDEST] = count[NEWEST] = NOBODY
+    count[OLDEST] = count[NEWEST] = count[SPARE] = NOBODY
     unasked = int(np.count_nonzero(~np.isnan(requests.arrival_s)))
     count[RELEASED] = unasked if requests.clients is None else min(size, requests.clients)
-    further = setup.prefix_caching or requests.turns is not None
+    further = setup.prefix_cache != NO_CACHE or requests.turns is not None
     time = np.full((size, 3 if requests.turns is None else 5), math.nan)
     time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
     request = np.zeros((size, _ALL_REQUEST_COLUMNS if further else _REQUEST_COLUMNS), dtype=np.int64)
@@ -323,19 +339,22 @@ def new_state(
         requests.more_later,
         max(size, 1) if setup.seats is None else setup.seats,
         requests.turns is not None,
-        setup.prefix_caching,
+        setup.prefix_cache,
     )
-    count[FREE] = count[BLANK] = fixed[CAPACITY]
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
-    if setup.prefix_caching:
+    if setup.prefix_cache == BLOCKS:
+        count[FREE] = count[BLANK] = fixed[CAPACITY]
         request[:, LEAF], request[:, COPY], stream = block_streams(requests, block)
         request[:, COPIED] = NOBODY
-    kind = Extended if further or setup.gives_up else State
+    elif setup.prefix_cache == RADIX_TREE:
+        request[:, LEAF], stream, count[ROWS] = radix_streams(requests, block, fixed[CAPACITY])
+        request[:, NODE] = NOBODY
+    kind = Extended if further or setup.shed_after_s < math.inf else State
     return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
-        clock=np.array([0.0, horizon, 0.0, 0.0, request_overhead_s, 0.0]),
+        clock=np.array([0.0, horizon, 0.0, 0.0, request_overhead_s, 0.0, setup.shed_after_s]),
         counter=count,
         time=time,
         request=request,
@@ -368,14 +387,7 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     >>> stream[:4, BEGIN].tolist(), stream[:4, PARENT].tolist(), copy.tolist()
     ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
     """
-    known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
-    leaf, parent = known.stream, known.parent.copy()
-    begin, end = known.begin_tokens // block, known.end_tokens // block
-    end[leaf] = _NO_END
-    inner = np.flatnonzero(parent >= 0)
-    while (empty := inner[end[parent[inner]] == begin[parent[inner]]]).size:
-        parent[empty] = parent[parent[empty]]
-        inner = inner[parent[inner] >= 0]
+    leaf, parent, begin, end = _in_blocks(requests, block)
     whole = (requests.input_tokens == begin[leaf] * block) & (parent[leaf] >= 0)
     ends = np.unique(parent[leaf[whole]])
     long = ends[end[ends] - begin[ends] > 1]
@@ -396,3 +408,30 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     copy = np.full(leaf.size, NOBODY)
     copy[whole] = np.arange(parent.size, size)
     return leaf, copy, stream
+
+
+def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArray, IntArray, int]:
+    """Of each request LEAF; the streams in blocks, with room behind them for the nodes of a radix tree; how many.
+
+    A node has a block of its own, so there are never more of them than blocks, of memory or of all sequences.
+    """
+    leaf, parent, begin, end = _in_blocks(requests, block)
+    ever = int((-(-(requests.input_tokens + requests.decode_tokens) // block)).sum())
+    stream = np.zeros((parent.size + min(ever, capacity) + 1, _STREAM_COLUMNS), dtype=np.int64)
+    streams = stream[: parent.size]
+    streams[:, PARENT], streams[:, BEGIN], streams[:, REST] = parent, begin, end - begin
+    streams[:, TIP] = NOBODY
+    return leaf, stream, parent.size
+
+
+def _in_blocks(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """LEAF of each request; of each stream the one before that has a block of its own, and blocks to begin and end."""
+    known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
+    leaf, parent = known.stream, known.parent.copy()
+    begin, end = known.begin_tokens // block, known.end_tokens // block
+    end[leaf] = _NO_END
+    inner = np.flatnonzero(parent >= 0)
+    while (empty := inner[end[parent[inner]] == begin[parent[inner]]]).size:
+        parent[empty] = parent[parent[empty]]
+        inner = inner[parent[inner] >= 0]
+    return leaf, parent, begin, end

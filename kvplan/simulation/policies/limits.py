@@ -1,4 +1,9 @@
-"""Limits of `[gpu]` that policies keep: how many requests run at once, and how many tokens an iteration computes."""
+"""What bounds the requests of an engine: how many run at once, tokens in an iteration, and how long one waits.
+
+The first two are limits of `[gpu]` too.
+"""
+
+import math
 
 from kvplan.errors import UsageError
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -7,6 +12,8 @@ SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 UNLIMITED = 1 << 50
 MOST_RUNNING = {SEQUENCES: "most requests running; the profile's"}
 LIMITS = {**MOST_RUNNING, TOKENS: "token budget of an iteration; the profile's"}
+SHED_AFTER = "shed_after"
+PATIENCE = {SHED_AFTER: "seconds of waiting after which a request that has never run is given up; never"}
 
 
 def most_running(scenario: Scenario, settings: Settings, name: str = SEQUENCES) -> int | None:
@@ -17,6 +24,19 @@ def most_running(scenario: Scenario, settings: Settings, name: str = SEQUENCES) 
 def token_budget(scenario: Scenario, settings: Settings) -> int | None:
     """Most tokens that an iteration computes; None: as many as there are."""
     return _limit(settings, TOKENS, scenario.model.replica.max_num_batched_tokens)
+
+
+def patience(settings: Settings) -> float:
+    """How long a request waits that has never run, seconds; infinite: to the end."""
+    seconds = settings.number(SHED_AFTER, math.inf)
+    if seconds < 0:
+        raise UsageError(f"{settings.policy}.{SHED_AFTER} = {seconds:g}: seconds, 0 or more")
+    return seconds
+
+
+def known(seconds: float) -> float | None:
+    """A time as a parameter in the output; None: never."""
+    return None if seconds == math.inf else seconds
 
 
 def _limit(settings: Settings, name: str, of_profile: int | None) -> int | None:

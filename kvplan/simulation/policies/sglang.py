@@ -11,8 +11,13 @@ were open it does what SGLang does by default (its `schedule_policy.py`, `schedu
 - Requests are retracted until the others can decode; of equals the one that came last into the batch. They go to the
   end of the queue, and compute prompt and generated tokens again. One that cannot go on alone can never end.
 
-Left out: the prefix cache, the page that admission sets aside beyond whole blocks, chunks cut to whole pages, and the
-flag that spares SGLang from asking again until a request has ended.
+With `prefix_caching` (its `radix_cache.py`; `kvplan.simulation.radix_cache`) the next in line is looked up whenever it
+is asked for, and needs room for what is not found alone. Full pages of prompts are in the tree once they are computed,
+those of answers when the request is done; a retracted one leaves there what had come into it. Leaves go when room
+lacks, and when somebody is retracted, so that 20 tokens for each of those left are free.
+
+Left out: the page that admission sets aside beyond whole blocks, chunks cut to whole pages, and the flag that spares
+SGLang from asking again until a request has ended.
 """
 
 import numpy as np
@@ -32,32 +37,43 @@ from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import (
     LIMITS,
     MOST_RUNNING,
+    PATIENCE,
     SEQUENCES,
+    SHED_AFTER,
     TOKENS,
     UNLIMITED,
+    known,
     most_running,
+    patience,
     token_budget,
 )
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt, preempt
+from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt, preempt, prefix_caching
+from kvplan.simulation.prefix_cache import caches
+from kvplan.simulation.radix_cache import enter_tree, held_by_nobody, hold_found, look_up, make_room
 from kvplan.simulation.state import (
     AFTER,
+    BEFORE,
     BLOCK,
     CAPACITY,
+    ENTERED,
     FIRST_WEIGHT,
     HEAD,
     HELD,
     LENGTH,
+    NO_CACHE,
     NOBODY,
     PARKED,
     PARTLY,
     PROMISE,
     PROMISED,
     QUEUE,
+    RADIX_TREE,
     RESIDENT,
     STAGE,
     START,
+    TAIL,
     TICK,
     WEIGHT,
     Setup,
@@ -73,6 +89,8 @@ _STEPS_AHEAD = 20
 @kernel
 def form_batch(s: State) -> None:
     """Prompts, if any goes on or is admitted; else a token for all who run."""
+    if caches(s):
+        remember_prompts(s)
     begun = s.counter[PARTLY]
     if s.knobs[EXCESS] > 0 and (begun != NOBODY or next_fits(s, reserve(s))):
         s.knobs[EXCESS] = excess(s)
@@ -89,10 +107,27 @@ def form_batch(s: State) -> None:
     while budget > 0 and next_fits(s, reserved):
         request = s.list[0, HEAD]
         seat(s, request)
-        s.request[request, PARKED] = 0
+        s.request[request, PARKED] = hold_found(s, request) if caches(s) else 0
         reserved += outlook(s, request)
         s.knobs[EXCESS] += longest_left(s, request) - outlook(s, request)
         budget -= compute_prompt(s, request, budget)
+    if caches(s):
+        make_room(s, 0)
+
+
+@kernel
+def remember_prompts(s: State) -> None:
+    """What the last iteration has computed of prompts is in the tree."""
+    request, first = s.list[group_list(s, 0), TAIL], NOBODY
+    while request != NOBODY and not s.request[request, ENTERED]:
+        first, request = request, s.request[request, BEFORE]
+    while first != NOBODY:
+        enter_tree(s, first, s.request[first, FIRST_WEIGHT] + s.group[0, TICK] - s.request[first, START])
+        s.request[first, ENTERED] = True
+        first = s.request[first, AFTER]
+    begun = s.counter[PARTLY]
+    if begun != NOBODY:
+        enter_tree(s, begun, s.request[begun, PARKED])
 
 
 @kernel
@@ -114,8 +149,11 @@ def next_fits(s: State, reserved: float) -> bool:
     if request == NOBODY or not seat_is_free(s):
         return False
     whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
-    free = (s.fixed[CAPACITY] - s.counter[HELD]) * s.fixed[BLOCK]
-    return bool(whole + outlook(s, request) <= free - reserved)
+    free = s.fixed[CAPACITY] - s.counter[HELD]
+    if caches(s):
+        whole -= look_up(s, request) * s.fixed[BLOCK]
+        free -= held_by_nobody(s, request)
+    return bool(whole + outlook(s, request) <= free * s.fixed[BLOCK] - reserved)
 
 
 @kernel
@@ -146,14 +184,25 @@ def excess(s: State) -> int:
 def decode(s: State) -> None:
     """A token for all who run; those who are least far are retracted while blocks lack for that."""
     advance(s, 0)
+    if caches(s):
+        make_room(s, 0)
     if s.counter[RESIDENT] == 0:
         s.knobs[RATIO] = s.knobs[FIRST_RATIO]
     elif overflows(s):
         while overflows(s):
             retract(s, least_far(s))
+            if caches(s):
+                make_room_ahead(s)
         s.knobs[RATIO] = ratio_after_retraction(s)
     else:
         s.knobs[RATIO] = max(s.knobs[RATIO] - s.knobs[DECAY], s.knobs[LEAST_RATIO])
+
+
+@kernel
+def make_room_ahead(s: State) -> None:
+    """For the blocks that this iteration takes, or for 20 tokens of everybody left, if that is more."""
+    taken = s.phase[0, (1 - s.group[0, TICK]) % s.fixed[BLOCK]] * s.fixed[BLOCK]
+    make_room(s, max(_STEPS_AHEAD * s.list[group_list(s, 0), LENGTH] - taken, 0))
 
 
 @kernel
@@ -200,14 +249,19 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
+    caching, patience_s = prefix_caching(scenario, settings), patience(settings)
     setup = as_engines_count(requests)._replace(
         knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
         seats=seats,
+        prefix_cache=RADIX_TREE if caching else NO_CACHE,
+        shed_after_s=patience_s,
     )
     return setup, {
         "conservativeness": conservativeness,
         "max_new": list(max_new),
+        "prefix_caching": int(caching),
+        SHED_AFTER: known(patience_s),
         _MOST_RUNNING: seats,
         TOKENS: tokens,
     }
@@ -238,6 +292,8 @@ POLICY = Policy(
     parameters={
         "conservativeness": "how large that share is, SGLang's --schedule-conservativeness; 1",
         **MAX_NEW,
+        "prefix_caching": "1: prompts and answers stay in a radix tree until their room is needed, 0: not; as in [gpu]",
+        **PATIENCE,
         _MOST_RUNNING: MOST_RUNNING[SEQUENCES],
         TOKENS: "most tokens of prompts in an iteration; the profile's",
     },

@@ -4,8 +4,6 @@ Memory is counted as the engine does: tokens computed so far, in whole blocks, o
 ends a prefill emits a token whose KV is computed in the next one.
 """
 
-import math
-
 import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
@@ -15,7 +13,6 @@ from kvplan.simulation.actions import (
     blocks_of,
     enter,
     evict,
-    give_up_after,
     group_list,
     last_admitted,
     overflows,
@@ -23,10 +20,22 @@ from kvplan.simulation.actions import (
     seat_is_free,
 )
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
+from kvplan.simulation.policies.limits import (
+    LIMITS,
+    PATIENCE,
+    SEQUENCES,
+    SHED_AFTER,
+    TOKENS,
+    UNLIMITED,
+    known,
+    most_running,
+    patience,
+    token_budget,
+)
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
 from kvplan.simulation.state import (
+    BLOCKS,
     CAPACITY,
     FIRST_WEIGHT,
     HEAD,
@@ -35,6 +44,7 @@ from kvplan.simulation.state import (
     MORE_REQUESTS,
     MORE_SILENT,
     MORE_TOKENS,
+    NO_CACHE,
     NOBODY,
     PARKED,
     PARTIAL,
@@ -47,18 +57,15 @@ from kvplan.simulation.state import (
     TICK,
     Setup,
     State,
-    extended,
 )
 
-MAX_TOKENS, WATERMARK, SHED_AFTER = range(3)
+MAX_TOKENS, WATERMARK = range(2)
 NO_CAP = 1 << 30  # admissions in an iteration
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests first, then prompts; before either, whoever has waited too long is given up."""
-    if extended(s):
-        give_up_after(s, 0, s.knobs[SHED_AFTER])
+    """Running requests first, then prompts."""
     admit_prompts(s, serve_running(s), NO_CAP)
 
 
@@ -157,20 +164,18 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     watermark = watermark_share(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    caching, shed_after = prefix_caching(settings), settings.number("shed_after", math.inf)
-    if shed_after < 0:
-        raise UsageError(f"{settings.policy}.shed_after = {shed_after:g}: seconds, 0 or more")
+    caching, patience_s = prefix_caching(scenario, settings), patience(settings)
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks), shed_after]),
+        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
         capacity_blocks=blocks,
         seats=seats,
-        prefix_caching=caching,
-        gives_up=shed_after < math.inf,
+        prefix_cache=BLOCKS if caching else NO_CACHE,
+        shed_after_s=patience_s,
     )
     return setup, {
         "watermark": watermark,
         "prefix_caching": int(caching),
-        "shed_after": None if shed_after == math.inf else shed_after,
+        SHED_AFTER: known(patience_s),
         SEQUENCES: seats,
         TOKENS: tokens,
     }
@@ -184,9 +189,9 @@ def watermark_share(settings: Settings) -> float:
     return share
 
 
-def prefix_caching(settings: Settings) -> bool:
-    """Whether blocks of those who have left stay known."""
-    value = settings.number("prefix_caching", 0.0)
+def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
+    """Whether what was computed for those who have left stays known; as the profile says, where nothing is set."""
+    value = settings.number("prefix_caching", float(scenario.model.replica.prefix_caching))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
     return value == 1.0
@@ -199,8 +204,9 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
-        "prefix_caching": "1: full blocks stay known until their room is needed, and are not computed again; 0",
-        "shed_after": "seconds of waiting after which a request that has never run is given up; never",
+        "prefix_caching": "1: full blocks stay known until their room is needed, and are not computed again, 0: not; "
+        "as in [gpu]",
+        **PATIENCE,
         **LIMITS,
     },
     engine=True,

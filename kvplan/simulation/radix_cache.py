@@ -1,0 +1,249 @@
+"""A prefix cache that is a radix tree, as SGLang's: leaves that nobody holds go, least recently touched first.
+
+A node holds blocks that follow those of the node above it. It begins and ends where something was put into the tree,
+looked up or branched off, within a stream or across several (`kvplan.simulation.prefixes`), and goes as a whole. The
+nodes on a request's way follow from its streams: each knows the last node that holds a block of it.
+
+Whoever touches a node touches all above it, and comes to them later. So those that nobody holds stand in a queue in
+the order in which they are to go: the first one is always a leaf. Other blocks in it there are none.
+"""
+
+from kvplan.simulation.kernels import kernel
+from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue, sequence
+from kvplan.simulation.state import (
+    BEGIN,
+    BLOCK,
+    CACHED,
+    CAPACITY,
+    END,
+    ENTERED,
+    FIRST_WEIGHT,
+    FREE,
+    HELD,
+    HOLDERS,
+    IN_FRONT,
+    LEAF,
+    NEWEST,
+    NOBODY,
+    NODE,
+    OF,
+    OLDEST,
+    PARENT,
+    REST,
+    ROWS,
+    SPARE,
+    STAGES,
+    TIP,
+    TOUCHED,
+    TOUCHES,
+    State,
+)
+
+# ------------------------------------------------------------------------------------------------------------- nodes
+
+
+@kernel
+def end_of(s: State, node: int) -> int:
+    """Blocks down to the end of a node; of nobody, none."""
+    return 0 if node == NOBODY else int(s.stream[node, END])
+
+
+@kernel
+def new_node(s: State, above: int, end: int, stream: int) -> int:
+    """A node that ends after so many blocks, in a stream; it stands in no queue."""
+    c = s.counter
+    node = c[SPARE]
+    if node == NOBODY:
+        node = c[ROWS]
+        c[ROWS] += 1
+    else:
+        c[SPARE] = s.stream[node, PARENT]
+    s.stream[node, PARENT], s.stream[node, END], s.stream[node, OF] = above, end, stream
+    s.stream[node, CACHED] = end - end_of(s, above)
+    s.stream[node, HOLDERS] = 0
+    return int(node)
+
+
+@kernel
+def touch(s: State, node: int) -> None:
+    """A node has been used: it goes last, behind all below it."""
+    c = s.counter
+    s.stream[node, TOUCHED] = c[TOUCHES]
+    if s.stream[node, HOLDERS] == 0:
+        leave_queue(s, node)
+        c[FREE] -= s.stream[node, CACHED]
+        join_queue(s, node, s.stream[node, CACHED], c[NEWEST])
+
+
+@kernel
+def touch_all(s: State, node: int) -> None:
+    """A node has been used, and all above it."""
+    while node != NOBODY:
+        touch(s, node)
+        node = s.stream[node, PARENT]
+
+
+@kernel
+def split(s: State, node: int, end: int, stream: int) -> int:
+    """Have a node end, and another begin, after so many blocks, in a stream; returns the upper one."""
+    c = s.counter
+    touch(s, node)
+    upper = new_node(s, s.stream[node, PARENT], end, stream)
+    s.stream[upper, HOLDERS], s.stream[upper, TOUCHED] = s.stream[node, HOLDERS], c[TOUCHES]
+    s.stream[node, PARENT] = upper
+    s.stream[node, CACHED] -= s.stream[upper, CACHED]
+    if s.stream[upper, HOLDERS] == 0:
+        c[FREE] -= s.stream[upper, CACHED]
+        join_queue(s, upper, s.stream[upper, CACHED], node)
+    while stream != NOBODY:
+        if s.stream[stream, TIP] == node and s.stream[stream, BEGIN] + s.stream[stream, REST] <= end:
+            s.stream[stream, TIP] = upper
+        stream = s.stream[stream, PARENT]
+    return upper
+
+
+@kernel
+def drop_oldest(s: State) -> None:
+    """The leaf that was touched longest ago goes."""
+    c = s.counter
+    node = c[OLDEST]
+    leave_queue(s, node)
+    c[FREE] -= s.stream[node, CACHED]
+    above, stream = s.stream[node, PARENT], s.stream[node, OF]
+    while True:
+        begin = s.stream[stream, BEGIN]
+        s.stream[stream, TIP] = above if end_of(s, above) > begin else NOBODY
+        if begin <= end_of(s, above):
+            break
+        stream = s.stream[stream, PARENT]
+    s.stream[node, PARENT] = c[SPARE]
+    c[SPARE] = node
+
+
+@kernel
+def make_room(s: State, tokens: int) -> None:
+    """Drop leaves until so many tokens fit beside what is held, or there is nothing left to drop."""
+    c = s.counter
+    while c[OLDEST] != NOBODY and (s.fixed[CAPACITY] - c[HELD] - c[FREE]) * s.fixed[BLOCK] < tokens:
+        drop_oldest(s)
+
+
+# -------------------------------------------------------------------------------------------------- ways and locks
+
+
+@kernel
+def found(s: State, request: int, most: int) -> int:
+    """The node in which what is there of a request's leading blocks ends, so many at most; it is split off, if need be.
+
+    Touches what it finds.
+    """
+    s.counter[TOUCHES] += 1
+    stream = s.request[request, LEAF]
+    while stream != NOBODY and (s.stream[stream, TIP] == NOBODY or s.stream[stream, BEGIN] >= most):
+        stream = s.stream[stream, PARENT]
+    if stream == NOBODY:
+        return NOBODY
+    node = s.stream[stream, TIP]
+    end = min(s.stream[node, END], s.stream[stream, BEGIN] + s.stream[stream, REST], most)
+    while end_of(s, s.stream[node, PARENT]) >= end:
+        node = s.stream[node, PARENT]
+    if s.stream[node, END] > end:
+        node = split(s, node, end, stream)
+    touch_all(s, node)
+    return int(node)
+
+
+@kernel
+def put(s: State, request: int, blocks: int) -> int:
+    """Have so many leading blocks of a request in the tree; returns the node in which they end."""
+    above = found(s, request, blocks)
+    if end_of(s, above) == blocks:
+        return above
+    stream = s.request[request, LEAF]
+    while s.stream[stream, BEGIN] >= blocks:
+        stream = s.stream[stream, PARENT]
+    node = new_node(s, above, blocks, stream)
+    join_queue(s, node, s.stream[node, CACHED], s.counter[NEWEST])
+    touch_all(s, node)
+    s.stream[stream, TIP] = node
+    while s.stream[stream, BEGIN] > end_of(s, above):
+        stream = s.stream[stream, PARENT]
+        s.stream[stream, TIP] = node
+    return node
+
+
+@kernel
+def lock(s: State, node: int) -> None:
+    """One more holds a node, and all above it."""
+    c = s.counter
+    while node != NOBODY:
+        if s.stream[node, HOLDERS] == 0:
+            leave_queue(s, node)
+            c[FREE] -= s.stream[node, CACHED]
+            c[HELD] += s.stream[node, CACHED]
+        s.stream[node, HOLDERS] += 1
+        node = s.stream[node, PARENT]
+
+
+@kernel
+def unlock(s: State, node: int) -> None:
+    """One less does; who is held by nobody waits where the last touch has put it."""
+    c = s.counter
+    while node != NOBODY:
+        s.stream[node, HOLDERS] -= 1
+        if s.stream[node, HOLDERS] == 0:
+            c[HELD] -= s.stream[node, CACHED]
+            behind = c[NEWEST]
+            while behind != NOBODY and s.stream[behind, TOUCHED] > s.stream[node, TOUCHED]:
+                behind = s.stream[behind, IN_FRONT]
+            join_queue(s, node, s.stream[node, CACHED], behind)
+        node = s.stream[node, PARENT]
+
+
+# -------------------------------------------------------------------------------------------------------- requests
+
+
+@kernel
+def look_up(s: State, request: int) -> int:
+    """Leading blocks of a waiting request that are there; one token at least is left to compute."""
+    s.request[request, NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[BLOCK])
+    return end_of(s, s.request[request, NODE])
+
+
+@kernel
+def held_by_nobody(s: State, request: int) -> int:
+    """Of the blocks that were found, those that nobody holds."""
+    idle, node = 0, s.request[request, NODE]
+    while node != NOBODY:
+        if s.stream[node, HOLDERS] == 0:
+            idle += s.stream[node, CACHED]
+        node = s.stream[node, PARENT]
+    return idle
+
+
+@kernel
+def hold_found(s: State, request: int) -> int:
+    """Hold what was found; returns its tokens."""
+    lock(s, s.request[request, NODE])
+    return count_hits(s, request, end_of(s, s.request[request, NODE]))
+
+
+@kernel
+def enter_tree(s: State, request: int, computed: int) -> None:
+    """The full blocks that a running request has computed are in the tree; those that were there are its own twice."""
+    before, full = s.request[request, NODE], computed // s.fixed[BLOCK]
+    s.counter[HELD] -= full - end_of(s, before)
+    s.request[request, NODE] = put(s, request, full)
+    lock(s, s.request[request, NODE])
+    unlock(s, before)
+
+
+@kernel
+def leave_tree(s: State, request: int, blocks: int, computed: int) -> None:
+    """A request leaves: all it has computed remains where it is done; else what of it is in the tree."""
+    node = s.request[request, NODE]
+    s.counter[HELD] -= blocks - end_of(s, node)
+    if computed == s.request[request, FIRST_WEIGHT] + s.request[request, STAGES] - 1:
+        put(s, request, computed // s.fixed[BLOCK])
+    unlock(s, node)
+    s.request[request, NODE], s.request[request, ENTERED] = NOBODY, False
