@@ -105,9 +105,7 @@ def _lengths(most: int, of: str, value: object) -> Lengths:
         return Lengths.of({value: 1.0})
     if "uniform" in value or "geometric" in value:
         if len(value) > 1:
-            raise refusal(
-                f"a law stands alone; not beside {shown(next(k for k in value if k not in _NAMED))}"
-            )
+            raise refusal(f"must be one law, or weights by length; not {' and '.join(map(shown, value))}")
         return _inside(partial(_NAMED[next(iter(value))], most, of), *value.values(), *value)  # type: ignore[no-any-return]
     return Lengths.of(_weights(most, of, value))
 
