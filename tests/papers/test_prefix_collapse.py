@@ -2,37 +2,24 @@
 
 import numpy as np
 import pytest
-from strategies import one_class
+from cached import AGENT_LAW, AGENT_MEMORY, agent_sessions
+from cached_runs import run_cached
 
-from kvplan.model import Plan, Replica, ServingModel, Timing
-from kvplan.model.gaps import Lognormal
-from kvplan.model.lengths import Lengths
-from kvplan.model.sessions import Sessions
-from kvplan.simulation import engine
+from kvplan.model import Replica
 from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.sessions import Burst, stream_of_sessions
 
-AGENT = Sessions(
-    first=Lengths.uniform(4000, 12_000),
-    user=Lengths.uniform(300, 1500),
-    decode=Lengths.uniform(40, 200),
-    turns=Lengths.uniform(8, 24),
-    think=Lognormal(10.0, 1.0),
-)
-TIMING, REPLICA = Timing(0.015, d1=5e-9, d2=4e-6, d3=1e-6), Replica(4_000_000, block_tokens=16)
+REPLICA = Replica(AGENT_MEMORY, block_tokens=16)
 SETTLED_S, END_S = 1500.0, 6000.0
 
 
-def served(burst: int, settings: dict[str, tuple[float, ...]], seed: int) -> tuple[Requests, Outcome]:
+def served(burst: int, seed: int = 0, **settings: float) -> tuple[Requests, Outcome]:
     rng = np.random.default_rng(seed)
-    requests = stream_of_sessions([AGENT], [0.834], rng, requests=None, horizon_s=END_S, burst=Burst(burst))
-    model, policy = ServingModel((one_class(1, 1),), TIMING, REPLICA), POLICIES["vllm"]
-    scenario = Scenario(model, Plan(), requests, ("agent",))
-    setup, _ = policy.prepare(scenario, Settings("vllm", {"prefix_caching": (1.0,)} | settings))
-    outcome = engine.run(policy.form_batch, requests, TIMING, REPLICA, setup, horizon_s=END_S, compile=True)
+    requests = stream_of_sessions(
+        [agent_sessions()], [0.834], rng, requests=None, horizon_s=END_S, burst=Burst(burst)
+    )
+    outcome, _ = run_cached(requests, AGENT_LAW, REPLICA, END_S, **settings)
     return requests, outcome
 
 
@@ -54,7 +41,7 @@ def usage(outcome: Outcome) -> float:
 def test_from_empty_agents_are_served_from_the_cache() -> None:
     rates, uses = [], []
     for seed in range(6):
-        requests, outcome = served(0, {}, seed)
+        requests, outcome = served(0, seed)
         rates.append(hit_rate(requests, outcome))
         uses.append(usage(outcome))
         assert outcome.series.waiting[-1] < 5
@@ -63,7 +50,7 @@ def test_from_empty_agents_are_served_from_the_cache() -> None:
 
 
 def test_a_burst_of_sessions_empties_the_cache_for_good() -> None:
-    requests, outcome = served(600, {}, 0)
+    requests, outcome = served(600)
     assert hit_rate(requests, outcome) < 0.005
     assert usage(outcome) > 0.98
     late = outcome.series.time_s > SETTLED_S
@@ -73,7 +60,7 @@ def test_a_burst_of_sessions_empties_the_cache_for_good() -> None:
 
 
 def test_a_cap_with_shedding_brings_the_cache_back() -> None:
-    requests, outcome = served(600, {"max_num_seqs": (117.0,), "shed_after": (5.0,)}, 0)
+    requests, outcome = served(600, max_num_seqs=117.0, shed_after=5.0)
     assert hit_rate(requests, outcome) == pytest.approx(0.822, abs=0.03)
     assert usage(outcome) == pytest.approx(0.14, abs=0.02)
     assert outcome.shed is not None
@@ -81,9 +68,7 @@ def test_a_cap_with_shedding_brings_the_cache_back() -> None:
     assert outcome.series.waiting[-1] < 5
 
 
-@pytest.mark.parametrize(
-    "settings", [{"max_num_seqs": (117.0,)}, {"shed_after": (5.0,)}], ids=["cap", "shedding"]
-)
-def test_neither_alone_does(settings: dict[str, tuple[float, ...]]) -> None:
-    requests, outcome = served(600, settings, 0)
+@pytest.mark.parametrize("settings", [{"max_num_seqs": 117.0}, {"shed_after": 5.0}], ids=["cap", "shedding"])
+def test_neither_alone_does(settings: dict[str, float]) -> None:
+    requests, outcome = served(600, **settings)
     assert hit_rate(requests, outcome) < 0.3

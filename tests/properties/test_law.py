@@ -346,6 +346,7 @@ UNMOVED = {
         ("replica", "prefix_caching", what): "strangers find nothing but what a preempted request left"
         for what in ("side by side", "sweep", "explain")
     },
+    ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
     ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
     **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"]},
     **{
