@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 
-from kvplan.analysis.cache_states import CachedReplica
+from kvplan.analysis.cache_states import CachedReplica, cached_replica
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Gap, Lognormal
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Caching, Reuse, SharedPrompt, class_streams
-from kvplan.model.sessions import Sessions, session_stream
+from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Sessions
+from kvplan.model.streams import session_stream
 
 AGENT_LAW = Timing(0.015, d1=0.005e-6, d2=4e-6, d3=1e-6)
 AGENT_MEMORY = 4_000_000
@@ -25,10 +26,10 @@ def agents(
 ) -> CachedReplica:
     """The agent traffic of theory §8: sessions of 16 turns on average."""
     uniform = Lengths.uniform
-    sessions = Sessions(
-        requests_per_s / 16, uniform(4000, 12000), uniform(300, 1500), uniform(40, 200), uniform(8, 24), gap
+    sessions = Sessions(uniform(4000, 12000), uniform(300, 1500), uniform(40, 200), uniform(8, 24), gap)
+    return CachedReplica(
+        (session_stream(sessions, requests_per_s, Prefill.FUSED, page),), law, Replica(memory, page)
     )
-    return CachedReplica((session_stream(sessions, Prefill.FUSED, page),), law, Replica(memory, page))
 
 
 def one_class(
@@ -42,9 +43,8 @@ def one_class(
     **replica: int | Prefill,
 ) -> CachedReplica:
     """A class with one decode length, by default the anchor of theory §8."""
-    own = RequestClass("a", s, (n,), (1.0,), rate)
-    model = ServingModel((own,), law, Replica(memory, **replica))  # type: ignore[arg-type]
-    return CachedReplica(class_streams(model, [Caching(shared, reuse)]), law, model.replica)
+    own = RequestClass("a", s, (n,), (1.0,), rate, shared, reuse)
+    return cached_replica(ServingModel((own,), law, Replica(memory, **replica)))  # type: ignore[arg-type]
 
 
 def root(f: Callable[[float], float], low: float, high: float) -> float:

@@ -12,18 +12,18 @@ So the states of a replica lie on one curve λ(x), x from 0 to where requests in
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, Prompts, Replica, Timing
+from kvplan.model import FloatArray, Prompts, Replica, ServingModel, Timing
 from kvplan.model.gaps import Gap
-from kvplan.model.reuse import Stream
+from kvplan.model.streams import Stream, class_streams
 from kvplan.model.weights import Prefill
 
-__all__ = ["FOREVER_S", "CachedReplica", "States", "falling_root"]
+__all__ = ["FOREVER_S", "CachedReplica", "States", "cached_replica", "falling_root", "hit_ratio"]
 
 FOREVER_S = 1e12  # nothing is ever thrown away
 _CLOSE = 1e-12
@@ -73,6 +73,9 @@ class States(NamedTuple):
 class CachedReplica:
     """Streams of requests on a replica with a prefix cache; attributes are means over all requests, at any rate.
 
+    `users` is a closed population, each of whom thinks for `think_s` on average after every answer: the rate follows
+    from how long they wait. None: requests come at their rate, whatever becomes of those before.
+
     `hit_curve` are points (cache tokens, hit ratio) of a trace, ascending. It stands for everything that the streams
     reuse and share: arrivals that do not wait for answers hit by memory alone, whatever iterations take.
     """
@@ -81,6 +84,8 @@ class CachedReplica:
     timing: Timing
     replica: Replica
     hit_curve: tuple[tuple[float, float], ...] = ()
+    users: int | None = None
+    think_s: float = 0.0
 
     @cached_property
     def rate_rps(self) -> float:
@@ -173,8 +178,7 @@ class CachedReplica:
     def hits(self, x: Any, tau: Any, age: Any) -> Any:
         """Tokens of a request that are found where what nobody asks for is kept for `age` seconds."""
         if self.hit_curve:
-            sizes, ratios = zip((0.0, 0.0), *self.hit_curve, strict=True)
-            ratio = np.interp(self.replica.capacity_tokens, sizes, ratios)
+            ratio = hit_ratio(self.hit_curve, self.replica.capacity_tokens)
             return np.full(np.shape(age), ratio * self.mean("prompt"))
         found = np.zeros(np.shape(age))
         for one in self.private:
@@ -285,6 +289,32 @@ class CachedReplica:
         fast = self.seconds(x, np.full(x.shape, self.reusable))
         tau = falling_root(lambda t: self.seconds(x, hits(t)) - t, fast, slow)
         return States(x, tau, kept, hits(tau))
+
+
+def hit_ratio(curve: tuple[tuple[float, float], ...], tokens: float) -> float:
+    """Hit ratio of a cache of so many tokens, from points of its curve; as much as its last point beyond.
+
+    Examples
+    --------
+    >>> round(hit_ratio(((1e6, 0.05), (3e6, 0.15)), 2e6), 9)
+    0.1
+    """
+    sizes, ratios = zip((0.0, 0.0), *curve, strict=True)
+    return float(np.interp(tokens, sizes, ratios))
+
+
+def cached_replica(model: ServingModel) -> CachedReplica:
+    """The replica of a model, and what its classes cost, leave in the cache and ask for.
+
+    Beside requests that come at a rate, users are taken to do so, too.
+    """
+    cached = CachedReplica(class_streams(model), model.timing, model.replica, model.hit_curve)
+    users = [c.sessions.users if c.sessions is not None else None for c in model.classes]
+    if None in users:
+        return cached
+    thinks = [c.sessions.think.mean_s for c in model.classes if c.sessions is not None]
+    mean = sum(share * think for share, think in zip(cached.shares, thinks, strict=True))
+    return replace(cached, users=sum(n for n in users if n is not None), think_s=mean)
 
 
 def falling_root(f: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray) -> FloatArray:

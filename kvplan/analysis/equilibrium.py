@@ -4,6 +4,8 @@ A request of the mix costs so many KV token-iterations of memory and so many sec
 iteration, K = x·S̄, P = x·s̄ and B = x·n̄ on average, and an iteration takes τ(x), whatever the law. The equilibrium at
 a rate λ is the least x = λ·τ(x); memory is full at x = n*; and no rate above the largest x/τ(x) can be sustained.
 
+Where a prefix cache finds what requests have in common, `kvplan.analysis.cached_equilibrium` answers instead.
+
 Every formula works on one model and on many side by side alike (`kvplan.model.serving`): there it is a column of
 numbers, rounded as each of them alone.
 """
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from kvplan.analysis import cached_equilibrium
+from kvplan.analysis.records import ClassOccupancy, Equilibrium, Lever, Load, Saturation, Sensitivity
 from kvplan.model import Mix, Prompts, Replica, ServingModel, SideBySide, Tangent, Timing, side_by_side
 
 Number = Any  # a float of one model; of many side by side, an array of shape (n_models, 1)
@@ -30,76 +34,6 @@ _FEWEST, _STEP = (
     0.1,
     1.4,
 )  # requests in flight, and the factor between those tried, where fewer may be served faster
-
-
-class Sensitivity(NamedTuple):
-    """Relative change of the sustainable rate for +10 % of each timing constant and limit; None for no such limit."""
-
-    memory_tokens: float
-    d0: float
-    d1: float
-    d2: float
-    d3: float
-    d4: float
-    d5: float
-    knee_tokens: float
-    max_num_seqs: float | None
-    max_num_batched_tokens: float | None
-
-
-class Lever(NamedTuple):
-    """By how much the sustainable rate grows with a tenth more of a limit, or with a time a tenth shorter.
-
-    `name` is a field of `Sensitivity`.
-    """
-
-    name: str
-    gain: float
-
-
-class Load(NamedTuple):
-    """What is offered against what can be sustained; the keys of the report's `load` block.
-
-    `load_factor_max` α scales every rate until the first limit is met; None where it overflows a float. The
-    range of the sustainable rate is that of the timing's error band; None where it has none.
-    """
-
-    offered_rps: float
-    work_rate: float
-    load_factor_max: float | None
-    headroom: float | None
-    sustainable_rps: float
-    sustainable_rps_range: tuple[float, float] | None
-    sustainable_decode_tokens_per_s: float
-    sensitivity: Sensitivity
-
-
-class ClassOccupancy(NamedTuple):
-    """Requests of one class at the equilibrium, per stage and in flight; None where Λ >= 1."""
-
-    name: str
-    per_stage: float | None
-    in_flight: float | None
-
-
-class Equilibrium(NamedTuple):
-    """The eviction-free equilibrium at the offered load; every number None where Λ >= 1."""
-
-    kv_tokens: float | None
-    kv_utilization: float | None
-    iteration_time_s: float | None
-    requests_in_flight: float | None
-    decode_tokens_per_s: float | None
-    prompt_iterations_per_s: float | None
-    classes: tuple[ClassOccupancy, ...]
-
-
-class Saturation(NamedTuple):
-    """The equilibrium that exactly fills memory: n*, τ(M), n*/τ(M)."""
-
-    admissions_per_iteration: float
-    iteration_time_s: float
-    throughput_rps: float
 
 
 class PerRequest(NamedTuple):
@@ -294,6 +228,8 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     ----------
     WAIT-s eq. 3-6; engine limits and other laws new, theory §1, §2.
     """
+    if model.finds_prefixes:
+        return cached_equilibrium.sustainable_rates(model)
     cost = per_request(model)
     rates = _rates(model.mix, model.timing, model.replica, cost)
     full = _saturation(model, cost)
@@ -322,6 +258,8 @@ def sustainable_rate(model: ServingModel) -> tuple[str, float]:
 
 def load(model: ServingModel) -> Load:
     """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2)."""
+    if model.finds_prefixes:
+        return _with_range(cached_equilibrium.load(model), model)
     return _with_range(_single(_load(model, per_request(model))), model)
 
 
@@ -377,6 +315,8 @@ def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
 
 def rate_with_more(model: ServingModel, name: str) -> float | None:
     """The sustainable rate with a tenth more of a field of `Sensitivity`; None for a limit that there is not."""
+    if model.finds_prefixes:
+        return cached_equilibrium.rate_with(model, name, _MORE)
     rate: float | None = _single(_rate_with(model, per_request(model), name, _MORE))
     return rate
 
@@ -400,12 +340,16 @@ def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:
     [('d2', 0.0986), ('memory_tokens', 0.0056)]
     """
     cost = per_request(model)
-    base = _least(_rates(model.mix, model.timing, model.replica, cost))
+    base = sustainable_rate(model)[1]
+
+    def rate(name: str) -> Number:
+        factor = _LESS if is_time(name) else _MORE
+        if model.finds_prefixes:
+            return cached_equilibrium.rate_with(model, name, factor)
+        return _rate_with(model, cost, name, factor)
+
     names = [name for name in Sensitivity._fields if getattr(model.replica, name, 0) is not None]
-    levers = [
-        Lever(name, float(_rate_with(model, cost, name, _LESS if is_time(name) else _MORE) / base - 1))
-        for name in names
-    ]
+    levers = [Lever(name, float(rate(name) / base - 1)) for name in names]
     kinds = ([one for one in levers if is_time(one.name) is time] for time in (True, False))
     first, second = (max(kind, key=lambda one: one.gain) for kind in kinds)
     return (first, second) if first.gain >= second.gain else (second, first)
@@ -490,6 +434,8 @@ def _iteration_time(model: Model, cost: PerRequest) -> Number:
 
 def equilibrium(model: ServingModel) -> Equilibrium:
     """The eviction-free equilibrium (WAIT-s eq. 3-6; Λ >= 1 is unstable at any memory, WAIT Prop. 1)."""
+    if model.finds_prefixes:
+        return cached_equilibrium.equilibrium(model)
     return _single(_equilibrium(model, per_request(model), [c.name for c in model.classes]))
 
 
@@ -515,6 +461,8 @@ def _equilibrium(model: Model, cost: PerRequest, names: Sequence[str]) -> Equili
 
 def saturation(model: ServingModel) -> Saturation:
     """Admissions n* = M/Σ p_i S_i that keep memory exactly full, and the iteration time there (theory §2)."""
+    if model.finds_prefixes:
+        return cached_equilibrium.saturation(model)
     return _single(_saturation(model, per_request(model)))
 
 
@@ -549,7 +497,7 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
     >>> [found.load for found in blocks([one, two])] == [load(one), load(two)]
     True
     """
-    if not all(model.timing.is_linear for model in models):
+    if not all(model.timing.is_linear and not model.finds_prefixes for model in models):
         return [Blocks(load(model), equilibrium(model), saturation(model)) for model in models]
     if not models:
         return []

@@ -93,8 +93,6 @@ class PrefixCache(NamedTuple):
     ----------
     sustainable_rps
         Guaranteed: no state is left in which requests in flight fill memory. Good: a state exists at all.
-    limits_rps
-        The guaranteed rate under each limit alone, by the limit's name.
     reusable_ratio
         Share of the prompt tokens that an infinite cache finds.
     warm
@@ -115,7 +113,6 @@ class PrefixCache(NamedTuple):
     """
 
     sustainable_rps: SustainableRates
-    limits_rps: dict[str, float]
     reusable_ratio: float
     warm: CacheState | None
     expected: CacheState | None
@@ -139,38 +136,42 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
 
     >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
     >>> from kvplan.model.gaps import Exponential
-    >>> from kvplan.model.reuse import Caching, Reuse, SharedPrompt, class_streams
-    >>> model = ServingModel(
-    ...     (RequestClass("a", 1000, (200,), (1.0,), 8.0),), Timing(0.012, 1e-7, 60e-6), Replica(100_000)
-    ... )
-    >>> def rates(caching):
-    ...     found = prefix_cache(CachedReplica(class_streams(model, [caching]), model.timing, model.replica))
-    ...     return [round(rate, 4) for rate in found.sustainable_rps]
-    >>> rates(Caching()), rates(Caching(shared=(SharedPrompt(800),)))
+    >>> from kvplan.analysis.cache_states import cached_replica
+    >>> from kvplan.model.reuse import Reuse, SharedPrompt
+    >>> def rates(**caching):
+    ...     one = RequestClass("a", 1000, (200,), (1.0,), 8.0, **caching)
+    ...     model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))
+    ...     return [round(rate, 4) for rate in prefix_cache(cached_replica(model)).sustainable_rps]
+    >>> rates(), rates(shared=(SharedPrompt(800),))
     ([9.2232, 9.2232], [24.2247, 24.2247])
 
     One's own earlier turns do not:
 
-    >>> rates(Caching(reuse=Reuse(800, 1.0, Exponential(1.0))))[0]
+    >>> rates(reuse=Reuse(800, 1.0, Exponential(1.0)))[0]
     9.2232
     """
     ends = _ends(cached)
-    limits = {name: _fastest(cached, x) for name, x in ends.items()}
-    guaranteed = min(limits.values())
     most = min(x for name, x in ends.items() if name != "max_num_batched_tokens")
     curve = _curve(cached, most)
-    good = max(float(_served(cached, curve).max()), guaranteed)
-    states = tuple(_state(cached, found, rising) for found, rising in _passes(cached, curve, cached.rate_rps))
+    if cached.users is None:
+        guaranteed = min(_fastest(cached, x) for x in ends.values())
+        good = max(float(_served(cached, curve).max()), guaranteed)
+        danger = cached.rate_rps > guaranteed * (1 + _SAME)
+        passes = _passes(cached, curve, cached.rate_rps)
+    else:
+        population = _population(cached, curve)
+        guaranteed, good = population.guaranteed_rps, population.good_rps
+        danger = cached.users > float(_users(cached, curve)[-1]) * (1 + _SAME)
+        passes = _passes_of_users(cached, curve, cached.users)
+    states = tuple(_state(cached, found, rising) for found, rising in passes)
     stable = [state for state in states if state.stable]
     beyond = [state for state in states if not state.stable]
-    danger = cached.rate_rps > guaranteed * (1 + _SAME)
     end = cached.states(np.array([min(ends.values())]), warm=False)
     streams = cached.replica.capacity_tokens / cached.left if cached.private else None
     warm = stable[0] if stable else None
     few = warm is not None and streams is not None and streams < FEW_STREAMS
     return PrefixCache(
         sustainable_rps=SustainableRates(guaranteed, good),
-        limits_rps=limits,
         reusable_ratio=cached.reusable / cached.mean("prompt"),
         warm=warm,
         expected=with_fluctuations(cached) if few else warm,
@@ -180,6 +181,73 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
         collapsed=Collapsed(float(end.rate_rps[0]), float(end.iteration_time_s[0])) if danger else None,
         streams_in_memory=streams,
     )
+
+
+def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
+    """The guaranteed rate under each limit alone, requests/s, by the limit's name; of users, under all of them."""
+    if cached.users is not None:
+        return {"memory": population_of(cached).guaranteed_rps}
+    return {name: _fastest(cached, x) for name, x in _ends(cached).items()}
+
+
+class Population(NamedTuple):
+    """Users whose replica cannot collapse, or has a warm state at least; and the largest rates that they ask at."""
+
+    guaranteed: float
+    good: float
+    guaranteed_rps: float
+    good_rps: float
+
+
+def population_of(cached: CachedReplica) -> Population:
+    """How many users a replica is good for.
+
+    They are a load that gives way: a slower replica is asked less. With x admissions an iteration there are n·x of
+    them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
+    """
+    ends = _ends(cached)
+    return _population(
+        cached, _curve(cached, min(x for name, x in ends.items() if name != "max_num_batched_tokens"))
+    )
+
+
+def _population(cached: CachedReplica, curve: States) -> Population:
+    users, rates = _users(cached, curve), _served(cached, curve)
+    falls = np.flatnonzero(np.diff(users) < 0)
+    peak = int(falls[0]) if falls.size else users.size - 1
+    good, guaranteed = float(users[peak]), float(users[peak:].min())
+    first = users[: peak + 1] <= guaranteed
+    return Population(
+        guaranteed, good, float(rates[: peak + 1][first].max(initial=0.0)), float(rates[: peak + 1].max())
+    )
+
+
+def _users(cached: CachedReplica, found: States) -> FloatArray:
+    """How many users lead to each state."""
+    users: FloatArray = found.admissions * cached.stages + _served(cached, found) * cached.think_s
+    return users
+
+
+def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[tuple[States, bool]]:
+    """The states of so many users, and whether they are stable."""
+    enough = _users(cached, curve) >= users
+    found = np.flatnonzero(enough[1:] != enough[:-1])
+    if not found.size:
+        return []
+    rising = enough[found + 1]
+    sign = np.where(rising, 1.0, -1.0)
+
+    def short_of(x: FloatArray) -> FloatArray:
+        return sign * (users - _users(cached, cached.states(x)))
+
+    x = falling_root(short_of, curve.admissions[found], curve.admissions[found + 1])
+    states = cached.states(x)
+    return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]
+
+
+def full_memory(cached: CachedReplica) -> States:
+    """The state in which requests in flight fill memory, and no more is found than what they have in common."""
+    return cached.states(np.array([_ends(cached)["memory"]]), warm=False)
 
 
 def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
@@ -202,32 +270,6 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
         loop_gain=0.0 if cached.hit_curve else loop_gain(cached, found),
         stable=stable,
     )
-
-
-def rate_of_users(cached: CachedReplica, users: float, think_s: float) -> float | None:
-    """Requests/s of so many users, each of whom thinks for a while after every answer; None where they do not fit.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
-    >>> from kvplan.model.reuse import Caching, class_streams
-    >>> model = ServingModel((RequestClass("a", 100, (50,), (1.0,), 1.0),), Timing(0.02), Replica(100_000))
-    >>> cached = CachedReplica(class_streams(model, [Caching()]), model.timing, model.replica)
-    >>> round(rate_of_users(cached, 44, think_s=10.0), 9)  # 44 users, each once in 10 s and 50 iterations
-    4.0
-    """
-    most = min(_ends(cached).values())
-
-    def short_of(x: FloatArray) -> FloatArray:
-        return users - x * cached.stages - cached.states(x).rate_rps * think_s
-
-    x = most * np.geomspace(_SPAN**2, 1.0, _POINTS)
-    enough = np.flatnonzero(short_of(x) <= 0)
-    if not enough.size:
-        return None
-    i = int(enough[0])
-    low, high = (x[i - 1 : i], x[i : i + 1]) if i else (np.zeros(1) + 1e-9 * x[:1], x[:1])
-    return float(cached.states(falling_root(short_of, low, high)).rate_rps[0])
 
 
 def loop_gain(cached: CachedReplica, found: States) -> float | None:
@@ -261,7 +303,7 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
     # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
     by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
     by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
-    return by_hits * hits_by_tau / (1 - by_tau) if by_tau < 1 else None
+    return by_hits * hits_by_tau / (1 - by_tau) + 0.0 if by_tau < 1 else None  # never -0
 
 
 def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> float:

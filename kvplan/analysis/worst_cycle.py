@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.concurrency import eviction_is_impossible
-from kvplan.analysis.equilibrium import Saturation, saturation, sustainable_rate
+from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Cycle, collapsed_starts, find_attractor, fluid_map
+from kvplan.analysis.records import Saturation
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, nothing_else_attracts, rounding_error
 from kvplan.model import FloatArray, Prompts, ServingModel, Weights, survival

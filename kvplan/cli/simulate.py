@@ -23,6 +23,8 @@ from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from kvplan.model import ServingModel
+    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.requests import Requests
 
 
@@ -110,6 +112,14 @@ def simulate(
             "finished.",
         ),
     ] = None,
+    burst_sessions: Annotated[
+        str | None,
+        option(
+            "--burst-sessions",
+            metavar="N@TIME",
+            help="So many sessions of the profile beside the others, all of which begin at a time, such as 600@0.",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs, each with a seed of its own.")] = 1,
     seed: Annotated[int, typer.Option("--seed", help="First of the seeds.")] = 0,
     series: Annotated[
@@ -150,7 +160,9 @@ def simulate(
         trace=None if trace is None else partial(_recorded, trace),
         requests=requests,
         horizon=horizon,
+        burst_sessions=burst_sessions,
     )
+    _check_sessions(loaded.model, load)
     policies = options.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
     all_seeds = options.seeds(seed, seeds, without_chance=fixed if trace is None else "--trace")
@@ -178,6 +190,19 @@ def simulate(
     if found.interrupted:
         say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _check_sessions(model: "ServingModel", load: "Load") -> None:
+    """What the profile's sessions and the options about arrivals have to do with each other."""
+    there = any(c.sessions for c in model.classes)
+    if load.burst_sessions is not None and not any(
+        c.sessions and not c.sessions.users for c in model.classes
+    ):
+        raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
+    if there and load.trace is None and load.kind.value != Kind.POISSON:
+        raise UsageError(
+            f"--arrivals {load.kind.value}: the [[sessions]] of the profile arrive as it describes them; leave it out"
+        )
 
 
 def _recorded(trace: Path) -> "Requests":

@@ -158,14 +158,18 @@ def _inputs(tables: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
     """What a profile gives to the formulas, key by key; the lengths of a class as one list."""
     for key, value in _leaves(
         {
-            **{name: table for name, table in tables.items() if name not in ("schema", "name", "classes")},
-            "classes": [
-                {
-                    k: [f"{d} = {w}" for d, w in v.items()] if isinstance(v, dict) else v
-                    for k, v in one.items()
-                }
-                for one in tables["classes"]
-            ],
+            **{name: table for name, table in tables.items() if name not in ("schema", "name")},
+            **{
+                kind: [
+                    {
+                        k: [f"{d} = {w}" for d, w in v.items()] if isinstance(v, dict) else v
+                        for k, v in one.items()
+                    }
+                    for one in tables[kind]
+                ]
+                for kind in ("classes", "sessions")
+                if kind in tables
+            },
         }
     ):
         if not key.endswith("].name"):

@@ -17,7 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from kvplan.analysis.concurrency import engine_max_num_seqs
-from kvplan.analysis.equilibrium import Load, Saturation, load_times
+from kvplan.analysis.equilibrium import load_times
+from kvplan.analysis.records import Load, Saturation
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
@@ -142,7 +143,10 @@ def _least(passes: Callable[[float], bool]) -> float | None:
 def _with_rate(subject: Subject, factor: float) -> Subject:
     model = subject.analyses.model
     classes = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
-    return Subject(subject.identity, _SameReplica(replace(model, classes=classes), subject.analyses, factor))
+    changed = replace(model, classes=classes)
+    if model.finds_prefixes:  # what is always in use depends on rates and memory
+        return Subject(subject.identity, Analyses(changed, subject.analyses.plan))
+    return Subject(subject.identity, _SameReplica(changed, subject.analyses, factor))
 
 
 @lru_cache(maxsize=_STEPS)
@@ -155,6 +159,8 @@ def _with_memory(subject: Subject, more: float) -> Subject:
 def _with_replica(subject: Subject, replica: Replica) -> Subject:
     before = subject.analyses.model
     model = replace(before, replica=replica)
+    if model.finds_prefixes:
+        return Subject(subject.identity, Analyses(model, subject.analyses.plan))
     model.__dict__["mix"] = before.mix  # where it is cached; memory and limits are no part of it
     return Subject(subject.identity, _SameMix(model, subject.analyses))
 
@@ -307,18 +313,27 @@ def _rates(
     """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together."""
     tables = profile.tables
     keys: list[tuple[KeyPath, Any]] = [
-        (("classes", i, "rate"), table["rate"])
-        for i, table in enumerate(tables["classes"])
-        if "rate" in table
+        ((kind, i, key), table[key])
+        for kind, key in (("classes", "rate"), ("sessions", "rate"), ("sessions", "users"))
+        for i, table in enumerate(tables.get(kind, ()))
+        if key in table
     ]
     if "rate" in tables.get("workload", {}):
-        keys = [(("workload", "rate"), tables["workload"]["rate"])]
+        keys = [(("workload", "rate"), tables["workload"]["rate"]), *keys]
     if together and len(keys) > 1:
         common = Fraction(rounded(_decimal(factor)))
-        return tuple(Change(path, before, float(as_written(before) * common)) for path, before in keys)
+        return tuple(
+            Change(path, before, _amount(path, as_written(before) * common)) for path, before in keys
+        )
     return tuple(
-        Change(path, before, float(rounded(_decimal(as_written(before) * factor)))) for path, before in keys
+        Change(path, before, _amount(path, rounded(_decimal(as_written(before) * factor))))
+        for path, before in keys
     )
+
+
+def _amount(path: KeyPath, value: Fraction | Decimal) -> float | int:
+    """A rate, or a whole number of users."""
+    return max(1, math.floor(value)) if path[-1] == "users" else float(value)
 
 
 def _decimal(value: Fraction) -> Decimal:
@@ -360,6 +375,6 @@ def _verified(
     except UsageError:
         return None
     local = subject.analyses.__dict__.get("stability")
-    known = {"stability": local} if local is not None and local.certified else {}
+    known = {"stability": local} if local is not None and local.certified and not model.finds_prefixes else {}
     changed = Subject(subject.identity, Analyses(model, subject.analyses.plan, known))
     return model if passes(changed) else None

@@ -6,9 +6,10 @@ Built once from a `Report` by pure functions. Every figure carries its basis (`B
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from kvplan.analysis.equilibrium import Lever, is_time
+from kvplan.analysis.equilibrium import is_time
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
+from kvplan.analysis.records import Lever
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.errors import UsageError
 from kvplan.layout.elements import (
@@ -184,6 +185,63 @@ def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
         ("Iteration time", format_seconds(full.iteration_time_s)),
         ("Throughput", _rps(full.throughput_rps)),
     )
+
+
+def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
+    cache = report.prefix_cache
+    if cache is None:
+        yield Paragraph("None: the engine keeps no prefixes.")
+        return
+    recovered = ("Recovered after a preemption", format_percent(cache.preemption_recovered_share))
+    if cache.reusable_ratio is None:
+        yield _figures(Basis.ESTIMATED, recovered)
+        yield Paragraph(
+            "Requests have nothing in common, so that it finds only what a preempted request left."
+        )
+        return
+    rates, end = cache.sustainable_rps, cache.collapsed
+    if cache.hit_ratio is None:
+        yield Paragraph("No state of a warm cache serves the offered rate.")
+    yield _figures(
+        basis,
+        ("Guaranteed rate", _rps(rates.guaranteed)),
+        ("Rate of a warm cache", _rps(rates.good)),
+        ("Collapse possible", "yes" if cache.collapse_possible else "no"),
+        ("Hit ratio", format_percent(cache.hit_ratio)),
+        ("Hit ratio of a cache without end", format_percent(cache.reusable_ratio)),
+        ("Characteristic time", format_seconds(cache.characteristic_time_s)),
+        ("KV tokens in use", format_tokens(cache.kv_unique_tokens)),
+        ("KV tokens cached", format_tokens(cache.cached_tokens)),
+        ("Prefill", format_rate(cache.prefill_tokens_per_s, "tokens")),
+        ("Loop gain", format_number(cache.loop_gain)),
+        ("Lost beyond", _unit(cache.separatrix_in_flight, "running requests")),
+        ("Collapsed throughput", _rps(end.throughput_rps)),
+        ("Collapsed iteration time", format_seconds(end.iteration_time_s)),
+        ("Streams in memory", format_number(cache.streams_in_memory, 3)),
+    )
+    if len(cache.branches) > 1:
+        yield Paragraph("States at the offered rate, by requests in flight:")
+        yield _rows(
+            (
+                Column("State"),
+                number("In flight"),
+                number("Iteration"),
+                number("Hit ratio"),
+                number("KV usage"),
+            ),
+            basis,
+            (
+                (
+                    "stable" if state.stable else "unstable",
+                    format_number(state.requests_in_flight),
+                    format_seconds(state.iteration_time_s),
+                    format_percent(state.hit_ratio),
+                    format_percent(state.kv_unique_tokens / cache.capacity_tokens),
+                )
+                for state in cache.branches
+            ),
+        )
+    yield _figures(Basis.ESTIMATED, recovered)
 
 
 def _worst_cycle(report: Report, basis: Basis) -> Iterator[Block]:
@@ -444,7 +502,7 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
     )
     requests = format_number(simulation["arrivals"]["requests"])
     yield Paragraph(
-        f"{requests} requests at the offered rates, Poisson, and as many all at once; {len(simulation['seeds'])} "
+        f"{requests} requests at the offered rates, Poisson, and many all at once; {len(simulation['seeds'])} "
         "seeds, of each run the steady part. A formula agrees where the whole interval is within "
         f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
         "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."
@@ -464,6 +522,7 @@ _SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] 
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
     "saturation": ("Saturation", _saturation),
+    "prefix_cache": ("Prefix cache", _prefix_cache),
     "worst_cycle": ("Worst cycle", _worst_cycle),
     "stability": ("Stability", _stability),
     "rate_cap": ("Rate cap", _rate_cap),

@@ -27,7 +27,13 @@ _FIGURES = (
     ("KV tokens, mean", "kv_tokens.mean", "count"),
     ("KV tokens, p99", "kv_tokens.p99", "count"),
     ("KV tokens, peak", "kv_tokens.peak", "count"),
+    ("Hit rate", "prefix_cache.hit_rate", "share"),
+    ("Hit rate of readmissions", "prefix_cache.readmission_hit_rate", "share"),
+    ("Recovered tokens", "prefix_cache.recovered_tokens", "count"),
+    ("Cached tokens, mean", "prefix_cache.cached_tokens_mean", "count"),
+    ("Given up", "shed", "count"),
     ("Queue, peak", "queue.peak", "count"),
+    ("Queue, end", "queue.end", "count"),
     ("TTFT, mean", "ttft_s.mean", "time"),
     ("TTFT, p95", "ttft_s.p95", "time"),
     ("TPOT, mean", "tpot_s.mean", "time"),
@@ -36,6 +42,7 @@ _FIGURES = (
     ("E2E, p95", "e2e_s.p95", "time"),
     ("E2E, p99", "e2e_s.p99", "time"),
 )
+_IF_ANY = {"shed", "queue.end", *(key for _, key, _ in _FIGURES if key.startswith("prefix_cache."))}
 _NAMED = 5  # unfinished requests
 _WITH_INTERVAL = ("throughput_rps", "ttft_s.mean", "e2e_s.mean", "e2e_s.p95")
 
@@ -111,6 +118,11 @@ def _arrivals(load: Load) -> str:
             return f"bursts ({high:g} times the rate for {on_s:g} s, {low:g} times for {off_s:g} s)"
         case Arrivals.INTERLEAVED:
             return "saturated arrivals, interleaved"
+        case _ if load.burst_sessions is not None:
+            burst = load.burst_sessions
+            return (
+                f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
+            )
         case _:
             return f"{load.kind.value} arrivals"
 
@@ -119,6 +131,8 @@ def _side_by_side(found: Study) -> Table:
     columns = (Column("Figure"), *(number(result.policy) for result in found.results))
     rows = [("Status", *(result.status.value for result in found.results))]
     for label, key, kind in _FIGURES:
+        if key in _IF_ANY and not any(figure(result, key) for result in found.results):
+            continue
         rows.append((label, *(_written(figure(result, key), kind) for result in found.results)))
         intervals = [result.ci95.get(key) for result in found.results]
         if key in _WITH_INTERVAL and any(intervals):

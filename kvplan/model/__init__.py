@@ -1,7 +1,7 @@
 """The model: classes of requests, a replica, its iteration time, and what requests weigh. Frozen data, pure functions.
 
 ===============  ======================================================================
-`classes`        a class of requests; the traffic as arrays, one row a decode length
+`classes`        a class of requests; the traffic as arrays, one row a prompt and decode length
 `weights`        what a request reads and holds at each of its stages
 `timing`         how long an iteration takes
 `prompts`        how many prefill tokens an iteration computes
@@ -11,13 +11,14 @@
 `schedule`       rates that vary over time
 `gaps`           how long until what a request leaves in the prefix cache is asked for again
 `lengths`        laws of lengths, and exact moments of sums of them in whole pages
-`reuse`          what requests share, leave in the prefix cache and ask for again
-`sessions`       conversations, and the class that their turns make up
+`reuse`          what requests of a class share, and ask for again
+`sessions`       conversations, whose turns are requests
+`streams`        what requests cost and leave in the prefix cache, in exact moments
 ===============  ======================================================================
 """
 
 from kvplan.model.arrays import FloatArray, IntArray, as_written, sum_by, survival
-from kvplan.model.classes import Mix, RequestClass
+from kvplan.model.classes import Mix, Prompt, RequestClass
 from kvplan.model.prompts import Prompts
 from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.model.replica import Plan, Replica
@@ -34,6 +35,7 @@ __all__ = [
     "Origin",
     "Plan",
     "Prefill",
+    "Prompt",
     "Prompts",
     "Provenance",
     "Replica",

@@ -1,12 +1,21 @@
 """Classes of requests, and the traffic that they make up."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.model.arrays import FloatArray, IntArray, sum_by
+from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Sessions
 from kvplan.model.weights import Weights
+
+
+class Prompt(NamedTuple):
+    """Prompts of one length, which a share of the requests of a class have."""
+
+    tokens: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +25,21 @@ class RequestClass:
     Attributes
     ----------
     input_tokens
-        Prompt length s.
+        Prompt length s; of `sessions` the mean, to a whole token.
     decode_tokens
         Distinct decode lengths d, ascending.
     decode_weights
         Weight of each length as written in the profile; not normalised.
     rate_rps
         Arrival rate λ, requests/s.
+    shared
+        Leading tokens that requests have in common, of each of which a share of them.
+    reuse
+        What later requests ask for again; None: nothing.
+    sessions
+        The requests are the turns of these; None: they are strangers.
+    prompts
+        Prompts that differ, in place of `input_tokens` alone.
     """
 
     name: str
@@ -30,16 +47,32 @@ class RequestClass:
     decode_tokens: tuple[int, ...]
     decode_weights: tuple[float, ...]
     rate_rps: float
+    shared: tuple[SharedPrompt, ...] = ()
+    reuse: Reuse | None = None
+    sessions: Sessions | None = None
+    prompts: tuple[Prompt, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[Prompt, ...]:
+        """Prompts by length."""
+        return self.prompts or (Prompt(self.input_tokens, 1.0),)
 
     @property
     def max_tokens(self) -> int:
         """KV tokens of the longest request just before it completes, s + d."""
-        return self.input_tokens + self.decode_tokens[-1]
+        if self.sessions is not None:
+            return self.sessions.longest
+        return max(p.tokens for p in self.kinds) + self.decode_tokens[-1]
+
+    @property
+    def hits(self) -> bool:
+        """Whether requests have tokens in common with others."""
+        return bool(self.shared) or self.reuse is not None or self.sessions is not None
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Every (class, decode length) pair of the traffic, one row each.
+    """Every (class, prompt, decode length) of the traffic, one row each.
 
     Arrays have shape (n_rows,), or (n_models, n_rows) for many models side by side, but for `class_index`.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvplan.model.arrays import FloatArray, IntArray
 
-_BEYOND = 1e-18  # probability at which a law without an end is cut
+_BEYOND = 1e-15  # probability at which a law without an end is cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,6 @@ class Lengths:
     values : ndarray of int64, shape (n,), ascending
     weights : ndarray, shape (n,)
         Probabilities.
-    endless
-        Whether the law has no largest value; then `values` end where what lies beyond is negligible.
 
     Examples
     --------
@@ -38,7 +36,6 @@ class Lengths:
 
     values: IntArray
     weights: FloatArray
-    endless: bool = False
 
     @classmethod
     def of(cls, weights: Mapping[int, float]) -> "Lengths":
@@ -55,13 +52,13 @@ class Lengths:
 
     @classmethod
     def geometric(cls, mean: float) -> "Lengths":
-        """1, 2, …, each with the same probability to be the last."""
+        """1, 2, …, each with the same probability to be the last; cut where what lies beyond is never drawn."""
         if mean == 1:
             return cls.of({1: 1.0})
         more = 1 - 1 / mean
         values = np.arange(1, math.ceil(math.log(_BEYOND) / math.log(more)) + 1, dtype=np.int64)
-        weights: FloatArray = np.power(more, values - 1.0) / mean
-        return cls(values, weights, endless=True)
+        weights: FloatArray = np.power(more, values - 1.0)
+        return cls(values, weights / weights.sum())
 
     @property
     def mean(self) -> float:
@@ -69,9 +66,36 @@ class Lengths:
         return float(self.weights @ self.values)
 
     @property
-    def longest(self) -> float:
-        """Largest value; infinite where there is none."""
-        return math.inf if self.endless else float(self.values[-1])
+    def longest(self) -> int:
+        """Largest value."""
+        return int(self.values[-1])
+
+    def grouped(self, groups: int) -> "Lengths":
+        """A law with the same mean and fewer lengths: neighbours in groups of about one size, at most so many.
+
+        A group whose mean is between two whole numbers is both of them.
+
+        Examples
+        --------
+        >>> fewer = Lengths.uniform(1, 9).grouped(2)
+        >>> fewer.values.tolist(), round(fewer.mean, 12)
+        ([2, 3, 7], 5.0)
+        """
+        if self.values.size <= groups:
+            return self
+        middle = np.cumsum(self.weights) - self.weights / 2
+        group = np.minimum(middle * groups, groups - 1).astype(np.int64)
+        weight = np.bincount(group, self.weights, groups)
+        there = weight > 0
+        weight, mean = (
+            weight[there],
+            np.bincount(group, self.weights * self.values, groups)[there] / weight[there],
+        )
+        low = np.floor(mean).astype(np.int64)
+        values = np.concatenate([low, low + 1])
+        found = np.bincount(values, np.concatenate([weight * (low + 1 - mean), weight * (mean - low)]))
+        kept = np.flatnonzero(found)
+        return Lengths(kept, found[kept] / found[kept].sum())
 
     def at_least(self) -> FloatArray:
         """P(length ≥ 1), P(length ≥ 2), …; shape (largest value,)."""

@@ -7,7 +7,7 @@ from kvplan.model.weights import Prefill
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """KV capacity in tokens, page size, prefill convention, engine limits, and how many GPUs it is."""
+    """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached."""
 
     memory_tokens: int
     block_tokens: int = 1
@@ -15,6 +15,7 @@ class Replica:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     gpus: int = 1
+    prefix_caching: bool = True
 
     @property
     def capacity_tokens(self) -> int:

@@ -41,6 +41,8 @@ class ServingModel:
         In what range the timing was measured, and its error band.
     provenance
         How all this is known.
+    hit_curve
+        Points (cache tokens, hit ratio) of a trace, ascending, in place of all that classes share and reuse.
 
     Examples
     --------
@@ -61,16 +63,24 @@ class ServingModel:
     request_overhead_s: float = 0.0
     measured: MeasuredRange = field(default_factory=MeasuredRange)
     provenance: Provenance = field(default_factory=Provenance)
+    hit_curve: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether there is a prefix cache, and traffic that finds something of others in it."""
+        return self.replica.prefix_caching and (bool(self.hit_curve) or any(c.hits for c in self.classes))
 
     @cached_property
     def mix(self) -> Mix:
-        """The traffic as arrays, one row per class and decode length."""
-        lengths = [len(c.decode_tokens) for c in self.classes]
-        index = np.repeat(np.arange(len(self.classes)), lengths)
-        inputs = np.array([c.input_tokens for c in self.classes], dtype=np.int64)[index]
-        decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for c in self.classes])
+        """The traffic as arrays, one row per class, prompt and decode length; what a prefix cache finds not counted."""
+        kinds = [(i, c, prompt) for i, c in enumerate(self.classes) for prompt in c.kinds]
+        lengths = [len(c.decode_tokens) for _, c, _ in kinds]
+        decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for _, c, _ in kinds])
         rate = np.concatenate(
-            [c.rate_rps * (w := np.array(c.decode_weights)) / w.sum() for c in self.classes]
+            [c.rate_rps * p.share * (w := np.array(c.decode_weights)) / w.sum() for _, c, p in kinds]
+        )
+        index, inputs = (
+            np.repeat(v, lengths) for v in ([i for i, _, _ in kinds], [p.tokens for *_, p in kinds])
         )
         return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
 
@@ -93,8 +103,9 @@ class ServingModel:
         rates: list[Fraction] = []
         for c in self.classes:
             weights = [as_written(w) for w in c.decode_weights]
-            total = sum(weights)
-            rates.extend(as_written(c.rate_rps) * w / total for w in weights)
+            prompts = [as_written(p.share) for p in c.kinds]
+            total = sum(weights) * sum(prompts)
+            rates.extend(as_written(c.rate_rps) * p * w / total for p in prompts for w in weights)
         total_rate = sum(rates)
         return [r / total_rate for r in rates]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan.model.gaps import Gap
-from kvplan.model.lengths import Lengths, Paged
-from kvplan.model.reuse import PromptKind, SharedPrompt, Stream, shared_pages
-from kvplan.model.weights import Prefill
+from kvplan.model.lengths import Lengths
+
+_GROUPS = 16  # of turns, whose prompts are told apart where each request counts by itself
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,6 @@ class Sessions:
 
     Attributes
     ----------
-    rate_rps
-        Sessions/s.
     first, user, decode
         Tokens of the first prompt beyond `shared`, what every further turn adds, and of each answer.
     turns
@@ -26,84 +24,41 @@ class Sessions:
         From an answer to the next turn.
     shared
         Leading tokens common to all sessions.
+    users
+        A closed population: each of so many users begins a session think time after the one before. None: sessions
+        come at random.
     """
 
-    rate_rps: float
     first: Lengths
     user: Lengths
     decode: Lengths
     turns: Lengths
     think: Gap
     shared: int = 0
+    users: int | None = None
 
     @property
-    def longest(self) -> float:
-        """KV tokens of the longest request just before it completes; infinite where a law has no end."""
+    def longest(self) -> int:
+        """KV tokens of the longest request just before it completes."""
         further = self.turns.longest - 1
-        added = (self.user.longest + self.decode.longest) * further if further else 0.0
+        added = (self.user.longest + self.decode.longest) * further
         return self.shared + self.first.longest + added + self.decode.longest
 
+    @property
+    def prompts(self) -> tuple[tuple[float, float], ...]:
+        """Share of the turns and mean prompt tokens, of turns that follow each other in groups of about one size.
 
-def session_stream(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Stream:
-    """The class that the turns of sessions make up, with exact moments in whole pages.
-
-    References
-    ----------
-    New, theory §8.
-
-    Examples
-    --------
-    >>> from kvplan.model.gaps import Exponential
-    >>> one = Lengths.of({10: 1.0})
-    >>> turns = session_stream(Sessions(0.5, one, one, one, Lengths.of({3: 1.0}), Exponential(5.0)), Prefill.FUSED, 1)
-    >>> turns.rate_rps, round(turns.prompt, 9), round(turns.left, 9), round(turns.reused, 9)  # s = 10, 30, 50
-    (1.5, 30.0, 39.0, 19.333333333)
-    """
-    b = block_tokens
-    going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
-    mean_turns = float(going.sum())
-    first = Paged.of(sessions.first.values + sessions.shared, sessions.first.weights, b)
-    decode = Paged.of(sessions.decode.values, sessions.decode.weights, b)
-    computed = Paged.of(sessions.decode.values - 1, sessions.decode.weights, b)  # the last token never is
-    grown = decode + Paged.of(sessions.user.values, sessions.user.weights, b)
-    prompt = first + grown.total(going / mean_turns)
-    continued = first + grown.total(np.append(going[1:], 0.0) / mean_turns)
-    tokens = prompt.plain()
-
-    inline = prefill is Prefill.INLINE
-    present = sessions.decode.at_least()  # P(an answer has a token k + 1), k = 0, 1, …
-    present = np.concatenate([[1.0], present]) if inline else present
-    stage = np.arange(present.size) + (0 if inline else 1)
-    weights = prompt + Paged.of(stage, present, b)
-    read, held = weights.plain(), weights.up()
-
-    common = shared_pages([SharedPrompt(sessions.shared)], sessions.shared + int(sessions.first.values[0]), b)
-    kept = common[0].tokens if common else 0
-    left, reused = (part.down() for part in (prompt + computed, continued + computed))
-    asked = 1 - 1 / mean_turns
-    start = sessions.shared + sessions.first.mean
-    later = (tokens.sum - start / mean_turns) / asked if asked else 0.0
-    ready_made = prefill is Prefill.DISAGGREGATED
-    again = reused.sum - kept * asked
-    return Stream(
-        rate_rps=sessions.rate_rps * mean_turns,
-        stages=read.mass,
-        read=read.sum,
-        held=held.sum,
-        held_squares=held.squares,
-        prompt=tokens.sum,
-        prompt_squares=tokens.squares,
-        prefill=0.0 if ready_made else tokens.sum,
-        computed=read.mass + (0.0 if ready_made else tokens.sum - 1),
-        decode=sessions.decode.mean,
-        left=left.sum - kept,
-        left_squares=left.squares - 2 * kept * left.sum + kept**2,
-        reused=again,
-        reused_squares=reused.squares - 2 * kept * reused.sum + kept**2 * asked,
-        gap=sessions.think,
-        shared=common,
-        prompts=(
-            PromptKind(1 - asked, start, kept),
-            PromptKind(asked, later, kept + again / asked if asked else 0.0),
-        ),
-    )
+        Examples
+        --------
+        >>> from kvplan.model.gaps import Exponential
+        >>> one = Lengths.of({10: 1.0})
+        >>> Sessions(one, one, one, Lengths.of({1: 0.5, 2: 0.5}), Exponential(5.0)).prompts
+        ((0.6666666666666666, 10.0), (0.3333333333333333, 30.0))
+        """
+        share = self.turns.at_least()
+        share = share / share.sum()
+        tokens = self.shared + self.first.mean + np.arange(share.size) * (self.user.mean + self.decode.mean)
+        group = np.minimum((np.cumsum(share) - share / 2) * _GROUPS, _GROUPS - 1).astype(np.int64)
+        weight = np.bincount(group, share)
+        mean = np.bincount(group, share * tokens) / np.where(weight > 0, weight, 1.0)
+        return tuple((w, t) for w, t in zip(weight.tolist(), mean.tolist(), strict=True) if w > 0)

@@ -18,6 +18,7 @@ from kvplan.errors import ProfileError, did_you_mean, shown
 from kvplan.model import (
     MeasuredRange,
     Plan,
+    Prompt,
     Provenance,
     Replica,
     RequestClass,
@@ -26,6 +27,7 @@ from kvplan.model import (
     as_written,
 )
 from kvplan.profile import schema
+from kvplan.profile.laws import by_weight
 from kvplan.profile.positions import line_at, offsets, written
 
 if TYPE_CHECKING:
@@ -314,8 +316,9 @@ def plan_of(document: schema.Document) -> Plan:
 def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document."""
     gpu, timing, origins = document.gpu, document.timing, document.provenance
-    return ServingModel(
-        classes=tuple(_request_class(c, document.workload) for c in document.classes),
+    classes = [_request_class(c, document.workload) for c in document.classes]
+    model = ServingModel(
+        classes=(*classes, *map(_turns, document.sessions)),
         timing=Timing(**{name: getattr(timing, name) for name in Timing.__slots__}),
         replica=Replica(
             gpu.capacity_tokens,
@@ -324,12 +327,19 @@ def model_of(document: schema.Document) -> ServingModel:
             gpu.max_num_seqs,
             gpu.max_num_batched_tokens,
             gpu.gpus,
+            gpu.prefix_caching,
         ),
         schedule=None if document.workload is None else _schedule(document.workload, document.classes),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)),
         provenance=Provenance(**dict(origins)),
+        hit_curve=document.prefix.hit_curve or (),
     )
+    if not any(table.users for table in document.sessions):
+        return model
+    from kvplan.analysis.population import with_rates_of_users
+
+    return with_rates_of_users(model)
 
 
 def _request_class(table: schema.Class, workload: schema.Workload | None) -> RequestClass:
@@ -337,7 +347,24 @@ def _request_class(table: schema.Class, workload: schema.Workload | None) -> Req
     if workload is not None and workload.rate is not None and table.share is not None:
         # In decimals and rounded once, so that as_written() gives back the product of what was written.
         rate = float(as_written(table.share) * as_written(workload.rate))
-    return RequestClass(table.name, table.input, tuple(table.decode), tuple(table.decode.values()), rate)
+    decode = tuple(table.decode), tuple(table.decode.values())
+    return RequestClass(table.name, table.input, *decode, rate, table.shared or (), table.reuse)
+
+
+def _turns(table: schema.Session) -> RequestClass:
+    """The class that the turns of sessions are; of a closed population the rate follows from the whole model."""
+    law, decode = table.law, by_weight(table.decode)
+    prompts = tuple(Prompt(round(tokens), share) for share, tokens in law.prompts)
+    mean = sum(prompt.share * prompt.tokens for prompt in prompts)
+    return RequestClass(
+        name=table.name,
+        input_tokens=round(mean),
+        decode_tokens=tuple(decode),
+        decode_weights=tuple(decode.values()),
+        rate_rps=(table.rate or 1.0) * law.turns.mean,
+        sessions=law,
+        prompts=prompts,
+    )
 
 
 def _schedule(workload: schema.Workload, classes: Sequence[schema.Class]) -> "Schedule | None":

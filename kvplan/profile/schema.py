@@ -4,8 +4,7 @@ Pydantic checks every value for itself; what relates several values is checked a
 Nothing else in the package uses pydantic.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial, reduce
 from operator import getitem
@@ -28,6 +27,23 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from kvplan.errors import UsageError, did_you_mean, shown
 from kvplan.model import Knowledge, Origin, Prefill, as_written
 from kvplan.model.provenance import Range
+from kvplan.model.sessions import Sessions
+from kvplan.profile.laws import (
+    DECODE_SCHEMA,
+    HUGE,
+    MAX_MEMORY_TOKENS,
+    TINY,
+    GapLaw,
+    HitCurve,
+    Reused,
+    Shared,
+    Tokens,
+    Turns,
+    by_weight,
+    decode_weights,
+    refusal,
+    seconds,
+)
 from kvplan.profile.positions import KeyPath
 from kvplan.units import (
     BYTE_UNITS,
@@ -36,23 +52,17 @@ from kvplan.units import (
     format_seconds,
     format_tokens,
     parse_bytes,
-    parse_seconds,
     quantity_pattern,
 )
 
-MAX_DECODE_TOKENS = 1_000_000
-MAX_MEMORY_TOKENS = 10**12
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 
-# Far outside anything real, and near enough that no figure of a report overflows or divides by zero.
-_TINY, _HUGE = 1e-12, 1e12
-_WEIGHTS = f"a number from {format_number(_TINY)} to {format_number(_HUGE)}"
 _LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6  # of a rate, where it is not 0
 _FACTORS = f"0, or a number from {format_number(_LEAST_FACTOR)} to {format_number(_MOST_FACTOR)}"
 _MOST_STEPS = 1000
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
-_LENGTHS = f"a whole number of tokens from 1 to {format_tokens(MAX_DECODE_TOKENS)}"
+_MOST_PAGED = 10**7  # turns times page size, which the moments of sessions take memory for
 
 
 class Problem(NamedTuple):
@@ -66,104 +76,67 @@ class Problem(NamedTuple):
 # ------------------------------------------------------------------------------------------- single values
 
 
-def _refusal(message: str, *inside: str) -> PydanticCustomError:
-    """What a validator below raises; `inside` leads from its value to the part that is wrong."""
-    return PydanticCustomError("refused", "{message}", {"message": message, "inside": inside})
-
-
 def _version(value: object) -> object:
     # Python finds True == 1.0 == 1.
     if type(value) is not int or value != 1:
-        raise _refusal(f"must be 1, the only schema there is, not {shown(value)}")
+        raise refusal(f"must be 1, the only schema there is, not {shown(value)}")
     return value
 
 
 def _printable(value: str) -> str:
     if not value.strip() or not value.isprintable() or len(value) > 200:
-        raise _refusal(f"must be 1 to 200 printable characters, not {shown(value)}")
-    return value
-
-
-def _seconds(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            return parse_seconds(value)
-        except UsageError as error:
-            raise _refusal(str(error)) from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refusal(f'must be a number of seconds or a string such as "14.5 ms", not {shown(value)}')
+        raise refusal(f"must be 1 to 200 printable characters, not {shown(value)}")
     return value
 
 
 def _bytes(value: object) -> int:
     if not isinstance(value, str):
-        raise _refusal(f'must be a string such as "5.05 GiB", not {shown(value)}')
+        raise refusal(f'must be a string such as "5.05 GiB", not {shown(value)}')
     try:
         return parse_bytes(value)
     except UsageError as error:
-        raise _refusal(str(error)) from None
-
-
-def _decode(value: object) -> dict[int, float]:
-    """Weight of each decode length, ascending; a single length has weight 1."""
-    if not isinstance(value, dict):
-        if type(value) is not int or not 1 <= value <= MAX_DECODE_TOKENS:
-            raise _refusal(f"must be {_LENGTHS}, or a table of length = weight, not {shown(value)}")
-        return {value: 1.0}
-    weights = {}
-    for key, weight in value.items():
-        # One spelling only: two spellings of a length would be two keys.
-        if not re.fullmatch("[1-9][0-9]{0,6}", key) or int(key) > MAX_DECODE_TOKENS:
-            raise _refusal(f"the length must be {_LENGTHS}, not {shown(key)}", key)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not _TINY <= weight <= _HUGE:
-            raise _refusal(f"the weight must be {_WEIGHTS}, not {shown(weight)}", key)
-        weights[int(key)] = float(weight)
-    if not weights:
-        raise _refusal("must have at least one length = weight, not an empty table")
-    return dict(sorted(weights.items()))
+        raise refusal(str(error)) from None
 
 
 def _segments(value: object) -> int | None:
     if value == "auto":
         return None
     if type(value) is not int or value < 1:
-        raise _refusal(f'must be "auto" or a whole number from 1, not {shown(value)}')
+        raise refusal(f'must be "auto" or a whole number from 1, not {shown(value)}')
     return value
 
 
 def _factor(value: object) -> float:
     number = not isinstance(value, bool) and isinstance(value, int | float)
     if not number or not (value == 0 or _LEAST_FACTOR <= cast(float, value) <= _MOST_FACTOR):
-        raise _refusal(f"must be {_FACTORS}, not {shown(value)}")
+        raise refusal(f"must be {_FACTORS}, not {shown(value)}")
     return float(cast(float, value))
 
 
 def _factors(value: object) -> dict[str, float]:
     """Factor of each class that is named."""
     if not isinstance(value, dict) or not value:
-        raise _refusal(
-            f"must be a table of class = factor, not {shown(value) if value else 'an empty table'}"
-        )
+        raise refusal(f"must be a table of class = factor, not {shown(value) if value else 'an empty table'}")
     found = {}
     for name, factor in value.items():
         try:
             found[name] = _factor(factor)
         except PydanticCustomError as error:
-            raise _refusal(str(error), name) from None
+            raise refusal(str(error), name) from None
     return found
 
 
 def _range(least: float, most: float, example: str, value: object) -> Range:
     """Least and most of something."""
     if not isinstance(value, list) or len(value) != 2:
-        raise _refusal(f"must be two numbers, least and most, such as {example}, not {_in_full(value)}")
+        raise refusal(f"must be two numbers, least and most, such as {example}, not {_in_full(value)}")
     for number in value:
         if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
             allowed = f"numbers from {format_number(least)} to {format_number(most)}"
-            raise _refusal(f"must be two {allowed}, such as {example}, not {_in_full(value)}")
+            raise refusal(f"must be two {allowed}, such as {example}, not {_in_full(value)}")
     low, high = value
     if low > high:
-        raise _refusal(f"must be the least first and then the most, not {_in_full(value)}")
+        raise refusal(f"must be the least first and then the most, not {_in_full(value)}")
     return float(low), float(high)
 
 
@@ -180,40 +153,29 @@ def _origin(value: object) -> Origin:
     if isinstance(value, str) and value in tuple(Knowledge):
         return Origin(Knowledge(value))
     if not isinstance(value, dict):
-        raise _refusal(f"must be one of {words}, or a table with basis, source and date, not {shown(value)}")
+        raise refusal(f"must be one of {words}, or a table with basis, source and date, not {shown(value)}")
     for key in value:
         if key not in ("basis", "source", "date"):
-            raise _refusal(
-                f"unknown key; {did_you_mean(key, ('basis', 'source', 'date'), 'known here')}", key
-            )
+            raise refusal(f"unknown key; {did_you_mean(key, ('basis', 'source', 'date'), 'known here')}", key)
     basis, source, day = value.get("basis"), value.get("source", ""), value.get("date")
     if basis is None:
-        raise _refusal(f"needs a basis: one of {words}")
+        raise refusal(f"needs a basis: one of {words}")
     if not isinstance(basis, str) or basis not in tuple(Knowledge):
-        raise _refusal(f"must be one of {words}, not {shown(basis)}", "basis")
+        raise refusal(f"must be one of {words}, not {shown(basis)}", "basis")
     if not isinstance(source, str):
-        raise _refusal(f"must be a string, not {shown(source)}", "source")
+        raise refusal(f"must be a string, not {shown(source)}", "source")
     if source and (not source.strip() or not source.isprintable() or len(source) > MAX_SOURCE):
-        raise _refusal(f"must be up to {MAX_SOURCE} printable characters, not {shown(source)}", "source")
+        raise refusal(f"must be up to {MAX_SOURCE} printable characters, not {shown(source)}", "source")
     if day is not None and (isinstance(day, datetime) or not isinstance(day, date)):
-        raise _refusal(f"must be a date such as 2026-11-22, without quotes, not {shown(str(day))}", "date")
+        raise refusal(f"must be a date such as 2026-11-22, without quotes, not {shown(str(day))}", "date")
     return Origin(Knowledge(basis), source, day)
 
 
 def _seconds_schema(least: float) -> WithJsonSchema:
     text = {"type": "string", "pattern": quantity_pattern(TIME_UNITS)}
-    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least, "maximum": _HUGE}, text]})
+    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": least, "maximum": HUGE}, text]})
 
 
-_LENGTH_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MAX_DECODE_TOKENS}
-_WEIGHTS_SCHEMA = {
-    "type": "object",
-    "patternProperties": {
-        "^([1-9][0-9]{0,5}|1000000)$": {"type": "number", "minimum": _TINY, "maximum": _HUGE}
-    },
-    "additionalProperties": False,
-    "minProperties": 1,
-}
 _FACTOR_SCHEMA: JsonDict = {
     "anyOf": [{"const": 0}, {"type": "number", "minimum": _LEAST_FACTOR, "maximum": _MOST_FACTOR}]
 }
@@ -222,9 +184,9 @@ _NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r
 
 _Name = Annotated[str, AfterValidator(_printable), WithJsonSchema(_NAME_SCHEMA)]
 _Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
-_Rate = Annotated[float, Field(ge=1e-300, le=_HUGE)]  # however rare, the formulas hold
-_Duration = Annotated[float, Field(ge=_TINY, le=_HUGE), BeforeValidator(_seconds), _seconds_schema(_TINY)]
-_Cost = Annotated[float, Field(ge=0, le=_HUGE), BeforeValidator(_seconds), _seconds_schema(0)]
+_Rate = Annotated[float, Field(ge=1e-300, le=HUGE)]  # however rare, the formulas hold
+_Duration = Annotated[float, Field(ge=TINY, le=HUGE), BeforeValidator(seconds), _seconds_schema(TINY)]
+_Cost = Annotated[float, Field(ge=0, le=HUGE), BeforeValidator(seconds), _seconds_schema(0)]
 _Bytes = Annotated[
     int,
     Field(ge=1, le=10**18),
@@ -233,8 +195,8 @@ _Bytes = Annotated[
 ]
 _Decode = Annotated[
     dict[int, float],
-    BeforeValidator(_decode),
-    WithJsonSchema({"anyOf": [_LENGTH_SCHEMA, _WEIGHTS_SCHEMA]}),
+    PlainValidator(decode_weights),
+    WithJsonSchema(DECODE_SCHEMA),
 ]
 _Factor = Annotated[float, BeforeValidator(_factor), WithJsonSchema(_FACTOR_SCHEMA)]
 _Factors = Annotated[dict[str, float], BeforeValidator(_factors), WithJsonSchema(_FACTORS_SCHEMA)]
@@ -290,6 +252,11 @@ _RATES_ONE_WAY: JsonDict = {
     "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
     "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
 }
+_RATE_OR_USERS: JsonDict = {"oneOf": [{"required": ["rate"]}, {"required": ["users"]}]}
+_SOME: JsonDict = {"minItems": 1}
+_TRAFFIC: JsonDict = {
+    "anyOf": [{"required": [kind], "properties": {kind: _SOME}} for kind in ("classes", "sessions")]
+}
 _RATE_OR_SCHEDULE: JsonDict = {
     "anyOf": [{"required": ["rate"]}, {"required": ["schedule"]}],
     "dependentRequired": {"schedule": ["period"], "period": ["schedule"]},
@@ -338,6 +305,9 @@ class Gpu(_Table):
     max_num_batched_tokens: _Tokens | None = _about("Most tokens the engine computes in an iteration.", None)
     gpus: Annotated[int, Field(ge=1, le=_MOST_GPUS)] = _about(
         "GPUs of one replica: what they hold together is its memory. Prices and sizes count them.", 1
+    )
+    prefix_caching: bool = _about(
+        "Whether the engine keeps the KV cache of prefixes, as vLLM and SGLang do by default.", True
     )
 
     @property
@@ -394,9 +364,50 @@ class Class(_Table):
     input: Annotated[int, Field(ge=0, le=10**9)] = _about("Prompt length, tokens.")
     decode: _Decode = _about("Generated tokens: one length, or a table of length = weight.")
     rate: _Rate | None = _about("Arrivals, requests/s; where no [workload] gives the total.", None)
-    share: Annotated[float, Field(ge=_TINY, le=1)] | None = _about(
+    share: Annotated[float, Field(ge=TINY, le=1)] | None = _about(
         "Share of [workload] rate; the shares of all classes sum to 1.", None
     )
+    shared: Shared | None = _about(
+        "Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each "
+        "of which a share of them.",
+        None,
+    )
+    reuse: Reused | None = _about(
+        "What later requests ask for again: tokens (a share up to 1.0 of what a request leaves, or a number of them), "
+        "share (probability), gap (a law of times), from (completion, or arrival).",
+        None,
+    )
+
+
+class Session(_Table):
+    """Conversations: each turn carries all that came before, and follows the answer after a think time."""
+
+    model_config = ConfigDict(title="Sessions", json_schema_extra=_RATE_OR_USERS)
+
+    name: _Name = _about("What the report calls their turns, a class; unique.")
+    rate: _Rate | None = _about("Sessions/s; or users.", None)
+    users: Annotated[int, Field(ge=1, le=10**9)] | None = _about(
+        "A closed population: each of so many users begins a session think time after the one before.", None
+    )
+    shared: Annotated[int, Field(ge=0, le=10**9)] = _about(
+        "Leading tokens common to all sessions: system prompt, tools.", 0
+    )
+    first: Tokens = _about(
+        "Tokens of the first prompt beyond shared: a number, length = weight, { uniform = [low, high] } or "
+        "{ geometric = mean }."
+    )
+    user: Tokens = _about("Tokens that each further turn adds; like first.")
+    decode: Tokens = _about("Generated tokens of each answer; like first.")
+    turns: Turns = _about("Turns of a session; like first.")
+    think: GapLaw = _about(
+        "From an answer to the next turn: a law of times, exponential (mean), lognormal (median, sigma), fixed (value) "
+        "or quantiles (values)."
+    )
+
+    @property
+    def law(self) -> Sessions:
+        """The sessions of the model."""
+        return Sessions(self.first, self.user, self.decode, self.turns, self.think, self.shared, self.users)
 
 
 class Part(_Table):
@@ -464,6 +475,16 @@ class _Gate(_Table):
     )
 
 
+class _Prefix(_Table):
+    """What a prefix cache finds, measured on a trace."""
+
+    model_config = ConfigDict(title="Prefix cache")
+
+    hit_curve: HitCurve | None = _about(
+        "Points [cache tokens, hit ratio], ascending, in place of all that classes share and reuse.", None
+    )
+
+
 class _Provenance(_Table):
     """How the parts of the profile are known: measured, stated, estimated, assumed."""
 
@@ -479,7 +500,7 @@ class _Provenance(_Table):
 class Document(_Table):
     """A replica and its traffic, as `kvplan analyze` reads them."""
 
-    model_config = ConfigDict(title="kvplan profile", json_schema_extra=_RATES_ONE_WAY)
+    model_config = ConfigDict(title="kvplan profile", json_schema_extra={**_RATES_ONE_WAY, **_TRAFFIC})
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = _about(
         "Version of this schema.", alias="schema"
@@ -488,7 +509,11 @@ class Document(_Table):
     gpu: Gpu
     timing: _Timing
     workload: Workload | None = None
-    classes: Annotated[list[Class], Field(min_length=1), FailFast()] = _about("The traffic, class by class.")
+    classes: Annotated[list[Class], FailFast()] = _about("The traffic, class by class.", [])
+    sessions: Annotated[list[Session], FailFast()] = _about(
+        "Conversations instead of, or beside, classes; their turns are a class.", []
+    )
+    prefix: _Prefix = _Prefix()
     plan: _Plan = _Plan()
     gate: _Gate = _Gate()
     provenance: _Provenance = _Provenance()
@@ -550,19 +575,19 @@ def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
     2.0
     """
     tables: dict[str, dict[str, object]] = {}
-    entries: dict[int, dict[str, object]] = {}
+    entries: dict[str, dict[int, dict[str, object]]] = {}
     for path, value in values.items():
         if isinstance(path[1], int):
-            entries.setdefault(path[1], {})[str(path[2])] = value
+            entries.setdefault(str(path[0]), {}).setdefault(path[1], {})[str(path[2])] = value
         else:
             tables.setdefault(str(path[0]), {})[path[1]] = value
     update: dict[str, object] = {
         name: getattr(document, name).model_copy(update=changed) for name, changed in tables.items()
     }
-    if entries:
-        update["classes"] = [
-            table.model_copy(update=entries[i]) if i in entries else table
-            for i, table in enumerate(document.classes)
+    for name, changes in entries.items():
+        update[name] = [
+            table.model_copy(update=changes[i]) if i in changes else table
+            for i, table in enumerate(getattr(document, name))
         ]
     found = document.model_copy(update=update)
     if conflicts := list(_conflicts(found)):
@@ -580,7 +605,7 @@ def json_schema() -> dict[str, Any]:
     --------
     >>> described = json_schema()
     >>> described["title"], described["required"], described["additionalProperties"]
-    ('kvplan profile', ['schema', 'name', 'gpu', 'timing', 'classes'], False)
+    ('kvplan profile', ['schema', 'name', 'gpu', 'timing'], False)
     """
     from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
@@ -621,12 +646,43 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     yield from _rate_conflicts(document)
     yield from _schedule_conflicts(document)
     yield from _class_conflicts(document)
-    distinct = len({d for c in document.classes for d in c.decode})
+    yield from _session_conflicts(document)
+    distinct = len(
+        {d for c in document.classes for d in c.decode}
+        | {d for one in document.sessions for d in by_weight(one.decode)}
+    )
     if (document.plan.segments or 1) > distinct:
         yield Problem(
             ("plan", "segments"),
             f"must be at most the {distinct} distinct decode lengths, not {document.plan.segments}",
         )
+
+
+def _session_conflicts(document: Document) -> Iterator[Problem]:
+    if not document.classes and not document.sessions:
+        yield Problem(("classes",), "required: a class of requests, or [[sessions]]", missing=True)
+    if document.sessions and document.workload is not None and document.workload.schedule:
+        yield Problem(
+            ("workload", "schedule"), "not modelled beside [[sessions]], whose turns come after answers"
+        )
+    if document.prefix.hit_curve is not None:
+        why = "not beside [prefix] hit_curve, which says already what requests have in common"
+        for i, c in enumerate(document.classes):
+            for key in ("shared", "reuse"):
+                if getattr(c, key) is not None:
+                    yield Problem(("classes", i, key), why)
+        if document.sessions:
+            yield Problem(("sessions", 0), why)
+    for i, one in enumerate(document.sessions):
+        if one.rate is None and one.users is None:
+            yield Problem(("sessions", i), "needs a rate (sessions/s), or users", missing=True)
+        if one.rate is not None and one.users is not None:
+            yield Problem(
+                ("sessions", i, "users"), "not allowed beside rate: sessions come at random, or of users"
+            )
+        if one.turns.longest * document.gpu.block_tokens > _MOST_PAGED:
+            seen = f"{one.turns.longest} turns at most, in blocks of {document.gpu.block_tokens}"
+            yield Problem(("sessions", i, "turns"), f"too many for their exact moments: {seen}")
 
 
 def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
@@ -660,7 +716,7 @@ def _rate_conflicts(document: Document) -> Iterator[Problem]:
             yield Problem(("classes", i, here), "required", missing=True)
     shares = [as_written(c.share) for c in document.classes if c.share is not None]
     total = float(sum(shares))
-    if len(shares) == len(document.classes) and abs(total - 1) > 1e-9:
+    if shares and len(shares) == len(document.classes) and abs(total - 1) > 1e-9:
         last = len(shares) - 1
         seen = format_number(total, digits=12)
         yield Problem(("classes", last, "share"), f"the shares of all classes must sum to 1, not {seen}")
@@ -729,21 +785,50 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
     block = gpu.block_tokens
     usable = gpu.capacity_tokens // block * block
     names: set[str] = set()
+    kinds: list[tuple[str, Sequence[Class | Session]]] = [
+        ("classes", document.classes),
+        ("sessions", document.sessions),
+    ]
+    for kind, tables in kinds:
+        for i, table in enumerate(tables):
+            if table.name in names:
+                yield Problem((kind, i, "name"), f"must be unique, and {shown(table.name)} is taken")
+            names.add(table.name)
     for i, c in enumerate(document.classes):
-        if c.name in names:
-            yield Problem(("classes", i, "name"), f"must be unique, and {shown(c.name)} is taken")
-        names.add(c.name)
         if gpu.prefill is Prefill.INLINE and c.input == 0:
             yield Problem(("classes", i, "input"), 'must be at least 1 where prefill = "inline", not 0')
-        longest = c.input + max(c.decode)
+        for prompt in c.shared or ():
+            if prompt.tokens > c.input:
+                limit = f"the input, {format_tokens(c.input)} tokens"
+                yield Problem(("classes", i, "shared"), f"must be at most {limit}, not {prompt.tokens}")
+    requests = [
+        *(
+            (
+                ("classes", i),
+                c.name,
+                c.input + max(c.decode),
+                f"input {format_tokens(c.input)} + decode {format_tokens(max(c.decode))}",
+            )
+            for i, c in enumerate(document.classes)
+        ),
+        *(
+            (
+                ("sessions", i),
+                one.name,
+                one.law.longest,
+                f"turn {one.turns.longest}, which carries all before it",
+            )
+            for i, one in enumerate(document.sessions)
+        ),
+    ]
+    for place, name, longest, made_of in requests:
         held = -(-longest // block) * block
         # Such a request can never finish: an engine that admits it hangs (theory §2, preflight).
         if held > usable > 0:
             yield Problem(
-                ("classes", i),
-                f"class {shown(c.name)} does not fit: its longest request holds {format_tokens(held)} KV "
-                f"tokens (input {format_tokens(c.input)} + decode {format_tokens(max(c.decode))}, "
-                f"in blocks of {block}), and memory holds {format_tokens(usable)}",
+                place,
+                f"class {shown(name)} does not fit: its longest request holds {format_tokens(held)} KV tokens "
+                f"({made_of}, in blocks of {block}), and memory holds {format_tokens(usable)}",
             )
 
 
@@ -755,6 +840,8 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("timing",): _Timing,
     ("timing", "measured"): _Measured,
     ("classes",): Class,
+    ("sessions",): Session,
+    ("prefix",): _Prefix,
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,

@@ -13,19 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import RateCap, rate_cap
-from kvplan.analysis.equilibrium import (
-    Equilibrium,
-    Lever,
-    Load,
-    Saturation,
-    equilibrium,
-    load,
-    saturation,
-    strongest_levers,
-    sustainable_rate,
-)
+from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.equilibrium import equilibrium, load, saturation, strongest_levers, sustainable_rate
 from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
+from kvplan.analysis.records import Equilibrium, Lever, Load, Saturation
 from kvplan.analysis.recovery import Recovery, recovery
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.wait import Wait, wait
@@ -35,6 +27,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.report.inputs import Inputs, caveat, inputs
 from kvplan.report.keys import REGISTRY
 from kvplan.report.notes import Source, notes, sources
+from kvplan.report.prefix_cache import CacheBlock, cache_block, collapse_actions
 from kvplan.report.verdict import actions, summary
 from kvplan.report.words import Status
 from kvplan.version import __version__
@@ -94,6 +87,7 @@ class Report(NamedTuple):
     nested_wait: NestedWait
     safety_buffer: SafetyBuffer
     inputs: Inputs
+    prefix_cache: CacheBlock | None
     simulation: dict[str, Any] | None
     sources: dict[str, Source]
     notes: tuple[str, ...]
@@ -136,6 +130,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         nested_wait=found.nested_wait,
         safety_buffer=found.safety_buffer,
         inputs=found.inputs,
+        prefix_cache=found.prefix_cache,
         simulation=None,
         sources=found.sources,
         notes=found.notes,
@@ -166,7 +161,9 @@ class Analyses:
     def verdict(self) -> Verdict:
         """The answer in a word; from load, stability, worst cycle and finite memory."""
         status, confirmed = self.status, self.confirmed_up_to_rps
-        words = summary(status, self.binding, self.load, self.recovery, confirmed, self.model)
+        words = summary(
+            status, self.binding, self.load, self.recovery, confirmed, self.cold, self.prefix_cache
+        )
         return Verdict(status, self.binding, words, self.recovery.rate_rps, confirmed)
 
     @cached_property
@@ -176,8 +173,11 @@ class Analyses:
 
     @cached_property
     def overloaded(self) -> bool:
-        """Whether more is offered than any policy can sustain; the load alone tells."""
-        return self.load.offered_rps > self.load.sustainable_rps
+        """Whether more is offered than any policy can sustain, even with a warm prefix cache."""
+        most = self.load.sustainable_rps
+        if self.model.finds_prefixes and self.prefix_cache is not None:
+            most = self.prefix_cache.good_rps
+        return self.load.offered_rps > most
 
     @cached_property
     def status(self) -> Status:
@@ -191,6 +191,8 @@ class Analyses:
         """The same by the formulas alone."""
         if self.overloaded:
             return Status.OVERLOADED
+        if self.prefix_cache is not None and self.prefix_cache.collapse_possible:
+            return Status.NEEDS_CAP
         rate = self.recovery.rate_rps
         return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
 
@@ -201,8 +203,27 @@ class Analyses:
 
     @cached_property
     def recovery(self) -> Recovery:
-        """Up to which rate greedy admission recovers from any backlog."""
-        return recovery(self.model, self.stability)
+        """Up to which rate greedy admission recovers from any backlog; with a prefix cache, at most what is guaranteed.
+
+        Of what the replica serves with a cold cache evictions leave a part; so they do of what users ask.
+        """
+        found = recovery(self.cold, self.stability)
+        if not self.model.finds_prefixes or found.rate_rps is None:
+            return found
+        part = min(1.0, found.rate_rps / sustainable_rate(self.cold)[1])
+        asked = any(c.sessions is not None and c.sessions.users is not None for c in self.model.classes)
+        rate = part * self.load.sustainable_rps if asked else min(found.rate_rps, self.load.sustainable_rps)
+        return found._replace(rate_rps=rate)
+
+    @cached_property
+    def cold(self) -> ServingModel:
+        """The model where its prefix cache finds what is always in use and nothing else."""
+        return with_cold_cache(self.model)
+
+    @cached_property
+    def prefix_cache(self) -> CacheBlock | None:
+        """What the prefix cache finds; None where there is none."""
+        return cache_block(self.model)
 
     @cached_property
     def load(self) -> Load:
@@ -227,35 +248,35 @@ class Analyses:
     @cached_property
     def worst_cycle(self) -> WorstCycle:
         """What greedy admission keeps once it has collapsed."""
-        return worst_cycle(self.model, self.stability, self.recovery.rate_rps)
+        return worst_cycle(self.cold, self.stability, self.recovery.rate_rps)
 
     @cached_property
     def stability(self) -> Stability:
         """Local stability under greedy admission."""
-        return stability(self.model)
+        return stability(self.cold)
 
     @cached_property
     def rate_cap(self) -> RateCap:
         """Admission limits against evictions."""
-        return rate_cap(self.model)
+        return rate_cap(self.cold)
 
     @cached_property
     def wait(self) -> Wait:
         """WAIT thresholds."""
-        return wait(self.model)
+        return wait(self.cold)
 
     @cached_property
     def nested_wait(self) -> NestedWait:
         """Nested WAIT thresholds and memory."""
         plan = self.plan
-        return nested_wait(self.model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments)
+        return nested_wait(self.cold, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments)
 
     @cached_property
     def safety_buffer(self) -> SafetyBuffer:
         """Probability of overflow, and the buffer against it; under the integer budgets where there are any."""
         budgets = [c.integer_budget for c in self.rate_cap.classes if c.integer_budget is not None]
         plan = self.plan
-        return safety_buffer(self.model, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
+        return safety_buffer(self.cold, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -281,6 +302,8 @@ class Analyses:
             self.safety_buffer,
             self.peak,
             self.verdict.drains_up_to_rps,
+            self.cold,
+            self.prefix_cache,
         )
 
     @cached_property
@@ -288,7 +311,7 @@ class Analyses:
         """What to do, most important first."""
         return actions(
             self.status,
-            self.model,
+            self.cold,
             self.load,
             self.stability,
             self.rate_cap,
@@ -296,7 +319,17 @@ class Analyses:
             self.safety_buffer,
             self.peak,
             self.recovery,
+            self.cache_actions,
+            warm=self.model.finds_prefixes,
         )
+
+    @cached_property
+    def cache_actions(self) -> tuple[str, ...]:
+        """What keeps the prefix cache from collapsing; nothing where it cannot."""
+        cache = self.prefix_cache
+        if cache is None or not cache.collapse_possible:
+            return ()
+        return collapse_actions(cache, self.model, self.load)
 
     @cached_property
     def caveat(self) -> str:

@@ -34,4 +34,4 @@ class Confirmed(Analyses):
             return None
         from kvplan.simulation.experiments.collapse import confirmed_rate
 
-        return confirmed_rate(self.model, self.plan)
+        return confirmed_rate(self.cold, self.plan)

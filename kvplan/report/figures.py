@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvplan.analysis.equilibrium import (
-    Sensitivity,
     per_request,
     prompts_of,
     rate_with_more,
@@ -16,6 +15,7 @@ from kvplan.analysis.equilibrium import (
 )
 from kvplan.analysis.fluid_map import Cycle
 from kvplan.analysis.overflow import flow_control
+from kvplan.analysis.records import Sensitivity
 from kvplan.analysis.recovery import recovery
 from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, closed_form

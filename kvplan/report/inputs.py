@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
-from kvplan.analysis.equilibrium import Load, iteration_time, most_admissions, per_request
+from kvplan.analysis.equilibrium import iteration_time, most_admissions, per_request
+from kvplan.analysis.records import Load
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, ServingModel
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_tokens

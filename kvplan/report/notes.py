@@ -5,14 +5,16 @@ from typing import NamedTuple
 
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import eviction_is_impossible
-from kvplan.analysis.equilibrium import Load, saturation
+from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, has_doubtful_tail
+from kvplan.analysis.records import Load
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
+from kvplan.report.prefix_cache import CacheBlock, cache_notes
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_seconds, format_tokens
@@ -56,15 +58,20 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     windows = ""
     if model.schedule is not None:
         waits, windows = "queue bounds", "; worst window of rates that vary (WAIT 7.1, WAIT-s eq. 10)"
+    cached = (
+        Source("new: states of a cache of least recently used pages; the guaranteed rate", Basis.COMPUTED)
+        if model.finds_prefixes
+        else equilibrium_source
+    )
     return {
         "verdict": Source(
             "load, worst_cycle, stability and finite memory taken together; recovers_up_to: new, factors fitted to "
             "simulations",
             Basis.COMPUTED if validated else Basis.ASSUMPTION,
         ),
-        "load": equilibrium_source,
-        "equilibrium": equilibrium_source,
-        "saturation": equilibrium_source,
+        "load": cached,
+        "equilibrium": cached,
+        "saturation": cached,
         "worst_cycle": cycle_source,
         "stability": Source(
             "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
@@ -83,6 +90,11 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "new: Poisson cluster law of KV usage, saddlepoint tail; theorem_bound: FC Theorem 3.6",
             Basis.COMPUTED,
         ),
+        "prefix_cache": Source(
+            "new: Che's approximation, and iteration times that depend on what is found; preemption_recovered_share: "
+            "estimated",
+            Basis.COMPUTED,
+        ),
     }
 
 
@@ -97,6 +109,8 @@ def notes(
     buffer: SafetyBuffer,
     varying: Peak | None,
     drains_up_to_rps: float,
+    cold: ServingModel,
+    cache: CacheBlock | None,
 ) -> tuple[str, ...]:
     """What was assumed, what is not modelled, and what to beware of."""
     replica = model.replica
@@ -106,8 +120,10 @@ def notes(
         *band_notes(model.measured, offered, drains_up_to_rps),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
-        "Not modelled: prefix sharing, speculative decoding, swapping, pipeline bubbles, routing between replicas.",
+        "Not modelled: speculative decoding, swapping, pipeline bubbles, routing between replicas.",
+        *(() if cache is None else cache_notes(cache, model)),
     ]
+    model = cold
     held = requests_in_memory(model)
     if held < FEW_REQUESTS:
         found.append(

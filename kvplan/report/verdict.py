@@ -4,13 +4,15 @@ import math
 
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import engine_never_evicts, eviction_is_impossible, never_grows
-from kvplan.analysis.equilibrium import Load, per_request, running_at_most, saturation
+from kvplan.analysis.equilibrium import per_request, running_at_most, saturation
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
+from kvplan.analysis.records import Load
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
 from kvplan.report.inputs import range_text
+from kvplan.report.prefix_cache import CacheBlock, collapse_summary, overload_summary
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
@@ -28,8 +30,14 @@ def summary(
     recovers: Recovery,
     confirmed_up_to_rps: float | None,
     model: ServingModel,
+    cache: CacheBlock | None = None,
 ) -> str:
     """A sentence with the numbers, and the reason where admissions need a cap."""
+    if cache is not None and cache.reusable_ratio is not None:
+        if status is Status.OVERLOADED:
+            return overload_summary(cache, offered)
+        if cache.collapse_possible:
+            return collapse_summary(cache, offered)
     sustainable = f"{format_number(offered.sustainable_rps)} sustainable"
     if offered.sustainable_rps_range is not None:
         sustainable += f"{range_text(offered.sustainable_rps_range)[:-1]} in the error band of the timing)"
@@ -84,9 +92,16 @@ def actions(
     buffer: SafetyBuffer,
     varying: Peak | None,
     recovers: Recovery,
+    against_collapse: tuple[str, ...] = (),
+    *,
+    warm: bool = False,
 ) -> tuple[str, ...]:
-    """What to do, most important first; each fits a line or two of the first screen."""
-    usual = _at_these_rates(status, model, offered, local, cap, plan, buffer, recovers)
+    """What to do, most important first; each fits a line or two of the first screen.
+
+    `warm`: a prefix cache holds less than the buffer is for, which counts every prompt as a stranger's.
+    """
+    held = None if warm else buffer
+    usual = against_collapse or _at_these_rates(status, model, offered, local, cap, plan, held, recovers)
     first = None if varying is None else _at_peak(varying, status, cap, recovers.rate_rps or 0.0)
     if first is None:
         return usual
@@ -107,7 +122,7 @@ def _at_these_rates(
     local: Stability,
     cap: RateCap,
     plan: Plan,
-    buffer: SafetyBuffer,
+    buffer: SafetyBuffer | None,
     recovers: Recovery,
 ) -> tuple[str, ...]:
     found: list[str] = []
@@ -150,7 +165,7 @@ def _at_these_rates(
             f"{_NOTHING} under greedy admission, which never evicts: max_num_seqs requests at their longest fill "
             "memory exactly. vLLM keeps a block for itself and can: one sequence less or one block more excludes that."
         )
-    elif (buffer.overflow_probability_horizon or 0) > plan.delta:
+    elif buffer is not None and (buffer.overflow_probability_horizon or 0) > plan.delta:
         at_most = " at most" if buffer.required_kv_basis is RiskBasis.BOUND else ""
         found.append(
             f"Expect evictions now and then: about {format_percent(buffer.overflow_probability_horizon)} for any "

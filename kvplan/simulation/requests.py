@@ -191,10 +191,13 @@ def interleaved(model: ServingModel, *, requests: int) -> Requests:
     """
     kind = _interleaved([c.rate_rps for c in model.classes], requests)
     decode = np.empty(requests, dtype=np.int64)
+    inputs = np.empty(requests, dtype=np.int64)
     for index, c in enumerate(model.classes):
         mine = np.flatnonzero(kind == index)
         decode[mine] = np.array(c.decode_tokens)[_interleaved(c.decode_weights, mine.size)]
-    return _requests(model, np.zeros(requests), kind, decode)
+        prompts = _interleaved([p.share for p in c.kinds], mine.size)
+        inputs[mine] = np.array([p.tokens for p in c.kinds])[prompts]
+    return Requests(np.zeros(requests), inputs, decode, kind)
 
 
 def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, requests: int) -> Requests:
@@ -213,12 +216,27 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
     >>> lengths(model, np.array([0, 1, 0]), np.random.default_rng(0)).tolist()
     [7, 8, 7]
     """
-    mix = model.mix
-    # row by row in profile order: a class and a chance are one position on a line, class i from i to i + 1
-    ends = mix.class_index + np.concatenate([_cumulative(c.decode_weights) for c in model.classes])
+    return _drawn([(c.decode_tokens, c.decode_weights) for c in model.classes], class_index, rng)
+
+
+def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
+    """The prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
+    if not any(c.prompts for c in model.classes):
+        return np.array([c.input_tokens for c in model.classes], dtype=np.int64)[class_index]
+    laws = [([p.tokens for p in c.kinds], [p.share for p in c.kinds]) for c in model.classes]
+    return _drawn(laws, class_index, rng)
+
+
+def _drawn(
+    laws: Sequence[tuple[Sequence[int], Sequence[float]]], class_index: IntArray, rng: np.random.Generator
+) -> IntArray:
+    """A value for each request from the law of its class: values and their weights."""
+    values = np.concatenate([np.array(own, dtype=np.int64) for own, _ in laws])
+    # law by law: a class and a chance are one position on a line, class i from i to i + 1
+    ends = np.concatenate([i + _cumulative(weights) for i, (_, weights) in enumerate(laws)])
     row = np.searchsorted(ends, class_index + rng.random(class_index.size), side="right")
-    last = np.cumsum([len(c.decode_tokens) for c in model.classes]) - 1
-    drawn: IntArray = mix.decode_tokens[np.minimum(row, last[class_index])]
+    last = np.cumsum([len(own) for own, _ in laws]) - 1
+    drawn: IntArray = values[np.minimum(row, last[class_index])]
     return drawn
 
 
@@ -322,12 +340,8 @@ def _by_share_of_step(
 def _with_lengths(
     model: ServingModel, rng: np.random.Generator, arrival: FloatArray, kind: IntArray
 ) -> Requests:
-    return _requests(model, arrival, kind, lengths(model, kind, rng))
-
-
-def _requests(model: ServingModel, arrival: FloatArray, kind: IntArray, decode: IntArray) -> Requests:
-    inputs = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
-    return Requests(arrival, inputs[kind], decode, kind)
+    decode = lengths(model, kind, rng)
+    return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
 
 
 def _cumulative(amounts: Sequence[float]) -> FloatArray:

@@ -32,6 +32,7 @@ class Burst:
 
 def stream_of_sessions(
     kinds: Sequence[Sessions],
+    rates_rps: Sequence[float],
     rng: np.random.Generator,
     *,
     requests: int | None,
@@ -44,6 +45,8 @@ def stream_of_sessions(
     ----------
     kinds
         At least one; `Requests.class_index` counts them.
+    rates_rps
+        Of each kind, sessions/s.
     rng : numpy.random.Generator
     requests
         Turns in all, those of the burst not counted; the last session may be cut short. None: as many as there are.
@@ -55,12 +58,12 @@ def stream_of_sessions(
     Examples
     --------
     >>> one = Lengths.of({10: 1.0})
-    >>> agent = Sessions(0.5, one, one, one, Lengths.of({2: 1.0}), Exponential(5.0))
-    >>> some = stream_of_sessions([agent], np.random.default_rng(0), requests=4, horizon_s=None)
+    >>> agent = Sessions(one, one, one, Lengths.of({2: 1.0}), Exponential(5.0))
+    >>> some = stream_of_sessions([agent], [0.5], np.random.default_rng(0), requests=4, horizon_s=None)
     >>> some.input_tokens.tolist(), some.turns.following.tolist(), some.prefixes.stream.tolist()
     ([10, 10, 30, 30], [2, 3, -1, -1], [1, 2, 1, 2])
     """
-    rates = np.array([kind.rate_rps for kind in kinds])
+    rates = np.array(rates_rps)
     if requests is None:
         assert horizon_s is not None
         arrival = np.sort(rng.random(rng.poisson(rates.sum() * horizon_s))) * horizon_s
@@ -86,12 +89,12 @@ def population(
 ) -> Requests:
     """A closed population: so many users of each kind, each of whom begins a session think time after the one before.
 
-    The first ones begin think time after the start; rates of the kinds do not matter.
+    The first ones begin think time after the start; nobody comes at random.
 
     Examples
     --------
     >>> one = Lengths.of({10: 1.0})
-    >>> agent = Sessions(0.5, one, one, one, Lengths.of({2: 1.0}), Exponential(5.0))
+    >>> agent = Sessions(one, one, one, Lengths.of({2: 1.0}), Exponential(5.0))
     >>> some = population([agent], np.random.default_rng(0), users=[1], requests=5)
     >>> some.turns.following.tolist(), some.turns.instead.tolist()
     ([1, 2, 3, 4, -1], [2, 2, 4, 4, -1])

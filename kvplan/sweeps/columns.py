@@ -71,7 +71,7 @@ class Column:
 
         Examples
         --------
-        >>> from kvplan.analysis.equilibrium import Saturation
+        >>> from kvplan.analysis.records import Saturation
         >>> (column,) = expand(["saturation.throughput_rps"], ["a"], [])
         >>> column.of(Saturation(2.0, 0.5, 4.0))
         4.0

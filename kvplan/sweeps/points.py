@@ -12,7 +12,7 @@ from kvplan.analysis import equilibrium
 from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
-from kvplan.profile import schema
+from kvplan.profile import laws, schema
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
@@ -139,7 +139,7 @@ def _shares_stability(sweep: Sweep) -> bool:
 
 
 def _roomy(model: ServingModel) -> Replica:
-    return Replica(schema.MAX_MEMORY_TOKENS, model.replica.block_tokens, model.replica.prefill)
+    return Replica(laws.MAX_MEMORY_TOKENS, model.replica.block_tokens, model.replica.prefill)
 
 
 @lru_cache(maxsize=256)

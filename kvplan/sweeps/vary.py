@@ -231,6 +231,9 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
     for i, c in enumerate(document.classes):
         for field in (rate, "input", "decode"):
             found["classes", i, field] = f"classes.{c.name}.{field}"
+    for i, one in enumerate(document.sessions):
+        for field in ("rate" if one.users is None else "users", "shared"):
+            found["sessions", i, field] = f"sessions.{one.name}.{field}"
     return found
 
 
@@ -248,12 +251,15 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "classes.share": _NUMBER,
     "classes.input": _TOKENS,
     "classes.decode": _TOKENS,
+    "sessions.rate": _NUMBER,
+    "sessions.users": _TOKENS,
+    "sessions.shared": _TOKENS,
     "plan.delta": _NUMBER,
     "plan.horizon": _SECONDS,
     "plan.segments": _TOKENS,
 }
 _NAME_SHOWN = 40  # characters of a key in a message; names of classes can be long
-_INDEXED = re.compile(r"classes\[ *(.+?) *\]\.([a-z]+)")
+_INDEXED = re.compile(r"(classes|sessions)\[ *(.+?) *\]\.([a-z]+)")
 
 
 def _short(key: str) -> str:
@@ -272,14 +278,12 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 def _path(key: str, document: Document) -> KeyPath:
     """Where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
     head, dot, field = key.rpartition(".")
-    if head.startswith("classes."):
-        for i, c in enumerate(document.classes):
-            if c.name == head.removeprefix("classes."):
-                return ("classes", i, field)
-    elif found := _INDEXED.fullmatch(key):
-        for i, c in enumerate(document.classes):
-            if found[1] in (str(i), c.name):
-                return ("classes", i, found[2])
+    kind, _, name = head.partition(".")
+    if found := _INDEXED.fullmatch(key):
+        kind, name, field = found[1], found[2], found[3]
+    for i, entry in enumerate(getattr(document, kind) if kind in ("classes", "sessions") else ()):
+        if name == entry.name or (found and name == str(i)):
+            return (kind, i, field)
     return (head, field) if dot else (key,)
 
 
@@ -365,10 +369,10 @@ def _with(tables: Mapping[str, Any], path: KeyPath, value: object) -> dict[str, 
     if len(path) == 2:
         changed[str(path[0])] = {**changed.get(str(path[0]), {}), str(path[1]): value}
     else:
-        entries = list(changed["classes"])
+        entries = list(changed[str(path[0])])
         index = int(path[1])
         entries[index] = {**entries[index], str(path[2]): value}
-        changed["classes"] = entries
+        changed[str(path[0])] = entries
     return changed
 
 

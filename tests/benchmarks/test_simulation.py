@@ -175,7 +175,6 @@ def test_later_processes_find_the_loop_on_disk(tmp_path: Path) -> None:
 
 
 AGENTS = Sessions(
-    rate_rps=0.834,
     first=Lengths.uniform(4000, 12_000),
     user=Lengths.uniform(300, 1500),
     decode=Lengths.uniform(40, 200),
@@ -189,7 +188,9 @@ def test_a_million_turns_with_a_prefix_cache_take_less_than_three_times_as_many_
     served = ServingModel(
         BENCH.classes, Timing(0.015, d1=5e-9, d2=1e-6, d3=1e-6), Replica(4_000_000, block_tokens=16)
     )
-    turns = stream_of_sessions([AGENTS], np.random.default_rng(1), requests=1_000_000, horizon_s=None)
+    turns = stream_of_sessions(
+        [AGENTS], [0.834], np.random.default_rng(1), requests=1_000_000, horizon_s=None
+    )
 
     def simulated(requests: Requests, caching: float) -> Outcome:
         settings = Settings("vllm", {"prefix_caching": (caching,)})

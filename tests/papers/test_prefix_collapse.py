@@ -16,7 +16,6 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.sessions import Burst, stream_of_sessions
 
 AGENT = Sessions(
-    rate_rps=0.834,
     first=Lengths.uniform(4000, 12_000),
     user=Lengths.uniform(300, 1500),
     decode=Lengths.uniform(40, 200),
@@ -29,7 +28,7 @@ SETTLED_S, END_S = 1500.0, 6000.0
 
 def served(burst: int, settings: dict[str, tuple[float, ...]], seed: int) -> tuple[Requests, Outcome]:
     rng = np.random.default_rng(seed)
-    requests = stream_of_sessions([AGENT], rng, requests=None, horizon_s=END_S, burst=Burst(burst))
+    requests = stream_of_sessions([AGENT], [0.834], rng, requests=None, horizon_s=END_S, burst=Burst(burst))
     model, policy = ServingModel((one_class(1, 1),), TIMING, REPLICA), POLICIES["vllm"]
     scenario = Scenario(model, Plan(), requests, ("agent",))
     setup, _ = policy.prepare(scenario, Settings("vllm", {"prefix_caching": (1.0,)} | settings))

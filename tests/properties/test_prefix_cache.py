@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.analysis.cache_states import FOREVER_S, CachedReplica
+from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, cached_replica
 from kvplan.analysis.equilibrium import iteration_time, sustainable_rates
-from kvplan.analysis.prefix_cache import prefix_cache
+from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
-from kvplan.model.reuse import Caching, Reuse, SharedPrompt, class_streams
+from kvplan.model.reuse import Reuse, SharedPrompt
 
 SECONDS = st.floats(0.05, 200.0)
 
@@ -33,15 +33,13 @@ def served(
     draw: st.DrawFn, *, reuse: bool = True, share: bool = True, arrivals: bool = True
 ) -> CachedReplica:
     """Up to three classes on a replica that holds at least four of the largest requests."""
-    classes, caching = [], []
+    classes = []
     for i in range(draw(st.integers(1, 3))):
         s, d = (
             draw(st.integers(1, 4000)),
             draw(st.lists(st.integers(1, 300), min_size=1, max_size=3, unique=True)),
         )
-        classes.append(
-            RequestClass(f"class {i}", s, tuple(sorted(d)), (1.0,) * len(d), draw(st.floats(0.01, 20.0)))
-        )
+        rate = draw(st.floats(0.01, 20.0))
         prompts = []
         if share and draw(st.booleans()):
             weights = draw(st.lists(st.floats(0.05, 0.5), min_size=1, max_size=2))
@@ -51,7 +49,8 @@ def served(
             tokens = draw(st.one_of(st.floats(0.0, 1.0), st.integers(0, 5000)))
             from_arrival = arrivals and draw(st.booleans())
             again = Reuse(tokens, draw(st.floats(0.0, 1.0)), draw(gaps()), from_arrival)
-        caching.append(Caching(tuple(prompts), again))
+        lengths = tuple(sorted(d)), (1.0,) * len(d)
+        classes.append(RequestClass(f"class {i}", s, *lengths, rate, tuple(prompts), again))
     page = draw(st.sampled_from([1, 16, 64]))
     largest = max(c.max_tokens for c in classes) + page
     timing = Timing(
@@ -65,8 +64,7 @@ def served(
         draw(st.sampled_from([None, 64])),
         draw(st.sampled_from([None, 2048])),
     )
-    streams = class_streams(ServingModel(tuple(classes), timing, replica), caching)
-    return CachedReplica(streams, timing, replica)
+    return cached_replica(ServingModel(tuple(classes), timing, replica))
 
 
 def full(cached: CachedReplica) -> float:
@@ -122,8 +120,7 @@ def test_without_reuse_everything_is_as_it_was(cached: CachedReplica) -> None:
         for i, s in enumerate(cached.streams)
     )
     model = ServingModel(classes, cached.timing, cached.replica)
-    cached = CachedReplica(class_streams(model, [Caching()] * len(classes)), model.timing, model.replica)
-    found, known = prefix_cache(cached), min(sustainable_rates(model).values())
+    found, known = prefix_cache(cached_replica(model)), min(sustainable_rates(model).values())
     assert found.sustainable_rps == pytest.approx((known, known), rel=1e-11)
     if cached.rate_rps < known * (1 - 1e-9):
         assert found.warm is not None
@@ -138,7 +135,7 @@ def test_reuse_of_ones_own_never_raises_the_guaranteed_rate(cached: CachedReplic
         cached.timing,
         cached.replica,
     )
-    assert prefix_cache(cached).limits_rps == pytest.approx(prefix_cache(alone).limits_rps, rel=1e-11)
+    assert guaranteed_rates(cached) == pytest.approx(guaranteed_rates(alone), rel=1e-11)
 
 
 @given(served(reuse=False))

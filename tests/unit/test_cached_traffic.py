@@ -10,8 +10,9 @@ from oracles import stage_weights
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Caching, Reuse, SharedPrompt, Stream, class_streams
-from kvplan.model.sessions import Sessions, session_stream
+from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Sessions
+from kvplan.model.streams import Stream, class_streams, session_stream
 
 THINK = Exponential(3.0)
 LAWS = {
@@ -59,15 +60,17 @@ def counted_out(prefill: Prefill, page: int, shared: int) -> dict[str, float]:
 @pytest.mark.parametrize(("page", "shared"), [(1, 0), (1, 3), (4, 0), (4, 9), (16, 40), (7, 14)])
 def test_moments_of_sessions_are_those_of_all_their_turns(prefill: Prefill, page: int, shared: int) -> None:
     laws = {name: Lengths.of(law) for name, law in LAWS.items()}
-    stream = session_stream(Sessions(2.0, **laws, think=THINK, shared=shared), prefill, page)
+    sessions = Sessions(**laws, think=THINK, shared=shared)
+    stream = session_stream(sessions, 2.0, prefill, page)
     expected = counted_out(prefill, page, shared)
-    assert stream.rate_rps == pytest.approx(2 * expected.pop("requests"), rel=1e-12)
+    assert sessions.turns.mean == pytest.approx(expected.pop("requests"), rel=1e-12)
+    assert sum(share * tokens for share, tokens in sessions.prompts) == pytest.approx(expected["prompt"])
     assert {name: getattr(stream, name) for name in MEANS} == pytest.approx(expected, rel=1e-9)
 
 
 def test_kinds_of_prompts_keep_the_means() -> None:
     laws = {name: Lengths.of(law) for name, law in LAWS.items()}
-    stream = session_stream(Sessions(2.0, **laws, think=THINK, shared=40), Prefill.FUSED, 16)
+    stream = session_stream(Sessions(**laws, think=THINK, shared=40), 2.0, Prefill.FUSED, 16)
     assert sum(k.share for k in stream.prompts) == pytest.approx(1)
     assert sum(k.share * k.tokens for k in stream.prompts) == pytest.approx(stream.prompt)
     assert sum(k.share * k.asked_for for k in stream.prompts) == pytest.approx(32 + stream.reused)
@@ -75,32 +78,31 @@ def test_kinds_of_prompts_keep_the_means() -> None:
 
 def test_a_session_of_one_turn_reuses_nothing() -> None:
     one = Lengths.of({10: 1.0})
-    stream = session_stream(Sessions(1.0, one, one, one, Lengths.of({1: 1.0}), THINK), Prefill.FUSED, 1)
+    stream = session_stream(Sessions(one, one, one, Lengths.of({1: 1.0}), THINK), 1.0, Prefill.FUSED, 1)
     assert (stream.rate_rps, stream.prompt, stream.left) == pytest.approx((1.0, 10.0, 19.0))
     assert stream.reused == pytest.approx(0, abs=1e-12)
 
 
-def test_geometric_turns_have_no_longest_session() -> None:
+def test_geometric_turns() -> None:
     one = Lengths.of({10: 1.0})
-    sessions = Sessions(1.0, one, one, one, Lengths.geometric(6.0), THINK)
-    stream = session_stream(sessions, Prefill.FUSED, 1)
-    assert sessions.longest == math.inf
+    sessions = Sessions(one, one, one, Lengths.geometric(6.0), THINK)
+    stream = session_stream(sessions, 6.0, Prefill.FUSED, 1)
     # s = 10 + 20·(j - 1), and a turn is followed by another with probability 5/6
-    assert (stream.rate_rps, stream.prompt) == pytest.approx((6.0, 10 + 20 * 5))
+    assert (sessions.turns.mean, stream.prompt) == pytest.approx((6.0, 10 + 20 * 5))
     assert stream.reused == pytest.approx(5 / 6 * stream.left)
 
 
 def test_the_longest_turn_of_a_session() -> None:
     laws = {name: Lengths.of(law) for name, law in LAWS.items()}
-    assert Sessions(1.0, **laws, think=THINK, shared=3).longest == 3 + 12 + 3 * (7 + 9) + 9
+    assert Sessions(**laws, think=THINK, shared=3).longest == 3 + 12 + 3 * (7 + 9) + 9
 
 
 def stream_of(
     decode: dict[int, float], reuse: Reuse | None, *shared: SharedPrompt, s: int = 100, b: int = 16
 ) -> Stream:
-    one = RequestClass("a", s, tuple(decode), tuple(decode.values()), 2.0)
+    one = RequestClass("a", s, tuple(decode), tuple(decode.values()), 2.0, shared, reuse)
     model = ServingModel((one,), Timing(0.01), Replica(10_000, b))
-    (found,) = class_streams(model, [Caching(shared, reuse)])
+    (found,) = class_streams(model)
     return found
 
 

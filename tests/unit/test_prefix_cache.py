@@ -12,11 +12,14 @@ from cached import AGENT_LAW, AGENT_MEMORY, THINK, agents, mapped_time, one_clas
 from session_simulator import serve_sessions
 
 from kvplan.analysis.cache_states import CachedReplica
-from kvplan.analysis.equilibrium import sustainable_rates
-from kvplan.analysis.prefix_cache import prefix_cache, rate_of_users, recovered_share
+from kvplan.analysis.equilibrium import load, sustainable_rates
+from kvplan.analysis.population import with_rates_of_users
+from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache, recovered_share
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
+from kvplan.model.lengths import Lengths
 from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Sessions
 
 # -- values of theory §8 ----------------------------------------------------------------------------------------
 
@@ -84,7 +87,7 @@ def test_the_guaranteed_rates_are_those_without_a_cache(
     model = ServingModel((RequestClass("a", 1000, (200,), (1.0,), 5.0),), law, cached.replica)
     known = sustainable_rates(model)
     expected = {name if name in cached_limits else "memory": rate for name, rate in known.items()}
-    assert prefix_cache(cached).limits_rps == pytest.approx(expected, rel=1e-12)
+    assert guaranteed_rates(cached) == pytest.approx(expected, rel=1e-12)
 
 
 cached_limits = ("max_num_seqs", "max_num_batched_tokens")
@@ -190,16 +193,40 @@ def test_the_loop_gain_of_a_law_with_a_knee_is_the_slope_too() -> None:
     assert warm.loop_gain == pytest.approx((mapped(tau + step) - mapped(tau - step)) / (2 * step), rel=0.01)
 
 
-@pytest.mark.parametrize("users", [1.0, 40.0, 90.0])
-def test_users_who_think_ask_as_often_as_they_are_answered(users: float) -> None:
+def asked_by(*users: int, law: Timing = Timing(0.012, 1e-7, 60e-6)) -> ServingModel:  # noqa: B008
+    """Kinds of users who ask once a session, 1000 tokens each, and think for 5 s."""
+    s, once = Lengths.of({1000: 1.0}), Lengths.of({1: 1.0})
+    kinds = [Sessions(s, once, Lengths.of({200: 1.0}), once, Exponential(5.0), users=n) for n in users]
+    classes = tuple(
+        RequestClass(str(i), 1000, (200,), (1.0,), 1.0, sessions=one) for i, one in enumerate(kinds)
+    )
+    return ServingModel(classes, law, Replica(100_000))
+
+
+@pytest.mark.parametrize("users", [1, 40, 90])
+def test_users_who_think_ask_as_often_as_they_are_answered(users: int) -> None:
     """λ·(Z + nτ) = users, without reuse: τ = d0/(1 - λ·work), a quadratic in λ."""
     work = 1e-7 * (1000 * 200 + 200 * 201 / 2) + 60e-6 * 1000
     rate = root(lambda x: x * (5.0 + 200 * 0.012 / (1 - x * work)) - users, 0.0, 0.999 / work)
-    assert rate_of_users(one_class(1.0), users, 5.0) == pytest.approx(rate, rel=1e-9)
+    assert with_rates_of_users(asked_by(users)).total_rate_rps == pytest.approx(rate, rel=1e-9)
+    if users > 1:
+        split = with_rates_of_users(asked_by(users // 4, users - users // 4))
+        assert split.total_rate_rps == pytest.approx(rate, rel=1e-9)
 
 
-def test_more_users_than_fit_have_no_rate() -> None:
-    assert rate_of_users(one_class(1.0), 1000.0, 5.0) is None
+def test_more_users_than_fit_ask_for_more_than_is_served() -> None:
+    found = load(with_rates_of_users(asked_by(1000)))
+    assert found.offered_rps > found.sustainable_rps
+    assert found.load_factor_max is not None
+    assert found.load_factor_max < 1
+
+
+def test_headroom_counts_users() -> None:
+    """α times the users ask at the guaranteed rate."""
+    found = load(with_rates_of_users(asked_by(40)))
+    assert found.load_factor_max is not None
+    more = asked_by(round(40 * found.load_factor_max))
+    assert with_rates_of_users(more).total_rate_rps == pytest.approx(found.sustainable_rps, rel=0.02)
 
 
 # -- against simulations from the rules alone ------------------------------------------------------------------

@@ -8,13 +8,13 @@ from kvplan.model import Prefill, Replica, Timing
 from kvplan.model.gaps import Exponential, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
 from kvplan.model.reuse import SharedPrompt
-from kvplan.model.sessions import Sessions, session_stream
+from kvplan.model.sessions import Sessions
+from kvplan.model.streams import session_stream
 from kvplan.simulation.outcome import Ending
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.sessions import Burst, population, stream_of_sessions, with_shared_prompts
 
 CHAT = Sessions(
-    rate_rps=2.0,
     first=Lengths.uniform(10, 30),
     user=Lengths.of({5: 1.0, 9: 1.0}),
     decode=Lengths.uniform(3, 8),
@@ -23,13 +23,14 @@ CHAT = Sessions(
     shared=40,
 )
 TOOL = Sessions(
-    rate_rps=1.0,
     first=Lengths.of({100: 1.0}),
     user=Lengths.of({1: 1.0}),
     decode=Lengths.of({2: 1.0}),
     turns=Lengths.of({4: 1.0}),
     think=Quantiles((0.0,)),
 )
+
+RATES = [2.0, 1.0]  # sessions/s of the two
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -62,21 +63,21 @@ def check_turns(requests: Requests, kinds: list[Sessions]) -> None:
 
 
 def test_turns_carry_all_that_came_before() -> None:
-    check_turns(stream_of_sessions([CHAT, TOOL], rng(), requests=None, horizon_s=60.0), [CHAT, TOOL])
+    check_turns(stream_of_sessions([CHAT, TOOL], RATES, rng(), requests=None, horizon_s=60.0), [CHAT, TOOL])
     check_turns(population([CHAT, TOOL], rng(), users=[3, 2], requests=200), [CHAT, TOOL])
 
 
 def test_sessions_begin_at_their_rates_and_their_turns_have_the_moments_of_the_model() -> None:
     """Within four standard errors; moments from the exact laws."""
-    drawn = stream_of_sessions([CHAT, TOOL], rng(1), requests=None, horizon_s=20_000.0)
+    drawn = stream_of_sessions([CHAT, TOOL], RATES, rng(1), requests=None, horizon_s=20_000.0)
     assert drawn.more_later
     unasked = ~np.isnan(drawn.arrival_s)
     for index, kind in enumerate((CHAT, TOOL)):
         mine = drawn.class_index == index
         sessions = np.count_nonzero(mine & unasked)
-        expected = kind.rate_rps * 20_000
+        expected = RATES[index] * 20_000
         assert abs(sessions - expected) < 4 * np.sqrt(expected)
-        turns = session_stream(kind, Prefill.FUSED, 1)
+        turns = session_stream(kind, 1.0, Prefill.FUSED, 1)
         assert drawn.input_tokens[mine].mean() == pytest.approx(turns.prompt, rel=0.02)
         assert (drawn.input_tokens[mine] ** 2).mean() == pytest.approx(turns.prompt_squares, rel=0.05)
         assert np.count_nonzero(mine) / sessions == pytest.approx(kind.turns.mean, rel=0.02)
@@ -84,21 +85,21 @@ def test_sessions_begin_at_their_rates_and_their_turns_have_the_moments_of_the_m
     think = drawn.turns.think_s[drawn.class_index == 0]
     assert np.median(think) == pytest.approx(4.0, rel=0.02)
     assert np.log(think).std() == pytest.approx(0.5, rel=0.02)
-    exponential = Sessions(1.0, TOOL.first, TOOL.user, TOOL.decode, TOOL.turns, Exponential(3.0))
-    other = stream_of_sessions([exponential], rng(), requests=40_000, horizon_s=None)
+    exponential = Sessions(TOOL.first, TOOL.user, TOOL.decode, TOOL.turns, Exponential(3.0))
+    other = stream_of_sessions([exponential], [1.0], rng(), requests=40_000, horizon_s=None)
     assert other.turns is not None
     assert other.turns.think_s.mean() == pytest.approx(3.0, rel=0.02)
 
 
 def test_there_are_as_many_requests_as_asked_for_and_a_burst_beside_them() -> None:
-    drawn = stream_of_sessions([TOOL], rng(), requests=50, horizon_s=None, burst=Burst(7, 3.5))
+    drawn = stream_of_sessions([TOOL], [1.0], rng(), requests=50, horizon_s=None, burst=Burst(7, 3.5))
     assert drawn.arrival_s.size == 50 + 7 * 4
     assert np.count_nonzero(drawn.arrival_s == 3.5) == 7
     check_turns(drawn, [TOOL])
 
 
 def test_a_turn_arrives_think_time_after_the_answer() -> None:
-    drawn = stream_of_sessions([CHAT], rng(3), requests=300, horizon_s=None)
+    drawn = stream_of_sessions([CHAT], [2.0], rng(3), requests=300, horizon_s=None)
     outcome = run("vllm", Case(drawn, Timing(0.01), Replica(20_000), {"prefix_caching": (1.0,)}))
     assert outcome.ending is Ending.FINISHED
     assert drawn.turns is not None
@@ -121,7 +122,7 @@ def test_a_population_never_asks_for_more_at_once_than_it_has_users(
 
 def test_whoever_is_given_up_takes_the_rest_of_the_session_along() -> None:
     """One runs for long; the session behind it is given up, and only its first turn was ever there."""
-    drawn = stream_of_sessions([TOOL], rng(), requests=8, horizon_s=None)
+    drawn = stream_of_sessions([TOOL], [1.0], rng(), requests=8, horizon_s=None)
     requests = Requests(
         np.array([0.0, 1.0, *[np.nan] * 6]),
         drawn.input_tokens,

@@ -11,6 +11,7 @@ from kvplan.report.keys.equilibrium import EQUILIBRIUM
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
 from kvplan.report.keys.load import LEVERS, LOAD
 from kvplan.report.keys.nested_wait import NESTED_WAIT
+from kvplan.report.keys.prefix_cache import PREFIX_CACHE
 from kvplan.report.keys.rate_cap import RATE_CAP
 from kvplan.report.keys.record import Block, Kind, Record
 from kvplan.report.keys.safety_buffer import SAFETY_BUFFER
@@ -39,6 +40,7 @@ BLOCKS: Mapping[str, Block] = {
         NESTED_WAIT,
         SAFETY_BUFFER,
         INPUTS,
+        PREFIX_CACHE,
         SIMULATION,
         SOURCES,
         NOTES,

@@ -11,11 +11,13 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
 from kvplan.simulation.requests import Requests, burst, closed, interleaved, poisson, renewal, saturated
+from kvplan.simulation.sessions import Burst, population, stream_of_sessions, with_shared_prompts
 
 MAX_REQUESTS = 10**8
 DEFAULT_REQUESTS = 10_000
 DEFAULT_CV = 3.0
 DEFAULT_CLIENTS = 128
+_MORE = 2  # times the requests of users that are expected until a horizon
 DEFAULT_BURST = (1.5, 0.5, 60.0, 60.0)  # keeps the mean rate
 
 
@@ -43,6 +45,7 @@ class Load(NamedTuple):
     concurrency: int = DEFAULT_CLIENTS  # of a closed loop
     burst: tuple[float, float, float, float] = DEFAULT_BURST  # factors while on and off, seconds of each
     trace: Requests | None = None  # recorded requests instead of all that
+    burst_sessions: Burst | None = None  # beside those of the profile
 
     @property
     def follows_rates(self) -> bool:
@@ -85,15 +88,19 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
     if load.kind in _ALWAYS_THERE and size is None:
         size = math.ceil(expected) + load.concurrency + 1000
     match load.kind:
+        case Arrivals.POISSON if any(c.sessions for c in model.classes):
+            return _sessions(model, load, rng)
         case Arrivals.POISSON:
-            return poisson(model, rng, requests=size, horizon_s=horizon)
+            return _with_prompts(model, poisson(model, rng, requests=size, horizon_s=horizon), rng)
         case Arrivals.GAMMA:
-            return renewal(model, rng, cv=load.cv, requests=size, horizon_s=horizon)
+            drawn = renewal(model, rng, cv=load.cv, requests=size, horizon_s=horizon)
+            return _with_prompts(model, drawn, rng)
         case Arrivals.BURST:
             high, low, on_s, off_s = load.burst
-            return burst(
+            drawn = burst(
                 model, rng, high=high, low=low, on_s=on_s, off_s=off_s, requests=size, horizon_s=horizon
             )
+            return _with_prompts(model, drawn, rng)
         case Arrivals.SATURATED:
             assert size is not None
             return saturated(model, rng, requests=size)
@@ -103,6 +110,27 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
         case Arrivals.CLOSED:
             assert size is not None
             return closed(model, rng, clients=load.concurrency, requests=size)
+
+
+def _with_prompts(model: ServingModel, drawn: Requests, rng: np.random.Generator) -> Requests:
+    """With the leading tokens that requests of a class share, where they do."""
+    if not any(c.shared for c in model.classes):
+        return drawn
+    return with_shared_prompts(drawn, [c.shared for c in model.classes], rng)
+
+
+def _sessions(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
+    """The turns of sessions, at random or of users."""
+    kinds = [c.sessions for c in model.classes if c.sessions is not None]
+    if any(kind.users for kind in kinds):
+        users = [kind.users or 0 for kind in kinds]
+        longest = max(kind.turns.longest for kind in kinds)
+        enough = math.ceil(_MORE * _expected(model, load)) + longest * sum(users)  # beyond the horizon
+        return population(kinds, rng, users=users, requests=load.requests or enough)
+    rates = [c.rate_rps / kind.turns.mean for c, kind in zip(model.classes, kinds, strict=True)]
+    return stream_of_sessions(
+        kinds, rates, rng, requests=load.requests, horizon_s=load.horizon_s, burst=load.burst_sessions
+    )
 
 
 def _expected(model: ServingModel, load: Load) -> float:

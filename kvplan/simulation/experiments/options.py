@@ -16,9 +16,11 @@ from kvplan.simulation.experiments.load import (
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.sessions import Burst
 from kvplan.units import parse_time
 
 _MAX_SEEDS = 10**5
+_MOST_SESSIONS = 10**6
 
 
 def load(
@@ -30,6 +32,7 @@ def load(
     trace: Callable[[], Requests] | None,
     requests: int | None,
     horizon: str | None,
+    burst_sessions: str | None = None,
 ) -> Load:
     """The requests of a study; options that do not go together are refused, before `trace` is read.
 
@@ -42,8 +45,9 @@ def load(
         raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
     horizon_s = None if horizon is None else parse_time(horizon, "--horizon")
     if trace is not None:
-        if kind is not None:
-            raise UsageError("--trace brings its own arrivals; --arrivals does not go with it")
+        for option, given in (("--arrivals", kind), ("--burst-sessions", burst_sessions)):
+            if given is not None:
+                raise UsageError(f"--trace brings its own arrivals; {option} does not go with it")
         recorded = trace()
         return Load(horizon_s=horizon_s, trace=recorded if requests is None else _first(recorded, requests))
     arrivals = Arrivals.POISSON if kind is None else Arrivals(kind)
@@ -67,6 +71,7 @@ def load(
         cv=DEFAULT_CV if cv is None else cv,
         concurrency=concurrency or DEFAULT_CLIENTS,
         burst=DEFAULT_BURST if burst is None else _burst(burst),
+        burst_sessions=None if burst_sessions is None else _burst_sessions(burst_sessions),
     )
 
 
@@ -132,6 +137,21 @@ def _burst(text: str) -> tuple[float, float, float, float]:
             f"--burst {text!r}: four numbers with commas, HIGH > 0, LOW >= 0, ON > 0 and OFF >= 0 seconds"
         )
     return high, low, on_s, off_s
+
+
+def _burst_sessions(text: str) -> Burst:
+    count, at, when = text.partition("@")
+    if (
+        not at
+        or not count.strip().isascii()
+        or not count.strip().isdigit()
+        or not 1 <= int(count) <= _MOST_SESSIONS
+    ):
+        raise UsageError(
+            f"--burst-sessions {text!r}: a number of sessions up to {_MOST_SESSIONS:,}, @ and a time, such as 600@0"
+        )
+    at_s = 0.0 if when.strip() == "0" else parse_time(when.strip(), "--burst-sessions")
+    return Burst(int(count), at_s)
 
 
 def _first(requests: Requests, count: int) -> Requests:

@@ -17,7 +17,7 @@ from kvplan.model import FloatArray, IntArray, Plan, ServingModel
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import Requests, lengths
+from kvplan.simulation.requests import Requests, lengths, prompt_lengths
 
 _WARM_UP = 0.2  # of the completions
 
@@ -137,7 +137,7 @@ def arrivals(part: ServingModel, group: Pooled, seed: int, *, saturated: bool) -
     times = np.concatenate(arrival)
     order = np.argsort(times, kind="stable")[: group.requests]
     kinds = np.concatenate(kind)[order]
-    inputs = np.array([c.input_tokens for c in part.classes])[kinds]
+    inputs = prompt_lengths(part, kinds, np.random.default_rng([seed, 2]))
     first = np.zeros(order.size) if saturated else times[order]
     return Requests(first, inputs, np.concatenate(decode)[order], kinds)
 

@@ -249,7 +249,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
-    caching, patience_s = prefix_caching(settings), patience(settings)
+    caching, patience_s = prefix_caching(scenario, settings), patience(settings)
     setup = as_engines_count(requests)._replace(
         knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
@@ -292,7 +292,7 @@ POLICY = Policy(
     parameters={
         "conservativeness": "how large that share is, SGLang's --schedule-conservativeness; 1",
         **MAX_NEW,
-        "prefix_caching": "1: prompts and answers stay in a radix tree until their room is needed; 0",
+        "prefix_caching": "1: prompts and answers stay in a radix tree until their room is needed, 0: not; as in [gpu]",
         **PATIENCE,
         _MOST_RUNNING: MOST_RUNNING[SEQUENCES],
         TOKENS: "most tokens of prompts in an iteration; the profile's",

@@ -164,7 +164,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     watermark = watermark_share(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    caching, patience_s = prefix_caching(settings), patience(settings)
+    caching, patience_s = prefix_caching(scenario, settings), patience(settings)
     setup = as_engines_count(scenario.requests)._replace(
         knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
         capacity_blocks=blocks,
@@ -189,9 +189,9 @@ def watermark_share(settings: Settings) -> float:
     return share
 
 
-def prefix_caching(settings: Settings) -> bool:
-    """Whether blocks of those who have left stay known."""
-    value = settings.number("prefix_caching", 0.0)
+def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
+    """Whether what was computed for those who have left stays known; as the profile says, where nothing is set."""
+    value = settings.number("prefix_caching", float(scenario.model.replica.prefix_caching))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
     return value == 1.0
@@ -204,7 +204,8 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
-        "prefix_caching": "1: full blocks stay known until their room is needed, and are not computed again; 0",
+        "prefix_caching": "1: full blocks stay known until their room is needed, and are not computed again, 0: not; "
+        "as in [gpu]",
         **PATIENCE,
         **LIMITS,
     },

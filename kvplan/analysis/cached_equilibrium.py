@@ -1,0 +1,102 @@
+"""Load, equilibrium and saturation of a replica whose prefix cache finds what requests have in common (theory §8).
+
+What can be sustained is the *guaranteed* rate: whatever has happened before, it is served. The equilibrium is that of a
+warm cache, which can exist beyond it; saturation is where requests in flight fill memory and nothing else is kept.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.prefix_cache import full_memory, guaranteed_rates, population_of, prefix_cache
+from kvplan.analysis.records import ClassOccupancy, Equilibrium, Load, Saturation, Sensitivity
+from kvplan.model import ServingModel
+
+_MORE = 1.1
+
+
+def sustainable_rates(model: ServingModel) -> dict[str, float]:
+    """The guaranteed rate under each limit that applies, requests/s, by the name of the limit.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model.reuse import SharedPrompt
+    >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0, shared=(SharedPrompt(800),))
+    >>> model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))
+    >>> {name: round(rate, 4) for name, rate in sustainable_rates(model).items()}
+    {'compute': 24.2247}
+    """
+    cached = cached_replica(model)
+    rates = guaranteed_rates(cached)
+    full = full_memory(cached)
+    adds = full.admissions * (cached.work_s - cached.timing.d2 * cached.saves * full.hits)
+    name = "compute" if adds[0] > full.iteration_time_s[0] / 2 else "kv_memory"
+    return {name: rates.pop("memory"), **rates}
+
+
+def rate_with(model: ServingModel, name: str, factor: float) -> float | None:
+    """The guaranteed rate with a field of `Sensitivity` multiplied; None for a limit that there is not."""
+    if hasattr(model.timing, name):
+        changed = replace(model, timing=replace(model.timing, **{name: getattr(model.timing, name) * factor}))
+    elif (limit := getattr(model.replica, name)) is None:
+        return None
+    else:
+        changed = replace(model, replica=replace(model.replica, **{name: round(limit * factor)}))
+    return min(guaranteed_rates(cached_replica(changed)).values())
+
+
+def load(model: ServingModel) -> Load:
+    """Offered load against the guaranteed rate; work is counted without hits, and headroom in users where they ask."""
+    cached = cached_replica(model)
+    rate = min(guaranteed_rates(cached).values())
+    offered = cached.rate_rps
+    factor = rate / offered if offered > rate / 1e300 else None
+    if cached.users is not None:
+        factor = population_of(cached).guaranteed / cached.users
+    mix, timing = model.mix, model.timing
+    amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
+    changes = {name: rate_with(model, name, _MORE) for name in Sensitivity._fields}
+    return Load(
+        offered_rps=offered,
+        work_rate=offered * float(mix.mean(timing.work(*amounts))),
+        load_factor_max=factor,
+        headroom=None if factor is None else factor - 1,
+        sustainable_rps=rate,
+        sustainable_rps_range=None,
+        sustainable_decode_tokens_per_s=rate * cached.mean("decode"),
+        sensitivity=Sensitivity(**{k: None if v is None else v / rate - 1 for k, v in changes.items()}),  # type: ignore[arg-type]
+    )
+
+
+def equilibrium(model: ServingModel) -> Equilibrium:
+    """The state that a warm cache keeps at the offered load; None of it where there is none."""
+    cached = cached_replica(model)
+    found = prefix_cache(cached).expected
+    tau = None if found is None else found.iteration_time_s
+    offered = cached.rate_rps
+    return Equilibrium(
+        kv_tokens=None if found is None else found.kv_unique_tokens,
+        kv_utilization=None if found is None else found.kv_unique_tokens / model.replica.capacity_tokens,
+        iteration_time_s=tau,
+        requests_in_flight=None if tau is None else offered * cached.stages * tau,
+        decode_tokens_per_s=None if tau is None else offered * cached.mean("decode"),
+        prompt_iterations_per_s=None if tau is None else offered * cached.stages,
+        classes=tuple(
+            ClassOccupancy(
+                c.name,
+                None if tau is None else c.rate_rps * tau,
+                None if tau is None else c.rate_rps * one.stages * tau,
+            )
+            for c, one in zip(model.classes, cached.streams, strict=True)
+        ),
+    )
+
+
+def saturation(model: ServingModel) -> Saturation:
+    """Where requests in flight fill memory, and the cache finds what they have in common and nothing else."""
+    full = full_memory(cached_replica(model))
+    x, tau = float(full.admissions[0]), float(full.iteration_time_s[0])
+    return Saturation(x, tau, x / tau if tau else math.inf)

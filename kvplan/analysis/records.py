@@ -1,0 +1,73 @@
+"""What an analysis of load, equilibrium and saturation finds, with a prefix cache or without."""
+
+from typing import NamedTuple
+
+
+class Sensitivity(NamedTuple):
+    """Relative change of the sustainable rate for +10 % of each timing constant and limit; None for no such limit."""
+
+    memory_tokens: float
+    d0: float
+    d1: float
+    d2: float
+    d3: float
+    d4: float
+    d5: float
+    knee_tokens: float
+    max_num_seqs: float | None
+    max_num_batched_tokens: float | None
+
+
+class Lever(NamedTuple):
+    """By how much the sustainable rate grows with a tenth more of a limit, or with a time a tenth shorter.
+
+    `name` is a field of `Sensitivity`.
+    """
+
+    name: str
+    gain: float
+
+
+class Load(NamedTuple):
+    """What is offered against what can be sustained; the keys of the report's `load` block.
+
+    `load_factor_max` α scales every rate until the first limit is met; None where it overflows a float. The
+    range of the sustainable rate is that of the timing's error band; None where it has none.
+    """
+
+    offered_rps: float
+    work_rate: float
+    load_factor_max: float | None
+    headroom: float | None
+    sustainable_rps: float
+    sustainable_rps_range: tuple[float, float] | None
+    sustainable_decode_tokens_per_s: float
+    sensitivity: Sensitivity
+
+
+class ClassOccupancy(NamedTuple):
+    """Requests of one class at the equilibrium, per stage and in flight; None where Λ >= 1."""
+
+    name: str
+    per_stage: float | None
+    in_flight: float | None
+
+
+class Equilibrium(NamedTuple):
+    """The eviction-free equilibrium at the offered load; every number None where Λ >= 1."""
+
+    kv_tokens: float | None
+    kv_utilization: float | None
+    iteration_time_s: float | None
+    requests_in_flight: float | None
+    decode_tokens_per_s: float | None
+    prompt_iterations_per_s: float | None
+    classes: tuple[ClassOccupancy, ...]
+
+
+class Saturation(NamedTuple):
+    """The equilibrium that exactly fills memory: n*, τ(M), n*/τ(M)."""
+
+    admissions_per_iteration: float
+    iteration_time_s: float
+    throughput_rps: float

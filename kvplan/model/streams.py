@@ -1,0 +1,233 @@
+"""What requests cost and what they leave in a prefix cache: streams of requests, with exact moments (theory §8).
+
+A cache keeps full pages. A request leaves L = b·⌊(s + d - 1)/b⌋ tokens in it, since the last token that it emits is
+never computed; a look-up finds b·⌊(s - 1)/b⌋ tokens at most, since one token is always computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvplan.model.arrays import FloatArray
+from kvplan.model.gaps import Gap
+from kvplan.model.lengths import Paged
+from kvplan.model.reuse import SharedPrompt
+from kvplan.model.serving import ServingModel
+from kvplan.model.sessions import Sessions
+from kvplan.model.weights import Prefill
+
+
+@dataclass(frozen=True, slots=True)
+class PromptKind:
+    """Prompts of one kind: their share of a stream's requests, their tokens, and how many are asked for again."""
+
+    share: float
+    tokens: float
+    asked_for: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests of one kind: what one costs, leaves in the cache and asks for, in means over its requests.
+
+    Means and sums of squares are exact for pages of `block_tokens`. Everything is in tokens but for rates and `stages`.
+
+    Attributes
+    ----------
+    rate_rps
+        Requests/s.
+    stages
+        Iterations n that a request stays.
+    read, held, held_squares
+        Sums over its stages: context read, memory held in whole pages, and its square.
+    prompt, prompt_squares
+        E[s] and E[s²].
+    prefill
+        Prompt tokens computed without a cache: E[s], or 0 where prompts arrive ready-made.
+    computed
+        All tokens computed without a cache.
+    decode
+        Tokens emitted.
+    left, left_squares
+        L and L², what a request leaves beyond the prompt it shares.
+    reused, reused_squares
+        What of it is asked for again: E[L·1{asked for}], q = reused/left, and E[L²·1{asked for}].
+    gap
+        Until it is asked for; None where nothing is.
+    from_arrival
+        Whether the gap runs from the arrival rather than from the completion.
+    shared
+        Prompts in common, in whole pages.
+    prompts
+        Kinds of prompts, of which an iteration computes whole ones.
+    """
+
+    rate_rps: float
+    stages: float
+    read: float
+    held: float
+    held_squares: float
+    prompt: float
+    prompt_squares: float
+    prefill: float
+    computed: float
+    decode: float
+    left: float
+    left_squares: float
+    reused: float = 0.0
+    reused_squares: float = 0.0
+    gap: Gap | None = None
+    from_arrival: bool = False
+    shared: tuple[SharedPrompt, ...] = ()
+    prompts: tuple[PromptKind, ...] = ()
+
+
+def shared_pages(
+    shared: Sequence[SharedPrompt], shortest: int, block_tokens: int
+) -> tuple[SharedPrompt, ...]:
+    """Shared prompts in the whole pages that a look-up finds, `shortest` the tokens of the shortest prompt."""
+    found = _full_pages(shortest - 1, block_tokens)
+    pages = (SharedPrompt(min(_full_pages(p.tokens, block_tokens), found), p.weight) for p in shared)
+    return tuple(p for p in pages if p.tokens)
+
+
+def class_streams(model: ServingModel) -> tuple[Stream, ...]:
+    """A stream for each class of a model.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model.gaps import Exponential
+    >>> from kvplan.model.reuse import Reuse
+    >>> some = RequestClass("a", 100, (30,), (1.0,), 2.0, (SharedPrompt(40),), Reuse(0.8, 0.5, Exponential(10.0)))
+    >>> (one,) = class_streams(ServingModel((some,), Timing(0.01), Replica(10_000, 16)))
+    >>> one.shared[0].tokens, one.left, one.reused  # 128 tokens in full pages, of which the first 96 are asked for
+    (32, 96.0, 32.0)
+    """
+    replica = model.replica
+    return tuple(
+        _class_stream(model, index)
+        if c.sessions is None
+        else session_stream(c.sessions, c.rate_rps, replica.prefill, replica.block_tokens)
+        for index, c in enumerate(model.classes)
+    )
+
+
+def _class_stream(model: ServingModel, index: int) -> Stream:
+    one = model.classes[index]
+    mix, b, reuse = model.mix, model.replica.block_tokens, one.reuse
+    rows = mix.class_index == index
+    rate = mix.rate_rps[rows]
+
+    def mean(amounts: FloatArray) -> float:
+        return float(rate @ amounts) / float(rate.sum())
+
+    prompt = one.input_tokens
+    shared = shared_pages(one.shared, prompt, b)
+    left = (prompt + mix.decode_tokens[rows] - 1) // b * b
+    asked, again = 0.0, np.zeros(left.size)
+    if reuse is not None:
+        wanted = left * reuse.tokens if isinstance(reuse.tokens, float) else np.minimum(left, reuse.tokens)
+        asked, again = reuse.share, np.minimum(wanted, prompt - 1) // b * b
+    alone = 1 - sum(p.weight for p in shared)
+    parts = [(alone, 0), *((p.weight, p.tokens) for p in shared)]
+
+    def private(tokens: FloatArray, power: int) -> float:
+        return sum(w * mean(np.maximum(tokens - c, 0.0) ** power) for w, c in parts)
+
+    common = sum(w * c for w, c in parts)
+    return Stream(
+        rate_rps=float(rate.sum()),
+        stages=mean(mix.stages[rows]),
+        read=mean(mix.read.footprint[rows]),
+        held=mean(mix.held.footprint[rows]),
+        held_squares=mean(mix.held.squares[rows]),
+        prompt=float(prompt),
+        prompt_squares=float(prompt) ** 2,
+        prefill=mean(mix.prefill_tokens[rows]),
+        computed=mean(mix.computed_tokens[rows]),
+        decode=mean(mix.decode_tokens[rows]),
+        left=private(left, 1),
+        left_squares=private(left, 2),
+        reused=asked * private(again, 1),
+        reused_squares=asked * private(again, 2),
+        gap=reuse.gap if reuse else None,
+        from_arrival=reuse is not None and reuse.from_arrival,
+        shared=shared,
+        prompts=(
+            PromptKind(1 - asked, prompt, common),
+            PromptKind(asked, prompt, common + private(again, 1)),
+        ),
+    )
+
+
+def _full_pages(tokens: int, block_tokens: int) -> int:
+    """Tokens of the full pages in so many tokens."""
+    return tokens - tokens % block_tokens
+
+
+def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int) -> Stream:
+    """The stream that the turns of sessions make up, so many turns/s, with exact moments in whole pages.
+
+    References
+    ----------
+    New, theory §8.
+
+    Examples
+    --------
+    >>> from kvplan.model.gaps import Exponential
+    >>> from kvplan.model.lengths import Lengths
+    >>> one = Lengths.of({10: 1.0})
+    >>> turns = session_stream(Sessions(one, one, one, Lengths.of({3: 1.0}), Exponential(5.0)), 1.5, Prefill.FUSED, 1)
+    >>> round(turns.prompt, 9), round(turns.left, 9), round(turns.reused, 9)  # s = 10, 30, 50
+    (30.0, 39.0, 19.333333333)
+    """
+    b = block_tokens
+    going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
+    mean_turns = float(going.sum())
+    first = Paged.of(sessions.first.values + sessions.shared, sessions.first.weights, b)
+    decode = Paged.of(sessions.decode.values, sessions.decode.weights, b)
+    computed = Paged.of(sessions.decode.values - 1, sessions.decode.weights, b)  # the last token never is
+    grown = decode + Paged.of(sessions.user.values, sessions.user.weights, b)
+    prompt = first + grown.total(going / mean_turns)
+    continued = first + grown.total(np.append(going[1:], 0.0) / mean_turns)
+    tokens = prompt.plain()
+
+    inline = prefill is Prefill.INLINE
+    present = sessions.decode.at_least()  # P(an answer has a token k + 1), k = 0, 1, …
+    present = np.concatenate([[1.0], present]) if inline else present
+    stage = np.arange(present.size) + (0 if inline else 1)
+    weights = prompt + Paged.of(stage, present, b)
+    read, held = weights.plain(), weights.up()
+
+    common = shared_pages([SharedPrompt(sessions.shared)], sessions.shared + int(sessions.first.values[0]), b)
+    kept = common[0].tokens if common else 0
+    left, reused = (part.down() for part in (prompt + computed, continued + computed))
+    asked = 1 - 1 / mean_turns
+    start = sessions.shared + sessions.first.mean
+    later = (tokens.sum - start / mean_turns) / asked if asked else 0.0
+    ready_made = prefill is Prefill.DISAGGREGATED
+    again = reused.sum - kept * asked
+    return Stream(
+        rate_rps=rate_rps,
+        stages=read.mass,
+        read=read.sum,
+        held=held.sum,
+        held_squares=held.squares,
+        prompt=tokens.sum,
+        prompt_squares=tokens.squares,
+        prefill=0.0 if ready_made else tokens.sum,
+        computed=read.mass + (0.0 if ready_made else tokens.sum - 1),
+        decode=sessions.decode.mean,
+        left=left.sum - kept,
+        left_squares=left.squares - 2 * kept * left.sum + kept**2,
+        reused=again,
+        reused_squares=reused.squares - 2 * kept * reused.sum + kept**2 * asked,
+        gap=sessions.think,
+        shared=common,
+        prompts=(
+            PromptKind(1 - asked, start, kept),
+            PromptKind(asked, later, kept + again / asked if asked else 0.0),
+        ),
+    )

@@ -1,0 +1,215 @@
+"""The prefix cache in the report: its block, and what the verdict and the actions say of a collapse (theory §8)."""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.prefix_cache import FEW_STREAMS, CacheState, prefix_cache, recovered_share
+from kvplan.analysis.records import Load
+from kvplan.model import ServingModel
+from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+
+TOO_FEW_STREAMS = 50  # in memory, below which swings visit the collapsed state whatever a warm cache serves
+_CAP = 0.6  # of the separatrix: between what the warm state runs and where it is lost
+_PATIENCE = 1 / 8  # of the characteristic time, after which what they wait for is gone
+_MOST_MEMORY = 64  # times what there is
+
+
+class SustainableRps(NamedTuple):
+    """Requests/s: whatever has happened, and as long as the cache stays warm."""
+
+    guaranteed: float | None = None
+    good: float | None = None
+
+
+class CollapsedState(NamedTuple):
+    """What is served once the cache is empty for good."""
+
+    throughput_rps: float | None = None
+    iteration_time_s: float | None = None
+
+
+class CacheBlock(NamedTuple):
+    """The report's `prefix_cache`: all None but the last where requests have nothing in common.
+
+    `reusable_ratio` is what an infinite cache finds of the prompt tokens; `branches` are all states at the offered
+    rate, and `capacity_tokens` what they share; for text and plots only.
+    """
+
+    hit_ratio: float | None = None
+    reusable_ratio: float | None = None
+    characteristic_time_s: float | None = None
+    cached_tokens: float | None = None
+    kv_unique_tokens: float | None = None
+    prefill_tokens_per_s: float | None = None
+    sustainable_rps: SustainableRps = SustainableRps()
+    loop_gain: float | None = None
+    collapse_possible: bool | None = None
+    separatrix_in_flight: float | None = None
+    collapsed: CollapsedState = CollapsedState()
+    streams_in_memory: float | None = None
+    preemption_recovered_share: float = 0.0
+    branches: tuple[CacheState, ...] = ()
+    capacity_tokens: int = 0
+
+    @property
+    def good_rps(self) -> float:
+        """Above it the replica is overloaded: with few streams in memory, what is guaranteed."""
+        few = self.streams_in_memory is not None and self.streams_in_memory < TOO_FEW_STREAMS
+        rate = self.sustainable_rps.guaranteed if few else self.sustainable_rps.good
+        return math.inf if rate is None else rate
+
+
+def cache_block(model: ServingModel) -> CacheBlock | None:
+    """What the report says of the prefix cache; None where there is none.
+
+    Victims of a preemption are those admitted last, and have computed little beyond their prompt.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 857, (652,), (1.0,), 1.0)
+    >>> found = cache_block(ServingModel((one,), Timing(0.01), Replica(40_000, 16)))
+    >>> found.hit_ratio, round(found.preemption_recovered_share, 2)
+    (None, 0.44)
+    """
+    if not model.replica.prefix_caching:
+        return None
+    mix = model.mix
+    recovered = recovered_share(mix.mean(mix.decode_tokens), max(mix.mean(mix.input_tokens), 1.0))
+    if not model.finds_prefixes:
+        return CacheBlock(preemption_recovered_share=recovered)
+    found = prefix_cache(cached_replica(model))
+    state = found.expected
+    return CacheBlock(
+        hit_ratio=state and state.hit_ratio,
+        reusable_ratio=found.reusable_ratio,
+        characteristic_time_s=state and state.characteristic_time_s,
+        cached_tokens=state and state.cached_tokens,
+        kv_unique_tokens=state and state.kv_unique_tokens,
+        prefill_tokens_per_s=state and state.prefill_tokens_per_s,
+        sustainable_rps=SustainableRps(*found.sustainable_rps),
+        loop_gain=state and state.loop_gain,
+        collapse_possible=found.collapse_possible,
+        separatrix_in_flight=found.separatrix_in_flight,
+        collapsed=CollapsedState(*(found.collapsed or (None, None))),
+        streams_in_memory=found.streams_in_memory,
+        preemption_recovered_share=recovered,
+        branches=found.states,
+        capacity_tokens=model.replica.capacity_tokens,
+    )
+
+
+def collapse_summary(cache: CacheBlock, offered: Load) -> str:
+    """The verdict in a sentence where a burst can empty the cache for good."""
+    good, end = cache.sustainable_rps.good, cache.collapsed
+    rates = _rates(offered)
+    warm = f"a warm prefix cache serves up to {format_number(good)}, but one burst can empty it for good"
+    if end.throughput_rps is None:
+        return f"{rates}: {warm}, and leave the replica in a second, slower state."
+    slow = f"{format_number(end.throughput_rps)} are served in iterations of {format_seconds(end.iteration_time_s)}"
+    return f"{rates}: {warm}: then {slow}, and the queue grows."
+
+
+def _rates(offered: Load) -> str:
+    guaranteed = f"{format_number(offered.sustainable_rps)} guaranteed"
+    return f"{format_number(offered.offered_rps)} requests/s offered, {guaranteed}"
+
+
+def overload_summary(cache: CacheBlock, offered: Load) -> str:
+    """The verdict in a sentence where even a warm cache cannot keep up."""
+    rates = _rates(offered)
+    excess = format_percent(offered.offered_rps / cache.good_rps - 1)
+    if cache.good_rps != cache.sustainable_rps.good:
+        few = format_number(cache.streams_in_memory, 2)
+        return f"{rates}: {excess} more than is sure to be served, and memory holds only {few} streams."
+    return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(cache.good_rps)}."
+
+
+def collapse_actions(cache: CacheBlock, model: ServingModel, offered: Load) -> tuple[str, ...]:
+    """What keeps a replica from collapsing, most important first."""
+    found = []
+    cap = running_cap(cache)
+    if cap is not None:
+        wait = patience_s(cache)
+        bound = f" longer than {format_seconds(wait, 2)}" if wait is not None else " for long"
+        found.append(
+            f"Cap running requests at {cap} (vLLM --max-num-seqs, SGLang --max-running-requests) and give up those "
+            f"that wait{bound}: both, since neither alone brings a collapsed cache back."
+        )
+    replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
+    if replicas > 1:
+        found.append(
+            f"Or serve it with {replicas} replicas, each session on one of them: then it cannot collapse."
+        )
+    if (memory := enough_memory(model)) is not None:
+        found.append(f"Or give the KV cache {format_tokens(memory)} tokens: then as much is guaranteed.")
+    return tuple(found)
+
+
+def running_cap(cache: CacheBlock) -> int | None:
+    """Running requests to allow, between what the warm state needs and where it is lost; None where it is not."""
+    if cache.separatrix_in_flight is None:
+        return None
+    return max(1, round(_CAP * cache.separatrix_in_flight))
+
+
+def patience_s(cache: CacheBlock) -> float | None:
+    """How long a request may wait, seconds, so that what it waits for is still there; None where nothing goes."""
+    age = cache.characteristic_time_s
+    return None if age is None else age * _PATIENCE
+
+
+def enough_memory(model: ServingModel) -> int | None:
+    """Least memory in tokens, to one part in a hundred, that guarantees the offered rate; None where none does."""
+
+    def guaranteed(factor: float) -> bool:
+        memory = round(model.replica.memory_tokens * factor)
+        larger = replace(model, replica=replace(model.replica, memory_tokens=memory))
+        return sustainable_rate(larger)[1] >= model.total_rate_rps
+
+    low, high = 1.0, float(_MOST_MEMORY)
+    if not guaranteed(high):
+        return None
+    while high > low * 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if guaranteed(middle) else (middle, high)
+    return math.ceil(model.replica.memory_tokens * high)
+
+
+def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
+    """What to beware of where a prefix cache finds something."""
+    if cache.reusable_ratio is None:
+        return ()
+    found = [
+        "prefix_cache: load, saturation and the verdict are about the guaranteed rate, equilibrium about the warm "
+        "cache; worst_cycle, stability, rate_cap, wait, nested_wait and safety_buffer are about one that finds only "
+        "what is always in use.",
+        "prefix_cache: a fluid limit (least recently used, whole pages). Not modelled: the memory of chunked prefill, "
+        "waiting before admission, offloading, routing. Near the good rate a warm cache has a lifetime: fluctuations "
+        "can end it without a burst.",
+    ]
+    if any(c.sessions is not None for c in model.classes):
+        found.append(
+            "Sessions: prompts count by their exact moments in load, equilibrium and prefix_cache, elsewhere in groups "
+            "of turns at their means."
+        )
+    if model.hit_curve:
+        found.append(
+            "prefix_cache: hits follow the measured curve, as on the trace that it is from; how the cache and the "
+            "iteration time drive each other is left out, so that a collapse cannot show."
+        )
+    streams = cache.streams_in_memory
+    if streams is not None and streams < TOO_FEW_STREAMS:
+        found.append(
+            f"prefix_cache: memory holds only {format_number(streams, 2)} streams. Below {TOO_FEW_STREAMS} swings "
+            "visit the collapsed state by themselves: plan with the guaranteed rate, as this report does."
+        )
+    elif streams is not None and streams < FEW_STREAMS:
+        found.append(
+            f"prefix_cache: memory holds only {format_number(streams, 2)} streams; below {FEW_STREAMS} hits are those "
+            "with fluctuations, to second order."
+        )
+    return tuple(found)
