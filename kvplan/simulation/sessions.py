@@ -14,10 +14,10 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Caching, Reuse, SharedPrompt
+from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.simulation.prefixes import Prefixes, Turns, strangers
-from kvplan.simulation.requests import Requests, lengths
+from kvplan.simulation.requests import Requests, lengths, prompt_lengths
 
 _LAST = 1 << 60  # tokens; of streams that nothing branches off from
 
@@ -137,26 +137,26 @@ def with_shared_prompts(
     return replace(requests, prefixes=prefixes)
 
 
-def heads(model: ServingModel, caching: Sequence[Caching]) -> ServingModel:
-    """The model of those requests alone that ask for nothing again, `caching` by class; see `with_reuse`.
+def heads(model: ServingModel) -> ServingModel:
+    """The model of those requests alone that ask for nothing again; see `with_reuse`.
 
     Raises
     ------
     UsageError
         Where every request is asked for again: none would ever be the first.
     """
-    share = [0.0 if own.reuse is None else own.reuse.share for own in caching]
-    for c, again in zip(model.classes, share, strict=True):
-        if again >= 1:
-            raise UsageError(f"class {c.name}: reuse.share = {again:g}: below 1 in a simulation")
-    classes = [replace(c, rate_rps=c.rate_rps * (1 - p)) for c, p in zip(model.classes, share, strict=True)]
+    classes = []
+    for c in model.classes:
+        share = c.reuse.share if c.reuse else 0.0
+        if share >= 1:
+            raise UsageError(f"class {c.name}: reuse.share = {share:g}: below 1 in a simulation")
+        classes.append(replace(c, rate_rps=c.rate_rps * (1 - share), reuse=None))
     return replace(model, classes=tuple(classes))
 
 
 def with_reuse(
     first: Requests,
     model: ServingModel,
-    caching: Sequence[Caching],
     rng: np.random.Generator,
     *,
     requests: int | None = None,
@@ -171,9 +171,9 @@ def with_reuse(
     Parameters
     ----------
     first
-        Open arrivals of `heads(model, caching)`, of which only times and classes matter.
-    model, caching
-        Lengths, rates and pages; what is shared and reused, by class.
+        Open arrivals of `heads(model)`, of which only times and classes matter.
+    model
+        Of classes without sessions.
     requests
         So many in all at most; the last chain may be cut short.
     horizon_s
@@ -183,14 +183,14 @@ def with_reuse(
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> from kvplan.model.gaps import Quantiles
-    >>> model = ServingModel((RequestClass("a", 100, (8,), (1.0,), 2.0),), Timing(0.01), Replica(9000, 16))
-    >>> caching = [Caching(reuse=Reuse(64, 0.99, Quantiles((5.0,))))]
+    >>> again = RequestClass("a", 100, (8,), (1.0,), 2.0, reuse=Reuse(64, 0.99, Quantiles((5.0,))))
+    >>> model = ServingModel((again,), Timing(0.01), Replica(9000, 16))
     >>> begin = Requests(np.zeros(1), np.array([100]), np.array([8]), np.zeros(1, dtype=np.int64))
-    >>> some = with_reuse(begin, model, caching, np.random.default_rng(0), requests=3)
+    >>> some = with_reuse(begin, model, np.random.default_rng(0), requests=3)
     >>> some.turns.following.tolist(), some.prefixes.end_tokens.tolist()
     ([1, 2, -1], [64, 0, 0, 0])
     """
-    reuse = [own.reuse or Reuse(0, 0.0, Quantiles((0.0,))) for own in caching]
+    reuse = [c.reuse or Reuse(0, 0.0, Quantiles((0.0,))) for c in model.classes]
     share = np.array([one.share for one in reuse])
     before = [
         _residual(one.gap, rng.poisson(c.rate_rps * one.share * one.gap.mean_s), rng)
@@ -215,14 +215,14 @@ def with_reuse(
     come = ~known | (due < end_s)
     chain, begins, of, gap, known, due = (each[come] for each in (chain, begins, of, gap, known, due))
 
-    decode = lengths(model, of, rng)
-    inputs = np.array([c.input_tokens for c in model.classes])[of]
+    decode, inputs = lengths(model, of, rng), prompt_lengths(model, of, rng)
     left = (inputs + decode - 1) // model.replica.block_tokens * model.replica.block_tokens
     tokens = np.array([float(one.tokens) for one in reuse])[of]
     part = np.array([isinstance(one.tokens, float) for one in reuse])[of]
-    asked = np.minimum(np.where(part, left * tokens, np.minimum(left, tokens)), inputs - 1).astype(np.int64)
+    shorter = np.minimum(inputs, np.roll(inputs, -1) - 1)  # of a prompt, and of the next but its last token
+    asked = np.minimum(np.where(part, left * tokens, np.minimum(left, tokens)), shorter).astype(np.int64)
     roots = with_shared_prompts(
-        Requests(arrival, kind, kind, kind), [own.shared for own in caching], rng
+        Requests(arrival, kind, kind, kind), [c.shared for c in model.classes], rng
     ).prefixes
     assert roots is not None
     ends = np.append(begins[1:], True)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from small_runs import Case, run
 
-from kvplan.analysis.cache_states import CachedReplica
+from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Caching, Reuse, SharedPrompt, class_streams
+from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.simulation import engine
 from kvplan.simulation.outcome import Outcome
@@ -41,10 +41,10 @@ def in_common(prefixes: Prefixes, one: int, other: int) -> int:
     return max((int(prefixes.end_tokens[s]) for s in shared), default=0)
 
 
-def drawn(model: ServingModel, caching: list[Caching], end_s: float, seed: int = 0) -> Requests:
+def drawn(model: ServingModel, end_s: float, seed: int = 0) -> Requests:
     generator = rng(seed)
-    first = poisson(heads(model, caching), generator, requests=None, horizon_s=end_s)
-    return with_reuse(first, model, caching, generator, horizon_s=end_s)
+    first = poisson(heads(model), generator, requests=None, horizon_s=end_s)
+    return with_reuse(first, model, generator, horizon_s=end_s)
 
 
 def chains(requests: Requests) -> list[list[int]]:
@@ -63,12 +63,11 @@ def test_requests_share_with_the_next_what_it_asks_for_and_chains_share_their_pr
     tokens: float,
 ) -> None:
     """Asked for is a count, or a share of the full pages of all but the last token, and never a whole prompt."""
-    model = ServingModel((RequestClass("a", 1000, (1, 20, 300), (1.0,) * 3, 2.0),), LAW, Replica(10_000, 16))
-    requests = drawn(
-        model,
-        [Caching((SharedPrompt(200, 0.4), SharedPrompt(900, 0.4)), Reuse(tokens, 0.8, Exponential(3.0)))],
-        60.0,
+    shared = (SharedPrompt(200, 0.4), SharedPrompt(900, 0.4))
+    some = RequestClass(
+        "a", 1000, (1, 20, 300), (1.0,) * 3, 2.0, shared, Reuse(tokens, 0.8, Exponential(3.0))
     )
+    requests = drawn(ServingModel((some,), LAW, Replica(10_000, 16)), 60.0)
     assert requests.prefixes is not None
     parent = requests.prefixes.parent
     assert (parent < np.arange(parent.size)).all()
@@ -91,9 +90,9 @@ def test_requests_share_with_the_next_what_it_asks_for_and_chains_share_their_pr
 @pytest.mark.parametrize("gap", [Exponential(30.0), Lognormal(20.0, 1.0), Quantiles((5.0, 20.0, 60.0))])
 def test_gaps_between_arrivals_leave_a_class_its_rate_from_the_beginning(gap: Gap) -> None:
     """Within four standard errors, for chains of so many; with and without, and whatever the gap."""
-    model = ServingModel((CHAT, PLAIN), LAW, Replica(300_000))
-    caching = [Caching(reuse=Reuse(0.5, 0.7, gap, from_arrival=True)), Caching()]
-    requests = drawn(model, caching, 2000.0)
+    asking = replace(CHAT, reuse=Reuse(0.5, 0.7, gap, from_arrival=True))
+    model = ServingModel((asking, PLAIN), LAW, Replica(300_000))
+    requests = drawn(model, 2000.0)
     assert not np.isnan(requests.arrival_s).any()
     assert (np.diff(requests.arrival_s) >= 0).all()
     for index, c in enumerate(model.classes):
@@ -105,10 +104,10 @@ def test_gaps_between_arrivals_leave_a_class_its_rate_from_the_beginning(gap: Ga
 
 
 def test_think_times_run_from_completions_and_a_chain_ends_with_the_number_asked_for() -> None:
-    model = ServingModel((CHAT,), LAW, Replica(300_000))
-    caching = [Caching(reuse=Reuse(0.5, 0.9, Exponential(2.0)))]
-    first = poisson(heads(model, caching), rng(), requests=500, horizon_s=None)
-    requests = with_reuse(first, model, caching, rng(1), requests=500)
+    asking = replace(CHAT, reuse=Reuse(0.5, 0.9, Exponential(2.0)))
+    model = ServingModel((asking,), LAW, Replica(300_000))
+    first = poisson(heads(model), rng(), requests=500, horizon_s=None)
+    requests = with_reuse(first, model, rng(1), requests=500)
     assert requests.arrival_s.size == 500
     outcome = run("vllm", Case(requests, LAW, model.replica, {"prefix_caching": (1.0,)}))
     assert requests.turns is not None
@@ -120,7 +119,7 @@ def test_think_times_run_from_completions_and_a_chain_ends_with_the_number_asked
 
 def test_a_share_of_one_is_refused() -> None:
     with pytest.raises(UsageError, match=r"class chat: reuse\.share = 1: below 1"):
-        heads(ServingModel((CHAT,), LAW, Replica(9000)), [Caching(reuse=Reuse(9, 1.0, Exponential(1.0)))])
+        heads(ServingModel((replace(CHAT, reuse=Reuse(9, 1.0, Exponential(1.0))),), LAW, Replica(9000)))
 
 
 def served(policy: str, requests: Requests, model: ServingModel, end_s: float) -> Outcome:
@@ -134,22 +133,24 @@ def served(policy: str, requests: Requests, model: ServingModel, end_s: float) -
 @pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["vllm", "sglang"])
 @pytest.mark.parametrize(
-    "caching",
+    "chat",
     [
-        Caching(reuse=Reuse(0.8, 0.7, Exponential(30.0))),
-        Caching(reuse=Reuse(0.8, 0.7, Lognormal(20.0, 1.0), from_arrival=True)),
-        Caching(
-            (SharedPrompt(200, 0.5), SharedPrompt(400, 0.3)), Reuse(600, 0.9, Quantiles((5.0, 20.0, 60.0)))
+        replace(CHAT, reuse=Reuse(0.8, 0.7, Exponential(30.0))),
+        replace(CHAT, reuse=Reuse(0.8, 0.7, Lognormal(20.0, 1.0), from_arrival=True)),
+        replace(
+            CHAT,
+            shared=(SharedPrompt(200, 0.5), SharedPrompt(400, 0.3)),
+            reuse=Reuse(600, 0.9, Quantiles((5.0, 20.0, 60.0))),
         ),
     ],
     ids=["completion", "arrival", "shared"],
 )
-def test_what_is_found_is_what_the_formulas_say(policy: str, caching: Caching) -> None:
+def test_what_is_found_is_what_the_formulas_say(policy: str, chat: RequestClass) -> None:
     """At two thirds of the good rate, with some 300 requests' tokens in memory."""
-    model = ServingModel((CHAT,), LAW, Replica(300_000, 16))
-    warm = prefix_cache(CachedReplica(class_streams(model, [caching]), LAW, model.replica)).warm
+    model = ServingModel((chat,), LAW, Replica(300_000, 16))
+    warm = prefix_cache(cached_replica(model)).warm
     assert warm is not None
-    requests = drawn(model, [caching], 3000.0)
+    requests = drawn(model, 3000.0)
     outcome = served(policy, requests, model, 3000.0)
     assert outcome.found is not None
     counted = (outcome.arrival_s > 600) & np.isfinite(outcome.first_token_s)
@@ -161,9 +162,9 @@ def test_what_is_found_is_what_the_formulas_say(policy: str, caching: Caching) -
 def test_kinds_of_arrivals_beside_each_other_know_their_own() -> None:
     """Sessions, a class with a prompt in common, and strangers: what each finds does not depend on the others."""
     one = Lengths.uniform(20, 60)
-    agent = Sessions(1.0, one, one, one, Lengths.of({4: 1.0}), Exponential(5.0), shared=30)
+    agent = Sessions(one, one, one, Lengths.of({4: 1.0}), Exponential(5.0), shared=30)
     model = ServingModel((PLAIN,), LAW, Replica(10_000_000, 8))
-    sessions = stream_of_sessions([agent], rng(), requests=80, horizon_s=None)
+    sessions = stream_of_sessions([agent], [1.0], rng(), requests=80, horizon_s=None)
     plain = poisson(model, rng(1), requests=70, horizon_s=None)
     asking = with_shared_prompts(plain, [[SharedPrompt(100)]], rng(2))
     parts = [sessions, asking, plain]
