@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States, falling_root
 from kvplan.model import FloatArray
@@ -123,6 +124,44 @@ class PrefixCache(NamedTuple):
     streams_in_memory: float | None
 
 
+class Branches(NamedTuple):
+    """States at any rate, by requests in flight: the curve λ(x); all of shape (n_states,).
+
+    Attributes
+    ----------
+    rate_rps
+        λ, requests/s.
+    requests_in_flight
+        Ascending, up to where they fill memory or reach a limit of the engine.
+    stable : ndarray of bool
+        Whether the curve rises from there on.
+    """
+
+    rate_rps: FloatArray
+    requests_in_flight: FloatArray
+    stable: NDArray[np.bool_]
+
+
+def branches(cached: CachedReplica) -> Branches:
+    """The good and the unstable branch of a replica's states, as one curve.
+
+    Examples
+    --------
+    Without anything in common, requests keep to one branch, up to 9.223 requests/s:
+
+    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
+    >>> from kvplan.analysis.cache_states import cached_replica
+    >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0)
+    >>> found = branches(cached_replica(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))))
+    >>> round(found.rate_rps[-1], 3), round(found.requests_in_flight[-1], 2), found.stable.all().item()
+    (9.223, 90.87, True)
+    """
+    curve = _curve(cached, _most(_ends(cached)))
+    curve = curve.at(_served(cached, curve) > 0)
+    rising = np.diff(curve.rate_rps) > 0
+    return Branches(curve.rate_rps, curve.admissions * cached.stages, np.append(rising, rising[-1:]))
+
+
 def prefix_cache(cached: CachedReplica) -> PrefixCache:
     """States, rates and dangers of a prefix cache at the offered load.
 
@@ -152,8 +191,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     """
     ends = _ends(cached)
     guaranteed = min(_fastest(cached, x) for x in ends.values())
-    most = min(x for name, x in ends.items() if name != "max_num_batched_tokens")
-    curve = _curve(cached, most)
+    curve = _curve(cached, _most(ends))
     good = max(float(_served(cached, curve).max()), guaranteed)
     states = tuple(_state(cached, found, rising) for found, rising in _passes(cached, curve, cached.rate_rps))
     stable = [state for state in states if state.stable]
@@ -345,6 +383,11 @@ def _ends(cached: CachedReplica) -> dict[str, float]:
             computed, replica.max_num_batched_tokens, cached.computed, cached.saves * cached.reusable
         )
     return found
+
+
+def _most(ends: dict[str, float]) -> float:
+    """Admissions an iteration at most; what the token budget allows depends on what is found."""
+    return min(x for name, x in ends.items() if name != "max_num_batched_tokens")
 
 
 def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float) -> float:
