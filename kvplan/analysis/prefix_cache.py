@@ -153,7 +153,7 @@ def branches(cached: CachedReplica) -> Branches:
     >>> from kvplan.analysis.cache_states import cached_replica
     >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0)
     >>> found = branches(cached_replica(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))))
-    >>> round(found.rate_rps[-1], 3), round(found.requests_in_flight[-1], 2), found.stable.all().item()
+    >>> found.rate_rps[-1].round(3).item(), found.requests_in_flight[-1].round(2).item(), bool(found.stable.all())
     (9.223, 90.87, True)
     """
     curve = _curve(cached, _most(_ends(cached)))
