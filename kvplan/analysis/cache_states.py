@@ -12,7 +12,7 @@ So the states of a replica lie on one curve λ(x), x from 0 to where requests in
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -73,6 +73,9 @@ class States(NamedTuple):
 class CachedReplica:
     """Streams of requests on a replica with a prefix cache; attributes are means over all requests, at any rate.
 
+    `users` is a closed population, each of whom thinks for `think_s` on average after every answer: the rate follows
+    from how long they wait. None: requests come at their rate, whatever becomes of those before.
+
     `hit_curve` are points (cache tokens, hit ratio) of a trace, ascending. It stands for everything that the streams
     reuse and share: arrivals that do not wait for answers hit by memory alone, whatever iterations take.
     """
@@ -81,6 +84,8 @@ class CachedReplica:
     timing: Timing
     replica: Replica
     hit_curve: tuple[tuple[float, float], ...] = ()
+    users: int | None = None
+    think_s: float = 0.0
 
     @cached_property
     def rate_rps(self) -> float:
@@ -299,8 +304,17 @@ def hit_ratio(curve: tuple[tuple[float, float], ...], tokens: float) -> float:
 
 
 def cached_replica(model: ServingModel) -> CachedReplica:
-    """The replica of a model, and what its classes cost, leave in the cache and ask for."""
-    return CachedReplica(class_streams(model), model.timing, model.replica, model.hit_curve)
+    """The replica of a model, and what its classes cost, leave in the cache and ask for.
+
+    Beside requests that come at a rate, users are taken to do so, too.
+    """
+    cached = CachedReplica(class_streams(model), model.timing, model.replica, model.hit_curve)
+    users = [c.sessions.users if c.sessions is not None else None for c in model.classes]
+    if None in users:
+        return cached
+    thinks = [c.sessions.think.mean_s for c in model.classes if c.sessions is not None]
+    mean = sum(share * think for share, think in zip(cached.shares, thinks, strict=True))
+    return replace(cached, users=sum(n for n in users if n is not None), think_s=mean)
 
 
 def falling_root(f: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray) -> FloatArray:

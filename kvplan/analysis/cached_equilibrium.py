@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvplan.analysis.cache_states import CachedReplica, cached_replica
-from kvplan.analysis.prefix_cache import full_memory, guaranteed_rates, prefix_cache
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.prefix_cache import full_memory, guaranteed_rates, population_of, prefix_cache
 from kvplan.analysis.records import ClassOccupancy, Equilibrium, Load, Saturation, Sensitivity
 from kvplan.model import ServingModel
 
@@ -49,11 +49,13 @@ def rate_with(model: ServingModel, name: str, factor: float) -> float | None:
 
 
 def load(model: ServingModel) -> Load:
-    """Offered load against the guaranteed rate; the work rate is that without hits."""
+    """Offered load against the guaranteed rate; work is counted without hits, and headroom in users where they ask."""
     cached = cached_replica(model)
     rate = min(guaranteed_rates(cached).values())
     offered = cached.rate_rps
-    factor = _load_factor(model, cached, rate) if offered > rate / 1e300 else None
+    factor = rate / offered if offered > rate / 1e300 else None
+    if cached.users is not None:
+        factor = population_of(cached).guaranteed / cached.users
     mix, timing = model.mix, model.timing
     amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
     changes = {name: rate_with(model, name, _MORE) for name in Sensitivity._fields}
@@ -67,21 +69,6 @@ def load(model: ServingModel) -> Load:
         sustainable_decode_tokens_per_s=rate * cached.mean("decode"),
         sensitivity=Sensitivity(**{k: None if v is None else v / rate - 1 for k, v in changes.items()}),  # type: ignore[arg-type]
     )
-
-
-def _load_factor(model: ServingModel, cached: CachedReplica, rate: float) -> float:
-    """By how much traffic can grow: rates, or users where all requests are theirs, who wait for what they get."""
-    users = [c.sessions.users for c in model.classes if c.sessions is not None]
-    if len(users) < len(model.classes) or None in users:
-        return rate / cached.rate_rps
-    full = full_memory(cached)
-    stay = cached.stages * float(full.iteration_time_s[0])
-    thinks = sum(
-        share * c.sessions.think.mean_s
-        for share, c in zip(cached.shares, model.classes, strict=True)
-        if c.sessions is not None
-    )
-    return rate * (stay + thinks) / sum(n for n in users if n is not None)
 
 
 def equilibrium(model: ServingModel) -> Equilibrium:

@@ -190,13 +190,20 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     9.2232
     """
     ends = _ends(cached)
-    guaranteed = min(_fastest(cached, x) for x in ends.values())
     curve = _curve(cached, _most(ends))
-    good = max(float(_served(cached, curve).max()), guaranteed)
-    states = tuple(_state(cached, found, rising) for found, rising in _passes(cached, curve, cached.rate_rps))
+    if cached.users is None:
+        guaranteed = min(_fastest(cached, x) for x in ends.values())
+        good = max(float(_served(cached, curve).max()), guaranteed)
+        danger = cached.rate_rps > guaranteed * (1 + _SAME)
+        passes = _passes(cached, curve, cached.rate_rps)
+    else:
+        population = _population(cached, curve)
+        guaranteed, good = population.guaranteed_rps, population.good_rps
+        danger = cached.users > float(_users(cached, curve)[-1]) * (1 + _SAME)
+        passes = _passes_of_users(cached, curve, cached.users)
+    states = tuple(_state(cached, found, rising) for found, rising in passes)
     stable = [state for state in states if state.stable]
     beyond = [state for state in states if not state.stable]
-    danger = cached.rate_rps > guaranteed * (1 + _SAME)
     end = cached.states(np.array([min(ends.values())]), warm=False)
     streams = cached.replica.capacity_tokens / cached.left if cached.private else None
     warm = stable[0] if stable else None
@@ -215,8 +222,65 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
 
 
 def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
-    """The guaranteed rate under each limit alone, requests/s, by the limit's name."""
+    """The guaranteed rate under each limit alone, requests/s, by the limit's name; of users, under all of them."""
+    if cached.users is not None:
+        return {"memory": population_of(cached).guaranteed_rps}
     return {name: _fastest(cached, x) for name, x in _ends(cached).items()}
+
+
+class Population(NamedTuple):
+    """Users whose replica cannot collapse, or has a warm state at least; and the largest rates that they ask at."""
+
+    guaranteed: float
+    good: float
+    guaranteed_rps: float
+    good_rps: float
+
+
+def population_of(cached: CachedReplica) -> Population:
+    """How many users a replica is good for.
+
+    They are a load that gives way: a slower replica is asked less. With x admissions an iteration there are n·x of
+    them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
+    """
+    ends = _ends(cached)
+    return _population(
+        cached, _curve(cached, min(x for name, x in ends.items() if name != "max_num_batched_tokens"))
+    )
+
+
+def _population(cached: CachedReplica, curve: States) -> Population:
+    users, rates = _users(cached, curve), _served(cached, curve)
+    falls = np.flatnonzero(np.diff(users) < 0)
+    peak = int(falls[0]) if falls.size else users.size - 1
+    good, guaranteed = float(users[peak]), float(users[peak:].min())
+    first = users[: peak + 1] <= guaranteed
+    return Population(
+        guaranteed, good, float(rates[: peak + 1][first].max(initial=0.0)), float(rates[: peak + 1].max())
+    )
+
+
+def _users(cached: CachedReplica, found: States) -> FloatArray:
+    """How many users lead to each state."""
+    users: FloatArray = found.admissions * cached.stages + _served(cached, found) * cached.think_s
+    return users
+
+
+def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[tuple[States, bool]]:
+    """The states of so many users, and whether they are stable."""
+    enough = _users(cached, curve) >= users
+    found = np.flatnonzero(enough[1:] != enough[:-1])
+    if not found.size:
+        return []
+    rising = enough[found + 1]
+    sign = np.where(rising, 1.0, -1.0)
+
+    def short_of(x: FloatArray) -> FloatArray:
+        return sign * (users - _users(cached, cached.states(x)))
+
+    x = falling_root(short_of, curve.admissions[found], curve.admissions[found + 1])
+    states = cached.states(x)
+    return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]
 
 
 def full_memory(cached: CachedReplica) -> States:

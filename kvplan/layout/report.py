@@ -502,7 +502,7 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
     )
     requests = format_number(simulation["arrivals"]["requests"])
     yield Paragraph(
-        f"{requests} requests at the offered rates, Poisson, and as many all at once; {len(simulation['seeds'])} "
+        f"{requests} requests at the offered rates, Poisson, and many all at once; {len(simulation['seeds'])} "
         "seeds, of each run the steady part. A formula agrees where the whole interval is within "
         f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
         "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."

@@ -120,7 +120,9 @@ def _arrivals(load: Load) -> str:
             return "saturated arrivals, interleaved"
         case _ if load.burst_sessions is not None:
             burst = load.burst_sessions
-            return f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
+            return (
+                f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
+            )
         case _:
             return f"{load.kind.value} arrivals"
 

@@ -17,7 +17,7 @@ from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.units import TIME_UNITS, format_number, format_tokens, parse_seconds, quantity_pattern
 
 MAX_DECODE_TOKENS = 1_000_000
-MAX_TURNS = 5_000
+MAX_TURNS = 10_000
 MAX_MEMORY_TOKENS = 10**12
 TINY, HUGE = 1e-12, 1e12  # far outside anything real, and near enough that no figure overflows
 _WEIGHTS = f"a number from {format_number(TINY)} to {format_number(HUGE)}"
@@ -105,9 +105,7 @@ def _lengths(most: int, of: str, value: object) -> Lengths:
         return Lengths.of({value: 1.0})
     if "uniform" in value or "geometric" in value:
         if len(value) > 1:
-            raise refusal(
-                f"a law stands alone; not beside {shown(next(k for k in value if k not in _NAMED))}"
-            )
+            raise refusal(f"must be one law, or weights by length; not {' and '.join(map(shown, value))}")
         return _inside(partial(_NAMED[next(iter(value))], most, of), *value.values(), *value)  # type: ignore[no-any-return]
     return Lengths.of(_weights(most, of, value))
 
@@ -162,7 +160,8 @@ _TOKENS = " of tokens"
 
 def _lengths_schema(most: int) -> JsonDict:
     length: JsonDict = {"type": "integer", "minimum": 1, "maximum": most}
-    digits = len(str(most)) - 1
+    digits = len(str(most)) - 2  # of what is less than a power of ten
+    pattern = f"^([1-9][0-9]{{0,{digits}}}|{most})$"
     return {
         "anyOf": [
             length,
@@ -180,9 +179,7 @@ def _lengths_schema(most: int) -> JsonDict:
             },
             {
                 "type": "object",
-                "patternProperties": {
-                    f"^[1-9][0-9]{{0,{digits}}}$": {"type": "number", "minimum": TINY, "maximum": HUGE}
-                },
+                "patternProperties": {pattern: {"type": "number", "minimum": TINY, "maximum": HUGE}},
                 "additionalProperties": False,
                 "minProperties": 1,
             },

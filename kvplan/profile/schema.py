@@ -253,7 +253,10 @@ _RATES_ONE_WAY: JsonDict = {
     "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
 }
 _RATE_OR_USERS: JsonDict = {"oneOf": [{"required": ["rate"]}, {"required": ["users"]}]}
-_TRAFFIC: JsonDict = {"anyOf": [{"required": ["classes"]}, {"required": ["sessions"]}]}
+_SOME: JsonDict = {"minItems": 1}
+_TRAFFIC: JsonDict = {
+    "anyOf": [{"required": [kind], "properties": {kind: _SOME}} for kind in ("classes", "sessions")]
+}
 _RATE_OR_SCHEDULE: JsonDict = {
     "anyOf": [{"required": ["rate"]}, {"required": ["schedule"]}],
     "dependentRequired": {"schedule": ["period"], "period": ["schedule"]},

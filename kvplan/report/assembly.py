@@ -203,11 +203,17 @@ class Analyses:
 
     @cached_property
     def recovery(self) -> Recovery:
-        """Up to which rate greedy admission recovers from any backlog; with a prefix cache, what is guaranteed."""
+        """Up to which rate greedy admission recovers from any backlog; with a prefix cache, at most what is guaranteed.
+
+        Of what the replica serves with a cold cache evictions leave a part; so they do of what users ask.
+        """
         found = recovery(self.cold, self.stability)
         if not self.model.finds_prefixes or found.rate_rps is None:
             return found
-        return found._replace(rate_rps=min(found.rate_rps, self.load.sustainable_rps))
+        part = min(1.0, found.rate_rps / sustainable_rate(self.cold)[1])
+        asked = any(c.sessions is not None and c.sessions.users is not None for c in self.model.classes)
+        rate = part * self.load.sustainable_rps if asked else min(found.rate_rps, self.load.sustainable_rps)
+        return found._replace(rate_rps=rate)
 
     @cached_property
     def cold(self) -> ServingModel:
@@ -314,6 +320,7 @@ class Analyses:
             self.peak,
             self.recovery,
             self.cache_actions,
+            warm=self.model.finds_prefixes,
         )
 
     @cached_property

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import per_request, saturation
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
@@ -21,8 +24,10 @@ TOLERANCE = 0.03  # of the formula: what is no more than that off agrees with it
 TAIL_FACTOR = 1.5  # of a probability far out in the tail
 SEEDS = 10
 _POLICIES = ("greedy", "rate-limited")
+_CACHING = ("vllm",)  # where requests have something in common, at the offered rates
 _STAYS = 6  # times what a full memory serves in the longest stay
 _MOST_REQUESTS = 200_000
+_SESSIONS = 10  # of the longest, one after the other, in a run
 _ROOM = 10  # times the memory: nothing is held back
 _LEAST_EVENTS = 200  # iterations above memory, which come in clumps, from which their share can be compared
 
@@ -48,11 +53,12 @@ class Runs(NamedTuple):
     Attributes
     ----------
     offered
-        Poisson arrivals at the offered rates, greedy and rate-limited.
+        Arrivals at the offered rates, greedy and rate-limited; vLLM's scheduler with its prefix cache where requests
+        have something in common. The other runs are then of a cache that finds only what is always in use.
     full
-        As many requests all at once, the same policies.
+        As many requests all at once, greedy and rate-limited.
     roomy
-        As `offered`, greedy, with more memory than it needs.
+        At the offered rates, greedy, with more memory than it needs.
     """
 
     offered: Study
@@ -80,17 +86,18 @@ def simulate(
         In each run; 10,000 if None, or as many as leave a steady part of a saturated run.
     """
     compile = True if requests is None else None  # so many runs of so many requests repay it
-    if requests is None:
-        stays = saturation(model).admissions_per_iteration * int(model.mix.stages.max())
-        requests = min(max(DEFAULT_REQUESTS, math.ceil(_STAYS * stays)), _MOST_REQUESTS)
     model = replace(model, schedule=None)
-    room = _ROOM * model.replica.memory_tokens
-    roomy = replace(model, replica=replace(model.replica, memory_tokens=room, max_num_seqs=None))
+    cold = with_cold_cache(model)
+    if requests is None:
+        stays = saturation(cold).admissions_per_iteration * int(cold.mix.stages.max())
+        requests = min(max(DEFAULT_REQUESTS, math.ceil(_STAYS * stays)), _MOST_REQUESTS)
+    room = _ROOM * cold.replica.memory_tokens
+    roomy = replace(cold, replica=replace(cold.replica, memory_tokens=room, max_num_seqs=None))
     offered, full, spread = (
         study(
             on,
             plan,
-            Load(kind, requests),
+            _arriving(on, requests) if kind is Arrivals.POISSON else Load(kind, requests),
             chosen(names, []),
             range(SEEDS),
             progress=progress,
@@ -98,12 +105,26 @@ def simulate(
             compile=compile,
         )
         for on, kind, names in (
-            (model, Arrivals.POISSON, _POLICIES),
-            (model, Arrivals.SATURATED, _POLICIES),
+            (model, Arrivals.POISSON, _CACHING if model.finds_prefixes else _POLICIES),
+            (cold, Arrivals.SATURATED, _POLICIES),
             (roomy, Arrivals.POISSON, _POLICIES[:1]),
         )
     )
     return Runs(offered, full, spread)
+
+
+def _arriving(model: ServingModel, requests: int) -> Load:
+    """So many requests at the offered rates; of sessions those that come while many a session begins and ends."""
+    longest = max(
+        (c.sessions.turns.longest * c.sessions.think.mean_s for c in model.classes if c.sessions is not None),
+        default=0.0,
+    )
+    if not longest:
+        return Load(Arrivals.POISSON, requests)
+    most_s = _MOST_REQUESTS / model.total_rate_rps
+    return Load(
+        Arrivals.POISSON, None, min(max(_SESSIONS * longest, requests / model.total_rate_rps), most_s)
+    )
 
 
 def figures(report: Report, runs: Runs, model: ServingModel) -> dict[str, Any]:
@@ -120,20 +141,24 @@ def figures(report: Report, runs: Runs, model: ServingModel) -> dict[str, Any]:
 
 def compare(report: Report, runs: Runs, model: ServingModel) -> Iterator[Compared]:
     """Figures that formulas and simulation both have."""
+    cold = with_cold_cache(model)
     stay = int(model.mix.stages.max())
     overloaded = report.verdict.status is Status.OVERLOADED
-    greedy, capped = (_steady(mine, stay, saturated=overloaded) for mine in runs.offered.runs)
+    offered = [_steady(mine, stay, saturated=overloaded) for mine in runs.offered.runs]
     worst, held = (_steady(mine, stay, saturated=True) for mine in runs.full.runs)
     if not overloaded:
-        state = report.equilibrium
-        yield _compared("Mean KV tokens", state.kv_tokens, greedy, "kv_tokens")
-        yield _compared("Decode tokens/s", state.decode_tokens_per_s, greedy, "decode_tokens_per_s")
+        state, found = report.equilibrium, report.prefix_cache
+        yield _compared("Mean KV tokens", state.kv_tokens, offered[0], "kv_tokens")
+        yield _compared("Decode tokens/s", state.decode_tokens_per_s, offered[0], "decode_tokens_per_s")
+        if found is not None and found.hit_ratio is not None:
+            rates = [_hit_rate(*run) for run in runs.offered.runs[0]]
+            yield _row("Hit ratio", found.hit_ratio, rates, 1 + TOLERANCE)
         (roomy,) = runs.roomy.runs
         chance = report.safety_buffer.overflow_probability_per_iteration
-        yield _overflow(chance, [run for _, run in roomy], model.replica.memory_tokens)
-    else:
-        yield _compared("Requests/s, capped", report.load.sustainable_rps, capped, "throughput_rps")
-    most = _most_per_iteration(model)
+        yield _overflow(chance, [run for _, run in roomy], cold.replica.memory_tokens)
+    elif not model.finds_prefixes:
+        yield _compared("Requests/s, capped", report.load.sustainable_rps, offered[1], "throughput_rps")
+    most = _most_per_iteration(cold)
     cycle = min(report.worst_cycle.throughput_per_iteration, most)
     cap = min(report.rate_cap.per_iteration, most)
     yield _compared("Greedy, saturated, requests an iteration", cycle, worst, "throughput_per_iteration")
@@ -148,6 +173,13 @@ def _most_per_iteration(model: ServingModel) -> float:
 
 def _steady(runs: Sequence[tuple[Requests, Outcome]], stay: int, *, saturated: bool) -> list[Steady | None]:
     return [steady(*run, saturated=saturated, longest_stay=stay) for run in runs]
+
+
+def _hit_rate(requests: Requests, run: Outcome) -> float:
+    """Hits of the prompt tokens that arrived in the second half of a run, once the cache is warm."""
+    late = (run.arrival_s > run.end_s / 2) & ~np.isnan(run.first_token_s)
+    hits = run.found.hit_tokens[late].sum() if run.found is not None else 0
+    return float(hits / max(requests.input_tokens[late].sum(), 1))
 
 
 def _overflow(chance: float | None, runs: Sequence[Outcome], memory_tokens: int) -> Compared:

@@ -25,7 +25,10 @@ def json_schema() -> dict[str, Any]:
     for record in (*CONTRACT.values(), *SOURCE_KEYS.values()):
         _put(root, record.key.split("."), record)
     for name, block in BLOCKS.items():
-        root["properties"][name].setdefault("description", block.meaning)
+        described = root["properties"][name]
+        described.setdefault("description", block.meaning)
+        if block.nullable:
+            described["type"] = ["object", "null"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "kvplan report",

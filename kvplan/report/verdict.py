@@ -93,9 +93,15 @@ def actions(
     varying: Peak | None,
     recovers: Recovery,
     against_collapse: tuple[str, ...] = (),
+    *,
+    warm: bool = False,
 ) -> tuple[str, ...]:
-    """What to do, most important first; each fits a line or two of the first screen."""
-    usual = against_collapse or _at_these_rates(status, model, offered, local, cap, plan, buffer, recovers)
+    """What to do, most important first; each fits a line or two of the first screen.
+
+    `warm`: a prefix cache holds less than the buffer is for, which counts every prompt as a stranger's.
+    """
+    held = None if warm else buffer
+    usual = against_collapse or _at_these_rates(status, model, offered, local, cap, plan, held, recovers)
     first = None if varying is None else _at_peak(varying, status, cap, recovers.rate_rps or 0.0)
     if first is None:
         return usual
@@ -116,7 +122,7 @@ def _at_these_rates(
     local: Stability,
     cap: RateCap,
     plan: Plan,
-    buffer: SafetyBuffer,
+    buffer: SafetyBuffer | None,
     recovers: Recovery,
 ) -> tuple[str, ...]:
     found: list[str] = []
@@ -159,7 +165,7 @@ def _at_these_rates(
             f"{_NOTHING} under greedy admission, which never evicts: max_num_seqs requests at their longest fill "
             "memory exactly. vLLM keeps a block for itself and can: one sequence less or one block more excludes that."
         )
-    elif (buffer.overflow_probability_horizon or 0) > plan.delta:
+    elif buffer is not None and (buffer.overflow_probability_horizon or 0) > plan.delta:
         at_most = " at most" if buffer.required_kv_basis is RiskBasis.BOUND else ""
         found.append(
             f"Expect evictions now and then: about {format_percent(buffer.overflow_probability_horizon)} for any "

@@ -26,6 +26,8 @@ def fields(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     parts = [part for part in get_args(of) if part is not types.NoneType]
     if record is not None and record.kind is Kind.TABLE:
         yield path, of
+    elif len(parts) == 1 and hasattr(parts[0], "_fields"):  # or null as a whole
+        yield from fields(parts[0], path)
     elif hasattr(of, "_fields"):
         for name, hint in get_type_hints(of).items():
             yield from fields(hint, f"{path}.{name}" if path else name)

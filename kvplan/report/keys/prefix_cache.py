@@ -99,7 +99,7 @@ PREFIX_CACHE = Block(
             basis="estimated",
         ),
         Record(
-            "prefix_cache.branches[]",
+            "prefix_cache.branches",
             "All states at the offered rate, by requests in flight.",
             kind=Kind.TABLE,
             in_contract=False,
@@ -113,4 +113,5 @@ PREFIX_CACHE = Block(
         ),
     ),
     absent="The engine keeps no prefixes: prefix_caching = false.",
+    nullable=True,
 )

@@ -91,7 +91,8 @@ class Record:
 class Block:
     """A block of the report with the records of its keys, in the order of the contract.
 
-    `absent` says why the block as a whole can be null; `has_source`, that `sources` says how its numbers are known.
+    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `has_source`, that
+    `sources` says how its numbers are known.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Block:
     records: tuple[Record, ...]
     absent: str = "This version of kvplan does not compute the block."
     has_source: bool = True
+    nullable: bool = False
 
 
 def class_name(block: str) -> Record:

@@ -17,6 +17,7 @@ MAX_REQUESTS = 10**8
 DEFAULT_REQUESTS = 10_000
 DEFAULT_CV = 3.0
 DEFAULT_CLIENTS = 128
+_MORE = 2  # times the requests of users that are expected until a horizon
 DEFAULT_BURST = (1.5, 0.5, 60.0, 60.0)  # keeps the mean rate
 
 
@@ -123,9 +124,9 @@ def _sessions(model: ServingModel, load: Load, rng: np.random.Generator) -> Requ
     kinds = [c.sessions for c in model.classes if c.sessions is not None]
     if any(kind.users for kind in kinds):
         users = [kind.users or 0 for kind in kinds]
-        return population(
-            kinds, rng, users=users, requests=load.requests or math.ceil(_expected(model, load))
-        )
+        longest = max(kind.turns.longest for kind in kinds)
+        enough = math.ceil(_MORE * _expected(model, load)) + longest * sum(users)  # beyond the horizon
+        return population(kinds, rng, users=users, requests=load.requests or enough)
     rates = [c.rate_rps / kind.turns.mean for c, kind in zip(model.classes, kinds, strict=True)]
     return stream_of_sessions(
         kinds, rates, rng, requests=load.requests, horizon_s=load.horizon_s, burst=load.burst_sessions
