@@ -125,19 +125,19 @@ class PrefixCache(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """States at any rate, by requests in flight: the curve λ(x); all of shape (n_states,).
+    """Every state of a replica, by requests in flight; all of shape (n_states,).
 
     Attributes
     ----------
-    rate_rps
-        λ, requests/s.
+    load
+        What leads to it: requests/s, or the users of a closed population.
     requests_in_flight
         Ascending, up to where they fill memory or reach a limit of the engine.
     stable : ndarray of bool
-        Whether the curve rises from there on.
+        Whether the load rises from there on.
     """
 
-    rate_rps: FloatArray
+    load: FloatArray
     requests_in_flight: FloatArray
     stable: NDArray[np.bool_]
 
@@ -153,13 +153,14 @@ def branches(cached: CachedReplica) -> Branches:
     >>> from kvplan.analysis.cache_states import cached_replica
     >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0)
     >>> found = branches(cached_replica(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))))
-    >>> found.rate_rps[-1].round(3).item(), found.requests_in_flight[-1].round(2).item(), bool(found.stable.all())
+    >>> found.load[-1].round(3).item(), found.requests_in_flight[-1].round(2).item(), bool(found.stable.all())
     (9.223, 90.87, True)
     """
     curve = _curve(cached, _most(_ends(cached)))
     curve = curve.at(_served(cached, curve) > 0)
-    rising = np.diff(curve.rate_rps) > 0
-    return Branches(curve.rate_rps, curve.admissions * cached.stages, np.append(rising, rising[-1:]))
+    load = curve.rate_rps if cached.users is None else _users(cached, curve)
+    rising = np.diff(load) > 0
+    return Branches(load, curve.admissions * cached.stages, np.append(rising, rising[-1:]))
 
 
 def prefix_cache(cached: CachedReplica) -> PrefixCache:
@@ -244,9 +245,7 @@ def population_of(cached: CachedReplica) -> Population:
     them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
     """
     ends = _ends(cached)
-    return _population(
-        cached, _curve(cached, min(x for name, x in ends.items() if name != "max_num_batched_tokens"))
-    )
+    return _population(cached, _curve(cached, _most(ends)))
 
 
 def _population(cached: CachedReplica, curve: States) -> Population:

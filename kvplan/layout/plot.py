@@ -166,7 +166,7 @@ def rate_section(report: "Report", *, width: int, blocks: bool) -> Section:
 
 
 def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
-    """Running requests in every state of a prefix cache, by their logarithm, against the offered rate.
+    """Running requests in every state of a prefix cache, by their logarithm, against the load.
 
     In so many columns, 60 or more; dark what is stable, light what is not.
 
@@ -174,9 +174,9 @@ def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
     --------
     >>> import numpy as np
     >>> curve = np.array([2.0, 8.0, 6.0]), np.array([1.0, 10.0, 100.0]), np.array([True, False, False])
-    >>> levels = {"full_in_flight": 100.0, "warm_in_flight": 7.0, "separatrix_in_flight": 30.0}
-    >>> edges = {"low_rps": 2.0, "high_rps": 10.0, "low_in_flight": 1.0, "high_in_flight": 150.0}
-    >>> one = CacheBranches(*curve, offered_rps=7.0, guaranteed_rps=6.0, good_rps=8.0, **levels, **edges)
+    >>> levels = {"warm_in_flight": 7.0, "separatrix_in_flight": 30.0}
+    >>> edges = {"low": 2.0, "high": 10.0, "low_in_flight": 1.0}
+    >>> one = CacheBranches("requests/s", *curve, offered=7.0, guaranteed=6.0, good=8.0, **levels, **edges)
     >>> print(running(one, width=62, ink=ASCII))
     100 |                            =============================
         |                            :  ... :      :
@@ -192,13 +192,13 @@ def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
         |#                           :      :      :
         +---------------------------------------------------------
                                      6      ^ 7 offered
-         # stable   . unstable   = full, and the queue grows
+         # stable   . unstable   = full, with a queue
     """
-    low, high = np.log([content.low_in_flight, content.high_in_flight]).tolist()
+    bottom, top = np.log([content.low_in_flight, content.high_in_flight]).tolist()
     full = content.full_in_flight
 
     def row(in_flight: float) -> int:
-        part = (np.log(in_flight) - low) / (high - low)
+        part = (np.log(in_flight) - bottom) / (top - bottom)
         return int(_LOG_ROWS - 1 - min(max(part, 0.0) * _LOG_ROWS, _LOG_ROWS - 1))
 
     labels: dict[int, str] = {}
@@ -209,38 +209,37 @@ def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
     columns = width - margin - 2
 
     def column(rate: float) -> int:
-        part = (rate - content.low_rps) / (content.high_rps - content.low_rps)
+        part = (rate - content.low) / (content.high - content.low)
         return min(int(part * columns), columns - 1)
 
     grid = [[" "] * columns for _ in range(_LOG_ROWS)]
     marks = [
-        content.guaranteed_rps,
-        content.good_rps,
-        *([content.offered_rps] if content.shows_offered else []),
+        content.guaranteed,
+        content.good,
+        *([content.offered] if content.shows_offered else []),
     ]
     for cells in grid:
         for mark in marks:
             cells[column(mark)] = ":"
-    known = np.arange(content.rate_rps.size)
+    known = np.arange(content.load.size)
     at = np.linspace(0, known[-1], known[-1] * _FINE + 1)
-    rates = np.interp(at, known, content.rate_rps)
+    rates = np.interp(at, known, content.load)
     running = np.exp(np.interp(at, known, np.log(content.in_flight)))
     for rate, in_flight, stable in zip(
         rates.tolist(), running.tolist(), content.stable[at.astype(int)].tolist(), strict=True
     ):
-        if rate >= content.low_rps and content.low_in_flight <= in_flight < full:
+        if rate >= content.low and content.low_in_flight <= in_flight < full:
             grid[row(in_flight)][column(rate)] = ink.full if stable else ink.light
-    grid[row(full)][column(content.guaranteed_rps) :] = ink.zone * (columns - column(content.guaranteed_rps))
+    end = column(float(content.load[-1]))
+    grid[row(full)][end:] = ink.zone * (columns - end)
     lead = " " * (margin + 2)
-    ticks = [(column(rate), format_number(rate)) for rate in (content.guaranteed_rps, content.good_rps)]
+    ticks = [(column(rate), format_number(rate)) for rate in (content.guaranteed, content.good)]
     if content.shows_offered:
-        ticks.insert(
-            0, (column(content.offered_rps), f"{ink.arrow} {format_number(content.offered_rps)} offered")
-        )
+        ticks.insert(0, (column(content.offered), f"{ink.arrow} {format_number(content.offered)} offered"))
     legend = [f"{ink.full} stable"]
     if not content.stable.all():
         legend.append(f"{ink.light} unstable")
-    legend.append(f"{ink.zone} full, and the queue grows")
+    legend.append(f"{ink.zone} full, with a queue")
     return "\n".join(
         [
             *(

@@ -132,35 +132,37 @@ def _cache(report: Report, model: ServingModel) -> Iterator[Plot]:
 
 
 def cache_branches(report: Report, model: ServingModel) -> Plot:
-    """Running requests in every state against the rate, of a model whose requests share something."""
+    """Running requests in every state against the load, of a model whose requests share something."""
     cache = report.prefix_cache
     assert cache is not None
     found = prefix_cache.cache_branches(model, cache)
-    offered, guaranteed, good = map(_rps, (found.offered_rps, found.guaranteed_rps, found.good_rps))
+    offered, guaranteed, good = (
+        f"{format_number(load)} {found.unit}" for load in (found.offered, found.guaranteed, found.good)
+    )
+    against = "users" if found.unit == "users" else "offered rate"
     warm, lost, full = (
         format_number(value, 3)
         for value in (found.warm_in_flight, found.separatrix_in_flight, found.full_in_flight)
     )
     numbers = [f"Offered {offered}, guaranteed {guaranteed}, with a warm cache {good}."]
-    said = []
-    if found.good_rps > found.guaranteed_rps:
-        said.append(
-            "Up to the guaranteed rate no burst can empty the cache for good. Between it and the rate of a warm "
-            "cache, one that lifts the replica over the unstable branch leaves it on the upper line: nothing is found "
-            f"any more, {guaranteed} are served, and the queue grows."
-        )
+    if found.good > found.guaranteed:
+        said = [
+            f"Up to {guaranteed} no burst can empty the cache for good. Between that and the {good} of a warm cache, "
+            "one that lifts the replica over the unstable branch leaves it on the upper line, where nothing of its "
+            "own is found."
+        ]
     else:
-        said.append("A warm cache serves no more than is guaranteed: there is a single branch.")
+        said = ["A warm cache serves no more than is guaranteed: no burst can empty it for good."]
     if found.warm_in_flight is not None:
-        numbers.append(f"Running at the offered rate: {warm} from a warm cache.")
+        numbers.append(f"Running at the offered load: {warm} from a warm cache.")
     if found.separatrix_in_flight is not None:
         numbers.append(f"Lost beyond {lost}, full at {full}.")
     if not found.shows_offered:
-        said.append(f"The offered rate, {offered}, is far beyond the right edge.")
+        said.append(f"What is offered, {offered}, is far beyond the right edge.")
     return Plot(
         "cache-branches",
         "prefix_cache",
-        "States of the prefix cache: running requests against offered rate",
+        f"States of the prefix cache: running requests against {against}",
         report.sources["prefix_cache"].kind,
         " ".join(said),
         " ".join(numbers),
@@ -178,8 +180,8 @@ def _cache_hits(report: Report, model: ServingModel) -> Plot:
         why = f"No memory within reach serves {own} from a warm cache."
         return Plot(key, section, title, kind, why, "", None)
     said = [f"Prompt tokens found at {own}, from an empty replica."]
-    if np.isnan(found.hit_ratio).any():
-        said.append("Where the line begins, a warm cache can serve that rate at all.")
+    if np.isnan(found.hit_ratio[0]):
+        said.append("With less than where the line begins, not even a warm cache serves them.")
     if found.collapse.any():
         said.append("Where it is dashed, one burst can empty the cache for good.")
     have = f"{format_tokens(found.own_tokens)} tokens find {format_percent(found.own_ratio)}"

@@ -20,24 +20,25 @@ _STATUS_COLOURS = ("green", "orange", "red")
 
 
 def cache_branches(axes: "Axes", content: CacheBranches) -> None:
-    """Running requests against the rate: what is stable, what is not, and where the queue grows."""
+    """Running requests against the load: what is stable, what is not, and where others wait."""
     for stable, colour, style in ((True, "blue", "-"), (False, "orange", "--")):
         shown = _joined(content.stable == stable)
         if shown.any():
             line = np.where(shown, content.in_flight, np.nan)
             label = "stable" if stable else "unstable"
-            axes.plot(content.rate_rps, line, style, color=LIGHT[colour], label=label)
+            axes.plot(content.load, line, style, color=LIGHT[colour], label=label)
     full = [content.full_in_flight] * 2
-    axes.plot([content.guaranteed_rps, content.high_rps], full, color=LIGHT["red"], label="full, queue grows")
-    marks = [(content.guaranteed_rps, "soft", "guaranteed"), (content.good_rps, "green", "warm cache")]
-    for at, colour, label in marks[: 1 + (content.good_rps > content.guaranteed_rps)]:
+    axes.plot([float(content.load[-1]), content.high], full, color=LIGHT["red"], label="full, with a queue")
+    marks = [(content.guaranteed, "soft", "guaranteed"), (content.good, "green", "warm cache")]
+    for at, colour, label in marks[: 1 + (content.good > content.guaranteed)]:
         axes.axvline(at, color=LIGHT[colour], linewidth=1.0, linestyle="--", label=label)
     if content.shows_offered:
-        axes.axvline(content.offered_rps, color=LIGHT["ink"], linewidth=1.4, linestyle=":", label="offered")
+        axes.axvline(content.offered, color=LIGHT["ink"], linewidth=1.4, linestyle=":", label="offered")
         if content.warm_in_flight is not None:
-            axes.plot([content.offered_rps], [content.warm_in_flight], "o", color=LIGHT["ink"])
-    axes.set(xlabel="offered rate, requests/s", ylabel="running requests", yscale="log")
-    axes.set_xlim(content.low_rps, content.high_rps)
+            axes.plot([content.offered], [content.warm_in_flight], "o", color=LIGHT["ink"])
+    what = "users" if content.unit == "users" else f"offered rate, {content.unit}"
+    axes.set(xlabel=what, ylabel="running requests", yscale="log")
+    axes.set_xlim(content.low, content.high)
     axes.set_ylim(content.low_in_flight, content.high_in_flight)
     _plain_log(axes.yaxis)
 

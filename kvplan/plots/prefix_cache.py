@@ -1,4 +1,4 @@
-"""What is in the plots of a prefix cache: its branches against the rate, and what it finds against memory."""
+"""What is in the plots of a prefix cache: its branches against the load, and what it finds against memory."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,92 +7,104 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.analysis.cache_states import CachedReplica, cached_replica
-from kvplan.analysis.prefix_cache import branches, prefix_cache
+from kvplan.analysis.prefix_cache import branches, population_of, prefix_cache
 from kvplan.model import FloatArray, ServingModel
 from kvplan.report.prefix_cache import CacheBlock
 
-_FAR = 4.0  # times the good rate: beyond, the offered rate is named in the caption instead
+_FAR = 4.0  # times the good load: beyond, the offered one is named in the caption instead
 _AROUND = 1.15
-_LEAST = 0.5  # times the guaranteed or the offered rate
+_LEAST = 0.5  # times the guaranteed or the offered load
 _DECADES = 1e3  # of requests in flight, at most
 _OCTAVES, _STEPS = 3, 8  # of memory to either side, and points in each
 
 
 @dataclass(frozen=True)
 class CacheBranches:
-    """Running requests in every state, against the offered rate.
+    """Running requests in every state, against the load: requests/s, or users of a closed population.
 
     Attributes
     ----------
-    rate_rps, in_flight : ndarray, shape (n_points,)
-        The curve of states, in-flight ascending.
+    unit
+        Of the load.
+    load, in_flight : ndarray, shape (n_points,)
+        The curve of states, `in_flight` ascending.
     stable : ndarray of bool, shape (n_points,)
         Whether the state from there to the next point is stable.
-    full_in_flight
-        Once memory, or a limit, is reached and the queue grows, at any rate above the guaranteed one.
+    offered, guaranteed, good
+        Load of the profile, without danger, and from a warm cache.
     warm_in_flight, separatrix_in_flight
-        At the offered rate; None where there is no such state.
-    low_rps, high_rps, low_in_flight, high_in_flight
+        At the offered load; None where there is no such state.
+    low, high, low_in_flight
         Where the plot begins and ends.
     """
 
-    rate_rps: FloatArray
+    unit: str
+    load: FloatArray
     in_flight: FloatArray
     stable: NDArray[np.bool_]
-    offered_rps: float
-    guaranteed_rps: float
-    good_rps: float
-    full_in_flight: float
+    offered: float
+    guaranteed: float
+    good: float
     warm_in_flight: float | None
     separatrix_in_flight: float | None
-    low_rps: float
-    high_rps: float
+    low: float
+    high: float
     low_in_flight: float
-    high_in_flight: float
+
+    @property
+    def full_in_flight(self) -> float:
+        """Where memory, or a limit, is reached and others wait, at any load beyond the end of the curve."""
+        return float(self.in_flight[-1])
+
+    @property
+    def high_in_flight(self) -> float:
+        """Where the plot ends."""
+        return self.full_in_flight * _AROUND**2
 
     @property
     def shows_offered(self) -> bool:
-        """Whether the profile's own rate is within the plot."""
-        return self.offered_rps <= self.high_rps
+        """Whether the profile's own load is within the plot."""
+        return self.offered <= self.high
 
 
 def cache_branches(model: ServingModel, cache: CacheBlock) -> CacheBranches:
     """Good, unstable and full branch of a model whose requests share something; `cache` is the report's (theory §8)."""
-    guaranteed, good = cache.sustainable_rps
+    cached = cached_replica(model)
+    if cached.users is None:
+        (guaranteed, good), offered = cache.sustainable_rps, model.total_rate_rps
+    else:
+        (guaranteed, good), offered = population_of(cached)[:2], cached.users
     assert guaranteed is not None
     assert good is not None
-    curve = branches(cached_replica(model))
-    offered, full = model.total_rate_rps, float(curve.requests_in_flight[-1])
+    curve = branches(cached)
     shown = offered if offered <= _FAR * good else good
-    low = max(_LEAST * min(guaranteed, shown), float(curve.rate_rps[0]))
-    bottom = float(curve.requests_in_flight[np.argmax(curve.rate_rps >= low)])
-    warm = next((state.requests_in_flight for state in cache.branches if state.stable), None)
+    low = max(_LEAST * min(guaranteed, shown), float(curve.load[0]))
+    bottom = float(curve.requests_in_flight[np.argmax(curve.load >= low)])
     return CacheBranches(
-        rate_rps=curve.rate_rps,
+        unit="requests/s" if cached.users is None else "users",
+        load=curve.load,
         in_flight=curve.requests_in_flight,
         stable=curve.stable,
-        offered_rps=offered,
-        guaranteed_rps=guaranteed,
-        good_rps=good,
-        full_in_flight=full,
-        warm_in_flight=warm,
+        offered=offered,
+        guaranteed=guaranteed,
+        good=good,
+        warm_in_flight=next((state.requests_in_flight for state in cache.branches if state.stable), None),
         separatrix_in_flight=cache.separatrix_in_flight,
-        low_rps=low,
-        high_rps=_AROUND * max(good, shown),
-        low_in_flight=max(bottom, full / _DECADES),
-        high_in_flight=full * _AROUND**2,
+        low=low,
+        high=_AROUND * max(good, shown),
+        low_in_flight=max(bottom, float(curve.requests_in_flight[-1]) / _DECADES),
     )
 
 
 @dataclass(frozen=True)
 class CacheHits:
-    """Hit ratio at the offered rate, from an empty replica, against the memory of the KV cache.
+    """Hit ratio at the offered load, from an empty replica, against the memory of the KV cache.
 
     Attributes
     ----------
     memory_tokens : ndarray, shape (n_points,)
     hit_ratio : ndarray, shape (n_points,)
-        NaN where no state of a warm cache serves the offered rate.
+        NaN where no state of a warm cache serves it.
     collapse : ndarray of bool, shape (n_points,)
         Where a burst can empty the cache for good.
     reusable_ratio
