@@ -340,7 +340,7 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
     # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
     by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
     by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
-    return by_hits * hits_by_tau / (1 - by_tau) if by_tau < 1 else None
+    return by_hits * hits_by_tau / (1 - by_tau) + 0.0 if by_tau < 1 else None  # never -0
 
 
 def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> float:

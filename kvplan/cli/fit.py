@@ -41,6 +41,8 @@ def fit(
     fitted = traffic_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)
     for note in traffic.notes:
         say(f"note: {note}")
+    if traffic.prefixes is not None:
+        say(f"note: {traffic_text.hit_note(traffic.prefixes, kept.model.replica.memory_tokens)}")
     if change is not None:
         say(f"note: {traffic_fit.describe(change)}")
     write_result(fitted.text, output)

@@ -21,6 +21,7 @@ from kvplan.cli.common import (
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
+    from kvplan.ingest.hits import ObservedHits
     from kvplan.ingest.profile_text import Part
     from kvplan.profile.reading import Profile
 
@@ -49,6 +50,7 @@ def log(
         found.notes,
         file,
         replica=f"replica of {file.name}",
+        hits=found.hits,
         output=output,
     )
 
@@ -102,6 +104,7 @@ def metrics(
         file,
         replica=f"replica of {file.name}" if found.memory_tokens is not None else None,
         traffic=file.name if found.classes else None,
+        hits=found.hits,
         output=output,
     )
 
@@ -162,6 +165,7 @@ def _write(
     *,
     replica: str | None = None,
     traffic: str | None = None,
+    hits: "ObservedHits | None" = None,
     output: Path | None,
 ) -> None:
     """Write the profile with these parts measured, and say what there is to say."""
@@ -172,4 +176,11 @@ def _write(
     )
     for note in notes:
         say(f"note: {note}")
+    if hits is not None and base is not None:
+        from kvplan.ingest.hits import compared_with_plan
+        from kvplan.report.prefix_cache import cache_block
+
+        plan = cache_block(kept.model)
+        if plan is not None and plan.hit_ratio is not None:
+            say(f"note: {compared_with_plan(hits, plan.hit_ratio)}")
     write_result(profile.text, output)

@@ -11,6 +11,8 @@ import tomli
 
 from kvplan.errors import ProfileError
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
+from kvplan.model.gaps import Quantiles
+from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.schema import MAX_SOURCE
 from kvplan.version import __version__
@@ -20,6 +22,7 @@ _TABLES = ("gpu", "timing", "plan", "gate", *_TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _WIDTH = 118
+_POINTS_IN_LINE = 5  # of a curve
 _LEAST_S = 1e-12  # a profile can say no less
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
 
@@ -27,8 +30,8 @@ _TRAFFIC = ": traffic of "  # between the names of replica and traffic
 class Part(NamedTuple):
     """A table of a profile that was found out: TOML with its header, and paragraphs about where it comes from.
 
-    "classes" takes the place of ``[workload]`` too. `origin` says the same in a word, for ``[provenance]``; `kept` are
-    keys of the table that are the base's, whose origin counts too.
+    "classes" takes the place of all that tells of the traffic. `origin` says the same in a word, for ``[provenance]``;
+    `kept` are keys of the table that are the base's, whose origin counts too.
     """
 
     table: str
@@ -143,6 +146,44 @@ def classes_text(classes: Sequence[RequestClass]) -> str:
     rate = 0.5
     """
     return "\n\n".join(map(_class, classes))
+
+
+def prefix_text(curve: Sequence[tuple[int, float]]) -> str:
+    """TOML of a hit curve.
+
+    Examples
+    --------
+    >>> print(prefix_text([(1_000_000, 0.054), (3_000_000, 0.139)]))
+    [prefix]
+    hit_curve = [
+      [1_000_000, 0.054], [3_000_000, 0.139],
+    ]
+    """
+    points = [_value(list(point)) for point in curve]
+    lines = (", ".join(points[i : i + _POINTS_IN_LINE]) for i in range(0, len(points), _POINTS_IN_LINE))
+    return "\n".join(["[prefix]", "hit_curve = [", *(f"  {line}," for line in lines), "]"])
+
+
+def caching_text(shared: Sequence[SharedPrompt], reuse: Reuse | None) -> list[str]:
+    """Lines of TOML for a class: what its requests share, and what is asked for again after gaps known by quantiles.
+
+    Examples
+    --------
+    >>> some = Reuse(0.8, 0.9, Quantiles((1.5, 4.0)), from_arrival=True)
+    >>> print("\\n".join(caching_text([SharedPrompt(3000, 0.6)], some)))
+    shared = [{ tokens = 3_000, weight = 0.6 }]
+    reuse = { tokens = 0.8, share = 0.9, gap = { law = "quantiles", values = ["1.5 s", "4 s"] }, from = "arrival" }
+    """
+    lines = []
+    if shared:
+        lines.append(f"shared = {_value([{'tokens': one.tokens, 'weight': one.weight} for one in shared])}")
+    if reuse is not None and isinstance(reuse.gap, Quantiles):
+        values = [f"{value:g} s" for value in reuse.gap.values_s]
+        gap = {"law": "quantiles", "values": values}
+        begins = "arrival" if reuse.from_arrival else "completion"
+        table = {"tokens": reuse.tokens, "share": reuse.share, "gap": gap, "from": begins}
+        lines.append(f"reuse = {_value(table)}")
+    return lines
 
 
 def timing_text(

@@ -122,10 +122,9 @@ def overload_summary(cache: CacheBlock, offered: Load) -> str:
     """The verdict in a sentence where even a warm cache cannot keep up."""
     rates = _rates(offered)
     excess = format_percent(offered.offered_rps / cache.good_rps - 1)
-    if cache.good_rps == cache.sustainable_rps.guaranteed:
+    if cache.good_rps != cache.sustainable_rps.good:
         few = format_number(cache.streams_in_memory, 2)
-        because = f", and memory holds only {few} streams" if cache.streams_in_memory else ""
-        return f"{rates}: {excess} more than is sure to be served{because}."
+        return f"{rates}: {excess} more than is sure to be served, and memory holds only {few} streams."
     return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(cache.good_rps)}."
 
 

@@ -1,6 +1,8 @@
 """`kvplan fit` as a command."""
 
 import io
+import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,3 +90,34 @@ def test_bad_usage_exits_2(run: Run, trace: str) -> None:
     assert run("fit", trace, "--classes", "0")[0] == 2
     assert run("fit", trace, "--base", "no-such-profile")[0] == 2
     assert run("fit", trace + ".none")[0] == 2
+
+
+def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run: Run, tmp_path: Path) -> None:
+    """Six chats of two turns, 30 s apart: the second repeats the 64 tokens of the first; nothing else is shared."""
+    rows = []
+    for chat in range(6):
+        first = [10 * chat + block for block in range(4)]
+        for turn, hashes in enumerate((first, [*first, 10 * chat + 7])):
+            name = {"chat_id": 2 * chat + turn, "parent_chat_id": 2 * chat if turn else -1, "turn": turn + 1}
+            lengths = {"input_length": 16 * len(hashes), "output_length": 17}
+            rows.append({**name, "timestamp": 50.0 * chat + 30.0 * turn, **lengths, "hash_ids": hashes})
+    trace = tmp_path / "chats.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text, messages = run("fit", str(trace), "--base", "tool-calls-h100")
+    assert code == 0
+    found = 6 * 64 / (6 * (64 + 80))
+    assert f"note: a prefix cache finds {100 * found:.3g}% of the prompt tokens in" in messages
+    profile = parse_profile(text.encode(), "")
+    assert profile.model.hit_curve[-1] == (64, round(found, 4))
+    # again, with what the comment says
+    lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    without = re.sub(r"\[prefix\]\nhit_curve = \[.*?\n\]\n", "", text, flags=re.DOTALL)
+    other = parse_profile(without.replace("[[classes]]", "\n".join(["[[classes]]", *lines])).encode(), "")
+    assert other.model.hit_curve == ()
+    for c in other.model.classes:
+        assert c.reuse is not None
+        assert (c.reuse.share, c.reuse.from_arrival) == (0.5, True)
+        assert set(c.reuse.gap.values_s) == {30.0}  # type: ignore[union-attr]
+    fitted = tmp_path / "fitted.toml"
+    fitted.write_text(text)
+    assert run("analyze", str(fitted))[0] == 0

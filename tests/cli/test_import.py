@@ -278,3 +278,26 @@ def test_what_cannot_be_imported_exits_2(run: Run, tmp_path: Path) -> None:
         assert (code, text) == (2, "")
         assert messages.splitlines()[-1].startswith("error: ")
         assert "Traceback" not in messages
+
+
+def test_hits_are_said_and_compared_with_what_the_plan_expects(run: Run, tmp_path: Path) -> None:
+    """Half of each prompt is shared by all: 48 of 100 tokens in whole pages, always in use."""
+    base, log = tmp_path / "base.toml", tmp_path / "serve.log"
+    text = (
+        'schema = 1\nname = "shared"\ngpu = { memory_tokens = 60_000, block_tokens = 16 }\ntiming = { d0 = "10 ms" }\n'
+        '[[classes]]\nname = "a"\ninput = 100\ndecode = 50\nrate = 20\nshared = 50\n'
+    )
+    base.write_text(text)
+    log.write_text(LOG + "Engine 000: Running: 8 reqs, Prefix cache hit rate: 5.0%\n")
+    code, written, messages = run("import", "log", str(log), "--base", str(base))
+    assert code == 0
+    note = "the prefix cache found 5% of the prompt tokens (stated last in line 2)"
+    assert f"note: {note}\n" in messages
+    assert note in " ".join(written.replace("\n# ", "\n").split())
+    assert (
+        "note: the prefix cache found 5% of the prompt tokens, the plan expects 48%: requests share less"
+        in messages
+    )
+    base.write_text(text.replace("shared = 50\n", ""))
+    assert "the plan expects" not in run("import", "log", str(log), "--base", str(base))[2]
+    assert "the plan expects" not in run("import", "log", str(log))[2]

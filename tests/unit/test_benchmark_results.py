@@ -126,6 +126,13 @@ def test_lengths_that_sglang_was_to_draw_go_from_a_share_to_the_whole() -> None:
     assert found.deployment.engine == "sglang"
 
 
+def test_tokens_that_the_cache_had_are_counted_for_each_prompt() -> None:
+    assert point(VLLM | {"total_cached_tokens": 38_000}).cached_tokens == 380
+    assert sweep(SGLANG | {"total_cached_tokens": None}).points[0].cached_tokens == 0
+    with pytest.raises(UsageError, match=r":1: 1,010 tokens cached of a prompt of 1,000"):
+        point(VLLM | {"total_cached_tokens": 101_000})
+
+
 def test_speculative_runs_are_told_apart() -> None:
     assert sweep(SGLANG | {"accept_length": 2.6}).group == "sglang, speculative decoding"
 

@@ -247,3 +247,39 @@ def test_rubbish_in_a_file_does_no_harm(tmp_path: Path) -> None:
     path.write_bytes(BLOCKS.encode() + b"\xff\xfe rubbish\r\n")
     found = read_engine_log(path)
     assert (found.source, found.memory_tokens, found.line) == (str(path), 1381 * 16, 1)
+
+
+STATS = (
+    "INFO [loggers.py:118] Engine 000: Avg prompt throughput: 100.0 tokens/s, Running: 8 reqs, GPU KV cache usage: "
+    "50.0%, Prefix cache hit rate: {}%, External prefix cache hit rate: 90.0%\n"
+)
+PREFILL = "[2026-04-08 14:05:20 TP0] Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: {}, token usage: 0.1\n"
+
+
+def test_the_hit_rate_stated_last_is_that_of_the_start() -> None:
+    found = parsed(TOKENS, STATS.format("12.0"), STATS.format("38.2"), "chatter\n")
+    assert found.hits is not None
+    assert found.hits.ratio == pytest.approx(0.382)
+    assert found.notes == ("the prefix cache found 38.2% of the prompt tokens (stated last in line 3)",)
+    older = parsed(BLOCKS, "INFO metrics.py:471] Prefix cache hit rate: GPU: 26.05%, CPU: 99.00%\n")
+    assert older.hits is not None
+    assert older.hits.ratio == pytest.approx(0.2605)
+
+
+def test_sglang_counts_the_tokens_of_its_prefill_batches() -> None:
+    """1,000 found of 4,000; those of the start before do not count."""
+    server = "server_args=ServerArgs(page_size=64)\n"
+    lines = (server, SGLANG, PREFILL.format(10, 5000), server, SGLANG)
+    found = parsed(
+        *lines, PREFILL.format(1000, 0), PREFILL.format(2000, 1000), PREFILL.replace(",", ".", 1).format(0, 0)
+    )
+    assert found.hits is not None
+    assert found.hits.ratio == 0.25
+    assert found.notes[-1].startswith("the prefix cache found 25% of the prompt tokens (1,000 of 4,000")
+
+
+def test_a_start_that_states_no_hits_has_none_of_the_one_before() -> None:
+    again = TOKENS.replace("23:56", "23:59")
+    assert parsed(SERVER, TOKENS, STATS.format("38.2"), SERVER, again).hits is None
+    assert parsed(TOKENS, SERVER, STATS.format("38.2")).hits is None  # of a start whose capacity is not there
+    assert parsed(TOKENS, STATS.format("nan")).hits is None

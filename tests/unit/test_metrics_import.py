@@ -441,3 +441,60 @@ def test_lengths_of_zero_are_set_apart() -> None:
     assert found.empty == 4
     assert found.mean == pytest.approx(5)
     assert lengths(histogram([0, 10], [4, 0, 0], 0), "prompts").tokens.size == 0
+
+
+# -- hits of the prefix cache
+
+
+def counters(found: float, of: float, names: tuple[str, str], labels: str = 'engine="0"') -> str:
+    return "".join(f"{name}{{{labels}}} {value}\n" for name, value in zip(names, (found, of), strict=True))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+        ("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),
+        ("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),
+    ],
+)
+def test_counters_say_what_the_prefix_cache_found(save: Saved, names: tuple[str, str]) -> None:
+    lengths_of = SGLANG if names[0].startswith("sglang") else VLLM
+    early = traffic(lengths_of) + counters(900, 1000, names)
+    late = traffic(lengths_of, times=2) + counters(1000, 2000, names)
+    assert (found := save.read(late).hits)
+    assert found.ratio == 0.5
+    between = read_metrics(save(late), save(early, "early.prom"), interval_s=10.0)
+    assert between.hits is not None
+    assert between.hits.ratio == 0.1
+    assert any(
+        note.startswith(f"the prefix cache found 10% of the prompt tokens (100 of 1,000, by {names[0]})")
+        for note in between.notes
+    )
+
+
+def test_hits_of_all_engines_are_summed_and_the_newer_name_counts(save: Saved) -> None:
+    new, old = (
+        (f"vllm:{kind}prefix_cache_hits_total", f"vllm:{kind}prefix_cache_queries_total")
+        for kind in ("", "gpu_")
+    )
+    text = counters(10, 100, new) + counters(90, 100, new, 'engine="1"') + counters(0, 1, old)
+    assert (found := save.read(traffic() + text).hits)
+    assert found.ratio == 0.5
+
+
+@pytest.mark.parametrize(
+    ("gauge", "ratio"),
+    [
+        ("sglang:cache_hit_rate 0.382\n", 0.382),
+        ("vllm:gpu_prefix_cache_hit_rate 0.25\n", 0.25),
+        ("vllm:gpu_prefix_cache_hit_rate -1.0\n", None),
+        ("vllm:prefix_cache_hits_total 0\nvllm:prefix_cache_queries_total 0\n", None),
+        ("", None),
+    ],
+)
+def test_gauges_say_it_where_there_are_no_counters(save: Saved, gauge: str, ratio: float | None) -> None:
+    names = SGLANG if gauge.startswith("sglang") else VLLM
+    found = save.read(traffic(names) + gauge)
+    assert (found.hits and found.hits.ratio) == ratio
+    assert any("prefix cache" in note for note in found.notes) == (ratio is not None)

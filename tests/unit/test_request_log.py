@@ -56,6 +56,22 @@ def test_a_prompt_is_computed_between_its_schedule_and_its_first_token() -> None
     assert rows(read(HEADER, ONE, late))[0] == pytest.approx((151 + 50 * 0.05, 0.25, 1.05, 0.01))
 
 
+@pytest.mark.parametrize("name", ["cached_tokens", "num_cached_tokens"])
+def test_what_the_cache_had_of_a_prompt_is_held_but_not_computed(name: str) -> None:
+    """As above, but for 30 of the 50 tokens that come beside the first request."""
+    header = HEADER.replace("\n", f",{name}\n")
+    first, second = rows(read(header, ONE.replace("\n", ",\n"), ANOTHER.replace("\n", ",30\n")))
+    assert first == pytest.approx((151 + 50 * 0.6 + 13.5 * 0.5, 0.2, 1.6, 0.01))
+    assert second == pytest.approx((50 + 13.5 + 176, 0, 2, 0.02))
+    found = read(header, ONE.replace("\n", ",0\n"), ANOTHER.replace("\n", ",30\n"))
+    assert found.notes == ("20% of the prompt tokens were found in the prefix cache, and are no prefill",)
+
+
+def test_more_tokens_cached_than_a_prompt_has_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"file:2: 101 tokens cached of a prompt of 100"):
+        read(HEADER.replace("\n", ",cached_tokens\n"), ONE.replace("\n", ",101\n"))
+
+
 def test_requests_that_generated_little_give_no_sample_but_are_in_the_batch() -> None:
     found = read(HEADER, ONE, ANOTHER.replace("50,26", "50,10"))
     assert found.sequences.tolist() == pytest.approx([1.6])
@@ -172,6 +188,32 @@ def test_samples_of_a_run_obey_the_law_it_was_made_by(tmp_path: Path) -> None:
         off = np.abs(law / found.seconds - 1)
         assert np.median(off) < 0.02
         assert off.size > 15
+
+
+@pytest.mark.parametrize("counted", ["whole prompts", "what is computed"])
+def test_what_the_cache_had_is_no_prefill_whichever_an_engine_counts(tmp_path: Path, counted: str) -> None:
+    """The same run, but each prompt is 300 tokens longer, and the cache had them."""
+    log, table = run()
+    longer = []
+    for row in log:
+        prompt, rest = row.strip().split(",", 1)
+        longer.append(f"{int(prompt) + 300},{rest},300\n")
+    if counted == "whole prompts":
+        firsts = np.array([float(row.split(",")[4]) for row in log])
+        for i, row in enumerate(table):
+            second, prompts, rest = row.split(",", 2)
+            begun = ((firsts > int(second) - 1) & (firsts <= int(second))).sum()
+            table[i] = f"{second},{int(prompts) + 300 * begun},{rest}"
+    paths = tmp_path / "series.csv", tmp_path / "requests.csv"
+    paths[0].write_text(SERIES + "".join(table))
+    paths[1].write_text(HEADER.replace("\n", ",cached_tokens\n") + "".join(longer))
+    ((found,),) = read_groups(paths)
+    assert isinstance(found, Samples)
+    law = 0.008 + 0.0002 * found.sequences + 5e-5 * found.prefill_tokens
+    assert np.abs(np.median(law / found.seconds) - 1) < 0.02
+    before = both(tmp_path, "".join(run()[1]), "".join(run()[0]))
+    # each running request holds 300 tokens more
+    assert (found.kv_tokens - before.kv_tokens)[5:-5] == pytest.approx(300 * found.sequences[5:-5], rel=0.02)
 
 
 @pytest.mark.parametrize("origin", [-37.25, 0.4, 1e6])

@@ -172,15 +172,6 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str | bytes, messa
     assert refusal(tmp_path, content).startswith(message)
 
 
-def test_only_a_prefix_that_came_before_is_a_repeated_one(tmp_path: Path) -> None:
-    prompts = [[0, 1, 2], [0, 1, 3], [9, 1], [0, 1, 3, 4]]
-    lines = (
-        json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": p}) for p in prompts
-    )
-    trace, _ = rows_of(tmp_path, "\n".join(lines))
-    assert (trace.extras.prompt_blocks, trace.extras.repeated_blocks) == (12, 0 + 2 + 0 + 3)
-
-
 def test_rows_come_in_blocks(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text(PLAIN + "1,2,3\n" * (2 * BLOCK_ROWS + 5))

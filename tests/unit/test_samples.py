@@ -57,6 +57,57 @@ def test_stats_lines_of_vllm_before_v1_are_read_too() -> None:
     assert rows(one(OLD_STATS, capacity=40_000)) == [(4000, 0, 4, 0.01)]
 
 
+HITS = STATS.replace("hit rate: 0.0%", "hit rate: 40.0%, External prefix cache hit rate: 90.0%")
+VERSION = "(APIServer pid=1) INFO 02-19 23:50:00 [api_server.py:1839] vLLM API server version {}\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "prefill"),
+    [
+        (VERSION.format("0.11.0"), 1.2),
+        (VERSION.format("v0.15.1"), 1.2),
+        (VERSION.format("0.16.0rc1"), 2),
+        ("INFO [core.py:58] Initializing a V1 LLM engine (v0.19.0) with config: model='m'\n", 2),
+        (VERSION.format("1.0.0"), 2),
+    ],
+)
+def test_hits_are_no_prefill_where_the_prompt_throughput_counts_them(version: str, prefill: float) -> None:
+    """100 tokens/s for 20 ms are 2, of which 4 in 10 were found; from 0.16 on those are not among the 100."""
+    found = one(version, CAPACITY, HITS)
+    assert rows(found) == [(20_000, prefill, 8, 0.02)]
+    assert [note.startswith("40% of the prompt throughput was found") for note in found.notes] == [True] * (
+        prefill < 2
+    )
+
+
+def test_a_log_without_a_version_is_corrected_and_that_is_said() -> None:
+    found = one(CAPACITY, HITS, STATS)
+    assert [row[1] for row in rows(found)] == [1.2, 2]
+    assert [note[:30] for note in found.notes] == [
+        "the log states no version of vLLM"[:30],
+        "20% of the prompt throughput was"[:30],
+    ]
+    assert one(CAPACITY, STATS).notes == ()
+
+
+def test_vllm_before_v1_states_hits_in_the_next_line() -> None:
+    stats = OLD_STATS.replace("prompt throughput: 0.0", "prompt throughput: 200.0")
+    hits = "INFO 01-30 03:19:14 metrics.py:471] Prefix cache hit rate: GPU: 25.00%, CPU: 80.00%\n"
+    found = one(VERSION.format("0.6.4"), stats, hits, stats, capacity=40_000)
+    assert [row[1] for row in rows(found)] == [1.5, 2]
+
+
+def test_a_hit_rate_above_all_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"file:2: a hit rate of 140 %; at most 100"):
+        one(CAPACITY, HITS.replace("40.0", "140"))
+
+
+def test_iteration_details_and_sglang_count_what_is_computed() -> None:
+    assert rows(one(CAPACITY, HITS, ITERATION + "\n"))[0][1] == 1957
+    hits = PREFILL.replace("#cached-token: 0", "#cached-token: 5000")
+    assert rows(one(hits, DECODE)) == rows(one(PREFILL, DECODE))
+
+
 def test_a_given_capacity_wins_over_what_a_log_states_and_that_over_an_assumed_one() -> None:
     """Half of 40,000, of what was given, of what was assumed."""
     assert rows(one(CAPACITY, STATS, capacity=1000))[0][0] == 500

@@ -12,10 +12,13 @@ from kvplan.ingest.timing import played
 from kvplan.ingest.timing.equations import Kind, Terms
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
 from kvplan.ingest.timing.least_squares import solve
-from kvplan.ingest.timing.played import foretold, requests_of
+from kvplan.ingest.timing.played import Law, foretold, requests_of
 from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
-from kvplan.model import Prefill, Replica, Timing
+from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.simulation.experiments.runner import Job, run_to_the_end
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.prefixes import Prefixes
 
 PRIOR = Timing(0.03, d1=1e-6, d2=2e-4, d3=1e-4)
 LIMITS = Replica(100_000, 16, Prefill.FUSED, max_num_batched_tokens=512)
@@ -85,6 +88,31 @@ def test_what_is_foretold_does_not_look_at_what_was_measured(monkeypatch: pytest
     sighted = foretold([measured], fit.law, LIMITS)
     monkeypatch.setattr(played, "_PLAYED", {})  # or it would be remembered
     assert foretold([blind], fit.law, LIMITS) == sighted
+
+
+def test_what_a_load_found_in_the_cache_is_foretold_as_a_cache_would_have_it() -> None:
+    """The same requests through a block-exact cache, in which all of them share their first 640 tokens."""
+    law = Timing(0.01, d1=2e-6, d2=5e-5, d3=3e-4)
+    one = Point(line=2, inputs=(800, 1200), outputs=(20, 60), concurrency=6, cached_tokens=640)
+    (times,) = foretold([Sweep("sweep.json", "", Deployment(), (one,))], Law(law))
+    bare = requests_of(replace(one, cached_tokens=0))
+    size = bare.input_tokens.size
+    none = np.zeros(size, dtype=np.int64)
+    shared = Prefixes(1 + np.arange(size), np.array([-1, *none]), np.array([640, *none]))
+    nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
+    model = ServingModel((nobody,), law, played.UNLIMITED)
+    job = Job(
+        Settings("vllm", {"prefix_caching": (1.0,)}),
+        Scenario(model, Plan(), replace(bare, prefixes=shared), ("",)),
+    )
+    ((outcome,),) = run_to_the_end([[job]], None, None)
+    tpot = (outcome.e2e_s - outcome.ttft_s) / (bare.decode_tokens - 1)
+    # there the first request computes what the others find, for which all six of the first wave wait
+    late = 6 * 640 * law.d2 / size
+    assert times[Kind.TTFT] == pytest.approx(outcome.ttft_s.mean() - late, rel=1e-6)
+    assert times[Kind.TPOT] == pytest.approx(tpot.mean(), rel=1e-6)
+    (without,) = foretold([Sweep("sweep.json", "", Deployment(), (replace(one, cached_tokens=0),))], Law(law))
+    assert without[Kind.TTFT] > 1.3 * times[Kind.TTFT]
 
 
 def test_a_load_that_is_far_off_hardly_counts() -> None:
@@ -175,3 +203,24 @@ def test_terms_that_come_out_as_nothing_are_not_needed() -> None:
     full = Terms(d4=True, knee_tokens=64.0)
     assert full.needed(np.array([1.0, 0, 0, 0, 0.0, 2.0])) == Terms(knee_tokens=64.0)
     assert full.needed(np.array([1.0, 0, 0, 0, 2.0, 0.0, 9.0])) == Terms(d4=True)
+
+
+def test_hits_do_not_bias_the_time_of_a_prefill_token() -> None:
+    """A log in which a tenth to six tenths of the prompts were found says what those cost that were computed."""
+    rng = np.random.default_rng(1)
+    law = Timing(0.01, d1=1e-6, d2=1e-4)
+    lines = ["GPU KV cache size: 100,000 tokens\n", "vLLM API server version 0.11.0\n"]
+    for _ in range(200):
+        kv, prefill, running = 1000 * rng.integers(1, 80), rng.uniform(0, 400), rng.integers(1, 64)
+        tau, hit = law.d0 + law.d1 * kv + law.d2 * prefill, rng.choice([0.1, 0.3, 0.6])
+        lines.append(
+            f"Engine 000: Avg prompt throughput: {prefill / tau / (1 - hit):.1f} tokens/s, Avg generation throughput: "
+            f"{running / tau:.1f} tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: "
+            f"{kv / 1000:.1f}%, Prefix cache hit rate: {100 * hit:.1f}%\n"
+        )
+    found = fit_measured(parse_samples(lines, "serve.log"), PRIOR, believed=False)
+    assert found.timing.d2 == pytest.approx(law.d2, rel=0.02)
+    assert found.timing.d1 == pytest.approx(law.d1, rel=0.05)
+    silent = [line.replace(", Prefix cache hit rate", "; nothing") for line in lines]
+    blind = fit_measured(parse_samples(silent, "serve.log"), PRIOR, believed=False)
+    assert blind.timing.d2 < 0.8 * law.d2

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.log import sglang, tensorrt_llm, tgi, vllm
 from kvplan.ingest.log.forms import BATCHED, BLOCK, SEQS, Capacity, EngineLog, whole
 from kvplan.ingest.text_file import lines_of
@@ -52,6 +53,8 @@ class EngineLimits:
         That line, shortened.
     sha256
         Of the file; empty for lines from elsewhere.
+    hits
+        Of the prefix cache. None: this start states none.
     notes
         What was assumed, what else the log says, and what does not fit.
     """
@@ -65,6 +68,7 @@ class EngineLimits:
     line: int
     stated_in: str
     sha256: str
+    hits: ObservedHits | None
     notes: tuple[str, ...]
 
 
@@ -140,6 +144,9 @@ class _StartUp:
     log: EngineLog
     statements: list[_Statement] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
+    hit_rate: tuple[float, int] | None = None  # the last one, percent, and its line
+    computed: int = 0
+    found: int = 0
 
     def includes(self, new: _Statement) -> bool:
         """Whether a statement is of another rank or another pool of this start, and not of a later start."""
@@ -162,6 +169,19 @@ class _StartUp:
         """The statements that count: totals before pools, and of the pools the last of each rank."""
         totals = [s for s in self.statements if not s.kind.of_pool]
         return totals or list({s.ranks: s for s in self.statements}.values())
+
+    @property
+    def hits(self) -> ObservedHits | None:
+        """What the prefix cache found of the prompt tokens."""
+        if self.hit_rate is not None:
+            percent, line = self.hit_rate
+            return ObservedHits(min(percent / 100, 1.0), f"stated last in line {line:,}")
+        if total := self.computed + self.found:
+            counted = (
+                f"{format_tokens(self.found)} of {format_tokens(total)}, by its lines of prefill batches"
+            )
+            return ObservedHits(self.found / total, counted)
+        return None
 
     def chosen(self) -> _Statement:
         return min(reversed(self.telling()), key=self.tokens)
@@ -194,12 +214,23 @@ class _Reader:
             self._give(last, limits)
         else:
             self._waiting.update(limits)
+        if self.starts and not self._begun:
+            self._count_hits(self.starts[-1], number, text)
         last = self._stated_before(number)
         if last and last.log.concurrency and (found := last.log.concurrency.search(text)):
             ranks = _ranks(text[: found.start()])
             for stated in last.statements:  # engines start side by side, and so do their lines
                 if stated.ranks == ranks:
                     stated.concurrency = whole(found[1]), float(found[2])
+
+    @staticmethod
+    def _count_hits(start: _StartUp, number: int, text: str) -> None:
+        log = start.log
+        if log.hit_rate and (found := log.hit_rate.search(text)):
+            start.hit_rate = float(found[1]), number
+        if log.computed_and_found and (found := log.computed_and_found.search(text)):
+            start.computed += whole(found[1])
+            start.found += whole(found[2])
 
     def _stated_before(self, number: int) -> _StartUp | None:
         """The start that stated a capacity in this line or right before it."""
@@ -269,6 +300,7 @@ def _limits(starts: list[_StartUp], source: str) -> EngineLimits:
         line=used.line,
         stated_in=used.text,
         sha256="",
+        hits=start.hits,
         notes=tuple(_notes(starts, used)),
     )
 
@@ -293,6 +325,8 @@ def _notes(starts: list[_StartUp], used: _Statement) -> Iterator[str]:
     replicas = {s.replica for s in telling}
     if len(replicas) > 1:
         yield f"{len(replicas)} data-parallel engines; this is the capacity of one"
+    if start.hits is not None:
+        yield hits_text(start.hits)
     if used.concurrency is not None:
         length, times = used.concurrency
         memory = start.tokens(used)

@@ -33,6 +33,10 @@ class EngineLog(NamedTuple):
         An expression for the line that begins a start; empty where there is none.
     limits_follow
         Limits come after the capacity too.
+    hit_rate : pattern or None
+        Percent of the prompt tokens that the prefix cache found, stated time and again.
+    computed_and_found : pattern or None
+        Prompt tokens of a batch, those computed and those found.
     concurrency : pattern or None
         A length in tokens and how many requests of it fit, said right after the capacity.
     block_tokens
@@ -46,6 +50,8 @@ class EngineLog(NamedTuple):
     limits: tuple[tuple[str, re.Pattern[str]], ...] = ()
     start: str = ""
     limits_follow: bool = False
+    hit_rate: re.Pattern[str] | None = None
+    computed_and_found: re.Pattern[str] | None = None
     concurrency: re.Pattern[str] | None = None
     block_tokens: int = 1
 

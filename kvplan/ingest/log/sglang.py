@@ -10,7 +10,7 @@ from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, SEQS, Capacity, Engi
 LOG = EngineLog(
     engine="SGLang",
     looked_for="'max_total_num_tokens=…' and 'KV Cache is allocated. #tokens: …'",
-    words=("max_total_num_tokens=", "KV Cache is allocated", "server_args="),
+    words=("max_total_num_tokens=", "KV Cache is allocated", "server_args=", "Prefill batch"),
     capacities=(
         Capacity(re.compile(rf"(?<![\w.])max_total_num_tokens={NUMBER}")),
         Capacity(re.compile(rf"KV Cache is allocated\..*?#tokens: {NUMBER}"), of_pool=True),
@@ -22,4 +22,5 @@ LOG = EngineLog(
         (BATCHED, argument("chunked_prefill_size")),  # where it is not off, with -1, it is the tighter one
     ),
     start=r"\bserver_args=",
+    computed_and_found=re.compile(r"Prefill batch.*?#new-token: (\d+).*?#cached-token: (\d+)"),
 )

@@ -13,6 +13,10 @@ BLOCKS = Capacity(
     re.compile(rf"\b(?:GPU|cuda|rocm|xpu|hpu|tpu|neuron) blocks: {NUMBER}", re.IGNORECASE), in_blocks=True
 )
 BLOCK_SIZE = argument("block_size")
+VERSION = re.compile(r"(?:API server version|LLM engine \(v) ?v?(\d+)\.(\d+)")
+HIT_RATE = re.compile(
+    r"\bPrefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
+)  # in a line of statistics; V0: in the next one
 BLOCK_TOKENS = 16  # its default on GPUs
 
 LOG = EngineLog(
@@ -20,7 +24,7 @@ LOG = EngineLog(
     looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …'",
     words=(
         *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
-        *("max_num_", "max-num-", "block_size", "block-size", "block size to"),
+        *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
     ),
     capacities=(TOKENS, BLOCKS),
     limits=(
@@ -30,6 +34,7 @@ LOG = EngineLog(
         (BATCHED, argument("max_num_batched_tokens")),
     ),
     start="vLLM API server version",
+    hit_rate=HIT_RATE,
     concurrency=re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x"),
     block_tokens=BLOCK_TOKENS,
 )

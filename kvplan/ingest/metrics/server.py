@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.lengths import MAX_INPUT_TOKENS
 from kvplan.ingest.metrics import sglang, vllm
 from kvplan.ingest.metrics.histogram import LengthHistogram, Lengths, independent_classes, lengths
@@ -46,6 +47,8 @@ class ServerMetrics:
         In the same time. None: not exported.
     mean_input, mean_decode
         Tokens, by sum and count of the histograms.
+    hits
+        Of the prefix cache. None: not exported, or nothing was looked up.
     notes
         What was assumed or left out, and what does not fit.
     """
@@ -63,6 +66,7 @@ class ServerMetrics:
     preemptions: float | None
     mean_input: float | None
     mean_decode: float | None
+    hits: ObservedHits | None
     notes: tuple[str, ...]
 
 
@@ -139,6 +143,7 @@ class _Reader:
         seconds, rate_from = self.period(interval_s, now_s) if requests else (math.inf, "")
         rate = requests / seconds / self.engines if requests else None
         memory, block = self.capacity()
+        hits = self.hits()
         return ServerMetrics(
             source=late.source,
             engine=names.engine,
@@ -153,6 +158,7 @@ class _Reader:
             preemptions=self.total(name) if (name := late.first(names.preemptions)) else None,
             mean_input=prompts.mean if prompts and prompts.count else None,
             mean_decode=generations.mean if generations and generations.count else None,
+            hits=hits,
             notes=tuple(self.notes),
         )
 
@@ -240,6 +246,24 @@ class _Reader:
             return generations.count
         name = self.late.first(self.names.requests)
         return self.total(name) if name else 0.0
+
+    def hits(self) -> ObservedHits | None:
+        """What the prefix cache found: by counters, else by a gauge of a moment."""
+        found = None
+        for hits, looked_up in self.names.hits:
+            if hits in self.late.samples and (of := self.total(looked_up)) > 0:
+                counted = self.total(hits)
+                ratio = min(counted / of, 1.0)
+                found = ObservedHits(ratio, f"{format_tokens(counted)} of {format_tokens(of)}, by {hits}")
+                break
+        else:
+            name = self.late.first(self.names.hit_rates)
+            rates = [rate for _, rate in self.late.samples.get(name or "", ()) if 0 <= rate <= 1]
+            if rates:
+                found = ObservedHits(math.fsum(rates) / len(rates), f"by {name} at that moment")
+        if found is not None:
+            self.notes.append(f"{hits_text(found)}; the classes take none of that into account")
+        return found
 
     def period(self, interval_s: float | None, now_s: float | None) -> tuple[float, str]:
         """Seconds that the counts cover, and how that is known."""

@@ -30,8 +30,9 @@ class KvCapacity(NamedTuple):
 class EngineMetrics:
     """What an engine calls its metrics, after a common prefix and a colon; the first that is there counts.
 
-    `capacity` names the metric, and `capacities` reads it for each engine, with notes; `without_histograms` says why a
-    server may not export lengths.
+    `hits` are counters of prompt tokens that the prefix cache found and of those looked up, `hit_rates` gauges of what
+    it finds. `capacity` names the metric, and `capacities` reads it for each engine, with notes; `without_histograms`
+    says why a server may not export lengths.
     """
 
     engine: str
@@ -40,6 +41,8 @@ class EngineMetrics:
     generation: str
     requests: tuple[str, ...]
     preemptions: tuple[str, ...]
+    hits: tuple[tuple[str, str], ...]
+    hit_rates: tuple[str, ...]
     capacity: str
     capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"
     without_histograms: str

@@ -31,6 +31,11 @@ METRICS = EngineMetrics(
     generation="vllm:request_generation_tokens",
     requests=("vllm:request_success_total",),
     preemptions=("vllm:num_preemptions_total",),
+    hits=(
+        ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+        ("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),  # before 0.9
+    ),
+    hit_rates=("vllm:gpu_prefix_cache_hit_rate",),  # V0; -1 without a cache
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms="vLLM exports them unless it runs with --disable-log-stats",

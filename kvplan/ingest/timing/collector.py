@@ -9,6 +9,7 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.timing.requests import Request, log_of
 from kvplan.ingest.timing.samples import LeftOut, RequestLog, Samples, Series
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.units import format_percent
 
 Found = Samples | Sweep | Series | RequestLog
 
@@ -52,6 +53,7 @@ class Collector:
         self._requests: list[Request] = []
         self._left_out: dict[str, tuple[int, int]] = {}
         self._notes: dict[str, None] = {}
+        self._prompt_rate = self._found_rate = 0.0  # summed up over lines
 
     def note(self, text: str) -> None:
         """What the reader of the samples should know of how they were measured; once is enough."""
@@ -95,7 +97,7 @@ class Collector:
         Raises
         ------
         ProfileError
-            No time between tokens is so long, or so short; or no time was measured.
+            No time between tokens is so long, or so short; no time was measured; or more was cached than prompts have.
         """
         times = [t for t in (point.ttft_s, point.tpot_s, point.e2e_s) if t is not None]
         if point.outputs[1] < 1 or point.throughput_rps == 0 or point.requests == 0:
@@ -105,6 +107,9 @@ class Collector:
             if most > _LONGEST_TOKENS:
                 message = f"{what} of {most:,} tokens; at most {_LONGEST_TOKENS:,}"
                 raise ProfileError(self.source, message, line=point.line)
+        if point.cached_tokens > sum(point.inputs) / 2:
+            message = f"{point.cached_tokens:,} tokens cached of a prompt of {sum(point.inputs) / 2:,g}"
+            raise ProfileError(self.source, message, line=point.line)
         if (point.concurrency or 0) > _MOST_IN_FLIGHT:
             message = f"{point.concurrency:,} requests in flight; at most {_MOST_IN_FLIGHT:,}"
             raise ProfileError(self.source, message, line=point.line)
@@ -125,16 +130,32 @@ class Collector:
         generation_rate: float,
         running: float,
         usage_percent: float,
+        *,
+        hit_percent: float = 0.0,
     ) -> None:
         """A sample from throughputs (tokens/s), sequences running and KV usage.
+
+        Of the prompt throughput `hit_percent` were found in the prefix cache, and not computed.
 
         An iteration takes τ = B / (generated tokens per second): each of B running sequences gets one token. Prefill
         tokens are the prompt throughput times τ. Engines leave recomputed prefill out of the prompt throughput, so that
         such samples can be too slow for what they say they did, never too fast.
+
+        Raises
+        ------
+        ProfileError
+            KV usage or hits are above 100 %; or the capacity is not known.
         """
+        if hit_percent > 100:
+            raise ProfileError(self.source, f"a hit rate of {hit_percent:g} %; at most 100", line=line)
         kv_tokens = self.kv_tokens(usage_percent, line)
         tau = running / generation_rate if generation_rate > 0 else 0.0
-        self.add(format, (kv_tokens, prompt_rate * tau, running, tau), line, hidden_prefill=True)
+        found_rate = prompt_rate * hit_percent / 100
+        self._prompt_rate += prompt_rate
+        self._found_rate += found_rate
+        self.add(
+            format, (kv_tokens, (prompt_rate - found_rate) * tau, running, tau), line, hidden_prefill=True
+        )
 
     def add_second(self, format: str, second: Second) -> None:
         """A row of a series, after those before it.
@@ -158,12 +179,15 @@ class Collector:
         Raises
         ------
         ProfileError
-            Its times contradict each other.
+            Its times contradict each other, or more was cached than its prompt has.
         """
         known = [request.queued_s, request.scheduled_s, request.first_token_s, request.last_token_s]
         times = [time for time in known if time is not None]
         if times != sorted(times):
             message = "must be queued, scheduled, have a first and a last token one after the other"
+            raise ProfileError(self.source, message, line=request.line)
+        if request.cached_tokens > request.input_tokens:
+            message = f"{request.cached_tokens:,} tokens cached of a prompt of {request.input_tokens:,}"
             raise ProfileError(self.source, message, line=request.line)
         if request.output_tokens > 1 and request.last_token_s == request.first_token_s:
             message = f"{request.output_tokens:,} tokens at one time, the first and the last"
@@ -210,6 +234,11 @@ class Collector:
                     row.running,
                     row.usage_percent,
                 )
+        if self._found_rate:
+            self.note(
+                f"{format_percent(self._found_rate / self._prompt_rate)} of the prompt throughput was found in the "
+                "prefix cache, by the hit rates stated beside it, and is taken off the prefill"
+            )
         left_out = tuple(LeftOut(reason, count, line) for reason, (count, line) in self._left_out.items())
         found: tuple[Found, ...] = (
             *(self._finished(name, group, left_out) for (_, name), group in self._groups.items()),

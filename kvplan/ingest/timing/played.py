@@ -70,7 +70,9 @@ class _Load(NamedTuple):
         return bare, self.settings.policy, self.scenario.model.replica
 
     def job(self, law: Law) -> Job:
-        model = replace(self.scenario.model, timing=law.timing, request_overhead_s=law.request_overhead_s)
+        """What a request found is no part of the prompt that is played; it costs d1 in every iteration all the same."""
+        timing = replace(law.timing, d3=law.timing.d3 + self.point.cached_tokens * law.timing.d1)
+        model = replace(self.scenario.model, timing=timing, request_overhead_s=law.request_overhead_s)
         return Job(self.settings, self.scenario._replace(model=model))
 
 
@@ -161,7 +163,7 @@ def _as_loop(point: Point) -> Point:
 
 
 def requests_of(point: Point) -> Requests:
-    """The requests of a point, lengths drawn where they have a range; the same each time.
+    """The requests of a point with what they compute, lengths drawn where they have a range; the same each time.
 
     Examples
     --------
@@ -184,7 +186,8 @@ def requests_of(point: Point) -> Requests:
     if point.in_midst:
         running = slice(0, clients)
         outputs[running] = rng.integers(1, outputs[running], endpoint=True)
-    return Requests(arrival, _drawn(rng, point.inputs, size), outputs, none, clients)
+    inputs = np.maximum(_drawn(rng, point.inputs, size) - point.cached_tokens, 1)
+    return Requests(arrival, inputs, outputs, none, clients)
 
 
 def _drawn(rng: np.random.Generator, lengths: Range, size: int) -> IntArray:

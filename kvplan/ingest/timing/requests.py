@@ -1,9 +1,10 @@
 """Iterations rebuilt from the requests of a run: what was in the batch when, and how long iterations took.
 
 A request holds its prompt and what it has generated between its first schedule and its last token, and an iteration
-passes for each token it generates. So its life from the first token to the last is a mean over iterations, with
-whatever else ran in them: exact, unless it was preempted, which makes it too slow. A series of averages over short
-intervals tells more; where its KV usage was not recorded, it is rebuilt here.
+passes for each token it generates. Of its prompt it computes what the prefix cache did not have. So its life from the
+first token to the last is a mean over iterations, with whatever else ran in them: exact, unless it was preempted, which
+makes it too slow. A series of averages over short intervals tells more; where its KV usage was not recorded, it is
+rebuilt here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.timing.samples import LeftOut, RequestLog, Samples, Series
 from kvplan.model import FloatArray, IntArray
+from kvplan.units import format_percent
 
 _FEWEST = 10  # iterations of a request, or tokens of an interval, that are worth a sample
 _SEEN = ("queued_s", "scheduled_s", "first_token_s")  # what the engine first says of a request
@@ -33,6 +35,7 @@ class Request(NamedTuple):
     first_token_s: float
     last_token_s: float
     line: int
+    cached_tokens: int = 0
 
     def known(self, *order: str) -> float:
         """The first of these times that the file has."""
@@ -74,6 +77,7 @@ def log_of(
         first_token_s=np.array(log["first_token_s"]) - origin,
         last_token_s=np.array(log["last_token_s"]) - origin,
         line=np.array(log["line"], dtype=np.int64),
+        cached_tokens=np.array(log["cached_tokens"], dtype=np.int64),
         left_out=left_out,
     )
 
@@ -123,8 +127,9 @@ class _Batch(NamedTuple):
     def of(cls, log: RequestLog) -> "_Batch":
         start, first, last = log.scheduled_s, log.first_token_s, log.last_token_s
         inputs, outputs = log.input_tokens.astype(np.float64), log.output_tokens.astype(np.float64)
+        prefill = inputs - log.cached_tokens
         rate = np.divide(outputs - 1, last - first, out=np.zeros_like(first), where=last > first)
-        speed = np.divide(inputs, first - start, out=np.zeros_like(first), where=first > start)
+        speed = np.divide(prefill, first - start, out=np.zeros_like(first), where=first > start)
         one, none = np.ones_like(first), np.zeros_like(first)
         held = inputs + 1 + rate * (last - first)
 
@@ -135,7 +140,7 @@ class _Batch(NamedTuple):
             kv_tokens=path((start, inputs, none), (first, one, rate), (last, -held, -rate)),
             begun=path((start, one, none), (last, -one, none)),
             decoding=path((first, one, none), (last, -one, none)),
-            computed=path((start, none, speed), (first, np.where(speed > 0, none, inputs), -speed)),
+            computed=path((start, none, speed), (first, np.where(first > start, none, prefill), -speed)),
         )
 
 
@@ -172,6 +177,7 @@ def iterations(log: RequestLog) -> Samples:
         hidden_prefill=True,
         left_out=(*log.left_out, *_without(f"{_FEWEST} tokens or fewer", log.line[~kept])),
         requests=log,
+        notes=tuple(_hits(log)),
         sha256=log.sha256,
     )
 
@@ -187,7 +193,9 @@ def rebuilt(series: Series, log: RequestLog) -> Samples:
         The requests are not of the same run.
     """
     batch, length = _Batch.of(log), _lengths(series)
-    end = series.end_s + _shift(series, log)
+    counted = _counted(series, log, length)
+    computed_share = (log.input_tokens - log.cached_tokens).sum() / counted.sum()
+    end = series.end_s + _shift(series, log, counted)
     start = end - length
     begun = batch.begun.at(end)
     share = np.minimum(1.0, np.divide(series.running, begun, out=np.ones_like(end), where=begun > 0))
@@ -204,16 +212,25 @@ def rebuilt(series: Series, log: RequestLog) -> Samples:
         format=series.format,
         group=series.group,
         kv_tokens=(batch.kv_tokens.mean(start, end) * share)[kept],
-        prefill_tokens=series.prompt_rate[kept] * seconds,
+        prefill_tokens=series.prompt_rate[kept] * computed_share * seconds,
         sequences=(batch.begun.mean(start, end) * share)[kept],
         seconds=seconds,
         line=series.line[kept],
         hidden_prefill=True,
         left_out=(*series.left_out, *_without("next to nothing was generated", series.line[~kept])),
         requests=log,
-        notes=(f"KV usage is 0 throughout, so was not recorded: rebuilt from the requests of {_named(log)}",),
+        notes=(
+            f"KV usage is 0 throughout, so was not recorded: rebuilt from the requests of {_named(log)}",
+            *_hits(log),
+        ),
         sha256=series.sha256,
     )
+
+
+def _hits(log: RequestLog) -> Iterator[str]:
+    if found := int(log.cached_tokens.sum()):
+        share = format_percent(found / float(log.input_tokens.sum()))
+        yield f"{share} of the prompt tokens were found in the prefix cache, and are no prefill"
 
 
 def _named(log: RequestLog) -> str:
@@ -230,7 +247,14 @@ def _lengths(series: Series) -> FloatArray:
     return np.concatenate([[np.median(gaps) if gaps.size else 1.0], gaps])
 
 
-def _shift(series: Series, log: RequestLog) -> float:
+def _counted(series: Series, log: RequestLog, length: FloatArray) -> IntArray:
+    """What an engine counts of each prompt: all of it, or without hits, whichever makes what the series has."""
+    computed = log.input_tokens - log.cached_tokens
+    total = float(series.prompt_rate @ length)
+    return min((log.input_tokens, computed), key=lambda tokens: abs(float(tokens.sum()) - total))
+
+
+def _shift(series: Series, log: RequestLog, counted_tokens: IntArray) -> float:
     """What to add to the times of a series to have those of its requests; nothing, if that agrees with them.
 
     Engines count a prompt when it is done. What a series has counted by the end of an interval says how many requests
@@ -238,11 +262,11 @@ def _shift(series: Series, log: RequestLog) -> float:
     """
     by_first = np.argsort(log.first_token_s)
     first = np.concatenate([[-np.inf], log.first_token_s[by_first], [np.inf]])
-    done = np.concatenate([[0], np.cumsum(log.input_tokens[by_first])])
+    done = np.concatenate([[0], np.cumsum(counted_tokens[by_first])])
     length = _lengths(series)
     counted = np.concatenate([[0.0], np.cumsum(series.prompt_rate * length)])
     ends = np.concatenate([series.end_s[:1] - length[:1], series.end_s])
-    place = np.searchsorted(done, counted + log.input_tokens.min() / 2, side="right") - 1
+    place = np.searchsorted(done, counted + counted_tokens.min() / 2, side="right") - 1
     low, high = first[place] - ends, first[place + 1] - ends
     edges, opens = np.concatenate([low, high]), np.repeat([1, -1], low.size)
     order = np.lexsort((-opens, edges))

@@ -70,6 +70,8 @@ class RequestLog:
         `scheduled_s` is when it first ran, or its arrival where the file does not say.
     line : ndarray of int64, shape (n_requests,)
         Where in the file, counted from 1.
+    cached_tokens : ndarray of int64, shape (n_requests,), tokens
+        Of the prompt, found in the prefix cache.
     """
 
     source: str
@@ -81,6 +83,7 @@ class RequestLog:
     first_token_s: FloatArray
     last_token_s: FloatArray
     line: IntArray
+    cached_tokens: IntArray
     left_out: tuple[LeftOut, ...] = ()
     sha256: str = ""
     group: str = ""  # such a file does not say what served

@@ -17,6 +17,8 @@ class Point:
         Where in the file, counted from 1.
     inputs, outputs
         Prompt and generated tokens of a request.
+    cached_tokens
+        Of a prompt, found in the prefix cache: they are read and not computed.
     concurrency
         Requests in flight; None where they arrived at a rate.
     rate_rps
@@ -36,6 +38,7 @@ class Point:
     line: int
     inputs: Range
     outputs: Range
+    cached_tokens: int = 0
     concurrency: int | None = None
     rate_rps: float | None = None
     evenly: bool = False

@@ -12,7 +12,8 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
 from kvplan.ingest.lengths import MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.format import BadRowError, Extras, FirstLine, Request, RequestFormat
+from kvplan.ingest.trace.format import Extras, FirstLine, RequestFormat
+from kvplan.ingest.trace.identities import BadRowError, Request
 
 _MAX_TIME_S = 1e12
 
@@ -35,6 +36,8 @@ _TIME, _INPUT, _OUTPUT = map(
         """,
     ),
 )
+_SESSION = ("sessionid", "conversationid", "chatid")
+_PARENT = "parent_chat_id"  # of the turn before, where each turn has a chat_id of its own
 
 
 class Columns(NamedTuple):
@@ -53,11 +56,18 @@ class Columns(NamedTuple):
 
     def requests(self, first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
         """The requests of a table that begins with this line."""
+        session = next((name for name in first.names if plain_name(name) in _SESSION), None)
+        identified = session is not None or first.has("hash_ids")
+        remember = extras.identities.add
         if not first.in_json:
             places = tuple(map(first.names.index, self[:3]))
+            turn_of = None if session is None else first.names.index(session)
             for cells in csv.reader(lines, delimiter=first.delimiter):
                 if cells:
-                    yield self.request(cells, places)
+                    request = self.request(cells, places)
+                    if turn_of is not None:
+                        remember(request, None, cells[turn_of] if turn_of < len(cells) else None)
+                    yield request
             return
         for text in chain([first.text], lines):
             if not text.strip():
@@ -66,7 +76,8 @@ class Columns(NamedTuple):
             if row is None:
                 raise BadRowError(f"not a JSON object: {shown(text)}")
             request = self.request(row, self[:3])
-            extras.remember(row.get("hash_ids"))
+            if identified:
+                remember(request, row.get("hash_ids"), row.get(session or ""), row.get(_PARENT))
             yield request
 
     def request(self, row: Any, places: Sequence[Any]) -> Request:

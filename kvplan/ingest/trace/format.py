@@ -13,20 +13,10 @@ from typing import Any, NamedTuple
 from kvplan.errors import UsageError
 from kvplan.ingest.cells import json_object
 from kvplan.ingest.text_file import Lines
+from kvplan.ingest.trace.identities import Identities, Request
 from kvplan.model import FloatArray, IntArray
 
 _DELIMITERS = ",;\t"
-_MAX_BLOCKS = 4_000_000  # prefix blocks remembered
-
-Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
-
-
-class BadRowError(Exception):
-    """A row that cannot be read; `key` names the column."""
-
-    def __init__(self, message: str, key: str | None = None) -> None:
-        super().__init__(message)
-        self.key = key
 
 
 class FirstLine(NamedTuple):
@@ -72,39 +62,12 @@ class Extras:
     ----------
     duration_s
         Of a benchmark without arrival times: seconds it took to complete all requests, whose times are then 0.
-    prompt_blocks, repeated_blocks
-        Of ``hash_ids``: blocks of all prompts, and those at the beginning of a prompt that an earlier one had too.
-    forgetful
-        There were more distinct blocks than are remembered, so that `repeated_blocks` is a lower bound.
+    identities
+        What tells which prompts begin alike.
     """
 
     duration_s: float | None = None
-    prompt_blocks: int = 0
-    repeated_blocks: int = 0
-    forgetful: bool = False
-    _seen: set[Any] = field(default_factory=set)
-
-    def remember(self, ids: Any) -> None:
-        """Count the blocks of a prompt.
-
-        Raises
-        ------
-        BadRowError
-            They are not numbers.
-        """
-        if not isinstance(ids, list):
-            return
-        seen = self._seen
-        try:
-            hits = next((i for i, block in enumerate(ids) if block not in seen), len(ids))
-            if len(seen) < _MAX_BLOCKS:
-                seen.update(ids)
-            else:
-                self.forgetful = True
-        except TypeError:
-            raise BadRowError("must be a list of numbers", "hash_ids") from None
-        self.prompt_blocks += len(ids)
-        self.repeated_blocks += hits
+    identities: Identities = field(default_factory=Identities)
 
 
 class RequestFormat(NamedTuple):

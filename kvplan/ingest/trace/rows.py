@@ -17,16 +17,9 @@ import numpy as np
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.columns import USUAL
-from kvplan.ingest.trace.format import (
-    BadRowError,
-    Description,
-    DescriptionFormat,
-    Extras,
-    FirstLine,
-    Request,
-    RequestFormat,
-)
+from kvplan.ingest.trace.format import Description, DescriptionFormat, Extras, FirstLine, RequestFormat
 from kvplan.ingest.trace.formats import FORMATS
+from kvplan.ingest.trace.identities import BadRowError, Request
 from kvplan.model import FloatArray, IntArray
 
 BLOCK_ROWS = 8192

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvplan.ingest.lengths import BINS, POINTS
-from kvplan.ingest.profile_text import classes_part, composed
+from kvplan.ingest.profile_text import caching_text, classes_part, comment, composed, prefix_text
 from kvplan.ingest.trace.fit import Distortion, describe, moment_errors
+from kvplan.ingest.trace.prefixes import Prefixes
 from kvplan.ingest.trace.traffic import Traffic
 from kvplan.model import Knowledge, Origin, RequestClass
 from kvplan.profile.reading import Profile
@@ -41,18 +42,70 @@ def fitted_profile(
     >>> [(c.input_tokens, c.rate_rps) for c in profile.model.classes], profile.model.timing == base.model.timing
     ([(10, 0.25), (12, 0.25), (300, 0.5)], True)
     """
+    part = classes_part(classes, _about(traffic, classes, base, distortion), _origin(traffic))
+    if (found := traffic.prefixes) is not None and found.curve:
+        part = part._replace(body=f"{part.body}\n\n{prefix_table(found)}")
     return composed(
         base,
-        [classes_part(classes, _about(traffic, classes, base, distortion), _origin(traffic))],
+        [part],
         source=str(traffic.path),
         traffic=traffic.path.name,
         default_base=default_base,
     )
 
 
+def prefix_table(found: Prefixes) -> str:
+    """The table [prefix] with a comment on where its curve comes from, and what to write in place of it."""
+    whose = "known by hashes" if found.hashed else "known by their conversations"
+    about = [
+        "hit_curve: share of the prompt tokens that a prefix cache of so many tokens, in use or not, finds. From LRU "
+        f"stack distances of {found.requests:,} requests in order of arrival, in blocks of {found.block_tokens} "
+        f"tokens {whose}."
+    ]
+    if not found.complete:
+        about.append("They are the first of the trace; there was no room for more.")
+    if found.hashed:
+        about.append(
+            "What is generated has no hashes: where a later prompt repeats it, an engine finds more."
+        )
+    else:
+        about.append(
+            "Estimated: a turn is taken to repeat all that came before it in its conversation, answers too, wherever "
+            "its prompt is long enough."
+        )
+    instead = caching_text(found.shared, found.reuse)
+    if instead:
+        about.append(
+            "The curve stands for all that requests share and ask for again, and tells what other cache sizes find. To "
+            "tell what other iteration times do, plan with gaps between turns: in place of this table, put into each "
+            "class (of what is shared what fits into its input; gaps are between arrivals, since the trace has no "
+            "completions):"
+        )
+    return "\n".join([comment(about), *(f"#   {line}" for line in instead), prefix_text(found.curve)])
+
+
+def hit_note(found: Prefixes, memory_tokens: int) -> str:
+    """What a prefix cache makes of a trace, in a sentence.
+
+    Examples
+    --------
+    >>> hit_note(Prefixes(((1000, 0.2), (3000, 0.3)), (), None, 9, True, 16, True), 2000)
+    'a prefix cache finds 25% of the prompt tokens in 2,000 tokens of memory, 30% in any that is large enough (3,000)'
+    """
+    if not found.curve:
+        return "no prompt begins as an earlier one did: a prefix cache finds nothing"
+    return (
+        f"a prefix cache finds {format_percent(found.found_by(memory_tokens))} of the prompt tokens in "
+        f"{format_tokens(memory_tokens)} tokens of memory, {format_percent(found.reusable)} in any that is large "
+        f"enough ({format_tokens(found.curve[-1][0])})"
+    )
+
+
 def _origin(traffic: Traffic) -> Origin:
     begin = _begin(traffic)
-    return Origin(Knowledge.MEASURED, traffic.path.name, None if begin is None else begin.date())
+    assumed = traffic.prefixes is not None and traffic.prefixes.curve and not traffic.prefixes.hashed
+    basis = Knowledge.ESTIMATED if assumed else Knowledge.MEASURED
+    return Origin(basis, traffic.path.name, None if begin is None else begin.date())
 
 
 def _begin(traffic: Traffic) -> datetime | None:
@@ -80,11 +133,8 @@ def _about(
     )
     if burstiness := _burstiness(traffic):
         yield burstiness
-    if traffic.prefix_share is not None:
-        yield (
-            f"Prefixes: an unlimited cache would have had {format_percent(traffic.prefix_share)} of the prompts' "
-            "blocks; the classes take none of that into account."
-        )
+    if traffic.prefixes is not None:
+        yield f"Prefixes: {hit_note(traffic.prefixes, base.model.replica.memory_tokens)}."
     for note in traffic.notes:
         yield f"Note: {note}."
     if distortion is None:

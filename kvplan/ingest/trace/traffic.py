@@ -13,6 +13,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.format import Description
+from kvplan.ingest.trace.prefixes import Prefixes, prefixes_of
 from kvplan.ingest.trace.rows import Rows, TraceFile, read_description
 from kvplan.model import FloatArray, IntArray
 from kvplan.units import format_percent
@@ -44,8 +45,8 @@ class Traffic:
         Coefficient of variation of the times between arrivals; 1 for Poisson arrivals.
     dispersion, dispersion_window_s
         Variance over mean of the arrivals in windows of so many seconds; 1 for Poisson arrivals. None: too short.
-    prefix_share
-        Share of the prompts' blocks that an unlimited prefix cache would have had. None: no ``hash_ids``.
+    prefixes
+        What prompts have in common. None: nothing in the trace tells.
     notes
         What was left out or rounded, and what is not as it seems.
     """
@@ -63,7 +64,7 @@ class Traffic:
     gap_cv: float | None
     dispersion: float | None
     dispersion_window_s: float | None
-    prefix_share: float | None
+    prefixes: Prefixes | None
     notes: tuple[str, ...]
 
     @property
@@ -119,6 +120,7 @@ def measure(path: Path) -> Traffic:
     if span <= 0:
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
+    prefixes = prefixes_of(extras.identities)
     dispersion, window = arrivals.dispersion() if timed else (None, None)
     return Traffic(
         path=path,
@@ -134,12 +136,19 @@ def measure(path: Path) -> Traffic:
         gap_cv=arrivals.gap_cv() if timed else None,
         dispersion=dispersion,
         dispersion_window_s=window,
-        prefix_share=extras.repeated_blocks / extras.prompt_blocks if extras.prompt_blocks else None,
-        notes=tuple(_notes(trace, rows, served, arrivals, pairs)),
+        prefixes=prefixes,
+        notes=tuple(_notes(trace, rows, served, arrivals, pairs, prefixes)),
     )
 
 
-def _notes(trace: TraceFile, rows: int, served: int, arrivals: "_Arrivals", pairs: "_Pairs") -> Iterator[str]:
+def _notes(
+    trace: TraceFile,
+    rows: int,
+    served: int,
+    arrivals: "_Arrivals",
+    pairs: "_Pairs",
+    prefixes: Prefixes | None,
+) -> Iterator[str]:
     if empty := rows - served:
         ending = "has no tokens and is left out" if empty == 1 else "have no tokens and are left out"
         yield f"{empty:,} of {rows:,} rows {ending}"
@@ -151,8 +160,8 @@ def _notes(trace: TraceFile, rows: int, served: int, arrivals: "_Arrivals", pair
         yield f"{arrivals.late:,} of these are too far off to be put in order, and count as gaps of 0 s"
     if trace.extras.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
-    if trace.extras.forgetful:
-        yield "more prefix blocks than are remembered: the share of repeated ones is a lower bound"
+    if prefixes is None and trace.extras.identities.hashes:
+        yield "hash_ids are not as many as the prompts have blocks, of whatever size: they tell nothing"
     yield from pairs.notes()
 
 
@@ -180,7 +189,7 @@ def _of_description(path: Path, format: str, described: Description) -> Traffic:
         gap_cv=described.gap_cv,
         dispersion=None,
         dispersion_window_s=None,
-        prefix_share=None,
+        prefixes=None,
         notes=(*described.notes, *pairs.notes()),
     )
 

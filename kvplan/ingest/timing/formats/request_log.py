@@ -1,7 +1,7 @@
 """A request log: CSV or JSON lines with a request each, its lengths and its times in seconds.
 
 Columns input_tokens, output_tokens, arrival_time, first_token_time and last_token_time under such names; queued and
-scheduled times where known. Names ending in _ms are of milliseconds.
+scheduled times where known, and cached_tokens of the prompt. Names ending in _ms are of milliseconds.
 """
 
 from kvplan.errors import ProfileError
@@ -12,6 +12,7 @@ from kvplan.ingest.timing.requests import Request
 _INPUT = names(
     "inputtoks inputtokens inputlen inputlength numprompttokens prompttokens promptlen contexttokens isl"
 )
+_CACHED = names("cachedtokens numcachedtokens cachedprompttokens promptcachedtokens")
 _OUTPUT = names(
     "outputtoks outputtokens outputlen outputlength numgenerationtokens generationtokens generatedtokens "
     "completiontokens osl"
@@ -47,6 +48,7 @@ def _add(row: Row, collector: Collector) -> None:
         first_token_s=first,
         last_token_s=row.number(_LAST),
         line=row.line,
+        cached_tokens=0 if row.optional(_CACHED) is None else _tokens(row, _CACHED),
     )
     collector.add_request(FORMAT.name, request)
 

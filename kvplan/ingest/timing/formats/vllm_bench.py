@@ -2,7 +2,9 @@
 
 Keys as vllm/benchmarks/serve.py (0.19) and sglang/benchmark/serving.py (0.5) write them. vLLM does not say what lengths
 it was to draw: with ``--save-detailed`` lists say what it drew. SGLang says: from r·L to L evenly, where r is
-``random_range_ratio``. The ``backend`` of a client can be a protocol, such as openai, which names no engine.
+``random_range_ratio``. ``total_cached_tokens`` of the prompts are counted where the server was asked to tell (vLLM pull
+request 51155, SGLang pull request 7954; neither merged). The ``backend`` of a client can be a protocol, such as openai,
+which names no engine.
 """
 
 import numpy as np
@@ -18,6 +20,7 @@ from kvplan.model import FloatArray
 _CONCURRENCY, _RATE = names("maxconcurrency"), names("requestrate")
 _COMPLETED, _INPUTS, _OUTPUTS = map(names, ("completed", "totalinputtokens", "totaloutputtokens"))
 _DURATION, _ACCEPTED = names("duration"), names("acceptlength")
+_CACHED = names("totalcachedtokens")
 _DRAWN_RATIO = names("randomrangeratio")
 _DRAWN_INPUT, _DRAWN_OUTPUT = names("randominputlen"), names("randomoutputlen")
 _INPUT_LENS, _OUTPUT_LENS = "inputlens", "outputlens"
@@ -42,6 +45,7 @@ def _add(row: Row, collector: Collector) -> None:
         line=row.line,
         inputs=inputs,
         outputs=drawn,
+        cached_tokens=round((row.optional(_CACHED) or 0.0) / requests),
         requests=round(requests),
         ttft_s=row.optional(TTFT),
         tpot_s=row.optional(TPOT),

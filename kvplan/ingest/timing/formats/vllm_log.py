@@ -5,9 +5,14 @@ Stats, of V0 and V1: ``Avg prompt throughput: …, Running: 8 reqs, … GPU KV c
 exact, they take the place of the averages around them. The time is how long the engine waited for a result; with
 asynchronous scheduling (the default since 0.16) one that is there already was waited for in no time, whatever it took
 (vLLM pull request 35072, not merged).
+
+Up to 0.15 the prompt throughput counts tokens that the prefix cache had, and the hit rate beside it says how many: of
+the last 1,000 requests, in V0 of all. From 0.16 on (vLLM pull request 33290) it counts only what was computed.
+Iteration details have always done so.
 """
 
 import re
+from typing import NamedTuple
 
 from kvplan.ingest.log import vllm
 from kvplan.ingest.log.forms import whole
@@ -25,6 +30,22 @@ _STATS = re.compile(
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
 _LEAST_MS = 0.1  # of any forward pass
 _DUMMY = "ms (dummy)"  # an idle rank keeping step with the others
+_COUNTS_COMPUTED = (0, 16)  # the version from which on the prompt throughput is without hits
+
+
+class _Average(NamedTuple):
+    """A line of statistics, and what held when it was logged: the engine may have been started anew."""
+
+    values: list[float]
+    line: int
+    capacity_tokens: int | None
+    version: tuple[int, int] | None
+    hit_percent: float
+
+    @property
+    def counts_hits(self) -> bool:
+        """Whether its prompt throughput does."""
+        return self.hit_percent > 0 and (self.version is None or self.version < _COUNTS_COMPUTED)
 
 
 class _Reader:
@@ -32,7 +53,8 @@ class _Reader:
         self._collector = collector
         self._block_tokens = vllm.BLOCK_TOKENS
         self._usage: float | None = None
-        self._averages: list[tuple[list[float], int, int | None]] = []
+        self._averages: list[_Average] = []
+        self._version: tuple[int, int] | None = None
         self._details = False
 
     def line(self, number: int, text: str) -> None:
@@ -40,23 +62,34 @@ class _Reader:
             self._state(text)
         if found := _USAGE.search(text):
             self._usage = float(found[1])
+        if found := vllm.VERSION.search(text):
+            self._version = int(found[1]), int(found[2])
         if "Iteration(" in text:
             self._details = True
             self._iteration(number, text)
         elif "Avg prompt throughput" in text:
             if values := floats(_STATS.search(text)):
-                self._averages.append((values, number, self._collector.capacity_tokens))
+                capacity = self._collector.capacity_tokens
+                self._averages.append(_Average(values, number, capacity, self._version, _hits(text)))
             else:
                 self._collector.skip("cut off or in an unknown form", number)
+        elif self._averages and "Prefix cache hit rate: GPU" in text:
+            self._averages[-1] = self._averages[-1]._replace(hit_percent=_hits(text))
 
     def end(self) -> None:
-        for values, number, capacity in self._averages:
+        for one in self._averages:
             if self._details:
-                self._collector.skip("an average, where iterations are logged one by one", number)
+                self._collector.skip("an average, where iterations are logged one by one", one.line)
                 continue
-            # As it was when the line was logged: the engine may have been started anew.
-            self._collector.capacity_tokens = capacity
-            self._collector.add_average("vLLM stats log", number, *values)
+            self._collector.capacity_tokens = one.capacity_tokens
+            hit_percent = one.hit_percent if one.counts_hits else 0.0
+            self._collector.add_average("vLLM stats log", one.line, *one.values, hit_percent=hit_percent)
+        corrected = [one for one in self._averages if one.counts_hits and not self._details]
+        if corrected and any(one.version is None for one in corrected):
+            self._collector.note(
+                "the log states no version of vLLM; its prompt throughput is taken to count tokens found in the prefix "
+                "cache, as it does up to 0.15; from 0.16 on it does not: then keep the line with the version"
+            )
 
     def _state(self, text: str) -> None:
         """Take the capacity of a line that states one."""
@@ -84,6 +117,12 @@ class _Reader:
             kv_tokens = self._collector.kv_tokens(self._usage, number)
             sample = kv_tokens, prefill, contexts + generating, elapsed_ms * 1e-3
             self._collector.add("vLLM iteration details", sample, number)
+
+
+def _hits(text: str) -> float:
+    """The hit rate that a line states, percent."""
+    found = floats(vllm.HIT_RATE.search(text))
+    return found[0] if found else 0.0
 
 
 FORMAT = LogFormat(_Reader)

@@ -7,7 +7,8 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, shown
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.columns import Columns, seconds
-from kvplan.ingest.trace.format import BadRowError, Extras, FirstLine, Request, RequestFormat
+from kvplan.ingest.trace.format import Extras, FirstLine, RequestFormat
+from kvplan.ingest.trace.identities import BadRowError, Request
 
 
 def _recognises(first: FirstLine) -> bool:

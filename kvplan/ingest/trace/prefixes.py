@@ -1,0 +1,275 @@
+"""What a prefix cache would find of a trace, and what of it is shared by many and what is asked for again."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from kvplan.analysis.cache_states import hit_ratio
+from kvplan.ingest.trace.identities import MOST_HASHES, Identities
+from kvplan.ingest.trace.stack_distance import hit_curve, knots, stack_distances
+from kvplan.model import FloatArray, IntArray
+from kvplan.model.gaps import Quantiles
+from kvplan.model.reuse import Reuse, SharedPrompt
+
+_SIZES = tuple(16 << power for power in range(8))  # of blocks that hashes can be of, tokens
+_FITTING = 0.9  # share of the prompts that must have as many hashes as they have blocks
+_PAGE = 16  # tokens, where conversations and not hashes tell; larger if these make too many
+_WITHIN, _POINTS = 0.001, 40  # of the curve: how near straight lines must be, and points at most
+_MOST = 0.999  # found, that a profile may say
+_MANY, _FEWEST = 0.01, 10  # ways in which prompts go on from what is shared: of all prompts, and at least
+_PROMPTS, _LEAST = 20, 0.001  # shared ones that are named; share of the prompts, and its last digit
+_STEPS = 20  # of the law of gaps
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The requests of a trace by the blocks that they leave in a cache, in order of arrival.
+
+    Attributes
+    ----------
+    arrival_s, input_tokens, output_tokens : ndarray, shape (n_requests,)
+    node, begin : ndarray of int64
+        Blocks that others may have too, as `stack_distances` wants them.
+    block_tokens
+        In each.
+    hashed
+        Whether hashes tell what is the same. If not, conversations do: a turn is taken to repeat all that came before
+        it, answers too, wherever its prompt is long enough.
+    """
+
+    arrival_s: FloatArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    node: IntArray
+    begin: IntArray
+    block_tokens: int
+    hashed: bool
+
+    @property
+    def left_tokens(self) -> IntArray:
+        """What a request leaves: the last token that it emits is never computed."""
+        return self.input_tokens + self.output_tokens - 1
+
+    @cached_property
+    def count(self) -> IntArray:
+        """Blocks of each request."""
+        return np.diff(self.begin)
+
+    @cached_property
+    def request(self) -> IntArray:
+        """Whose each block is."""
+        return np.repeat(np.arange(self.count.size), self.count)
+
+    @cached_property
+    def depth(self) -> IntArray:
+        """How many blocks of the request are before each."""
+        depth: IntArray = np.arange(self.node.size) - self.begin[self.request]
+        return depth
+
+    def distances(self) -> IntArray:
+        """The cache size at which each block is found, tokens; 0: at none."""
+        looked_up = np.minimum((self.input_tokens - 1) // self.block_tokens, self.count)
+        private = self.left_tokens - self.count * self.block_tokens
+        return stack_distances(self.node, self.begin, looked_up, private, self.block_tokens)
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """What the prompts of a trace have in common.
+
+    Attributes
+    ----------
+    curve
+        Cache sizes, tokens, and the share of the prompt tokens that each finds; between them straight lines from
+        (0, 0) on, after the last one nothing more.
+    shared
+        What many prompts begin with that go on in different ways, the most frequent first.
+    reuse
+        What is asked for again beyond that; None: nothing.
+    requests, hashed, block_tokens
+        Requests that this is known of, and how: see `Blocks`.
+    complete
+        Whether these are all of the trace.
+    """
+
+    curve: tuple[tuple[int, float], ...]
+    shared: tuple[SharedPrompt, ...]
+    reuse: Reuse | None
+    requests: int
+    hashed: bool
+    block_tokens: int
+    complete: bool
+
+    @property
+    def reusable(self) -> float:
+        """Share of the prompt tokens that a cache without limit finds."""
+        return self.curve[-1][1] if self.curve else 0.0
+
+    def found_by(self, memory_tokens: float) -> float:
+        """Share of the prompt tokens that a cache of this size finds.
+
+        Examples
+        --------
+        >>> some = Prefixes(((100, 0.2), (300, 0.3)), (), None, 9, True, 16, True)
+        >>> [some.found_by(tokens) for tokens in (50, 200, 1000)]
+        [0.1, 0.25, 0.3]
+        """
+        return hit_ratio(self.curve, memory_tokens)
+
+
+def prefixes_of(identities: Identities) -> Prefixes | None:
+    """What the requests of a trace have in common; None where nothing identifies them, or hashes fit no block size.
+
+    Examples
+    --------
+    Three prompts of 40 tokens in blocks of 16, and 8 more that each leaves. The last one finds the two whole blocks of
+    the second, of which a cache of 32 tokens has both.
+
+    >>> some = Identities()
+    >>> for arrival, hashes in ((0.0, [7, 8, 9]), (1.0, [7, 5, 6]), (4.0, [7, 5, 3])):
+    ...     some.add((arrival, 40, 9), hashes)
+    >>> found = prefixes_of(some)
+    >>> found.curve, found.reuse.share, found.reuse.gap.values_s[::10]
+    (((16, 0.2667), (32, 0.4)), 0.667, (1.0, 3.0))
+    """
+    blocks = blocks_of(identities)
+    if blocks is None:
+        return None
+    size, ratio = hit_curve(blocks.distances(), blocks.block_tokens, float(blocks.input_tokens.sum()))
+    kept = knots(size, ratio, _WITHIN, _POINTS)
+    shared, depth = _shared(blocks)
+    return Prefixes(
+        curve=tuple(zip(size[kept].tolist(), ratio[kept].round(4).clip(0, _MOST).tolist(), strict=True)),
+        shared=shared,
+        reuse=_reuse(blocks, depth),
+        requests=blocks.count.size,
+        hashed=blocks.hashed,
+        block_tokens=blocks.block_tokens,
+        complete=not identities.full,
+    )
+
+
+def blocks_of(identities: Identities) -> Blocks | None:
+    """The requests by their blocks; None where nothing identifies them, or hashes fit no block size."""
+    arrival = np.array(identities.arrival_s)
+    order = np.argsort(arrival, kind="stable")
+    inputs, outputs = (np.array(v)[order] for v in (identities.input_tokens, identities.output_tokens))
+    count = np.array(identities.hash_count)[order]
+    conversation = np.array(identities.conversation)[order]
+    if count.any():
+        block = _block_tokens(inputs, count)
+        if block is None:
+            return None
+        first = (np.cumsum(identities.hash_count) - identities.hash_count)[order]
+        count = np.minimum(count, inputs // block)  # of a part of a block nobody else can have all tokens
+        begin = _begin(count)
+        place = np.arange(begin[-1]) + np.repeat(first - begin[:-1], count)
+        node = _numbered(np.array(identities.hashes)[place], begin)
+        return Blocks(arrival[order], inputs, outputs, node, begin, block, hashed=True)
+    if (conversation < 0).all():
+        return None
+    thread = _threads(conversation, inputs, inputs + outputs)
+    left = np.where(np.bincount(thread)[thread] > 1, inputs + outputs - 1, 0)
+    page = _PAGE
+    while (left // page).sum() > MOST_HASHES:
+        page *= 2
+    count = left // page
+    longest = np.zeros(thread.max() + 1, dtype=np.int64)
+    np.maximum.at(longest, thread, count)
+    begin = _begin(count)
+    depth = np.arange(begin[-1]) - np.repeat(begin[:-1], count)
+    node = np.repeat(_begin(longest)[thread], count) + depth
+    return Blocks(arrival[order], inputs, outputs, node, begin, page, hashed=False)
+
+
+def _begin(count: IntArray) -> IntArray:
+    return np.concatenate([[0], np.cumsum(count)])
+
+
+def _block_tokens(inputs: IntArray, count: IntArray) -> int | None:
+    """The size of block that prompts have as many hashes of as they have blocks, the last one whole or not."""
+    fitting = [float(((inputs // b == count) | (-(-inputs // b) == count)).mean()) for b in _SIZES]
+    best = int(np.argmax(fitting))
+    return _SIZES[best] if fitting[best] >= _FITTING else None
+
+
+def _numbered(hashes: IntArray, begin: IntArray) -> IntArray:
+    """Numbers of blocks that are the same where hashes are, and all before them; whether hashes tell that or not."""
+    known = np.unique(hashes, return_inverse=True)[1].reshape(-1)
+    kinds = int(known.max(initial=0)) + 1
+    depth = np.arange(hashes.size) - np.repeat(begin[:-1], np.diff(begin))
+    order = np.argsort(depth, kind="stable")
+    node = np.zeros(hashes.size, dtype=np.int64)
+    numbers = 0
+    for low, high in pairwise([0, *np.cumsum(np.bincount(depth)).tolist()]):
+        at = order[low:high]
+        before = node[at - 1] if low else 0
+        distinct, same = np.unique(before * kinds + known[at], return_inverse=True)
+        node[at] = numbers + same.reshape(-1)
+        numbers += distinct.size
+    return node
+
+
+def _threads(conversation: IntArray, inputs: IntArray, after: IntArray) -> IntArray:
+    """Numbers of what goes on: a prompt at least as long as the turn before it with its answer repeats them."""
+    thread = np.arange(conversation.size)
+    last: dict[int, int] = {}
+    for i, of in enumerate(conversation.tolist()):
+        before = last.get(of)
+        if before is not None and inputs[i] >= after[before]:
+            thread[i] = thread[before]
+        if of >= 0:
+            last[of] = i
+    return np.unique(thread, return_inverse=True)[1].reshape(-1)
+
+
+def _shared(blocks: Blocks) -> tuple[tuple[SharedPrompt, ...], IntArray]:
+    """Shared prompts, and how many blocks of each request are one.
+
+    What follows a conversation is its next turn; a prompt in common is followed by many different things.
+    """
+    requests = blocks.count.size
+    depth = np.zeros(requests, dtype=np.int64)
+    filled = blocks.count > 0
+    if not filled.any():
+        return (), depth
+    node = blocks.node
+    first = np.unique(node, return_index=True)[1]
+    followed = node[first[blocks.depth[first] > 0] - 1]
+    ends = node[blocks.begin[1:][filled] - 1]
+    ways = np.bincount(followed, minlength=first.size) + np.bincount(ends, minlength=first.size)
+    common = ways[node] >= max(_MANY * requests, _FEWEST)
+    starts = blocks.begin[:-1][filled]
+    depth[filled] = np.maximum.reduceat(np.where(common, blocks.depth + 1, 0), starts)
+    some = np.flatnonzero(depth)
+    prompt, count = np.unique(node[blocks.begin[some] + depth[some] - 1], return_counts=True)
+    tokens = (blocks.depth[first[prompt]] + 1) * blocks.block_tokens
+    weight = np.floor(count / requests / _LEAST) * _LEAST  # down, for all of them to make no more than 1
+    order = np.argsort(-count, kind="stable")[:_PROMPTS]
+    found = zip(tokens[order].tolist(), weight[order].round(4).tolist(), strict=True)
+    return tuple(SharedPrompt(tokens, weight) for tokens, weight in found if weight), depth
+
+
+def _reuse(blocks: Blocks, shared: IntArray) -> Reuse | None:
+    """What requests ask for again of what one left beyond `shared` blocks, and how long after it arrived."""
+    order = np.argsort(blocks.node, kind="stable")
+    again = np.flatnonzero(np.diff(blocks.node[order]) == 0)
+    now, later = order[again], order[again + 1]
+    private = blocks.depth[now] >= shared[blocks.request[now]]
+    now, later = now[private], later[private]
+    if not now.size:
+        return None
+    wanted = np.zeros(blocks.count.size, dtype=np.int64)
+    np.maximum.at(wanted, blocks.request[now], blocks.depth[now] + 1)
+    asked = wanted > 0
+    tokens = float(wanted.sum() * blocks.block_tokens / blocks.left_tokens[asked].sum())
+    gaps = blocks.arrival_s[blocks.request[later]] - blocks.arrival_s[blocks.request[now]]
+    values = np.quantile(gaps, (np.arange(_STEPS) + 0.5) / _STEPS, method="inverted_cdf")
+    return Reuse(
+        tokens=float(f"{tokens:.3g}"),
+        share=float(f"{asked.mean():.3g}"),
+        gap=Quantiles(tuple(float(f"{value:.3g}") for value in values)),
+        from_arrival=True,
+    )

@@ -1,0 +1,232 @@
+"""What traces say of prompts that begin alike: hashes of blocks, chats and sessions."""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli
+
+from kvplan.errors import ProfileError
+from kvplan.ingest.trace import identities as memory
+from kvplan.ingest.trace import prefixes as derived
+from kvplan.ingest.trace.prefixes import Prefixes
+from kvplan.ingest.trace.stack_distance import stack_distances
+from kvplan.ingest.trace.text import prefix_table
+from kvplan.ingest.trace.traffic import measure
+
+SHARED, TAIL, TURN = 6, 3, 4  # blocks of a system prompt, of a first question, of a turn
+
+
+def prefixes(tmp_path: Path, content: str) -> Prefixes | None:
+    path = tmp_path / "trace"
+    path.write_text(content)
+    return measure(path).prefixes
+
+
+def known(tmp_path: Path, content: str) -> Prefixes:
+    found = prefixes(tmp_path, content)
+    assert found is not None
+    return found
+
+
+def mooncake(prompts: Iterable[tuple[int, int, int, Sequence[Any]]]) -> str:
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in prompts)
+
+
+def qwen(rows: Iterable[dict[str, Any]]) -> str:
+    """As the data set is described: chats and their parents, seconds, blocks of 16 tokens."""
+    return "".join(json.dumps({"type": "text", **row}) + "\n" for row in rows)
+
+
+def test_mooncake_blocks_are_of_512_tokens_and_parts_of_one_are_nobody_elses(tmp_path: Path) -> None:
+    """The second prompt has 1,024 tokens: of its two blocks the last is never looked up, being the last token's."""
+    rows = [(0, 1300, 101, [7, 8, 9]), (1000, 1024, 1, [7, 8]), (3000, 1300, 1, [7, 8, 9])]
+    found = known(tmp_path, mooncake(rows))
+    assert (found.hashed, found.block_tokens, found.requests, found.complete) == (True, 512, 3, True)
+    prompt_tokens = 1300 + 1024 + 1300
+    # the first left 1,400 tokens: the two blocks, used last, and 376; the third finds both of them
+    assert found.curve == ((512, round(1024 / prompt_tokens, 4)), (1024, round(1536 / prompt_tokens, 4)))
+
+
+def test_hashes_of_blocks_mean_the_same_only_after_the_same(tmp_path: Path) -> None:
+    """Qwen-Bailian hashes each block for itself: 5 after 1 is another block than 5 after 2."""
+    row = {"input_length": 40, "output_length": 1}
+    rows = [
+        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.0, "turn": 1, "hash_ids": [1, 5, 3], **row},
+        {"chat_id": 2, "parent_chat_id": -1, "timestamp": 1.0, "turn": 1, "hash_ids": [2, 5, 4], **row},
+    ]
+    found = known(tmp_path, qwen(rows))
+    assert (found.block_tokens, found.curve, found.reuse) == (16, (), None)
+
+
+def test_the_order_is_that_of_arrivals_and_empty_rows_count_for_nothing(tmp_path: Path) -> None:
+    rows = [(0, 600, 1, [1, 2]), (1000, 0, 1, []), (2000, 600, 0, [1, 3]), (5000, 600, 1, [1, 4])]
+    straight, crooked = (known(tmp_path, mooncake(some)) for some in (rows, [rows[3], *rows[:3]]))
+    assert straight == crooked
+    assert straight.requests == 2
+    assert straight.reuse is not None
+    assert set(straight.reuse.gap.values_s) == {5.0}  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def chats() -> list[dict[str, Any]]:
+    """200 chats of 3 turns with one system prompt, or each fifth with another; 60 s from turn to turn."""
+    rows = []
+    fresh = iter(range(100, 10**6))
+    for chat in range(200):
+        hashes = [10 * (chat % 5 == 0) + block for block in range(SHARED)]
+        for turn in range(3):
+            hashes = [*hashes, *(next(fresh) for _ in range(TURN if turn else TAIL))]
+            rows.append(
+                {
+                    "chat_id": 3 * chat + turn,
+                    "parent_chat_id": 3 * chat + turn - 1 if turn else -1,
+                    "timestamp": 7.0 * chat + 60.0 * turn,
+                    "input_length": 16 * len(hashes) + 5,
+                    "output_length": 28,
+                    "turn": turn + 1,
+                    "hash_ids": [*hashes, next(fresh)],
+                }
+            )
+    return rows
+
+
+def test_shared_prompts_and_turns_are_told_apart(tmp_path: Path, chats: list[dict[str, Any]]) -> None:
+    found = known(tmp_path, qwen(chats))
+    assert [(one.tokens, one.weight) for one in found.shared] == [(16 * SHARED, 0.8), (16 * SHARED, 0.2)]
+    assert found.reuse is not None
+    assert found.reuse.from_arrival
+    assert found.reuse.share == pytest.approx(2 / 3, abs=5e-4)  # no turn follows the third
+    assert set(found.reuse.gap.values_s) == {60.0}  # type: ignore[union-attr]
+    firsts, seconds = SHARED + TAIL, SHARED + TAIL + TURN
+    left = 2 * (5 + 28 - 1) + 16 * (firsts + seconds)
+    assert found.reuse.tokens == pytest.approx(16 * (firsts + seconds) / left, abs=5e-4)
+    tokens = sum(row["input_length"] for row in chats)
+    hits = 16 * (200 * (firsts + seconds) + 198 * SHARED)  # the first of each kind computes the system prompt
+    assert found.reusable == pytest.approx(hits / tokens, abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["Session ID", "conversation_id"])
+def test_sessions_without_hashes_repeat_what_came_before_where_prompts_are_long_enough(
+    tmp_path: Path, name: str
+) -> None:
+    """BurstGPT's columns. The third turn is too short to repeat the second; a blank session is nobody's."""
+    header = f"Timestamp,{name},Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    turns = [
+        (0, "u-1", 100, 29),
+        (10, "", 500, 1),
+        (40, "u-1", 200, 10),
+        (90, "u-1", 150, 10),
+        (91, "", 500, 1),
+    ]
+    rows = (f"{t},{who},1,GPT-4,{s},{d},{s + d},Conversation log\n" for t, who, s, d in turns)
+    found = known(tmp_path, header + "".join(rows))
+    assert (found.hashed, found.requests, found.shared) == (False, 5, ())
+    # 128 tokens of the first turn in whole pages, its answer's included; 500 of another between
+    assert found.curve[-1] == (128 + 500, round(128 / 1450, 4))
+    assert found.reuse is not None
+    assert (found.reuse.tokens, found.reuse.share) == (1.0, 0.2)
+    assert set(found.reuse.gap.values_s) == {40.0}  # type: ignore[union-attr]
+
+
+def test_chats_without_hashes_go_on_from_their_parents(tmp_path: Path) -> None:
+    row = {"input_length": 64, "output_length": 17}
+    rows = [
+        {"chat_id": 5, "parent_chat_id": -1, "timestamp": 0.0, **row},
+        {"chat_id": 6, "parent_chat_id": -1, "timestamp": 1.0, **row},
+        {"chat_id": 9, "parent_chat_id": 5, "timestamp": 4.0, "input_length": 100, "output_length": 1},
+    ]
+    found = known(tmp_path, qwen(rows))
+    # 80 tokens of the first, its answer's included, and as many of the second between
+    assert found.curve[-1] == (80 + 80, round(80 / 228, 4))
+
+
+def test_traces_that_identify_nothing_say_so(tmp_path: Path) -> None:
+    assert prefixes(tmp_path, "time,input,output\n0,9,9\n1,9,9\n") is None
+    of_no_size = [(0, 900, 1, [1, 2, 3, 4, 5]), (1000, 700, 1, [1])]
+    assert prefixes(tmp_path, mooncake(of_no_size)) is None
+    (note,) = measure(tmp_path / "trace").notes
+    assert note.startswith("hash_ids are not as many as the prompts have blocks")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[{"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}]',
+        '{"id": "a_0", "model": "", "conversations": []}\n{"id": "b_0", "conversations": []}\n',
+        '{"messages": [{"role": "user", "content": "Hi"}]}\n',
+    ],
+)
+def test_texts_of_conversations_are_no_traffic(tmp_path: Path, content: str) -> None:
+    with pytest.raises(ProfileError, match=r":1: texts of conversations, without arrival times and tokens"):
+        prefixes(tmp_path, content)
+
+
+@pytest.mark.parametrize("hashes", [["a"], [[1]], [1.5], [2**70]])
+def test_hashes_must_be_whole_numbers(tmp_path: Path, hashes: list[Any]) -> None:
+    content = mooncake([(0, 9, 1, [1]), (1, 9, 1, hashes), (2, 9, 1, [1])])
+    with pytest.raises(ProfileError, match=r":2: hash_ids: must be a list of whole numbers"):
+        prefixes(tmp_path, content)
+
+
+def test_what_there_is_no_room_for_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MOST_HASHES", 5)
+    rows = [(1000 * i, 1100, 1, [1, 2, 10 + i]) for i in range(3)]
+    found = known(tmp_path, mooncake(rows))
+    assert (found.requests, found.complete) == (1, False)
+    assert found.curve == ()
+
+
+def test_the_table_is_the_curve_and_the_comment_the_classes(
+    tmp_path: Path, chats: list[dict[str, Any]]
+) -> None:
+    found = known(tmp_path, qwen(chats))
+    text = prefix_table(found)
+    assert tomli.loads(text) == {"prefix": {"hit_curve": [list(point) for point in found.curve]}}
+    instead = "\n".join(line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   "))
+    table = tomli.loads(instead)
+    assert [list(one) for one in table["shared"]] == [["tokens", "weight"]] * 2
+    assert sum(one["weight"] for one in table["shared"]) <= 1
+    assert table["reuse"]["from"] == "arrival"
+    assert table["reuse"]["gap"] == {"law": "quantiles", "values": ["60 s"] * 20}
+    assert "hash" in text
+
+
+def test_the_curve_answers_for_every_size(tmp_path: Path, chats: list[dict[str, Any]]) -> None:
+    found = known(tmp_path, qwen(chats))
+    sizes = np.geomspace(1, 10**9, 50)
+    ratios = [found.found_by(size) for size in sizes]
+    assert ratios == sorted(ratios)
+    assert ratios[-1] == found.reusable
+
+
+def test_long_conversations_are_told_in_larger_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """101 and 201 tokens are 6 and 12 blocks of 16, and 9 of 32; the 3 of the first turn were used last."""
+    monkeypatch.setattr(derived, "MOST_HASHES", 10)
+    found = known(tmp_path, "time,session_id,input,output\n0,a,100,2\n1,a,200,2\n")
+    assert found.block_tokens == 32
+    assert found.curve == ((96, round(96 / 300, 4)),)
+
+
+@pytest.mark.nightly
+def test_ten_million_blocks_take_less_than_a_minute() -> None:
+    """Conversations that grow by 20 blocks a turn, 3,000 at a time."""
+    rng = np.random.default_rng(0)
+    count = rng.integers(1, 15, 80_000) * 20
+    count = count[: np.searchsorted(np.cumsum(count), 10**7) + 1]
+    begin = np.concatenate([[0], np.cumsum(count)])
+    chat = (np.arange(count.size) // 30_000) * 3000 + rng.integers(0, 3000, count.size)
+    node = np.repeat(300 * chat, count) + np.arange(begin[-1]) - np.repeat(begin[:-1], count)
+    started = time.perf_counter()
+    distance = stack_distances(node, begin, count, rng.integers(0, 300, count.size), 16)
+    assert distance.size >= 10**7
+    assert time.perf_counter() - started < 60
