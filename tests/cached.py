@@ -16,6 +16,12 @@ AGENT_MEMORY = 4_000_000
 THINK = Lognormal(10.0, 1.0)
 
 
+def agent_sessions(gap: Gap = THINK) -> Sessions:
+    """The agents of theory §8: 16 turns on average."""
+    uniform = Lengths.uniform
+    return Sessions(uniform(4000, 12000), uniform(300, 1500), uniform(40, 200), uniform(8, 24), gap)
+
+
 def agents(
     requests_per_s: float,
     *,
@@ -24,12 +30,9 @@ def agents(
     page: int = 16,
     law: Timing = AGENT_LAW,
 ) -> CachedReplica:
-    """The agent traffic of theory §8: sessions of 16 turns on average."""
-    uniform = Lengths.uniform
-    sessions = Sessions(uniform(4000, 12000), uniform(300, 1500), uniform(40, 200), uniform(8, 24), gap)
-    return CachedReplica(
-        (session_stream(sessions, requests_per_s, Prefill.FUSED, page),), law, Replica(memory, page)
-    )
+    """A replica with their traffic."""
+    stream = session_stream(agent_sessions(gap), requests_per_s, Prefill.FUSED, page)
+    return CachedReplica((stream,), law, Replica(memory, page))
 
 
 def one_class(

@@ -36,7 +36,10 @@ class Case:
         names = tuple(f"class {i}" for i in range(CLASSES))
         model = ServingModel(tuple(one_class(1, 1, name=n) for n in names), self.timing, self.replica)
         scenario = Scenario(model, Plan(), self.requests, names)
-        setup, _ = policy.prepare(scenario, Settings(name, self.parameters))
+        apart = (
+            {"prefix_caching": (0.0,)} if "prefix_caching" in policy.parameters else {}
+        )  # has tests of its own
+        setup, _ = policy.prepare(scenario, Settings(name, apart | self.parameters))
         return engine.run(
             policy.form_batch,
             self.requests,

@@ -497,7 +497,7 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
     >>> [found.load for found in blocks([one, two])] == [load(one), load(two)]
     True
     """
-    if not all(model.timing.is_linear and not model.finds_prefixes for model in models):
+    if not all(model.timing.is_linear and not model.finds_prefixes and _alike(model) for model in models):
         return [Blocks(load(model), equilibrium(model), saturation(model)) for model in models]
     if not models:
         return []
@@ -510,6 +510,11 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
         one if model.measured.band is None else one._replace(load=_with_range(one.load, model))
         for one, model in pairs
     ]
+
+
+def _alike(model: ServingModel) -> bool:
+    """Whether the requests of each class have one prompt length."""
+    return not any(c.prompts for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:

@@ -651,7 +651,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
         {d for c in document.classes for d in c.decode}
         | {d for one in document.sessions for d in by_weight(one.decode)}
     )
-    if (document.plan.segments or 1) > distinct:
+    if distinct and (document.plan.segments or 1) > distinct:
         yield Problem(
             ("plan", "segments"),
             f"must be at most the {distinct} distinct decode lengths, not {document.plan.segments}",

@@ -81,20 +81,17 @@ def settle(s: State) -> None:
 
 
 @kernel
-def join_queue(s: State, stream: int, blocks: int, behind: int) -> None:
-    """Blocks with a hash that nobody holds any more, behind those of another stream, or of nobody."""
+def join_queue(s: State, stream: int, blocks: int) -> None:
+    """Blocks with a hash that nobody holds any more."""
     c = s.counter
-    following = c[OLDEST] if behind == NOBODY else s.stream[behind, BEHIND]
+    last = c[NEWEST]
     s.stream[stream, CACHED] = blocks
-    s.stream[stream, IN_FRONT], s.stream[stream, BEHIND] = behind, following
-    if behind == NOBODY:
+    s.stream[stream, IN_FRONT], s.stream[stream, BEHIND] = last, NOBODY
+    if last == NOBODY:
         c[OLDEST] = stream
     else:
-        s.stream[behind, BEHIND] = stream
-    if following == NOBODY:
-        c[NEWEST] = stream
-    else:
-        s.stream[following, IN_FRONT] = stream
+        s.stream[last, BEHIND] = stream
+    c[NEWEST] = stream
     c[FREE] += blocks
 
 
@@ -239,7 +236,7 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
         if s.stream[copy, HOLDERS] > 0:
             c[HELD] += max(mine, 0)
         elif mine > 0:
-            join_queue(s, copy, mine, c[NEWEST])
+            join_queue(s, copy, mine)
         else:
             forget(s, copy)
         full = min(full, s.stream[stream, BEGIN])

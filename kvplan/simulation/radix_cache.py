@@ -21,9 +21,7 @@ from kvplan.simulation.state import (
     FREE,
     HELD,
     HOLDERS,
-    IN_FRONT,
     LEAF,
-    NEWEST,
     NOBODY,
     NODE,
     OF,
@@ -34,8 +32,6 @@ from kvplan.simulation.state import (
     SPARE,
     STAGES,
     TIP,
-    TOUCHED,
-    TOUCHES,
     State,
 )
 
@@ -68,11 +64,10 @@ def new_node(s: State, above: int, end: int, stream: int) -> int:
 def touch(s: State, node: int) -> None:
     """A node has been used: it goes last, behind all below it."""
     c = s.counter
-    s.stream[node, TOUCHED] = c[TOUCHES]
     if s.stream[node, HOLDERS] == 0:
         leave_queue(s, node)
         c[FREE] -= s.stream[node, CACHED]
-        join_queue(s, node, s.stream[node, CACHED], c[NEWEST])
+        join_queue(s, node, s.stream[node, CACHED])
 
 
 @kernel
@@ -89,12 +84,12 @@ def split(s: State, node: int, end: int, stream: int) -> int:
     c = s.counter
     touch(s, node)
     upper = new_node(s, s.stream[node, PARENT], end, stream)
-    s.stream[upper, HOLDERS], s.stream[upper, TOUCHED] = s.stream[node, HOLDERS], c[TOUCHES]
+    s.stream[upper, HOLDERS] = s.stream[node, HOLDERS]
     s.stream[node, PARENT] = upper
     s.stream[node, CACHED] -= s.stream[upper, CACHED]
     if s.stream[upper, HOLDERS] == 0:
         c[FREE] -= s.stream[upper, CACHED]
-        join_queue(s, upper, s.stream[upper, CACHED], node)
+        join_queue(s, upper, s.stream[upper, CACHED])
     while stream != NOBODY:
         if s.stream[stream, TIP] == node and s.stream[stream, BEGIN] + s.stream[stream, REST] <= end:
             s.stream[stream, TIP] = upper
@@ -137,7 +132,6 @@ def found(s: State, request: int, most: int) -> int:
 
     Touches what it finds.
     """
-    s.counter[TOUCHES] += 1
     stream = s.request[request, LEAF]
     while stream != NOBODY and (s.stream[stream, TIP] == NOBODY or s.stream[stream, BEGIN] >= most):
         stream = s.stream[stream, PARENT]
@@ -163,7 +157,7 @@ def put(s: State, request: int, blocks: int) -> int:
     while s.stream[stream, BEGIN] >= blocks:
         stream = s.stream[stream, PARENT]
     node = new_node(s, above, blocks, stream)
-    join_queue(s, node, s.stream[node, CACHED], s.counter[NEWEST])
+    join_queue(s, node, s.stream[node, CACHED])
     touch_all(s, node)
     s.stream[stream, TIP] = node
     while s.stream[stream, BEGIN] > end_of(s, above):
@@ -187,16 +181,15 @@ def lock(s: State, node: int) -> None:
 
 @kernel
 def unlock(s: State, node: int) -> None:
-    """One less does; who is held by nobody waits where the last touch has put it."""
-    c = s.counter
+    """One less does; what nobody holds any more goes last.
+
+    So it should: who is done has just touched it, and who is retracted finds the queue empty, for that comes last.
+    """
     while node != NOBODY:
         s.stream[node, HOLDERS] -= 1
         if s.stream[node, HOLDERS] == 0:
-            c[HELD] -= s.stream[node, CACHED]
-            behind = c[NEWEST]
-            while behind != NOBODY and s.stream[behind, TOUCHED] > s.stream[node, TOUCHED]:
-                behind = s.stream[behind, IN_FRONT]
-            join_queue(s, node, s.stream[node, CACHED], behind)
+            s.counter[HELD] -= s.stream[node, CACHED]
+            join_queue(s, node, s.stream[node, CACHED])
         node = s.stream[node, PARENT]
 
 

@@ -1,4 +1,4 @@
-"""Arrivals that know each other: sessions of turns, and prompts in common.
+"""Arrivals that know each other: sessions of turns, prompts in common, and prompts that are asked for again.
 
 Each turn carries all that came before, and comes think time after the answer, so a run decides when.
 """
@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvplan.model import FloatArray, IntArray
+from kvplan.errors import UsageError
+from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import SharedPrompt
+from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
-from kvplan.simulation.prefixes import Prefixes, Turns
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.prefixes import Prefixes, Turns, strangers
+from kvplan.simulation.requests import Requests, lengths, prompt_lengths
+
+_LAST = 1 << 60  # tokens; of streams that nothing branches off from
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,220 @@ def with_shared_prompts(
     return replace(requests, prefixes=prefixes)
 
 
+def heads(model: ServingModel) -> ServingModel:
+    """The model of those requests alone that ask for nothing again; see `with_reuse`.
+
+    Raises
+    ------
+    UsageError
+        Where every request is asked for again: none would ever be the first.
+    """
+    classes = []
+    for c in model.classes:
+        share = c.reuse.share if c.reuse else 0.0
+        if share >= 1:
+            raise UsageError(f"class {c.name}: reuse.share = {share:g}: below 1 in a simulation")
+        classes.append(replace(c, rate_rps=c.rate_rps * (1 - share), reuse=None))
+    return replace(model, classes=tuple(classes))
+
+
+def with_reuse(
+    first: Requests,
+    model: ServingModel,
+    rng: np.random.Generator,
+    *,
+    requests: int | None = None,
+    horizon_s: float | None = None,
+) -> Requests:
+    """Requests of which some ask again for the leading tokens that an earlier one has left, at the rates of the model.
+
+    Each is followed by another one with probability `share`, a gap later, so that they are chains of geometric length.
+    The first ones of chains come as `first` has it, and beside them as many as are still to come, at the rate of the
+    model, of chains that began before: those of a class are λ·share·E[gap], and find nothing.
+
+    Parameters
+    ----------
+    first
+        Open arrivals of `heads(model)`, of which only times and classes matter.
+    model
+        Of classes without sessions.
+    requests
+        So many in all at most; the last chain may be cut short.
+    horizon_s
+        Nothing arrives at or after it whose arrival does not depend on the run.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model.gaps import Quantiles
+    >>> again = RequestClass("a", 100, (8,), (1.0,), 2.0, reuse=Reuse(64, 0.99, Quantiles((5.0,))))
+    >>> model = ServingModel((again,), Timing(0.01), Replica(9000, 16))
+    >>> begin = Requests(np.zeros(1), np.array([100]), np.array([8]), np.zeros(1, dtype=np.int64))
+    >>> some = with_reuse(begin, model, np.random.default_rng(0), requests=3)
+    >>> some.turns.following.tolist(), some.prefixes.end_tokens.tolist()
+    ([1, 2, -1], [64, 0, 0, 0])
+    """
+    reuse = [c.reuse or Reuse(0, 0.0, Quantiles((0.0,))) for c in model.classes]
+    share = np.array([one.share for one in reuse])
+    before = [
+        _residual(one.gap, rng.poisson(c.rate_rps * one.share * one.gap.mean_s), rng)
+        for c, one in zip(model.classes, reuse, strict=True)
+    ]
+    arrival = np.concatenate([first.arrival_s, *before])
+    kind = np.concatenate([first.class_index, np.repeat(np.arange(len(before)), [b.size for b in before])])
+    end_s = math.inf if horizon_s is None else horizon_s
+    order = np.argsort(arrival, kind="stable")
+    order = order[arrival[order] < end_s]
+    arrival, kind = arrival[order], kind[order]
+    turns = rng.geometric(1 - share[kind])
+    turns = turns if requests is None else _cut(turns, requests)
+
+    chain = np.repeat(np.arange(kind.size), turns)
+    begins = np.diff(chain, prepend=-1) > 0
+    of = kind[chain]
+    gap = _gaps_by_kind([one.gap for one in reuse], of, rng)
+    passed = np.cumsum(np.where(begins, 0.0, np.roll(gap, 1)))
+    known = np.array([one.from_arrival for one in reuse])[of]
+    due = arrival[chain] + passed - passed[begins][np.cumsum(begins) - 1]
+    come = ~known | (due < end_s)
+    chain, begins, of, gap, known, due = (each[come] for each in (chain, begins, of, gap, known, due))
+
+    decode, inputs = lengths(model, of, rng), prompt_lengths(model, of, rng)
+    left = (inputs + decode - 1) // model.replica.block_tokens * model.replica.block_tokens
+    tokens = np.array([float(one.tokens) for one in reuse])[of]
+    part = np.array([isinstance(one.tokens, float) for one in reuse])[of]
+    shorter = np.minimum(inputs, np.roll(inputs, -1) - 1)  # of a prompt, and of the next but its last token
+    asked = np.minimum(np.where(part, left * tokens, np.minimum(left, tokens)), shorter).astype(np.int64)
+    roots = with_shared_prompts(
+        Requests(arrival, kind, kind, kind), [c.shared for c in model.classes], rng
+    ).prefixes
+    assert roots is not None
+    ends = np.append(begins[1:], True)
+    none = np.full(chain.size, -1)
+    return _in_order(
+        Requests(
+            np.where(begins | known, due, math.nan),
+            inputs,
+            decode,
+            of,
+            more_later=first.more_later,
+            prefixes=_branches(roots.parent[roots.stream][chain], roots.end_tokens, asked, ends),
+            turns=Turns(np.where(ends | known, -1, np.arange(chain.size) + 1), gap, none),
+        )
+    )
+
+
+def merged(parts: Sequence[Requests]) -> Requests:
+    """Several open arrivals beside each other, what is unasked in order of time; classes keep their numbers.
+
+    Examples
+    --------
+    >>> one = Requests(np.array([1.0]), np.array([50]), np.array([1]), np.zeros(1, dtype=np.int64))
+    >>> two = with_shared_prompts(replace(one, arrival_s=np.zeros(1)), [[SharedPrompt(40)]], np.random.default_rng(0))
+    >>> both = merged([one, two])
+    >>> both.arrival_s.tolist(), both.prefixes.stream.tolist(), both.prefixes.parent.tolist()
+    ([0.0, 1.0], [2, 0], [-1, -1, 1])
+    """
+    sizes = [part.arrival_s.size for part in parts]
+    known = [
+        strangers(size) if part.prefixes is None else part.prefixes
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    turns = [
+        Turns(np.full(size, -1), np.zeros(size), np.full(size, -1)) if part.turns is None else part.turns
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    streams = [part.parent.size for part in known]
+    return _in_order(
+        Requests(
+            np.concatenate([part.arrival_s for part in parts]),
+            np.concatenate([part.input_tokens for part in parts]),
+            np.concatenate([part.decode_tokens for part in parts]),
+            np.concatenate([part.class_index for part in parts]),
+            more_later=any(part.more_later for part in parts),
+            prefixes=Prefixes(
+                _shifted([part.stream for part in known], streams),
+                _shifted([part.parent for part in known], streams),
+                np.concatenate([part.end_tokens for part in known]),
+            ),
+            turns=Turns(
+                _shifted([part.following for part in turns], sizes),
+                np.concatenate([part.think_s for part in turns]),
+                _shifted([part.instead for part in turns], sizes),
+            ),
+        )
+    )
+
+
+def _no_turns(count: int) -> Turns:
+    """Of so many requests that nothing follows."""
+    nobody = np.full(count, -1)
+    return Turns(nobody, np.zeros(count), nobody)
+
+
+def _shifted(numbers: Sequence[IntArray], sizes: Sequence[int]) -> IntArray:
+    """Numbers of things of which there are so many in each part, -1 for none, as numbers of those of all parts."""
+    start = np.cumsum([0, *sizes])
+    return np.concatenate([np.where(n < 0, -1, n + at) for n, at in zip(numbers, start, strict=False)])
+
+
+def _branches(root: IntArray, root_ends: IntArray, asked: IntArray, ends: NDArray[np.bool_]) -> Prefixes:
+    """Streams of chains: each request shares with the next so many leading tokens, and the prompt `root` with all.
+
+    Parameters
+    ----------
+    root : ndarray of int64, shape (n_requests,)
+        Stream that a chain begins with, -1: none; they end after `root_ends`.
+    asked : ndarray of int64, shape (n_requests,)
+        Tokens in common with the next of the chain.
+    ends : ndarray of bool, shape (n_requests,)
+        Where chains end.
+    """
+    streams = int(root.max(initial=-1)) + 1
+    depth, above = root_ends[:streams].tolist(), [-1] * streams
+    way: list[int] = []  # streams of this chain that others may still branch off from, the shortest first
+    for stem, common, last in zip(root.tolist(), asked.tolist(), ends.tolist(), strict=True):
+        trunk = depth[stem] if stem >= 0 else 0
+        common = trunk if last else max(common, trunk)
+        below = len(
+            above
+        )  # a stream of which it remains to be seen what it branches off from: the request's first
+        above.append(-1)
+        depth.append(_LAST)
+        while way and depth[way[-1]] > common:
+            above[below] = way[-1]
+            below = way.pop()
+        if common > trunk and not (way and depth[way[-1]] == common):
+            way.append(len(above))
+            above.append(-1)
+            depth.append(common)
+        above[below] = way[-1] if way else stem
+    ends_at, parent = np.array(depth, dtype=np.int64), np.array(above, dtype=np.int64)
+    order = np.argsort(
+        ends_at, kind="stable"
+    )  # what others branch off from before them, the requests' own last
+    place = np.append(np.empty(order.size, dtype=np.int64), -1)
+    place[order] = np.arange(order.size)
+    return Prefixes(
+        stream=np.arange(order.size - root.size, order.size),
+        parent=place[parent[order]],
+        end_tokens=np.where(ends_at == _LAST, 0, ends_at)[order],
+    )
+
+
+def _residual(law: Gap, count: int, rng: np.random.Generator) -> FloatArray:
+    """What is left of gaps that are under way at a moment: of one met in proportion to its length, any part."""
+    match law:
+        case Exponential():
+            return _gaps(law, count, rng)
+        case Lognormal(median_s, sigma):
+            whole = rng.lognormal(math.log(median_s) + sigma**2, sigma, count)
+        case Quantiles(values_s):
+            values = np.array(values_s)
+            whole = rng.choice(values, count, p=values / values.sum()) if count else np.zeros(0)
+    return whole * rng.random(count)
+
+
 def _with_turns(
     kinds: Sequence[Sessions],
     rng: np.random.Generator,
@@ -159,21 +377,37 @@ def _with_turns(
     end = turn == turns[session] - 1
     following = np.where(end, np.where(then >= 0, first[then], -1)[session], np.arange(session.size) + 1)
     instead = np.where(then >= 0, first[then], -1)[session]
-    unasked = (turn == 0) & ~np.isnan(arrival)[session]
-    order = np.argsort(~unasked, kind="stable")
+    return _in_order(
+        Requests(
+            np.where(turn == 0, arrival[session], math.nan),
+            inputs,
+            decode,
+            of,
+            prefixes=Prefixes(
+                stream=len(kinds) + session,
+                parent=np.concatenate([np.full(len(kinds), -1), kind]),
+                end_tokens=np.concatenate([shared, np.zeros(kind.size, dtype=np.int64)]),
+            ),
+            turns=Turns(following, think, instead),
+        )
+    )
+
+
+def _in_order(requests: Requests) -> Requests:
+    """Those that come unasked first, in order of arrival."""
+    order = np.argsort(requests.arrival_s, kind="stable")  # NaN last
     place = np.append(np.empty(order.size, dtype=np.int64), -1)  # and of nobody
     place[order] = np.arange(order.size)
-    return Requests(
-        np.where(unasked, arrival[session], math.nan)[order],
-        inputs[order],
-        decode[order],
-        of[order],
-        prefixes=Prefixes(
-            stream=len(kinds) + session[order],
-            parent=np.concatenate([np.full(len(kinds), -1), kind]),
-            end_tokens=np.concatenate([shared, np.zeros(kind.size, dtype=np.int64)]),
-        ),
-        turns=Turns(place[following[order]], think[order], place[instead[order]]),
+    prefixes, turns = requests.prefixes, requests.turns
+    return replace(
+        requests,
+        arrival_s=requests.arrival_s[order],
+        input_tokens=requests.input_tokens[order],
+        decode_tokens=requests.decode_tokens[order],
+        class_index=requests.class_index[order],
+        prefixes=prefixes and replace(prefixes, stream=prefixes.stream[order]),
+        turns=turns
+        and Turns(place[turns.following[order]], turns.think_s[order], place[turns.instead[order]]),
     )
 
 

@@ -62,11 +62,10 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     NEWEST,
     LOOKED_UP,  # tokens of the sequences of first admissions
     LOOKED_UP_AGAIN,  # of further ones
-    TOUCHES,  # of a radix tree; so what follows
-    ROWS,  # of its nodes that have been used
+    ROWS,  # of a radix tree: those of its nodes that have been used
     SPARE,  # one that is free again
     _COUNTERS,
-) = range(40)
+) = range(39)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
@@ -134,11 +133,7 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
 ) = range(11)
 
 # Where they are otherwise those of a radix tree: of its nodes, which stand behind the streams ...
-END, OF, TOUCHED = (
-    BEGIN,
-    FIRST,
-    NEXT_COPY,
-)  # last block and one, stream that this is in, number of the last touch
+END, OF = BEGIN, FIRST  # blocks down to its end, stream that this is in
 TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or NOBODY
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`

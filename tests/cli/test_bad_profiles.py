@@ -118,7 +118,7 @@ BAD = {
     "no rate": edit("rate = 0.5\n", "", 18, "classes[1].rate", "required"),
     "no classes": Bad(GOOD.partition("[[classes]]")[0].encode(), 1, "classes", "required"),
     "empty list of classes": Bad(
-        b"classes = []\n" + GOOD.partition("[[classes]]")[0].encode(), 1, "classes", "must have at least 1, not 0"
+        b"classes = []\n" + GOOD.partition("[[classes]]")[0].encode(), 1, "classes", "required: a class of requests"
     ),
     "one class in single brackets": Bad(
         GOOD.partition("[[classes]]")[0].encode() + b'[classes]\nname = "a"\n', 12, "classes", "not a table"

@@ -21,6 +21,7 @@ from kvplan.model import (
     Origin,
     Plan,
     Prefill,
+    Prompt,
     Prompts,
     Provenance,
     Replica,
@@ -29,6 +30,10 @@ from kvplan.model import (
     Timing,
     iteration_time,
 )
+from kvplan.model.gaps import Exponential
+from kvplan.model.lengths import Lengths
+from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Sessions
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, to_document
 from kvplan.report.assembly import analyze as report_of
@@ -300,6 +305,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 400,
         "gpus": 2,
+        "prefix_caching": False,
     },
     "class": {
         "name": "other",
@@ -307,12 +313,17 @@ OTHER: dict[str, dict[str, Any]] = {
         "decode_tokens": (10, 60, 120),
         "decode_weights": (1.0, 1.0, 1.0),
         "rate_rps": 9.0,
+        "shared": (SharedPrompt(200),),
+        "reuse": Reuse(0.8, 0.9, Exponential(2.0)),
+        "sessions": Sessions(*[Lengths.uniform(20, 60)] * 3, Lengths.uniform(1, 3), Exponential(2.0)),
+        "prompts": (Prompt(300, 0.5), Prompt(900, 0.5)),
     },
     "plan": {"delta": 0.2, "horizon_s": 60.0, "segments": 3},
     "model": {
         "request_overhead_s": 0.5,
         "measured": MeasuredRange((0, 10), (0, 10), (0, 10), (0.5, 2.0)),
         "provenance": Provenance(*[Origin(Knowledge.ASSUMED, "another model's")] * 3),
+        "hit_curve": ((1000.0, 0.1), (100_000.0, 0.5)),
     },
 }
 TAKEN_APART = {
@@ -331,6 +342,12 @@ UNMOVED = {
         ("replica", "gpus", what): "`size` counts and prices them"
         for what in ("analyze", "side by side", "sweep", "simulate", "explain")
     },
+    **{
+        ("replica", "prefix_caching", what): "strangers find nothing but what a preempted request left"
+        for what in ("side by side", "sweep", "explain")
+    },
+    ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
+    ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
     **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"]},
     **{
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"

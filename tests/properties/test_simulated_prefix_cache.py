@@ -5,18 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import slow_prefix_cache
+import slow_simulator
 from hypothesis import given
 from hypothesis import strategies as st
 from session_shapes import SHAPES, Shape
 from slow_simulator import SlowResult
-from small_runs import TIMINGS, Case, bytes_of, run
+from small_runs import CLASSES, TIMINGS, Case, bytes_of, run
 from tiers import examples
 
 from kvplan.model import Replica, Timing
 from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.recorded import prefixes_of_hashes
 from kvplan.simulation.requests import Requests
 
+LIMITS_S = st.sampled_from([0.0, 1.0, 5.0, 20.0])
 REPLICAS = st.builds(
     Replica,
     memory_tokens=st.integers(1, 8) | st.integers(1, 60),  # beside the longest request
@@ -173,3 +176,26 @@ def test_of_a_trace_with_hashes_prompts_find_what_they_begin_with(
         expected.append(min(same * of_trace, most))
     assert outcome.found is not None
     assert outcome.found.hit_tokens.tolist() == expected
+
+
+ENGINES = [p.name for p in POLICIES.values() if p.engine]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@given(data=st.data())
+def test_every_engine_gives_up_the_same_as_a_slow_one(name: str, data: st.DataObject) -> None:
+    case = data.draw(CASES)
+    case = replace(
+        case,
+        requests=replace(case.requests, prefixes=None),
+        parameters={"shed_after": (data.draw(LIMITS_S),)},
+    )
+    if "max_new" in POLICIES[name].parameters:
+        case.parameters["max_new"] = (9.0,) * CLASSES
+    given = {key: values if key == "max_new" else values[0] for key, values in case.parameters.items()}
+    kind = type("Slow", (slow_prefix_cache.WithTurns, slow_simulator.POLICIES[name]), {})
+    wanted = kind(case.requests, case.timing, case.replica, given | {"conservativeness": 1.0})
+    expected, fast = wanted.run(case.horizon_s), run(name, case)
+    assert fast.iterations == expected.iterations
+    assert fast.series.waiting.tolist() == expected.waiting_per_iteration
+    np.testing.assert_allclose(fast.finish_s, np.array(expected.finish_s, dtype=np.float64), rtol=1e-9)

@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import slow_radix_cache
 from hypothesis import given
 from hypothesis import strategies as st
 from session_shapes import SHAPES, Shape
-from small_runs import CLASSES, TIMINGS, Case, run
+from small_runs import CLASSES, TIMINGS, Case, bytes_of, run
 from tiers import examples
 
 from kvplan.model import Replica, Timing
 from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.prefixes import Prefixes
+from kvplan.simulation.requests import Requests
 
 REPLICAS = st.builds(
     Replica,
@@ -82,3 +85,93 @@ def agree(case: Case, fast: Outcome) -> None:
 @given(case=CASES)
 def test_every_request_finds_what_a_tree_of_nodes_has_for_it(case: Case) -> None:
     agree(case, run("sglang", case))
+
+
+@pytest.mark.parametrize("block", [1, 3, 16])
+@pytest.mark.parametrize("batched", [None, 20])
+def test_the_retracted_find_what_had_come_into_the_tree(block: int, batched: int | None) -> None:
+    """Answers are long beside what is kept for them; prompts begin alike, and are partly or wholly the same."""
+    retracted = recovered = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        new, decode = rng.integers(0, 9, (40, 2)).tolist(), rng.integers(20, 60, (40, 2)).tolist()
+        sessions = [
+            (s % 4, [(n, d, 3.0) for n, d in zip(new[s], decode[s], strict=True)], 2.0) for s in range(40)
+        ]
+        requests = Shape([(-1, 12), (1, 20), (1, 4)], sessions, None).requests()
+        parameters = {"conservativeness": (0.0,), "prefix_caching": (1.0,), "max_new": (60.0,) * CLASSES}
+        replica = Replica(400, block_tokens=block, max_num_batched_tokens=batched)
+        case = Case(requests, Timing(1.0, d2=0.02), replica, parameters)
+        outcome = run("sglang", case)
+        assert outcome.found is not None
+        retracted += int(outcome.evictions.sum())
+        recovered += int(outcome.found.recovered_tokens.sum())
+        agree(case, outcome)
+    assert retracted >= 30
+    assert recovered >= 20 * block
+
+
+@given(case=CASES)
+def test_what_is_found_was_computed_before(case: Case) -> None:
+    outcome = run("sglang", case)
+    assert outcome.found is not None
+    block, found = case.replica.block_tokens, outcome.found
+    assert (found.hit_tokens % block == 0).all()
+    assert (found.hit_tokens < np.maximum(case.requests.input_tokens, 1)).all()
+    assert (found.recovered_tokens[outcome.evictions == 0] == 0).all()
+    assert (found.cached_tokens + outcome.series.kv_tokens <= case.replica.memory_tokens).all()
+    done = np.isfinite(outcome.finish_s)
+    assert outcome.shed is not None
+    assert not (done & outcome.shed).any()
+
+
+@given(case=CASES)
+def test_a_tree_that_nobody_uses_changes_nothing(case: Case) -> None:
+    """Nothing in common and nobody retracted: the same run with and without."""
+    alone = replace(case, requests=replace(case.requests, prefixes=None))
+    cached = run("sglang", alone)
+    plain = run("sglang", replace(alone, parameters=alone.parameters | {"prefix_caching": (0.0,)}))
+    assert plain.found is None
+    if plain.evictions.sum() == 0:
+        assert cached.finish_s.tobytes() == plain.finish_s.tobytes()
+        assert cached.series.kv_tokens.tolist() == plain.series.kv_tokens.tolist()
+
+
+def test_a_leaf_goes_as_a_whole_and_the_one_touched_last_stays() -> None:
+    """Prompts of 6 and 4 tokens, and one of 4 that takes the room of one: all six of the first go, for four lacking.
+
+    Then the second one is asked for again and is there but for its last token; and the first one is not.
+    """
+    size = 5
+    requests = Requests(
+        np.array([0.0, 5.0, 10.0, 15.0, 20.0]),
+        np.array([6, 4, 4, 4, 6]),
+        np.ones(size, dtype=np.int64),
+        np.zeros(size, dtype=np.int64),
+        prefixes=Prefixes(
+            np.arange(2, 2 + size),
+            np.array([-1, -1, 0, 1, -1, 1, 0]),
+            np.array([6, 4, *[0] * size]),
+        ),
+    )
+    parameters = {"prefix_caching": (1.0,), "max_new": (1.0,) * CLASSES}
+    outcome = run("sglang", Case(requests, Timing(1.0), Replica(10), parameters))
+    assert outcome.found is not None
+    assert outcome.found.hit_tokens.tolist() == [0, 0, 0, 3, 0]
+    assert outcome.found.cached_tokens[2] == 4
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_compiled_runs_leave_the_same_bytes(turns: bool) -> None:
+    shape = Shape(
+        [(-1, 7), (1, 3)], [(s % 3, [(3, 35, 2.0), (0, 24, 0.5), (6, 37, 0.0)], 1.5) for s in range(40)], 9
+    )
+    requests = shape.requests()
+    if not turns:
+        arrival = np.arange(requests.arrival_s.size, dtype=np.float64) / 4
+        requests = replace(requests, arrival_s=arrival, turns=None, prefixes=None)
+    parameters = {"prefix_caching": (1.0,), "conservativeness": (0.0,), "max_new": (40.0,) * CLASSES}
+    case = Case(requests, Timing(0.3, d1=0.01), Replica(240, block_tokens=4), parameters)
+    outcome = run("sglang", case)
+    assert outcome.evictions.any()
+    assert bytes_of(run("sglang", case, compile=True)) == bytes_of(outcome)

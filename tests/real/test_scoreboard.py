@@ -16,14 +16,14 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.timing.sweep import Sweep
-from kvplan.reproduction.real import rates, replays, sweeps, tables
+from kvplan.reproduction.real import cached, rates, replays, sweeps, tables
 from kvplan.reproduction.real.catalogue import RUNS
 from kvplan.reproduction.real.hidden import Hidden
-from kvplan.reproduction.real.record import Bound, Row
+from kvplan.reproduction.real.record import Bound, RealRun, Row
 from kvplan.reproduction.real.score import foretell, scored
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
-QUICK = ("rates-h100", "vllm-rtx4090", "vllm-rtxpro6000", "vllm-watermark")
+QUICK = ("rates-h100", "prefix-cache-h100", "vllm-rtx4090", "vllm-rtxpro6000", "vllm-watermark")
 LONG = tuple(name for name in RUNS if name not in QUICK)
 
 needs_sweeps = pytest.mark.skipif(not (DATA / sweeps.FILE).is_file(), reason="the sweeps are not here")
@@ -128,19 +128,28 @@ def test_a_prior_is_not_learnt_from_its_own_model(tmp_path: Path) -> None:
     assert after.prior(other) != known[1]
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(not rates.RATES.has_data(DATA), reason="the rate sweeps are not here")
-def test_stages_that_are_foretold_do_not_matter(tmp_path: Path) -> None:
-    shutil.copytree(DATA / rates.FOLDER, tmp_path / rates.FOLDER)
-    for path in tmp_path.rglob("stage_[456]_lifecycle.json"):
+@pytest.mark.parametrize(
+    ("run", "foretold_stages"),
+    [
+        pytest.param(cached.CACHED, f"{cached.WITH}/stage_*_lifecycle.json", id="with a prefix cache"),
+        pytest.param(
+            rates.RATES, "*/stage_[456]_lifecycle.json", id="beyond the knee", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_stages_that_are_foretold_do_not_matter(run: RealRun, foretold_stages: str, tmp_path: Path) -> None:
+    folder = tmp_path / rates.FOLDER
+    shutil.copytree(DATA / rates.FOLDER, folder)
+    for path in folder.glob(foretold_stages):
         report = json.loads(path.read_text("utf-8"))
         for part in report["successes"]["latency"].values():
             for name, value in part.items():
                 part[name] = value and 3 * value
         report["successes"]["throughput"]["requests_per_sec"] /= 2
         path.write_text(json.dumps(report), "utf-8")
-    rows, others = (rates.RATES.rows(folder, lambda part: None) for folder in (DATA, tmp_path))
-    assert foretold(rows) == foretold(others)
+    rows, others = (run.rows(of, lambda part: None) for of in (DATA, tmp_path))
+    assert foretold(rows) == foretold(others) != []
     assert [row.measured for row in rows] != [row.measured for row in others]
 
 

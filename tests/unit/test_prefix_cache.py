@@ -203,6 +203,33 @@ def asked_by(*users: int, law: Timing = Timing(0.012, 1e-7, 60e-6)) -> ServingMo
     return ServingModel(classes, law, Replica(100_000))
 
 
+@pytest.mark.parametrize("rate", [9.0, 13.35, 16.5])
+def test_the_loop_gain_of_agents_is_the_slope_too(rate: float) -> None:
+    """Theory §8's map of sessions, its integrals as sums."""
+    cached = agents(rate)
+    (own,) = cached.streams
+    ages = np.geomspace(1e-3, 1e6, 400_001)
+    reached = np.array([math.erfc(-math.log(age / 10.0) / math.sqrt(2)) / 2 for age in ages[::100].tolist()])
+    law = np.interp(ages, ages[::100], reached)
+    flow = rate * (own.left - own.reused * law)
+    stock = flow[0] * ages[0] + np.concatenate([[0.0], np.cumsum((flow[1:] + flow[:-1]) / 2 * np.diff(ages))])
+
+    def mapped(tau: float) -> float:
+        kept = np.interp(AGENT_MEMORY - rate * own.held * tau, stock, ages)
+        computed = rate * (own.prompt - own.reused * np.interp(kept, ages, law))
+        return root(
+            lambda t: t - AGENT_LAW(rate * own.read * t, computed * t, rate * own.stages * t), 0.0, 1.0
+        )
+
+    states = prefix_cache(cached).states
+    assert [state.stable for state in states] == ([True] if rate < 12 else [True, False])
+    for state in states:
+        tau, step = state.iteration_time_s, state.iteration_time_s * 2e-3
+        assert mapped(tau) == pytest.approx(tau, rel=1e-4)
+        slope = (mapped(tau + step) - mapped(tau - step)) / (2 * step)
+        assert state.loop_gain == pytest.approx(slope, rel=0.01, abs=2e-4)
+
+
 @pytest.mark.parametrize("users", [1, 40, 90])
 def test_users_who_think_ask_as_often_as_they_are_answered(users: int) -> None:
     """λ·(Z + nτ) = users, without reuse: τ = d0/(1 - λ·work), a quadratic in λ."""

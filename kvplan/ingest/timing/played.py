@@ -226,10 +226,16 @@ def _of_run(load: _Load, run: Outcome) -> tuple[float, ...]:
         tokens = load.scenario.model.replica.memory_tokens
         message = f"its requests do not fit a memory of {tokens:,} tokens, --capacity or that of --base"
         raise ProfileError(load.file, message, line=load.point.line)
+    return *mean_times(load.scenario.requests, run).values(), run.prefill_peak
+
+
+def mean_times(requests: Requests, run: Outcome) -> dict[Kind, float]:
+    """What a client would have measured of a run that came to its end, seconds."""
     ttft, e2e = run.ttft_s, run.e2e_s
-    later = load.scenario.requests.decode_tokens - 1
+    later = requests.decode_tokens - 1
     tpot = (e2e - ttft)[later > 0] / later[later > 0]
-    return ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size, run.prefill_peak
+    means = ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size
+    return dict(zip(_KINDS, means, strict=True))
 
 
 def seen(point: Point) -> list[tuple[Kind, float]]:

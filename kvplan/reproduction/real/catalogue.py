@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kvplan.reproduction.real.cached import CACHED
 from kvplan.reproduction.real.rates import RATES
 from kvplan.reproduction.real.record import RealRun
 from kvplan.reproduction.real.replays import RTX4090, RTXPRO6000
@@ -10,7 +11,7 @@ from kvplan.reproduction.real.tables import SPLITWISE
 from kvplan.reproduction.real.watermark import WATERMARK
 
 RUNS: dict[str, RealRun] = {
-    run.name: run for run in (HIGH, SHAPE, NOTHING, RATES, RTX4090, RTXPRO6000, SPLITWISE, WATERMARK)
+    run.name: run for run in (HIGH, SHAPE, NOTHING, RATES, CACHED, RTX4090, RTXPRO6000, SPLITWISE, WATERMARK)
 }
 
 

@@ -31,7 +31,9 @@ PUBLISHED = {
     0.15: Published(168, 11635),
 }
 _MODEL, _GPU = "Qwen2.5-7B", "GB200"
-_REPLICA = Replica(299_584, 16, Prefill.FUSED, max_num_seqs=256, max_num_batched_tokens=8192)
+_REPLICA = Replica(
+    299_584, 16, Prefill.FUSED, max_num_seqs=256, max_num_batched_tokens=8192, prefix_caching=False
+)
 _REQUESTS, _CLIENTS, _SEEDS = 450, 128, 4
 _INPUT, _OUTPUT = (800, 1200), (4000, 6000)  # a fifth to either side of 1,000 and 5,000
 

@@ -3,7 +3,7 @@
 It is `vllm` without its reserved block and its watermark: all blocks are usable, memory is counted as tokens computed
 so far, in whole blocks, and the whole next sequence must fit for admission. Evicted requests head the queue, and
 nobody is admitted in an iteration that evicts: whoever was evicted last does not fit, or he would have stayed.
-The cap counts all admissions, those of evicted requests too.
+The cap counts all admissions, those of evicted requests too. Sarathi has no prefix cache.
 """
 
 import numpy as np
@@ -11,7 +11,18 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import blocks_of
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
+from kvplan.simulation.policies.limits import (
+    LIMITS,
+    PATIENCE,
+    SEQUENCES,
+    SHED_AFTER,
+    TOKENS,
+    UNLIMITED,
+    known,
+    most_running,
+    patience,
+    token_budget,
+)
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.policies.vllm import NO_CAP, admit_prompts, serve_running
@@ -38,13 +49,19 @@ def form_batch(s: State) -> None:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; no cap unless one is set."""
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
+    patience_s = patience(settings)
     cap = settings.number("cap", NO_CAP)
     if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, 0.0, *cap_knobs(cap)]), seats=seats
+        knobs=np.array([tokens or UNLIMITED, 0.0, *cap_knobs(cap)]), seats=seats, shed_after_s=patience_s
     )
-    return setup, {"cap": None if cap == NO_CAP else cap, SEQUENCES: seats, TOKENS: tokens}
+    return setup, {
+        "cap": None if cap == NO_CAP else cap,
+        SHED_AFTER: known(patience_s),
+        SEQUENCES: seats,
+        TOKENS: tokens,
+    }
 
 
 POLICY = Policy(
@@ -52,7 +69,7 @@ POLICY = Policy(
     summary="Sarathi: decodes first, then chunks of prompts within a token budget; the last admitted is evicted",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={"cap": "most admissions per iteration, 0.5 is one in two; none", **LIMITS},
+    parameters={"cap": "most admissions per iteration, 0.5 is one in two; none", **PATIENCE, **LIMITS},
     engine=True,
     limits=frozenset(LIMITS),
 )

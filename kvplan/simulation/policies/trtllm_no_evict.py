@@ -1,14 +1,26 @@
 """TensorRT-LLM's GUARANTEED_NO_EVICT: whoever is admitted has room reserved to the end, and nobody is evicted.
 
 Memory is counted as the engine does: tokens computed so far, in whole blocks. Prompts are computed in chunks within
-the token budget, as in `vllm`.
+the token budget, as in `vllm`. Left out is TensorRT-LLM's reuse of blocks: it is not known well enough which of them it
+counts on at admission.
 """
 
 import numpy as np
 
 from kvplan.simulation.actions import advance, group_list, seat, seat_is_free
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import LIMITS, SEQUENCES, TOKENS, UNLIMITED, most_running, token_budget
+from kvplan.simulation.policies.limits import (
+    LIMITS,
+    PATIENCE,
+    SEQUENCES,
+    SHED_AFTER,
+    TOKENS,
+    UNLIMITED,
+    known,
+    most_running,
+    patience,
+    token_budget,
+)
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt
@@ -53,13 +65,17 @@ def admit_promised(s: State, budget: int) -> None:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
+    patience_s = patience(settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
     longest = np.maximum(requests.input_tokens, 1) + np.array(max_new, dtype=np.int64)[requests.class_index]
     setup = as_engines_count(requests)._replace(
-        knobs=np.array([tokens or UNLIMITED]), promise=-(-longest // replica.block_tokens), seats=seats
+        knobs=np.array([tokens or UNLIMITED]),
+        promise=-(-longest // replica.block_tokens),
+        seats=seats,
+        shed_after_s=patience_s,
     )
-    return setup, {"max_new": list(max_new), SEQUENCES: seats, TOKENS: tokens}
+    return setup, {"max_new": list(max_new), SHED_AFTER: known(patience_s), SEQUENCES: seats, TOKENS: tokens}
 
 
 POLICY = Policy(
@@ -67,7 +83,7 @@ POLICY = Policy(
     summary="TensorRT-LLM's GUARANTEED_NO_EVICT: input and longest output are reserved at admission, nobody is evicted",
     prepare=prepare,
     form_batch=form_batch,
-    parameters={**MAX_NEW, **LIMITS},
+    parameters={**MAX_NEW, **PATIENCE, **LIMITS},
     engine=True,
     limits=frozenset(LIMITS),
     evicts=False,

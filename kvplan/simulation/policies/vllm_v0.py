@@ -3,6 +3,7 @@
 Memory is counted as tokens computed so far, in whole blocks, and all blocks are usable. The token budget limits
 prompts alone. One longer than it is computed in an iteration of its own: the engine does not start with a budget below
 its longest sequence, so it would not come to that. While anything runs the watermark keeps blocks free of prompts.
+Left out is the prefix cache, which was off by default.
 """
 
 import numpy as np
@@ -21,10 +22,14 @@ from kvplan.simulation.policies import vllm
 from kvplan.simulation.policies.limits import (
     LIMITS,
     MOST_RUNNING,
+    PATIENCE,
     SEQUENCES,
+    SHED_AFTER,
     TOKENS,
     UNLIMITED,
+    known,
     most_running,
+    patience,
     token_budget,
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
@@ -79,11 +84,12 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     replica = scenario.model.replica
     watermark = vllm.watermark_share(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
+    patience_s = patience(settings)
     blocks = replica.memory_tokens // replica.block_tokens
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]), seats=seats
+        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]), seats=seats, shed_after_s=patience_s
     )
-    return setup, {"watermark": watermark, SEQUENCES: seats, TOKENS: tokens}
+    return setup, {"watermark": watermark, SHED_AFTER: known(patience_s), SEQUENCES: seats, TOKENS: tokens}
 
 
 POLICY = Policy(
@@ -93,6 +99,7 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={
         "watermark": vllm.POLICY.parameters["watermark"],
+        **PATIENCE,
         **MOST_RUNNING,
         TOKENS: "most tokens of prompts in an iteration; the profile's",
     },

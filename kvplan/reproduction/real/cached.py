@@ -1,0 +1,101 @@
+"""A rate sweep with a prefix cache foretold from one without: the same traffic, on the same model and GPU."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.prefix_cache import prefix_cache
+from kvplan.ingest.timing.equations import Kind
+from kvplan.ingest.timing.played import Law, mean_times, requests_of
+from kvplan.ingest.timing.sweep import Point
+from kvplan.model import Replica, RequestClass, ServingModel
+from kvplan.model.reuse import SharedPrompt
+from kvplan.reproduction.real.hidden import Times, unmeasured
+from kvplan.reproduction.real.rates import (
+    CLIENTS,
+    LICENCE,
+    MODEL,
+    SOURCE,
+    STAGES,
+    at_rate,
+    fitted,
+    measured_knee,
+    read_stage,
+    replica_of,
+    requested_rps,
+    stage_file,
+    stage_rows,
+)
+from kvplan.reproduction.real.record import Bound, Configuration, Over, Part, RealRun, Row
+from kvplan.reproduction.real.replays import replayed
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.sessions import with_shared_prompts
+
+WITHOUT, WITH, _SEQUENCES = "vllm", "vllm+chunking_and_prefix_caching", 128
+_SYSTEM = (SharedPrompt(128, 0.1),) * 10  # as the client was configured
+_WHOLE = (SharedPrompt(192, 0.01),) * 100  # whole pages of prompts of 195 tokens or more
+_CACHING = Settings("vllm", {"prefix_caching": (1.0,)})
+
+
+def _played(law: Law, replica: Replica, shared: tuple[SharedPrompt, ...], load: Point) -> Times:
+    requests = with_shared_prompts(requests_of(load), [shared], np.random.default_rng(0))
+    return mean_times(requests, replayed(requests, law, replica, _CACHING))
+
+
+def closed_form_knee(like: Point, law: Law, replica: Replica) -> float:
+    """Requests/s at which all sequences run, each prompt of the mean length."""
+    lengths = range(like.outputs[0], like.outputs[1] + 1)
+    load = RequestClass("", round(fmean(like.inputs)), tuple(lengths), (1.0,) * len(lengths), 1.0, _SYSTEM)
+    cached = cached_replica(ServingModel((load,), law.timing, replica))
+    return prefix_cache(cached).sustainable_rps.guaranteed
+
+
+def _rows(folder: Path, told: Part) -> list[Row]:
+    of, replica = Configuration(WITH, "dense", MODEL, "vllm"), replica_of(_SEQUENCES)
+    law = fitted([read_stage(folder, WITHOUT, number) for number in range(STAGES)], replica)
+    told(0.5)
+    rows = list(_foretold(of, folder, law, replica))
+    told(1.0)
+    return rows
+
+
+def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> Iterator[Row]:
+    points = [read_stage(folder, WITH, number).points[0] for number in range(STAGES)]
+    requested = [requested_rps(folder, WITH, number) for number in range(STAGES)]
+    measured, like = measured_knee(folder, WITH), unmeasured(points[-1])
+    for quantity, shared in (("knee", _SYSTEM), ("knee if questions recur", _WHOLE)):
+        _, times = at_rate(requested[-1], like, partial(_played, law, replica, shared))
+        yield Row(of, "", quantity, "1/s", 1 / times[Kind.INTERVAL], measured)
+    yield Row(of, "", "knee in closed form", "1/s", closed_form_knee(like, law, replica), measured)
+    for point, rate in zip(points, requested, strict=True):
+        _, times = at_rate(rate, unmeasured(point), partial(_played, law, replica, _SYSTEM))
+        yield from stage_rows(of, rate, times, point)
+
+
+CACHED = RealRun(
+    name="prefix-cache-h100",
+    title="A rate sweep with a prefix cache from one without",
+    source=SOURCE,
+    licence=LICENCE,
+    protocol=(
+        "All seven stages of the sweep without a prefix cache are fitted, and the one with it is foretold from that, "
+        "from the rates that were asked for, the lengths, and what the client was told to send: ten system prompts of "
+        "128 tokens, eight whole pages, as often each, and a question to each. The client's generator makes a hundred "
+        "prompts and sends them again and again: the knee if questions recur has 192 tokens found of each. The client "
+        f"has {CLIENTS} requests in flight at most. KV capacity is estimated; it does not bind. Nor does the budget of "
+        "8,192 tokens, so that chunked prefill, on in the second sweep only, changes nothing here."
+    ),
+    files=tuple(stage_file(variant, number) for variant in (WITHOUT, WITH) for number in range(STAGES)),
+    bounds=(
+        Bound(quantity="knee", over=Over.WORST, must=0.08, recorded=0.055),
+        Bound(quantity="knee in closed form", over=Over.WORST, must=0.08, recorded=0.035),
+        Bound(quantity="knee if questions recur", over=Over.WORST, recorded=0.35),
+        Bound(quantity="E2E", over=Over.MEDIAN, recorded=0.1),
+        Bound(quantity="TPOT", over=Over.MEDIAN, recorded=0.05),
+    ),
+    rows=_rows,
+)
