@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States, falling_root
 from kvplan.model import FloatArray
@@ -123,6 +124,45 @@ class PrefixCache(NamedTuple):
     streams_in_memory: float | None
 
 
+class Branches(NamedTuple):
+    """Every state of a replica, by requests in flight; all of shape (n_states,).
+
+    Attributes
+    ----------
+    load
+        What leads to it: requests/s, or the users of a closed population.
+    requests_in_flight
+        Ascending, up to where they fill memory or reach a limit of the engine.
+    stable : ndarray of bool
+        Whether the load rises from there on.
+    """
+
+    load: FloatArray
+    requests_in_flight: FloatArray
+    stable: NDArray[np.bool_]
+
+
+def branches(cached: CachedReplica) -> Branches:
+    """The good and the unstable branch of a replica's states, as one curve.
+
+    Examples
+    --------
+    Without anything in common, requests keep to one branch, up to 9.223 requests/s:
+
+    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
+    >>> from kvplan.analysis.cache_states import cached_replica
+    >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0)
+    >>> found = branches(cached_replica(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))))
+    >>> found.load[-1].round(3).item(), found.requests_in_flight[-1].round(2).item(), bool(found.stable.all())
+    (9.223, 90.87, True)
+    """
+    curve = _curve(cached, _most(_ends(cached)))
+    curve = curve.at(_served(cached, curve) > 0)
+    load = curve.rate_rps if cached.users is None else _users(cached, curve)
+    rising = np.diff(load) > 0
+    return Branches(load, curve.admissions * cached.stages, np.append(rising, rising[-1:]))
+
+
 def prefix_cache(cached: CachedReplica) -> PrefixCache:
     """States, rates and dangers of a prefix cache at the offered load.
 
@@ -151,8 +191,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     9.2232
     """
     ends = _ends(cached)
-    most = min(x for name, x in ends.items() if name != "max_num_batched_tokens")
-    curve = _curve(cached, most)
+    curve = _curve(cached, _most(ends))
     if cached.users is None:
         guaranteed = min(_fastest(cached, x) for x in ends.values())
         good = max(float(_served(cached, curve).max()), guaranteed)
@@ -206,9 +245,7 @@ def population_of(cached: CachedReplica) -> Population:
     them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
     """
     ends = _ends(cached)
-    return _population(
-        cached, _curve(cached, min(x for name, x in ends.items() if name != "max_num_batched_tokens"))
-    )
+    return _population(cached, _curve(cached, _most(ends)))
 
 
 def _population(cached: CachedReplica, curve: States) -> Population:
@@ -409,6 +446,11 @@ def _ends(cached: CachedReplica) -> dict[str, float]:
             computed, replica.max_num_batched_tokens, cached.computed, cached.saves * cached.reusable
         )
     return found
+
+
+def _most(ends: dict[str, float]) -> float:
+    """Admissions an iteration at most; what the token budget allows depends on what is found."""
+    return min(x for name, x in ends.items() if name != "max_num_batched_tokens")
 
 
 def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float) -> float:
