@@ -22,7 +22,7 @@ _POINTS_CONVEX = 24  # each takes a transform where the law has a knee
 _ZOOM, _ZOOMS = 9, 3  # points on either side of the peak, so many times
 _AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
 _TIMES = 33  # iteration times at which the least with fluctuations is looked for
-FEW_STREAMS = 100  # in memory, below which fluctuations count
+FEW_STREAMS = 500  # in memory, below which fluctuations count
 _SAME = 1e-9
 _STEP = 1e-4  # relative, for slopes
 

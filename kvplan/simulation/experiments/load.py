@@ -11,7 +11,15 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
 from kvplan.simulation.requests import Requests, burst, closed, interleaved, poisson, renewal, saturated
-from kvplan.simulation.sessions import Burst, population, stream_of_sessions, with_shared_prompts
+from kvplan.simulation.sessions import (
+    Burst,
+    heads,
+    merged,
+    population,
+    stream_of_sessions,
+    with_reuse,
+    with_shared_prompts,
+)
 
 MAX_REQUESTS = 10**8
 DEFAULT_REQUESTS = 10_000
@@ -81,56 +89,98 @@ def generate(model: ServingModel, load: Load, seed: int) -> Requests:
 
 
 def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
-    size, horizon = load.requests, load.horizon_s
     expected = _expected(model, load)
     if expected > MAX_REQUESTS:
         raise UsageError(f"some {expected:.3g} requests until the horizon; {MAX_REQUESTS:,} is the most")
-    if load.kind in _ALWAYS_THERE and size is None:
-        size = math.ceil(expected) + load.concurrency + 1000
+    if load.kind in _ALWAYS_THERE:
+        size = load.requests
+        return _always_there(
+            model, load, math.ceil(expected) + load.concurrency + 1000 if size is None else size, rng
+        )
+    classes = [c for c in model.classes if c.sessions is None]
+    if len(classes) == len(model.classes):
+        return _of_classes(model, load, rng)
+    if not classes:
+        return _of_sessions(model, load, math.ceil(expected), rng)
+    apart = replace(model, classes=tuple(classes))
+    turns = replace(model, classes=model.classes[len(classes) :])
+    alone = (
+        None if load.requests is None else round(load.requests * apart.total_rate_rps / model.total_rate_rps)
+    )
+    rest = None if load.requests is None or alone is None else load.requests - alone
+    sessions = _of_sessions(turns, load._replace(requests=rest), math.ceil(expected), rng)
+    return merged(
+        [
+            _of_classes(apart, load._replace(requests=alone), rng),
+            replace(sessions, class_index=sessions.class_index + len(classes)),
+        ]
+    )
+
+
+def _always_there(model: ServingModel, load: Load, size: int, rng: np.random.Generator) -> Requests:
+    """Strangers, whatever the model says that they have in common."""
     match load.kind:
-        case Arrivals.POISSON if any(c.sessions for c in model.classes):
-            return _sessions(model, load, rng)
-        case Arrivals.POISSON:
-            return _with_prompts(model, poisson(model, rng, requests=size, horizon_s=horizon), rng)
-        case Arrivals.GAMMA:
-            drawn = renewal(model, rng, cv=load.cv, requests=size, horizon_s=horizon)
-            return _with_prompts(model, drawn, rng)
-        case Arrivals.BURST:
-            high, low, on_s, off_s = load.burst
-            drawn = burst(
-                model, rng, high=high, low=low, on_s=on_s, off_s=off_s, requests=size, horizon_s=horizon
-            )
-            return _with_prompts(model, drawn, rng)
-        case Arrivals.SATURATED:
-            assert size is not None
-            return saturated(model, rng, requests=size)
         case Arrivals.INTERLEAVED:
-            assert size is not None
             return interleaved(model, requests=size)
         case Arrivals.CLOSED:
-            assert size is not None
             return closed(model, rng, clients=load.concurrency, requests=size)
+        case _:
+            return saturated(model, rng, requests=size)
 
 
-def _with_prompts(model: ServingModel, drawn: Requests, rng: np.random.Generator) -> Requests:
-    """With the leading tokens that requests of a class share, where they do."""
-    if not any(c.shared for c in model.classes):
-        return drawn
-    return with_shared_prompts(drawn, [c.shared for c in model.classes], rng)
+def _of_classes(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
+    """Open arrivals, with what they share and ask for again."""
+    asks = any(c.reuse is not None for c in model.classes)
+    size, horizon = load.requests, load.horizon_s
+    drawn = _open(heads(model) if asks else model, load, rng)
+    if asks:
+        return with_reuse(drawn, model, rng, requests=size, horizon_s=horizon)
+    if any(c.shared for c in model.classes):
+        return with_shared_prompts(drawn, [c.shared for c in model.classes], rng)
+    return drawn
 
 
-def _sessions(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
-    """The turns of sessions, at random or of users."""
+def _open(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
+    size, horizon = load.requests, load.horizon_s
+    match load.kind:
+        case Arrivals.GAMMA:
+            return renewal(model, rng, cv=load.cv, requests=size, horizon_s=horizon)
+        case Arrivals.BURST:
+            high, low, on_s, off_s = load.burst
+            return burst(
+                model, rng, high=high, low=low, on_s=on_s, off_s=off_s, requests=size, horizon_s=horizon
+            )
+        case _:
+            return poisson(model, rng, requests=size, horizon_s=horizon)
+
+
+def _of_sessions(model: ServingModel, load: Load, expected: int, rng: np.random.Generator) -> Requests:
+    """The turns of sessions, which come at random, or are those of users."""
     kinds = [c.sessions for c in model.classes if c.sessions is not None]
-    if any(kind.users for kind in kinds):
-        users = [kind.users or 0 for kind in kinds]
-        longest = max(kind.turns.longest for kind in kinds)
-        enough = math.ceil(_MORE * _expected(model, load)) + longest * sum(users)  # beyond the horizon
-        return population(kinds, rng, users=users, requests=load.requests or enough)
-    rates = [c.rate_rps / kind.turns.mean for c, kind in zip(model.classes, kinds, strict=True)]
-    return stream_of_sessions(
-        kinds, rates, rng, requests=load.requests, horizon_s=load.horizon_s, burst=load.burst_sessions
-    )
+    places = [
+        [i for i, kind in enumerate(kinds) if (kind.users is None) is at_random]
+        for at_random in (True, False)
+    ]
+    parts = []
+    for at_random, mine in zip((True, False), places, strict=True):
+        if not mine:
+            continue
+        own = [kinds[i] for i in mine]
+        share = sum(model.classes[i].rate_rps for i in mine) / model.total_rate_rps
+        size = None if load.requests is None else max(1, round(load.requests * share))
+        if at_random:
+            rates = [model.classes[i].rate_rps / kinds[i].turns.mean for i in mine]
+            drawn = stream_of_sessions(
+                own, rates, rng, requests=size, horizon_s=load.horizon_s, burst=load.burst_sessions
+            )
+        else:
+            users = [kind.users or 0 for kind in own]
+            enough = _MORE * expected + max(kind.turns.longest for kind in own) * sum(
+                users
+            )  # beyond the horizon
+            drawn = population(own, rng, users=users, requests=enough if size is None else size)
+        parts.append(replace(drawn, class_index=np.array(mine)[drawn.class_index]))
+    return parts[0] if len(parts) == 1 else merged(parts)
 
 
 def _expected(model: ServingModel, load: Load) -> float:
