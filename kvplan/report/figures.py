@@ -43,12 +43,15 @@ class Inputs:
         Whether the iteration-time law is.
     varying
         Whether rates vary over time: figures of thresholds are then not those that the formulas name.
+    shares
+        Whether requests have prefixes in common: only those of [provenance] are then what the formulas name.
     """
 
     model: Figures
     entries: Mapping[str, tuple[Figures, ...]]
     is_linear: bool = True
     varying: bool = False
+    shares: bool = False
 
 
 def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
@@ -64,6 +67,8 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
     >>> given.model["M"].value, given.model["S_b"].value, given.entries["wait.classes"][0]["rate"].value
     (12, 12.0, 0.9)
     """
+    if model.finds_prefixes:
+        return Inputs(_of_provenance(model), {}, model.timing.is_linear, shares=True)
     classes = tuple(_of_class(model, i, report) for i in range(len(model.classes)))
     entries = {record.list_key: classes for record in CONTRACT.values() if record.is_by_class}
     entries["nested_wait.segments"] = tuple(_of_segments(report))

@@ -190,10 +190,22 @@ def calculations(document: dict[str, Any], inputs: Inputs) -> Iterator[tuple[str
 
 @pytest.mark.parametrize(("make", "name"), CASES)
 def test_what_is_substituted_gives_the_value(make: Any, name: str) -> None:
-    found = list(calculations(*make(name)))
-    assert len({key for key, _, _ in found}) >= 15
+    document, inputs = make(name)
+    found = list(calculations(document, inputs))
+    assert (len({key for key, _, _ in found}) >= 15) is not inputs.shares
     for key, value, result in found:
         assert result == pytest.approx(value, rel=3e-5, abs=1e-7), key
+
+
+@pytest.mark.parametrize("name", ["agents-collapse", "shared-prompt"])
+def test_formulas_for_strangers_are_not_filled_where_requests_share(name: str) -> None:
+    document, inputs = shipped(name)
+    assert list(calculations(document, inputs)) == []
+    page = explain(find("load.sustainable_rps"), document, inputs)
+    assert page.meaning.endswith("`prefix_cache` has what takes its place.")
+    assert page.rows[0].here == ""
+    (gpu,) = explain(find("inputs.gpu"), document, inputs).rows
+    assert gpu.here == "round figures"
 
 
 def test_nearly_every_number_has_a_calculation_somewhere() -> None:
