@@ -125,7 +125,7 @@ class PrefixCache(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """Every state of a replica, by requests in flight; all of shape (n_states,).
+    """Every state of a replica, by requests in flight; arrays of shape (n_states,).
 
     Attributes
     ----------
@@ -135,11 +135,14 @@ class Branches(NamedTuple):
         Ascending, up to where they fill memory or reach a limit of the engine.
     stable : ndarray of bool
         Whether the load rises from there on.
+    collapsed_in_flight
+        Where nothing is kept that is not in use.
     """
 
     load: FloatArray
     requests_in_flight: FloatArray
     stable: NDArray[np.bool_]
+    collapsed_in_flight: float
 
 
 def branches(cached: CachedReplica) -> Branches:
@@ -156,11 +159,13 @@ def branches(cached: CachedReplica) -> Branches:
     >>> found.load[-1].round(3).item(), found.requests_in_flight[-1].round(2).item(), bool(found.stable.all())
     (9.223, 90.87, True)
     """
-    curve = _curve(cached, _most(_ends(cached)))
+    ends = _ends(cached)
+    curve = _curve(cached, _most(ends))
     curve = curve.at(_served(cached, curve) > 0)
     load = curve.rate_rps if cached.users is None else _users(cached, curve)
     rising = np.diff(load) > 0
-    return Branches(load, curve.admissions * cached.stages, np.append(rising, rising[-1:]))
+    in_flight, collapsed = curve.admissions * cached.stages, min(ends.values()) * cached.stages
+    return Branches(load, in_flight, np.append(rising, rising[-1:]), collapsed)
 
 
 def prefix_cache(cached: CachedReplica) -> PrefixCache:

@@ -174,21 +174,21 @@ def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
     --------
     >>> import numpy as np
     >>> curve = np.array([2.0, 8.0, 6.0]), np.array([1.0, 10.0, 100.0]), np.array([True, False, False])
-    >>> levels = {"warm_in_flight": 7.0, "separatrix_in_flight": 30.0}
-    >>> edges = {"low": 2.0, "high": 10.0, "low_in_flight": 1.0}
+    >>> levels = {"full_in_flight": 100.0, "warm_in_flight": 7.0, "separatrix_in_flight": 30.0}
+    >>> edges = {"full_from": 6.0, "low": 2.0, "high": 10.0, "low_in_flight": 1.0}
     >>> one = CacheBranches("requests/s", *curve, offered=7.0, guaranteed=6.0, good=8.0, **levels, **edges)
     >>> print(running(one, width=62, ink=ASCII))
     100 |                            =============================
-        |                            :  ... :      :
-     30 |                            :    ....     :
-        |                            :      :...   :
+        |                            :  ....:      :
+     30 |                            :     ...     :
+        |                            :      : ...  :
         |                            :      :   ...:
-        |                            :      :   ##..
-      7 |                            :  ########   :
-        |                       ########    :      :
-        |                ########    :      :      :
-        |        ########            :      :      :
-        |########                    :      :      :
+        |                            :      :  ###..
+      7 |                            : ########    :
+        |                       #######     :      :
+        |               ########     :      :      :
+        |       ########             :      :      :
+        |#######                     :      :      :
         |#                           :      :      :
         +---------------------------------------------------------
                                      6      ^ 7 offered
@@ -228,9 +228,9 @@ def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
     for rate, in_flight, stable in zip(
         rates.tolist(), running.tolist(), content.stable[at.astype(int)].tolist(), strict=True
     ):
-        if rate >= content.low and content.low_in_flight <= in_flight < full:
+        if rate >= content.low and content.low_in_flight <= in_flight:
             grid[row(in_flight)][column(rate)] = ink.full if stable else ink.light
-    end = column(float(content.load[-1]))
+    end = column(content.full_from)
     grid[row(full)][end:] = ink.zone * (columns - end)
     lead = " " * (margin + 2)
     ticks = [(column(rate), format_number(rate)) for rate in (content.guaranteed, content.good)]

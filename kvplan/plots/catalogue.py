@@ -127,8 +127,10 @@ def _equilibrium(report: Report, model: ServingModel) -> Plot:
 
 
 def _cache(report: Report, model: ServingModel) -> Iterator[Plot]:
-    yield cache_branches(report, model)
-    yield _cache_hits(report, model)
+    branches = cache_branches(report, model)
+    yield branches
+    assert isinstance(branches.data, prefix_cache.CacheBranches)
+    yield _cache_hits(report, model, f"{format_number(branches.data.offered)} {branches.data.unit}")
 
 
 def cache_branches(report: Report, model: ServingModel) -> Plot:
@@ -144,12 +146,12 @@ def cache_branches(report: Report, model: ServingModel) -> Plot:
         format_number(value, 3)
         for value in (found.warm_in_flight, found.separatrix_in_flight, found.full_in_flight)
     )
+    over = "" if found.stable.all() else " that leads over the unstable branch"
     numbers = [f"Offered {offered}, guaranteed {guaranteed}, with a warm cache {good}."]
     if found.good > found.guaranteed:
         said = [
             f"Up to {guaranteed} no burst can empty the cache for good. Between that and the {good} of a warm cache, "
-            "one that lifts the replica over the unstable branch leaves it on the upper line, where nothing of its "
-            "own is found."
+            f"one{over} leaves the replica on the upper line, where nothing of its own is found."
         ]
     else:
         said = ["A warm cache serves no more than is guaranteed: no burst can empty it for good."]
@@ -170,16 +172,16 @@ def cache_branches(report: Report, model: ServingModel) -> Plot:
     )
 
 
-def _cache_hits(report: Report, model: ServingModel) -> Plot:
+def _cache_hits(report: Report, model: ServingModel, offered: str) -> Plot:
     cache = report.prefix_cache
     assert cache is not None
     key, section, title = "cache-hits", "prefix_cache", "Hit ratio against KV memory"
-    kind, own = report.sources["prefix_cache"].kind, _rps(report.load.offered_rps)
+    kind = report.sources["prefix_cache"].kind
     found = prefix_cache.cache_hits(model, cache)
     if found is None:
-        why = f"No memory within reach serves {own} from a warm cache."
+        why = f"No memory within reach serves {offered} from a warm cache."
         return Plot(key, section, title, kind, why, "", None)
-    said = [f"Prompt tokens found at {own}, from an empty replica."]
+    said = [f"Prompt tokens found at {offered}, from an empty replica."]
     if np.isnan(found.hit_ratio[0]):
         said.append("With less than where the line begins, not even a warm cache serves them.")
     if found.collapse.any():

@@ -28,7 +28,7 @@ def cache_branches(axes: "Axes", content: CacheBranches) -> None:
             label = "stable" if stable else "unstable"
             axes.plot(content.load, line, style, color=LIGHT[colour], label=label)
     full = [content.full_in_flight] * 2
-    axes.plot([float(content.load[-1]), content.high], full, color=LIGHT["red"], label="full, with a queue")
+    axes.plot([content.full_from, content.high], full, color=LIGHT["red"], label="full, with a queue")
     marks = [(content.guaranteed, "soft", "guaranteed"), (content.good, "green", "warm cache")]
     for at, colour, label in marks[: 1 + (content.good > content.guaranteed)]:
         axes.axvline(at, color=LIGHT[colour], linewidth=1.0, linestyle="--", label=label)

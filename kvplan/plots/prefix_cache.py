@@ -15,7 +15,8 @@ _FAR = 4.0  # times the good load: beyond, the offered one is named in the capti
 _AROUND = 1.15
 _LEAST = 0.5  # times the guaranteed or the offered load
 _DECADES = 1e3  # of requests in flight, at most
-_OCTAVES, _STEPS = 3, 8  # of memory to either side, and points in each
+_OCTAVES, _STEPS = 3, 8  # of memory to either side, and points in each ...
+_STEPS_CONVEX = 3  # where each takes longer
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class CacheBranches:
         Whether the state from there to the next point is stable.
     offered, guaranteed, good
         Load of the profile, without danger, and from a warm cache.
+    full_from, full_in_flight
+        Load from which on memory, or a limit, can be reached with nothing found, while others wait; and how many run.
     warm_in_flight, separatrix_in_flight
         At the offered load; None where there is no such state.
     low, high, low_in_flight
@@ -45,6 +48,8 @@ class CacheBranches:
     offered: float
     guaranteed: float
     good: float
+    full_from: float
+    full_in_flight: float
     warm_in_flight: float | None
     separatrix_in_flight: float | None
     low: float
@@ -52,14 +57,9 @@ class CacheBranches:
     low_in_flight: float
 
     @property
-    def full_in_flight(self) -> float:
-        """Where memory, or a limit, is reached and others wait, at any load beyond the end of the curve."""
-        return float(self.in_flight[-1])
-
-    @property
     def high_in_flight(self) -> float:
         """Where the plot ends."""
-        return self.full_in_flight * _AROUND**2
+        return max(self.full_in_flight, float(self.in_flight[-1])) * _AROUND**2
 
     @property
     def shows_offered(self) -> bool:
@@ -88,11 +88,13 @@ def cache_branches(model: ServingModel, cache: CacheBlock) -> CacheBranches:
         offered=offered,
         guaranteed=guaranteed,
         good=good,
+        full_from=guaranteed if cached.users is None else float(curve.load[-1]),
+        full_in_flight=curve.collapsed_in_flight,
         warm_in_flight=next((state.requests_in_flight for state in cache.branches if state.stable), None),
         separatrix_in_flight=cache.separatrix_in_flight,
         low=low,
         high=_AROUND * max(good, shown),
-        low_in_flight=max(bottom, float(curve.requests_in_flight[-1]) / _DECADES),
+        low_in_flight=max(bottom, curve.collapsed_in_flight / _DECADES),
     )
 
 
@@ -124,7 +126,8 @@ class CacheHits:
 def cache_hits(model: ServingModel, cache: CacheBlock) -> CacheHits | None:
     """What is found with so much memory; None where none in reach serves the offered rate from a warm cache."""
     cached, own = cached_replica(model), model.replica.memory_tokens
-    powers = np.arange(-_OCTAVES * _STEPS, _OCTAVES * _STEPS + 1) / _STEPS
+    steps = _STEPS_CONVEX if model.timing.is_convex else _STEPS
+    powers = np.arange(-_OCTAVES * steps, _OCTAVES * steps + 1) / steps
     memory = np.maximum(own * 2.0**powers, model.replica.block_tokens)
     found = [prefix_cache(_with_memory(cached, round(tokens))) for tokens in memory.tolist()]
     ratio = np.array([math.nan if one.expected is None else one.expected.hit_ratio for one in found])

@@ -68,7 +68,12 @@ def test_what_is_not_there_is_not_explained() -> None:
 def test_branches_go_through_their_states(width: int, ink: Ink) -> None:
     """From 1 at load 0 to 10 at the fold of 8 and back to 100 at 6: at load 7 the states are 10^(7/8) and 10^1.5."""
     curve = np.array([0.0, 8.0, 6.0]), np.array([1.0, 10.0, 100.0]), np.array([True, False, False])
-    levels = {"warm_in_flight": 10 ** (7 / 8), "separatrix_in_flight": 10**1.5}
+    levels = {
+        "full_from": 6.0,
+        "full_in_flight": 100.0,
+        "warm_in_flight": 10 ** (7 / 8),
+        "separatrix_in_flight": 10**1.5,
+    }
     one = CacheBranches(
         "requests/s",
         *curve,
