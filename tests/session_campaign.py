@@ -32,7 +32,7 @@ from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.sessions import Burst
 
-_MOST_TURNS = 300_000
+_MOST_TURNS = 300_000, 1_200_000  # of a run, and of one that is made again because its queue was not gone yet
 _TIMES = 4  # what the burst should take to drain, if its rate is right
 _SPARE = 0.02  # of the rate at least, where there is little left to drain with
 _LATE = 0.8  # of a run, from where on it is judged
@@ -115,11 +115,14 @@ def judge(number: int) -> Judged:
     extra = max(2, round(2 * streams))
     rate = model.total_rate_rps
     spare = max((found.recovery.rate_rps or 0.0) - rate, _SPARE * rate)
-    horizon = min(_TIMES * extra * law.turns.mean / spare, _MOST_TURNS / rate)
-    horizon = max(horizon, 20 * law.turns.longest * law.think.mean_s)
-    load = Load(Arrivals.POISSON, None, horizon, burst_sessions=Burst(extra))
-    scenario = Scenario(model, Plan(), generate(model, load, number), ("agent",))
-    drained = _drained(_run(scenario, {}, horizon))
+    for most in _MOST_TURNS:
+        horizon = min(_TIMES * extra * law.turns.mean / spare, most / rate)
+        horizon = max(horizon, 20 * law.turns.longest * law.think.mean_s)
+        load = Load(Arrivals.POISSON, None, horizon, burst_sessions=Burst(extra))
+        scenario = Scenario(model, Plan(), generate(model, load, number), ("agent",))
+        drained = _drained(_run(scenario, {}, horizon))
+        if drained or status is not Status.STABLE:
+            break
     back = None
     if cache.collapse_possible and cache.hit_ratio is not None and status is Status.NEEDS_CAP:
         cap, patience = running_cap(cache), patience_s(cache)
