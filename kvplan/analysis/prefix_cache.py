@@ -99,7 +99,8 @@ class PrefixCache(NamedTuple):
     warm
         The state that traffic reaches from an empty replica; None where there is none.
     expected
-        The same with fluctuations, where memory holds fewer than `FEW_STREAMS` releases; None where they leave none.
+        The same with fluctuations, where memory holds fewer than `FEW_STREAMS` releases and requests come at a rate;
+        None where they leave none.
     states
         All, by requests in flight: stable, unstable, stable, …
     separatrix_in_flight
@@ -213,7 +214,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     end = cached.states(np.array([min(ends.values())]), warm=False)
     streams = cached.replica.capacity_tokens / cached.left if cached.private else None
     warm = stable[0] if stable else None
-    few = warm is not None and streams is not None and streams < FEW_STREAMS
+    few = warm is not None and streams is not None and streams < FEW_STREAMS and cached.users is None
     return PrefixCache(
         sustainable_rps=SustainableRates(guaranteed, good),
         reusable_ratio=cached.reusable / cached.mean("prompt"),
@@ -345,7 +346,10 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
     # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
     by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
     by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
-    return by_hits * hits_by_tau / (1 - by_tau) + 0.0 if by_tau < 1 else None  # never -0
+    if by_tau >= 1:
+        return None
+    gain = by_hits * hits_by_tau / (1 - by_tau)
+    return gain if abs(gain) > _SAME else 0.0
 
 
 def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> float:
