@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States, falling_root
 from kvplan.model import FloatArray
@@ -21,7 +22,7 @@ _POINTS_CONVEX = 24  # each takes a transform where the law has a knee
 _ZOOM, _ZOOMS = 9, 3  # points on either side of the peak, so many times
 _AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
 _TIMES = 33  # iteration times at which the least with fluctuations is looked for
-FEW_STREAMS = 100  # in memory, below which fluctuations count
+FEW_STREAMS = 500  # in memory, below which fluctuations count
 _SAME = 1e-9
 _STEP = 1e-4  # relative, for slopes
 
@@ -98,7 +99,8 @@ class PrefixCache(NamedTuple):
     warm
         The state that traffic reaches from an empty replica; None where there is none.
     expected
-        The same with fluctuations, where memory holds fewer than `FEW_STREAMS` releases; None where they leave none.
+        The same with fluctuations, where memory holds fewer than `FEW_STREAMS` releases and requests come at a rate;
+        None where they leave none.
     states
         All, by requests in flight: stable, unstable, stable, …
     separatrix_in_flight
@@ -121,6 +123,50 @@ class PrefixCache(NamedTuple):
     collapse_possible: bool
     collapsed: Collapsed | None
     streams_in_memory: float | None
+
+
+class Branches(NamedTuple):
+    """Every state of a replica, by requests in flight; arrays of shape (n_states,).
+
+    Attributes
+    ----------
+    load
+        What leads to it: requests/s, or the users of a closed population.
+    requests_in_flight
+        Ascending, up to where they fill memory or reach a limit of the engine.
+    stable : ndarray of bool
+        Whether the load rises from there on.
+    collapsed_in_flight
+        Where nothing is kept that is not in use.
+    """
+
+    load: FloatArray
+    requests_in_flight: FloatArray
+    stable: NDArray[np.bool_]
+    collapsed_in_flight: float
+
+
+def branches(cached: CachedReplica) -> Branches:
+    """The good and the unstable branch of a replica's states, as one curve.
+
+    Examples
+    --------
+    Without anything in common, requests keep to one branch, up to 9.223 requests/s:
+
+    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
+    >>> from kvplan.analysis.cache_states import cached_replica
+    >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0)
+    >>> found = branches(cached_replica(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))))
+    >>> found.load[-1].round(3).item(), found.requests_in_flight[-1].round(2).item(), bool(found.stable.all())
+    (9.223, 90.87, True)
+    """
+    ends = _ends(cached)
+    curve = _curve(cached, _most(ends))
+    curve = curve.at(_served(cached, curve) > 0)
+    load = curve.rate_rps if cached.users is None else _users(cached, curve)
+    rising = np.diff(load) > 0
+    in_flight, collapsed = curve.admissions * cached.stages, min(ends.values()) * cached.stages
+    return Branches(load, in_flight, np.append(rising, rising[-1:]), collapsed)
 
 
 def prefix_cache(cached: CachedReplica) -> PrefixCache:
@@ -151,8 +197,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     9.2232
     """
     ends = _ends(cached)
-    most = min(x for name, x in ends.items() if name != "max_num_batched_tokens")
-    curve = _curve(cached, most)
+    curve = _curve(cached, _most(ends))
     if cached.users is None:
         guaranteed = min(_fastest(cached, x) for x in ends.values())
         good = max(float(_served(cached, curve).max()), guaranteed)
@@ -169,7 +214,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     end = cached.states(np.array([min(ends.values())]), warm=False)
     streams = cached.replica.capacity_tokens / cached.left if cached.private else None
     warm = stable[0] if stable else None
-    few = warm is not None and streams is not None and streams < FEW_STREAMS
+    few = warm is not None and streams is not None and streams < FEW_STREAMS and cached.users is None
     return PrefixCache(
         sustainable_rps=SustainableRates(guaranteed, good),
         reusable_ratio=cached.reusable / cached.mean("prompt"),
@@ -206,9 +251,7 @@ def population_of(cached: CachedReplica) -> Population:
     them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
     """
     ends = _ends(cached)
-    return _population(
-        cached, _curve(cached, min(x for name, x in ends.items() if name != "max_num_batched_tokens"))
-    )
+    return _population(cached, _curve(cached, _most(ends)))
 
 
 def _population(cached: CachedReplica, curve: States) -> Population:
@@ -303,7 +346,10 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
     # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
     by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
     by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
-    return by_hits * hits_by_tau / (1 - by_tau) + 0.0 if by_tau < 1 else None  # never -0
+    if by_tau >= 1:
+        return None
+    gain = by_hits * hits_by_tau / (1 - by_tau)
+    return gain if abs(gain) > _SAME else 0.0
 
 
 def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> float:
@@ -409,6 +455,11 @@ def _ends(cached: CachedReplica) -> dict[str, float]:
             computed, replica.max_num_batched_tokens, cached.computed, cached.saves * cached.reusable
         )
     return found
+
+
+def _most(ends: dict[str, float]) -> float:
+    """Admissions an iteration at most; what the token budget allows depends on what is found."""
+    return min(x for name, x in ends.items() if name != "max_num_batched_tokens")
 
 
 def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float) -> float:

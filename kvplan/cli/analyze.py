@@ -13,6 +13,7 @@ from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
     from kvplan.layout.elements import Document
+    from kvplan.model import ServingModel
     from kvplan.plots.catalogue import Plot
     from kvplan.profile.reading import Profile as Loaded
     from kvplan.report.assembly import Report
@@ -73,7 +74,7 @@ def analyze(
         from kvplan.plots import catalogue
 
         plots = catalogue.build(result, loaded.model, loaded.plan, runs)
-    text = _rendered(result, format, output, section, plots)
+    text = _rendered(result, loaded.model, format, output, section, plots)
     if plot is not None:
         _write_plots(plots, plot, plot_format)
     write_result(text, output)
@@ -120,12 +121,14 @@ def _write_plots(plots: "tuple[Plot, ...]", folder: Path, format: PlotFormat) ->
 
 def _rendered(
     result: "Report",
+    model: "ServingModel",
     format: Format,
     output: Path | None,
     sections: list[str] | None,
     plots: "tuple[Plot, ...]",
 ) -> str:
     """The report as text; colour and width only where a terminal reads it."""
+    from kvplan.layout import plot
     from kvplan.layout.report import build
 
     if format is Format.JSON:
@@ -135,22 +138,22 @@ def _rendered(
         from kvplan.report.assembly import to_document
 
         return json.render(to_document(result))
+    document = build(result, sections)
+    if format is Format.HTML:
+        return _page(document, plots)
     if format is Format.MARKDOWN:
         from kvplan.formats import markdown
 
-        return markdown.render(build(result, sections))
-    if format is Format.HTML:
-        return _page(build(result, sections), plots)
+        return markdown.render(plot.with_branches(document, result, model, blocks=True))
     from kvplan.formats import terminal as to_terminal
 
     width, colour = terminal(output)
+    blocks = can_show("".join(plot.BLOCKS))
     picture = None
     if width >= to_terminal.MAX_WIDTH:
-        from kvplan.layout import plot
-
-        blocks = can_show("".join(plot.BLOCKS))
         picture = plot.rate_section(result, width=to_terminal.MAX_WIDTH - 2, blocks=blocks)
-    return to_terminal.render(build(result, sections), width=width, colour=colour, picture=picture)
+    document = plot.with_branches(document, result, model, blocks=blocks)
+    return to_terminal.render(document, width=width, colour=colour, picture=picture)
 
 
 def _page(document: "Document", plots: "tuple[Plot, ...]") -> str:

@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.layout.elements import Figure, Section
+from kvplan.layout.elements import Figure, Paragraph, Section
 from kvplan.model import FloatArray
-from kvplan.plots.catalogue import rate_throughput
+from kvplan.plots.catalogue import cache_branches, rate_throughput, shares
 from kvplan.plots.data import RateThroughput
+from kvplan.plots.prefix_cache import CacheBranches
 from kvplan.units import format_number
 
 if TYPE_CHECKING:
+    from kvplan.layout.elements import Document
+    from kvplan.model import ServingModel
     from kvplan.report.assembly import Report
 
 _HEIGHT = 13  # rows of points
 _ROWS = 8  # of areas
+_LOG_ROWS = 12  # of branches
+_COLUMNS = 76  # which fit a terminal of 80, and a design document
+_FINE = 50  # points between two of a curve, so that it has no gaps
 
 
 class Ink(NamedTuple):
@@ -157,6 +163,111 @@ def rate_section(report: "Report", *, width: int, blocks: bool) -> Section:
     assert isinstance(plot.data, RateThroughput)
     drawn = throughput(plot.data, width=width, ink=BLOCKS if blocks else ASCII)
     return Section(plot.key, f"{plot.title}, requests/s", (Figure(drawn),), plot.basis.value)
+
+
+def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
+    """Running requests in every state of a prefix cache, by their logarithm, against the load.
+
+    In so many columns, 60 or more; dark what is stable, light what is not.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> curve = np.array([2.0, 8.0, 6.0]), np.array([1.0, 10.0, 100.0]), np.array([True, False, False])
+    >>> levels = {"full_in_flight": 100.0, "warm_in_flight": 7.0, "separatrix_in_flight": 30.0}
+    >>> edges = {"full_from": 6.0, "low": 2.0, "high": 10.0, "low_in_flight": 1.0}
+    >>> one = CacheBranches("requests/s", *curve, offered=7.0, guaranteed=6.0, good=8.0, **levels, **edges)
+    >>> print(running(one, width=62, ink=ASCII))
+    100 |                            =============================
+        |                            :  ....:      :
+     30 |                            :     ...     :
+        |                            :      : ...  :
+        |                            :      :   ...:
+        |                            :      :  ###..
+      7 |                            : ########    :
+        |                       #######     :      :
+        |               ########     :      :      :
+        |       ########             :      :      :
+        |#######                     :      :      :
+        |#                           :      :      :
+        +---------------------------------------------------------
+                                     6      ^ 7 offered
+         # stable   . unstable   = full, with a queue
+    """
+    bottom, top = np.log([content.low_in_flight, content.high_in_flight]).tolist()
+    full = content.full_in_flight
+
+    def row(in_flight: float) -> int:
+        part = (np.log(in_flight) - bottom) / (top - bottom)
+        return int(_LOG_ROWS - 1 - min(max(part, 0.0) * _LOG_ROWS, _LOG_ROWS - 1))
+
+    labels: dict[int, str] = {}
+    for level in (full, content.warm_in_flight, content.separatrix_in_flight):
+        if level is not None:
+            labels.setdefault(row(level), format_number(level, 3))
+    margin = max(map(len, labels.values()))
+    columns = width - margin - 2
+
+    def column(rate: float) -> int:
+        part = (rate - content.low) / (content.high - content.low)
+        return min(int(part * columns), columns - 1)
+
+    grid = [[" "] * columns for _ in range(_LOG_ROWS)]
+    marks = [
+        content.guaranteed,
+        content.good,
+        *([content.offered] if content.shows_offered else []),
+    ]
+    for cells in grid:
+        for mark in marks:
+            cells[column(mark)] = ":"
+    known = np.arange(content.load.size)
+    at = np.linspace(0, known[-1], known[-1] * _FINE + 1)
+    rates = np.interp(at, known, content.load)
+    running = np.exp(np.interp(at, known, np.log(content.in_flight)))
+    for rate, in_flight, stable in zip(
+        rates.tolist(), running.tolist(), content.stable[at.astype(int)].tolist(), strict=True
+    ):
+        if rate >= content.low and content.low_in_flight <= in_flight:
+            grid[row(in_flight)][column(rate)] = ink.full if stable else ink.light
+    end = column(content.full_from)
+    grid[row(full)][end:] = ink.zone * (columns - end)
+    lead = " " * (margin + 2)
+    ticks = [(column(rate), format_number(rate)) for rate in (content.guaranteed, content.good)]
+    if content.shows_offered:
+        ticks.insert(0, (column(content.offered), f"{ink.arrow} {format_number(content.offered)} offered"))
+    legend = [f"{ink.full} stable"]
+    if not content.stable.all():
+        legend.append(f"{ink.light} unstable")
+    legend.append(f"{ink.zone} full, with a queue")
+    return "\n".join(
+        [
+            *(
+                f"{labels.get(i, ''):>{margin}} {ink.side}{''.join(cells)}".rstrip()
+                for i, cells in enumerate(grid)
+            ),
+            f"{'':>{margin}} {ink.corner}{ink.axis * columns}",
+            lead + _placed(ticks, columns),
+            lead + "   ".join(legend),
+        ]
+    )
+
+
+def with_branches(
+    document: "Document", report: "Report", model: "ServingModel", *, blocks: bool
+) -> "Document":
+    """The document, with the states of a prefix cache in its section, where requests have something in common."""
+    if not shares(report):
+        return document
+    plot = cache_branches(report, model)
+    assert isinstance(plot.data, CacheBranches)
+    drawn = Figure(running(plot.data, width=_COLUMNS, ink=BLOCKS if blocks else ASCII))
+    more = (Paragraph(f"{plot.title}:"), drawn, Paragraph(plot.caption))
+    sections = (
+        section._replace(blocks=(*section.blocks, *more)) if section.key == plot.section else section
+        for section in document.sections
+    )
+    return document._replace(sections=tuple(sections))
 
 
 def _cell(dark: float, light: float, ink: Ink) -> str:

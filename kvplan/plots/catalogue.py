@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.model import Plan, ServingModel
-from kvplan.plots import data
+from kvplan.plots import data, prefix_cache
 from kvplan.report.assembly import Report
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_percent, format_tokens
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 KEYS = (
     "rate-throughput",
     "equilibrium-kv",
+    "cache-branches",
+    "cache-hits",
     "roots",
     "nested-segments",
     "kv-density",
@@ -54,14 +59,20 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     >>> plots[3].caption
     'All requests have one decode length, so there is one segment.'
     """
+    cold = with_cold_cache(model)  # what the report's own figures below are about
     found = [
         rate_throughput(report),
-        _equilibrium(report, model),
-        _roots(report, model),
-        _segments(report, model, plan),
-        _density(report, model),
+        *(_cache(report, model) if shares(report) else [_equilibrium(report, model)]),
+        _roots(report, cold),
+        _segments(report, cold, plan),
+        _density(report, cold),
     ]
     return (*found, *(_timelines(runs, model) if runs is not None else ()))
+
+
+def shares(report: Report) -> bool:
+    """Whether requests have something in common that a prefix cache finds."""
+    return report.prefix_cache is not None and report.prefix_cache.reusable_ratio is not None
 
 
 def rate_throughput(report: Report) -> Plot:
@@ -113,6 +124,71 @@ def _equilibrium(report: Report, model: ServingModel) -> Plot:
         f"Capacity {capacity} tokens, filled at {_rps(found.full_rps)}; at the offered {own}: {at} tokens.",
         found,
     )
+
+
+def _cache(report: Report, model: ServingModel) -> Iterator[Plot]:
+    branches = cache_branches(report, model)
+    yield branches
+    assert isinstance(branches.data, prefix_cache.CacheBranches)
+    yield _cache_hits(report, model, f"{format_number(branches.data.offered)} {branches.data.unit}")
+
+
+def cache_branches(report: Report, model: ServingModel) -> Plot:
+    """Running requests in every state against the load, of a model whose requests share something."""
+    cache = report.prefix_cache
+    assert cache is not None
+    found = prefix_cache.cache_branches(model, cache)
+    offered, guaranteed, good = (
+        f"{format_number(load)} {found.unit}" for load in (found.offered, found.guaranteed, found.good)
+    )
+    against = "users" if found.unit == "users" else "offered rate"
+    warm, lost, full = (
+        format_number(value, 3)
+        for value in (found.warm_in_flight, found.separatrix_in_flight, found.full_in_flight)
+    )
+    over = "" if found.stable.all() else " that leads over the unstable branch"
+    numbers = [f"Offered {offered}, guaranteed {guaranteed}, with a warm cache {good}."]
+    if found.good > found.guaranteed:
+        said = [
+            f"Up to {guaranteed} no burst can empty the cache for good. Between that and the {good} of a warm cache, "
+            f"one{over} leaves the replica on the upper line, where nothing of its own is found."
+        ]
+    else:
+        said = ["A warm cache serves no more than is guaranteed: no burst can empty it for good."]
+    if found.warm_in_flight is not None:
+        numbers.append(f"Running at the offered load: {warm} from a warm cache.")
+    if found.separatrix_in_flight is not None:
+        numbers.append(f"Lost beyond {lost}, full at {full}.")
+    if not found.shows_offered:
+        said.append(f"What is offered, {offered}, is far beyond the right edge.")
+    return Plot(
+        "cache-branches",
+        "prefix_cache",
+        f"States of the prefix cache: running requests against {against}",
+        report.sources["prefix_cache"].kind,
+        " ".join(said),
+        " ".join(numbers),
+        found,
+    )
+
+
+def _cache_hits(report: Report, model: ServingModel, offered: str) -> Plot:
+    cache = report.prefix_cache
+    assert cache is not None
+    key, section, title = "cache-hits", "prefix_cache", "Hit ratio against KV memory"
+    kind = report.sources["prefix_cache"].kind
+    found = prefix_cache.cache_hits(model, cache)
+    if found is None:
+        why = f"No memory within reach serves {offered} from a warm cache."
+        return Plot(key, section, title, kind, why, "", None)
+    said = [f"Prompt tokens found at {offered}, from an empty replica."]
+    if np.isnan(found.hit_ratio[0]):
+        said.append("With less than where the line begins, not even a warm cache serves them.")
+    if found.collapse.any():
+        said.append("Where it is dashed, one burst can empty the cache for good.")
+    have = f"{format_tokens(found.own_tokens)} tokens find {format_percent(found.own_ratio)}"
+    numbers = f"{have}, an infinite cache {format_percent(found.reusable_ratio)}."
+    return Plot(key, section, title, kind, " ".join(said), numbers, found)
 
 
 def _roots(report: Report, model: ServingModel) -> Plot:
@@ -169,7 +245,7 @@ def _density(report: Report, model: ServingModel) -> Plot:
     if found is None:
         why = (
             "No equilibrium exists whose spread it could show."
-            if report.equilibrium.kv_tokens is None
+            if report.safety_buffer.kv_std_tokens is None
             else "Usage has no spread to speak of."
         )
         return Plot("kv-density", "safety_buffer", title, kind, why, "", None)

@@ -1,11 +1,13 @@
-"""Drawing sweeps and sizes on axes of matplotlib; `kvplan.plots.drawing` makes files of them."""
+"""Drawing prefix caches, sweeps and sizes on axes of matplotlib; `kvplan.plots.drawing` makes files of them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.plots import planning
 from kvplan.plots.palette import LIGHT
+from kvplan.plots.prefix_cache import CacheBranches, CacheHits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,6 +17,67 @@ _FLEET_COLOURS = ("blue", "orange", "green", "violet", "red")
 _THOUSANDS_FROM = 10_000
 _STATUS_NAMES = ("stable", "needs cap", "overloaded")
 _STATUS_COLOURS = ("green", "orange", "red")
+
+
+def cache_branches(axes: "Axes", content: CacheBranches) -> None:
+    """Running requests against the load: what is stable, what is not, and where others wait."""
+    for stable, colour, style in ((True, "blue", "-"), (False, "orange", "--")):
+        shown = _joined(content.stable == stable)
+        if shown.any():
+            line = np.where(shown, content.in_flight, np.nan)
+            label = "stable" if stable else "unstable"
+            axes.plot(content.load, line, style, color=LIGHT[colour], label=label)
+    full = [content.full_in_flight] * 2
+    axes.plot([content.full_from, content.high], full, color=LIGHT["red"], label="full, with a queue")
+    marks = [(content.guaranteed, "soft", "guaranteed"), (content.good, "green", "warm cache")]
+    for at, colour, label in marks[: 1 + (content.good > content.guaranteed)]:
+        axes.axvline(at, color=LIGHT[colour], linewidth=1.0, linestyle="--", label=label)
+    if content.shows_offered:
+        axes.axvline(content.offered, color=LIGHT["ink"], linewidth=1.4, linestyle=":", label="offered")
+        if content.warm_in_flight is not None:
+            axes.plot([content.offered], [content.warm_in_flight], "o", color=LIGHT["ink"])
+    what = "users" if content.unit == "users" else f"offered rate, {content.unit}"
+    axes.set(xlabel=what, ylabel="running requests", yscale="log")
+    axes.set_xlim(content.low, content.high)
+    axes.set_ylim(content.low_in_flight, content.high_in_flight)
+    _plain_log(axes.yaxis)
+
+
+def cache_hits(axes: "Axes", content: CacheHits) -> None:
+    """Hit ratio against memory, and where a burst can end it."""
+    memory, ratio = content.memory_tokens, 100 * content.hit_ratio
+    for risky, colour, style, label in (
+        (False, "blue", "-", "guaranteed"),
+        (True, "orange", "--", "a burst can end it"),
+    ):
+        shown = _joined((content.collapse == risky) & ~np.isnan(ratio))
+        if shown.any():
+            line = np.where(shown, ratio, np.nan)
+            axes.plot(memory, line, style, color=LIGHT[colour], label=label)
+    limit = 100 * content.reusable_ratio
+    axes.axhline(limit, color=LIGHT["soft"], linewidth=1.0, linestyle="--", label="infinite memory")
+    axes.axvline(content.own_tokens, color=LIGHT["ink"], linewidth=1.4, linestyle=":", label="this replica")
+    if content.own_ratio is not None:
+        axes.plot([content.own_tokens], [100 * content.own_ratio], "o", color=LIGHT["ink"])
+    axes.set(xlabel="KV memory, tokens", ylabel="prompt tokens found, %", xscale="log")
+    axes.set_xlim(memory[0], memory[-1])
+    axes.set_ylim(0, min(1.12 * limit, 105))
+    _plain_log(axes.xaxis)
+
+
+def _joined(shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """And the point after each, so that a line has no gap where its kind changes."""
+    joined: NDArray[np.bool_] = shown | np.append(False, shown[:-1])
+    return joined
+
+
+def _plain_log(axis: Any) -> None:
+    """Ticks of a logarithmic axis as 20, 50k and 1M, not as powers of ten."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(EngFormatter(sep=""))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def sweep_map(figure: "Figure", axes: "Axes", content: planning.SweepMap) -> None:

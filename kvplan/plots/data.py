@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import rates_that_hold
+from kvplan.analysis.equilibrium import equilibrium, rates_that_hold
 from kvplan.analysis.kv_density import Density, saddlepoint_density
 from kvplan.analysis.nested import nested_wait
 from kvplan.analysis.overflow import usage_pmf_of
 from kvplan.analysis.roots import ComplexArray, leading_roots
 from kvplan.analysis.segments import lengths_of, segment_counts
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel
+from kvplan.plots.prefix_cache import CacheBranches, CacheHits
 from kvplan.report.assembly import Report
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class UsageDensity:
 
 def usage_density(model: ServingModel, report: Report) -> UsageDensity | None:
     """Density of KV usage around its mean; None where it has no spread (theory §7)."""
-    mean, std = report.equilibrium.kv_tokens, report.safety_buffer.kv_std_tokens
+    mean, std = equilibrium(model).kv_tokens, report.safety_buffer.kv_std_tokens
     required = report.safety_buffer.required_kv_tokens
     if mean is None or not std or required is None:
         return None
@@ -352,4 +353,13 @@ def extremes(values: IntArray, bins: int) -> IntArray:
     return np.array(sorted(found | {0, values.size - 1}))
 
 
-ReportData = RateThroughput | EquilibriumCurve | UsageDensity | Roots | SegmentMemory | Timeline
+ReportData = (
+    RateThroughput
+    | EquilibriumCurve
+    | CacheBranches
+    | CacheHits
+    | UsageDensity
+    | Roots
+    | SegmentMemory
+    | Timeline
+)

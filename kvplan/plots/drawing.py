@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.plots import charts, data, planning
+from kvplan.plots import charts, data, planning, prefix_cache
 from kvplan.plots.palette import LIGHT
 
 if TYPE_CHECKING:
@@ -178,6 +178,10 @@ def _drawn(content: PlotData) -> "Figure":
             _rate_throughput(axes, content)
         case data.EquilibriumCurve():
             _equilibrium(axes, content)
+        case prefix_cache.CacheBranches():
+            charts.cache_branches(axes, content)
+        case prefix_cache.CacheHits():
+            charts.cache_hits(axes, content)
         case data.UsageDensity():
             _density(axes, content)
         case data.SegmentMemory():

@@ -25,8 +25,8 @@ def listing() -> str:
     Examples
     --------
     >>> print(*listing().splitlines()[:2], sep="\\n")
-    azure-conv-overloaded
-      The replica of llama-3.1-8b-rtx4090 under 1.4 times what it sustains
+    agents-collapse
+      Agents whose prefix cache one burst can empty for good
     """
     lines = []
     for name, path in sorted(shipped_profiles().items()):

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.prefix_cache import FEW_STREAMS, CacheState, prefix_cache, recovered_share
+from kvplan.analysis.prefix_cache import CacheState, prefix_cache, recovered_share
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
+FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
 TOO_FEW_STREAMS = 50  # in memory, below which swings visit the collapsed state whatever a warm cache serves
 _CAP = 0.6  # of the separatrix: between what the warm state runs and where it is lost
 _PATIENCE = 1 / 8  # of the characteristic time, after which what they wait for is gone
@@ -209,7 +210,7 @@ def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
         )
     elif streams is not None and streams < FEW_STREAMS:
         found.append(
-            f"prefix_cache: memory holds only {format_number(streams, 2)} streams; below {FEW_STREAMS} hits are those "
-            "with fluctuations, to second order."
+            f"prefix_cache: memory holds only {format_number(streams, 2)} streams; below {FEW_STREAMS} a warm cache is "
+            "lost by itself from about four fifths of the good rate on."
         )
     return tuple(found)

@@ -66,7 +66,7 @@ class Run:
         Figure by which it is chosen: the largest, or with a minus sign in front the smallest.
     arrive
         Arrival times of requests of the only class, instead of `arrivals`; the document then has `series` too.
-    arrivals, requests, horizon, burst, concurrency, cv, seeds
+    arrivals, requests, horizon, burst, burst_sessions, concurrency, cv, seeds
         As on the command line.
     fluid
         Masses by stage, stage 0 first: the fluid map runs from there for `iterations`.
@@ -85,6 +85,7 @@ class Run:
     requests: int | None = None
     horizon: str | None = None
     burst: str | None = None
+    burst_sessions: str | None = None
     concurrency: int | None = None
     cv: float | None = None
     seeds: int = 1

@@ -123,6 +123,7 @@ def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Ann
         cv=run.cv,
         concurrency=run.concurrency,
         burst=run.burst,
+        burst_sessions=run.burst_sessions,
         trace=None if run.arrive is None else partial(_requests, run.arrive, model),
         requests=run.requests,
         horizon=run.horizon,

@@ -90,7 +90,9 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.mark.parametrize("name", ["names", "tool-calls-h100", *at_night("paper-sic-limit-cycle")])
+@pytest.mark.parametrize(
+    "name", ["names", "tool-calls-h100", *at_night("agents-collapse", "paper-sic-limit-cycle")]
+)
 def test_a_page_is_silent_fits_and_can_be_read(
     name: str, browser: Browser, page: Callable[[str], Path]
 ) -> None:

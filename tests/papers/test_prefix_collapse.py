@@ -1,74 +1,53 @@
-"""Agents on one replica (theory §8): served from the cache, collapsed after a burst, and brought back."""
+"""Agents on one replica (theory §8), a seed each: served from the cache, collapsed after a burst, and brought back.
 
-import numpy as np
+`kvplan reproduce prefix-collapse` has the figures of longer runs.
+"""
+
+from typing import Any
+
 import pytest
-from cached import AGENT_LAW, AGENT_MEMORY, agent_sessions
-from cached_runs import run_cached
+from shipped import profile
 
-from kvplan.model import Replica
-from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.requests import Requests
-from kvplan.simulation.sessions import Burst, stream_of_sessions
+from kvplan.reproduction.experiment import Run
+from kvplan.reproduction.runs import document
 
-REPLICA = Replica(AGENT_MEMORY, block_tokens=16)
-SETTLED_S, END_S = 1500.0, 6000.0
+CAP, SHEDDING = "vllm.max_num_seqs=117", "vllm.shed_after=5"
 
 
-def served(burst: int, seed: int = 0, **settings: float) -> tuple[Requests, Outcome]:
-    rng = np.random.default_rng(seed)
-    requests = stream_of_sessions(
-        [agent_sessions()], [0.834], rng, requests=None, horizon_s=END_S, burst=Burst(burst)
+def served(*settings: str, burst: str | None = "600@0") -> dict[str, Any]:
+    agents = profile("agents-collapse")
+    run = Run(
+        name="run", workload="agents", policy="vllm", set=settings, horizon="6000 s", burst_sessions=burst
     )
-    outcome, _ = run_cached(requests, AGENT_LAW, REPLICA, END_S, **settings)
-    return requests, outcome
+    (found,) = document(run, agents.model, agents.plan)["seeds"]
+    return dict(found)
 
 
-def hit_rate(requests: Requests, outcome: Outcome) -> float:
-    """Of prompt tokens, once settled."""
-    assert outcome.found is not None
-    late = (outcome.arrival_s > SETTLED_S) & ~np.isnan(outcome.first_token_s)
-    return float(outcome.found.hit_tokens[late].sum() / requests.input_tokens[late].sum())
-
-
-def usage(outcome: Outcome) -> float:
-    """Mean KV held over time, once settled, as a share."""
-    late = outcome.series.time_s > SETTLED_S
-    busy_s = np.diff(outcome.series.busy_s, prepend=0.0)[late]
-    return float(np.average(outcome.series.kv_tokens[late], weights=busy_s)) / REPLICA.memory_tokens
-
-
-@pytest.mark.nightly
 def test_from_empty_agents_are_served_from_the_cache() -> None:
-    rates, uses = [], []
-    for seed in range(6):
-        requests, outcome = served(0, seed)
-        rates.append(hit_rate(requests, outcome))
-        uses.append(usage(outcome))
-        assert outcome.series.waiting[-1] < 5
-    assert np.mean(rates) == pytest.approx(0.822, abs=0.015)
-    assert np.mean(uses) == pytest.approx(0.14, abs=0.01)
+    found = served(burst=None)
+    assert found["prefix_cache"]["hit_rate"] == pytest.approx(0.822, abs=0.03)
+    assert found["kv_tokens"]["mean"] == pytest.approx(0.14 * 4e6, rel=0.15)
+    assert found["queue"]["end"] < 5
+    assert found["status"] == "steady"
 
 
 def test_a_burst_of_sessions_empties_the_cache_for_good() -> None:
-    requests, outcome = served(600)
-    assert hit_rate(requests, outcome) < 0.005
-    assert usage(outcome) > 0.98
-    late = outcome.series.time_s > SETTLED_S
-    assert outcome.series.waiting[late][-1] > outcome.series.waiting[late][0] + 50
-    done = np.count_nonzero(outcome.finish_s > SETTLED_S) / (END_S - SETTLED_S)
-    assert done == pytest.approx(12.06, rel=0.03)  # the guaranteed rate
+    found = served()
+    assert found["prefix_cache"]["hit_rate"] < 0.01
+    assert found["kv_tokens"]["mean"] > 0.98 * 4e6
+    assert found["throughput_rps"] == pytest.approx(12.28, rel=0.05)
+    assert found["queue"]["end"] > 300
+    assert found["status"] == "growing"
 
 
 def test_a_cap_with_shedding_brings_the_cache_back() -> None:
-    requests, outcome = served(600, max_num_seqs=117.0, shed_after=5.0)
-    assert hit_rate(requests, outcome) == pytest.approx(0.822, abs=0.03)
-    assert usage(outcome) == pytest.approx(0.14, abs=0.02)
-    assert outcome.shed is not None
-    assert 300 < np.count_nonzero(outcome.shed) < 1000
-    assert outcome.series.waiting[-1] < 5
+    found = served(CAP, SHEDDING)
+    assert found["prefix_cache"]["hit_rate"] == pytest.approx(0.822, abs=0.03)
+    assert 300 < found["shed"] < 1000
+    assert found["queue"]["end"] < 5
+    assert found["status"] == "steady"
 
 
-@pytest.mark.parametrize("settings", [{"max_num_seqs": 117.0}, {"shed_after": 5.0}], ids=["cap", "shedding"])
-def test_neither_alone_does(settings: dict[str, float]) -> None:
-    requests, outcome = served(600, **settings)
-    assert hit_rate(requests, outcome) < 0.3
+@pytest.mark.parametrize("setting", [CAP, SHEDDING])
+def test_neither_alone_does(setting: str) -> None:
+    assert served(setting)["prefix_cache"]["hit_rate"] < 0.3

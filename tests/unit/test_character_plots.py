@@ -5,8 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from kvplan.layout.plot import ASCII, BLOCKS, Ink, throughput
+from kvplan.layout.plot import ASCII, BLOCKS, Ink, running, throughput
 from kvplan.plots.data import RateThroughput
+from kvplan.plots.prefix_cache import CacheBranches
 
 
 def content(sustainable: float, worst: float, offered: float, top: float) -> RateThroughput:
@@ -60,3 +61,43 @@ def test_what_is_not_there_is_not_explained() -> None:
     assert "danger zone" not in text
     assert "only with a cap" not in text
     assert "offered" not in text  # beyond the right edge
+
+
+@pytest.mark.parametrize("ink", [BLOCKS, ASCII], ids=["blocks", "ascii"])
+@pytest.mark.parametrize("width", [60, 76])
+def test_branches_go_through_their_states(width: int, ink: Ink) -> None:
+    """From 1 at load 0 to 10 at the fold of 8 and back to 100 at 6: at load 7 the states are 10^(7/8) and 10^1.5."""
+    curve = np.array([0.0, 8.0, 6.0]), np.array([1.0, 10.0, 100.0]), np.array([True, False, False])
+    levels = {
+        "full_from": 6.0,
+        "full_in_flight": 100.0,
+        "warm_in_flight": 10 ** (7 / 8),
+        "separatrix_in_flight": 10**1.5,
+    }
+    one = CacheBranches(
+        "requests/s",
+        *curve,
+        offered=7.0,
+        guaranteed=6.0,
+        good=8.0,
+        **levels,
+        low=0.0,
+        high=10.0,
+        low_in_flight=1.0,
+    )
+    lines = running(one, width=width, ink=ink).splitlines()
+    assert max(map(len, lines)) <= width
+    start = lines[12].index(ink.corner) + 1
+    columns = len(lines[12]) - start
+    rows = [line[start:].ljust(columns) for line in lines[:12]]
+    at = [row[7 * columns // 10] for row in reversed(rows)]
+    span = np.log10(one.high_in_flight)
+    for level, mark in ((7 / 8, ink.full), (1.5, ink.light), (2, ink.zone)):
+        assert abs(at.index(mark) + 0.5 - level / span * 12) <= 1.5
+    assert sorted(set(at)) == sorted({ink.full, ink.light, ink.zone, ":"})
+    assert [line.split()[0] for line in lines if line[0].isdigit() or line[1].isdigit()] == [
+        "100",
+        "31.6",
+        "7.5",
+    ]
+    assert lines[13].index("^ 7 offered") - start == 7 * columns // 10

@@ -109,6 +109,9 @@ def test_its_figures_are_those_of_the_json_report(name: str) -> None:
         ("Spread of KV usage", "safety_buffer.kv_std_tokens", tokens),
     )
     for label, key, written in expected:
+        if label not in cells:  # its section says in a sentence why
+            assert _at(report, key) is None
+            continue
         assert cells[cells.index(label) + 1] == written(_at(report, key)), key
 
 

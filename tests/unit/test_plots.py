@@ -3,6 +3,7 @@
 import math
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,15 +13,19 @@ from shipped import profile, report
 from strategies import mix_model
 from tiers import at_night
 
+from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import equilibrium
 from kvplan.analysis.kv_density import saddlepoint_density
 from kvplan.analysis.overflow import usage_pmf_of
+from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.analysis.roots import largest_root, leading_roots
 from kvplan.model import Plan, RequestClass, ServingModel, Timing
 from kvplan.plots import catalogue, data, drawing
 from kvplan.plots.palette import LIGHT
+from kvplan.plots.prefix_cache import CacheBranches, cache_branches, cache_hits
 from kvplan.report.assembly import analyze
 from kvplan.report.formula_check import simulate
+from kvplan.report.prefix_cache import cache_block
 from kvplan.report.words import Status
 
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
@@ -74,7 +79,10 @@ def test_throughput_is_the_rate_up_to_its_limit(name: str) -> None:
     assert found.danger_zone_rps == known.worst_cycle.danger_zone_rps
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+STRANGERS = [name for name in SHIPPED if not profile(name).model.finds_prefixes]
+
+
+@pytest.mark.parametrize("name", STRANGERS)
 def test_the_equilibrium_curve_is_the_equilibrium_at_other_rates(name: str) -> None:
     model = profile(name).model
     found = data.equilibrium_curve(model, report(name))
@@ -207,7 +215,96 @@ def test_lines_that_are_the_same_are_known() -> None:
     assert data.Timeline((one, other), 9, 3, 0).alike == ()
 
 
+AGENTS = profile("agents-collapse").model
+
+
+def with_rate(model: ServingModel, factor: float) -> ServingModel:
+    return replace(model, classes=tuple(replace(c, rate_rps=factor * c.rate_rps) for c in model.classes))
+
+
+def branches_of(model: ServingModel) -> CacheBranches:
+    cache = cache_block(model)
+    assert cache is not None
+    return cache_branches(model, cache)
+
+
+@pytest.mark.parametrize("rate_rps", [9.0, 12.5, 14.0, 16.5])
+def test_the_branches_are_the_states_at_other_rates(rate_rps: float) -> None:
+    curve = branches_of(AGENTS)
+    fold = int(curve.load.argmax())
+    assert curve.stable[:fold].all()
+    assert not curve.stable[fold:].any()
+    there = prefix_cache(cached_replica(with_rate(AGENTS, rate_rps / AGENTS.total_rate_rps)))
+    assert there.warm is not None
+    good = np.interp(rate_rps, curve.load[:fold], curve.in_flight[:fold])
+    assert good == pytest.approx(there.warm.requests_in_flight, rel=0.01)
+    if rate_rps > there.sustainable_rps.guaranteed:
+        lost = np.interp(rate_rps, curve.load[:fold:-1], curve.in_flight[:fold:-1])
+        assert lost == pytest.approx(there.separatrix_in_flight, rel=0.01)
+
+
+def test_the_branches_end_where_memory_is_full() -> None:
+    """K = M: as many mean footprints as memory holds, nothing found, at the guaranteed rate of theory §8."""
+    curve, (stream,) = branches_of(AGENTS), cached_replica(AGENTS).streams
+    assert curve.full_in_flight == pytest.approx(4_000_000 / (stream.held / stream.stages))
+    assert curve.load[-1] == pytest.approx(12.03, abs=0.01)
+    assert curve.load.max() == curve.good == pytest.approx(16.68, abs=0.02)
+    assert curve.shows_offered
+    far = branches_of(with_rate(AGENTS, 100.0))
+    assert not far.shows_offered
+    assert far.warm_in_flight is far.separatrix_in_flight is None
+
+
+def test_users_are_a_load_of_their_own() -> None:
+    """In each state they run, or think: n·x + λ·(mean think) of them, e^(1/2) times the median of 10 s."""
+    (agent,) = AGENTS.classes
+    assert agent.sessions is not None
+    users = replace(AGENTS, classes=(replace(agent, sessions=replace(agent.sessions, users=240)),))
+    found, rates = branches_of(users), branches_of(AGENTS)
+    assert found.unit == "users"
+    assert found.offered == 240
+    thinking = np.interp(found.in_flight, rates.in_flight, rates.load) * 10 * math.exp(0.5)
+    assert found.load == pytest.approx(found.in_flight + thinking, rel=2e-3)
+
+
+def test_more_memory_finds_more_up_to_what_an_infinite_cache_finds() -> None:
+    cache = report("agents-collapse").prefix_cache
+    assert cache is not None
+    found = cache_hits(AGENTS, cache)
+    assert found is not None
+    known = ~np.isnan(found.hit_ratio)
+    assert (np.diff(found.hit_ratio[known]) > -1e-12).all()
+    assert found.hit_ratio[-1] == pytest.approx(found.reusable_ratio, rel=1e-3)
+    assert found.own_ratio == pytest.approx(np.interp(4e6, found.memory_tokens, found.hit_ratio))
+    assert found.collapse[known].all()  # private reuse alone never makes 13.3 requests/s safe
+    first = float(found.memory_tokens[known][0])
+    for memory, enough in ((first, True), (first / 2 ** (1 / 8), False)):
+        smaller = replace(AGENTS, replica=replace(AGENTS.replica, memory_tokens=round(memory)))
+        good = prefix_cache(cached_replica(smaller)).sustainable_rps.good
+        assert (good >= AGENTS.total_rate_rps) is enough
+
+
 # ---------------------------------------------------------------------------------------------- catalogue
+
+
+def test_only_requests_with_something_in_common_have_plots_of_it() -> None:
+    for name in ("agents-collapse", "shared-prompt"):
+        assert {"cache-branches", "cache-hits"} < plots(name).keys()
+        assert "equilibrium-kv" not in plots(name)  # KV usage does not tell
+    assert not {"cache-branches", "cache-hits"} & plots("tool-calls-h100").keys()
+
+
+def test_the_branches_are_told_in_words() -> None:
+    agents, shared = (plots(name)["cache-branches"] for name in ("agents-collapse", "shared-prompt"))
+    assert agents.numbers.startswith(
+        "Offered 13.34 requests/s, guaranteed 12.03 requests/s, with a warm cache 16.67 requests/s."
+    )
+    assert agents.numbers.endswith("Lost beyond 195, full at 243.")
+    assert "over the unstable branch" in agents.caption
+    assert "no burst can empty it for good" in shared.caption
+    assert ">unstable<" in svgs("agents-collapse")["cache-branches"]
+    assert ">unstable<" not in svgs("shared-prompt")["cache-branches"]
+    assert ">a burst can end it<" not in svgs("shared-prompt")["cache-hits"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -277,7 +374,7 @@ def test_the_axis_of_the_density_needs_no_power_of_ten(name: str) -> None:
 
     content = plots(name)["kv-density"].data
     if content is None:
-        assert report(name).equilibrium.kv_tokens is None
+        assert report(name).safety_buffer.kv_std_tokens is None
         return
     assert isinstance(content, data.UsageDensity)
     axes = Figure().add_subplot()
@@ -294,7 +391,9 @@ def test_the_axis_of_the_density_needs_no_power_of_ten(name: str) -> None:
 # ------------------------------------------------------------------------------------------------ drawing
 
 
-@pytest.mark.parametrize("name", ["tool-calls-h100", "paper-wait-nested", "azure-conv-overloaded"])
+@pytest.mark.parametrize(
+    "name", ["tool-calls-h100", "paper-wait-nested", "azure-conv-overloaded", "agents-collapse"]
+)
 def test_drawings_are_self_contained(name: str) -> None:
     texts = list(svgs(name).values())
     page = "\n".join(texts)

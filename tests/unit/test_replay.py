@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.replay import Trace, read_trace
+from kvplan.simulation.experiments import options
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 ROW = "2023-11-16 18:15:46.6805900,374,44"
@@ -178,3 +179,33 @@ def test_reading_a_trace_loads_nothing_heavy() -> None:
     code = "import sys, kvplan.ingest.trace.replay; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"scipy", "numba", "pydantic", "typer", "rich", "pandas"}
+
+
+def test_hashes_of_blocks_say_which_prompts_begin_alike(tmp_path: Path) -> None:
+    """The second has two blocks of 512 in common with the first, the third none; an empty prompt has no hashes."""
+    rows = [
+        (0, 1300, [7, 8, 9]),
+        (1000, 1500, [7, 8, 5]),
+        (2000, 0, []),
+        (3000, 600, [3, 4]),
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"timestamp": t, "input_length": n, "output_length": 5, "hash_ids": hashes}) + "\n"
+            for t, n, hashes in rows
+        ),
+        "utf-8",
+    )
+    found = read_trace(path).requests
+    assert found.prefixes is not None
+    assert found.prefixes.begin_tokens[found.prefixes.stream].tolist() == [1024, 1024, 0, 0]
+    shared = found.prefixes.parent[found.prefixes.stream]
+    assert shared[0] == shared[1] >= 0
+    assert shared[2] == shared[3] == -1
+    first = options.load(
+        kind=None, cv=None, concurrency=None, burst=None, trace=lambda: found, requests=2, horizon=None
+    ).trace
+    assert first is not None
+    assert first.prefixes is not None
+    assert first.prefixes.stream.tolist() == found.prefixes.stream[:2].tolist()

@@ -159,7 +159,7 @@ def blocks_of(identities: Identities) -> Blocks | None:
     count = np.array(identities.hash_count)[order]
     conversation = np.array(identities.conversation)[order]
     if count.any():
-        block = _block_tokens(inputs, count)
+        block = block_size(inputs, count)
         if block is None:
             return None
         first = (np.cumsum(identities.hash_count) - identities.hash_count)[order]
@@ -188,7 +188,7 @@ def _begin(count: IntArray) -> IntArray:
     return np.concatenate([[0], np.cumsum(count)])
 
 
-def _block_tokens(inputs: IntArray, count: IntArray) -> int | None:
+def block_size(inputs: IntArray, count: IntArray) -> int | None:
     """The size of block that prompts have as many hashes of as they have blocks, the last one whole or not."""
     fitting = [float(((inputs // b == count) | (-(-inputs // b) == count)).mean()) for b in _SIZES]
     best = int(np.argmax(fitting))

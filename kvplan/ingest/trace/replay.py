@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.errors import UsageError
+from kvplan.ingest.trace.prefixes import block_size
 from kvplan.ingest.trace.rows import TraceFile
-from kvplan.model import FloatArray
+from kvplan.model import FloatArray, IntArray
+from kvplan.simulation.recorded import prefixes_of_hashes
 from kvplan.simulation.requests import Requests
 
 
@@ -23,6 +26,8 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Read a trace of any format of `kvplan.ingest.trace.rows`. Times count to the microsecond.
+
+    Where the blocks of its prompts have hashes, they say which begin alike.
 
     Rows that generate nothing are left out and counted; an empty prompt is no reason, as in a profile.
 
@@ -54,13 +59,34 @@ def read_trace(path: Path) -> Trace:
     inputs = np.concatenate([block.input_tokens[some] for block, some in zip(blocks, served, strict=True)])
     decode = np.concatenate([block.output_tokens[some] for block, some in zip(blocks, served, strict=True)])
     order = np.argsort(arrival, kind="stable")
+    hashes = _hashes(file, inputs)
     requests = Requests(
         arrival_s=np.round(arrival[order] - arrival[order[0]], 6),
         input_tokens=inputs[order],
         decode_tokens=decode[order],
         class_index=np.zeros(order.size, dtype=np.int64),
+        prefixes=hashes
+        and prefixes_of_hashes([hashes.of[i] for i in order], inputs[order], hashes.block_tokens),
     )
     return Trace(requests, file.format, tuple(_notes(rows, arrival, file.cut_off)))
+
+
+class _Hashes(NamedTuple):
+    of: list[list[int]]
+    block_tokens: int
+
+
+def _hashes(file: TraceFile, inputs: IntArray) -> _Hashes | None:
+    """Of the blocks of each prompt, in the order of the file; None where it has none, or more than are remembered."""
+    known = file.extras.identities
+    if not known.hashes or known.full:
+        return None
+    ends = np.cumsum(known.hash_count).tolist()
+    block = block_size(np.array(known.input_tokens), np.array(known.hash_count))
+    if block is None:
+        return None
+    remembered = (known.hashes[begin:end].tolist() for begin, end in zip([0, *ends], ends, strict=False))
+    return _Hashes([next(remembered) if tokens else [] for tokens in inputs.tolist()], block)
 
 
 def _notes(rows: int, arrival: FloatArray, cut_off: int) -> Iterator[str]:

@@ -97,24 +97,24 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
         return _always_there(
             model, load, math.ceil(expected) + load.concurrency + 1000 if size is None else size, rng
         )
-    classes = [c for c in model.classes if c.sessions is None]
-    if len(classes) == len(model.classes):
+    at_rates = np.flatnonzero([c.sessions is None for c in model.classes])
+    in_turns = np.flatnonzero([c.sessions is not None for c in model.classes])
+    if not in_turns.size:
         return _of_classes(model, load, rng)
-    if not classes:
+    if not at_rates.size:
         return _of_sessions(model, load, math.ceil(expected), rng)
-    apart = replace(model, classes=tuple(classes))
-    turns = replace(model, classes=model.classes[len(classes) :])
-    alone = (
-        None if load.requests is None else round(load.requests * apart.total_rate_rps / model.total_rate_rps)
+    apart, turns = (
+        replace(model, classes=tuple(model.classes[i] for i in mine)) for mine in (at_rates, in_turns)
     )
-    rest = None if load.requests is None or alone is None else load.requests - alone
-    sessions = _of_sessions(turns, load._replace(requests=rest), math.ceil(expected), rng)
-    return merged(
-        [
-            _of_classes(apart, load._replace(requests=alone), rng),
-            replace(sessions, class_index=sessions.class_index + len(classes)),
-        ]
+    alone = rest = None
+    if load.requests is not None:
+        alone = round(load.requests * apart.total_rate_rps / model.total_rate_rps)
+        rest = load.requests - alone
+    parts = (
+        (at_rates, _of_classes(apart, load._replace(requests=alone), rng)),
+        (in_turns, _of_sessions(turns, load._replace(requests=rest), math.ceil(expected), rng)),
     )
+    return merged([replace(part, class_index=mine[part.class_index]) for mine, part in parts])
 
 
 def _always_there(model: ServingModel, load: Load, size: int, rng: np.random.Generator) -> Requests:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvplan.errors import UsageError
 from kvplan.simulation.experiments.load import (
@@ -155,11 +156,13 @@ def _burst_sessions(text: str) -> Burst:
 
 
 def _first(requests: Requests, count: int) -> Requests:
+    prefixes = requests.prefixes
     return Requests(
         requests.arrival_s[:count],
         requests.input_tokens[:count],
         requests.decode_tokens[:count],
         requests.class_index[:count],
+        prefixes=prefixes and replace(prefixes, stream=prefixes.stream[:count]),
     )
 
 
