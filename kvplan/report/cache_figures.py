@@ -15,7 +15,6 @@ from kvplan.report.keys import law_text
 from kvplan.report.keys.evidence import Figure
 from kvplan.report.prefix_cache import CacheBlock
 
-
 _TWICE = "KV tokens that running requests have in common, beyond once"
 
 
