@@ -181,34 +181,33 @@ def size(
 ) -> Size:
     """The fewest replicas like the model's for a constant demand in total, with its mix.
 
-        Everything must hold at 1 + headroom times the demand; `measure` simulates one replica with the traffic of a model.
+    Everything must hold at 1 + headroom times the demand; `measure` simulates one replica with the traffic of a model.
 
-        Raises
-        ------
-        UsageError
-            An objective on a figure that no request has; more than `MAX_REPLICAS`.
+    Raises
+    ------
+    UsageError
+        An objective on a figure that no request has; more than `MAX_REPLICAS`.
 
-        References
-        ----------
-        Closed form: WAIT-s eq. 3-6 (`sustainable_rate`); the search is new.
+    References
+    ----------
+    Closed form: WAIT-s eq. 3-6 (`sustainable_rate`); the search is new.
 
-        Examples
-        --------
-        A replica that sustains 10 requests/s and answers after 1/(10 - rate) seconds.
+    Examples
+    --------
+    A replica that sustains 10 requests/s and answers after 1/(10 - rate) seconds.
 
-        >>> from kvplan.model import Replica, RequestClass, Timing
-        >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))
-        >>> def measure(one: ServingModel) -> Measured:
-        ...     delay = 1 / max(10 - one.total_rate_rps, 1e-9)
-        ...     return Measured(one.total_rate_rps < 10, {"ttft_s.mean": Estimate(delay, delay, delay)})
-        >>> found = size(model, demand_rps=35, headroom=0, slos=[], measure=measure)
-        >>> found.closed_form, found.replicas, found.binding
-        (4, 4, 'kv_memory')
-        >>> from kvplan.decide.routing import Routing, routing
-    from kvplan.decide.slo import parse_slo
-        >>> found = size(model, demand_rps=35, headroom=0, slos=[parse_slo("ttft_s.mean <= 0.2")], measure=measure)
-        >>> found.closed_form, found.replicas, found.binding
-        (4, 7, 'ttft_s.mean <= 0.2')
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))
+    >>> def measure(one: ServingModel) -> Measured:
+    ...     delay = 1 / max(10 - one.total_rate_rps, 1e-9)
+    ...     return Measured(one.total_rate_rps < 10, {"ttft_s.mean": Estimate(delay, delay, delay)})
+    >>> found = size(model, demand_rps=35, headroom=0, slos=[], measure=measure)
+    >>> found.closed_form, found.replicas, found.binding
+    (4, 4, 'kv_memory')
+    >>> from kvplan.decide.slo import parse_slo
+    >>> found = size(model, demand_rps=35, headroom=0, slos=[parse_slo("ttft_s.mean <= 0.2")], measure=measure)
+    >>> found.closed_form, found.replicas, found.binding
+    (4, 7, 'ttft_s.mean <= 0.2')
     """
     limit, sustainable = sustainable_rate(model)[0], capacity_rps(model)
     needed = demand_rps * (1 + headroom)
