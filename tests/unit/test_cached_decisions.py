@@ -306,7 +306,7 @@ def test_a_sweep_has_the_figures_of_analyze(text: str, vary: str, changed: str) 
     from kvplan.sweeps.definition import define
     from kvplan.sweeps.points import rows
 
-    columns = ["prefix_cache.*", "stability.*", "verdict.status", "load.headroom", "rate_cap.*"]
+    columns = ["prefix_cache.*", "stability.spectral_radius", "verdict.status", "load.headroom", "rate_cap.*"]
     profile = parse_profile(text.encode(), "p.toml")
     sweep = define(profile, [vary], columns=columns)
     names = [column.name for column in sweep.columns]
