@@ -41,7 +41,8 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
         return model
     if model.hit_curve:
         missed = 1 - hit_ratio(model.hit_curve, model.replica.capacity_tokens)
-        return replace(model, timing=replace(model.timing, d2=model.timing.d2 * missed), hit_curve=())
+        alone = _strangers(model, [[(1.0, 0)] for _ in model.classes])
+        return replace(alone, timing=replace(model.timing, d2=model.timing.d2 * missed), hit_curve=())
     cached = cached_replica(model)
     x = float(full_memory(cached).admissions[0])
     parts = [
@@ -85,4 +86,5 @@ def _stranger(c: RequestClass, parts: list[tuple[float, int]]) -> RequestClass:
     )
     mean = round(sum(p.share * p.tokens for p in prompts))
     own = prompts if len(prompts) > 1 else ()
-    return replace(c, input_tokens=mean, prompts=own, shared=(), reuse=None, sessions=None)
+    longest = c.max_tokens - min(found for _, found in parts)
+    return replace(c, input_tokens=mean, prompts=own, longest=longest, shared=(), reuse=None, sessions=None)

@@ -27,7 +27,7 @@ def eviction_free_limit(model: ServingModel) -> int:
 
 def engine_max_num_seqs(model: ServingModel) -> int:
     """Concurrency at which no engine ever evicts: the same, also in the blocks that vLLM has (new, theory §4)."""
-    longest = max(max(c.input_tokens, 1) + c.decode_tokens[-1] - 1 for c in model.classes)
+    longest = max(max(c.max_tokens - 1, c.decode_tokens[-1]) for c in model.classes)
     return min(eviction_free_limit(model), (_blocks(model) - RESERVED_BLOCKS) // _pages(model, longest))
 
 

@@ -40,6 +40,8 @@ class RequestClass:
         The requests are the turns of these; None: they are strangers.
     prompts
         Prompts that differ, in place of `input_tokens` alone.
+    longest
+        KV tokens of the longest request just before it completes, where prompts are means of several.
     """
 
     name: str
@@ -51,6 +53,7 @@ class RequestClass:
     reuse: Reuse | None = None
     sessions: Sessions | None = None
     prompts: tuple[Prompt, ...] = ()
+    longest: int = 0
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:
@@ -62,7 +65,7 @@ class RequestClass:
         """KV tokens of the longest request just before it completes, s + d."""
         if self.sessions is not None:
             return self.sessions.longest
-        return max(p.tokens for p in self.kinds) + self.decode_tokens[-1]
+        return max(self.longest, max(p.tokens for p in self.kinds) + self.decode_tokens[-1])
 
     @property
     def hits(self) -> bool:

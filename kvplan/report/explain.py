@@ -23,9 +23,12 @@ _VARYING = (
     " Rates vary here: λ·ΔT is the most that arrives in any window of length ΔT, p_k the largest share of any time, "
     "and other rates are means over the period."
 )
-_STRANGERS = (
-    " Requests have prefixes in common here: the formula is for those that do not, so no numbers are put in; "
-    "`prefix_cache` has what takes its place."
+
+
+_WARM = frozenset({"verdict", "load", "equilibrium", "saturation", "prefix_cache"})  # blocks that count hits
+_COLD = (
+    " Here the prefix cache finds what is always in use and nothing else, as in a collapse: M, λ, S̄, τ* and the like "
+    "are those of such a replica."
 )
 
 
@@ -152,11 +155,15 @@ def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explai
     symbols = {
         name: symbol for place in shown for name, symbol in place.symbols.items() if name != record.key
     }
-    varying = inputs.varying and record.of_worst_window
-    shares = _for_strangers(record, inputs)
+    record = _as_it_is_here(record, inputs)
+    about = record.meaning
+    if inputs.varying and record.of_worst_window:
+        about += _VARYING
+    if inputs.warm is not None and record.here is not None and record.block not in _WARM:
+        about += _COLD
     return Explained(
         key=found.name if found.entry is None else record.key.replace("[]", f"[{found.entry}]"),
-        meaning=record.meaning + (_VARYING if varying else _STRANGERS if shares else ""),
+        meaning=about,
         rows=tuple(Row(place.name, _with_unit(place.value, record.unit), place.here) for place in shown),
         cut=f"… {format_number(left_out)} more; see --format json of analyze" if left_out > 0 else "",
         formula=record.formula if isinstance(record.formula, str) else record.formula[not inputs.is_linear],
@@ -202,16 +209,24 @@ class Place(NamedTuple):
 
 def places_of(record: Record, document: Mapping[str, Any], inputs: Inputs) -> Iterator[Place]:
     """Every value that a key has in a report, with its formula in numbers."""
-    if _for_strangers(record, inputs) or (inputs.varying and record.of_worst_window):
+    record, figures, known = _as_it_is_here(record, inputs), inputs.model, document
+    if inputs.varying and record.of_worst_window:
         record = replace(record, here=None)
-    evidence = Evidence(document, inputs.model, inputs.entries, _SYMBOLS, inputs.is_linear, record.list_key)
+    if inputs.warm is not None and record.block in _WARM:
+        figures = {**inputs.model, **inputs.warm}
+    elif inputs.warm is not None:
+        known = {**document, **inputs.cold}
+    evidence = Evidence(known, figures, inputs.entries, _SYMBOLS, inputs.is_linear, record.list_key)
     for k, (name, value) in enumerate(_values(record, document)):
         yield Place(name, value, *_filled(record, value, replace(evidence, k=k, named={})))
 
 
-def _for_strangers(record: Record, inputs: Inputs) -> bool:
-    """Whether a formula is for requests without anything in common, and these are not."""
-    return inputs.shares and record.here is not None and record.block != "inputs"
+def _as_it_is_here(record: Record, inputs: Inputs) -> Record:
+    """The record with what it says of a prefix cache, where that finds something."""
+    if inputs.warm is None or record.warm is None:
+        return record
+    formula, here, absent = record.warm
+    return replace(record, formula=formula, here=here, absent=absent or record.absent)
 
 
 def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,14 +2,19 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import (
+    equilibrium,
+    load,
     per_request,
     prompts_of,
     rate_with_more,
+    saturation,
     sustainable_rate,
     sustainable_rates,
 )
@@ -20,13 +25,15 @@ from kvplan.analysis.recovery import recovery
 from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, closed_form
 from kvplan.model import Plan, Prefill, ServingModel
-from kvplan.report.assembly import Report
+from kvplan.report.assembly import Report, plain
+from kvplan.report.cache_figures import cache_figures
 from kvplan.report.inputs import source_text
 from kvplan.report.keys import CONTRACT, law_text
 from kvplan.report.keys.evidence import DIGITS, Figure, listed
 from kvplan.units import format_number
 
 Figures = Mapping[str, Figure]
+_COLD_BLOCKS = ("load", "equilibrium", "saturation")  # that say another thing of a warm cache
 
 
 @dataclass(frozen=True)
@@ -43,15 +50,19 @@ class Inputs:
         Whether the iteration-time law is.
     varying
         Whether rates vary over time: figures of thresholds are then not those that the formulas name.
-    shares
-        Whether requests have prefixes in common: only those of [provenance] are then what the formulas name.
+    warm
+        Figures of a prefix cache that finds something, in place of those in `model`, for blocks that are about it;
+        None where there is none. All else is then of a replica that finds what is always in use and nothing more.
+    cold
+        Blocks of the report of that replica, by name, in place of those of the warm one.
     """
 
     model: Figures
     entries: Mapping[str, tuple[Figures, ...]]
     is_linear: bool = True
     varying: bool = False
-    shares: bool = False
+    warm: Figures | None = None
+    cold: Mapping[str, Any] = field(default_factory=dict)
 
 
 def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
@@ -67,8 +78,16 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
     >>> given.model["M"].value, given.model["S_b"].value, given.entries["wait.classes"][0]["rate"].value
     (12, 12.0, 0.9)
     """
+    whole = model
+    warm: Figures | None = None
+    cold: Mapping[str, Any] = {}
     if model.finds_prefixes:
-        return Inputs(_of_provenance(model), {}, model.timing.is_linear, shares=True)
+        warm = {**_of_mix(model), **_of_replica(model), **cache_figures(model, report)}
+        model = with_cold_cache(model)
+        report = report._replace(
+            load=load(model), equilibrium=equilibrium(model), saturation=saturation(model)
+        )
+        cold = {name: plain(getattr(report, name), name) for name in _COLD_BLOCKS}
     classes = tuple(_of_class(model, i, report) for i in range(len(model.classes)))
     entries = {record.list_key: classes for record in CONTRACT.values() if record.is_by_class}
     entries["nested_wait.segments"] = tuple(_of_segments(report))
@@ -76,12 +95,15 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
         **_of_mix(model),
         **_of_replica(model),
         **_of_provenance(model),
-        **dict(_after_changes(model)),
+        **dict(_after_changes(whole)),
+        "v": _victim(whole),
         **_of_cycle(model, report),
         **_of_plan(model, plan, report),
         **({} if model.timing.is_linear else _of_law(model, report)),
     }
-    return Inputs(figures, entries, model.timing.is_linear, varying=model.schedule is not None)
+    return Inputs(
+        figures, entries, model.timing.is_linear, varying=model.schedule is not None, warm=warm, cold=cold
+    )
 
 
 def _of_mix(model: ServingModel) -> dict[str, Figure]:
@@ -113,12 +135,22 @@ def _of_mix(model: ServingModel) -> dict[str, Figure]:
         ),
         "t": Figure("t̄", "mean tokens computed for a request", cost.computed_tokens),
         "d": Figure("d̄", "mean decode length, tokens", cost.decode_tokens),
+        **({} if model.timing.is_linear else {"steepest": _steepest(cost.steepest_s)}),
         "L": Figure("L", "iterations of the longest request", int(mix.stages.max())),
         "p": Figure(
             "p", "share of the shorter decode length", float(mix.share[shorter].sum()) if two else None
         ),
         "lengths": Figure("n_i", "iterations by class and decode length", listed(lengths)),
     }
+
+
+def _steepest(work_s: float) -> Figure:
+    return Figure("", "mean time that a request adds to iterations beyond the knee in all, s", work_s)
+
+
+def _victim(model: ServingModel) -> Figure:
+    tokens = max(model.mix.mean(model.mix.input_tokens), 1.0)
+    return Figure("v", "mean prompt tokens of a victim of preemption", tokens)
 
 
 def _of_replica(model: ServingModel) -> dict[str, Figure]:
@@ -251,9 +283,6 @@ def _of_law(model: ServingModel, report: Report) -> dict[str, Figure]:
     return {
         **{name: Figure("F", law_text.REST, value) for name, value in states.items()},
         "x": Figure("x", "admissions per iteration at which the limit is met", at_limit if is_met else None),
-        "steepest": Figure(
-            "", "mean time that a request adds to iterations beyond the knee in all, s", cost.steepest_s
-        ),
         "proportional": Figure(
             "Σλ·c̄", "time added to iterations per second, in proportion", model.total_rate_rps * cost.work_s
         ),
@@ -318,7 +347,8 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
     cycle, tau = report.worst_cycle.classes[index], report.equilibrium.iteration_time_s
     alone = replace(model, classes=(one,))
     rest = _rest_of_cycle(alone, cycle, float(means.work_s[index]))
-    rate, first = one.rate_rps, float(mix.held.at_start[mix.class_index == index][0])
+    rate, mine = one.rate_rps, mix.class_index == index
+    first = float(np.average(mix.held.at_start[mine], weights=mix.share[mine]))
     return {
         "rate": Figure("λ_i", "arrivals of the class, requests/s", rate),
         "share": Figure("p_i", "share of the class in the total rate", rate / model.total_rate_rps),
@@ -333,7 +363,7 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
             "mean footprint of the class, KV token-iterations, in whole pages",
             float(means.held[index]),
         ),
-        "a": Figure("a_i", "KV tokens held at the first stage, in whole pages", first),
+        "a": Figure("a_i", "mean KV tokens held at the first stage, in whole pages", first),
         "c": Figure(
             "c_i",
             f"time that a request of the class adds to iterations in all, s: {law_text.work('S', 's', 'n')}",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from shipped import NAMES, profile, report
 
+from kvplan.analysis.population import with_rates_of_users
 from kvplan.errors import UsageError
 from kvplan.formats import explanation
 from kvplan.model import (
@@ -25,6 +26,10 @@ from kvplan.model import (
     ServingModel,
     Timing,
 )
+from kvplan.model.gaps import Exponential, Lognormal
+from kvplan.model.lengths import Lengths
+from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Sessions
 from kvplan.report import explain as explaining
 from kvplan.report.assembly import analyze, to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
@@ -82,6 +87,50 @@ MODELS["inputs told"] = replace(
 )
 MODELS |= {f"{name}, bent": replace(model, timing=BENT) for name, model in MODELS.items()}
 
+AGENTS = Sessions(
+    first=Lengths.of({400: 1.0, 900: 1.0}),
+    user=Lengths.of({60: 1.0, 100: 2.0}),
+    decode=Lengths.of({20: 1.0, 50: 1.0}),
+    turns=Lengths.of({3: 1.0, 6: 1.0}),
+    think=Lognormal(20.0, 1.0),
+)
+CHAT = replace(one("chat", 300, {40: 1.0}, 3.0), shared=(SharedPrompt(128, 0.6), SharedPrompt(64, 0.3)))
+AGAIN = replace(one("again", 300, {40: 1.0}, 2.0), reuse=Reuse(0.8, 0.7, Exponential(30.0)))
+ARRIVALS = replace(AGAIN, reuse=Reuse(128, 0.7, Exponential(9.0), from_arrival=True))
+MILLISECONDS = Timing(0.01, 2e-8, 2e-5, 1e-5)
+
+
+def agents(rate: float, kind: Sessions = AGENTS) -> RequestClass:
+    return replace(one("agents", 800, {20: 1.0, 50: 1.0}, rate), sessions=kind)
+
+
+def caching(*classes: RequestClass, memory: int = 400_000, **limits: int) -> ServingModel:
+    return ServingModel(classes, MILLISECONDS, Replica(memory, 16, **limits))
+
+
+CACHING = {
+    "shared prompts": caching(CHAT),
+    "reuse": caching(AGAIN, memory=60_000),
+    "reuse from arrivals": caching(ARRIVALS, CHAT),
+    "agents": caching(agents(40.0)),
+    "agents who can collapse": caching(agents(65.0), memory=800_000),
+    "too many agents": caching(agents(300.0)),
+    "few agents": caching(agents(3.0), memory=40_000),
+    "agents who share": caching(agents(40.0, replace(AGENTS, shared=200)), memory=300_000),
+    "agents and others": caching(agents(20.0), CHAT, AGAIN, one("batch", 900, {30: 1.0}, 0.5)),
+    "agents, few sequences": caching(agents(20.0), max_num_seqs=20),
+    "agents, few tokens": caching(agents(20.0), max_num_batched_tokens=600),
+    "users": with_rates_of_users(caching(agents(1.0, replace(AGENTS, users=900)))),
+    "a curve": replace(caching(CHAT), hit_curve=((100_000.0, 0.1), (800_000.0, 0.3))),
+    "no cache": caching(agents(20.0), prefix_caching=False),
+    "ready-made": caching(agents(40.0), prefill=Prefill.DISAGGREGATED),
+}
+CACHING |= {
+    f"{name}, bent": replace(CACHING[name], timing=replace(MILLISECONDS, d4=1e-4, d5=1e-6, knee_tokens=30))
+    for name in ("agents", "agents and others", "a curve")
+}
+MODELS |= CACHING
+
 
 @cache
 def made(name: str) -> Case:
@@ -137,6 +186,7 @@ def test_every_figure_is_named_by_a_formula() -> None:
                 named |= {symbol.rpartition("[].")[2] for symbol in place.symbols}
         known |= {
             *inputs.model,
+            *(inputs.warm or ()),
             *(figure for entries in inputs.entries.values() for e in entries for figure in e),
         }
     assert known - named == set()
@@ -190,22 +240,10 @@ def calculations(document: dict[str, Any], inputs: Inputs) -> Iterator[tuple[str
 
 @pytest.mark.parametrize(("make", "name"), CASES)
 def test_what_is_substituted_gives_the_value(make: Any, name: str) -> None:
-    document, inputs = make(name)
-    found = list(calculations(document, inputs))
-    assert (len({key for key, _, _ in found}) >= 15) is not inputs.shares
+    found = list(calculations(*make(name)))
+    assert len({key for key, _, _ in found}) >= 15
     for key, value, result in found:
         assert result == pytest.approx(value, rel=3e-5, abs=1e-7), key
-
-
-@pytest.mark.parametrize("name", ["agents-collapse", "shared-prompt"])
-def test_formulas_for_strangers_are_not_filled_where_requests_share(name: str) -> None:
-    document, inputs = shipped(name)
-    assert list(calculations(document, inputs)) == []
-    page = explain(find("load.sustainable_rps"), document, inputs)
-    assert page.meaning.endswith("`prefix_cache` has what takes its place.")
-    assert page.rows[0].here == ""
-    (gpu,) = explain(find("inputs.gpu"), document, inputs).rows
-    assert gpu.here == "round figures"
 
 
 def test_nearly_every_number_has_a_calculation_somewhere() -> None:
@@ -232,6 +270,34 @@ def test_nearly_every_number_has_a_calculation_somewhere() -> None:
     assert numbers - without - calculated == set()
     assert {"stability.gcd", "stability.recovery_iterations"} <= calculated
     assert "stability.min_stable_input_tokens.asymptotic" in calculated
+
+
+def test_every_number_of_a_prefix_cache_has_a_calculation_somewhere() -> None:
+    calculated = {key for name in CACHING for key, _, _ in calculations(*made(name))}
+    numbers = {
+        key for key in CONTRACT if key.startswith("prefix_cache.") and CONTRACT[key].kind is Kind.NUMBER
+    }
+    assert numbers - calculated == {"prefix_cache.sustainable_rps.good"}  # the largest of many
+
+
+def test_what_is_calculated_with_a_prefix_cache_are_the_moments_of_the_model() -> None:
+    """By hand: 900 and 400 tokens at first, 3 or 6 turns, 80/3 + 60 + 35 tokens more each."""
+    document, inputs = made("agents")
+    turns = {j: 1.0 if j <= 3 else 0.5 for j in range(1, 7)}
+    grown = (60 + 2 * 100) / 3 + 35
+    prompt = sum(p * (650 + (j - 1) * grown) for j, p in turns.items()) / sum(turns.values())
+    assert inputs.warm is not None
+    assert inputs.warm["s_exact"].value == pytest.approx(prompt)
+    assert document["prefix_cache"]["hit_ratio"] * prompt == pytest.approx(inputs.warm["saved"].value)
+    # beyond full pages, a turn leaves its prompt and its answer but for one token
+    assert inputs.warm["left"].value == pytest.approx(prompt + 34, abs=16)
+
+
+def test_blocks_about_a_cold_cache_say_so() -> None:
+    page = explain(find("rate_cap.per_iteration"), *made("shared prompts"))
+    assert "finds what is always in use and nothing else" in page.meaning
+    for name, key in (("shared prompts", "load.headroom"), ("no cache", "rate_cap.per_iteration")):
+        assert "always in use" not in explain(find(key), *made(name)).meaning
 
 
 def test_the_range_of_the_sustainable_rate_is_the_rate_over_the_ends_of_the_band() -> None:

@@ -1,9 +1,10 @@
 """Keys of the `equilibrium` block."""
 
 from kvplan.report.keys import law_text
-from kvplan.report.keys.record import Block, Record, class_name
+from kvplan.report.keys.record import Block, Record, Warm, class_name
 
 FLUID = "WAIT-s eq. 3-6"
+NO_WARM_STATE = "No state of a warm prefix cache serves the offered rate."
 NO_EQUILIBRIUM = "Λ >= 1: the work alone takes longer than the time between arrivals, no equilibrium exists."
 
 EQUILIBRIUM = Block(
@@ -19,6 +20,13 @@ EQUILIBRIUM = Block(
             symbol="M*",
             unit="tokens",
             absent=NO_EQUILIBRIUM,
+            warm=Warm(
+                "K = Σλ·S̄·τ* − D, D what running requests have in common beyond once",
+                lambda e: (
+                    f"{e('rate', 9)}·{e('S_b', 9)}·{e('equilibrium.iteration_time_s', 9)} − {e('D', 9)}"
+                ),
+                NO_WARM_STATE,
+            ),
         ),
         Record(
             "equilibrium.kv_utilization",
@@ -37,6 +45,7 @@ EQUILIBRIUM = Block(
             symbol="τ*",
             unit="s",
             absent=NO_EQUILIBRIUM,
+            warm=Warm(law_text.WARM_EQUILIBRIUM, law_text.warm_equilibrium_here, NO_WARM_STATE),
         ),
         Record(
             "equilibrium.requests_in_flight",

@@ -1,7 +1,7 @@
 """Keys of the blocks that say what was judged, and the verdict."""
 
 from kvplan.report.keys.evidence import Evidence
-from kvplan.report.keys.record import Block, Kind, Record
+from kvplan.report.keys.record import Block, Kind, Record, Warm
 from kvplan.report.words import Status
 
 
@@ -15,6 +15,15 @@ def _status(e: Evidence) -> str:
         case _:
             known = "unknown" if e.document["verdict"]["recovers_up_to_rps"] is None else e(recovers)
             return f"recovers up to {known} < offered {e(offered)} ≤ {e(sustainable)} sustainable"
+
+
+def _warm_status(e: Evidence) -> str:
+    offered, guaranteed = e("load.offered_rps"), "prefix_cache.sustainable_rps.guaranteed"
+    if e.document["verdict"]["status"] == Status.OVERLOADED:
+        return f"offered {offered} > {e('most')}"
+    if e.document["prefix_cache"]["collapse_possible"]:
+        return f"offered {offered} ≤ {e('most')}, guaranteed {e(guaranteed)}, and a collapse is possible"
+    return _status(e)
 
 
 def _recovers(e: Evidence) -> str:
@@ -64,6 +73,12 @@ VERDICT = Block(
             source="WAIT Prop. 1, 2; finite memory new",
             kind=Kind.TEXT,
             allowed=tuple(Status),
+            warm=Warm(
+                "overloaded: offered > the good rate, or with fewer than 50 streams in memory > the guaranteed one; "
+                "needs_cap: otherwise, and the cache can collapse or greedy admission is not known to recover "
+                "(verdict.recovers_up_to_rps); stable: the rest",
+                _warm_status,
+            ),
         ),
         Record(
             "verdict.binding",
@@ -73,6 +88,11 @@ VERDICT = Block(
             source="WAIT-s eq. 3-6; engine limits new",
             kind=Kind.TEXT,
             allowed=("kv_memory", "compute", "max_num_seqs", "max_num_batched_tokens"),
+            warm=Warm(
+                "the smallest of the limits' guaranteed rates; memory is called compute where requests add more than "
+                "half of τ(M)",
+                lambda e: e("limits"),
+            ),
         ),
         Record("verdict.summary", "The verdict in one sentence with its numbers.", kind=Kind.TEXT),
         Record(
@@ -87,6 +107,12 @@ VERDICT = Block(
             unit="requests/s",
             basis="estimated",
             absent="The lengths are too many and too long for the fluid map's budget.",
+            warm=Warm(
+                "smallest of the guaranteed rate and 0.985·x_low/τ_low of a cache that finds only what is always in "
+                "use; of users, the same part of what they ask",
+                lambda e: "" if e.figures["users"].value else _recovers(e),
+                "The lengths are too many and too long for the fluid map's budget.",
+            ),
         ),
         Record(
             "verdict.confirmed_up_to_rps",

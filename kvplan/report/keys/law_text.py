@@ -60,6 +60,14 @@ def equilibrium_here(e: Evidence) -> str:
     )
 
 
+WARM_EQUILIBRIUM = ByLaw("τ* = d0/(1 − Σλ·(c̄ − d2·h))", "the least τ* = F/(1 − Σλ·(c̄ − d2·h))")
+
+
+def warm_equilibrium_here(e: Evidence) -> str:
+    """That time where a prefix cache finds h tokens of a prompt."""
+    return f"{_rest_here(e, 'equilibrium')} / (1 − {e('rate', 9)}·({e('c', 9)} − {e('d2')}·{e('saved', 9)}))"
+
+
 # The factor at which a limit is met
 
 LOAD_FACTOR = ByLaw(
@@ -107,6 +115,14 @@ SATURATION = ByLaw(f"τ(M) = d0 + n*·({work('S̄', 's̄', 'n̄')}) = d0 + n*·c
 def saturation_here(e: Evidence) -> str:
     """That time in numbers."""
     return f"{_rest_here(e, 'saturation')} + {e('saturation.admissions_per_iteration')}·{e('c')}"
+
+
+WARM_SATURATION = ByLaw("τ(M) = d0 + n*·(c̄ − d2·h)", "τ(M) = F + n*·(c̄ − d2·h)")
+
+
+def warm_saturation_here(e: Evidence, admissions: str = "saturation.admissions_per_iteration") -> str:
+    """That time where a prefix cache finds h tokens of a prompt."""
+    return f"{_rest_here(e, 'saturation')} + {e(admissions)}·({e('c')} − {e('d2')}·{e('saved_full')})"
 
 
 # The time with every threshold of WAIT filled

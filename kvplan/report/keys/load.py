@@ -1,7 +1,8 @@
 """Keys of the `load` block."""
 
 from kvplan.report.keys import law_text
-from kvplan.report.keys.record import Block, Kind, Record
+from kvplan.report.keys.evidence import Evidence
+from kvplan.report.keys.record import Block, Kind, Record, Warm
 
 _LIMITS = "WAIT-s eq. 3-6, WAIT Prop. 1, 2; engine limits and pages new"
 _TOO_SMALL = "The offered load is so small that the factor exceeds what a float holds."
@@ -14,6 +15,22 @@ _SENSITIVE = {
     "max_num_seqs": "B_max",
     "max_num_batched_tokens": "T_b",
 }
+
+
+GUARANTEED = (
+    "x/τ(x) where x admissions an iteration fill memory, or meet a limit, and only what is in use is found"
+)
+
+
+def guaranteed_here(e: Evidence) -> str:
+    """The guaranteed rate in numbers."""
+    return f"{e('x_limit', 9)} / {e('tau_limit', 9)}"
+
+
+def _warm_factor_here(e: Evidence) -> str:
+    if e.figures["users"].value is not None:
+        return f"{e('users_guaranteed', 9)} / {e('users')}"
+    return f"{e('load.sustainable_rps', 9)} / {e('rate', 9)}"
 
 
 def _sensitivity(name: str, symbol: str) -> Record:
@@ -57,6 +74,10 @@ LOAD = Block(
             source=_LIMITS,
             symbol="α",
             absent=_TOO_SMALL,
+            warm=Warm(
+                "α = guaranteed rate/Σλ; of a closed population, users guaranteed over users",
+                _warm_factor_here,
+            ),
         ),
         Record(
             "load.headroom",
@@ -74,6 +95,7 @@ LOAD = Block(
             source=_LIMITS,
             symbol="α·Σλ",
             unit="requests/s",
+            warm=Warm(GUARANTEED, guaranteed_here),
         ),
         Record(
             "load.sustainable_rps_range",

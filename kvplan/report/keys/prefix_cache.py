@@ -1,5 +1,10 @@
 """Keys of the `prefix_cache` block."""
 
+from collections.abc import Callable
+
+from kvplan.report.keys import law_text
+from kvplan.report.keys.evidence import ByLaw, Evidence
+from kvplan.report.keys.load import GUARANTEED, guaranteed_here
 from kvplan.report.keys.record import Block, Kind, Record
 
 _NEW = "new, theory of prefix caches: Che's approximation for least recently used pages"
@@ -8,8 +13,34 @@ _NO_COLLAPSE = "Requests have nothing in common, or no collapsed state exists at
 _NOT_SHARED = "Requests have nothing in common."
 
 
-def _state(name: str, meaning: str, formula: str, unit: str = "", absent: str = _NOTHING) -> Record:
-    return Record(f"prefix_cache.{name}", meaning, formula=formula, source=_NEW, unit=unit, absent=absent)
+def _state(
+    name: str,
+    meaning: str,
+    formula: str | ByLaw,
+    here: Callable[[Evidence], str] | None,
+    unit: str = "",
+    absent: str = _NOTHING,
+    symbol: str = "",
+) -> Record:
+    return Record(
+        f"prefix_cache.{name}", meaning, formula, here, _NEW, symbol=symbol, unit=unit, absent=absent
+    )
+
+
+def _reusable_here(e: Evidence) -> str:
+    return f"({e('left', 9)}·{e('q', 9)} + {e('common', 9)}) / {e('s_exact', 9)}"
+
+
+def _collapse_here(e: Evidence) -> str:
+    offered, most = (
+        e.document["load"]["offered_rps"],
+        e.document["prefix_cache"]["sustainable_rps"]["guaranteed"],
+    )
+    names = "load.offered_rps", "prefix_cache.sustainable_rps.guaranteed"
+    if (users := e.figures["users"].value) is not None:
+        offered, most, names = users, e.figures["users_guaranteed"].value, ("users", "users_guaranteed")
+    number, guaranteed = (e(name) for name in names)
+    return f"{number} {'>' if offered > most else '≤'} {guaranteed} guaranteed; {e('stable_states')} stable states"
 
 
 PREFIX_CACHE = Block(
@@ -17,53 +48,84 @@ PREFIX_CACHE = Block(
     "What the prefix cache finds, which rates it sustains, and whether it can collapse.",
     (
         _state(
-            "hit_ratio", "Share of the prompt tokens that the warm cache finds.", "h/s̄, h = L̄q·F(T) + shared"
+            "hit_ratio",
+            "Share of the prompt tokens that the warm cache finds.",
+            "h/s̄, h = L̄·q·F(T) + Σ p_g·c_g·(1 − e^(−λ_g·(R + T))); or the measured curve at M",
+            lambda e: f"({e('left', 9)}·{e('q', 9)}·{e('F', 9)} + {e('common_hits', 9)}) / {e('s_exact', 9)}",
         ),
         _state(
             "reusable_ratio",
             "Share of the prompt tokens that a cache without end would find.",
-            "the same at T = ∞",
+            "(L̄·q + Σ p_g·c_g)/s̄; or the last point of the measured curve",
+            _reusable_here,
             absent=_NOT_SHARED,
         ),
         _state(
             "characteristic_time_s",
             "After so long what nobody asked for again is gone from the cache.",
-            "T: memory in use and what was left in the last T s and not asked for fill M",
+            "T = (M − K − C_a − C_g)/(Σλ·L̄·(1 − q)): what is left for nobody fills the rest of memory",
+            lambda e: (
+                f"({e('M', 9)} − {e('prefix_cache.kv_unique_tokens', 9)} − {e('asked_for', 9)} − "
+                f"{e('common_kept', 9)}) / ({e('rate', 9)}·{e('left', 9)}·(1 − {e('q', 9)}))"
+            ),
             "s",
             "Everything fits, hits follow a measured curve, or there is no warm state.",
+            "T",
         ),
-        _state("cached_tokens", "KV tokens kept of requests that are done.", "C(T) = ∫₀ᵀ Φ", "tokens"),
+        _state(
+            "cached_tokens",
+            "KV tokens kept of requests that are done.",
+            "C(T) = ∫₀ᵀ Φ = M − K where not everything fits",
+            lambda e: f"{e('M_filled', 9)} − {e('prefix_cache.kv_unique_tokens', 9)}",
+            "tokens",
+        ),
         _state(
             "kv_unique_tokens",
             "KV tokens of running requests, shared ones once.",
-            "K = Σλ·S̄·τ − shared",
+            "K = Σλ·S̄·τ* − D, D what running requests have in common beyond once",
+            lambda e: f"{e('rate', 9)}·{e('S_b', 9)}·{e('equilibrium.iteration_time_s', 9)} − {e('D', 9)}",
             "tokens",
+            symbol="K",
         ),
-        _state("prefill_tokens_per_s", "Prompt tokens computed per second.", "Σλ·(s̄ − h)", "tokens/s"),
+        _state(
+            "prefill_tokens_per_s",
+            "Prompt tokens computed per second.",
+            "Σλ·(s̄ − h)",
+            lambda e: f"{e('rate')}·({e('prompt_work', 9)} − {e('saved', 9)})",
+            "tokens/s",
+        ),
         _state(
             "sustainable_rps.guaranteed",
             "Rate that is served whatever has happened before; one's own earlier turns do not raise it, shared prompts "
             "do.",
-            "largest λ at which τ(K = M) does not exceed what the load allows",
+            GUARANTEED,
+            guaranteed_here,
             "requests/s",
             _NOT_SHARED,
+            "guaranteed",
         ),
         _state(
             "sustainable_rps.good",
             "Rate that a warm cache serves as long as nothing happens.",
             "max over x of x/τ(x), x admissions an iteration",
+            None,
             "requests/s",
             _NOT_SHARED,
         ),
         _state(
             "loop_gain",
             "By how much a longer iteration lengthens the next through what is found; from 1 on the state is lost.",
-            "K·τ·(d2/d0)·q·f(T)/(1 − q·F(T)) for private prefixes and a linear law",
+            "K·τ*·(d2/d0)·q·f(T)/(1 − q·F(T)), f = F', for private prefixes of one law of gaps and a linear law",
+            lambda e: (
+                f"{e('prefix_cache.kv_unique_tokens', 9)}·{e('equilibrium.iteration_time_s', 9)}·({e('d2')}/{e('d0')})"
+                f"·{e('q', 9)}·{e('f', 9)} / (1 − {e('q', 9)}·{e('F', 9)})"
+            ),
         ),
         Record(
             "prefix_cache.collapse_possible",
             "Whether a burst can leave the replica, at the offered rate, in a state that it does not come out of.",
             formula="Σλ > guaranteed, or more than one stable state",
+            here=_collapse_here,
             source=_NEW,
             kind=Kind.TRUTH,
             absent=_NOT_SHARED,
@@ -72,6 +134,7 @@ PREFIX_CACHE = Block(
             "separatrix_in_flight",
             "Running requests beyond which the warm state is lost.",
             "λ·n̄·τ at the unstable state",
+            lambda e: f"{e('rate_unstable', 9)}·{e('n', 9)}·{e('tau_unstable', 9)}",
             "requests",
             "There is no unstable state at the offered rate.",
         ),
@@ -79,22 +142,32 @@ PREFIX_CACHE = Block(
             "collapsed.throughput_rps",
             "Rate that is served once the cache is empty for good.",
             "x/τ(x) where requests in flight fill memory",
+            lambda e: f"{e('x_limit', 9)} / {e('prefix_cache.collapsed.iteration_time_s', 9)}",
             "requests/s",
             _NO_COLLAPSE,
         ),
-        _state("collapsed.iteration_time_s", "Time of an iteration then.", "τ(K = M)", "s", _NO_COLLAPSE),
+        _state(
+            "collapsed.iteration_time_s",
+            "Time of an iteration then.",
+            law_text.WARM_SATURATION,
+            lambda e: law_text.warm_saturation_here(e, "x_full"),
+            "s",
+            _NO_COLLAPSE,
+        ),
         _state(
             "streams_in_memory",
             "How many requests' private leavings memory holds; below 100 fluctuations count, below 50 only the "
             "guaranteed rate can be planned with.",
-            "M/E[L]",
+            "M/L̄",
+            lambda e: f"{e('M', 9)} / {e('left', 9)}",
             absent="Requests reuse nothing of their own.",
         ),
         Record(
             "prefix_cache.preemption_recovered_share",
             "Share of what a preempted request had computed that it finds again; an upper estimate where decode "
             "lengths vary little.",
-            formula="1 − (m/v)(1 − e^(−v/m)), m mean decode length, v mean prompt",
+            formula="1 − (m/v)·(1 − e^(−v/m)), m mean decode length, v mean prompt",
+            here=lambda e: f"1 − ({e('d', 9)}/{e('v', 9)})·(1 − exp(−{e('v', 9)}/{e('d', 9)}))",
             source=_NEW,
             basis="estimated",
         ),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvplan.report.keys.evidence import ByLaw, Evidence
 
@@ -15,6 +16,14 @@ class Kind(StrEnum):
     TRUTH = "true or false"
     PAIR = "two numbers"
     TABLE = "a table"  # with keys of its own that have no records
+
+
+class Warm(NamedTuple):
+    """What a record says in place of its own where a prefix cache finds what requests have in common."""
+
+    formula: str | ByLaw
+    here: Callable[[Evidence], str] | None = None
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class Record:
         Where rates vary over time, it is about the worst window.
     in_contract
         Other programs see it; otherwise it stands beside the contract, for text and Markdown only.
+    warm
+        Formula, numbers and absence with a prefix cache that finds something; None: the same.
     """
 
     key: str
@@ -69,6 +80,7 @@ class Record:
     by_class: bool = False
     of_worst_window: bool = False
     in_contract: bool = True
+    warm: Warm | None = None
 
     @property
     def block(self) -> str:

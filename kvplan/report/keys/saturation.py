@@ -2,7 +2,7 @@
 
 from kvplan.report.keys import law_text
 from kvplan.report.keys.equilibrium import FLUID
-from kvplan.report.keys.record import Block, Record
+from kvplan.report.keys.record import Block, Record, Warm
 
 SATURATION = Block(
     "saturation",
@@ -16,6 +16,10 @@ SATURATION = Block(
             source="SIC 2; several classes WAIT-s eq. 3",
             symbol="n*",
             unit="requests",
+            warm=Warm(
+                "n* = (M + D)/S̄, D what running requests have in common beyond once",
+                lambda e: f"({e('M')} + {e('D_full', 9)}) / {e('S_b', 9)}",
+            ),
         ),
         Record(
             "saturation.iteration_time_s",
@@ -25,6 +29,7 @@ SATURATION = Block(
             source="WAIT-s eq. 1; d2 to d5 new",
             symbol="τ(M)",
             unit="s",
+            warm=Warm(law_text.WARM_SATURATION, law_text.warm_saturation_here),
         ),
         Record(
             "saturation.throughput_rps",

@@ -57,15 +57,15 @@ def _evictions(e: Evidence) -> str:
         case "simulated":
             return ""
         case _:
-            return _evictions_of_pulse(e, e(_X))
+            return _evictions_of_pulse(e, e(_X, 9))
 
 
 def _class_evictions(e: Evidence) -> str:
-    return "0" if e.entry["kind"] == "none" else _evictions_of_pulse(e, e.here("throughput_per_iteration"))
+    return "0" if e.entry["kind"] == "none" else _evictions_of_pulse(e, e.here("throughput_per_iteration", 9))
 
 
 def _evictions_of_pulse(e: Evidence, completed: str) -> str:
-    return f"({e('M')} − {e('K_old')}) / ({e('g')}·{e('a')}) − {completed}"
+    return f"({e('M', 9)} − {e('K_old', 9)}) / ({e('g')}·{e('a', 9)}) − {completed}"
 
 
 def _period(e: Evidence) -> str:
