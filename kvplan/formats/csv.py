@@ -6,7 +6,7 @@ from io import StringIO
 from kvplan.layout.simulation import figure
 from kvplan.simulation.experiments.study import Study
 
-_SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions")
+_SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions", "cached_tokens")
 
 
 def study(found: Study) -> str:
