@@ -3,6 +3,7 @@
 The rate follows from the stay: λ = users/(nτ + think), so that a slower replica is asked less.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,31 @@ from kvplan.model import ServingModel
 
 _TIMES = 64  # iteration times tried for the least that lasts
 _HALVINGS = 50
+_ROUNDING = 1e-9
+
+
+def users_of(model: ServingModel) -> int:
+    """Users of closed populations in the traffic."""
+    return sum(c.sessions.users or 0 for c in model.classes if c.sessions is not None)
+
+
+def with_part_of_users(model: ServingModel, factor: float) -> ServingModel:
+    """The model with all rates and users times a factor, users whole and not fewer; rates as if none waited longer.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 100, (50,), (1.0,), 4.0)
+    >>> with_part_of_users(ServingModel((one,), Timing(0.02), Replica(100_000)), 0.5).total_rate_rps
+    2.0
+    """
+    classes = []
+    for c in model.classes:
+        sessions = c.sessions
+        if sessions is not None and sessions.users is not None:
+            sessions = replace(sessions, users=max(1, math.ceil(sessions.users * factor * (1 - _ROUNDING))))
+        classes.append(replace(c, rate_rps=c.rate_rps * factor, sessions=sessions))
+    return replace(model, classes=tuple(classes))
 
 
 def with_rates_of_users(model: ServingModel) -> ServingModel:
@@ -34,7 +60,7 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
     4.0
     """
     asking = [c.sessions for c in model.classes]
-    if not any(one is not None and one.users is not None for one in asking):
+    if not users_of(model):
         return model
     start = cached_replica(model)
 

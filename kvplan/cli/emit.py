@@ -37,6 +37,7 @@ def emit(
     """Write the plan as settings of an engine. Only those that gain in simulation are set, and how much is said."""
     from kvplan.engines import engine as record
     from kvplan.engines.advice import advise, default_requests
+    from kvplan.engines.collapse import as_simulated
     from kvplan.formats import json
     from kvplan.layout import settings
     from kvplan.layout.elements import origin
@@ -52,7 +53,7 @@ def emit(
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     with progress_bar() as progress:
         bench = Bench(
-            loaded.model,
+            as_simulated(record(engine), loaded.model),
             loaded.plan,
             requests=size,
             seeds=all_seeds,

@@ -47,7 +47,7 @@ def mix(
 ) -> None:
     """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
     from kvplan.analysis.mixing import MAX_REPLICAS
-    from kvplan.decide.mixing import placements_compared
+    from kvplan.decide.mixing import placements_compared, refuse_prefixes
     from kvplan.formats import json
     from kvplan.layout import mixing as tables
     from kvplan.simulation.experiments.options import seeds as chosen
@@ -59,6 +59,7 @@ def mix(
         raise UsageError("--requests goes with --simulate only")
     check_writable(output)
     loaded = read(profile)
+    refuse_prefixes(loaded.model)
     with progress_bar() as progress:
         found = placements_compared(
             loaded.model,

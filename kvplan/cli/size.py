@@ -152,6 +152,7 @@ def _sizing(
             prices.get(label),
             requests_in_memory(one.model),
             notes(one.model, found.heaviest),
+            any(c.sessions is not None for c in one.model.classes),
         )
         for label, one, found in zip(labels, loaded, fleets, strict=True)
     )

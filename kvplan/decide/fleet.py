@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
 from kvplan.decide.slo import Slo
@@ -114,13 +115,15 @@ def fleet(
     `rate_rps` is the total of the rates of the classes, which a schedule multiplies; None: as they stand.
     """
     if rate_rps is not None:
-        model = replace(scaled(model, rate_rps), schedule=model.schedule)
+        model = with_part_of_users(model, rate_rps / model.total_rate_rps)
     known: dict[ServingModel, Size] = {}
     runs: dict[tuple[tuple[str, str], ...], Measured] = {}
 
     def once(one: ServingModel) -> Measured:
         """Parts of one mix share idle replicas, and sizes at which a replica gets the same, but for rounding."""
-        key = tuple((c.name, f"{c.rate_rps:.12g}") for c in one.classes)
+        key = tuple(
+            (c.name, f"{c.rate_rps:.12g}") for c in one.classes
+        )  # rates of users follow from how many
         if key not in runs:
             runs[key] = measure(one)
         return runs[key]
@@ -169,6 +172,7 @@ class Offer(NamedTuple):
     price: float | None
     held: float
     notes: tuple[str, ...] = ()
+    has_sessions: bool = False
 
     @property
     def mean_gpus(self) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.decide.requirement import Key, Named, Requirement, Value, quoted
 from kvplan.errors import UsageError
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
-from kvplan.report.keys import Kind
+from kvplan.report.keys import BLOCKS, Kind
 from kvplan.report.words import Status
 from kvplan.units import rounded
 from kvplan.version import __version__
@@ -110,7 +110,8 @@ def value_of(key: Key, block: Callable[[str], Any]) -> Value:
             break
         value = _entry(key, value, part)
     if value is None:
-        why = f" ({key.record.absent.rstrip('.')})" if key.record.absent else ""
+        absent = BLOCKS[first].absent if block(first) is None and first in BLOCKS else key.record.absent
+        why = f" ({absent.rstrip('.')})" if absent else ""
         raise UsageError(f"{key.text} is null in this report{why}; nothing can be compared with it")
     if not _is(value, key.kind):
         raise UsageError(f"{key.text} is not {key.kind} in this report")

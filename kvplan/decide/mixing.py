@@ -16,6 +16,7 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.mixing import Mixing, compare
 from kvplan.analysis.placement import NEAR, Group, Placement
 from kvplan.analysis.pool import subset
+from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.pools import Pooled, Runs, measure, part, spread
 
@@ -100,6 +101,25 @@ class Comparison(NamedTuple):
     def shown(self) -> tuple[Contender, ...]:
         """In the order of their names."""
         return self.segregated, self.mixed, self.best
+
+
+def refuse_prefixes(model: ServingModel) -> None:
+    """Placements are of requests that have nothing in common.
+
+    Raises
+    ------
+    UsageError
+        There are sessions, or a prefix cache that finds something: what it does depends on who shares the replica.
+    """
+    if any(c.sessions is not None for c in model.classes):
+        raise UsageError(
+            "mix places classes of requests one by one, and the profile has [[sessions]]; see kvplan size"
+        )
+    if model.finds_prefixes:
+        raise UsageError(
+            "mix is for requests that have no prefixes in common: what a prefix cache finds depends on who shares the "
+            "replica. With prefix_caching = false in [gpu] it compares placements without one"
+        )
 
 
 def placements_compared(

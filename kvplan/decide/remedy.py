@@ -18,6 +18,7 @@ from typing import Any
 
 from kvplan.analysis.concurrency import engine_max_num_seqs
 from kvplan.analysis.equilibrium import load_times
+from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.records import Load, Saturation
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
@@ -142,9 +143,8 @@ def _least(passes: Callable[[float], bool]) -> float | None:
 @lru_cache(maxsize=_STEPS)  # each requirement is searched in the same steps, at first
 def _with_rate(subject: Subject, factor: float) -> Subject:
     model = subject.analyses.model
-    classes = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
-    changed = replace(model, classes=classes)
-    if model.finds_prefixes:  # what is always in use depends on rates and memory
+    changed = with_rates_of_users(with_part_of_users(model, factor))
+    if model.finds_prefixes or users_of(model):  # what is always in use depends on rates and memory
         return Subject(subject.identity, Analyses(changed, subject.analyses.plan))
     return Subject(subject.identity, _SameReplica(changed, subject.analyses, factor))
 
@@ -241,6 +241,7 @@ def _replica_remedies(profile: Profile, subject: Subject, excess: float, passes:
                 Fraction(1, replicas),
                 partial(_rounded, digits=digits, rounding=ROUND_CEILING),
                 together,
+                whole=math.ceil,
             )
             if _verified(profile, subject, changes, passes) is not None:
                 yield Remedy(Lever.REPLICAS, replicas, replicas - 1.0, changes)
@@ -308,9 +309,20 @@ def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int |
 
 
 def _rates(
-    profile: Profile, factor: Fraction, rounded: Callable[[Decimal], Decimal], together: bool
+    profile: Profile,
+    factor: Fraction,
+    rounded: Callable[[Decimal], Decimal],
+    together: bool,
+    whole: Callable[[Fraction | Decimal], int] = math.floor,
 ) -> tuple[Change, ...]:
-    """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together."""
+    """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together.
+
+    Users are made whole.
+    """
+
+    def amount(path: KeyPath, value: Fraction | Decimal) -> float | int:
+        return max(1, whole(value)) if path[-1] == "users" else float(value)
+
     tables = profile.tables
     keys: list[tuple[KeyPath, Any]] = [
         ((kind, i, key), table[key])
@@ -322,18 +334,11 @@ def _rates(
         keys = [(("workload", "rate"), tables["workload"]["rate"]), *keys]
     if together and len(keys) > 1:
         common = Fraction(rounded(_decimal(factor)))
-        return tuple(
-            Change(path, before, _amount(path, as_written(before) * common)) for path, before in keys
-        )
+        return tuple(Change(path, before, amount(path, as_written(before) * common)) for path, before in keys)
     return tuple(
-        Change(path, before, _amount(path, rounded(_decimal(as_written(before) * factor))))
+        Change(path, before, amount(path, rounded(_decimal(as_written(before) * factor))))
         for path, before in keys
     )
-
-
-def _amount(path: KeyPath, value: Fraction | Decimal) -> float | int:
-    """A rate, or a whole number of users."""
-    return max(1, math.floor(value)) if path[-1] == "users" else float(value)
 
 
 def _decimal(value: Fraction) -> Decimal:

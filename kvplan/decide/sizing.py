@@ -7,10 +7,14 @@ formulas sustain that rate, the simulated queue does not grow, and every objecti
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.analysis.equilibrium import equilibrium, sustainable_rate, time_alone
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.equilibrium import equilibrium, load, sustainable_rate, time_alone
+from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.worst_window import at_rates
+from kvplan.decide.routing import Routing, routing
 from kvplan.decide.slo import KEYS, Slo
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -93,7 +97,7 @@ class Size(NamedTuple):
     demand_rps, needed_rps
         Without and with headroom, of all replicas.
     sustainable_rps
-        Of one replica, by the formulas.
+        Of one replica, by the formulas (`capacity_rps`).
     limit
         That binds it.
     closed_form
@@ -106,6 +110,10 @@ class Size(NamedTuple):
         Where no number is enough: why.
     probes
         Sizes tried, ascending.
+    users
+        Of closed populations in the demand with headroom, and how many one replica is sure to serve; None without.
+    routing
+        Of so many replicas, where requests reuse what a replica keeps for their session.
     idle
         A replica that is all but idle, where it was needed.
     """
@@ -121,6 +129,8 @@ class Size(NamedTuple):
     probes: tuple[Probe, ...]
     idle: Measured | None
     thresholds: Thresholds | None
+    users: tuple[int, int] | None = None
+    routing: Routing | None = None
 
     def probe(self, replicas: int) -> Probe | None:
         """The size that was tried, if it was."""
@@ -131,7 +141,7 @@ Measure = Callable[[ServingModel], Measured]
 
 
 def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
-    """The same mix at another total rate, constant.
+    """The same mix at another total rate, constant; of users as many more or fewer, whole ones.
 
     Examples
     --------
@@ -141,7 +151,24 @@ def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
     0.5
     """
     factor = rate_rps / model.total_rate_rps
+    if users_of(model):
+        return with_rates_of_users(with_part_of_users(replace(model, schedule=None), factor))
     return at_rates(model, [c.rate_rps * factor for c in model.classes])
+
+
+def capacity_rps(model: ServingModel) -> float:
+    """Rate that one replica sustains, requests/s; of users alone, what as many as are sure to be served ask at now.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> capacity_rps(ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60)))
+    10.0
+    """
+    if not model.finds_prefixes or cached_replica(model).users is None:
+        return sustainable_rate(model)[1]
+    factor = load(model).load_factor_max
+    return math.inf if factor is None else factor * model.total_rate_rps
 
 
 def size(
@@ -182,7 +209,7 @@ def size(
     >>> found.closed_form, found.replicas, found.binding
     (4, 7, 'ttft_s.mean <= 0.2')
     """
-    limit, sustainable = sustainable_rate(model)
+    limit, sustainable = sustainable_rate(model)[0], capacity_rps(model)
     needed = demand_rps * (1 + headroom)
     wanted = needed / sustainable * (1 - _ROUNDING)
     if wanted > MAX_REPLICAS:
@@ -227,7 +254,18 @@ def size(
         probes=tuple(tried[replicas] for replicas in sorted(tried)),
         idle=idle,
         thresholds=thresholds,
+        users=_users(model, needed, sustainable),
+        routing=None if found is None else routing(scaled(model, needed / found), found),
     )
+
+
+def _users(model: ServingModel, needed_rps: float, capacity: float) -> tuple[int, int] | None:
+    """Users of a demand, and of them as many as one replica is sure to serve."""
+    users = users_of(model)
+    if not users or len([c for c in model.classes if c.sessions and c.sessions.users]) < len(model.classes):
+        return None
+    wanted, most = (users * rate / model.total_rate_rps for rate in (needed_rps, capacity))
+    return math.ceil(wanted * (1 - _ROUNDING)), math.floor(most * (1 + _ROUNDING))
 
 
 def _search(low: int, enough: Callable[[int], bool]) -> int | None:
@@ -280,7 +318,9 @@ def _why_never(model: ServingModel, idle: Measured, slos: Sequence[Slo]) -> str:
 
 
 def _without_company(model: ServingModel, slo: Slo) -> str:
-    """What a request takes that is alone on a replica."""
+    """What a request takes that is alone on a replica; of one that finds its prefix there, nothing that is known."""
+    if model.finds_prefixes and slo.key.startswith(("ttft_s", "e2e_s")):
+        return ""
     outside = f", and {format_seconds(model.request_overhead_s)} outside the engine" * (
         model.request_overhead_s > 0
     )

@@ -11,13 +11,15 @@ Nothing here runs a simulation: `advise` is given a function that does.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from kvplan.decide.requirement import Requirement
-from kvplan.decide.settings_gate import SettingsGate
-from kvplan.engines.base import LIMITS, Engine, Kind, Mention, Value
+from kvplan.decide.settings_gate import Broken, SettingsGate
+from kvplan.engines.base import LIMITS, Engine, Kind, Mention, Planned, Value
 from kvplan.engines.candidates import Candidate, candidate, candidates, limits
+from kvplan.engines.collapse import cache_notes, planned, protecting_cap
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import Report
@@ -32,6 +34,7 @@ LEAST_GAIN = 0.005  # that the 95 % interval of a gain must reach: less is not w
 _LARGEST_LOSS = 0.001
 _LEAST_ADDITION = 0.001  # to what is set already
 _LEAST_REQUESTS, _MOST_REQUESTS = 2_000, 20_000
+_SESSIONS = 3  # times the longest, one run
 _TURNS = 10  # so many times what memory holds, the requests of a run
 # in shorter runs filling and draining the memory move throughput by more than a setting does
 _LEAST_TURNS = 8
@@ -72,6 +75,7 @@ class Advice(NamedTuple):
     together: Gains | None  # of all emitted settings at once, if there are several
     mentions: tuple[Mention, ...]
     notes: tuple[str, ...]
+    planned: tuple[Planned, ...] = ()  # set without being tried
 
     @property
     def emitted(self) -> tuple[Tried, ...]:
@@ -84,7 +88,7 @@ Measure = Callable[[Sequence[Variant]], Sequence[Measured | None]]
 
 
 def default_requests(model: ServingModel) -> int:
-    """Requests of a run: so many that memory is filled several times over.
+    """Requests of a run: so many that memory is filled several times over, and that many sessions begin and end.
 
     Examples
     --------
@@ -93,6 +97,8 @@ def default_requests(model: ServingModel) -> int:
     6000
     """
     wanted = math.ceil(_TURNS * requests_in_memory(model))
+    longest = (c.sessions.turns.longest * c.sessions.think.mean_s for c in model.classes if c.sessions)
+    wanted = max(wanted, math.ceil(_SESSIONS * max(longest, default=0.0) * model.total_rate_rps))
     return min(max(wanted, _LEAST_REQUESTS), _MOST_REQUESTS)
 
 
@@ -258,7 +264,16 @@ def advise(
     >>> advise(ENGINE, report, model, Plan(), requests=99, measure=lambda tried: [same] * len(tried)).emitted
     ()
     """
-    gate = SettingsGate(model, plan, required, report.profile, report.stability)
+    cap = protecting_cap(report)
+    before = SettingsGate(model, plan, required, report.profile, report.stability)
+    gate, measure, broken = before, _with_cap(engine, cap, measure), None
+    if cap is not None:
+        name = LIMITS[Kind.RUNNING]
+        limited = replace(model, replica=replace(model.replica, max_num_seqs=cap))
+        gate, broken = (
+            SettingsGate(limited, plan, required, report.profile, report.stability),
+            before.broken({name: cap}),
+        )
     found = candidates(engine, report, model)
     without, *results = measure([Variant(engine.policy), *(c.variant for c in found)])
     if without is None:
@@ -271,24 +286,50 @@ def advise(
         return _judged(one, None if result is None else gains(without, result), gate, short=short)
 
     all_judged = [judged(c, result) for c, result in zip(found, results, strict=True)]
-    for cap in _cap_within_the_gate(engine, all_judged, gate, model):
-        results += measure([cap.variant])
-        all_judged.append(judged(cap, results[-1]))
+    for larger in _cap_within_the_gate(engine, all_judged, gate, model):
+        results += measure([larger.variant])
+        all_judged.append(judged(larger, results[-1]))
     tried = _best_of_each(all_judged, results, model)
     chosen, all_at_once = _adding_up(engine.policy, tried, without, measure, gate)
     tried = tuple(
         one._replace(verdict=Verdict.NO_USE) if one.verdict is Verdict.EMITTED and one not in chosen else one
         for one in tried
     )
-    cap_set = limits([one.candidate for one in chosen]).get(LIMITS[Kind.RUNNING], math.inf)
+    cap_set = (
+        cap
+        if cap is not None
+        else limits([one.candidate for one in chosen]).get(LIMITS[Kind.RUNNING], math.inf)
+    )
     return Advice(
         engine=engine,
         headroom=gate.headroom({}),
         tried=tried,
         together=all_at_once,
         mentions=engine.mentions(report, model, plan, cap_set),
-        notes=tuple(_notes(engine, report, model, without, requests)),
+        notes=(*_of_cap(cap, broken), *_notes(engine, report, model, without, requests)),
+        planned=tuple(planned(engine, report, model)),
     )
+
+
+def _with_cap(engine: Engine, cap: int | None, measure: Measure) -> Measure:
+    """Runs with as many running requests as keep the prefix cache."""
+    if cap is None:
+        return measure
+    [name] = {setting.parameter for setting in engine.settings if setting.kind is Kind.RUNNING}
+
+    def capped(variants: Sequence[Variant]) -> Sequence[Measured | None]:
+        own = ((name, float(cap)),)
+        return measure([Variant(v.policy, (*own, *v.parameters)) for v in variants])
+
+    return capped
+
+
+def _of_cap(cap: int | None, broken: Broken | None) -> Iterator[str]:
+    if cap is not None and broken is not None:
+        yield (
+            f"In the profile, a limit of {cap} running requests breaks {broken.text}: without it the cache can "
+            "collapse, and more memory or replicas are the way out."
+        )
 
 
 def _adding_up(
@@ -318,6 +359,7 @@ def _notes(
 ) -> Iterator[str]:
     if engine.note:
         yield engine.note
+    yield from cache_notes(engine, report, model)
     if POLICIES[engine.policy].evicts and without.evictions == 0:
         yield (
             "With the engine's defaults nobody was evicted in any run: there is nothing that a cap or a watermark "

@@ -78,6 +78,27 @@ class Mention(NamedTuple):
     version: str
 
 
+class Planned(NamedTuple):
+    """A setting that follows from the plan without being tried; value None where the flag is all.
+
+    It prevents what does not happen in runs from an empty replica, or makes the engine what the profile says it is.
+    """
+
+    flag: str
+    value: str | None
+    why: str
+    version: str
+    section: str = ""
+
+
+class Queue(NamedTuple):
+    """A bound on requests that wait; `counts_running`: those that run count, too."""
+
+    flag: str
+    counts_running: bool
+    version: str
+
+
 def _no_mentions(report: Report, model: ServingModel, plan: Plan, cap: float) -> tuple[Mention, ...]:
     return ()
 
@@ -95,12 +116,21 @@ class Engine(NamedTuple):
         Settings that are not simulated; from report, model, plan and most running requests, infinite without a cap.
     assigns
         Between a setting and its value.
+    cache_off
+        Switches the prefix cache off.
+    queue
+        None where the engine has no bound on its queue.
+    finds_prefixes
+        Whether its policy has a prefix cache.
     """
 
     name: str
     title: str
     policy: str
     settings: tuple[Setting, ...]
+    cache_off: Planned
+    queue: Queue | None = None
+    finds_prefixes: bool = True
     note: str = ""
     mentions: Callable[[Report, ServingModel, Plan, float], tuple[Mention, ...]] = _no_mentions
     assigns: str = " "

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.overflow import safety_buffer
-from kvplan.engines.base import LIMITS, Engine, Setting, Value
+from kvplan.engines.base import LIMITS, Engine, Kind, Setting, Value
+from kvplan.engines.collapse import protecting_cap
 from kvplan.model import ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.verdict import requests_in_memory
@@ -32,6 +34,8 @@ class Candidate(NamedTuple):
 def candidates(engine: Engine, report: Report, model: ServingModel) -> tuple[Candidate, ...]:
     """Settings that follow from a report, each value once; those that would change nothing are left out.
 
+    No caps on running requests where the prefix cache needs one of its own.
+
     Examples
     --------
     >>> from kvplan.engines import engine
@@ -50,6 +54,7 @@ def candidates(engine: Engine, report: Report, model: ServingModel) -> tuple[Can
     found = [
         candidate(engine, setting, value)
         for setting in engine.settings_for(model)
+        if setting.kind is not Kind.RUNNING or protecting_cap(report) is None
         for value in setting.values(report, model)
     ]
     first = {(c.setting.flag, c.value): c for c in reversed(found)}
@@ -145,5 +150,5 @@ def kv_spread(report: Report, model: ServingModel) -> float | None:
         return report.safety_buffer.kv_std_tokens
     share = report.load.sustainable_rps / report.load.offered_rps
     classes = tuple(replace(c, rate_rps=c.rate_rps * share) for c in model.classes)
-    at_capacity = replace(model, classes=classes)
+    at_capacity = with_cold_cache(replace(model, classes=classes))
     return safety_buffer(at_capacity, delta=_ANY_DELTA, horizon_s=_ANY_HORIZON_S).kv_std_tokens

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from kvplan.analysis.equilibrium import saturation
-from kvplan.engines.base import Engine, Kind, Mention, Setting, Value
+from kvplan.engines.base import Engine, Kind, Mention, Planned, Queue, Setting, Value
 from kvplan.engines.candidates import SHARES, kv_spread, running
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import Report
@@ -87,9 +87,20 @@ ENGINE = Engine(
             "conservativeness",
         ),
     ),
+    cache_off=Planned(
+        "--disable-radix-cache",
+        None,
+        "prefix_caching = false in the profile, and the engine's default is on",
+        _LONG_THERE,
+    ),
+    queue=Queue(
+        "--max-queued-requests",
+        counts_running=False,
+        version="In SGLang's server arguments, without effect in disaggregation: check your version.",
+    ),
     note=(
-        "SGLang's scheduler is simulated without its prefix cache, and keeps room for the longest output that "
-        "clients ask for, here the longest decode length of their class."
+        "SGLang's scheduler keeps room for the longest output that clients ask for, here the longest decode length of "
+        "their class."
     ),
     mentions=memory_fraction,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvplan.engines.base import Engine, Kind, Setting, Value
+from kvplan.engines.base import Engine, Kind, Planned, Setting, Value
 from kvplan.engines.candidates import batched_tokens, running
 from kvplan.model import ServingModel
 from kvplan.report.assembly import Report
@@ -44,6 +44,14 @@ ENGINE = Engine(
             section="scheduler_config",
         ),
     ),
+    cache_off=Planned(
+        "enable_block_reuse",
+        "false",
+        "prefix_caching = false in the profile, and the engine's default is on",
+        f"Documented for TensorRT-LLM 1.3 and 1.4. {_FILE}",
+        section="kv_cache_config",
+    ),
+    finds_prefixes=False,
     note=(
         "GUARANTEED_NO_EVICT reserves the longest output that clients ask for, here the longest decode length of "
         "their class. For MAX_UTILIZATION vLLM's scheduler stands in: it pauses the last admitted, and computes "

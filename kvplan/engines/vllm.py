@@ -2,13 +2,19 @@
 
 import math
 
-from kvplan.engines.base import Engine, Kind, Mention, Setting
+from kvplan.engines.base import Engine, Kind, Mention, Planned, Queue, Setting
 from kvplan.engines.candidates import batched_tokens, running, watermark
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.verdict import requests_in_memory
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_seconds
+
+_QUEUE = Queue(
+    "--max-num-queued-reqs",
+    counts_running=True,
+    version="In vLLM 0.29.0 (pull request 49445, July 2026); beyond it clients get HTTP 503.",
+)
 
 
 def queue_limit(report: Report, model: ServingModel, plan: Plan, cap: float) -> tuple[Mention, ...]:
@@ -19,12 +25,12 @@ def queue_limit(report: Report, model: ServingModel, plan: Plan, cap: float) -> 
     rate = report.load.sustainable_rps
     number = math.ceil(running + rate * plan.horizon_s)
     mention = Mention(
-        "--max-num-queued-reqs",
+        _QUEUE.flag,
         str(number),
         f"the load is more than can be sustained and the queue would grow without end: {running:,.0f} running and "
         f"{format_number(rate)} requests/s for the plan's horizon of {format_seconds(plan.horizon_s)}. So nobody "
         "waits longer than that; it is the place for a shorter wait. Refusals are not simulated",
-        "In vLLM 0.29.0 (pull request 49445, July 2026); beyond it clients get HTTP 503.",
+        _QUEUE.version,
     )
     return (mention,)
 
@@ -66,5 +72,12 @@ ENGINE = Engine(
             "max_num_batched_tokens",
         ),
     ),
+    cache_off=Planned(
+        "--no-enable-prefix-caching",
+        None,
+        "prefix_caching = false in the profile, and the engine's default is on",
+        "vLLM V1.",
+    ),
+    queue=_QUEUE,
     mentions=queue_limit,
 )

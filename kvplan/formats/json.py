@@ -177,6 +177,7 @@ def emit(advice: "Advice", profile: "Owner", requests: int, seeds: Sequence[int]
         **_document(profile),
         "engine": advice.engine.name,
         "simulated": {"policy": advice.engine.policy, "requests": requests, "seeds": list(seeds)},
+        "planned": [one._asdict() for one in advice.planned],
         "settings": [
             {
                 **_candidate(one.candidate),
@@ -281,6 +282,10 @@ def _size(one: "Size") -> Document:
         ],
         "idle": None if one.idle is None else _measured(one.idle),
         "thresholds": None if one.thresholds is None else one.thresholds._asdict(),
+        "users": None if one.users is None else dict(zip(("demand", "guaranteed"), one.users, strict=True)),
+        "routing": None
+        if one.routing is None
+        else {name: routed._asdict() for name, routed in one.routing._asdict().items()},
     }
 
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from kvplan.engines.advice import Advice, Tried, Verdict
-from kvplan.engines.base import Mention
+from kvplan.engines.base import Mention, Planned
 from kvplan.engines.candidates import Candidate
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
 from kvplan.simulation.experiments.paired import Gain, Gains
@@ -41,8 +41,10 @@ def text(
     title = f"{advice.engine.title} settings for: {harmless(name)}"
     lines = [*_comment(title, columns)]
     lines += _comment(f"{harmless(origin)}; {_basis(advice, requests, seeds)}", columns)
+    for planned in advice.planned:
+        lines += _planned(advice, planned, columns)
     if not advice.emitted:
-        lines += _comment(f"{_NOTHING} {_none_gained(advice)}", columns)
+        lines += _comment(f"{_nothing(advice)} {_none_gained(advice)}", columns)
     for one in advice.emitted:
         lines += _setting(advice, one, columns)
     if advice.together is not None:
@@ -113,6 +115,20 @@ def _setting(advice: Advice, one: Tried, columns: int) -> Iterator[str]:
         _versions(c),
     ):
         yield from _comment(line, columns, "  ")
+
+
+def _planned(advice: Advice, one: Planned, columns: int) -> Iterator[str]:
+    """The line of a setting that was not tried, and why it is set."""
+    if one.section:
+        yield f"{one.section}:"
+    value = "" if one.value is None else f"{advice.engine.assigns}{one.value}"
+    yield f"{'  ' if one.section else ''}{one.flag}{value}"
+    for line in (f"not simulated: {one.why}", one.version):
+        yield from _comment(line, columns, "  ")
+
+
+def _nothing(advice: Advice) -> str:
+    return "Nothing else to set." if advice.planned else _NOTHING
 
 
 def _price(advice: Advice, one: Tried) -> str:
@@ -191,6 +207,10 @@ def _plus_minus(gain: Gain) -> str:
 def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Section:
     """For Markdown: what to set, what was tried, what else there is to know."""
     blocks: list[Block] = [Paragraph(f"{advice.engine.title}: {_basis(advice, requests, seeds)}.")]
+    if advice.planned:
+        columns = (Column("Setting"), number("Value"), words("Why"))
+        cells = [(one.flag, one.value or ABSENT, f"{one.why}. {one.version}") for one in advice.planned]
+        blocks += [Paragraph("Set by the plan, not simulated:"), table(columns, cells)]
     if advice.emitted:
         rows = [
             (
@@ -205,7 +225,7 @@ def build(advice: Advice, name: str, requests: int, seeds: Sequence[int]) -> Sec
         ]
         blocks.append(table((*_COLUMNS, Column("load.headroom"), Column("From"), words("Why")), rows))
     else:
-        blocks.append(Paragraph(f"{_NOTHING} {_none_gained(advice)}"))
+        blocks.append(Paragraph(f"{_nothing(advice)} {_none_gained(advice)}"))
     if advice.together is not None:
         blocks.append(Paragraph(f"All of these together: {gains_in_words(advice.together)}."))
     left = [

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvplan.decide.fleet import Hour, Offer, Sizing
+from kvplan.decide.routing import Routing
 from kvplan.decide.sizing import QUEUE, Measured, Probe, Size, Thresholds
 from kvplan.layout.elements import (
     Block,
@@ -19,6 +20,10 @@ from kvplan.layout.elements import (
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _SHOWN = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
+_OF_SESSIONS = (
+    "Whole sessions and users split, too: simulated is one replica with its part of them, all of whose turns come to "
+    "it. Routed anywhere, what a session left is found with probability 1/replicas (estimated, not simulated)."
+)
 _SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
 _TITLES = {"ttft_s.p95": "TTFT p95", "tpot_s.mean": "TPOT mean", "e2e_s.p95": "E2E p95"}
 
@@ -63,6 +68,11 @@ def _section(found: Sizing, offer: Offer) -> Section:
     heaviest, hours = offer.fleet.heaviest, offer.fleet.hours
     blocks: list[Block] = [Paragraph(_answer(found, offer)), Paragraph(_evidence(heaviest)), _tried(heaviest)]
     blocks += [Paragraph(text) for text in _one_more(heaviest, offer.gpus)]
+    if heaviest.routing is not None and (heaviest.replicas or 0) > 1:
+        blocks += [
+            Paragraph("Whether the turns of a session stay on a replica (computed, for each of them):"),
+            _of_routing(heaviest.routing),
+        ]
     if hours:
         blocks += [_over_time(hours)]
     if heaviest.thresholds is not None:
@@ -85,16 +95,21 @@ def _answer(found: Sizing, offer: Offer) -> str:
     said = f"{replicas(one.replicas, offer.gpus)} for {demand}{extra}; what binds: {_binding(one)}."
     if fleet.hours:
         said += f" Over the period {format_number(fleet.mean_replicas)} in the mean."
+    if one.routing is not None and one.routing.sessions.collapse_possible:
+        said += " Its prefix cache can still collapse: kvplan analyze says what prevents that."
     if offer.cost is not None:
         said += f" Cost: {_cost(offer.cost)} an hour."
     return said
 
 
 def _evidence(one: Size) -> str:
-    said = (
-        f"One replica sustains {format_number(one.sustainable_rps)} requests/s ({one.limit}): "
-        f"{format_number(one.needed_rps)} requests/s take at least {replicas(one.closed_form)} (computed)."
-    )
+    if one.users is not None:
+        wanted, most = one.users
+        said = f"One replica is sure to serve {most:,} users ({one.limit}): {wanted:,} users"
+    else:
+        said = f"One replica sustains {format_number(one.sustainable_rps)} requests/s ({one.limit}): "
+        said += f"{format_number(one.needed_rps)} requests/s"
+    said += f" take at least {replicas(one.closed_form)} (computed)."
     if one.replicas is None:
         return said
     said += f" Simulated with {one.replicas:,}: enough."
@@ -104,6 +119,10 @@ def _evidence(one: Size) -> str:
     if below.missed:
         return f"{said} With {below.replicas:,}: not enough, {_missed(below)}."
     excess = format_percent(below.load - 1)
+    if _is_warm(one, below):
+        return (
+            f"{said} With {below.replicas:,}: {excess} above the guaranteed rate, served until a burst comes."
+        )
     return f"{said} With {below.replicas:,}: {excess} more than is sustainable, too little to be seen in these runs."
 
 
@@ -116,7 +135,14 @@ def _unseen(probe: Probe) -> bool:
     return probe.overloaded and not probe.missed
 
 
-def _verdict(probe: Probe) -> str:
+def _is_warm(one: Size, probe: Probe) -> bool:
+    """Whether a size that the formulas refute is served as long as the prefix cache is warm."""
+    return _unseen(probe) and one.routing is not None and probe.rate_rps <= one.routing.sessions.good_rps
+
+
+def _verdict(one: Size, probe: Probe) -> str:
+    if _is_warm(one, probe):
+        return "not guaranteed"
     return "not refuted: runs too short" if _unseen(probe) else _missed(probe) or "enough"
 
 
@@ -134,7 +160,7 @@ def _tried(one: Size) -> Table:
             format_number(probe.rate_rps),
             format_percent(probe.load),
             *(_figure(probe.measured, key) for key in _SHOWN),
-            _verdict(probe),
+            _verdict(one, probe),
         )
         for probe in one.probes
     ]
@@ -164,6 +190,27 @@ def _one_more(one: Size, gpus: int) -> Iterator[str]:
     ]
     what = "GPU" if gpus == 1 else f"replica ({gpus:,} GPUs)"
     yield f"One more {what} buys {', '.join(said)}."
+
+
+def _of_routing(found: Routing) -> Table:
+    columns = (
+        words("Turns come"),
+        number("Hit ratio"),
+        number("Iteration"),
+        number("Warm, up to"),
+        words("Collapse"),
+    )
+    rows = [
+        (
+            name,
+            format_percent(one.hit_ratio),
+            format_seconds(one.iteration_time_s),
+            f"{format_number(one.good_rps)}/s",
+            "possible" if one.collapse_possible else "not possible",
+        )
+        for name, one in (("to one replica", found.sessions), ("to any", found.anywhere))
+    ]
+    return table(columns, rows)
 
 
 def _over_time(hours: Sequence[Hour]) -> Table:
@@ -221,6 +268,7 @@ def notes(found: Sizing) -> tuple[str, ...]:
     """What was assumed."""
     runs = " or ".join(f"{count:,}" for count in sorted(set(found.requests)))
     said = [
+        *(_OF_SESSIONS,) * any(offer.has_sessions for offer in found.offers),
         "The demand splits evenly: every replica gets Poisson arrivals at its part of it, with the profile's mix "
         "(assumption). What a router does from moment to moment is not modelled.",
         f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
@@ -243,7 +291,8 @@ def _too_short(found: Sizing) -> Iterator[str]:
     """Where runs could not see a queue grow."""
     for offer, requests in zip(found.offers, found.requests, strict=True):
         sizes = [offer.fleet.heaviest, *(hour.size for hour in offer.fleet.hours if hour.size is not None)]
-        if requests >= _SHORT_TURNS * offer.held and not any(_unseen(p) for one in sizes for p in one.probes):
+        unseen = any(_unseen(p) and not _is_warm(one, p) for one in sizes for p in one.probes)
+        if requests >= _SHORT_TURNS * offer.held and not unseen:
             continue
         of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
         yield (

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tomli
 
 from kvplan.analysis import equilibrium
+from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
@@ -107,7 +108,8 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
         "profile": ProfileIdentity(sweep.name, sweep.sha256),
     }
     if _shares_stability(sweep):
-        alike = replace(point.model, timing=_ANY_TIMING, request_overhead_s=0.0, replica=_roomy(point.model))
+        cold = with_cold_cache(point.model)
+        alike = replace(cold, timing=_ANY_TIMING, request_overhead_s=0.0, replica=_roomy(cold))
         known["stability"] = _stability(alike)
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}

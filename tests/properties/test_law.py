@@ -318,6 +318,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "sessions": Sessions(*[Lengths.uniform(20, 60)] * 3, Lengths.uniform(1, 3), Exponential(2.0)),
         "longest": 40_000,
         "prompts": (Prompt(300, 0.5), Prompt(900, 0.5)),
+        "longest": 9_000,
     },
     "plan": {"delta": 0.2, "horizon_s": 60.0, "segments": 3},
     "model": {
@@ -337,6 +338,11 @@ TAKEN_APART = {
 UNMOVED = {
     ("class", "name", "simulate"): "a name",
     ("class", "name", "explain"): "names are taken from the report",
+    ("class", "longest", "simulate"): "requests are as long as their prompts say",
+    **{
+        ("class", "longest", what): "no part in the blocks that are compared"
+        for what in ("side by side", "sweep")
+    },
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
     **{

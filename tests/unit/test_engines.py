@@ -345,7 +345,7 @@ def test_an_overloaded_engine_gets_a_bound_on_its_queue_by_little() -> None:
 
 
 def test_what_is_no_result_of_the_engine_is_said() -> None:
-    assert any("prefix cache" in note for note in advice(given({}), SGLANG).notes)
+    assert any("keeps room for the longest output" in note for note in advice(given({}), SGLANG).notes)
     assert advice(given({}), SGLANG).engine.policy == "sglang"
     assert any("MAX_UTILIZATION" in note for note in advice(given({}), TRTLLM).notes)
     never = advice(given({}, other=replace_evictions(BASE, 0)))
@@ -464,6 +464,7 @@ def test_json_has_what_is_needed_to_set_and_to_simulate_it() -> None:
         "profile",
         "engine",
         "simulated",
+        "planned",
         "settings",
         "together",
         "left_out",

@@ -1,0 +1,334 @@
+"""Decisions about profiles whose requests have prefixes in common: settings, fleets, remedies, sweeps, placements."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.population import users_of, with_part_of_users
+from kvplan.cli.app import main
+from kvplan.decide.check import check
+from kvplan.decide.fleet import fleet
+from kvplan.decide.remedy import Lever
+from kvplan.decide.requirement import parse
+from kvplan.decide.routing import routing
+from kvplan.decide.sizing import Measured, scaled, size
+from kvplan.engines import EngineName, engine
+from kvplan.engines.advice import Advice, advise, default_requests
+from kvplan.engines.base import Kind
+from kvplan.engines.collapse import as_simulated
+from kvplan.layout import settings
+from kvplan.model import Plan, ServingModel
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.report.assembly import analyze
+from kvplan.simulation.experiments import paired
+from kvplan.simulation.experiments.paired import Variant
+
+AGENTS = """
+schema = 1
+name = "agents"
+[gpu]
+memory_tokens = 4_000_000
+block_tokens = 16
+{gpu}
+[timing]
+d0 = "15 ms"
+d1 = "0.005 us"
+d2 = "4 us"
+d3 = "1 us"
+[[sessions]]
+name = "agent"
+{arrive}
+first = {{ uniform = [4000, 12000] }}
+user = {{ uniform = [300, 1500] }}
+decode = {{ uniform = [40, 200] }}
+turns = {{ uniform = [8, 24] }}
+think = {{ law = "lognormal", median = "10 s", sigma = 1.0 }}
+"""
+SHARED = """
+schema = 1
+name = "shared"
+gpu = { memory_tokens = 100_000 }
+timing = { d0 = "12 ms", d1 = "0.1 us", d2 = "60 us" }
+classes = [{ name = "a", input = 1000, decode = 200, shared = 800, rate = 15 }]
+"""
+_TURNS, _DECODE = 16, 120.0
+_PROMPT = 8000 + (900 + 120) * (sum(j * (j - 1) / 2 for j in range(8, 25)) / 17 / 16)  # mean over turns
+
+
+def agents(arrive: str = "rate = 0.834", gpu: str = "") -> Profile:
+    return parse_profile(AGENTS.format(arrive=arrive, gpu=gpu).encode(), "agents.toml")
+
+
+def steady(model: ServingModel) -> Measured:
+    return Measured(True, {})
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+
+
+class Runs:
+    """In place of simulations that gain nothing: what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Variant] = []
+
+    def measure(self, variants: Sequence[Variant]) -> list[paired.Measured | None]:
+        self.asked += variants
+        return [paired.Measured((10.0, 10.0), (1.0, 1.0), (4.0, 4.0), 7)] * len(variants)
+
+
+def advice(name: str, profile: Profile, required: Sequence[str] = ()) -> tuple[Advice, Runs]:
+    runs, model = Runs(), profile.model
+    report = analyze(model, name="n", sha256="", plan=Plan())
+    found = advise(
+        engine(name),
+        report,
+        model,
+        Plan(),
+        requests=20_000,
+        measure=runs.measure,
+        required=[parse(text) for text in required],
+    )
+    return found, runs
+
+
+def test_a_cache_that_can_collapse_gets_a_cap_and_a_bound_on_its_queue() -> None:
+    """The cap is .6 of the separatrix, 195; what wait are served in an eighth of T where nothing is found."""
+    one = agents()
+    report = analyze(one.model, name="n", sha256="")
+    read = (
+        _DECODE * _PROMPT + ((161**2 - 1) / 12 + 120**2 + 120) / 2
+    )  # nearly: pages and means of products apart
+    x = 117 / _DECODE
+    rate = x / (0.015 + x * (5e-9 * read + 4e-6 * _PROMPT + 1e-6 * _DECODE))
+    assert report.prefix_cache is not None
+    assert report.prefix_cache.characteristic_time_s is not None
+    waiting = math.floor(rate * report.prefix_cache.characteristic_time_s / 8)
+    assert {p.flag: p.value for p in advice("vllm", one)[0].planned} == {
+        "--max-num-seqs": "117",
+        "--max-num-queued-reqs": str(117 + waiting),  # those that run count there
+    }
+    assert {p.flag: p.value for p in advice("sglang", one)[0].planned} == {
+        "--max-running-requests": "117",
+        "--max-queued-requests": str(waiting),
+    }
+    assert {p.flag: p.value for p in advice("trtllm", one)[0].planned} == {"max_batch_size": "117"}
+
+
+def test_all_that_is_tried_is_tried_under_that_cap_and_no_other_is() -> None:
+    for name, parameter in (("vllm", "max_num_seqs"), ("sglang", "max_running_requests")):
+        found, runs = advice(name, agents())
+        assert all(one.candidate.setting.kind is not Kind.RUNNING for one in found.tried)
+        assert runs.asked
+        assert all(variant.parameters[0] == (parameter, 117.0) for variant in runs.asked)
+
+
+@pytest.mark.parametrize("name", EngineName)
+def test_who_gives_up_those_that_wait_is_said(name: EngineName) -> None:
+    found, _ = advice(name, agents())
+    says = "has no bound on its queue: have a gateway" if name is EngineName.TRTLLM else "Versions without --"
+    assert any(says in note and "longer than 4.5 s" in note for note in found.notes)
+    text = settings.text(found, "agents", "kvplan", 20_000, [0, 1])
+    assert "\n# Nothing else to set." in text
+
+
+@pytest.mark.parametrize("name", EngineName)
+def test_a_cache_is_switched_off_where_the_profile_does_and_nowhere_else(name: EngineName) -> None:
+    flags = {
+        "vllm": "--no-enable-prefix-caching",
+        "sglang": "--disable-radix-cache",
+        "trtllm": "enable_block_reuse",
+    }
+    off, _ = advice(name, agents("rate = 0.5", "prefix_caching = false"))
+    assert [one.flag for one in off.planned] == [flags[name]]
+    assert any("switches the prefix cache off, although" in note for note in off.notes)
+    for rate in ("0.5", "0.834", "2"):
+        on, _ = advice(name, agents(f"rate = {rate}"))
+        assert flags[name] not in settings.text(on, "agents", "kvplan", 20_000, [0, 1])
+
+
+def test_yaml_has_the_switch_in_its_section() -> None:
+    off, _ = advice("trtllm", agents("rate = 0.5", "prefix_caching = false"))
+    assert "\nkv_cache_config:\n  enable_block_reuse: false\n" in settings.text(off, "a", "kvplan", 9, [0, 1])
+
+
+def test_a_limit_of_the_profile_below_the_cap_stays() -> None:
+    found, _ = advice("vllm", agents(gpu="max_num_seqs = 110"))
+    assert "--max-num-active-seqs" not in [one.flag for one in found.planned]
+
+
+def test_a_cap_that_breaks_the_gate_is_set_and_said_to_break_it() -> None:
+    found, _ = advice("vllm", agents(), ["prefix_cache.sustainable_rps.guaranteed >= 12"])
+    assert any("breaks prefix_cache.sustainable_rps.guaranteed >= 12" in note for note in found.notes)
+    assert not any("breaks" in note for note in advice("vllm", agents())[0].notes)
+
+
+def test_nothing_stands_in_with_a_cache_for_an_engine_without_one() -> None:
+    model = agents().model
+    assert as_simulated(engine("vllm"), model) is model
+    assert not as_simulated(engine("trtllm"), model).finds_prefixes
+
+
+def test_runs_last_for_many_sessions() -> None:
+    """24 turns with a mean of 10 s·exp(1/2) between them, three times, at 16·.834 turns/s."""
+    expected = 3 * 24 * 10 * math.exp(0.5) * 16 * 0.834
+    assert default_requests(agents().model) == math.ceil(expected)
+
+
+# -------------------------------------------------------------------------------------------------------- fleets
+
+
+def test_the_guaranteed_rate_decides_how_many_replicas() -> None:
+    found = size(agents().model, demand_rps=40, headroom=0.2, slos=[], measure=steady)
+    assert found.sustainable_rps == pytest.approx(12.03, abs=0.01)
+    assert found.replicas == math.ceil(48 / found.sustainable_rps) == 4
+
+
+def test_replicas_get_whole_users_who_are_all_there() -> None:
+    seen: list[int] = []
+
+    def measure(model: ServingModel) -> Measured:
+        seen.append(users_of(model))
+        return Measured(True, {})
+
+    model = agents("users = 601").model
+    found = fleet(model, rate_rps=None, headroom=0, slos=[], measure=measure).heaviest
+    assert found.users is not None
+    wanted, most = found.users
+    assert (wanted, found.replicas) == (601, math.ceil(601 / most))
+    assert seen[0] == math.ceil(601 / 2)
+    alone = analyze(agents(f"users = {most}").model, name="", sha256="")
+    above = analyze(agents(f"users = {most + 1}").model, name="", sha256="")
+    assert (alone.load.headroom or 0) >= 0 > (above.load.headroom or 0)
+
+
+def test_twice_the_rate_of_users_is_twice_the_users() -> None:
+    model = agents("users = 200").model
+    found = fleet(model, rate_rps=2 * model.total_rate_rps, headroom=0, slos=[], measure=steady).heaviest
+    assert found.users is not None
+    assert found.users[0] == 400
+    assert found.demand_rps == pytest.approx(2 * model.total_rate_rps)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7, 200])
+def test_parts_of_users_make_up_all_of_them(parts: int) -> None:
+    users = users_of(with_part_of_users(agents("users = 200").model, 1 / parts))
+    assert (users - 1) * parts < 200 <= users * parts
+
+
+def test_routed_anywhere_a_turn_finds_its_session_once_in_so_many_times() -> None:
+    """Where memory keeps everything long enough, hits are what is asked for over the replicas."""
+    model = agents("rate = 0.02").model
+    found = routing(model, 4)
+    assert found is not None
+    stays, anywhere = found.sessions.hit_ratio, found.anywhere.hit_ratio
+    assert stays is not None
+    assert anywhere is not None
+    assert stays == pytest.approx(cached_replica(model).reusable / _PROMPT, rel=1e-3)
+    assert anywhere == pytest.approx(stays / 4, rel=2e-3)
+
+
+def test_routing_changes_nothing_that_is_guaranteed() -> None:
+    model = scaled(agents().model, 11.0)
+    found, alone = routing(model, 3), routing(model, 1)
+    assert found is not None
+    assert alone is not None
+    assert found.sessions == alone.sessions == alone.anywhere
+    assert found.anywhere.guaranteed_rps == pytest.approx(found.sessions.guaranteed_rps)
+    assert found.anywhere.good_rps < found.sessions.good_rps
+
+
+def test_what_all_share_is_found_on_every_replica() -> None:
+    model = parse_profile(SHARED.encode(), "shared.toml").model
+    assert routing(model, 4) is None
+
+
+# ---------------------------------------------------------------------------------------------- remedies, the gate
+
+
+def remedy(profile: Profile, text: str, lever: Lever) -> dict[str, float | int | str]:
+    (result,) = check(profile, None, [parse(text)]).results
+    (found,) = [one for one in result.remedies if one.lever is lever]
+    return {change.key: change.after for change in found.changes}
+
+
+def test_fewer_users_are_whole_and_as_many_as_pass() -> None:
+    users = remedy(agents("users = 601"), "load.headroom >= 0.1", Lever.RATE)["sessions[0].users"]
+    assert isinstance(users, int)
+
+    def headroom(users: int) -> float:
+        return analyze(agents(f"users = {users}").model, name="", sha256="").load.headroom or 0.0
+
+    assert headroom(users) >= 0.1 > headroom(users + 2)  # one below the last digit that is searched
+
+
+def test_replicas_in_place_of_one_have_room_for_all_users() -> None:
+    users = remedy(agents("users = 601"), "prefix_cache.collapse_possible == false", Lever.REPLICAS)
+    assert users == {"sessions[0].users": 301}
+
+
+def test_a_lower_rate_is_the_guaranteed_one() -> None:
+    changed = remedy(agents(), "prefix_cache.collapse_possible == false", Lever.RATE)
+    assert changed["sessions[0].rate"] == pytest.approx(12.035 / 16, rel=1e-3)
+
+
+def test_a_cache_that_is_not_there_cannot_be_judged_and_says_why() -> None:
+    demand = parse("prefix_cache.collapse_possible == false")
+    (problem,) = check(agents(gpu="prefix_caching = false"), None, [demand]).problems
+    assert "(The engine keeps no prefixes: prefix_caching = false)" in problem.message
+
+
+# ------------------------------------------------------------------------------------------------ other commands
+
+
+def test_placements_are_of_strangers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("sessions", AGENTS.format(arrive="rate = 0.5", gpu="")), ("prefixes", SHARED)):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(text)
+        assert main(["mix", "--replicas", "2", str(file)]) == 2
+        assert name in capfd.readouterr().err
+    file.write_text(SHARED.replace("100_000", "100_000, prefix_caching = false"))
+    assert main(["mix", "--replicas", "2", "--no-simulate", str(file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "vary", "changed"),
+    [
+        (AGENTS.format(arrive="rate = 0.834", gpu=""), "sessions.agent.rate=0.7,0.9", "rate = {}"),
+        (AGENTS.format(arrive="users = 300", gpu=""), "sessions.agent.users=200,500", "users = {}"),
+        (SHARED, "gpu.memory_tokens=90_000,120_000", "memory_tokens = {}"),
+    ],
+)
+def test_a_sweep_has_the_figures_of_analyze(text: str, vary: str, changed: str) -> None:
+    from kvplan.sweeps.definition import define
+    from kvplan.sweeps.points import rows
+
+    columns = ["prefix_cache.*", "stability.*", "verdict.status", "load.headroom", "rate_cap.*"]
+    profile = parse_profile(text.encode(), "p.toml")
+    sweep = define(profile, [vary], columns=columns)
+    names = [column.name for column in sweep.columns]
+    for row, value in zip(rows(sweep, 0, 2), vary.partition("=")[2].split(","), strict=True):
+        key = changed.partition(" ")[0]
+        line = next(part for part in text.replace(",", "\n").splitlines() if f"{key} = " in part)
+        own = text.replace(line[line.index(key) :].rstrip(" }"), changed.format(value))
+        model = parse_profile(own.encode(), "own.toml").model
+        report = analyze(model, name="", sha256="")
+        found = dict(zip(names, row[-len(names) - 1 :], strict=False))
+        assert found["verdict.status"] == report.verdict.status
+        assert found["load.headroom"] == pytest.approx(report.load.headroom)
+        assert found["stability.spectral_radius"] == pytest.approx(report.stability.spectral_radius)
+        assert found["rate_cap.per_iteration"] == pytest.approx(report.rate_cap.per_iteration)
+        assert report.prefix_cache is not None
+        assert found["prefix_cache.hit_ratio"] == pytest.approx(report.prefix_cache.hit_ratio)
+        assert found["prefix_cache.collapse_possible"] == report.prefix_cache.collapse_possible
+
+
+def test_the_longest_turn_counts_where_no_eviction_is_claimed() -> None:
+    """12,000 + 23·(1,500 + 200) + 200 tokens, of which an engine computes all but one, in pages of 16."""
+    longest = 12_000 + 23 * 1_700 + 200
+    for gpu in ("", "prefix_caching = false"):
+        report = analyze(agents("rate = 0.5", gpu).model, name="", sha256="")
+        assert report.rate_cap.engine_max_num_seqs == (250_000 - 1) // math.ceil((longest - 1) / 16)
