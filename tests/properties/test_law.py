@@ -316,7 +316,6 @@ OTHER: dict[str, dict[str, Any]] = {
         "shared": (SharedPrompt(200),),
         "reuse": Reuse(0.8, 0.9, Exponential(2.0)),
         "sessions": Sessions(*[Lengths.uniform(20, 60)] * 3, Lengths.uniform(1, 3), Exponential(2.0)),
-        "longest": 40_000,
         "prompts": (Prompt(300, 0.5), Prompt(900, 0.5)),
         "longest": 9_000,
     },
@@ -354,10 +353,6 @@ UNMOVED = {
         for what in ("side by side", "sweep", "explain")
     },
     ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
-    **{
-        ("class", "longest", what): "what fits is asked of it, and nothing else"
-        for what in ("side by side", "sweep", "simulate")
-    },
     ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
     **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"]},
     **{
