@@ -32,8 +32,10 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     cached = cached_replica(model)
     rates = guaranteed_rates(cached)
     full = full_memory(cached)
-    adds = full.admissions * (cached.work_s - cached.timing.d2 * cached.saves * full.hits)
-    name = "compute" if adds[0] > full.iteration_time_s[0] / 2 else "kv_memory"
+    x, hits = float(full.admissions[0]), float(full.hits[0])
+    prompts = cached.prompts(x, cached.saves * hits)
+    touching = cached.timing.tangent(x * cached.read, prompts, x * cached.stages)
+    name = "compute" if full.iteration_time_s[0] > 2 * touching.fixed_s else "kv_memory"
     return {name: rates.pop("memory"), **rates}
 
 

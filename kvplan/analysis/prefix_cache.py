@@ -22,7 +22,7 @@ _POINTS_CONVEX = 24  # each takes a transform where the law has a knee
 _ZOOM, _ZOOMS = 9, 3  # points on either side of the peak, so many times
 _AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
 _TIMES = 33  # iteration times at which the least with fluctuations is looked for
-FEW_STREAMS = 500  # in memory, below which fluctuations count
+FLUCTUATING_STREAMS = 500  # in memory, below which fluctuations count
 _SAME = 1e-9
 _STEP = 1e-4  # relative, for slopes
 
@@ -99,8 +99,8 @@ class PrefixCache(NamedTuple):
     warm
         The state that traffic reaches from an empty replica; None where there is none.
     expected
-        The same with fluctuations, where memory holds fewer than `FEW_STREAMS` releases and requests come at a rate;
-        None where they leave none.
+        The same with fluctuations, where memory holds fewer than `FLUCTUATING_STREAMS` releases and requests come at a
+        rate; None where they leave none.
     states
         All, by requests in flight: stable, unstable, stable, …
     separatrix_in_flight
@@ -214,7 +214,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     end = cached.states(np.array([min(ends.values())]), warm=False)
     streams = cached.replica.capacity_tokens / cached.left if cached.private else None
     warm = stable[0] if stable else None
-    few = warm is not None and streams is not None and streams < FEW_STREAMS and cached.users is None
+    few = warm is not None and streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
     return PrefixCache(
         sustainable_rps=SustainableRates(guaranteed, good),
         reusable_ratio=cached.reusable / cached.mean("prompt"),
@@ -244,21 +244,20 @@ class Population(NamedTuple):
     good_rps: float
 
 
-def population_of(cached: CachedReplica) -> Population:
-    """How many users a replica is good for.
+def population_of(cached: CachedReplica, part: float = 1.0) -> Population:
+    """How many users a replica is good for; guaranteed only such a part of them, where that is asked for.
 
     They are a load that gives way: a slower replica is asked less. With x admissions an iteration there are n·x of
     them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
     """
-    ends = _ends(cached)
-    return _population(cached, _curve(cached, _most(ends)))
+    return _population(cached, _curve(cached, _most(_ends(cached))), part)
 
 
-def _population(cached: CachedReplica, curve: States) -> Population:
+def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Population:
     users, rates = _users(cached, curve), _served(cached, curve)
     falls = np.flatnonzero(np.diff(users) < 0)
     peak = int(falls[0]) if falls.size else users.size - 1
-    good, guaranteed = float(users[peak]), float(users[peak:].min())
+    good, guaranteed = float(users[peak]), part * float(users[peak:].min())
     first = users[: peak + 1] <= guaranteed
     return Population(
         guaranteed, good, float(rates[: peak + 1][first].max(initial=0.0)), float(rates[: peak + 1].max())
@@ -447,11 +446,14 @@ def _ends(cached: CachedReplica) -> dict[str, float]:
 
     share, tokens, stages = cached.shared
     overlap = float((share * tokens) @ stages) + sum(one.reused * one.stages for one in cached.private)
-    found = {"memory": _reached(used, replica.capacity_tokens, cached.held, overlap)}
+    reached = (
+        _reached_by_few_steps if cached.timing.is_convex else _reached
+    )  # where each step takes a transform
+    found = {"memory": reached(used, replica.capacity_tokens, cached.held, overlap)}
     if replica.max_num_seqs is not None:
         found["max_num_seqs"] = replica.max_num_seqs / cached.stages
     if replica.max_num_batched_tokens is not None:
-        found["max_num_batched_tokens"] = _reached(
+        found["max_num_batched_tokens"] = reached(
             computed, replica.max_num_batched_tokens, cached.computed, cached.saves * cached.reusable
         )
     return found
@@ -472,6 +474,16 @@ def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: flo
             break
         low, high = float(x[above]), float(x[above + 1])
     return low
+
+
+def _reached_by_few_steps(
+    amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float
+) -> float:
+    """The same, of an amount that grows."""
+    low, high = np.array([limit / need]), np.array([limit / (need - saved)])
+    if not saved or float(amount(low)[0]) >= limit:
+        return float(low[0])
+    return float(falling_root(lambda x: limit - amount(x), low, high)[0])
 
 
 def _fastest(cached: CachedReplica, end: float) -> float:

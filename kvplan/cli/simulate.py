@@ -51,11 +51,14 @@ class Kind(StrEnum):
 def simulate(
     profile: Profile = None,
     policy: Annotated[
-        str,
-        typer.Option(
-            "--policy", metavar="NAME,...", help="Scheduling policies to compare on the same arrivals."
+        str | None,
+        option(
+            "--policy",
+            metavar="NAME,...",
+            help="Scheduling policies to compare on the same arrivals. Default: greedy,rate-limited,vllm; vllm alone "
+            "where requests have prefixes in common, which the others do not cache.",
         ),
-    ] = "greedy,rate-limited,vllm",
+    ] = None,
     setting: Annotated[
         list[str] | None,
         option(
@@ -100,7 +103,8 @@ def simulate(
         int | None,
         option(
             "--requests",
-            help="Number of requests that arrive. Default: 10,000, or as many as arrive before --horizon.",
+            help="Number of requests that arrive. Default: 10,000, or as many as arrive before --horizon; of sessions "
+            "those of ten times the longest.",
         ),
     ] = None,
     horizon: Annotated[
@@ -163,7 +167,11 @@ def simulate(
         burst_sessions=burst_sessions,
     )
     _check_sessions(loaded.model, load)
-    policies = options.chosen([name.strip() for name in policy.split(",") if name.strip()], setting or [])
+    if requests is None and horizon is None and trace is None:
+        load = options.with_sessions(load, loaded.model)
+    usual = "vllm" if loaded.model.finds_prefixes else "greedy,rate-limited,vllm"
+    names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
+    policies = options.chosen(names, setting or [])
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
     all_seeds = options.seeds(seed, seeds, without_chance=fixed if trace is None else "--trace")
     if hindsight and format is TableFormat.CSV:

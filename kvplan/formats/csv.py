@@ -24,12 +24,16 @@ def study(found: Study) -> str:
 
 
 def series(found: Study) -> str:
-    """The state over time of the first seed, a line for each record."""
+    """The state over time of the first seed, a line for each record; cached tokens where a policy keeps prefixes."""
     out = StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("policy", *_SERIES))
+    caches = any(outcome.found is not None for outcome in found.first)
+    writer.writerow(("policy", *_SERIES, *(["cached_tokens"] if caches else [])))
     for result, outcome in zip(found.results, found.first, strict=True):
-        columns = (getattr(outcome.series, name) for name in _SERIES)
-        for row in zip(*(column.tolist() for column in columns), strict=True):
+        columns = [getattr(outcome.series, name).tolist() for name in _SERIES]
+        if caches:
+            size = len(columns[0])
+            columns.append([""] * size if outcome.found is None else outcome.found.cached_tokens.tolist())
+        for row in zip(*columns, strict=True):
             writer.writerow((result.policy, *row))
     return out.getvalue()

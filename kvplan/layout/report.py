@@ -36,6 +36,7 @@ _MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are i
 _CLASS = words("Class")
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
+_NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
 _LEVERS = {
     "memory_tokens": "KV memory",
@@ -157,7 +158,9 @@ def _load(report: Report, basis: Basis) -> Iterator[Block]:
 def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
     state = report.equilibrium
     if state.kv_utilization is None:
-        yield Paragraph("None exists: the work alone takes longer than the time between arrivals.")
+        cached = report.prefix_cache is not None and report.prefix_cache.reusable_ratio is not None
+        why = "None exists: the work alone takes longer than the time between arrivals."
+        yield Paragraph(_NO_WARM_CACHE if cached else why)
     elif state.kv_utilization > 1:
         yield Paragraph("It does not fit: what the offered load would hold in memory without evictions.")
     yield _figures(
@@ -201,7 +204,7 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
         return
     rates, end = cache.sustainable_rps, cache.collapsed
     if cache.hit_ratio is None:
-        yield Paragraph("No state of a warm cache serves the offered rate.")
+        yield Paragraph(_NO_WARM_CACHE)
     yield _figures(
         basis,
         ("Guaranteed rate", _rps(rates.guaranteed)),
@@ -220,7 +223,7 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
         ("Streams in memory", format_number(cache.streams_in_memory, 3)),
     )
     if len(cache.branches) > 1:
-        yield Paragraph("States at the offered rate, by requests in flight:")
+        yield Paragraph("States at the offered rate, by requests in flight, without fluctuations:")
         yield _rows(
             (
                 Column("State"),

@@ -184,6 +184,10 @@ def notes(found: Study) -> tuple[str, ...]:
             f"TTFT and E2E have {format_seconds(outside)} in them that a request takes outside the engine; all other "
             "times are the engine's."
         )
+    if found.finds_prefixes:
+        cold = [r.policy for r in found.results if r.prefix_cache.hit_rate is None]
+        if cold:
+            said.append(f"No prefix cache: {', '.join(cold)}; to them every prompt is a stranger's.")
     said += extrapolations(found.measured, tuple(_visited(found)))
     return (*said, *_sureness(found), *_limits(found))
 

@@ -1,6 +1,6 @@
 """How long until what a request leaves in the prefix cache is asked for again (theory §8).
 
-A law gives, `until` g seconds have passed, P(gap ≤ g) and ∫₀^g P(gap > u) du, how much of a gap has passed on average;
+A law gives, `until` g seconds have passed, P(gap < g) and ∫₀^g P(gap > u) du, how much of a gap has passed on average;
 for numbers or arrays of seconds. Both come from one call, since they cost the same.
 """
 
@@ -100,7 +100,8 @@ class Quantiles:
 
     def until(self, g: Seconds) -> tuple[Any, Any]:
         """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
-        reached = np.searchsorted(self._sorted, g, side="right") / self._sorted.size
+        # a gap of g is not over: at g = 0 nothing is known of it, since whoever comes at once waits like all others
+        reached = np.searchsorted(self._sorted, g, side="left") / self._sorted.size
         return reached, np.interp(g, *self._passed)
 
     def density(self, g: Seconds) -> float:

@@ -5,7 +5,8 @@ never computed; a look-up finds b·⌊(s - 1)/b⌋ tokens at most, since one tok
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def class_streams(model: ServingModel) -> tuple[Stream, ...]:
     return tuple(
         _class_stream(model, index)
         if c.sessions is None
-        else session_stream(c.sessions, c.rate_rps, replica.prefill, replica.block_tokens)
+        else replace(_of_sessions(c.sessions, replica.prefill, replica.block_tokens), rate_rps=c.rate_rps)
         for index, c in enumerate(model.classes)
     )
 
@@ -165,6 +166,12 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
 def _full_pages(tokens: int, block_tokens: int) -> int:
     """Tokens of the full pages in so many tokens."""
     return tokens - tokens % block_tokens
+
+
+@lru_cache(maxsize=64)
+def _of_sessions(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Stream:
+    """At one turn a second: rates are varied often, and moments take long for large pages."""
+    return session_stream(sessions, 1.0, prefill, block_tokens)
 
 
 def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int) -> Stream:

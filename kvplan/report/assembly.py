@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import RateCap, rate_cap
+from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, strongest_levers, sustainable_rate
 from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
+from kvplan.analysis.prefix_cache import population_of
 from kvplan.analysis.records import Equilibrium, Lever, Load, Saturation
 from kvplan.analysis.recovery import Recovery, recovery
 from kvplan.analysis.stability import Stability, stability
@@ -174,10 +176,12 @@ class Analyses:
     @cached_property
     def overloaded(self) -> bool:
         """Whether more is offered than any policy can sustain, even with a warm prefix cache."""
-        most = self.load.sustainable_rps
-        if self.model.finds_prefixes and self.prefix_cache is not None:
-            most = self.prefix_cache.good_rps
-        return self.load.offered_rps > most
+        cache = self.prefix_cache
+        if not self.model.finds_prefixes or cache is None:
+            return self.load.offered_rps > self.load.sustainable_rps
+        if cache.users is not None and cache.good_users is not None:
+            return cache.users > cache.good_users
+        return self.load.offered_rps > cache.good_rps
 
     @cached_property
     def status(self) -> Status:
@@ -193,6 +197,9 @@ class Analyses:
             return Status.OVERLOADED
         if self.prefix_cache is not None and self.prefix_cache.collapse_possible:
             return Status.NEEDS_CAP
+        if self.prefix_cache is not None and self.prefix_cache.users is not None:
+            enough = (self.load.load_factor_max or 0.0) * self._recovered_part >= 1
+            return Status.STABLE if enough else Status.NEEDS_CAP
         rate = self.recovery.rate_rps
         return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
 
@@ -207,13 +214,24 @@ class Analyses:
 
         Of what the replica serves with a cold cache evictions leave a part; so they do of what users ask.
         """
-        found = recovery(self.cold, self.stability)
+        found = self._cold_recovery
         if not self.model.finds_prefixes or found.rate_rps is None:
             return found
-        part = min(1.0, found.rate_rps / sustainable_rate(self.cold)[1])
-        asked = any(c.sessions is not None and c.sessions.users is not None for c in self.model.classes)
-        rate = part * self.load.sustainable_rps if asked else min(found.rate_rps, self.load.sustainable_rps)
-        return found._replace(rate_rps=rate)
+        most = self.load.sustainable_rps
+        cached = cached_replica(self.model)
+        if cached.users is None:
+            return found._replace(rate_rps=min(found.rate_rps, most))
+        return found._replace(rate_rps=population_of(cached, self._recovered_part).guaranteed_rps)
+
+    @cached_property
+    def _cold_recovery(self) -> Recovery:
+        return recovery(self.cold, self.stability)
+
+    @property
+    def _recovered_part(self) -> float:
+        """Of what a cold replica serves, what it serves in spite of evictions."""
+        rate = self._cold_recovery.rate_rps
+        return 0.0 if rate is None else min(1.0, rate / sustainable_rate(self.cold)[1])
 
     @cached_property
     def cold(self) -> ServingModel:
@@ -327,7 +345,7 @@ class Analyses:
     def cache_actions(self) -> tuple[str, ...]:
         """What keeps the prefix cache from collapsing; nothing where it cannot."""
         cache = self.prefix_cache
-        if cache is None or not cache.collapse_possible:
+        if cache is None or not cache.collapse_possible or self.status is not Status.NEEDS_CAP:
             return ()
         return collapse_actions(cache, self.model, self.load)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, cached_replica
 from kvplan.analysis.equilibrium import sustainable_rates
-from kvplan.analysis.prefix_cache import FEW_STREAMS, full_memory, population_of
+from kvplan.analysis.prefix_cache import FLUCTUATING_STREAMS, full_memory, population_of
 from kvplan.model import ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.keys import law_text
@@ -84,7 +84,8 @@ def _of_warm_state(cached: CachedReplica, block: CacheBlock, tau: float | None) 
         saved = cached.saves * block.hit_ratio * cached.mean("prompt")
         found = _found(cached, cached.rate_rps, tau, FOREVER_S if age is None else age)
         rest = _rest(cached, cached.rate_rps * tau, tau, saved)
-    few = block.streams_in_memory is not None and block.streams_in_memory < FEW_STREAMS
+    streams = block.streams_in_memory
+    few = streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
     hits = (
         None if few or cached.hit_curve or found is None else found.common_hits
     )  # else not those of T alone

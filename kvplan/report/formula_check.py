@@ -13,7 +13,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.load import DEFAULT_REQUESTS, Arrivals, Load
-from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.options import chosen, with_sessions
 from kvplan.simulation.experiments.study import Study, plain, study
 from kvplan.simulation.intervals import over_runs
 from kvplan.simulation.outcome import Outcome
@@ -27,7 +27,6 @@ _POLICIES = ("greedy", "rate-limited")
 _CACHING = ("vllm",)  # where requests have something in common, at the offered rates
 _STAYS = 6  # times what a full memory serves in the longest stay
 _MOST_REQUESTS = 200_000
-_SESSIONS = 10  # of the longest, one after the other, in a run
 _ROOM = 10  # times the memory: nothing is held back
 _LEAST_EVENTS = 200  # iterations above memory, which come in clumps, from which their share can be compared
 
@@ -97,7 +96,7 @@ def simulate(
         study(
             on,
             plan,
-            _arriving(on, requests) if kind is Arrivals.POISSON else Load(kind, requests),
+            with_sessions(Load(kind, requests), on),
             chosen(names, []),
             range(SEEDS),
             progress=progress,
@@ -111,20 +110,6 @@ def simulate(
         )
     )
     return Runs(offered, full, spread)
-
-
-def _arriving(model: ServingModel, requests: int) -> Load:
-    """So many requests at the offered rates; of sessions those that come while many a session begins and ends."""
-    longest = max(
-        (c.sessions.turns.longest * c.sessions.think.mean_s for c in model.classes if c.sessions is not None),
-        default=0.0,
-    )
-    if not longest:
-        return Load(Arrivals.POISSON, requests)
-    most_s = _MOST_REQUESTS / model.total_rate_rps
-    return Load(
-        Arrivals.POISSON, None, min(max(_SESSIONS * longest, requests / model.total_rate_rps), most_s)
-    )
 
 
 def figures(report: Report, runs: Runs, model: ServingModel) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.prefix_cache import CacheState, prefix_cache, recovered_share
+from kvplan.analysis.prefix_cache import CacheState, population_of, prefix_cache, recovered_share
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
@@ -35,8 +35,11 @@ class CollapsedState(NamedTuple):
 class CacheBlock(NamedTuple):
     """The report's `prefix_cache`: all None but the last where requests have nothing in common.
 
-    `reusable_ratio` is what an infinite cache finds of the prompt tokens; `branches` are all states at the offered
-    rate, and `capacity_tokens` what they share; for text and plots only.
+    Beside the contract, for text and plots: `branches` are all states at the offered rate without fluctuations,
+    `capacity_tokens` what they share; `users` are those of a closed population, `good_users` how many have a warm
+    state.
+
+    `reusable_ratio` is what an infinite cache finds of the prompt tokens.
     """
 
     hit_ratio: float | None = None
@@ -54,6 +57,8 @@ class CacheBlock(NamedTuple):
     preemption_recovered_share: float = 0.0
     branches: tuple[CacheState, ...] = ()
     capacity_tokens: int = 0
+    users: int | None = None
+    good_users: float | None = None
 
     @property
     def good_rps(self) -> float:
@@ -82,7 +87,8 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
     recovered = recovered_share(mix.mean(mix.decode_tokens), max(mix.mean(mix.input_tokens), 1.0))
     if not model.finds_prefixes:
         return CacheBlock(preemption_recovered_share=recovered)
-    found = prefix_cache(cached_replica(model))
+    cached = cached_replica(model)
+    found = prefix_cache(cached)
     state = found.expected
     return CacheBlock(
         hit_ratio=state and state.hit_ratio,
@@ -100,6 +106,8 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
         preemption_recovered_share=recovered,
         branches=found.states,
         capacity_tokens=model.replica.capacity_tokens,
+        users=cached.users,
+        good_users=None if cached.users is None else population_of(cached).good,
     )
 
 
@@ -121,6 +129,9 @@ def _rates(offered: Load) -> str:
 
 def overload_summary(cache: CacheBlock, offered: Load) -> str:
     """The verdict in a sentence where even a warm cache cannot keep up."""
+    if cache.users is not None:
+        good = format_number(cache.good_users)
+        return f"{format_number(cache.users)} users, and a replica for {good}: the others wait."
     rates = _rates(offered)
     excess = format_percent(offered.offered_rps / cache.good_rps - 1)
     if cache.good_rps != cache.sustainable_rps.good:
@@ -129,32 +140,42 @@ def overload_summary(cache: CacheBlock, offered: Load) -> str:
     return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(cache.good_rps)}."
 
 
+def users_summary(cache: CacheBlock) -> str:
+    """The verdict in a sentence where users nearly fill the replica."""
+    users, good = format_number(cache.users), format_number(cache.good_users)
+    return f"{users} users, and a replica for {good}; so near to that, evictions can keep it from clearing a backlog."
+
+
 def collapse_actions(cache: CacheBlock, model: ServingModel, offered: Load) -> tuple[str, ...]:
     """What keeps a replica from collapsing, most important first."""
     found = []
-    cap = running_cap(cache)
+    cap, wait, limit = running_cap(cache), patience_s(cache), model.replica.max_num_seqs
+    bound = "for long" if wait is None else f"longer than {format_seconds(wait, 2)}"
     if cap is not None:
-        wait = patience_s(cache)
-        bound = f" longer than {format_seconds(wait, 2)}" if wait is not None else " for long"
         found.append(
-            f"Cap running requests at {cap} (vLLM --max-num-seqs, SGLang --max-running-requests) and give up those "
-            f"that wait{bound}: both, since neither alone brings a collapsed cache back."
+            f"cap running requests at {cap} (vLLM --max-num-seqs, SGLang --max-running-requests) and give up those "
+            f"that wait {bound}: both, since neither alone brings a collapsed cache back."
+        )
+    elif limit is not None and cache.hit_ratio is not None:
+        found.append(
+            f"give up requests that wait {bound}: max_num_seqs = {limit} alone does not bring a collapsed cache back."
         )
     replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
     if replicas > 1:
         found.append(
-            f"Or serve it with {replicas} replicas, each session on one of them: then it cannot collapse."
+            f"serve it with {replicas} replicas, each session on one of them: then it cannot collapse."
         )
     if (memory := enough_memory(model)) is not None:
-        found.append(f"Or give the KV cache {format_tokens(memory)} tokens: then as much is guaranteed.")
-    return tuple(found)
+        found.append(f"give the KV cache {format_tokens(memory)} tokens: then it cannot collapse.")
+    return tuple(f"Or {text}" if i else text[0].upper() + text[1:] for i, text in enumerate(found))
 
 
 def running_cap(cache: CacheBlock) -> int | None:
-    """Running requests to allow, between what the warm state needs and where it is lost; None where it is not."""
-    if cache.separatrix_in_flight is None:
+    """Running requests to allow, between what the warm state runs and where it is lost; None where it is not."""
+    if cache.separatrix_in_flight is None or not cache.branches:
         return None
-    return max(1, round(_CAP * cache.separatrix_in_flight))
+    lost, warm = cache.separatrix_in_flight, cache.branches[0].requests_in_flight
+    return max(1, round(max(_CAP * lost, math.sqrt(warm * lost))))
 
 
 def patience_s(cache: CacheBlock) -> float | None:
@@ -164,19 +185,21 @@ def patience_s(cache: CacheBlock) -> float | None:
 
 
 def enough_memory(model: ServingModel) -> int | None:
-    """Least memory in tokens, to one part in a hundred, that guarantees the offered rate; None where none does."""
+    """Least memory in tokens, to one part in a hundred, with which no collapse is possible; None where none is."""
 
-    def guaranteed(factor: float) -> bool:
+    def is_safe(factor: float) -> bool:
         memory = round(model.replica.memory_tokens * factor)
         larger = replace(model, replica=replace(model.replica, memory_tokens=memory))
-        return sustainable_rate(larger)[1] >= model.total_rate_rps
+        if sustainable_rate(larger)[1] < model.total_rate_rps:
+            return False
+        return not prefix_cache(cached_replica(larger)).collapse_possible
 
     low, high = 1.0, float(_MOST_MEMORY)
-    if not guaranteed(high):
+    if not is_safe(high):
         return None
     while high > low * 1.01:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if guaranteed(middle) else (middle, high)
+        low, high = (low, middle) if is_safe(middle) else (middle, high)
     return math.ceil(model.replica.memory_tokens * high)
 
 

@@ -12,7 +12,7 @@ from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
 from kvplan.report.inputs import range_text
-from kvplan.report.prefix_cache import CacheBlock, collapse_summary, overload_summary
+from kvplan.report.prefix_cache import CacheBlock, collapse_summary, overload_summary, users_summary
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
@@ -38,6 +38,8 @@ def summary(
             return overload_summary(cache, offered)
         if cache.collapse_possible:
             return collapse_summary(cache, offered)
+        if cache.users is not None and status is Status.NEEDS_CAP:
+            return users_summary(cache)
     sustainable = f"{format_number(offered.sustainable_rps)} sustainable"
     if offered.sustainable_rps_range is not None:
         sustainable += f"{range_text(offered.sustainable_rps_range)[:-1]} in the error band of the timing)"
@@ -132,7 +134,7 @@ def _at_these_rates(
     ):  # else an engine limit binds before memory does
         limit += f" ({format_number(cap.per_iteration)} an iteration)"
     if status is Status.OVERLOADED:
-        replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
+        replicas = math.ceil(1 / (offered.load_factor_max or 1.0))
         found.append(
             f"Bring the load below {format_number(offered.sustainable_rps)} requests/s, or serve it with at least "
             f"{replicas} replicas."

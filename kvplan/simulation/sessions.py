@@ -149,7 +149,9 @@ def heads(model: ServingModel) -> ServingModel:
     for c in model.classes:
         share = c.reuse.share if c.reuse else 0.0
         if share >= 1:
-            raise UsageError(f"class {c.name}: reuse.share = {share:g}: below 1 in a simulation")
+            raise UsageError(
+                f"class {c.name}: reuse.share = {share:g}: below 1 in a simulation, where somebody has to be the first"
+            )
         classes.append(replace(c, rate_rps=c.rate_rps * (1 - share), reuse=None))
     return replace(model, classes=tuple(classes))
 
@@ -280,12 +282,6 @@ def merged(parts: Sequence[Requests]) -> Requests:
             ),
         )
     )
-
-
-def _no_turns(count: int) -> Turns:
-    """Of so many requests that nothing follows."""
-    nobody = np.full(count, -1)
-    return Turns(nobody, np.zeros(count), nobody)
 
 
 def _shifted(numbers: Sequence[IntArray], sizes: Sequence[int]) -> IntArray:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shipped
+import slow_prefix_cache
 import slow_simulator
 from command import Run, document
 from hypothesis import given
@@ -90,7 +91,8 @@ def test_the_gain_of_a_cap_is_that_of_a_slow_simulator(run: Run, dear: str) -> N
         replica = Replica(4096, block_tokens=16, max_num_seqs=most, max_num_batched_tokens=2048)
         at_once = Requests(np.zeros(300), np.full(300, 128), np.full(300, 64), np.zeros(300, dtype=np.int64))
         timing = Timing(0.01, d2=0.000625)
-        return 300 / slow_simulator.simulate("vllm", at_once, timing, replica, {}).end_s
+        run, _ = slow_prefix_cache.simulate(at_once, timing, replica, {"prefix_caching": True})
+        return 300 / run.end_s
 
     gain = rate(int(cap["value"])) / rate(64) - 1
     assert gain > 0.005

@@ -164,7 +164,7 @@ def test_every_key_of_the_contract_is_known_with_its_kind() -> None:
             try:
                 value = value_of(known, document.__getitem__)
             except UsageError as error:
-                assert "null" in str(error)  # noqa: PT017
+                assert "null" in str(error) or "has 0 entries" in str(error)  # noqa: PT017
                 continue
             kind = {bool: Kind.TRUTH, str: Kind.TEXT}.get(type(value), Kind.NUMBER)
             assert (key, known.kind) == (key, kind)

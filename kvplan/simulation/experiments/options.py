@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvplan.errors import UsageError
+from kvplan.model import ServingModel
 from kvplan.simulation.experiments.load import (
     DEFAULT_BURST,
     DEFAULT_CLIENTS,
@@ -22,6 +23,8 @@ from kvplan.units import parse_time
 
 _MAX_SEEDS = 10**5
 _MOST_SESSIONS = 10**6
+_SESSIONS = 10  # of the longest, one after the other
+_MOST_TURNS = 200_000
 
 
 def load(
@@ -74,6 +77,25 @@ def load(
         burst=DEFAULT_BURST if burst is None else _burst(burst),
         burst_sessions=None if burst_sessions is None else _burst_sessions(burst_sessions),
     )
+
+
+def with_sessions(load: Load, model: ServingModel) -> Load:
+    """Where sessions come, time for many of the longest in place of a number of requests: so many begin and end.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> some = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
+    >>> with_sessions(Load(requests=300), some).requests
+    300
+    """
+    laws = [c.sessions for c in model.classes if c.sessions is not None]
+    if not laws or load.kind is not Arrivals.POISSON or load.requests is None:
+        return load
+    rate = model.total_rate_rps
+    longest_s = max(law.turns.longest * law.think.mean_s for law in laws)
+    horizon_s = min(max(_SESSIONS * longest_s, load.requests / rate), _MOST_TURNS / rate)
+    return load._replace(requests=None, horizon_s=horizon_s)
 
 
 def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[int]:
@@ -151,7 +173,7 @@ def _burst_sessions(text: str) -> Burst:
         raise UsageError(
             f"--burst-sessions {text!r}: a number of sessions up to {_MOST_SESSIONS:,}, @ and a time, such as 600@0"
         )
-    at_s = 0.0 if when.strip() == "0" else parse_time(when.strip(), "--burst-sessions")
+    at_s = 0.0 if when.strip() in ("0", "0 s") else parse_time(when.strip(), "--burst-sessions")
     return Burst(int(count), at_s)
 
 

@@ -5,6 +5,8 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kvplan.errors import UsageError
 from kvplan.model import MeasuredRange, Plan, ServingModel
 from kvplan.simulation.experiments.load import Load
@@ -29,6 +31,7 @@ class Study(NamedTuple):
     scheduled: bool | None = None  # whether arrivals follow the profile's schedule; None where it has none
     limits: Mapping[str, int] = {}  # of `[gpu]`, by name
     measured: MeasuredRange = MeasuredRange()  # in what range the timing was
+    finds_prefixes: bool = False  # whether requests have prefixes in common, and the replica caches them
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
 
     @property
@@ -81,7 +84,7 @@ def study(
         raise KeyboardInterrupt
     return Study(
         load=load,
-        requests=drawn[0].requests.arrival_s.size,
+        requests=_arrived(shown[next(iter(shown))][0]),
         seeds=tuple(seeds[i] for i in kept),
         results=tuple(
             policy_result(
@@ -101,8 +104,17 @@ def study(
         scheduled=None if model.schedule is None else load.follows_rates,
         limits={name: limit for name in LIMITS if (limit := getattr(model.replica, name)) is not None},
         measured=model.measured,
+        finds_prefixes=model.finds_prefixes,
         by_chance=by_chance,
     )
+
+
+def _arrived(of: tuple[Requests, Outcome]) -> int:
+    """How many came; of turns as many as a run brought, up to its end."""
+    requests, run = of
+    if requests.turns is None:
+        return requests.arrival_s.size
+    return int(np.count_nonzero(run.arrival_s <= run.end_s))
 
 
 def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
