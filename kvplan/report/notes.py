@@ -121,7 +121,7 @@ def notes(
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         "Not modelled: speculative decoding, swapping, pipeline bubbles, routing between replicas.",
-        *(() if cache is None else cache_notes(cache, model)),
+        *(_not_cached(model) if cache is None else cache_notes(cache, model)),
     ]
     model = cold
     held = requests_in_memory(model)
@@ -199,6 +199,11 @@ def notes(
     if varying is not None:
         found += _of_schedule(varying, offered, waiting)
     return tuple(found)
+
+
+def _not_cached(model: ServingModel) -> Iterator[str]:
+    if model.hit_curve or any(c.hits for c in model.classes):
+        yield "What requests have in common counts for nothing here: prefix_caching = false."
 
 
 def _of_buffer(model: ServingModel, plan: Plan, buffer: SafetyBuffer) -> Iterator[str]:

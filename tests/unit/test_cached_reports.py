@@ -236,3 +236,55 @@ def test_what_can_collapse_is_never_called_stable(
     if found.verdict.status is Status.STABLE:
         assert found.load.offered_rps <= cache.sustainable_rps.guaranteed
         assert found.verdict.recovers_up_to_rps <= cache.sustainable_rps.guaranteed
+
+
+def test_what_a_switched_off_cache_would_find_is_said_to_count_for_nothing() -> None:
+    off = report(AGENTS, ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"))
+    assert any("counts for nothing" in note for note in off.notes)
+    assert not any("counts for nothing" in note for note in report(AGENTS).notes)
+
+
+def test_a_gap_of_nothing_guarantees_nothing() -> None:
+    """Whoever asks again at once waits at the end of the queue, and its prefix goes meanwhile."""
+    gaps = [
+        f'{{ law = "quantiles", values = [{first}, "1 s", "5 s", "60 s"] }}' for first in ('"0 s"', '"1 us"')
+    ]
+    law = '{ law = "lognormal", median = "10 s", sigma = 1.0 }'
+    at_once, soon = (report(AGENTS, (law, gap)) for gap in gaps)
+    assert at_once.load.sustainable_rps == pytest.approx(soon.load.sustainable_rps, rel=1e-9)
+    assert at_once.prefix_cache is not None
+    assert at_once.prefix_cache.collapse_possible is True
+
+
+def test_the_cap_lies_between_the_warm_state_and_where_it_is_lost() -> None:
+    """Near the good rate the two are close."""
+    for rate in ("0.76", "0.9", "1.0", "1.035"):
+        cache = report(AGENTS, ("0.834", rate)).prefix_cache
+        assert cache is not None
+        assert cache.separatrix_in_flight is not None
+        cap = running_cap(cache)
+        assert cap is not None
+        assert cache.branches[0].requests_in_flight < cap < cache.separatrix_in_flight
+
+
+def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
+    found = report(AGENTS, ("block_tokens = 16", "block_tokens = 16, max_num_seqs = 117"))
+    assert found.actions[0].startswith("Give up requests that wait longer than")
+    assert found.actions[1].startswith("Or serve")
+
+
+def test_too_many_users_are_an_overload_and_no_collapse() -> None:
+    found = analyze(users(500), name="", sha256="")
+    assert found.verdict.status is Status.OVERLOADED
+    assert found.verdict.summary.startswith("500 users, and a replica for 441")
+
+
+def test_a_knee_binds_as_computation_does() -> None:
+    """The same where nothing is reused: a tenth more memory buys next to nothing."""
+    found = report(AGENTS, ('d3 = "1 us"', 'd3 = "1 us", d5 = "20 us", knee_tokens = 256'))
+    alone = report(
+        AGENTS,
+        ('d3 = "1 us"', 'd3 = "1 us", d5 = "20 us", knee_tokens = 256'),
+        ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"),
+    )
+    assert found.verdict.binding == alone.verdict.binding == "compute"
