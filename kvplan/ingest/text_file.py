@@ -18,6 +18,8 @@ else:
     from backports import zstd
 
 _LONGEST_LINE = 64_000_000  # characters; the results of a benchmark are one line
+_UNPACKED = 1 << 23  # bytes that nobody minds
+_PACKED_TO = 200  # beyond, text of use packs to more than such a part of it
 
 
 class Lines:
@@ -25,6 +27,11 @@ class Lines:
 
     `number` is that of the line taken `last`, counted from 1. `sha256`, of the bytes as stored, is empty until the
     file was read to its end.
+
+    Raises
+    ------
+    UsageError
+        A line, or what is left, is longer than any that means something.
     """
 
     def __init__(self, source: str, text: io.TextIOBase) -> None:
@@ -37,12 +44,19 @@ class Lines:
     def __iter__(self) -> Iterator[str]:
         while line := self._text.readline(_LONGEST_LINE):
             self.number += 1
+            if len(line) == _LONGEST_LINE:
+                raise UsageError(
+                    f"{self.source}:{self.number}: a line of more than {_LONGEST_LINE:,} characters"
+                )
             self.last = line
             yield line
 
-    def rest(self, most: int = -1) -> str:
+    def rest(self, most: int = 8 * _LONGEST_LINE) -> str:
         """What follows the lines taken, up to so many characters."""
-        return self._text.read(most)
+        found = self._text.read(most)
+        if len(found) == 8 * _LONGEST_LINE:
+            raise UsageError(f"{self.source}: more than {8 * _LONGEST_LINE:,} characters, and not by lines")
+        return found
 
     @property
     def cut_off(self) -> bool:
@@ -91,7 +105,7 @@ def beginning(path: Path, characters: int) -> str:
     UsageError
         As `lines_of`.
     """
-    with _refusals(path), path.open("rb", buffering=0) as file, _unpacked(file, "strict") as text:
+    with _refusals(path), path.open("rb", buffering=0) as file, _unpacked(_Hashing(file), "strict") as text:
         return text.read(characters)
 
 
@@ -104,6 +118,8 @@ def _refusals(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: must be text in UTF-8") from None
     except EOFError:
         raise UsageError(f"{path}: the compressed data are cut off") from None
+    except OverflowError as error:
+        raise UsageError(f"{path}: the compressed data {error}") from None
     except (zlib.error, zstd.ZstdError):
         raise UsageError(f"{path}: the compressed data are damaged") from None
     except OSError as error:
@@ -111,11 +127,12 @@ def _refusals(path: Path) -> Iterator[None]:
 
 
 class _Hashing(io.RawIOBase):
-    """A binary file, with the digest of what was read from it so far."""
+    """A binary file, with the digest and the number of the bytes that were read from it so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.digest = sha256()
+        self.bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -123,19 +140,37 @@ class _Hashing(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         self.digest.update(data)
+        self.bytes += len(data)
         buffer[: len(data)] = data
         return len(data)
 
 
+class _Bounded(io.RawIOBase):
+    """Compressed data that do not unpack to far more than any text would."""
+
+    def __init__(self, unpacking: Any, packed: _Hashing) -> None:
+        self._unpacking, self._packed, self._bytes = unpacking, packed, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found: int = self._unpacking.readinto(buffer)
+        self._bytes += found
+        if self._bytes > max(_UNPACKED, _PACKED_TO * self._packed.bytes):
+            raise OverflowError(f"unpack to more than {_PACKED_TO} times their size: no text of use does")
+        return found
+
+
 @contextmanager
-def _unpacked(raw: io.RawIOBase, errors: str) -> Iterator[io.TextIOBase]:
+def _unpacked(raw: _Hashing, errors: str) -> Iterator[io.TextIOBase]:
     """The text of a file that may be compressed."""
     with io.BufferedReader(raw, 1 << 18) as data:
         start = data.peek(4)[:4]
         binary: Any = data
         if start.startswith(b"\x1f\x8b"):
-            binary = gzip.GzipFile(fileobj=data)
+            binary = io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=data), raw), 1 << 18)
         elif start == b"\x28\xb5\x2f\xfd":
-            binary = zstd.ZstdFile(data)
+            binary = io.BufferedReader(_Bounded(zstd.ZstdFile(data), raw), 1 << 18)
         with io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="") as text:
             yield text

@@ -118,7 +118,9 @@ def _matching(text: str, every: dict[str, str], simulated: bool) -> Iterable[str
     if text.startswith("simulation") and not simulated:
         raise UsageError(f"--columns {text[:80]!r}: needs --simulate")
     if "*" in text:
-        pattern = re.compile(".*".join(map(re.escape, text.split("*"))))
+        # a part, once found, stays where it is: nothing is tried twice
+        first, *between, last = map(re.escape, text.split("*"))
+        pattern = re.compile(f"{first}{''.join(f'(?>.*?{part})' for part in between)}.*{last}")
         names = [
             name for name, general in every.items() if pattern.fullmatch(name) or pattern.fullmatch(general)
         ]

@@ -3,7 +3,9 @@
 import ast
 import gzip
 import io
+import math
 import sys
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -99,3 +101,56 @@ def test_loops_over_lines_go_on_where_the_last_one_stopped() -> None:
     assert [(lines.number, line) for line in lines] == [(2, "b\n"), (3, "c")]
     assert lines.cut_off
     assert lines.rest() == ""
+
+
+@each_reader
+@pytest.mark.parametrize(
+    "line", [b"\0" * (1 << 20), (b"1,2".ljust(127) + b"\n") * (1 << 13)], ids=["no line", "short lines"]
+)
+def test_a_little_that_unpacks_to_a_lot_is_refused(
+    tmp_path: Path, read: Callable[[Path], str], text: str, line: bytes
+) -> None:
+    """A tenth of a megabyte that is 100 MB, and would be 10 GB as easily."""
+    path = tmp_path / "file.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(text.encode())
+        for _ in range(100):
+            file.write(line)
+    with pytest.raises(UsageError):
+        read(path)
+
+
+@each_reader
+def test_a_line_without_end_is_refused(read: Callable[[Path], str], text: str) -> None:
+    with pytest.raises(UsageError, match="/dev/zero"):
+        read(Path("/dev/zero"))
+
+
+HEADS = [
+    "KV Cache is allocated. ",
+    "Prefill batch, #new-token: 5, ",
+    "Decode batch, #running-req: 5, #token: 5, ",
+    "Avg prompt throughput: 1 tokens/s, Avg generation throughput: 1 tokens/s, Running: 5 reqs, ",
+    "#new-token: 5",
+]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("read", [read_engine_log, read_samples])
+def test_a_statement_that_is_begun_again_and_again_is_searched_once(
+    tmp_path: Path, read: Callable[[Path], object], head: str
+) -> None:
+    """Four times the line take four times as long; begun anew at every statement, sixteen times."""
+
+    def seconds(characters: int) -> float:
+        path = tmp_path / "one-line.log"
+        path.write_text("begins\n" + head * (characters // len(head)))
+        best = math.inf
+        for _ in range(3):
+            start = time.process_time()
+            with pytest.raises(UsageError):
+                read(path)
+            best = min(best, time.process_time() - start)
+        return best
+
+    assert seconds(400_000) < 8 * seconds(100_000) + 0.05

@@ -19,6 +19,7 @@ from kvplan.units import format_number, format_percent, format_tokens
 
 LOGS = (vllm.LOG, sglang.LOG, tensorrt_llm.LOG, tgi.LOG)
 _WORDS = tuple(dict.fromkeys(word for log in LOGS for word in log.words))
+_SHORTEST = min(map(len, _WORDS))  # what is shorter says nothing, and there can be millions
 _START = re.compile("|".join(log.start for log in LOGS if log.start))
 _ABSURD = 10**12  # tokens
 _AFTER = 10  # lines after a capacity that may still tell about it
@@ -103,7 +104,7 @@ def parse_engine_log(lines: Iterable[str], source: str) -> EngineLimits:
     """
     reader = _Reader()
     for number, line in _numbered(lines):
-        if any(word in line for word in _WORDS):
+        if len(line) > _SHORTEST and any(word in line for word in _WORDS):
             reader.line(number, _ESCAPE.sub("", line) if "\x1b" in line else line)
     if not reader.starts:
         forms = ", ".join(f"{log.engine}'s {log.looked_for}" for log in LOGS)

@@ -13,7 +13,9 @@ LOG = EngineLog(
     words=("max_total_num_tokens=", "KV Cache is allocated", "server_args=", "Prefill batch"),
     capacities=(
         Capacity(re.compile(rf"(?<![\w.])max_total_num_tokens={NUMBER}")),
-        Capacity(re.compile(rf"KV Cache is allocated\..*?#tokens: {NUMBER}"), of_pool=True),
+        Capacity(
+            re.compile(rf"KV Cache is allocated\.(?:(?!KV Cache is).)*?#tokens: {NUMBER}"), of_pool=True
+        ),
     ),
     limits=(
         (BLOCK, argument("page_size")),
@@ -22,5 +24,7 @@ LOG = EngineLog(
         (BATCHED, argument("chunked_prefill_size")),  # where it is not off, with -1, it is the tighter one
     ),
     start=r"\bserver_args=",
-    computed_and_found=re.compile(r"Prefill batch.*?#new-token: (\d+).*?#cached-token: (\d+)"),
+    computed_and_found=re.compile(
+        r"Prefill batch(?:(?!Prefill batch).)*?#new-token: (\d+)(?:(?!#new-token).)*?#cached-token: (\d+)"
+    ),
 )

@@ -6,9 +6,10 @@ from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.format import LogFormat, floats
 
 _DECODE = re.compile(
-    r"Decode batch[.,] #running-req: (\d+), #(?:full )?token: (\d+),.*?gen throughput \(token/s\): ([\d.]+)"
+    r"Decode batch[.,] #running-req: (\d+), #(?:full )?token: (\d+),"
+    r"(?:(?!Decode batch).)*?gen throughput \(token/s\): ([\d.]+)"
 )
-_PREFILL = re.compile(r"Prefill batch[.,].*?#new-token: (\d+)")
+_PREFILL = re.compile(r"Prefill batch[.,](?:(?!Prefill batch).)*?#new-token: (\d+)")
 _INTERVAL = re.compile(r"decode_log_interval=(\d+)")
 _DEFAULT_INTERVAL = 40  # decode batches from one line to the next
 

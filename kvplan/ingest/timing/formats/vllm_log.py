@@ -25,7 +25,7 @@ _ITERATION = re.compile(
 )
 _STATS = re.compile(
     r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
-    r"Running: (\d+) reqs,.*?KV cache usage: ([\d.]+)%"
+    r"Running: (\d+) reqs,(?:(?!Avg prompt).)*?KV cache usage: ([\d.]+)%"
 )
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
 _LEAST_MS = 0.1  # of any forward pass
