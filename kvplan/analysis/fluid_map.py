@@ -31,6 +31,8 @@ _INCOMMENSURABLE = 0.6180339887498949
 _DISTURBANCE = 0.2
 _DOUBLINGS = 3  # of a run that has not settled
 MAX_STEPS = 120_000_000  # iterations times rows of a run, about a second
+_MOST_ITERATIONS = 1 << 19  # of requests so long that these are not enough, a second as well
+_UNSETTLED = 4  # times fewer where the budget cannot settle it
 
 
 class FluidMap(NamedTuple):
@@ -406,10 +408,12 @@ def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int |
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
     It mostly has after some 40·L iterations (theory §3, "As validated"); where it has not, it runs longer, within a
-    budget of `MAX_STEPS` iterations times rows. What the budget cuts short is not settled.
+    budget of `MAX_STEPS` iterations times rows, and of iterations. What the budget cuts short is not settled.
     """
     usual = usual_iterations(system.size)
-    most = MAX_STEPS // system.share.size
+    most = min(MAX_STEPS // system.share.size, _MOST_ITERATIONS)
+    if usual > most:
+        most //= _UNSETTLED
     for longer in range(_DOUBLINGS + 1):
         iterations = min(usual << longer, most)
         found = _second_half(system, run(system, masses, iterations, compile_above=compile_above))

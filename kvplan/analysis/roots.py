@@ -24,6 +24,7 @@ from kvplan.model import FloatArray
 
 ComplexArray = NDArray[np.complex128]
 
+MOST = 1 << 17  # coefficients; longer polynomials would take longer than anybody waits
 _MIN_TOLERANCE = 1e-10  # relative half width of the bracket that certifies a modulus ...
 _TOLERANCE_PER_COEFFICIENT = 1e-11  # ... wider for long polynomials, whose roots crowd together
 _ORDER = 14  # Taylor coefficients an arc; the tail (π/8)^14/14! is 2e-17 of Σw
@@ -123,7 +124,7 @@ def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float =
     Returns
     -------
     int or None
-        None also when a root lies on the circle.
+        None also when a root lies on the circle, and beyond `MOST` coefficients.
 
     Examples
     --------
@@ -136,6 +137,8 @@ def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float =
     """
     if w.size == 1:
         return 0
+    if w.size > MOST:
+        return None
     return _count_outside(*_on_radius(w, radius, relative_error), _middle(w.size))
 
 
@@ -202,7 +205,7 @@ def leading_roots(w: FloatArray, largest: float, most: int) -> ComplexArray:
     Returns
     -------
     ndarray of complex128, shape (n_roots,)
-        Descending modulus.
+        Descending modulus; none beyond `MOST` coefficients.
 
     Examples
     --------
@@ -210,7 +213,7 @@ def leading_roots(w: FloatArray, largest: float, most: int) -> ComplexArray:
     [(-2+0j)]
     """
     found = np.empty(0, dtype=np.complex128)
-    if w.size == 1:
+    if w.size == 1 or w.size > MOST:
         return found
     reach = _NEWTON_REACH * math.pi / (_SAMPLES_PER_COEFFICIENT * w.size)
     for circle in range(_CIRCLES):
@@ -248,7 +251,8 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     Returns
     -------
     LargestRoot
-        Modulus 0, certified, for L = 1, which has no roots.
+        Modulus 0, certified, for L = 1, which has no roots. Beyond `MOST` coefficients an estimate, from sums of
+        neighbouring ones: roots near the real axis hardly move.
 
     Examples
     --------
@@ -258,6 +262,10 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     """
     if w.size == 1:
         return LargestRoot(0.0, certified=True)
+    if w.size > MOST:
+        group = -(-w.size // MOST)
+        sums = np.add.reduceat(w, np.arange(0, w.size, group))
+        return LargestRoot(largest_root(sums).modulus ** (1 / group), certified=False)
     # The geometric mean of the moduli and the Eneström-Kakeya bound enclose the answer.
     low = math.exp((math.log(w[-1]) - math.log(w[0])) / (w.size - 1))
     high = float((w[1:] / w[:-1]).max())

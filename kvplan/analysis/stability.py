@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.roots import (
+    MOST,
     ComplexArray,
     all_inside_exact,
     count_outside,
@@ -30,6 +31,9 @@ _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search 
 _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
 _QUICK = 3  # stays of the longest request
+
+
+UNCERTIFIED = f"too close to call in floating point, or outputs are longer than {MOST:,} tokens"
 
 
 class MinStableInput(NamedTuple):
@@ -207,6 +211,8 @@ def _exact_min_input(
     """Smallest whole mean input that is proved stable, at or above the last crossing of the unit circle."""
     slope = survival(stages, share * scale)
     constant = survival(stages, share * offset) + np.arange(stages.max()) * survival(stages, share)
+    if slope.size > MOST:
+        return None
     start = max(smallest, math.floor(_last_crossing(slope, constant)))
     relative_error = rounding_error(stages)
     for mean_input in range(start, start + 3):
@@ -289,7 +295,7 @@ def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
         return "None needed for small disturbances: the mix of lengths damps them by itself."
     where = "where memory can fill"
     if not found.certified:
-        return f"Cap admissions {where}: stability is too close to call in floating point, the cap safe either way."
+        return f"Cap admissions {where}: stability is {UNCERTIFIED}; the cap is safe either way."
     if change is not None:
         return f"{change}, or cap admissions {where}."
     if inputs.exact is not None:

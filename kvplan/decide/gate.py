@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.decide.requirement import Key, Named, Requirement, Value, quoted
 from kvplan.errors import UsageError
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
@@ -82,7 +83,7 @@ class Subject:
             return ""
         local = self.analyses.stability
         if not local.certified:
-            return "stability is too close to call in floating point"
+            return f"stability is {UNCERTIFIED}"
         if key.path[-1] in _RADIUS and not local.radius_certified:
             return "the value of the spectral radius is not certified"
         return ""

@@ -8,7 +8,7 @@ from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, has_doubtful_tail
 from kvplan.analysis.records import Load
-from kvplan.analysis.stability import Stability
+from kvplan.analysis.stability import UNCERTIFIED, Stability
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
@@ -158,7 +158,7 @@ def notes(
     if any(c.kind is None for c in cycle.classes):
         found.append("worst_cycle.classes: null where a class has several decode lengths and no closed form.")
     if not local.certified:
-        found.append("Stability is uncertified: a root is too close to the unit circle for floating point.")
+        found.append(f"Stability is uncertified: {UNCERTIFIED}.")
     elif not local.radius_certified:
         found.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
     several = any(len(c.decode_tokens) > 1 for c in model.classes)

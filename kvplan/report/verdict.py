@@ -8,7 +8,7 @@ from kvplan.analysis.equilibrium import per_request, running_at_most, saturation
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
 from kvplan.analysis.records import Load
 from kvplan.analysis.recovery import Recovery
-from kvplan.analysis.stability import Stability
+from kvplan.analysis.stability import UNCERTIFIED, Stability
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
 from kvplan.report.inputs import range_text
@@ -154,7 +154,7 @@ def _at_these_rates(
         if local.stabilising_change is not None:
             found.append(f"Or remove the cause. {local.stabilising_change}.")
         elif not local.certified:
-            found.append("Stability is too close to call in floating point; the cap is safe either way.")
+            found.append(f"Stability is {UNCERTIFIED}; the cap is safe either way.")
     elif engine_never_evicts(model):
         found.append(
             f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever preempted."

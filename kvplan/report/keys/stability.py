@@ -30,7 +30,7 @@ STABILITY = Block(
             formula="number of z with P(z) = 0 and |z| > 1, of L − 1 in all; g − 1 for large inputs",
             here=lambda e: f"of {e('L')} − 1 roots",
             source="SIC eq. 10, Theorem 3; the certified count is new",
-            absent="A root is too close to the unit circle for the count to be proved.",
+            absent="A root is too close to the unit circle for the count to be proved, or outputs are too long.",
             whole=True,
         ),
         Record(
