@@ -1,6 +1,7 @@
 """`kvplan check`: whether a profile is good enough."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 
     from kvplan.decide.check import Baseline, Checked
     from kvplan.decide.requirement import Requirement
+
+
+class Part(StrEnum):
+    """A part of a profile that `[provenance]` tells of."""
+
+    GPU = "gpu"
+    TIMING = "timing"
+    WORKLOAD = "workload"
 
 
 _GATES = {
@@ -69,6 +78,15 @@ def check(
             "repeated.",
         ),
     ] = None,
+    accept: Annotated[
+        list[Part] | None,
+        option(
+            "--accept",
+            metavar="PART",
+            help="Part that may be assumed: gpu, timing or workload. Otherwise no profile with an assumed part passes. "
+            "May be repeated.",
+        ),
+    ] = None,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
     junit: Annotated[
@@ -83,7 +101,7 @@ def check(
     _refuse_overwriting(profiles, baseline, output, junit)
     required = _requirements(require or [])
     before = _baseline(baseline, tolerance or [])
-    checked = [_checked(name, required, before, alone=len(profiles) == 1) for name in profiles]
+    checked = [_checked(name, required, before, accept or [], alone=len(profiles) == 1) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
         say(f"error: {without_commands(problem.message)}")
     code = checking.exit_code(checked)
@@ -132,7 +150,12 @@ def _baseline(file: Path | None, texts: list[str]) -> "Baseline | None":
 
 
 def _checked(
-    name: str, required: "Sequence[Requirement]", baseline: "Baseline | None", *, alone: bool
+    name: str,
+    required: "Sequence[Requirement]",
+    baseline: "Baseline | None",
+    accepted: "Sequence[str]",
+    *,
+    alone: bool,
 ) -> "Checked":
     from kvplan.decide import check as checking
     from kvplan.errors import ProfileError
@@ -143,7 +166,7 @@ def _checked(
         loaded = load_profile(name, stdin=standard_input())
     except ProfileError as error:
         return checking.unusable(file, error)
-    return checking.check(loaded, file, required, baseline, alone=alone)
+    return checking.check(loaded, file, required, baseline, accepted=accepted, alone=alone)
 
 
 def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:

@@ -150,7 +150,7 @@ def model(
         weight_dtype=weight_dtype,
     )
     kept = read_base(base)
-    part = estimate_part(found, shape, device, kept)
+    part = estimate_part(found, shape, device, kept, default_base=base is None)
     several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     replica = f"{shape.name} on {several}{device.name}"
     _write(kept, base, [part], found.notes, Path(name), replica=replica, output=output)

@@ -53,6 +53,8 @@ class Profile:
         The TOML text, line ends as ``\\n``.
     requirements
         ``[gate] require``, as written.
+    accepted
+        ``[gate] accept``: parts of which the gate may pass assumptions.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Profile:
     text: str
     plan: Plan
     requirements: tuple[str, ...]
+    accepted: tuple[str, ...]
     model: ServingModel
 
     def error(self, message: str, *path: str | int) -> ProfileError:
@@ -227,6 +230,7 @@ def parse_profile(data: bytes, source: str) -> Profile:
         text=text,
         plan=plan_of(checked),
         requirements=tuple(checked.gate.require),
+        accepted=tuple(checked.gate.accept),
         model=model_of(checked),
     )
 

@@ -52,6 +52,11 @@ def inputs(model: ServingModel) -> Inputs:
     return Inputs(origins.gpu.basis, origins.timing.basis, origins.workload.basis)
 
 
+def assumed(model: ServingModel) -> list[str]:
+    """The parts of which nothing better is known than something else's."""
+    return [name for name, basis in inputs(model)._asdict().items() if basis is Knowledge.ASSUMED]
+
+
 def states(model: ServingModel) -> Iterator[State]:
     """Where a plan needs the timing: at the equilibrium, if memory holds it; at the sustainable rate; in one prompt."""
     cost, tau = per_request(model), iteration_time(model)
@@ -233,5 +238,6 @@ def caveat(model: ServingModel) -> str:
         furthest = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
         times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""
         said.append(f"timing extrapolated{times}")
-    sources = dict.fromkeys(origin.source for origin in unsure.values() if origin.source)
+    weakest_first = sorted(unsure.values(), key=lambda origin: -list(Knowledge).index(origin.basis))
+    sources = dict.fromkeys(origin.source for origin in weakest_first if origin.source)
     return ", ".join(said) + (f" ({'; '.join(sources)})" if sources else "")

@@ -95,7 +95,7 @@ def test_a_profile_that_cannot_be_read_does_not_hide_the_others(empty: str, good
 
 
 def test_without_a_requirement_the_exit_code_is_two() -> None:
-    result = run("check", "tool-calls-h100")
+    result = run("check", "tool-calls-h100", "--accept", "workload")
     assert result.returncode == 2
     assert "nothing is required of it" in result.stderr
 
@@ -115,7 +115,7 @@ def test_without_a_requirement_the_exit_code_is_two() -> None:
     ],
 )
 def test_bad_usage_is_exit_code_two_and_never_a_pass(arguments: tuple[str, ...]) -> None:
-    result = run("check", *arguments)
+    result = run("check", *arguments, "--accept", "workload")
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert "PASS" not in result.stdout

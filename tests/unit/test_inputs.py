@@ -249,13 +249,13 @@ def test_the_first_screen_names_the_parts_that_are_not_sure(
 
 def test_every_format_shows_them_under_the_verdict() -> None:
     document = build(analyze(model(provenance=TOLD), name="n", sha256=""))
-    line = "Inputs: gpu estimated, timing assumed (a data sheet; another model's)."
+    line = "Inputs: gpu estimated, timing assumed (another model's; a data sheet)."
     text = terminal.render(document, width=80).splitlines()
     assert text[text.index(line) + 1] == ""  # what to do comes after it
     assert text.index("What to do") == text.index(line) + 2
     assert f"\n\n{line}\n\n" in markdown.render(document)
     assert (
-        '<p class="soft">Inputs: gpu estimated, timing assumed (a data sheet; another model&#x27;s).</p>'
+        '<p class="soft">Inputs: gpu estimated, timing assumed (another model&#x27;s; a data sheet).</p>'
         in (html.render(document))
     )
 
