@@ -16,6 +16,7 @@ from kvplan.cli.common import (
     option,
     progress_bar,
     read_base,
+    read_once,
     refuse_overwriting,
     say,
     say_compiling,
@@ -47,7 +48,8 @@ def calibrate(
         list[Path] | None,
         argument(
             metavar="[FILE]...",
-            help="What was measured: logs of vLLM or SGLang, results of load generators (vLLM bench, GuideLLM, AIPerf, "
+            help="What was measured, '-' for standard input: "
+            "logs of vLLM or SGLang, results of load generators (vLLM bench, GuideLLM, AIPerf, "
             "inference-perf and others), requests of a run, or tables of iterations.",
         ),
     ] = None,
@@ -98,6 +100,7 @@ def calibrate(
         estimate = _Estimate(model, gpu, tensor_parallel, kv_dtype, weight_dtype)
     if files:
         refuse_overwriting(output, files)
+        files = [read_once(file, beside=base) for file in files]
         text = _fitted(files, base, capacity, group, estimate, format, output)
     elif estimate is not None:
         text = _estimated(estimate, base)

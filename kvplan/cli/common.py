@@ -120,6 +120,17 @@ def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str 
             raise UsageError(f"{option} {output}: would overwrite what is read")
 
 
+def read_once(file: Path, *, beside: str | None) -> Path:
+    """The file as readers take it, where '-' is standard input; the base `beside` it cannot be read from there too."""
+    from kvplan.ingest.text_file import STANDARD_INPUT
+
+    if str(file) != "-":
+        return file
+    if beside == "-":
+        raise UsageError("standard input can be the file or the --base, not both")
+    return STANDARD_INPUT
+
+
 def _loaded(profile: str | None) -> "profile_file.Profile":
     from kvplan.profile.reading import load_profile
 

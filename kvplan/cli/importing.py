@@ -15,6 +15,7 @@ from kvplan.cli.common import (
     argument,
     option,
     read_base,
+    read_once,
     refuse_overwriting,
     say,
 )
@@ -30,7 +31,8 @@ def log(
     file: Annotated[
         Path,
         argument(
-            metavar="FILE", help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started."
+            metavar="FILE",
+            help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started, or '-' for standard input.",
         ),
     ],
     base: Base = None,
@@ -41,6 +43,7 @@ def log(
     from kvplan.ingest.log.text import log_part
 
     refuse_overwriting(output, [file])
+    file = read_once(file, beside=base)
     kept = read_base(base)
     found = read_engine_log(file)
     _write(
