@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     Base,
     KvType,
@@ -74,10 +75,17 @@ def calibrate(
             metavar="MODEL",
             help="Model, a config.json or a name of the catalogue: its estimated timing counts where a FILE leaves "
             "something open, or without a FILE altogether.",
+            autocompletion=completion.models,
         ),
     ] = None,
     gpu: Annotated[
-        str | None, option("--gpu", metavar="NAME", help="With --model: its GPU, a name of the catalogue.")
+        str | None,
+        option(
+            "--gpu",
+            metavar="NAME",
+            help="With --model: its GPU, a name of the catalogue.",
+            autocompletion=completion.gpus,
+        ),
     ] = None,
     tensor_parallel: TensorParallel = 1,
     kv_dtype: KvType = "auto",

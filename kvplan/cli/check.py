@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
     argument,
-    complete_profile,
     option,
     refuse_overwriting,
     rendered,
@@ -50,7 +50,7 @@ def check(
         argument(
             metavar="PROFILE...",
             help="Profiles to check: TOML files, '-' for standard input, or names of shipped profiles.",
-            autocompletion=complete_profile,
+            autocompletion=completion.profiles,
         ),
     ],
     require: Annotated[
@@ -59,6 +59,7 @@ def check(
             "--require",
             metavar="REQUIREMENT",
             help="Requirement on every profile, beside its own, such as 'load.headroom >= 20%'. May be repeated.",
+            autocompletion=completion.keys_to_require,
         ),
     ] = None,
     baseline: Annotated[
@@ -76,6 +77,7 @@ def check(
             metavar="KEY=SHARE",
             help="How far a key may move from the baseline, up or down, such as load.sustainable_rps=2%. May be "
             "repeated.",
+            autocompletion=completion.keys_to_require,
         ),
     ] = None,
     accept: Annotated[

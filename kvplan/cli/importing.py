@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     Base,
     KvType,
@@ -118,10 +119,17 @@ def model(
         argument(
             metavar="MODEL",
             help="Model: a config.json of Hugging Face, or a name of the catalogue, such as Llama-3.1-8B.",
+            autocompletion=completion.models,
         ),
     ],
     gpu: Annotated[
-        str, option("--gpu", metavar="NAME", help="GPU: a name of the catalogue, such as 'H100 SXM'.")
+        str,
+        option(
+            "--gpu",
+            metavar="NAME",
+            help="GPU: a name of the catalogue, such as 'H100 SXM'.",
+            autocompletion=completion.gpus,
+        ),
     ],
     tensor_parallel: TensorParallel = 1,
     utilization: Annotated[

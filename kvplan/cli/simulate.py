@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Output,
@@ -57,6 +58,7 @@ def simulate(
             metavar="NAME,...",
             help="Scheduling policies to compare on the same arrivals. Default: greedy,rate-limited,vllm; vllm alone "
             "where requests have prefixes in common, which the others do not cache.",
+            autocompletion=completion.listed(completion.policies),
         ),
     ] = None,
     setting: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
@@ -18,7 +19,6 @@ from kvplan.cli.common import (
     argument,
     check_plot,
     check_runs,
-    complete_profile,
     option,
     read,
     rendered,
@@ -43,7 +43,7 @@ def size(
         argument(
             metavar="PROFILE...",
             help="Kinds of replicas to choose from: TOML files, '-' for standard input, or names of shipped profiles.",
-            autocompletion=complete_profile,
+            autocompletion=completion.profiles,
         ),
     ],
     rate: Annotated[
@@ -76,7 +76,13 @@ def size(
         ),
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="Scheduling policy to simulate.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Scheduling policy to simulate.",
+            autocompletion=completion.policies,
+        ),
     ] = "vllm",
     requests: Requests = None,
     seeds: Seeds = 5,

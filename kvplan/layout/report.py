@@ -70,7 +70,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> document.summary.rows[0]
     ('Offered load', '0.9 requests/s', 'assumption')
     """
-    known = [key for key in _SECTIONS if key != "simulation" or report.simulation is not None]
+    known = [key for key in SECTIONS if key != "simulation" or report.simulation is not None]
     for key in sections or ():
         if key not in known:
             raise UsageError(f"--section {key!r} does not exist; the sections are {', '.join(known)}")
@@ -88,7 +88,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
 
 def _section(report: Report, key: str) -> Section:
     """A section, with its basis said once if its tables all give the same."""
-    title, blocks_of = _SECTIONS[key]
+    title, blocks_of = SECTIONS[key]
     basis = report.sources[key].kind if key in report.sources else Basis.SIMULATED
     blocks = tuple(blocks_of(report, basis))
     tables = [b for b in blocks if isinstance(b, Table) and _BASIS in b.columns]
@@ -521,7 +521,7 @@ def _notes(report: Report, _: Basis) -> Iterator[Block]:
     yield Bullets(report.notes)
 
 
-_SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
+SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
     "saturation": ("Saturation", _saturation),
