@@ -1,6 +1,7 @@
 """`kvplan check`: whether a profile is good enough."""
 
 import os
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,7 @@ from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvplan.decide.check import Baseline, Checked
     from kvplan.decide.requirement import Requirement
@@ -100,9 +101,10 @@ def check(
     from kvplan.decide import check as checking
     from kvplan.formats.github import without_commands
 
-    _refuse_overwriting(profiles, baseline, output, junit)
-    required = _requirements(require or [])
-    before = _baseline(baseline, tolerance or [])
+    with _annotated():
+        _refuse_overwriting(profiles, baseline, output, junit)
+        required = _requirements(require or [])
+        before = _baseline(baseline, tolerance or [])
     checked = [_checked(name, required, before, accept or [], alone=len(profiles) == 1) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
         say(f"error: {without_commands(problem.message)}")
@@ -115,6 +117,23 @@ def check(
         raise OutputError(f"{error}; the gate itself has {_GATES[code]}") from None
     if code is not ExitCode.DONE:
         raise typer.Exit(code)
+
+
+@contextmanager
+def _annotated() -> "Iterator[None]":
+    """What refuses the call as a whole becomes an annotation too, where GitHub runs this."""
+    try:
+        yield
+    except UsageError as error:
+        if _on_github():
+            from kvplan.formats.github import refusal
+
+            tell(refusal(str(error)))
+        raise
+
+
+def _on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _requirements(texts: list[str]) -> "list[Requirement]":
@@ -183,7 +202,7 @@ def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
     """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if _on_github():
         from kvplan.formats.github import annotations
 
         for line in annotations(checked):

@@ -304,7 +304,7 @@ def read_tolerance(text: str) -> Tolerance:
     Raises
     ------
     UsageError
-        It is not of that form, the key is not a number, or the share is negative.
+        It is not of that form, the key is not a number, or the share is not from 0 to 1.
 
     Examples
     --------
@@ -321,6 +321,11 @@ def read_tolerance(text: str) -> Tolerance:
     found = parse_number(_DRIFT, share.strip())
     if found < 0:
         raise UsageError(f"{key.text}: the tolerated drift cannot be negative, as {share.strip()!r} is")
+    if found > 1:
+        meant = "" if share.strip().endswith("%") else f"; did you mean {share.strip()}%?"
+        raise UsageError(
+            f"{key.text}: within {share.strip()} of the baseline no fall can fail; at most 100%{meant}"
+        )
     return Tolerance(key, found)
 
 

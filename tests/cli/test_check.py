@@ -344,6 +344,31 @@ def test_annotations_point_at_the_line_of_the_requirement(bad: Path, broken: Pat
     assert run("check", bad, env={"GITHUB_ACTIONS": "false"}).stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("--require", "load.headrom >= 20%"),
+            "--require: unknown key 'load.headrom'; did you mean load.headroom?",
+        ),
+        (
+            ("--tolerance", "load.headroom=2%"),
+            "--tolerance says how far a report may drift from --baseline, which",
+        ),
+        (("--baseline", "nowhere.json", "--tolerance", "load.headroom=2%"), "nowhere.json: "),
+    ],
+)
+def test_what_refuses_the_whole_call_is_annotated_too(
+    arguments: tuple[str, ...], says: str, good: Path
+) -> None:
+    result = run("check", good, *arguments, env={"GITHUB_ACTIONS": "true"})
+    annotation, error = result.stderr.splitlines()
+    said = error.removeprefix("error: ")
+    assert said.startswith(says)
+    assert (result.returncode, annotation) == (2, f"::error title=kvplan::{said.replace('%', '%25')}")
+    assert run("check", good, *arguments).stderr == f"{error}\n"
+
+
 def test_annotations_survive_what_names_can_hold(tmp_path: Path) -> None:
     name = "100%, ::error::x %0A ##[error]y"
     path = written(tmp_path / "a,b:c\n::error::d%0A.toml", rate=11.0, name=name)
