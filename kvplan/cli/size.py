@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ from kvplan.cli.common import (
     option,
     read,
     rendered,
+    say,
     say_compiling,
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
@@ -30,7 +32,7 @@ from kvplan.units import format_number
 
 if TYPE_CHECKING:
     from kvplan.decide.fleet import Sizing
-    from kvplan.decide.sizing import Measure, Measured
+    from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
     from kvplan.profile.reading import Profile
 
@@ -143,9 +145,16 @@ def _sizing(
         simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=announce)
         for one, count in zip(loaded, sizes, strict=True)
     ]
-    with _watching() as watch:
+    with _watching() as watch, _telling() as tell:
         fleets = [
-            fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure))
+            fleet(
+                one.model,
+                rate_rps=rate,
+                headroom=headroom,
+                slos=slos,
+                measure=watch(label, measure),
+                tell=tell(label),
+            )
             for label, one, measure in zip(labels, loaded, measures, strict=True)
         ]
     offers = tuple(
@@ -196,6 +205,24 @@ def _watching() -> "Iterator[Callable[[str, Measure], Measure]]":
             return told
 
         yield watch
+
+
+@contextmanager
+def _telling() -> "Iterator[Callable[[str], Tell]]":
+    """Whoever interrupts the search hears what it has found."""
+    known: dict[tuple[str, float], SoFar] = {}
+
+    def told(label: str, found: "SoFar") -> None:
+        known[label, found.demand_rps] = found
+
+    try:
+        yield lambda label: partial(told, label)
+    except KeyboardInterrupt:
+        from kvplan.layout.sizing import so_far
+
+        for (label, _), found in known.items():
+            say(f"note: interrupted; {label}: {so_far(found)}")
+        raise
 
 
 def _labels(profiles: "Sequence[Profile]") -> list[str]:
