@@ -42,7 +42,7 @@ def sweep(
             "--columns",
             metavar="KEY,...",
             help="Keys of the report to compute and write; * stands for anything. Default: verdict, "
-            "rates, headroom, KV utilization, iteration time, worst-cycle loss, spectral radius.",
+            "rates, headroom, KV cache usage, iteration time, worst-cycle loss, spectral radius.",
             autocompletion=completion.listed(completion.columns),
         ),
     ] = None,

@@ -362,7 +362,7 @@ def _notes(
     yield from cache_notes(engine, report, model)
     if POLICIES[engine.policy].evicts and without.evictions == 0:
         yield (
-            "With the engine's defaults nobody was evicted in any run: there is nothing that a cap or a watermark "
+            "With the engine's defaults nobody was preempted in any run: there is nothing that a cap or a watermark "
             "could prevent."
         )
     if report.verdict.status is Status.OVERLOADED:

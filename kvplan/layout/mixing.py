@@ -149,8 +149,8 @@ def _side_by_side(found: Comparison) -> Table:
     if found.seeds:
         rows += [
             simulation("Headroom, saturated", signed, lambda _, s: s.headroom),
-            simulation("Evictions/request, saturated", format_number, of_groups("saturated", "evictions")),
-            simulation("Evictions/request, offered", format_number, of_groups("offered", "evictions")),
+            simulation("Preemptions/request, saturated", format_number, of_groups("saturated", "evictions")),
+            simulation("Preemptions/request, offered", format_number, of_groups("offered", "evictions")),
             simulation("Mean E2E, offered rate", format_seconds, of_groups("offered", "e2e_s")),
         ]
     return table(columns, rows)

@@ -21,7 +21,7 @@ _FIGURES = (
     ("Makespan", "makespan_s", "time"),
     ("Requests/s", "throughput_rps", "number"),
     ("Decode tokens/s", "decode_tokens_per_s", "number"),
-    ("Evictions", "evictions", "count"),
+    ("Preemptions", "evictions", "count"),
     ("Recomputed tokens", "recomputed_tokens", "count"),
     ("Recomputed share", "recomputed_share", "share"),
     ("KV tokens, mean", "kv_tokens.mean", "count"),
@@ -172,7 +172,7 @@ def notes(found: Study) -> tuple[str, ...]:
         if run.ending is Ending.LIVELOCK:
             why = "a request can never fit in the memory it may use, even alone"
             if not run.stuck:
-                why = "requests go on evicting each other, or waiting for each other, and none completes"
+                why = "requests go on preempting each other, or waiting for each other, and none completes"
             said.append(f"{result.policy}: {why}; the run was ended.")
         if result.unfinished:
             said.append(

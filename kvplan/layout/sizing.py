@@ -265,7 +265,7 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
             f"{carried}, over {format_number(1 + headroom)} for headroom",
         ),
         (
-            "add: KV usage above",
+            "add: KV cache usage above",
             format_percent(found.kv_utilization),
             "equilibrium at that rate, WAIT-s eq. 3-6",
         ),
@@ -275,7 +275,7 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
             "that rate × mean TTFT, simulated (Little's law)",
         ),
         (
-            "take away: KV usage below",
+            "take away: KV cache usage below",
             format_percent(found.down_kv_utilization),
             "the rest then carries the rate above, each",
         ),

@@ -143,7 +143,7 @@ def overload_summary(cache: CacheBlock, offered: Load) -> str:
 def users_summary(cache: CacheBlock) -> str:
     """The verdict in a sentence where users nearly fill the replica."""
     users, good = format_number(cache.users), format_number(cache.good_users)
-    return f"{users} users, and a replica for {good}; so near to that, evictions can keep it from clearing a backlog."
+    return f"{users} users, and a replica for {good}; so near to that, preemptions can keep it from clearing a backlog."
 
 
 def collapse_actions(cache: CacheBlock, model: ServingModel, offered: Load) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def test_where_nothing_is_evicted_the_defaults_stay(run: Run, tmp_path: Path) ->
     code, text, _ = run(str(path), "--engine", "vllm", *SMALL)
     assert code == 0
     assert "# Nothing to set: leave the engine's defaults." in text
-    assert "nobody was evicted in any run" in text
+    assert "nobody was preempted in any run" in text
     assert all(line.startswith("#") for line in text.splitlines())
 
 

@@ -414,7 +414,7 @@ def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.Cap
     [
         (
             "9",
-            "requests go on evicting each other, or waiting for each other, and none completes",
+            "requests go on preempting each other, or waiting for each other, and none completes",
         ),
         (
             "5",

@@ -144,7 +144,7 @@ PREFIX_CACHE = Block(
         _state(
             "collapsed.throughput_rps",
             "Rate that is served once the cache is empty for good.",
-            "x/τ(x) where requests in flight fill memory",
+            "x/τ(x) where running requests fill memory",
             lambda e: f"{e('x_limit', 9)} / {e('prefix_cache.collapsed.iteration_time_s', 9)}",
             "requests/s",
             _NO_COLLAPSE,
@@ -177,7 +177,7 @@ PREFIX_CACHE = Block(
         ),
         Record(
             "prefix_cache.branches",
-            "All states at the offered rate, by requests in flight.",
+            "All states at the offered rate, by running requests.",
             kind=Kind.TABLE,
             in_contract=False,
         ),
