@@ -216,10 +216,10 @@ def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
 
 
 def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
-    measured, analyses = profile.model.measured, subject.analyses
+    analyses = subject.analyses
     yield from doubts(profile.model)
-    if measured.band is not None:
-        yield from band_notes(measured, analyses.load, analyses.verdict.drains_up_to_rps)
+    if profile.model.measured.band is not None:
+        yield from band_notes(profile.model, analyses.load, analyses.verdict.drains_up_to_rps)
 
 
 def report_of(profile: Profile) -> Analyses:

@@ -108,9 +108,7 @@ def _without_basis(block: Block) -> Block:
 
 def _summary(report: Report) -> Table:
     offered, cycle, sources = report.load, report.worst_cycle, report.sources
-    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(
-        offered.sustainable_rps_range, offered.offered_rps
-    )
+    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
     loss = format_percent(cycle.loss)
     if cycle.loss > 0:
         loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
