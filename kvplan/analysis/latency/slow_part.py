@@ -10,7 +10,7 @@ import numpy as np
 
 from kvplan.analysis.kv_cumulants import alike_in_one
 from kvplan.analysis.latency.traffic import Traffic
-from kvplan.model import FloatArray, IntArray, survival
+from kvplan.model import FloatArray, IntArray, sum_by, survival
 
 _NODES = 30
 _STANDARD_DEVIATIONS = 12.0  # from the mean to where the lattice ends, and two jumps more
@@ -129,7 +129,7 @@ def _jumps(traffic: Traffic) -> tuple[FloatArray, FloatArray]:
 def _reduced(law: FloatArray, value: FloatArray) -> tuple[FloatArray, FloatArray]:
     """A law on many points as some that stand for it: their probabilities, and those times their mean values."""
     node = _node_of(np.cumsum(law) - law / 2)
-    weight, moment = np.bincount(node, law), np.bincount(node, law * value)
+    weight, moment = sum_by(node, law), sum_by(node, law * value)
     there = weight > _NOISE * weight.sum()
     return weight[there], moment[there]
 

@@ -51,6 +51,11 @@ class Traffic(NamedTuple):
         return _work(self.rate_rps, self.prompt_s, self.stage_s, self.token_s, self.decode_tokens)
 
     @property
+    def in_flight(self) -> float:
+        """Requests running in an iteration, on average."""
+        return self.iteration_s * float(self.rate_rps @ self.decode_tokens)
+
+    @property
     def longest(self) -> int:
         """L, iterations."""
         return int(self.decode_tokens.max())
