@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from kvplan.analysis.latency.conditions import budget_binds, not_covered, too_much_work, waits
 from kvplan.analysis.latency.distribution import ClassLatency, Distribution, Latency
 from kvplan.analysis.latency.end_to_end import end_to_end_laws
-from kvplan.analysis.latency.fast_part import gap_law, prompts_of, waiting_law
+from kvplan.analysis.latency.fast_part import Gaps, prompts_of, waiting_law
 from kvplan.analysis.latency.feedback import Feedback, feedback
-from kvplan.analysis.latency.idle import empty_probability, idle_probability
+from kvplan.analysis.latency.idle import empty_probability, idle_probability, saved_by_idling
 from kvplan.analysis.latency.law import Law, certain, distribution, mixture
 from kvplan.analysis.latency.means import means
 from kvplan.analysis.latency.slow_part import slow_part
 from kvplan.analysis.latency.traffic import Traffic, traffic_of
 from kvplan.model import FloatArray, ServingModel, sum_by
+
+_ALWAYS = 1 - 1e-9  # idle as good as whenever somebody arrives
 
 
 def latency(model: ServingModel) -> Latency:
@@ -55,8 +57,12 @@ def _unbudgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Lat
     slow, prompts = slow_part(traffic, process.variance_ratio), prompts_of(traffic)
     empty = empty_probability(model, traffic)
     idle = idle_probability(traffic, empty)
-    waiting = waiting_law(traffic, prompts, slow, process, empty)
-    waiting = mixture([certain(traffic.fixed_s), waiting], [idle, 1 - idle])
+    waiting = certain(traffic.fixed_s)
+    if idle < _ALWAYS:
+        busy = waiting_law(traffic, prompts, slow, process, empty)
+        waiting = mixture([waiting, busy], [idle, 1 - idle])
+    wait_s = float((mean.ttft_s - traffic.prompt_s)[0])
+    mean = mean._replace(ttft_s=mean.ttft_s + saved_by_idling(traffic, wait_s, empty, idle))
     rate = traffic.rate_rps
     gaps = rate * (traffic.decode_tokens - 1)
     rows = [traffic.class_index == i for i in range(len(model.classes))]
@@ -64,14 +70,13 @@ def _unbudgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Lat
     first = [
         mixture(
             [waiting.shifted(v) for v in prompts.seconds],
-            sum_by(prompts.group[mine], rate[mine], prompts.seconds.size),
+            sum_by(prompts.group[mine], rate[mine], prompts.seconds.size).tolist(),
         )
         for mine in rows
     ]
+    common = Gaps.of(traffic, prompts, slow, process)
     between = [
-        gap_law(
-            traffic, prompts, slow, process, mine, float(rate[mine] @ mean.later_s[mine] / gaps[mine].sum())
-        )
+        common.law(mine, float(rate[mine] @ mean.later_s[mine] / gaps[mine].sum()))
         if gaps[mine].any()
         else None
         for mine in rows

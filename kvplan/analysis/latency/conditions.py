@@ -8,7 +8,7 @@ from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.analysis.kv_cumulants import alike_in_one
 from kvplan.analysis.kv_tail import saddlepoint_table, saddlepoint_tail
 from kvplan.analysis.latency.feedback import Feedback
-from kvplan.analysis.latency.gamma import gamma_below
+from kvplan.analysis.latency.gamma import gamma_above
 from kvplan.analysis.latency.traffic import Traffic
 from kvplan.analysis.overflow import usage_law
 from kvplan.model import Prefill, ServingModel, sum_by
@@ -18,6 +18,7 @@ _MOST_PROMPT_WORK = 0.78
 _MOST_WORK = 0.98  # beyond, excursions last so long that no run would settle
 _FULL = 2e-4  # of iterations with more tokens than the budget
 _PROMPTS = 8
+_NEVER = math.log(_SELDOM / 100)
 
 
 def not_covered(model: ServingModel) -> str | None:
@@ -50,7 +51,7 @@ def waits(model: ServingModel, traffic: Traffic, feedback: Feedback) -> str | No
     if (limit := model.replica.max_num_seqs) is not None:
         running, ratio = traffic.in_flight, feedback.variance_ratio
         # Poisson in steps of the ratio: at least so many where a gamma variable of that shape is below the mean
-        if (share := gamma_below(limit / ratio, running / limit)) > _SELDOM:
+        if (share := 1 - gamma_above(limit / ratio, running / limit)) > _SELDOM:
             return f"max_num_seqs is reached {_percent(share)} of the time, {most}"
     return None
 
@@ -66,7 +67,7 @@ def budget_binds(model: ServingModel, traffic: Traffic) -> bool:
     if float(prompt.max()) > room - 3 * math.sqrt(decoding):
         return True
     mean, square = tau * float(rate @ prompt), tau * float(rate @ prompt**2)
-    return 1 - gamma_below(mean**2 / square, room / mean) > _FULL
+    return gamma_above(mean**2 / square, room / mean) > _FULL
 
 
 def _no_memory(model: ServingModel) -> float:
@@ -82,10 +83,13 @@ def _no_memory(model: ServingModel) -> float:
     if at.std_without_feedback < 1e-140:
         return float(share @ (level < at.mean))
     table = saddlepoint_table(grid, at, with_left=bool((level < at.mean * stretch).any()))
-    tails = [
-        saddlepoint_tail(table, x / stretch, ()).log_probability if x > 0 else 0.0 for x in level.tolist()
-    ]
-    return float(share @ np.exp(tails))
+    most = (table.value[0] - table.theta * level[:, None] / stretch).min(axis=1)  # Chernoff's bound
+
+    def tail(level: float) -> float:
+        return math.exp(saddlepoint_tail(table, level / stretch, ()).log_probability) if level > 0 else 1.0
+
+    tails = [tail(x) if m > _NEVER else 0.0 for x, m in zip(level.tolist(), most.tolist(), strict=True)]
+    return float(share @ np.array(tails))
 
 
 def _percent(share: float) -> str:

@@ -12,16 +12,22 @@ from numpy.typing import NDArray
 
 from kvplan.analysis.kv_cumulants import alike_in_one
 from kvplan.analysis.latency.feedback import Feedback
-from kvplan.analysis.latency.law import Law, mixture
+from kvplan.analysis.latency.law import Law, certain, mixture
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import Traffic
-from kvplan.model import FloatArray, IntArray, sum_by
+from kvplan.model import FloatArray, IntArray, sum_by, survival
 
 ComplexArray = NDArray[np.complex128]
 
 _PROMPTS = 16
 _CLOSE = 1e-6  # of log-transforms
 _FORGOTTEN = 0.01  # of a prompt's seconds, when what follows it no longer counts
+_LEAST_FACTOR, _MOST_FACTOR = (
+    0.5,
+    2.0,
+)  # by which the slow part is stretched for its mean to be that of an own stage
+_AGES = 6  # cells of own stages, where what a request adds itself grows ...
+_AGEING = 0.01  # ... by more than this of d0
 _STEPS_OF_FIXED = 60  # of d0; of a law's grid
 _FEWEST_STEPS, _MOST_STEPS = 1 << 8, 1 << 13
 _STANDARD_DEVIATIONS, _LARGEST_PROMPTS = 12.0, 4.0  # from the mean to the end of the grid
@@ -46,6 +52,11 @@ class Prompts(NamedTuple):
     def work(self) -> float:
         """Λ₀."""
         return float(self.rate_rps @ self.seconds)
+
+    def psi(self, z: ComplexArray) -> ComplexArray:
+        """ψ(z), the log-transform of the prompts that arrive in a second."""
+        out: ComplexArray = np.dot(self.rate_rps, np.exp(self.seconds[:, None] * z)) - self.rate_rps.sum()
+        return out
 
 
 def prompts_of(traffic: Traffic) -> Prompts:
@@ -121,12 +132,13 @@ def waiting_law(traffic: Traffic, prompts: Prompts, slow: SlowPart, feedback: Fe
         nobody arrives in one.
     """
     fixed = slow.fixed_s
-    nobody = float(chain(prompts, np.array([-traffic.total_rps]), traffic.iteration_s).total[0])
-    slow = slow.with_empty(min(1.0, empty * math.exp(-fixed * nobody)))
+    if empty > 0:
+        nobody = float(chain(prompts, np.array([-traffic.total_rps]), traffic.iteration_s).total[0])
+        slow = slow.with_empty(min(1.0, empty * math.exp(-fixed * nobody)))
     deviation = 2 * math.sqrt(feedback.covariance[0])
     grid = _grid(traffic, prompts, fixed, 3 * traffic.iteration_s, deviation)
     z = grid.z[1:]
-    psi = np.dot(prompts.rate_rps, np.exp(prompts.seconds[:, None] * z)) - prompts.rate_rps.sum()
+    psi = prompts.psi(z)
     alone = z + chain(prompts, psi, traffic.iteration_s).total
     twice = 2 * z + psi
     after = z + chain(prompts, z + psi, traffic.iteration_s).total
@@ -137,51 +149,67 @@ def waiting_law(traffic: Traffic, prompts: Prompts, slow: SlowPart, feedback: Fe
     return grid.law(np.concatenate([[1.0], both / (z * norm)]))
 
 
-def gap_law(
-    traffic: Traffic,
-    prompts: Prompts,
-    slow: SlowPart,
-    feedback: Feedback,
-    mine: NDArray[np.bool_],
-    mean: float,
-) -> Law:
-    """Between two tokens of a request of the rows `mine`, whose mean is known.
+class Gaps(NamedTuple):
+    """What times between two tokens have in common, of whichever class.
 
-    Iterations with a prompt and without are taken apart: the latter take hardly more than c, and are not blurred.
+    Attributes
+    ----------
+    some, none
+        ψ iterated from what an iteration lets in, and from what it does where it lets in nobody.
     """
-    stages = _Stages.of(traffic, prompts, mine)
-    straight, work = 1 / (1 - prompts.work), prompts.work
-    fixed = slow.fixed_s
-    # what the prompts of those who came with it, and its own, add in later iterations
-    echo = float(prompts.rate_rps @ prompts.seconds**2) / (1 - work**2)
-    ages = np.arange(1, stages.early.shape[0] + 1)
-    from_own = float((work ** ages[:, None] * stages.early * prompts.seconds).sum()) + echo * float(
-        (work ** (ages + 1) * stages.early.sum(axis=1)).sum()
-    )
-    own = float(stages.total @ stages.own_s)
-    usual = slow.mean - fixed
-    factor = ((mean - from_own) / straight - fixed - own) / usual if usual > 0 else 1.0
-    factor = min(max(factor, 0.5), 2.0)
-    value, weight = slow.nodes
-    value = fixed + factor * (value - fixed)
 
-    tau = traffic.iteration_s
-    grid = _grid(traffic, prompts, fixed, tau, math.sqrt(feedback.covariance[0]))
-    z = grid.z
-    psi = np.dot(prompts.rate_rps, np.exp(prompts.seconds[:, None] * z)) - prompts.rate_rps.sum()
-    some, none = chain(prompts, psi, tau), chain(prompts, np.array([-traffic.total_rps]), tau)
-    without = stages.factors(none, straight)[:, 0].real
-    quiet = _mean_exp(value, weight, z + none.total) * (
-        without @ np.exp(stages.own_s[:, None] * (z + none.total))
-    )
-    every = _mean_exp(value, weight, z + some.total) * (
-        stages.factors(some, straight) * np.exp(stages.own_s[:, None] * (z + some.total))
-    ).sum(axis=0)
-    busy = grid.law(every - quiet)
-    atoms = value[:, None] + stages.own_s
-    probability = weight[:, None] * without * np.exp(atoms * none.total[0].real)
-    quiet_law = _spread(atoms.ravel(), probability.ravel(), fixed)
-    return mixture([busy, quiet_law], [busy.mass, quiet_law.mass])
+    traffic: Traffic
+    prompts: Prompts
+    slow: SlowPart
+    grid: "_Grid"
+    some: Chain
+    none: Chain
+
+    @classmethod
+    def of(cls, traffic: Traffic, prompts: Prompts, slow: SlowPart, feedback: Feedback) -> "Gaps":
+        """Iterate once for all classes."""
+        tau = traffic.iteration_s
+        grid = _grid(traffic, prompts, slow.fixed_s, tau, math.sqrt(feedback.covariance[0]))
+        some, none = (
+            chain(prompts, prompts.psi(grid.z), tau),
+            chain(prompts, np.array([-traffic.total_rps]), tau),
+        )
+        return cls(traffic, prompts, slow, grid, some, none)
+
+    def law(self, mine: NDArray[np.bool_], mean: float) -> Law:
+        """Between two tokens of a request of the rows `mine`, whose mean is known.
+
+        Iterations with a prompt and without are taken apart: the latter take hardly more than c, and are not blurred.
+        """
+        prompts, slow, fixed, z = self.prompts, self.slow, self.slow.fixed_s, self.grid.z
+        work, straight = prompts.work, 1 / (1 - prompts.work)
+        stages = _Stages.of(self.traffic, prompts, mine)
+        # what its own prompt adds to later iterations, and those of who came with it
+        age = np.arange(1, stages.early.shape[0] + 1)[:, None]
+        shared = float(prompts.rate_rps @ prompts.seconds**2) / (1 - work**2)
+        echo = float((stages.early * work**age * (prompts.seconds + work * shared)).sum())
+        usual = slow.mean - fixed
+        factor = ((mean - echo) / straight - fixed - stages.own_mean) / usual if usual > 0 else 1.0
+        value, weight = slow.nodes
+        value = fixed + min(max(factor, _LEAST_FACTOR), _MOST_FACTOR) * (value - fixed)
+
+        without = stages.effect(self.none, straight)[:, 0].real
+        at, none_at = z + self.some.total, z + self.none.total
+        every = _mean_exp(value, weight, at) * (stages.effect(self.some, straight) * stages.own(at)).sum(
+            axis=0
+        )
+        quiet = _mean_exp(value, weight, none_at) * np.dot(without, stages.own(none_at))
+        busy = self.grid.law(every - quiet)
+
+        own, share = stages.own_s.ravel(), (without[:, None] * stages.own_share).ravel()
+        seldom = self.none.total[
+            0
+        ].real  # e^{c·S} is the probability that nobody arrived in an iteration before c
+        laws = [_spread(c + own, p * share * np.exp(seldom * (c + own))) for c, p in ((value[0], weight[0]),)]
+        if value.size > 1:
+            both = value[1:, None] + own
+            laws.append(_spread(both.ravel(), (weight[1:, None] * share * np.exp(seldom * both)).ravel()))
+        return mixture([busy, *laws], [busy.mass, *(law.mass for law in laws)])
 
 
 class _Stages(NamedTuple):
@@ -193,29 +221,48 @@ class _Stages(NamedTuple):
         Share of the gaps that are the m-th of their requests, m = 1, 2, ….
     total : ndarray, shape (n_groups,)
         Share of the gaps of each group.
-    own_s : ndarray, shape (n_groups,)
-        What a request adds itself, on average.
+    own_s, own_share : ndarray, shape (n_groups, n_cells)
+        What a request adds itself, and at what share of its stages.
     """
 
     early: FloatArray
     total: FloatArray
     own_s: FloatArray
+    own_share: FloatArray
 
     @classmethod
     def of(cls, traffic: Traffic, prompts: Prompts, mine: NDArray[np.bool_]) -> "_Stages":
-        later = traffic.decode_tokens[mine] - 1.0
+        stages = traffic.decode_tokens[mine]
         rate, group = traffic.rate_rps[mine], prompts.group[mine]
         groups = prompts.rate_rps.size
-        gaps = sum_by(group, rate * later, groups)
-        own = traffic.stage_s[mine] + traffic.token_s * (later + 1) / 2
-        own_s = sum_by(group, rate * later * own, groups) / np.where(gaps > 0, gaps, np.inf)
+        gaps, level = (
+            sum_by(group, rate * (stages - 1) * x, groups)
+            for x in (np.ones_like(rate), traffic.stage_s[mine])
+        )
         work = prompts.work
         kept = math.ceil(math.log(_FORGOTTEN) / math.log(work)) if work > 0 else 1
-        early = [sum_by(group, rate * (later >= m), groups) for m in range(1, max(kept, 1) + 1)]
-        return cls(np.array(early) / gaps.sum(), gaps / gaps.sum(), own_s)
+        early = [sum_by(group, rate * (stages > m), groups) for m in range(1, max(kept, 1) + 1)]
+        cells = _AGES if traffic.token_s * traffic.longest > _AGEING * traffic.fixed_s else 1
+        own, share = np.zeros((groups, cells)), np.zeros((groups, cells))
+        for g in np.flatnonzero(gaps).tolist():
+            present = survival(stages[group == g], rate[group == g])[1:]
+            cell = np.floor((np.cumsum(present) - present / 2) / present.sum() * cells).astype(np.int64)
+            share[g] = sum_by(cell, present, cells) / present.sum()
+            age = sum_by(cell, present * np.arange(1, present.size + 1), cells) / present.sum()
+            own[g] = level[g] / gaps[g] + traffic.token_s * age / np.where(share[g] > 0, share[g], np.inf)
+        return cls(np.array(early) / gaps.sum(), gaps / gaps.sum(), own, share)
 
-    def factors(self, chain: Chain, straight: float) -> ComplexArray:
-        """Σ over own stages of what one's own arrival did to the iteration; shape (n_groups, …)."""
+    @property
+    def own_mean(self) -> float:
+        return float(self.total @ (self.own_s * self.own_share).sum(axis=1))
+
+    def own(self, z: ComplexArray) -> ComplexArray:
+        """E e^{z·own} of each group; shape (n_groups, n_values)."""
+        out: ComplexArray = np.einsum("gc,gcz->gz", self.own_share, np.exp(self.own_s[:, :, None] * z))
+        return out
+
+    def effect(self, chain: Chain, straight: float) -> ComplexArray:
+        """Σ over own stages of what one's own arrival did to the iteration; shape (n_groups, n_values)."""
         kept = min(self.early.shape[0], chain.powers.shape[0])
         early = self.early[:kept]
         effect = chain.powers[:kept] * chain.slopes[1 : kept + 1, None] / straight
@@ -242,7 +289,7 @@ class _Grid(NamedTuple):
         mass = np.fft.irfft(np.conj(smooth), self.size)
         below = np.append(0.0, np.cumsum(mass)).clip(0.0, mass.sum())
         edges = self.start + self.step * np.arange(-0.5, self.size)
-        return Law(edges, np.maximum.accumulate(below))
+        return Law(edges, np.maximum.accumulate(below)).reduced()
 
 
 def _grid(traffic: Traffic, prompts: Prompts, fixed: float, mean: float, deviation: float) -> _Grid:
@@ -259,11 +306,12 @@ def _mean_exp(value: FloatArray, weight: FloatArray, z: ComplexArray) -> Complex
     return out
 
 
-def _spread(atoms: FloatArray, mass: FloatArray, least: float) -> Law:
+def _spread(atoms: FloatArray, mass: FloatArray) -> Law:
     """Atoms that stand for a smooth law: each spread to half way to its neighbours."""
     order = np.argsort(atoms)
     atoms, mass = atoms[order], mass[order]
     between = (atoms[1:] + atoms[:-1]) / 2
-    first, last = (atoms[[0, -1]] if between.size == 0 else 2 * atoms[[0, -1]] - between[[0, -1]]).tolist()
-    edges = np.concatenate([[max(first, least)], between, [last]])
-    return Law(edges, np.concatenate([[0.0], np.cumsum(mass)]))
+    if between.size == 0:
+        return certain(float(atoms[0]), float(mass[0]))
+    first, last = 2 * atoms[0] - between[0], 2 * atoms[-1] - between[-1]
+    return Law(np.concatenate([[first], between, [last]]), np.append(0.0, np.cumsum(mass)))

@@ -1,10 +1,13 @@
 """Gamma laws of mean 1."""
 
+import math
+
 import numpy as np
 
 from kvplan.model import FloatArray
 
 _POINTS = 1 << 9
+_FINE = 1 << 12
 _LARGEST_SHAPE = 1e9
 
 
@@ -29,7 +32,23 @@ def gamma_laws(shape: FloatArray) -> tuple[FloatArray, FloatArray]:
     return np.exp(log), below / below[:, -1:]
 
 
-def gamma_below(shape: float, value: float) -> float:
-    """Probability that a gamma variable of mean 1 is below a value."""
-    (values,), (below,) = gamma_laws(np.array([shape]))
-    return float(np.interp(value, values, below, left=0.0))
+def gamma_above(shape: float, value: float) -> float:
+    """Probability that a gamma variable of mean 1 is above a value.
+
+    Examples
+    --------
+    >>> round(gamma_above(1.0, 3.0) * math.exp(3), 4), gamma_above(10.0, 0.0), gamma_above(1e-3, 1e9)
+    (1.0, 1.0, 0.0)
+    """
+    if value <= 0:
+        return 1.0
+    shape = min(shape, _LARGEST_SHAPE)
+    spread = 1 / math.sqrt(shape)
+    start, end = math.log(value), math.log1p(8 * spread + 40 / shape)
+    if start >= end:
+        return 0.0
+    start = max(start, -8 * spread - 40 / shape)
+    log, step = np.linspace(start, end, _FINE + 1, retstep=True)
+    scale = shape * (math.log(shape) - 1) - math.lgamma(shape)
+    density = np.exp(shape * (log - np.expm1(log)) + scale)
+    return min(float(density.sum() - (density[0] + density[-1]) / 2) * float(step), 1.0)

@@ -9,6 +9,7 @@ from kvplan.analysis.latency.distribution import Distribution
 from kvplan.model import FloatArray
 
 _NEAR = 0.1  # of what lies above a percentile: so far to both sides a gap is looked for
+_LEVELS = 1 << 11  # of a law's probabilities
 _WIDTH = 1e-9  # of a time that is certain, for its law to be continuous
 _GAP = 1.2  # factor between the two that makes one
 
@@ -31,6 +32,15 @@ class Law(NamedTuple):
         """The law of a time longer by so much."""
         return self._replace(seconds=self.seconds + by)
 
+    def reduced(self) -> "Law":
+        """The same law, as good as, at fewer values: where nothing happens there is none."""
+        if not self.mass > 0:
+            return self
+        level = np.floor(self.below / self.mass * _LEVELS)
+        steps = np.flatnonzero(np.diff(level))
+        kept = np.unique(np.concatenate([[0], steps, steps + 1, [level.size - 1]]))
+        return Law(self.seconds[kept], self.below[kept])
+
     def at(self, quantile: float) -> float:
         """The time that so large a part is below."""
         return float(np.interp(quantile * self.mass, self.below, self.seconds))
@@ -44,12 +54,12 @@ class Law(NamedTuple):
         return float(part @ (low * low + low * high + high * high) / 3)
 
 
-def certain(seconds: float) -> Law:
+def certain(seconds: float, mass: float = 1.0) -> Law:
     """The law of a time that is always the same."""
-    return Law(np.array([1 - _WIDTH, 1 + _WIDTH]) * seconds, np.array([0.0, 1.0]))
+    return Law(np.array([1 - _WIDTH, 1 + _WIDTH]) * seconds, np.array([0.0, mass]))
 
 
-def mixture(laws: Sequence[Law], weights: Sequence[float] | FloatArray) -> Law:
+def mixture(laws: Sequence[Law], weights: Sequence[float]) -> Law:
     """The law of a time that follows each of several with a probability proportional to its weight.
 
     Examples
@@ -58,15 +68,15 @@ def mixture(laws: Sequence[Law], weights: Sequence[float] | FloatArray) -> Law:
     >>> round(both.at(0.25), 6), round(both.at(0.75), 6)
     (1.0, 3.0)
     """
-    shares = np.asarray(weights) / np.sum(weights)
-    if len(laws) == 1:
-        return laws[0]
-    seconds = np.sort(np.concatenate([law.seconds for law in laws]))
+    parts = [(law, w) for law, w in zip(laws, weights, strict=True) if w > 0 and law.mass > 0]
+    if len(parts) == 1:
+        return parts[0][0]
+    total = sum(w for _, w in parts)
+    seconds = np.sort(np.concatenate([law.seconds for law, _ in parts]))
     below = np.zeros(seconds.size)
-    for law, share in zip(laws, shares.tolist(), strict=True):
-        if share > 0:
-            below += share / law.mass * np.interp(seconds, law.seconds, law.below, left=0.0)
-    return Law(seconds, below)
+    for law, weight in parts:
+        below += weight / total / law.mass * np.interp(seconds, law.seconds, law.below, left=0.0)
+    return Law(seconds, below).reduced()
 
 
 def distribution(law: Law, mean: float, added_s: float = 0.0) -> Distribution:
