@@ -32,13 +32,14 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
     from io import BytesIO
 
     from kvplan.errors import UsageError
+    from kvplan.ingest.trace.replay import with_trace
     from kvplan.profile.reading import load_profile
 
     if profile is not None and not isinstance(profile, str | os.PathLike):
         from kvplan.errors import shown
 
         raise UsageError(f"load: a path or the name of a shipped profile is wanted, not {shown(profile)}")
-    return load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO())
+    return with_trace(load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO()))
 
 
 def analyze(profile: "Profile") -> "Report":
@@ -67,7 +68,7 @@ def simulate(
     policies: str | Iterable[str] = ("vllm",),
     *,
     settings: Mapping[str, object] | None = None,
-    arrivals: str = "poisson",
+    arrivals: str | None = None,
     requests: int | None = None,
     horizon_s: float | None = None,
     seeds: int = 1,
@@ -80,7 +81,7 @@ def simulate(
     settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
     arrivals
-        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``.
+        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; None: as the profile says.
     requests
         In all; 10,000 if there is no horizon either.
     horizon_s
@@ -110,7 +111,7 @@ def simulate(
 
     profile = arguments.profile(profile)
     kinds = [kind.value for kind in Arrivals]
-    if arrivals not in kinds:
+    if arrivals is not None and arrivals not in kinds:
         raise UsageError(f"arrivals {arrivals!r} do not exist; there are {', '.join(kinds)}")
     given = options.load(
         kind=arrivals,

@@ -15,6 +15,7 @@ from kvplan.cli.common import (
     option,
     refuse_overwriting,
     rendered,
+    replaying,
     say,
     standard_input,
 )
@@ -140,7 +141,7 @@ def _checked(
 
     file = name if name != "-" and os.path.lexists(name) else None
     try:
-        loaded = load_profile(name, stdin=standard_input())
+        loaded = replaying(load_profile(name, stdin=standard_input()))
     except ProfileError as error:
         return checking.unusable(file, error)
     return checking.check(loaded, file, required, baseline, alone=alone)

@@ -123,7 +123,16 @@ def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str 
 def _loaded(profile: str | None) -> "profile_file.Profile":
     from kvplan.profile.reading import load_profile
 
-    return load_profile(profile, stdin=standard_input())
+    return replaying(load_profile(profile, stdin=standard_input()))
+
+
+def replaying(loaded: "profile_file.Profile") -> "profile_file.Profile":
+    """The profile with the trace that it refers to, if it does."""
+    if loaded.trace is None:
+        return loaded
+    from kvplan.ingest.trace.replay import with_trace
+
+    return with_trace(loaded)
 
 
 def standard_input() -> BinaryIO:

@@ -1,6 +1,7 @@
 """`kvplan simulate`: what the simulator says."""
 
 import os
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -73,14 +74,15 @@ def simulate(
             "--arrivals",
             help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
             "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
-            "client's next when its last is finished (closed). Default: poisson.",
+            "client's next when its last is finished (closed). Default: as the profile says, poisson.",
         ),
     ] = None,
     cv: Annotated[
         float | None,
         option(
             "--cv",
-            help="With --arrivals gamma: coefficient of variation of the time between arrivals. Default: 3.",
+            help="Coefficient of variation of the time between arrivals, which is then gamma. Default of --arrivals "
+            "gamma: 3.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -97,7 +99,11 @@ def simulate(
     ] = None,
     trace: Annotated[
         Path | None,
-        option("--trace", metavar="FILE", help="Replay the arrival times and lengths of this trace instead."),
+        option(
+            "--trace",
+            metavar="FILE",
+            help="Replay the arrival times and lengths of this trace as they are.",
+        ),
     ] = None,
     requests: Annotated[
         int | None,
@@ -150,6 +156,7 @@ def simulate(
     from kvplan.layout import simulation as tables
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
+    from kvplan.simulation.recorded import stretch
 
     if series is not None and output is not None and os.path.realpath(series) == os.path.realpath(output):
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
@@ -161,7 +168,9 @@ def simulate(
         cv=cv,
         concurrency=concurrency,
         burst=burst,
-        trace=None if trace is None else partial(_recorded, trace),
+        trace=_replayed(
+            loaded.model, trace, given=any(x is not None for x in (arrivals, cv, concurrency, burst))
+        ),
         requests=requests,
         horizon=horizon,
         burst_sessions=burst_sessions,
@@ -173,7 +182,12 @@ def simulate(
     names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
     policies = options.chosen(names, setting or [])
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
-    all_seeds = options.seeds(seed, seeds, without_chance=fixed if trace is None else "--trace")
+    if load.trace is not None:
+        fixed = "--trace"
+        if trace is None and loaded.model.arrivals.trace is not None:
+            fixed = "the trace of the profile"
+            load = load._replace(stretch=stretch(loaded.model.arrivals.trace, loaded.model.total_rate_rps))
+    all_seeds = options.seeds(seed, seeds, without_chance=fixed)
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     # before anything is run: most profiles are too large for it
@@ -203,14 +217,27 @@ def simulate(
 def _check_sessions(model: "ServingModel", load: "Load") -> None:
     """What the profile's sessions and the options about arrivals have to do with each other."""
     there = any(c.sessions for c in model.classes)
+    kind = load.on(model).name
     if load.burst_sessions is not None and not any(
         c.sessions and not c.sessions.users for c in model.classes
     ):
         raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
-    if there and load.trace is None and load.kind.value != Kind.POISSON:
+    if there and load.trace is None and kind != Kind.POISSON:
         raise UsageError(
-            f"--arrivals {load.kind.value}: the [[sessions]] of the profile arrive as it describes them; leave it out"
+            f"--arrivals {kind}: the [[sessions]] of the profile arrive as it describes them; leave it out"
         )
+
+
+def _replayed(model: "ServingModel", trace: Path | None, *, given: bool) -> "Callable[[], Requests] | None":
+    """What reads the trace that is to be replayed, that of the profile unless other arrivals are given."""
+    recorded = model.arrivals.trace
+    if trace is not None:
+        return partial(_recorded, trace)
+    if recorded is None or given:
+        return None
+    from kvplan.simulation.recorded import requests_of
+
+    return partial(requests_of, recorded, model.total_rate_rps)
 
 
 def _recorded(trace: Path) -> "Requests":

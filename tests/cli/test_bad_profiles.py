@@ -320,6 +320,15 @@ BAD |= {
     "no period": edit(
         "[plan]", "[[workload.schedule]]\nat = 0\nfactor = 2\n[plan]", 24, "workload.period", "required"
     ),
+    "gaps that vary too much": edit(
+        "[plan]", "[workload]\ncv = 200\n[plan]", 25, "workload.cv", "must be at most 100, not 200"
+    ),
+    "a trace without a name": edit(
+        "[plan]", '[workload]\ntrace = " "\n[plan]', 25, "workload.trace", "must be the path of a file"
+    ),
+    "a trace that is not there": edit(
+        "[plan]", '[workload]\ntrace = "none.csv"\n[plan]', 25, "workload.trace", "none.csv"
+    ),
     "period without schedule": edit(
         "[plan]",
         '[workload]\nperiod = "24 h"\n[plan]',
