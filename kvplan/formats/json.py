@@ -267,7 +267,7 @@ _SIZE_SOURCES = {
     "replicas": {"source": "new: simulated at that size and one less", "basis": "simulated"},
     "thresholds.kv_utilization": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
     "thresholds.waiting": {"source": "Little's law on the simulated TTFT", "basis": "simulated"},
-    "even_split": {"source": "every replica gets rate/N of Poisson arrivals", "basis": "assumption"},
+    "even_split": {"source": "every replica gets each request with probability 1/N", "basis": "assumption"},
 }
 
 

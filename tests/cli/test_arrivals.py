@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from command import run
 
 PROFILE = """schema = 1
 name = "one class"
@@ -36,45 +38,45 @@ def trace_in(folder: Path, *, rate: float = 2.0, requests: int = 400) -> Path:
     return file
 
 
-def simulated(kvplan, *arguments: object) -> dict:
-    return json.loads(kvplan("simulate", *map(str, arguments), "--policy", "vllm", "--format", "json").stdout)
+def simulated(*arguments: object) -> dict[str, Any]:
+    return json.loads(run("simulate", *arguments, "--policy", "vllm", "--format", "json").stdout)
 
 
-def test_simulate_takes_cv_from_the_profile_and_options_override_it(kvplan, tmp_path: Path) -> None:
+def test_simulate_takes_cv_from_the_profile_and_options_override_it(tmp_path: Path) -> None:
     file = with_workload(tmp_path, "cv = 4")
-    found = simulated(kvplan, file, "--requests", 2000)
+    found = simulated(file, "--requests", 2000)
     assert (found["arrivals"]["kind"], found["arrivals"]["cv"]) == ("gamma", 4)
-    same = simulated(kvplan, file, "--requests", 2000, "--cv", 4)
+    same = simulated(file, "--requests", 2000, "--cv", 4)
     assert same["policies"] == found["policies"]
-    random = simulated(kvplan, file, "--requests", 2000, "--arrivals", "poisson")
+    random = simulated(file, "--requests", 2000, "--arrivals", "poisson")
     assert random["arrivals"]["kind"] == "poisson"
     assert found["policies"][0]["ttft_s"]["p95"] > 2 * random["policies"][0]["ttft_s"]["p95"]
-    assert "gamma arrivals of cv 4" in kvplan("simulate", str(file), "--requests", "50").stdout
+    assert "gamma arrivals of cv 4" in run("simulate", file, "--requests", "50").stdout
 
 
-def test_simulate_replays_the_trace_beside_the_profile(kvplan, tmp_path: Path) -> None:
-    trace = trace_in(tmp_path, rate=2.0 * 399 / 380)  # of 399 gaps the last 19 are 0
+def test_simulate_replays_the_trace_beside_the_profile(tmp_path: Path) -> None:
+    trace = trace_in(tmp_path, rate=2.0 * 380 / 399)  # of 399 gaps the last 19 are 0
     file = with_workload(tmp_path, 'trace = "requests.csv"')
-    found, replayed = simulated(kvplan, file), simulated(kvplan, file, "--trace", trace)
+    found, replayed = simulated(file), simulated(file, "--trace", trace)
     assert found["arrivals"]["kind"] == "trace"
     assert found["policies"] == replayed["policies"]
     assert found["policies"][0]["completed"] == 400
 
 
-def test_a_trace_of_another_rate_is_stretched_and_said_to_be(kvplan, tmp_path: Path) -> None:
-    trace_in(tmp_path, rate=4.0 * 399 / 380)
+def test_a_trace_of_another_rate_is_stretched_and_said_to_be(tmp_path: Path) -> None:
+    trace_in(tmp_path, rate=4.0 * 380 / 399)
     file = with_workload(tmp_path, 'trace = "requests.csv"')
-    assert simulated(kvplan, file)["arrivals"]["stretch"] == pytest.approx(2.0, rel=1e-3)
-    said = " ".join(kvplan("simulate", str(file)).stdout.split())
+    assert simulated(file)["arrivals"]["stretch"] == pytest.approx(2.0, rel=1e-3)
+    said = " ".join(run("simulate", file).stdout.split())
     assert "replayed from a trace, gaps 2 times as long as recorded" in said
 
 
-def test_size_needs_more_for_arrivals_that_cluster(kvplan, tmp_path: Path) -> None:
+def test_size_needs_more_for_arrivals_that_cluster(tmp_path: Path) -> None:
     def needed(text: str) -> int:
         file = with_workload(tmp_path, text)
-        slo = ("--slo", "ttft_s.p95 <= 0.4 s", "--seeds", "2", "--requests", "1000")
+        slo = ("--slo", "ttft_s.p95 <= 0.4 s", "--seeds", "2")
         found = json.loads(
-            kvplan("size", str(file), *slo, "--rate", "20", "--headroom", "0", "--format", "json").stdout
+            run("size", file, *slo, "--rate", "20", "--headroom", "0", "--format", "json").stdout
         )
         return found["profiles"][0]["replicas"]
 
@@ -84,7 +86,15 @@ def test_size_needs_more_for_arrivals_that_cluster(kvplan, tmp_path: Path) -> No
     assert poisson < replayed
 
 
-def test_a_trace_has_to_fit_the_memory_of_the_profile(kvplan, tmp_path: Path) -> None:
+def test_a_trace_has_to_fit_the_memory_of_the_profile(tmp_path: Path) -> None:
     (tmp_path / "requests.csv").write_text("time,input,output\n0,300,40\n1,9000,40\n")
-    done = kvplan("analyze", str(with_workload(tmp_path, 'trace = "requests.csv"')), code=2)
+    done = run("analyze", with_workload(tmp_path, 'trace = "requests.csv"'))
+    assert done.returncode == 2
     assert "workload.trace: does not fit: its longest request holds 9,040 KV tokens" in done.stderr
+
+
+def test_a_trace_that_is_not_there_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
+    done = run("analyze", with_workload(tmp_path, 'trace = "none.csv"'))
+    assert done.returncode == 2
+    assert "p.toml:9: workload.trace: " in done.stderr
+    assert "none.csv" in done.stderr

@@ -326,9 +326,6 @@ BAD |= {
     "a trace without a name": edit(
         "[plan]", '[workload]\ntrace = " "\n[plan]', 25, "workload.trace", "must be the path of a file"
     ),
-    "a trace that is not there": edit(
-        "[plan]", '[workload]\ntrace = "none.csv"\n[plan]', 25, "workload.trace", "none.csv"
-    ),
     "period without schedule": edit(
         "[plan]",
         '[workload]\nperiod = "24 h"\n[plan]',
