@@ -34,13 +34,14 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
     from io import BytesIO
 
     from kvplan.errors import UsageError
+    from kvplan.ingest.trace.replay import with_trace
     from kvplan.profile.reading import load_profile
 
     if profile is not None and not isinstance(profile, str | os.PathLike):
         from kvplan.errors import shown
 
         raise UsageError(f"load: a path or the name of a shipped profile is wanted, not {shown(profile)}")
-    return load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO())
+    return with_trace(load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO()))
 
 
 def analyze(profile: "Profile") -> "Report":
@@ -84,8 +85,7 @@ def simulate(
     settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
     arrivals
-        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; as a trace has them, or else
-        ``poisson``, if None.
+        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; None: as the profile says.
     concurrency
         Of closed arrivals: how many clients; 128 if None.
     trace

@@ -17,6 +17,7 @@ from kvplan.cli.common import (
     option,
     refuse_overwriting,
     rendered,
+    replaying,
     say,
     standard_input,
 )
@@ -184,7 +185,7 @@ def _checked(
 
     file = name if name != "-" and os.path.lexists(name) else None
     try:
-        loaded = load_profile(name, stdin=standard_input())
+        loaded = replaying(load_profile(name, stdin=standard_input()))
     except ProfileError as error:
         return checking.unusable(file, error)
     return checking.check(loaded, file, required, baseline, accepted=accepted, alone=alone)

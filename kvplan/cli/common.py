@@ -129,7 +129,16 @@ def read_once(file: Path, *, beside: str | None) -> Path:
 def _loaded(profile: str | None) -> "profile_file.Profile":
     from kvplan.profile.reading import load_profile
 
-    return load_profile(profile, stdin=standard_input())
+    return replaying(load_profile(profile, stdin=standard_input()))
+
+
+def replaying(loaded: "profile_file.Profile") -> "profile_file.Profile":
+    """The profile with the trace that it refers to, if it does."""
+    if loaded.trace is None:
+        return loaded
+    from kvplan.ingest.trace.replay import with_trace
+
+    return with_trace(loaded)
 
 
 def standard_input() -> BinaryIO:

@@ -139,7 +139,13 @@ def _sizing(
     prices = _prices(
         price, {label: one.model.replica.gpus for label, one in zip(labels, loaded, strict=True)}
     )
-    sizes = [requests or default_requests(one.model) for one in loaded]
+    traces = [one.model.arrivals.trace for one in loaded]
+    if requests is not None and any(traces):
+        raise UsageError("--requests does not go with a profile whose trace is replayed, all of it")
+    sizes = [
+        requests or default_requests(one.model) if trace is None else trace.arrival_s.size
+        for one, trace in zip(loaded, traces, strict=True)
+    ]
     announce = _once(say_compiling)
     measures = [
         simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=announce)
@@ -168,6 +174,7 @@ def _sizing(
             requests_in_memory(one.model),
             notes(one.model, found.heaviest),
             any(c.sessions is not None for c in one.model.classes),
+            one.model.arrivals,
         )
         for label, one, found in zip(labels, loaded, fleets, strict=True)
     )

@@ -37,6 +37,7 @@ _CLASS = words("Class")
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
 _NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
+_OFFERED = {"poisson": "Poisson", "gamma": "in clumps as the profile says", "trace": "as its trace has them"}
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
 _LEVERS = {
     "memory_tokens": "KV memory",
@@ -517,8 +518,9 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
         ),
     )
     requests = format_number(simulation["arrivals"]["requests"])
+    offered = _OFFERED[simulation["arrivals"]["kind"]]
     yield Paragraph(
-        f"{requests} requests at the offered rates, Poisson, and many all at once; {len(simulation['seeds'])} "
+        f"{requests} requests at the offered rates, {offered}, and many all at once; {len(simulation['seeds'])} "
         "seeds, of each run the steady part. A formula agrees where the whole interval is within "
         f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
         "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."

@@ -288,8 +288,9 @@ def notes(found: Sizing) -> tuple[str, ...]:
     runs = " or ".join(f"{count:,}" for count in sorted(set(found.requests)))
     said = [
         *(_OF_SESSIONS,) * any(offer.has_sessions for offer in found.offers),
-        "The demand splits evenly: every replica gets Poisson arrivals at its part of it, with the profile's mix "
-        "(assumption). What a router does from moment to moment is not modelled.",
+        "The demand splits evenly: every replica gets each request with the same probability (assumption). What a "
+        "router does from moment to moment is not modelled.",
+        *_arrivals(found),
         f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
         "replica; an objective holds if the upper end of its 95% interval does.",
         "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
@@ -304,6 +305,28 @@ def notes(found: Sizing) -> tuple[str, ...]:
             "kvplan simulate --horizon replays a period."
         )
     return tuple(said)
+
+
+def _arrivals(found: Sizing) -> Iterator[str]:
+    """How requests arrive, of each profile."""
+    for offer in found.offers:
+        of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+        replicas = offer.fleet.heaviest.replicas
+        if offer.arrivals.trace is not None:
+            yield (
+                f"{of_it}Arrivals and lengths are those of the profile's trace, faster or slower as the demand is; "
+                "its schedule is left out. Of several replicas each gets its part of the trace at random, another one "
+                "in each seed."
+            )
+        elif offer.arrivals.is_poisson:
+            yield f"{of_it}Arrivals: Poisson, as the profile says."
+        else:
+            own = (
+                ""
+                if replicas is None
+                else f", {format_number(offer.arrivals.split(replicas).cv, 3)} at a replica"
+            )
+            yield f"{of_it}Arrivals: gamma, gaps of cv {format_number(offer.arrivals.cv, 3)} in all{own}."
 
 
 def _too_short(found: Sizing) -> Iterator[str]:

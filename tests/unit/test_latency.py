@@ -107,7 +107,9 @@ def slow_process(traffic: Traffic, horizon: int) -> tuple[FloatArray, FloatArray
 
     tau = traffic.iteration_s
     alone = response(work * present, begets)
-    covariance = np.array([tau * rate @ (alone[:, : horizon - j] * alone[:, j:]).sum(axis=1) for j in range(20)])
+    covariance = np.array(
+        [tau * rate @ (alone[:, : horizon - j] * alone[:, j:]).sum(axis=1) for j in range(20)]
+    )
     decoding = response(work * present * (k > 0), past_prefill, of=alone)
     without = float(rate @ ((work * present * (k > 0)) ** 2).sum(axis=1))
     return covariance, response(work, begets), float(rate @ (decoding**2).sum(axis=1)) / without
@@ -171,7 +173,9 @@ def traffic_arrives(model: ServingModel, requests: int, seed: int) -> Served:
 def test_the_engine_serves_at_once_as_the_slow_simulator_does() -> None:
     model = served(*MIXED, replica=replace(AMPLE, prefix_caching=False))
     (scenario,) = scenarios(model, Plan(), Load(requests=400), [1])
-    engine = Job(Settings("vllm", {"prefix_caching": (0.0,)}), scenario).run(lambda done: True, None, compile=False)
+    engine = Job(Settings("vllm", {"prefix_caching": (0.0,)}), scenario).run(
+        lambda done: True, None, compile=False
+    )
     given = scenario.requests
     slow = serve(given.arrival_s, given.input_tokens, given.decode_tokens, given.class_index, model.timing)
     assert engine.ttft_s == pytest.approx(slow.ttft_s)
@@ -361,7 +365,10 @@ def test_a_sentence_says_why_there_is_none(model: ServingModel, reason: str) -> 
 
 def test_rates_that_vary_are_not_covered() -> None:
     schedule = Steps(120.0, (0.0, 60.0), ((1.0,), (2.0,)))
-    assert latency(replace(served(CHAT), schedule=schedule)).reason == "rates that vary over time are not covered"
+    assert (
+        latency(replace(served(CHAT), schedule=schedule)).reason
+        == "rates that vary over time are not covered"
+    )
 
 
 def test_a_full_memory_is_said() -> None:
