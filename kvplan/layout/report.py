@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from kvplan.analysis.equilibrium import is_time
+from kvplan.analysis.latency import ClassLatency, Distribution, Latency
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
 from kvplan.analysis.records import Lever
@@ -48,6 +49,7 @@ _LEVERS = {
     "d4": "d4 (√sequences)",
     "d5": "d5 (beyond the knee)",
 }
+_PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 _LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
@@ -117,12 +119,37 @@ def _summary(report: Report) -> Table:
         ("Headroom", headroom, sources["load"].kind),
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), _how_recovery_is_known(report)),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
+        *_latency_in_short(report),
         *(
             ("Strongest lever" if i == 0 else "Other lever", _lever(lever), sources["load"].kind)
             for i, lever in enumerate(report.levers)
         ),
     )
     return table(_FIGURES, (_figure(*row) for row in rows))
+
+
+def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found, basis = report.latency, report.sources["latency"].kind
+    if found.reason is not None:
+        yield "Latency", "no closed form here; kvplan simulate has it", basis
+        return
+    for name, one in _times(found):
+        if one is not None:
+            figures = (f"{figure} {_percentile(one, figure)}" for figure in ("mean", "p95", "p99"))
+            yield name, ", ".join(figures), basis
+
+
+def _times(found: Latency | ClassLatency) -> tuple[tuple[str, Distribution | None], ...]:
+    return ("TTFT", found.ttft_s), ("ITL", found.itl_s), ("E2E", found.e2e_s)
+
+
+def _percentile(one: Distribution, name: str) -> str:
+    """A figure, or its range where it falls into a gap of the law."""
+    ends = getattr(one, f"{name}_range", None)
+    if ends is None:
+        return format_seconds(getattr(one, name))
+    low, high = map(format_seconds, ends)
+    return f"{low} to {high}"
 
 
 def _lever(lever: Lever) -> str:
@@ -178,6 +205,28 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
             basis,
             ((c.name, format_number(c.per_stage), format_number(c.in_flight)) for c in state.classes),
         )
+
+
+def _latency(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.latency
+    if found.reason is not None:
+        yield Paragraph(f"{found.reason} `kvplan simulate` has the figures.")
+        return
+    columns = tuple(map(number, _PERCENTILES))
+    yield _rows((Column("Time"), *columns), basis, _percentile_rows(found))
+    if len(found.classes) > 1:
+        yield Paragraph("By class:")
+        yield _rows(
+            (_CLASS, Column("Time"), *columns),
+            basis,
+            ((c.name, *row) for c in found.classes for row in _percentile_rows(c)),
+        )
+
+
+def _percentile_rows(found: Latency | ClassLatency) -> Iterator[tuple[str, ...]]:
+    for name, one in _times(found):
+        if one is not None:
+            yield name, *(_percentile(one, figure) for figure in _PERCENTILES)
 
 
 def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
@@ -539,6 +588,7 @@ def _notes(report: Report, _: Basis) -> Iterator[Block]:
 SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
+    "latency": ("Latency", _latency),
     "saturation": ("Saturation", _saturation),
     "prefix_cache": ("Prefix cache", _prefix_cache),
     "worst_cycle": ("Worst cycle", _worst_cycle),

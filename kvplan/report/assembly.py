@@ -16,6 +16,7 @@ from kvplan.analysis.admission import RateCap, rate_cap
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, strongest_levers, sustainable_rate
+from kvplan.analysis.latency import Latency, latency
 from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
 from kvplan.analysis.prefix_cache import population_of
@@ -89,6 +90,7 @@ class Report(NamedTuple):
     nested_wait: NestedWait
     safety_buffer: SafetyBuffer
     inputs: Inputs
+    latency: Latency
     prefix_cache: CacheBlock | None
     simulation: dict[str, Any] | None
     sources: dict[str, Source]
@@ -132,6 +134,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         nested_wait=found.nested_wait,
         safety_buffer=found.safety_buffer,
         inputs=found.inputs,
+        latency=found.latency,
         prefix_cache=found.prefix_cache,
         simulation=None,
         sources=found.sources,
@@ -300,6 +303,11 @@ class Analyses:
     def inputs(self) -> Inputs:
         """How the parts of the profile are known."""
         return inputs(self.model)
+
+    @cached_property
+    def latency(self) -> Latency:
+        """TTFT, ITL and E2E at the offered rate."""
+        return latency(self.model)
 
     @cached_property
     def sources(self) -> dict[str, Source]:

@@ -90,6 +90,10 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "new: Poisson cluster law of KV cache usage, saddlepoint tail; theorem_bound: FC Theorem 3.6",
             Basis.COMPUTED,
         ),
+        "latency": Source(
+            "new: laws of iteration times as clusters of requests, their transforms inverted; E2E percentiles: gamma",
+            Basis.COMPUTED,
+        ),
         "prefix_cache": Source(
             "new: Che's approximation, and iteration times that depend on what is found; preemption_recovered_share: "
             "estimated",

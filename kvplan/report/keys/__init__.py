@@ -9,6 +9,7 @@ from functools import cache
 
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
+from kvplan.report.keys.latency import LATENCY
 from kvplan.report.keys.load import LEVERS, LOAD
 from kvplan.report.keys.nested_wait import NESTED_WAIT
 from kvplan.report.keys.prefix_cache import PREFIX_CACHE
@@ -40,6 +41,7 @@ BLOCKS: Mapping[str, Block] = {
         NESTED_WAIT,
         SAFETY_BUFFER,
         INPUTS,
+        LATENCY,
         PREFIX_CACHE,
         SIMULATION,
         SOURCES,
