@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,14 @@ WeightType = Annotated[
         help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
     ),
 ]
+Slos = Annotated[
+    list[str] | None,
+    option(
+        "--slo",
+        metavar="KEY<=VALUE",
+        help="Objective, such as 'ttft_s.p95 <= 2 s' or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.",
+    ),
+]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
 Seeds = Annotated[
     int,
@@ -98,6 +107,17 @@ def read(profile: str | None) -> "profile_file.Profile":
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")
     return loaded
+
+
+def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "profile_file.Profile":
+    """The profile with further objectives, which take the place of its own on the same figure."""
+    if not texts:
+        return loaded
+    from kvplan.model.slo import parse_slo
+
+    added = {slo.key: slo for slo in map(parse_slo, texts)}
+    slos = {slo.key: slo for slo in loaded.plan.slos} | added
+    return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
 
 
 def read_base(base: str | None, *, silent: bool = False) -> "profile_file.Profile":

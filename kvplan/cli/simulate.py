@@ -14,12 +14,14 @@ from kvplan.cli.common import (
     DocumentFormat,
     Output,
     Profile,
+    Slos,
     option,
     progress_bar,
     read,
     rendered,
     say,
     say_compiling,
+    with_slos,
 )
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
@@ -131,6 +133,7 @@ def simulate(
             help="So many sessions of the profile beside the others, all of which begin at a time, such as 600@0.",
         ),
     ] = None,
+    slo: Slos = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs, each with a seed of its own.")] = 1,
     seed: Annotated[int, typer.Option("--seed", help="First of the seeds.")] = 0,
     series: Annotated[
@@ -163,7 +166,7 @@ def simulate(
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
     check_writable(series)
     check_writable(output)
-    loaded = read(profile)
+    loaded = with_slos(read(profile), slo)
     load = options.load(
         kind=None if arrivals is None else arrivals.value,
         cv=cv,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import Measure, Measured, Size, Tell, scaled, size, tell_nobody
-from kvplan.decide.slo import Slo
 from kvplan.model import ArrivalProcess, ServingModel
+from kvplan.model.slo import Slo
 from kvplan.report.inputs import doubts
 from kvplan.units import format_number
 
@@ -181,6 +181,7 @@ class Offer(NamedTuple):
     notes: tuple[str, ...] = ()
     has_sessions: bool = False
     arrivals: ArrivalProcess = ArrivalProcess()
+    output_tokens: float = 1.0  # of a request, in the mean
 
     @property
     def mean_gpus(self) -> float | None:
@@ -193,6 +194,13 @@ class Offer(NamedTuple):
         """Of an hour, in the mean over a period."""
         mean = self.fleet.mean_replicas
         return None if self.price is None or mean is None else self.price * mean
+
+    @property
+    def per_million_output_tokens(self) -> float | None:
+        """Cost of a million output tokens at the demand, in the mean over a period without schedule."""
+        if self.cost is None or self.fleet.hours:
+            return None
+        return self.cost / 3600 / (self.fleet.heaviest.demand_rps * self.output_tokens) * 1e6
 
 
 class Sizing(NamedTuple):
@@ -208,7 +216,15 @@ class Sizing(NamedTuple):
     @property
     def best(self) -> Offer | None:
         """The cheapest that is enough; without prices, the one with the fewest GPUs."""
-        able = [offer for offer in self.offers if offer.fleet.heaviest.replicas is not None]
-        if not able:
-            return None
-        return min(able, key=lambda o: (o.cost or 0.0, o.mean_gpus or 0.0, o.label))
+        first = self.ranked[0]
+        return None if first.fleet.heaviest.replicas is None else first
+
+    @property
+    def ranked(self) -> tuple[Offer, ...]:
+        """The cheapest first, or the one with the fewest GPUs; what no number of replicas is enough for at the end."""
+        return tuple(
+            sorted(
+                self.offers,
+                key=lambda o: (o.fleet.heaviest.replicas is None, o.cost or 0.0, o.mean_gpus or 0.0, o.label),
+            )
+        )

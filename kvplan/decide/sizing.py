@@ -16,13 +16,16 @@ from kvplan.analysis.equilibrium import equilibrium, load, sustainable_rate, tim
 from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.routing import Routing, routing
-from kvplan.decide.slo import KEYS, Slo
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
+from kvplan.model.slo import KEYS, Slo
 from kvplan.units import format_seconds
 
 MAX_REPLICAS = 10**6
 QUEUE = "queue"  # what is missed where the simulated queue grows
+HYSTERESIS = (
+    0.8  # of the rate above which a replica is added: all that the rest may carry once one is taken away
+)
 _IDLE = 1e-4  # share of time in which an all but idle replica has anything to do
 _ROUNDING = 1e-9  # relative, of a load that is exactly what is sustainable
 
@@ -75,7 +78,8 @@ class Thresholds(NamedTuple):
     kv_utilization
         Memory in use at the equilibrium of that rate, as a share.
     down_kv_utilization
-        Take one away below this: the rest then carries `rate_rps` each; None for a single replica.
+        Take one away below this: the rest then carries at most `HYSTERESIS` of `rate_rps` each, so that it is not
+        added again at once; None for a single replica.
     waiting
         Requests in the engine before their first token at that rate: rate times simulated mean TTFT (Little's law),
         but for what that has outside the engine.
@@ -241,7 +245,7 @@ def size(
     >>> found = size(model, demand_rps=35, headroom=0, slos=[], measure=measure)
     >>> found.closed_form, found.replicas, found.binding
     (4, 4, 'kv_memory')
-    >>> from kvplan.decide.slo import parse_slo
+    >>> from kvplan.model.slo import parse_slo
     >>> found = size(model, demand_rps=35, headroom=0, slos=[parse_slo("ttft_s.mean <= 0.2")], measure=measure)
     >>> found.closed_form, found.replicas, found.binding
     (4, 7, 'ttft_s.mean <= 0.2')
@@ -385,7 +389,7 @@ def _thresholds(
     model: ServingModel, probe: Probe, headroom: float, confirmed: bool, measure: Measure
 ) -> Thresholds:
     rate = (probe.rate_rps if confirmed else probe.rate_rps / probe.load) / (1 + headroom)
-    less = rate * (probe.replicas - 1) / probe.replicas
+    less = HYSTERESIS * rate * (probe.replicas - 1) / probe.replicas
     waits = measure(one_of(model, rate * probe.replicas, probe.replicas)).figures.get("ttft_s.mean")
     return Thresholds(
         rate_rps=rate,

@@ -120,6 +120,8 @@ def _summary(report: Report) -> Table:
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), _how_recovery_is_known(report)),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         *_latency_in_short(report),
+        *_goodput_in_short(report),
+        *_cost_in_short(report),
         *(
             ("Strongest lever" if i == 0 else "Other lever", _lever(lever), sources["load"].kind)
             for i, lever in enumerate(report.levers)
@@ -137,6 +139,25 @@ def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
         if one is not None:
             figures = (f"{figure} {_percentile(one, figure)}" for figure in ("mean", "p95", "p99"))
             yield name, ", ".join(figures), basis
+
+
+def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found = report.goodput
+    if found.rate_rps is not None:
+        value = f"{_rps(found.rate_rps)}, limited by {found.binding}"
+        yield "Goodput", value, report.sources["goodput"].kind
+    elif found.reason is not None:
+        yield "Goodput", "beyond the closed form; kvplan size simulates", report.sources["goodput"].kind
+
+
+def _cost_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found = report.cost
+    if found is not None:
+        said = f"{format_number(found.per_hour)}/h"
+        for at, one in (("now", found.offered), ("at most load", found.sustainable)):
+            if one.per_million_output_tokens is not None:
+                said += f"; {format_number(one.per_million_output_tokens)} {at}"
+        yield "Cost, per million output tokens", said, report.sources["cost"].kind
 
 
 def _times(found: Latency | ClassLatency) -> tuple[tuple[str, Distribution | None], ...]:
@@ -227,6 +248,38 @@ def _percentile_rows(found: Latency | ClassLatency) -> Iterator[tuple[str, ...]]
     for name, one in _times(found):
         if one is not None:
             yield name, *(_percentile(one, figure) for figure in _PERCENTILES)
+
+
+def _goodput(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.goodput
+    if found.rate_rps is None:
+        yield Paragraph(
+            "No objectives are set: [slo] in the profile, or --slo."
+            if found.reason is None
+            else f"None: {found.reason}."
+        )
+        return
+    yield _figures(basis, ("Goodput", _rps(found.rate_rps)), ("Limited by", found.binding or ABSENT))
+
+
+def _cost(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.cost
+    if found is None:
+        yield Paragraph("No price: gpu_hour in [cost] of the profile.")
+        return
+    yield _figures(
+        basis,
+        ("GPUs of a replica", format_number(found.gpus_per_replica)),
+        ("Per hour", format_number(found.per_hour)),
+        *(
+            (f"Per million {words}, {at} rate", format_number(value))
+            for at, one in (("offered", found.offered), ("sustainable", found.sustainable))
+            for words, value in (
+                ("output tokens", one.per_million_output_tokens),
+                ("tokens", one.per_million_tokens),
+            )
+        ),
+    )
 
 
 def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
@@ -589,6 +642,8 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
     "latency": ("Latency", _latency),
+    "goodput": ("Goodput", _goodput),
+    "cost": ("Cost", _cost),
     "saturation": ("Saturation", _saturation),
     "prefix_cache": ("Prefix cache", _prefix_cache),
     "worst_cycle": ("Worst cycle", _worst_cycle),

@@ -27,9 +27,11 @@ from kvplan.model import (
     Timing,
     as_written,
 )
+from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
 from kvplan.profile.laws import by_weight
 from kvplan.profile.positions import line_at, offsets, written
+from kvplan.units import format_seconds
 
 if TYPE_CHECKING:
     from kvplan.model.schedule import Schedule
@@ -324,7 +326,14 @@ def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> Pr
 
 def plan_of(document: schema.Document) -> Plan:
     """The plan of a checked document."""
-    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments)
+    slos = tuple(
+        Slo(f"{time}.{figure} <= {format_seconds(bound)}", f"{time}.{figure}", strict=False, bound=bound)
+        for time in TIMES
+        for figure in FIGURES
+        if (bound := getattr(getattr(document.slo, time), figure)) is not None
+    )
+    price = None if document.cost is None else document.cost.gpu_hour
+    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments, slos, price)
 
 
 def model_of(document: schema.Document) -> ServingModel:

@@ -499,6 +499,39 @@ class _Gate(_Table):
     )
 
 
+class _Bounds(_Table):
+    """What mean and percentiles of a time are to stay within."""
+
+    model_config = ConfigDict(title="Bounds of a time")
+
+    mean: _Duration | None = _about('The mean, at most: seconds, or a string such as "80 ms".', None)
+    p50: _Duration | None = _about("The median, at most.", None)
+    p90: _Duration | None = _about("The 90th percentile, at most.", None)
+    p95: _Duration | None = _about("The 95th percentile, at most.", None)
+    p99: _Duration | None = _about("The 99th percentile, at most.", None)
+
+
+class _Slos(_Table):
+    """Service level objectives, which goodput and `kvplan size` hold to."""
+
+    model_config = ConfigDict(title="Service level objectives")
+
+    ttft_s: _Bounds = _about("Time to first token.", _Bounds())
+    itl_s: _Bounds = _about("Time between two tokens, every gap counted.", _Bounds())
+    tpot_s: _Bounds = _about("Mean time between the tokens of a request.", _Bounds())
+    e2e_s: _Bounds = _about("Time to the last token.", _Bounds())
+
+
+class _Costs(_Table):
+    """What the plan is priced with."""
+
+    model_config = ConfigDict(title="Cost")
+
+    gpu_hour: Annotated[float, Field(ge=TINY, le=HUGE)] = _about(
+        "Price of a GPU for an hour, in any currency."
+    )
+
+
 class _Prefix(_Table):
     """What a prefix cache finds, measured on a trace."""
 
@@ -539,6 +572,8 @@ class Document(_Table):
     )
     prefix: _Prefix = _Prefix()
     plan: _Plan = _Plan()
+    slo: _Slos = _Slos()
+    cost: _Costs | None = None
     gate: _Gate = _Gate()
     provenance: _Provenance = _Provenance()
 

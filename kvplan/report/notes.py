@@ -94,6 +94,10 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "new: laws of iteration times as clusters of requests, their transforms inverted; E2E percentiles: gamma",
             Basis.COMPUTED,
         ),
+        "goodput": Source(
+            "new: the largest rate whose latencies in closed form meet the objectives", Basis.COMPUTED
+        ),
+        "cost": Source("arithmetic; the price is the profile's", Basis.COMPUTED),
         "prefix_cache": Source(
             "new: Che's approximation, and iteration times that depend on what is found; preemption_recovered_share: "
             "estimated",

@@ -33,13 +33,18 @@ from kvplan.simulation.state import (
     FIRST_TOKEN,
     FIRST_WEIGHT,
     FOLLOWING,
+    GAP_SUM,
+    GAPS,
+    GAPS_IN_E,
     GIVEN_UP,
     GONE,
     HEAD,
     HELD,
     ITERATIONS,
     JOINED,
+    KV_BINS,
     LAST_COMPLETION,
+    LAST_RUN,
     LENGTH,
     MORE_LATER,
     MORE_REQUESTS,
@@ -72,6 +77,7 @@ from kvplan.simulation.state import (
     SEATS,
     SEQUENCE,
     SHED,
+    SHORTEST_GAP_S,
     SILENT,
     STAGE,
     STAGES,
@@ -355,6 +361,8 @@ def evict(s: State, request: int) -> None:
     c[EVICTED] += 1
     c[RECOMPUTED] += lost
     s.request[request, EVICTIONS] += 1
+    if not math.isnan(s.time[request, FIRST_TOKEN]) and math.isnan(s.time[request, FINISH]):
+        s.time[request, FINISH] = -s.clock[NOW]
     if c[RESIDENT] == 0:  # alone, and still too large
         c[STUCK] = NEVER_FITS
     put_first(s, s.request[request, QUEUE], request)
@@ -456,7 +464,7 @@ def finish_iteration(s: State) -> None:
     for group in range(s.group.shape[0]):
         if not s.group[group, RUNS]:
             continue
-        silent += first_tokens(s, group)
+        silent += emit_tokens(s, group)
         request = first_due(s, group)
         while request != NOBODY:
             following = s.request[request, DUE_BEFORE]
@@ -467,6 +475,7 @@ def finish_iteration(s: State) -> None:
                 complete(s, request, now)
             else:
                 s.request[request, STAGE], s.request[request, PARKED] = stage, tokens
+                s.time[request, FINISH] = -now
                 append(s, parked_list(s, group), request)
             request = following
     c[COMPUTED] -= silent
@@ -484,18 +493,33 @@ def first_due(s: State, group: int) -> int:
 
 
 @kernel
-def first_tokens(s: State, group: int) -> int:
-    """Note first tokens of the members that emit one now; returns how many members emitted nothing."""
-    request, silent = s.list[group_list(s, group), TAIL], 0
-    tick, quiet = s.group[group, TICK], s.fixed[SILENT]
+def emit_tokens(s: State, group: int) -> int:
+    """Note first tokens and times between tokens of a group that has run; returns how many members emitted nothing."""
+    request, silent, new = s.list[group_list(s, group), TAIL], 0, 0
+    tick, quiet, now = s.group[group, TICK], s.fixed[SILENT], s.clock[NOW]
     while request != NOBODY and s.request[request, ENTERED_AT] >= tick - quiet:
-        if tick - s.request[request, START] >= quiet:
-            if math.isnan(s.time[request, FIRST_TOKEN]):
-                s.time[request, FIRST_TOKEN] = s.clock[NOW]
-        else:
+        if tick - s.request[request, START] < quiet:
             silent += 1
+        elif math.isnan(s.time[request, FIRST_TOKEN]):
+            s.time[request, FIRST_TOKEN] = now
+            new += 1
+        elif s.time[request, FINISH] < 0:
+            note_gaps(s, now + s.time[request, FINISH], 1)
+            s.time[request, FINISH] = math.nan
+            new += 1
         request = s.request[request, BEFORE]
+    note_gaps(s, now - s.clock[LAST_RUN + group], s.list[group_list(s, group), LENGTH] - silent - new)
+    s.clock[LAST_RUN + group] = now
     return silent
+
+
+@kernel
+def note_gaps(s: State, gap_s: float, count: int) -> None:
+    """Count times between two tokens."""
+    if count > 0:
+        s.clock[GAP_SUM] += gap_s * count
+        place = int(math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E)
+        s.histogram[s.fixed[KV_BINS] + min(place, GAPS - 1)] += count
 
 
 @kernel

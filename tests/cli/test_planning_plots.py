@@ -14,8 +14,8 @@ import kvplan
 from kvplan.cli.app import main
 from kvplan.decide.fleet import Hour, Offer, Sizing, fleet
 from kvplan.decide.sizing import Estimate, Measured, scaled
-from kvplan.decide.slo import parse_slo
 from kvplan.model import ServingModel
+from kvplan.model.slo import parse_slo
 from kvplan.plots import charts, drawing, planning
 from kvplan.report.assembly import analyze
 from kvplan.sweeps.definition import Runs, define

@@ -22,10 +22,10 @@ from kvplan.decide.sizing import (
     simulated,
     size,
 )
-from kvplan.decide.slo import parse_slo
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.schedule import Sinusoid, Steps
+from kvplan.model.slo import parse_slo
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import Study, study

@@ -7,7 +7,9 @@ A new key of the report is its computation and its record. Nothing heavy is impo
 from collections.abc import Mapping
 from functools import cache
 
+from kvplan.report.keys.cost import COST
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
+from kvplan.report.keys.goodput import GOODPUT
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
 from kvplan.report.keys.latency import LATENCY
 from kvplan.report.keys.load import LEVERS, LOAD
@@ -42,6 +44,8 @@ BLOCKS: Mapping[str, Block] = {
         SAFETY_BUFFER,
         INPUTS,
         LATENCY,
+        GOODPUT,
+        COST,
         PREFIX_CACHE,
         SIMULATION,
         SOURCES,

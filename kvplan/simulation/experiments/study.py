@@ -9,6 +9,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import MeasuredRange, Plan, ServingModel
+from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_rows, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
@@ -96,6 +97,7 @@ def study(
                 horizon_s=load.horizon_s,
                 saturated=load.is_saturated,
                 by_chance=by_chance,
+                limits=of_requests(plan.slos),
             )
             for name, mine in shown.items()
         ),
