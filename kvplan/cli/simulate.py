@@ -1,6 +1,7 @@
 """`kvplan simulate`: what the simulator says."""
 
 import os
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Output,
@@ -24,7 +26,6 @@ from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from kvplan.model import ServingModel
-    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.requests import Requests
 
 
@@ -57,6 +58,7 @@ def simulate(
             metavar="NAME,...",
             help="Scheduling policies to compare on the same arrivals. Default: greedy,rate-limited,vllm; vllm alone "
             "where requests have prefixes in common, which the others do not cache.",
+            autocompletion=completion.listed(completion.policies),
         ),
     ] = None,
     setting: Annotated[
@@ -73,14 +75,15 @@ def simulate(
             "--arrivals",
             help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
             "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
-            "client's next when its last is finished (closed). Default: poisson.",
+            "client's next when its last is finished (closed). Default: as the profile says, poisson.",
         ),
     ] = None,
     cv: Annotated[
         float | None,
         option(
             "--cv",
-            help="With --arrivals gamma: coefficient of variation of the time between arrivals. Default: 3.",
+            help="Coefficient of variation of the time between arrivals, which is then gamma. Default of --arrivals "
+            "gamma: 3.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -97,7 +100,11 @@ def simulate(
     ] = None,
     trace: Annotated[
         Path | None,
-        option("--trace", metavar="FILE", help="Replay the arrival times and lengths of this trace instead."),
+        option(
+            "--trace",
+            metavar="FILE",
+            help="Replay the arrival times and lengths of this trace as they are.",
+        ),
     ] = None,
     requests: Annotated[
         int | None,
@@ -150,6 +157,7 @@ def simulate(
     from kvplan.layout import simulation as tables
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
+    from kvplan.simulation.recorded import stretch
 
     if series is not None and output is not None and os.path.realpath(series) == os.path.realpath(output):
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
@@ -161,19 +169,26 @@ def simulate(
         cv=cv,
         concurrency=concurrency,
         burst=burst,
-        trace=None if trace is None else partial(_recorded, trace),
+        trace=_replayed(
+            loaded.model, trace, given=any(x is not None for x in (arrivals, cv, concurrency, burst))
+        ),
         requests=requests,
         horizon=horizon,
         burst_sessions=burst_sessions,
     )
-    _check_sessions(loaded.model, load)
+    options.check_sessions(load, loaded.model)
     if requests is None and horizon is None and trace is None:
         load = options.with_sessions(load, loaded.model)
     usual = "vllm" if loaded.model.finds_prefixes else "greedy,rate-limited,vllm"
     names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
     policies = options.chosen(names, setting or [])
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
-    all_seeds = options.seeds(seed, seeds, without_chance=fixed if trace is None else "--trace")
+    if load.trace is not None:
+        fixed = "--trace"
+        if trace is None and loaded.model.arrivals.trace is not None:
+            fixed = "the trace of the profile"
+            load = load._replace(stretch=stretch(loaded.model.arrivals.trace, loaded.model.total_rate_rps))
+    all_seeds = options.seeds(seed, seeds, without_chance=fixed)
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     # before anything is run: most profiles are too large for it
@@ -200,17 +215,16 @@ def simulate(
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _check_sessions(model: "ServingModel", load: "Load") -> None:
-    """What the profile's sessions and the options about arrivals have to do with each other."""
-    there = any(c.sessions for c in model.classes)
-    if load.burst_sessions is not None and not any(
-        c.sessions and not c.sessions.users for c in model.classes
-    ):
-        raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
-    if there and load.trace is None and load.kind.value != Kind.POISSON:
-        raise UsageError(
-            f"--arrivals {load.kind.value}: the [[sessions]] of the profile arrive as it describes them; leave it out"
-        )
+def _replayed(model: "ServingModel", trace: Path | None, *, given: bool) -> "Callable[[], Requests] | None":
+    """What reads the trace that is to be replayed, that of the profile unless other arrivals are given."""
+    recorded = model.arrivals.trace
+    if trace is not None:
+        return partial(_recorded, trace)
+    if recorded is None or given:
+        return None
+    from kvplan.simulation.recorded import requests_of
+
+    return partial(requests_of, recorded, model.total_rate_rps)
 
 
 def _recorded(trace: Path) -> "Requests":

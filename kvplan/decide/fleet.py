@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
-from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
+from kvplan.decide.sizing import Measure, Measured, Size, Tell, scaled, size, tell_nobody
 from kvplan.decide.slo import Slo
-from kvplan.model import ServingModel
+from kvplan.model import ArrivalProcess, ServingModel
 from kvplan.report.inputs import doubts
 from kvplan.units import format_number
 
@@ -108,22 +108,29 @@ class Fleet(NamedTuple):
 
 
 def fleet(
-    model: ServingModel, *, rate_rps: float | None, headroom: float, slos: Sequence[Slo], measure: Measure
+    model: ServingModel,
+    *,
+    rate_rps: float | None,
+    headroom: float,
+    slos: Sequence[Slo],
+    measure: Measure,
+    tell: Tell = tell_nobody,
 ) -> Fleet:
-    """What a profile needs, over its schedule if it has one; all else as for `size`.
+    """What a profile needs, over its schedule if it has one and no trace; all else as for `size`.
 
     `rate_rps` is the total of the rates of the classes, which a schedule multiplies; None: as they stand.
     """
     if rate_rps is not None:
         model = with_part_of_users(model, rate_rps / model.total_rate_rps)
     known: dict[ServingModel, Size] = {}
-    runs: dict[tuple[tuple[str, str], ...], Measured] = {}
+    runs: dict[tuple[object, ...], Measured] = {}
 
     def once(one: ServingModel) -> Measured:
         """Parts of one mix share idle replicas, and sizes at which a replica gets the same, but for rounding."""
-        key = tuple(
-            (c.name, f"{c.rate_rps:.12g}") for c in one.classes
-        )  # rates of users follow from how many
+        key = (
+            *((c.name, f"{c.rate_rps:.12g}") for c in one.classes),  # rates of users follow from how many
+            (f"{one.arrivals.cv:.12g}", f"{one.arrivals.share:.12g}"),
+        )
         if key not in runs:
             runs[key] = measure(one)
         return runs[key]
@@ -131,13 +138,13 @@ def fleet(
     def sized(part: ServingModel) -> Size:
         if part not in known:
             known[part] = size(
-                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once
+                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once, tell=tell
             )
         return known[part]
 
     hours = tuple(
         Hour(part.start_s, part.end_s, None if part.model is None else sized(part.model))
-        for part in parts(model)
+        for part in (parts(model) if model.arrivals.trace is None else ())  # a trace varies by itself
     )
     needs = [hour.size for hour in hours if hour.size is not None] or [sized(model)]
     return Fleet(max(needs, key=lambda one: (one.replicas or math.inf, one.demand_rps)), hours)
@@ -173,6 +180,7 @@ class Offer(NamedTuple):
     held: float
     notes: tuple[str, ...] = ()
     has_sessions: bool = False
+    arrivals: ArrivalProcess = ArrivalProcess()
 
     @property
     def mean_gpus(self) -> float | None:

@@ -267,7 +267,7 @@ def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Pa
 
 
 def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
-    """The limit of the engine that binds, raised; or its requests at once, so few that no eviction is possible."""
+    """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible."""
     model, binding = subject.analyses.model, subject.analyses.binding
     for lever, before in (
         (Lever.MAX_NUM_SEQS, model.replica.max_num_seqs),

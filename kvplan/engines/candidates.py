@@ -11,12 +11,17 @@ from kvplan.engines.base import LIMITS, Engine, Kind, Setting, Value
 from kvplan.engines.collapse import protecting_cap
 from kvplan.model import ServingModel
 from kvplan.report.assembly import Report
-from kvplan.report.verdict import requests_in_memory
+from kvplan.report.verdict import requests_in_memory, running_beside_spread
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.paired import Variant
 from kvplan.units import format_seconds, format_tokens
 
-SHARES = {1: "one", 2: "half a", 4: "a quarter of a", 8: "an eighth of a"}  # standard deviation of KV usage
+SHARES = {
+    1: "one",
+    2: "half a",
+    4: "a quarter of a",
+    8: "an eighth of a",
+}  # standard deviation of KV cache usage
 _STEPS = (2, 4)  # times the iteration of a full replica that one with as much prefill as allowed may take
 _ANY_DELTA, _ANY_HORIZON_S = 0.01, 3600.0  # the spread does not depend on them
 
@@ -81,7 +86,7 @@ def limits(chosen: Sequence[Candidate]) -> dict[str, int]:
 
 def running(report: Report, model: ServingModel) -> Iterator[Value]:
     """Caps on running requests: as many as fit at their longest, on average, or with room for their spread."""
-    limit, memory = model.replica.max_num_seqs, model.replica.memory_tokens
+    limit = model.replica.max_num_seqs
     held, spread = requests_in_memory(model), kv_spread(report, model)
     longest = max(c.max_tokens for c in model.classes)
     rules = [
@@ -95,7 +100,7 @@ def running(report: Report, model: ServingModel) -> Iterator[Value]:
     if spread is not None:
         rules.append(
             (
-                held * (1 - spread / memory),
+                float(running_beside_spread(model, spread)),
                 "safety_buffer.kv_std_tokens",
                 f"so many fit on average beside one standard deviation of usage ({format_tokens(spread)} tokens)",
             )
@@ -145,7 +150,7 @@ def batched_tokens(report: Report, model: ServingModel) -> Iterator[Value]:
 
 
 def kv_spread(report: Report, model: ServingModel) -> float | None:
-    """Standard deviation of KV usage, tokens; of a load that cannot be sustained, at the rate that can."""
+    """Standard deviation of KV cache usage, tokens; of a load that cannot be sustained, at the rate that can."""
     if report.verdict.status is not Status.OVERLOADED:
         return report.safety_buffer.kv_std_tokens
     share = report.load.sustainable_rps / report.load.offered_rps

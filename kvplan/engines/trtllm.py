@@ -11,7 +11,7 @@ _FILE = "For trtllm-serve --config (--extra_llm_api_options before November 2025
 
 
 def max_utilization(report: Report, model: ServingModel) -> Iterator[Value]:
-    """Without the guarantee that nobody is evicted."""
+    """Without the guarantee that nobody is preempted."""
     why = "requests are admitted without room for their longest output, and paused when memory runs out"
     yield Value("MAX_UTILIZATION", "worst_cycle.loss", why)
 

@@ -149,8 +149,8 @@ def _side_by_side(found: Comparison) -> Table:
     if found.seeds:
         rows += [
             simulation("Headroom, saturated", signed, lambda _, s: s.headroom),
-            simulation("Evictions/request, saturated", format_number, of_groups("saturated", "evictions")),
-            simulation("Evictions/request, offered", format_number, of_groups("offered", "evictions")),
+            simulation("Preemptions/request, saturated", format_number, of_groups("saturated", "evictions")),
+            simulation("Preemptions/request, offered", format_number, of_groups("offered", "evictions")),
             simulation("Mean E2E, offered rate", format_seconds, of_groups("offered", "e2e_s")),
         ]
     return table(columns, rows)
@@ -239,6 +239,9 @@ def notes(found: Comparison) -> tuple[str, ...]:
             "placement, a replica of each group stands for all of them. Saturated: all requests are there at the "
             "beginning; a group serves no more than it is offered."
         )
+        if not found.arrivals.is_poisson:
+            how = "gamma" if found.arrivals.trace is None else "those of its trace, with classes at random"
+            said.append(f"Arrivals at the offered rates: {how}, as the profile says.")
         if any(one.simulated is None for one in found.shown):
             said.append("No figures where a run could not be ended, because a request never fits.")
     return tuple(said)

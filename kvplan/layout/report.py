@@ -37,6 +37,7 @@ _CLASS = words("Class")
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
 _NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
+_OFFERED = {"poisson": "Poisson", "gamma": "in clumps as the profile says", "trace": "as its trace has them"}
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
 _LEVERS = {
     "memory_tokens": "KV memory",
@@ -68,9 +69,9 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> document.title, str(document.status), [section.key for section in document.sections][:3]
     ('small', 'needs_cap', ['load', 'equilibrium', 'saturation'])
     >>> document.summary.rows[0]
-    ('Offered load', '0.9 requests/s', 'assumption')
+    ('Headroom', '+11.1%', 'theorem')
     """
-    known = [key for key in _SECTIONS if key != "simulation" or report.simulation is not None]
+    known = [key for key in SECTIONS if key != "simulation" or report.simulation is not None]
     for key in sections or ():
         if key not in known:
             raise UsageError(f"--section {key!r} does not exist; the sections are {', '.join(known)}")
@@ -88,7 +89,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
 
 def _section(report: Report, key: str) -> Section:
     """A section, with its basis said once if its tables all give the same."""
-    title, blocks_of = _SECTIONS[key]
+    title, blocks_of = SECTIONS[key]
     basis = report.sources[key].kind if key in report.sources else Basis.SIMULATED
     blocks = tuple(blocks_of(report, basis))
     tables = [b for b in blocks if isinstance(b, Table) and _BASIS in b.columns]
@@ -108,23 +109,18 @@ def _without_basis(block: Block) -> Block:
 
 def _summary(report: Report) -> Table:
     offered, cycle, sources = report.load, report.worst_cycle, report.sources
-    strongest, other = report.levers
-    ends = offered.sustainable_rps_range
-    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(ends, offered.offered_rps)
+    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
     loss = format_percent(cycle.loss)
     if cycle.loss > 0:
         loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
     rows = (
-        ("Offered load", _rps(offered.offered_rps), Basis.ASSUMPTION),
-        ("Sustainable rate", _rps(offered.sustainable_rps) + range_text(ends), sources["load"].kind),
         ("Headroom", headroom, sources["load"].kind),
-        ("Binding constraint", report.verdict.binding, sources["load"].kind),
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), _how_recovery_is_known(report)),
-        ("Strongest lever", _lever(strongest), sources["load"].kind),
-        (f"Strongest {'time' if is_time(other.name) else 'limit'}", _lever(other), sources["load"].kind),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
-        ("Spectral radius", format_radius(report.stability.spectral_radius), sources["stability"].kind),
-        ("Rate cap", _rps(report.rate_cap.per_second), sources["rate_cap"].kind),
+        *(
+            ("Strongest lever" if i == 0 else "Other lever", _lever(lever), sources["load"].kind)
+            for i, lever in enumerate(report.levers)
+        ),
     )
     return table(_FIGURES, (_figure(*row) for row in rows))
 
@@ -142,8 +138,12 @@ def _how_recovery_is_known(report: Report) -> Basis:
 
 def _load(report: Report, basis: Basis) -> Iterator[Block]:
     offered = report.load
+    ends = offered.sustainable_rps_range
     yield _figures(
         basis,
+        ("Offered load", _rps(offered.offered_rps)),
+        ("Sustainable rate", _rps(offered.sustainable_rps) + range_text(ends)),
+        ("Binding constraint", report.verdict.binding),
         ("Sustainable decode", format_rate(offered.sustainable_decode_tokens_per_s, "tokens")),
         ("Largest load factor", format_number(offered.load_factor_max)),
         ("Work rate", format_number(offered.work_rate)),
@@ -162,19 +162,19 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
         why = "None exists: the work alone takes longer than the time between arrivals."
         yield Paragraph(_NO_WARM_CACHE if cached else why)
     elif state.kv_utilization > 1:
-        yield Paragraph("It does not fit: what the offered load would hold in memory without evictions.")
+        yield Paragraph("It does not fit: what the offered load would hold in memory without preemptions.")
     yield _figures(
         basis,
         ("KV tokens", format_tokens(state.kv_tokens)),
-        ("KV utilization", format_percent(state.kv_utilization)),
+        ("KV cache usage", format_percent(state.kv_utilization)),
         ("Iteration time", format_seconds(state.iteration_time_s)),
-        ("Requests in flight", format_number(state.requests_in_flight)),
+        ("Running requests", format_number(state.requests_in_flight)),
         ("Decode throughput", format_rate(state.decode_tokens_per_s, "tokens")),
         ("Prompt iterations", format_rate(state.prompt_iterations_per_s)),
     )
     if state.kv_utilization is not None:
         yield _rows(
-            (_CLASS, number("Per stage"), number("In flight")),
+            (_CLASS, number("Per stage"), number("Running")),
             basis,
             ((c.name, format_number(c.per_stage), format_number(c.in_flight)) for c in state.classes),
         )
@@ -223,14 +223,14 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
         ("Streams in memory", format_number(cache.streams_in_memory, 3)),
     )
     if len(cache.branches) > 1:
-        yield Paragraph("States at the offered rate, by requests in flight, without fluctuations:")
+        yield Paragraph("States at the offered rate, by running requests, without fluctuations:")
         yield _rows(
             (
                 Column("State"),
-                number("In flight"),
+                number("Running"),
                 number("Iteration"),
                 number("Hit ratio"),
-                number("KV usage"),
+                number("KV cache usage"),
             ),
             basis,
             (
@@ -255,7 +255,7 @@ def _worst_cycle(report: Report, basis: Basis) -> Iterator[Block]:
         ("Throughput per iteration", format_number(cycle.throughput_per_iteration)),
         ("Throughput", _rps(cycle.throughput_rps)),
         ("Loss", format_percent(cycle.loss)),
-        ("Evictions per iteration", format_number(cycle.evictions_per_iteration)),
+        ("Preemptions per iteration", format_number(cycle.evictions_per_iteration)),
         ("Period", _unit(cycle.period, "iterations")),
         ("Danger zone", ABSENT if zone is None else f"{format_number(zone[0])} to {_rps(zone[1])}"),
     )
@@ -344,13 +344,15 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
     if plan.thresholds is None:
         yield Paragraph(_NO_THRESHOLDS)
         return
+    if not plan.fits:
+        yield Paragraph(_does_not_fit(plan.kv_tokens, report))
+        return
     largest = plan.max_thresholds or (None,) * len(plan.classes)
     bound = "" if len(plan.classes) == 1 and not plan.worst_window else ", at most"
     yield _figures(
         basis,
         ("Iteration time", format_seconds(plan.iteration_time_s)),
         ("Memory", _unit(plan.kv_tokens, "tokens")),
-        ("Fits", "yes" if plan.fits else "no"),
     )
     yield Paragraph(
         "Requests of a class kept at every stage: the smallest that keep up, the largest that fit in memory."
@@ -393,10 +395,12 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
     if plan.printed is None:
         yield Paragraph(_NO_THRESHOLDS)
         return
+    if not plan.fits:
+        yield Paragraph(_does_not_fit(plan.required_kv_tokens, report))
+        return
     yield _figures(
         basis,
         ("Required memory", _unit(plan.required_kv_tokens, "tokens")),
-        ("Fits", "yes" if plan.fits else "no"),
         ("Filled segments", _unit(plan.base_kv_tokens, "tokens")),
         ("Waiting at boundaries", _unit(plan.boundary_kv_tokens, "tokens")),
         ("Buffer for their queues", _unit(plan.high_probability_kv_tokens, "tokens")),
@@ -429,6 +433,16 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
     )
 
 
+def _does_not_fit(kv_tokens: float | None, report: Report) -> str:
+    state = report.equilibrium.requests_in_flight
+    running = (
+        ""
+        if state is None
+        else f" It suits far more than the {format_number(state, 3)} requests that run here."
+    )
+    return f"Does not fit: whole requests at every stage would take {_unit(kv_tokens, 'tokens')} of KV cache.{running}"
+
+
 def _printed(plan: NestedWait) -> str:
     base, printed = plan.base_kv_tokens, plan.printed
     assert base is not None
@@ -453,7 +467,7 @@ def _safety_buffer(report: Report, basis: Basis) -> Iterator[Block]:
     required = basis if buffer.required_kv_basis is RiskBasis.BOUND else Basis.ESTIMATED
     horizon, bound = buffer.overflow_probability_horizon, buffer.overflow_probability_horizon_bound
     rows = (
-        ("Spread of KV usage", _unit(buffer.kv_std_tokens, "tokens"), basis),
+        ("Spread of KV cache usage", _unit(buffer.kv_std_tokens, "tokens"), basis),
         ("Overflow, per iteration", _probability(buffer.overflow_probability_per_iteration), basis),
         ("Any overflow in the horizon, about", _probability(horizon), Basis.ESTIMATED),
         ("Any overflow in the horizon, at most", _probability(bound), basis),
@@ -504,8 +518,9 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
         ),
     )
     requests = format_number(simulation["arrivals"]["requests"])
+    offered = _OFFERED[simulation["arrivals"]["kind"]]
     yield Paragraph(
-        f"{requests} requests at the offered rates, Poisson, and many all at once; {len(simulation['seeds'])} "
+        f"{requests} requests at the offered rates, {offered}, and many all at once; {len(simulation['seeds'])} "
         "seeds, of each run the steady part. A formula agrees where the whole interval is within "
         f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
         "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."
@@ -521,7 +536,7 @@ def _notes(report: Report, _: Basis) -> Iterator[Block]:
     yield Bullets(report.notes)
 
 
-_SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
+SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
     "saturation": ("Saturation", _saturation),

@@ -21,7 +21,7 @@ _FIGURES = (
     ("Makespan", "makespan_s", "time"),
     ("Requests/s", "throughput_rps", "number"),
     ("Decode tokens/s", "decode_tokens_per_s", "number"),
-    ("Evictions", "evictions", "count"),
+    ("Preemptions", "evictions", "count"),
     ("Recomputed tokens", "recomputed_tokens", "count"),
     ("Recomputed share", "recomputed_share", "share"),
     ("KV tokens, mean", "kv_tokens.mean", "count"),
@@ -63,13 +63,20 @@ def _what(found: Study) -> str:
     amount = f"{format_number(found.requests)} requests"
     load = found.load
     until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
-    how = "replayed from a trace" if load.trace is not None else f"{_arrivals(load)}, {seeds}"
+    how = replayed(load) if load.trace is not None else f"{_arrivals(load)}, {seeds}"
     sure = "."
     if len(found.seeds) > 1:
         sure = ", means over the seeds with their 95% confidence intervals."
     elif found.by_chance:
         sure = "; 95% confidence intervals are from one path, by batch means."
     return f"{amount}{until}, {how}; simulated{sure}"
+
+
+def replayed(load: Load) -> str:
+    """How a trace is replayed."""
+    if load.stretch == 1:
+        return "replayed from a trace"
+    return f"replayed from a trace, gaps {format_number(load.stretch, 3)} times as long as recorded"
 
 
 _BOUNDED = {
@@ -124,7 +131,7 @@ def _arrivals(load: Load) -> str:
                 f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
             )
         case _:
-            return f"{load.kind.value} arrivals"
+            return f"{load.kind or Arrivals.POISSON} arrivals"
 
 
 def _side_by_side(found: Study) -> Table:
@@ -172,7 +179,7 @@ def notes(found: Study) -> tuple[str, ...]:
         if run.ending is Ending.LIVELOCK:
             why = "a request can never fit in the memory it may use, even alone"
             if not run.stuck:
-                why = "requests go on evicting each other, or waiting for each other, and none completes"
+                why = "requests go on preempting each other, or waiting for each other, and none completes"
             said.append(f"{result.policy}: {why}; the run was ended.")
         if result.unfinished:
             said.append(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kvplan.decide.fleet import Hour, Offer, Sizing
 from kvplan.decide.routing import Routing
-from kvplan.decide.sizing import QUEUE, Measured, Probe, Size, Thresholds
+from kvplan.decide.sizing import QUEUE, Measured, Probe, Size, SoFar, Thresholds
 from kvplan.layout.elements import (
     Block,
     Bullets,
@@ -124,6 +124,25 @@ def _evidence(one: Size) -> str:
             f"{said} With {below.replicas:,}: {excess} above the guaranteed rate, served until a burst comes."
         )
     return f"{said} With {below.replicas:,}: {excess} more than is sustainable, too little to be seen in these runs."
+
+
+def so_far(found: SoFar) -> str:
+    """What is known of a size whose search was interrupted.
+
+    >>> so_far(SoFar(60.0, 4, ()))
+    '60 requests/s: at least 4 replicas by the formulas; none simulated to its end'
+    """
+    few = [probe for probe in found.probes if not probe.enough]
+    enough = min((probe.replicas for probe in found.probes if probe.enough), default=None)
+    said = []
+    if few:
+        most = max(few, key=lambda probe: probe.replicas)
+        said.append(f"not enough {most.replicas:,} ({_missed(most) or 'more than is sustainable'})")
+    if enough is not None:
+        said.append(f"enough {enough:,}")
+    simulated = f"simulated: {', '.join(said)}" if said else "none simulated to its end"
+    asked = f"at least {replicas(found.closed_form)} by the formulas"
+    return f"{format_number(found.demand_rps)} requests/s: {asked}; {simulated}"
 
 
 def _missed(probe: Probe) -> str:
@@ -246,7 +265,7 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
             f"{carried}, over {format_number(1 + headroom)} for headroom",
         ),
         (
-            "add: KV usage above",
+            "add: KV cache usage above",
             format_percent(found.kv_utilization),
             "equilibrium at that rate, WAIT-s eq. 3-6",
         ),
@@ -256,7 +275,7 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
             "that rate × mean TTFT, simulated (Little's law)",
         ),
         (
-            "take away: KV usage below",
+            "take away: KV cache usage below",
             format_percent(found.down_kv_utilization),
             "the rest then carries the rate above, each",
         ),
@@ -269,8 +288,9 @@ def notes(found: Sizing) -> tuple[str, ...]:
     runs = " or ".join(f"{count:,}" for count in sorted(set(found.requests)))
     said = [
         *(_OF_SESSIONS,) * any(offer.has_sessions for offer in found.offers),
-        "The demand splits evenly: every replica gets Poisson arrivals at its part of it, with the profile's mix "
-        "(assumption). What a router does from moment to moment is not modelled.",
+        "The demand splits evenly: every replica gets each request with the same probability (assumption). What a "
+        "router does from moment to moment is not modelled.",
+        *_arrivals(found),
         f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
         "replica; an objective holds if the upper end of its 95% interval does.",
         "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
@@ -285,6 +305,28 @@ def notes(found: Sizing) -> tuple[str, ...]:
             "kvplan simulate --horizon replays a period."
         )
     return tuple(said)
+
+
+def _arrivals(found: Sizing) -> Iterator[str]:
+    """How requests arrive, of each profile."""
+    for offer in found.offers:
+        of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+        replicas = offer.fleet.heaviest.replicas
+        if offer.arrivals.trace is not None:
+            yield (
+                f"{of_it}Arrivals and lengths are those of the profile's trace, faster or slower as the demand is; "
+                "its schedule is left out. Of several replicas each gets its part of the trace at random, another one "
+                "in each seed."
+            )
+        elif offer.arrivals.is_poisson:
+            yield f"{of_it}Arrivals: Poisson, as the profile says."
+        else:
+            own = (
+                ""
+                if replicas is None
+                else f", {format_number(offer.arrivals.split(replicas).cv, 3)} at a replica"
+            )
+            yield f"{of_it}Arrivals: gamma, gaps of cv {format_number(offer.arrivals.cv, 3)} in all{own}."
 
 
 def _too_short(found: Sizing) -> Iterator[str]:

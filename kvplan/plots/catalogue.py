@@ -110,7 +110,7 @@ def _equilibrium(report: Report, model: ServingModel) -> Plot:
     found = data.equilibrium_curve(model, report)
     capacity, own = format_tokens(found.capacity_tokens), _rps(found.offered_rps)
     at = format_tokens(found.offered_kv_tokens)
-    said = ["Memory held without evictions, for the same mix at other rates."]
+    said = ["Memory held without preemptions, for the same mix at other rates."]
     if found.offered_kv_tokens is None:
         said.append(f"At the offered rate, {own}, no equilibrium exists.")
     elif not found.shows_offered:
@@ -241,7 +241,7 @@ def _segments_text(count: int) -> str:
 
 def _density(report: Report, model: ServingModel) -> Plot:
     found = data.usage_density(model, report)
-    kind, title = report.sources["safety_buffer"].kind, "Spread of KV usage"
+    kind, title = report.sources["safety_buffer"].kind, "Spread of KV cache usage"
     if found is None:
         why = (
             "No equilibrium exists whose spread it could show."
@@ -250,7 +250,7 @@ def _density(report: Report, model: ServingModel) -> Plot:
         )
         return Plot("kv-density", "safety_buffer", title, kind, why, "", None)
     said = [
-        "Before any eviction, for Poisson arrivals. Line: saddlepoint, which knows that full memory lengthens"
+        "Before any preemption, for Poisson arrivals. Line: saddlepoint, which knows that full memory lengthens"
     ]
     said.append("iterations.")
     if found.without_feedback is not None:

@@ -84,7 +84,7 @@ def rate_throughput(report: Report) -> RateThroughput:
 
 @dataclass(frozen=True)
 class EquilibriumCurve:
-    """KV tokens at the eviction-free equilibrium against offered rate.
+    """KV tokens at the preemption-free equilibrium against offered rate.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class EquilibriumCurve:
 
 
 def equilibrium_curve(model: ServingModel, report: Report) -> EquilibriumCurve:
-    """KV usage against the rate of the same mix, up to a little more than memory (theory §2)."""
+    """KV cache usage against the rate of the same mix, up to a little more than memory (theory §2)."""
     memory = model.replica.memory_tokens
     own = report.equilibrium.kv_tokens
     followed = _FULL * memory if own is None else min(max(_FULL * memory, own), _FAR * memory)
@@ -139,7 +139,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class UsageDensity:
-    """How KV usage spreads before any eviction.
+    """How KV cache usage spreads before any preemption.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class UsageDensity:
 
 
 def usage_density(model: ServingModel, report: Report) -> UsageDensity | None:
-    """Density of KV usage around its mean; None where it has no spread (theory §7)."""
+    """Density of KV cache usage around its mean; None where it has no spread (theory §7)."""
     mean, std = equilibrium(model).kv_tokens, report.safety_buffer.kv_std_tokens
     required = report.safety_buffer.required_kv_tokens
     if mean is None or not std or required is None:

@@ -14,7 +14,7 @@ from kvplan.report.prefix_cache import CacheBlock
 _FAR = 4.0  # times the good load: beyond, the offered one is named in the caption instead
 _AROUND = 1.15
 _LEAST = 0.5  # times the guaranteed or the offered load
-_DECADES = 1e3  # of requests in flight, at most
+_DECADES = 1e3  # of running requests, at most
 _OCTAVES, _STEPS = 3, 8  # of memory to either side, and points in each ...
 _STEPS_CONVEX = 3  # where each takes longer
 

@@ -212,7 +212,7 @@ class Analyses:
     def recovery(self) -> Recovery:
         """Up to which rate greedy admission recovers from any backlog; with a prefix cache, at most what is guaranteed.
 
-        Of what the replica serves with a cold cache evictions leave a part; so they do of what users ask.
+        Of what the replica serves with a cold cache preemptions leave a part; so they do of what users ask.
         """
         found = self._cold_recovery
         if not self.model.finds_prefixes or found.rate_rps is None:
@@ -229,7 +229,7 @@ class Analyses:
 
     @property
     def _recovered_part(self) -> float:
-        """Of what a cold replica serves, what it serves in spite of evictions."""
+        """Of what a cold replica serves, what it serves in spite of preemptions."""
         rate = self._cold_recovery.rate_rps
         return 0.0 if rate is None else min(1.0, rate / sustainable_rate(self.cold)[1])
 
@@ -255,7 +255,7 @@ class Analyses:
 
     @cached_property
     def equilibrium(self) -> Equilibrium:
-        """The eviction-free equilibrium."""
+        """The preemption-free equilibrium."""
         return equilibrium(self.model)
 
     @cached_property
@@ -275,7 +275,7 @@ class Analyses:
 
     @cached_property
     def rate_cap(self) -> RateCap:
-        """Admission limits against evictions."""
+        """Admission limits against preemptions."""
         return rate_cap(self.cold)
 
     @cached_property

@@ -244,7 +244,7 @@ def _of_pulse(model: ServingModel) -> dict[str, Figure]:
             "mean prefill tokens computed in an iteration of the cycle, recomputed ones included",
             prompts,
         ),
-        "B_w": Figure("B", "mean requests in flight on the cycle", cycle.in_flight if cycle else None),
+        "B_w": Figure("B", "mean running requests on the cycle", cycle.in_flight if cycle else None),
     }
 
 
@@ -331,7 +331,7 @@ def _of_plan(model: ServingModel, plan: Plan, report: Report) -> dict[str, Figur
             "", "P(K > M) by the exact law at constant iteration time", tails.exact_pmf_probability
         ),
         "passage_rate": Figure(
-            "rate", "passages of KV usage over memory, per iteration spent below it", tails.passage_rate
+            "rate", "passages of KV cache usage over memory, per iteration spent below it", tails.passage_rate
         ),
         "horizon_iterations": Figure(
             "T", "iterations within the horizon, at least one", bound and bound.iterations

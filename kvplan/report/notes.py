@@ -40,15 +40,15 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         CycleKind.HOMOGENEOUS: Source(f"SIC eq. 25, worst cycle of one decode length{extension}", basis),
         CycleKind.PULSE: Source("new: pulse cycle, its local stability proved", Basis.COMPUTED),
         CycleKind.SIMULATED: Source(
-            "fluid map iterated (SIC 2.2, saturated; what is evicted rejoins first: new)", Basis.SIMULATED
+            "fluid map iterated (SIC 2.2, saturated; what is preempted rejoins first: new)", Basis.SIMULATED
         ),
         CycleKind.NONE: (
             Source(
-                "greedy admission never evicts: no request grows, or max_num_seqs always fit", Basis.THEOREM
+                "greedy admission never preempts: no request grows, or max_num_seqs always fit", Basis.THEOREM
             )
             if eviction_is_impossible(model)
             else Source(
-                "SIC eq. 10, or no collapsed start of the fluid map goes on evicting; observed, not proved",
+                "SIC eq. 10, or no collapsed start of the fluid map goes on preempting; observed, not proved",
                 Basis.ASSUMPTION,
             )
         ),
@@ -87,7 +87,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             Basis.COMPUTED,
         ),
         "safety_buffer": Source(
-            "new: Poisson cluster law of KV usage, saddlepoint tail; theorem_bound: FC Theorem 3.6",
+            "new: Poisson cluster law of KV cache usage, saddlepoint tail; theorem_bound: FC Theorem 3.6",
             Basis.COMPUTED,
         ),
         "prefix_cache": Source(
@@ -117,7 +117,7 @@ def notes(
     found = [
         *origins_note(model.provenance),
         *extrapolations(model.measured, tuple(states(model))),
-        *band_notes(model.measured, offered, drains_up_to_rps),
+        *band_notes(model, offered, drains_up_to_rps),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         "Not modelled: speculative decoding, swapping, pipeline bubbles, routing between replicas.",
@@ -127,7 +127,7 @@ def notes(
     held = requests_in_memory(model)
     if held < FEW_REQUESTS:
         found.append(
-            f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, evicting and "
+            f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, preempting and "
             "recomputing whole requests costs more than the fluid figures say."
         )
     if replica.block_tokens > 1:
@@ -137,7 +137,7 @@ def notes(
         )
     if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
         found.append(
-            "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after an eviction."
+            "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after a preemption."
         )
     if model.timing.is_convex:
         found.append(

@@ -9,6 +9,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.prefix_cache import CacheState, population_of, prefix_cache, recovered_share
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
+from kvplan.report.inputs import sustainable_text
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
@@ -123,8 +124,9 @@ def collapse_summary(cache: CacheBlock, offered: Load) -> str:
 
 
 def _rates(offered: Load) -> str:
-    guaranteed = f"{format_number(offered.sustainable_rps)} guaranteed"
-    return f"{format_number(offered.offered_rps)} requests/s offered, {guaranteed}"
+    return (
+        f"{format_number(offered.offered_rps)} requests/s offered, {sustainable_text(offered, 'guaranteed')}"
+    )
 
 
 def overload_summary(cache: CacheBlock, offered: Load) -> str:
@@ -143,7 +145,7 @@ def overload_summary(cache: CacheBlock, offered: Load) -> str:
 def users_summary(cache: CacheBlock) -> str:
     """The verdict in a sentence where users nearly fill the replica."""
     users, good = format_number(cache.users), format_number(cache.good_users)
-    return f"{users} users, and a replica for {good}; so near to that, evictions can keep it from clearing a backlog."
+    return f"{users} users, and a replica for {good}; so near to that, preemptions can keep it from clearing a backlog."
 
 
 def collapse_actions(cache: CacheBlock, model: ServingModel, offered: Load) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
-from kvplan.report.inputs import range_text
+from kvplan.report.inputs import sustainable_text
 from kvplan.report.prefix_cache import CacheBlock, collapse_summary, overload_summary, users_summary
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
@@ -40,10 +40,9 @@ def summary(
             return collapse_summary(cache, offered)
         if cache.users is not None and status is Status.NEEDS_CAP:
             return users_summary(cache)
-    sustainable = f"{format_number(offered.sustainable_rps)} sustainable"
-    if offered.sustainable_rps_range is not None:
-        sustainable += f"{range_text(offered.sustainable_rps_range)[:-1]} in the error band of the timing)"
-    rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable}"
+    rates = (
+        f"{format_number(offered.offered_rps)} requests/s offered, {sustainable_text(offered, 'sustainable')}"
+    )
     if status is Status.OVERLOADED:
         excess = offered.offered_rps / offered.sustainable_rps - 1
         return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."
@@ -54,7 +53,7 @@ def summary(
         return (
             f"{fits}; but it is not known that greedy admission recovers from a collapse: {recovers.reason}."
         )
-    low, cause = recovers.rate_rps, "evictions can go on for ever"
+    low, cause = recovers.rate_rps, "preemptions can go on for ever"
     if confirmed_up_to_rps is not None and confirmed_up_to_rps < (low or 0.0):
         low, cause = confirmed_up_to_rps, "so it is in a simulation of whole requests"
     elif recovers.fluctuations is not None and recovers.fluctuations.outweigh(model.replica.capacity_tokens):
@@ -80,8 +79,14 @@ def beside_spectrum(status: Status, local: Stability, drains_up_to_rps: float | 
 
 
 def requests_in_memory(model: ServingModel) -> float:
-    """Mean number of requests in flight when memory is full, n*·n."""
+    """Mean number of running requests when memory is full, n*·n."""
     return saturation(model).admissions_per_iteration * per_request(model).iterations
+
+
+def running_beside_spread(model: ServingModel, kv_std_tokens: float | None) -> int:
+    """How many requests fit on average beside one standard deviation of KV cache usage."""
+    spread = 0.0 if kv_std_tokens is None else kv_std_tokens
+    return math.floor(requests_in_memory(model) * (1 - spread / model.replica.memory_tokens))
 
 
 def actions(
@@ -140,37 +145,32 @@ def _at_these_rates(
             f"{replicas} replicas."
         )
         if not eviction_is_impossible(model):
-            found.append(f"Until then cap admissions at {limit}: the excess waits, and evictions grow rare.")
+            found.append(
+                f"Until then cap admissions at {limit}: the excess waits, and preemptions grow rare."
+            )
     elif status is Status.NEEDS_CAP:
-        most = running_at_most(model)
-        found.append(
-            f"Cap admissions at {limit}: evictions then grow rare, and a backlog drains up to about "
-            f"{format_number(drained_under_cap(offered, recovers))} requests/s."
-            if most is None
-            else f"Cap running requests at {format_number(most, 3)}: beyond that, iterations grow faster than what "
-            "they serve, and a cap on admissions alone does not hold the sustainable rate."
-        )
+        found.append(_cap(model, buffer, limit, drained_under_cap(offered, recovers)))
         if local.stabilising_change is not None:
             found.append(f"Or remove the cause. {local.stabilising_change}.")
         elif not local.certified:
             found.append("Stability is too close to call in floating point; the cap is safe either way.")
     elif engine_never_evicts(model):
         found.append(
-            f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever evicted."
+            f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever preempted."
         )
     elif never_grows(model):
         found.append(
-            f"{_NOTHING}: no request takes more memory than at its admission, so none is ever evicted."
+            f"{_NOTHING}: no request takes more memory than at its admission, so none is ever preempted."
         )
     elif eviction_is_impossible(model):
         found.append(
-            f"{_NOTHING} under greedy admission, which never evicts: max_num_seqs requests at their longest fill "
+            f"{_NOTHING} under greedy admission, which never preempts: max_num_seqs requests at their longest fill "
             "memory exactly. vLLM keeps a block for itself and can: one sequence less or one block more excludes that."
         )
     elif buffer is not None and (buffer.overflow_probability_horizon or 0) > plan.delta:
         at_most = " at most" if buffer.required_kv_basis is RiskBasis.BOUND else ""
         found.append(
-            f"Expect evictions now and then: about {format_percent(buffer.overflow_probability_horizon)} for any "
+            f"Expect preemptions now and then: about {format_percent(buffer.overflow_probability_horizon)} for any "
             f"within {format_seconds(plan.horizon_s)}; {format_tokens(buffer.required_kv_tokens)} tokens of memory "
             f"would keep that to {format_percent(plan.delta)}{at_most}."
         )
@@ -192,6 +192,29 @@ def _at_these_rates(
             f"Memory holds about {format_number(held, 2)} requests: with so few, whole-request effects add to the loss."
         )
     return tuple(found)
+
+
+def _cap(model: ServingModel, buffer: SafetyBuffer | None, limit: str, drained_rps: float | None) -> str:
+    """What keeps preemptions from going on for ever, and the flag that does it or comes nearest."""
+    most = running_at_most(model)
+    if most is not None:
+        return (
+            f"Cap running requests at {format_number(most, 3)}{_flag(model, math.floor(most), ' (')}: beyond that, "
+            "iterations grow faster than what they serve, and a cap on admissions alone does not hold the sustainable "
+            "rate."
+        )
+    nearest = running_beside_spread(model, buffer and buffer.kv_std_tokens)
+    return (
+        f"Cap admissions at {limit}{_flag(model, nearest, ', or nearly so (')}: preemptions then grow rare, and a "
+        f"backlog drains up to about {format_number(drained_rps)} requests/s."
+    )
+
+
+def _flag(model: ServingModel, running: int, opening: str) -> str:
+    """A cap on running requests as a flag; nothing where there is a stricter one already."""
+    if not 1 <= running < (model.replica.max_num_seqs or math.inf):
+        return ""
+    return f"{opening}vLLM --max-num-seqs {running}; kvplan emit tests it)"
 
 
 def _at_peak(varying: Peak, status: Status, cap: RateCap, recovers_up_to_rps: float) -> str | None:

@@ -142,7 +142,7 @@ def test_where_nothing_is_evicted_the_defaults_stay(run: Run, tmp_path: Path) ->
     code, text, _ = run(str(path), "--engine", "vllm", *SMALL)
     assert code == 0
     assert "# Nothing to set: leave the engine's defaults." in text
-    assert "nobody was evicted in any run" in text
+    assert "nobody was preempted in any run" in text
     assert all(line.startswith("#") for line in text.splitlines())
 
 
@@ -275,6 +275,7 @@ def test_settings_put_into_a_gated_profile_pass_check(
     if report.load.headroom is not None:
         demands.append(f"load.headroom >= {report.load.headroom - 0.01 * abs(report.load.headroom):.6f}")
     text = shipped_profiles()[name].read_text("utf-8") + f"\n[gate]\nrequire = {json.dumps(demands)}\n"
+    text += 'accept = ["gpu", "timing", "workload"]\n'
     path, out = tmp_path / "gated.toml", tmp_path / "out.json"
     path.write_text(text)
     monkeypatch.setattr(Bench, "measure", limits_gain)

@@ -134,7 +134,7 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--policy", "alpha-protection", "--set", "alpha-protection.alpha=1"], "from 0 to below 1"),
         (["--policy", "mc", "--set", "mc.assume=2"], "exact or max is wanted"),
         (["--policy", "rate-limited", "--set", "rate-limited.beta=0"], "at least 1e-6"),
-        (["--cv", "3"], "--cv goes with --arrivals gamma only"),
+        (["--arrivals", "poisson", "--cv", "3"], "--cv goes with --arrivals gamma only"),
         (["--arrivals", "gamma", "--cv", "0"], "--cv 0"),
         (["--arrivals", "closed", "--concurrency", "0"], "--concurrency 0"),
         (["--arrivals", "burst", "--burst", "1,2"], "four numbers"),
@@ -414,7 +414,7 @@ def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.Cap
     [
         (
             "9",
-            "requests go on evicting each other, or waiting for each other, and none completes",
+            "requests go on preempting each other, or waiting for each other, and none completes",
         ),
         (
             "5",

@@ -349,8 +349,8 @@ def test_what_is_no_result_of_the_engine_is_said() -> None:
     assert advice(given({}), SGLANG).engine.policy == "sglang"
     assert any("MAX_UTILIZATION" in note for note in advice(given({}), TRTLLM).notes)
     never = advice(given({}, other=replace_evictions(BASE, 0)))
-    assert any("nobody was evicted" in note for note in never.notes)
-    assert not any("nobody was evicted" in note for note in advice(given({})).notes)
+    assert any("nobody was preempted" in note for note in never.notes)
+    assert not any("nobody was preempted" in note for note in advice(given({})).notes)
 
 
 def replace_evictions(one: Measured, evictions: int) -> Measured:

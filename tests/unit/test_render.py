@@ -146,19 +146,20 @@ def test_the_first_screen_says_what_matters(name: str) -> None:
     assert "What to do" in text
     for number, action in enumerate(report.actions, 1):
         assert f"{number} {action}" in text
-    for figure in ("Headroom", "Binding constraint", "Strongest lever", "Worst-cycle loss", "Rate cap"):
-        assert re.search(
-            rf"  {figure} .* (theorem|computed|simulated|assumption)\n", "\n".join(screen) + "\n"
-        )
+    for row in build(report).summary.rows:
+        assert any(all(cell in line for cell in row) for line in screen), row
+    assert {"Headroom", "Worst-cycle loss", "Strongest lever"} <= {
+        row[0] for row in build(report).summary.rows
+    }
 
 
 def test_the_first_screen_names_what_to_change() -> None:
     """Ten requests an iteration fill memory: 10/(1 + 10·0.4) a second, 10/4.6 with d2 = 0.36, 11/5.4 with 22 tokens."""
     model = ServingModel((RequestClass("a", 1, (1,), (1.0,), 1.0),), Timing(1.0, d2=0.4), Replica(20))
-    rows = [row for row in build(_report(model)).summary.rows if row[0].startswith("Strongest")]
+    rows = [row for row in build(_report(model)).summary.rows if row[0].endswith("lever")]
     assert rows == [
         ("Strongest lever", "10% shorter d2 (prefill) serves +8.7%", "computed"),
-        ("Strongest limit", "10% more KV memory serves +1.85%", "computed"),
+        ("Other lever", "10% more KV memory serves +1.85%", "computed"),
     ]
 
 
@@ -243,7 +244,7 @@ def test_every_figure_has_a_basis(name: str) -> None:
 
 def test_the_basis_is_the_one_the_report_gives() -> None:
     report = _report(PULSE)
-    assert build(report).summary.rows[0][::2] == ("Offered load", "assumption")
+    assert build(report).summary.rows[0][::2] == ("Headroom", report.sources["load"].kind)
     for section, figure in (("worst_cycle", "Loss"), ("load", "Work rate"), ("rate_cap", "Admissions")):
         assert _figure(report, section, figure)[1] == report.sources[section].kind
 

@@ -9,7 +9,7 @@ NO_EQUILIBRIUM = "Λ >= 1: the work alone takes longer than the time between arr
 
 EQUILIBRIUM = Block(
     "equilibrium",
-    "The eviction-free steady state at the offered load.",
+    "The preemption-free steady state at the offered load.",
     (
         Record(
             "equilibrium.kv_tokens",

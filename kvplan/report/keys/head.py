@@ -100,7 +100,7 @@ VERDICT = Block(
             "Largest offered rate at which greedy admission recovers from any backlog; 0 if none is known. Estimated: "
             "its factors 0.985, 1.15 and 1.5 are fitted to simulations of whole requests.",
             formula="smallest of α·Σλ and 0.985·x_low/τ_low, x_low = n*·(r − 1.15·(G + D)/M): what the worst cycle "
-            "keeps, less the gap that the next request does not fit into and what fluctuations evict; α·Σλ where "
+            "keeps, less the gap that the next request does not fit into and what fluctuations preempt; α·Σλ where "
             "nothing can be evicted",
             here=_recovers,
             source="new",

@@ -156,5 +156,5 @@ def cycle_here(e: Evidence) -> str:
 
 
 def class_alone_here(e: Evidence, admissions: str) -> str:
-    """The time in numbers of an iteration of a class that fills memory alone, without evictions."""
+    """The time in numbers of an iteration of a class that fills memory alone, without preemptions."""
     return f"{_rest_here(e, 'cycle')} + {admissions}·{e('c')}"

@@ -7,11 +7,11 @@ _NO_BUDGETS = "No whole numbers fit: Σ(⌊λ_i·τ*⌋ + 1)·S_i >= M, or there
 
 RATE_CAP = Block(
     "rate_cap",
-    "Admission limits against evictions.",
+    "Admission limits against preemptions.",
     (
         Record(
             "rate_cap.per_iteration",
-            "Admissions per iteration that keep memory full on average: evictions then grow rare, whatever is offered.",
+            "Admissions per iteration that keep memory full on average: preemptions grow rare, whatever is offered.",
             formula="n* = M/Σ p_i·S_i",
             here=lambda e: f"{e('M')} / {e('S_b')}",
             source="SIC 5.1",
@@ -59,7 +59,7 @@ RATE_CAP = Block(
         ),
         Record(
             "rate_cap.engine_sustainable_rps",
-            "Largest total rate that can be sustained with that concurrency: what it costs to exclude evictions.",
+            "Largest total rate that can be sustained with that concurrency: what it costs to exclude preemptions.",
             formula=law_text.CAPPED,
             here=law_text.capped_here,
             source="WAIT-s eq. 3-6; the limit new",

@@ -42,11 +42,11 @@ def _theorem_bound(e: Evidence) -> str:
 
 SAFETY_BUFFER = Block(
     "safety_buffer",
-    "How likely KV usage exceeds memory, and the buffer against it.",
+    "How likely KV cache usage exceeds memory, and the buffer against it.",
     (
         Record(
             "safety_buffer.kv_std_tokens",
-            "Standard deviation of KV usage before any eviction, with the feedback of usage on iteration time.",
+            "Standard deviation of KV cache usage before any preemption, with the feedback of usage on iteration time.",
             formula="σ² = (1/2π)·∫ Σ λ_i·τ*·|W_i + G·V_i/(1 − H)|² dω, H = e^(−iω)·Σ λ_i·V_i, G = e^(−iω)·Σ λ_i·W_i",
             source="new: Poisson cluster process",
             symbol="σ",
@@ -55,12 +55,13 @@ SAFETY_BUFFER = Block(
         ),
         Record(
             "safety_buffer.overflow_probability_per_iteration",
-            "Probability that KV usage exceeds memory in an iteration.",
+            "Probability that KV cache usage exceeds memory in an iteration.",
             formula="P(K > M): the larger of saddlepoint, with feedback, and exact law at constant iteration time; the "
             "latter where iteration times hardly vary",
             here=_tail,
             source="new: Lugannani-Rice on the cluster process; compound Poisson by FFT",
             symbol="P",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
         ),
         Record(
@@ -69,15 +70,16 @@ SAFETY_BUFFER = Block(
             formula="1 − (1 − P)·exp(−(max(1, T/τ*) − 1)·rate), rate = min(P, 1.15·(1 − P)/t(u)), "
             "t(u) = (1/c)·∫ Φ²/φ dy to u = Φ⁻¹(1 − P), c = E(K_(t+m) − K_t)²/(2m·σ²), m = 1/(9c)",
             here=_any_overflow,
-            source="new: passage of KV usage in normal scores; .01 to .9 within 2/3 to 3 times simulations, for memory "
-            "2 to 4 standard deviations above the mean",
+            source="new: passage of KV cache usage in normal scores; .01 to .9 within 2/3 to 3 times simulations, for "
+            "memory 2 to 4 standard deviations above the mean",
             symbol="P(any in T)",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
             basis="estimated",
         ),
         Record(
             "safety_buffer.passage_rate",
-            "Passages of KV usage over memory, per iteration spent below it.",
+            "Passages of KV cache usage over memory, per iteration spent below it.",
             absent=NO_EQUILIBRIUM,
             in_contract=False,
         ),
@@ -89,6 +91,7 @@ SAFETY_BUFFER = Block(
                 f"min(1, {_iterations(e)}·{e('safety_buffer.overflow_probability_per_iteration')})"
             ),
             source="new: union bound over iterations (Boole)",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
         ),
         Record(

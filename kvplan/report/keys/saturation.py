@@ -6,11 +6,11 @@ from kvplan.report.keys.record import Block, Record, Warm
 
 SATURATION = Block(
     "saturation",
-    "The eviction-free state that exactly fills memory.",
+    "The preemption-free state that exactly fills memory.",
     (
         Record(
             "saturation.admissions_per_iteration",
-            "Admissions per iteration that keep memory exactly full without evictions.",
+            "Admissions per iteration that keep memory exactly full without preemptions.",
             formula="n* = M/Σ p_i·S_i",
             here=lambda e: f"{e('M')} / {e('S_b')}",
             source="SIC 2; several classes WAIT-s eq. 3",

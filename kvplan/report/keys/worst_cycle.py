@@ -80,8 +80,8 @@ WORST_CYCLE = Block(
             "worst_cycle.kind",
             "How the cycle is known: homogeneous and pulse by a formula, simulated by iterating the fluid map, "
             "or none.",
-            formula="homogeneous: all n_i equal; pulse: g > 1 and its polynomial is stable; none: no eviction "
-            "possible, or the fluid map stops evicting, taken for granted where 3·L·(1 − ρ) >= 1; simulated: the rest",
+            formula="homogeneous: all n_i equal; pulse: g > 1 and its polynomial is stable; none: no preemption "
+            "possible, or the fluid map stops preempting, as assumed where 3·L·(1 − ρ) >= 1; simulated: the rest",
             here=lambda e: f"n_i: {e('lengths')}; g = {e(_GCD)}; ρ = {e('stability.spectral_radius', 12)}",
             source="SIC 3; pulse cycle new",
             kind=Kind.TEXT,
@@ -110,10 +110,11 @@ WORST_CYCLE = Block(
             formula="1 − x/n*",
             here=lambda e: f"1 − {e(_X, 9)} / {e(_N_STAR, 9)}",
             source="SIC 3: (d − 1)/(2(s + d)) for one length",
+            most=1.0,
         ),
         Record(
             "worst_cycle.evictions_per_iteration",
-            "Requests evicted per iteration on the cycle.",
+            "Requests preempted per iteration on the cycle.",
             formula="e = (M − K_old)/(g·ā) − x, K_old held by earlier pulses when one is admitted; none: 0",
             here=_evictions,
             source="SIC 3; several classes new",
@@ -144,7 +145,7 @@ WORST_CYCLE = Block(
         Record(
             "worst_cycle.classes[].kind",
             "How the cycle of the class is known, on a replica that serves nothing else.",
-            formula="homogeneous: one decode length; pulse: g > 1 and its polynomial is stable; none: no eviction "
+            formula="homogeneous: one decode length; pulse: g > 1 and its polynomial is stable; none: no preemption "
             "possible",
             source="SIC 3; pulse cycle new",
             absent=_NO_CLOSED_FORM,
@@ -176,11 +177,12 @@ WORST_CYCLE = Block(
             formula="1 − x/(M/S_i)",
             here=lambda e: f"1 − {e.here('throughput_per_iteration', 9)} / ({e('M', 9)} / {e('S_b', 9)})",
             source="SIC 3: (d − 1)/(2(s + d)) for one length",
+            most=1.0,
             absent=_NO_CLOSED_FORM,
         ),
         Record(
             "worst_cycle.classes[].evictions_per_iteration",
-            "Requests of the class evicted per iteration on that cycle.",
+            "Requests of the class preempted per iteration on that cycle.",
             formula="e = (M − K_old)/(g·a) − x, K_old held by earlier pulses when one is admitted; none: 0",
             here=_class_evictions,
             source="SIC 3; pulse cycle new",

@@ -86,7 +86,7 @@ CACHED = RealRun(
         "from the rates that were asked for, the lengths, and what the client was told to send: ten system prompts of "
         "128 tokens, eight whole pages, as often each, and a question to each. The client's generator makes a hundred "
         "prompts and sends them again and again: the knee if questions recur has 192 tokens found of each. The client "
-        f"has {CLIENTS} requests in flight at most. KV capacity is estimated; it does not bind. Nor does the budget of "
+        f"has {CLIENTS} running requests at most. KV capacity is estimated; it does not bind. Nor does the budget of "
         "8,192 tokens, so that chunked prefill, on in the second sweep only, changes nothing here."
     ),
     files=tuple(stage_file(variant, number) for variant in (WITHOUT, WITH) for number in range(STAGES)),

@@ -68,7 +68,7 @@ def _alone(point: Point, known: Sweep) -> Sweep:
 
 
 def at_rate(rate_rps: float, like: Point, play: Callable[[Point], Times]) -> tuple[bool, Times]:
-    """Whether a rate is beyond what the client's requests in flight can get, and the times of what it then is."""
+    """Whether a rate is beyond what the client's running requests can get, and the times of what it then is."""
     size = round(rate_rps * SECONDS)
     loop = play(Point(line=1, inputs=like.inputs, outputs=like.outputs, concurrency=CLIENTS, requests=size))
     if 1 / loop[Kind.INTERVAL] < rate_rps:

@@ -63,6 +63,7 @@ def study(
     A load without chance in it is run once, with the first of the seeds. `compile` is as for
     `kvplan.simulation.engine.run`, `threads` how many runs go on at once.
     """
+    load = load.on(model)
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
     drawn = scenarios(model, plan, load, seeds)

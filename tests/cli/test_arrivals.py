@@ -1,0 +1,100 @@
+"""Arrivals as the profile says, in every command that simulates; options override them, and the output says which."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import run
+
+PROFILE = """schema = 1
+name = "one class"
+[gpu]
+memory_tokens = 6000
+[timing]
+d0 = "20 ms"
+d2 = "50 us"
+[[classes]]
+name = "a"
+input = 300
+decode = { 20 = 1, 60 = 1 }
+rate = 2.0
+"""
+
+
+def with_workload(folder: Path, text: str) -> Path:
+    file = folder / "p.toml"
+    file.write_text(PROFILE.replace("[[classes]]", f"[workload]\n{text}\n[[classes]]"))
+    return file
+
+
+def trace_in(folder: Path, *, rate: float = 2.0, requests: int = 400) -> Path:
+    """Twenty at a time, at that mean rate."""
+    file = folder / "requests.csv"
+    times = np.repeat(np.arange(requests // 20) * 20 / rate, 20)
+    rows = "".join(f"{time:.3f},300,40\n" for time in times)
+    file.write_text(f"time,input,output\n{rows}")
+    return file
+
+
+def simulated(*arguments: object) -> dict[str, Any]:
+    return json.loads(run("simulate", *arguments, "--policy", "vllm", "--format", "json").stdout)
+
+
+def test_simulate_takes_cv_from_the_profile_and_options_override_it(tmp_path: Path) -> None:
+    file = with_workload(tmp_path, "cv = 4")
+    found = simulated(file, "--requests", 2000)
+    assert (found["arrivals"]["kind"], found["arrivals"]["cv"]) == ("gamma", 4)
+    same = simulated(file, "--requests", 2000, "--cv", 4)
+    assert same["policies"] == found["policies"]
+    random = simulated(file, "--requests", 2000, "--arrivals", "poisson")
+    assert random["arrivals"]["kind"] == "poisson"
+    assert found["policies"][0]["ttft_s"]["p95"] > 2 * random["policies"][0]["ttft_s"]["p95"]
+    assert "gamma arrivals of cv 4" in run("simulate", file, "--requests", "50").stdout
+
+
+def test_simulate_replays_the_trace_beside_the_profile(tmp_path: Path) -> None:
+    trace = trace_in(tmp_path, rate=2.0 * 380 / 399)  # of 399 gaps the last 19 are 0
+    file = with_workload(tmp_path, 'trace = "requests.csv"')
+    found, replayed = simulated(file), simulated(file, "--trace", trace)
+    assert found["arrivals"]["kind"] == "trace"
+    assert found["policies"] == replayed["policies"]
+    assert found["policies"][0]["completed"] == 400
+
+
+def test_a_trace_of_another_rate_is_stretched_and_said_to_be(tmp_path: Path) -> None:
+    trace_in(tmp_path, rate=4.0 * 380 / 399)
+    file = with_workload(tmp_path, 'trace = "requests.csv"')
+    assert simulated(file)["arrivals"]["stretch"] == pytest.approx(2.0, rel=1e-3)
+    said = " ".join(run("simulate", file).stdout.split())
+    assert "replayed from a trace, gaps 2 times as long as recorded" in said
+
+
+def test_size_needs_more_for_arrivals_that_cluster(tmp_path: Path) -> None:
+    def needed(text: str) -> int:
+        file = with_workload(tmp_path, text)
+        slo = ("--slo", "ttft_s.p95 <= 0.4 s", "--seeds", "2")
+        found = json.loads(
+            run("size", file, *slo, "--rate", "20", "--headroom", "0", "--format", "json").stdout
+        )
+        return found["profiles"][0]["replicas"]
+
+    trace_in(tmp_path)
+    poisson, clustered, replayed = needed("cv = 1"), needed("cv = 6"), needed('trace = "requests.csv"')
+    assert poisson < clustered
+    assert poisson < replayed
+
+
+def test_a_trace_has_to_fit_the_memory_of_the_profile(tmp_path: Path) -> None:
+    (tmp_path / "requests.csv").write_text("time,input,output\n0,300,40\n1,9000,40\n")
+    done = run("analyze", with_workload(tmp_path, 'trace = "requests.csv"'))
+    assert done.returncode == 2
+    assert "workload.trace: does not fit: its longest request holds 9,040 KV tokens" in done.stderr
+
+
+def test_a_trace_that_is_not_there_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
+    done = run("analyze", with_workload(tmp_path, 'trace = "none.csv"'))
+    assert done.returncode == 2
+    assert "p.toml:9: workload.trace: " in done.stderr
+    assert "none.csv" in done.stderr
