@@ -34,6 +34,7 @@ from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
+from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, to_document
 from kvplan.report.assembly import analyze as report_of
@@ -319,7 +320,13 @@ OTHER: dict[str, dict[str, Any]] = {
         "prompts": (Prompt(300, 0.5), Prompt(900, 0.5)),
         "longest": 9_000,
     },
-    "plan": {"delta": 0.2, "horizon_s": 60.0, "segments": 3},
+    "plan": {
+        "delta": 0.2,
+        "horizon_s": 60.0,
+        "segments": 3,
+        "slos": (parse_slo("e2e_s.p95 <= 1 h"), parse_slo("tpot_s.p99 <= 1 h")),
+        "gpu_hour": 2.5,
+    },
     "model": {
         "request_overhead_s": 0.5,
         "measured": MeasuredRange((0, 10), (0, 10), (0, 10), (0.5, 2.0)),
@@ -354,7 +361,7 @@ UNMOVED = {
     },
     ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
     ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
-    **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"]},
+    **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"] if name != "slos"},
     **{
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"
         for name in OTHER["plan"]
