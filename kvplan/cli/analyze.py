@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import kvplan
+from kvplan.cli import completion
 from kvplan.cli.common import Output, Profile, option, progress_bar, read, say, say_compiling, terminal
 from kvplan.cli.output import can_show, remove_from, write_into, write_result
 from kvplan.errors import UsageError
@@ -52,6 +53,7 @@ def analyze(
             "--section",
             metavar="KEY",
             help="Show only this part of the details, such as load or wait. May be repeated. Default: all.",
+            autocompletion=completion.sections,
         ),
     ] = None,
     plot: Annotated[

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.output import check_writable, tell
 from kvplan.errors import UsageError
 
@@ -29,12 +30,6 @@ class DocumentFormat(StrEnum):
     JSON = "json"
 
 
-def complete_profile(incomplete: str) -> list[str]:
-    from kvplan.profile.reading import shipped_profiles
-
-    return sorted(name for name in shipped_profiles() if name.startswith(incomplete))
-
-
 # Where nothing stands for itself: the help says what is taken then.
 option, argument = partial(typer.Option, show_default=False), partial(typer.Argument, show_default=False)
 
@@ -44,7 +39,7 @@ Profile = Annotated[
         metavar="PROFILE",
         help="A TOML file, '-' for standard input, or the name of a shipped profile. "
         "Default: the shipped llama-3.1-8b-rtx4090.",
-        autocompletion=complete_profile,
+        autocompletion=completion.profiles,
     ),
 ]
 Base = Annotated[
@@ -54,7 +49,7 @@ Base = Annotated[
         metavar="PROFILE",
         help="Profile that supplies what is not measured: a TOML file or the name of a shipped profile. "
         "Default: the shipped llama-3.1-8b-rtx4090.",
-        autocompletion=complete_profile,
+        autocompletion=completion.profiles,
     ),
 ]
 TensorParallel = Annotated[
@@ -118,6 +113,17 @@ def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str 
     for path in inputs:
         if output is not None and output.is_file() and path.exists() and os.path.samefile(output, path):
             raise UsageError(f"{option} {output}: would overwrite what is read")
+
+
+def read_once(file: Path, *, beside: str | None) -> Path:
+    """The file as readers take it, where '-' is standard input; the base `beside` it cannot be read from there too."""
+    from kvplan.ingest.text_file import STANDARD_INPUT
+
+    if str(file) != "-":
+        return file
+    if beside == "-":
+        raise UsageError("standard input can be the file or the --base, not both")
+    return STANDARD_INPUT
 
 
 def _loaded(profile: str | None) -> "profile_file.Profile":

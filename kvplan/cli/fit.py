@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from kvplan.cli.common import Base, Output, argument, option, read_base, refuse_overwriting, say
+from kvplan.cli.common import Base, Output, argument, option, read_base, read_once, refuse_overwriting, say
 from kvplan.cli.output import write_result
 
 
@@ -12,7 +12,8 @@ def fit(
         Path,
         argument(
             metavar="TRACE",
-            help="File of recorded requests: an Azure, BurstGPT, Mooncake, Qwen or ServeGen trace, the result of a "
+            help="File of recorded requests, or '-' for standard input: "
+            "an Azure, BurstGPT, Mooncake, Qwen or ServeGen trace, the result of a "
             "vLLM benchmark, or a table with named columns.",
         ),
     ],
@@ -34,6 +35,7 @@ def fit(
     from kvplan.ingest.trace.traffic import measure
 
     refuse_overwriting(output, [trace])
+    trace = read_once(trace, beside=base)
     kept = read_base(base)
     traffic = measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Output,
@@ -24,8 +25,6 @@ from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from kvplan.model import ServingModel
-    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.requests import Requests
 
 
@@ -58,6 +57,7 @@ def simulate(
             metavar="NAME,...",
             help="Scheduling policies to compare on the same arrivals. Default: greedy,rate-limited,vllm; vllm alone "
             "where requests have prefixes in common, which the others do not cache.",
+            autocompletion=completion.listed(completion.policies),
         ),
     ] = None,
     setting: Annotated[
@@ -175,7 +175,7 @@ def simulate(
         horizon=horizon,
         burst_sessions=burst_sessions,
     )
-    _check_sessions(loaded.model, load)
+    options.check_sessions(load, loaded.model)
     if requests is None and horizon is None and trace is None:
         load = options.with_sessions(load, loaded.model)
     usual = "vllm" if loaded.model.finds_prefixes else "greedy,rate-limited,vllm"
@@ -212,20 +212,6 @@ def simulate(
     if found.interrupted:
         say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-
-
-def _check_sessions(model: "ServingModel", load: "Load") -> None:
-    """What the profile's sessions and the options about arrivals have to do with each other."""
-    there = any(c.sessions for c in model.classes)
-    kind = load.on(model).name
-    if load.burst_sessions is not None and not any(
-        c.sessions and not c.sessions.users for c in model.classes
-    ):
-        raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
-    if there and load.trace is None and kind != Kind.POISSON:
-        raise UsageError(
-            f"--arrivals {kind}: the [[sessions]] of the profile arrive as it describes them; leave it out"
-        )
 
 
 def _replayed(model: "ServingModel", trace: Path | None, *, given: bool) -> "Callable[[], Requests] | None":

@@ -4,11 +4,13 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
@@ -18,10 +20,10 @@ from kvplan.cli.common import (
     argument,
     check_plot,
     check_runs,
-    complete_profile,
     option,
     read,
     rendered,
+    say,
     say_compiling,
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
@@ -30,7 +32,7 @@ from kvplan.units import format_number
 
 if TYPE_CHECKING:
     from kvplan.decide.fleet import Sizing
-    from kvplan.decide.sizing import Measure, Measured
+    from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
     from kvplan.profile.reading import Profile
 
@@ -43,7 +45,7 @@ def size(
         argument(
             metavar="PROFILE...",
             help="Kinds of replicas to choose from: TOML files, '-' for standard input, or names of shipped profiles.",
-            autocompletion=complete_profile,
+            autocompletion=completion.profiles,
         ),
     ],
     rate: Annotated[
@@ -76,7 +78,13 @@ def size(
         ),
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="Scheduling policy to simulate.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Scheduling policy to simulate.",
+            autocompletion=completion.policies,
+        ),
     ] = "vllm",
     requests: Requests = None,
     seeds: Seeds = 5,
@@ -143,9 +151,16 @@ def _sizing(
         simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=announce)
         for one, count in zip(loaded, sizes, strict=True)
     ]
-    with _watching() as watch:
+    with _watching() as watch, _telling() as tell:
         fleets = [
-            fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure))
+            fleet(
+                one.model,
+                rate_rps=rate,
+                headroom=headroom,
+                slos=slos,
+                measure=watch(label, measure),
+                tell=tell(label),
+            )
             for label, one, measure in zip(labels, loaded, measures, strict=True)
         ]
     offers = tuple(
@@ -197,6 +212,24 @@ def _watching() -> "Iterator[Callable[[str, Measure], Measure]]":
             return told
 
         yield watch
+
+
+@contextmanager
+def _telling() -> "Iterator[Callable[[str], Tell]]":
+    """Whoever interrupts the search hears what it has found."""
+    known: dict[tuple[str, float], SoFar] = {}
+
+    def told(label: str, found: "SoFar") -> None:
+        known[label, found.demand_rps] = found
+
+    try:
+        yield lambda label: partial(told, label)
+    except KeyboardInterrupt:
+        from kvplan.layout.sizing import so_far
+
+        for (label, _), found in known.items():
+            say(f"note: interrupted; {label}: {so_far(found)}")
+        raise
 
 
 def _labels(profiles: "Sequence[Profile]") -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
-from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
+from kvplan.decide.sizing import Measure, Measured, Size, Tell, scaled, size, tell_nobody
 from kvplan.decide.slo import Slo
 from kvplan.model import ArrivalProcess, ServingModel
 from kvplan.report.inputs import doubts
@@ -108,7 +108,13 @@ class Fleet(NamedTuple):
 
 
 def fleet(
-    model: ServingModel, *, rate_rps: float | None, headroom: float, slos: Sequence[Slo], measure: Measure
+    model: ServingModel,
+    *,
+    rate_rps: float | None,
+    headroom: float,
+    slos: Sequence[Slo],
+    measure: Measure,
+    tell: Tell = tell_nobody,
 ) -> Fleet:
     """What a profile needs, over its schedule if it has one and no trace; all else as for `size`.
 
@@ -132,7 +138,7 @@ def fleet(
     def sized(part: ServingModel) -> Size:
         if part not in known:
             known[part] = size(
-                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once
+                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once, tell=tell
             )
         return known[part]
 

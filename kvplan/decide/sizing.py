@@ -138,7 +138,20 @@ class Size(NamedTuple):
         return next((probe for probe in self.probes if probe.replicas == replicas), None)
 
 
+class SoFar(NamedTuple):
+    """What is known before the search for a size ends: what the formulas ask for, and the sizes tried."""
+
+    demand_rps: float
+    closed_form: int
+    probes: tuple[Probe, ...]
+
+
 Measure = Callable[[ServingModel], Measured]
+Tell = Callable[[SoFar], None]
+
+
+def tell_nobody(_: SoFar) -> None:
+    """For searches that nobody interrupts."""
 
 
 def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
@@ -200,10 +213,12 @@ def size(
     headroom: float,
     slos: Sequence[Slo],
     measure: Measure,
+    tell: Tell = tell_nobody,
 ) -> Size:
     """The fewest replicas like the model's for a constant demand in total, with its mix.
 
     Everything must hold at 1 + headroom times the demand; `measure` simulates one replica with the traffic of a model.
+    `tell` hears what is known, from the closed form on.
 
     Raises
     ------
@@ -245,8 +260,10 @@ def size(
             measured = measure(one_of(model, needed, replicas))
             missed = _missed(measured, slos)
             tried[replicas] = Probe(replicas, rate, rate / sustainable, measured, missed)
+            tell(SoFar(demand_rps, least, tuple(tried.values())))
         return tried[replicas].enough
 
+    tell(SoFar(demand_rps, least, ()))
     idle = None
     found: int | None = least
     reason = ""

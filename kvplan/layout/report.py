@@ -71,7 +71,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> document.summary.rows[0]
     ('Headroom', '+11.1%', 'theorem')
     """
-    known = [key for key in _SECTIONS if key != "simulation" or report.simulation is not None]
+    known = [key for key in SECTIONS if key != "simulation" or report.simulation is not None]
     for key in sections or ():
         if key not in known:
             raise UsageError(f"--section {key!r} does not exist; the sections are {', '.join(known)}")
@@ -89,7 +89,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
 
 def _section(report: Report, key: str) -> Section:
     """A section, with its basis said once if its tables all give the same."""
-    title, blocks_of = _SECTIONS[key]
+    title, blocks_of = SECTIONS[key]
     basis = report.sources[key].kind if key in report.sources else Basis.SIMULATED
     blocks = tuple(blocks_of(report, basis))
     tables = [b for b in blocks if isinstance(b, Table) and _BASIS in b.columns]
@@ -109,9 +109,7 @@ def _without_basis(block: Block) -> Block:
 
 def _summary(report: Report) -> Table:
     offered, cycle, sources = report.load, report.worst_cycle, report.sources
-    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(
-        offered.sustainable_rps_range, offered.offered_rps
-    )
+    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
     loss = format_percent(cycle.loss)
     if cycle.loss > 0:
         loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
@@ -538,7 +536,7 @@ def _notes(report: Report, _: Basis) -> Iterator[Block]:
     yield Bullets(report.notes)
 
 
-_SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
+SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
     "saturation": ("Saturation", _saturation),

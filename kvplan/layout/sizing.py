@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kvplan.decide.fleet import Hour, Offer, Sizing
 from kvplan.decide.routing import Routing
-from kvplan.decide.sizing import QUEUE, Measured, Probe, Size, Thresholds
+from kvplan.decide.sizing import QUEUE, Measured, Probe, Size, SoFar, Thresholds
 from kvplan.layout.elements import (
     Block,
     Bullets,
@@ -124,6 +124,25 @@ def _evidence(one: Size) -> str:
             f"{said} With {below.replicas:,}: {excess} above the guaranteed rate, served until a burst comes."
         )
     return f"{said} With {below.replicas:,}: {excess} more than is sustainable, too little to be seen in these runs."
+
+
+def so_far(found: SoFar) -> str:
+    """What is known of a size whose search was interrupted.
+
+    >>> so_far(SoFar(60.0, 4, ()))
+    '60 requests/s: at least 4 replicas by the formulas; none simulated to its end'
+    """
+    few = [probe for probe in found.probes if not probe.enough]
+    enough = min((probe.replicas for probe in found.probes if probe.enough), default=None)
+    said = []
+    if few:
+        most = max(few, key=lambda probe: probe.replicas)
+        said.append(f"not enough {most.replicas:,} ({_missed(most) or 'more than is sustainable'})")
+    if enough is not None:
+        said.append(f"enough {enough:,}")
+    simulated = f"simulated: {', '.join(said)}" if said else "none simulated to its end"
+    asked = f"at least {replicas(found.closed_form)} by the formulas"
+    return f"{format_number(found.demand_rps)} requests/s: {asked}; {simulated}"
 
 
 def _missed(probe: Probe) -> str:

@@ -113,11 +113,17 @@ def check_sweep(sweep: "Sweep") -> None:
 
 
 def figure_of(sweep: "Sweep") -> str:
-    """The figure that is drawn: headroom if it is there, else the first number among the columns."""
+    """The figure that is drawn: the first simulated number, if any; else headroom, or the first number there is."""
     numbers = [column.name for column in sweep.columns if column.kind is Kind.NUMBER]
     if not numbers:
         raise UsageError("--plot: a number is wanted among --columns, such as load.headroom")
-    return _USUAL if _USUAL in numbers else numbers[0]
+    usual = _USUAL if _USUAL in numbers else numbers[0]
+    return next((name for name in numbers if is_simulated(name)), usual)
+
+
+def is_simulated(column: str) -> bool:
+    """Whether a figure of a sweep comes from the simulator, rather than from a formula."""
+    return column.startswith("simulation.")
 
 
 def columns_of(sweep: "Sweep") -> tuple[str, ...]:

@@ -56,6 +56,8 @@ class Profile:
         ``[gate] require``, as written.
     trace
         The file of ``[workload] trace``, which is not read yet.
+    accepted
+        ``[gate] accept``: parts of which the gate may pass assumptions.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Profile:
     text: str
     plan: Plan
     requirements: tuple[str, ...]
+    accepted: tuple[str, ...]
     model: ServingModel
     trace: Path | None = None
 
@@ -236,6 +239,7 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
         text=text,
         plan=plan_of(checked),
         requirements=tuple(checked.gate.require),
+        accepted=tuple(checked.gate.accept),
         model=model_of(checked),
         trace=None if trace is None else (folder or Path()) / trace,
     )

@@ -494,6 +494,9 @@ class _Gate(_Table):
     require: Annotated[list[str], FailFast()] = _about(
         'Conditions on keys of the report, such as "load.headroom >= 0.20".', []
     )
+    accept: Annotated[list[Literal["gpu", "timing", "workload"]], FailFast()] = _about(
+        "Parts that may be assumed; otherwise nothing passes that an assumed part stands behind.", []
+    )
 
 
 class _Prefix(_Table):
@@ -889,6 +892,7 @@ _ALLOWED = {
     "too_short": "must have at least {min_length}, not {actual_length}",
     "too_long": "must have at most {max_length}, not more",
     "enum": "must be {expected}, not {value}",
+    "literal_error": "must be {expected}, not {value}",
 }
 
 

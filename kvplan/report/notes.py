@@ -117,7 +117,7 @@ def notes(
     found = [
         *origins_note(model.provenance),
         *extrapolations(model.measured, tuple(states(model))),
-        *band_notes(model.measured, offered, drains_up_to_rps),
+        *band_notes(model, offered, drains_up_to_rps),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         "Not modelled: speculative decoding, swapping, pipeline bubbles, routing between replicas.",

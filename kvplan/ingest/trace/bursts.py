@@ -40,7 +40,7 @@ class Explained(NamedTuple):
     @property
     def enough(self) -> bool:
         """Whether it is within `LEAST` and `MOST`, or off by no more than chance."""
-        return LEAST <= self.share * (1 + self.error) and self.share / (1 + self.error) <= MOST
+        return self.share * (1 + self.error) >= LEAST and self.share / (1 + self.error) <= MOST
 
 
 class Bursts(NamedTuple):

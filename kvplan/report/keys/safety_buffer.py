@@ -61,6 +61,7 @@ SAFETY_BUFFER = Block(
             here=_tail,
             source="new: Lugannani-Rice on the cluster process; compound Poisson by FFT",
             symbol="P",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
         ),
         Record(
@@ -72,6 +73,7 @@ SAFETY_BUFFER = Block(
             source="new: passage of KV cache usage in normal scores; .01 to .9 within 2/3 to 3 times simulations, for "
             "memory 2 to 4 standard deviations above the mean",
             symbol="P(any in T)",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
             basis="estimated",
         ),
@@ -89,6 +91,7 @@ SAFETY_BUFFER = Block(
                 f"min(1, {_iterations(e)}·{e('safety_buffer.overflow_probability_per_iteration')})"
             ),
             source="new: union bound over iterations (Boole)",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
         ),
         Record(

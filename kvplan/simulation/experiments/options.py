@@ -80,6 +80,18 @@ def load(
     )
 
 
+def check_sessions(load: Load, model: ServingModel) -> None:
+    """Refuse arrivals that do not go with the sessions of a profile, or with there being none."""
+    sessions = [c.sessions for c in model.classes if c.sessions is not None]
+    if load.burst_sessions is not None and all(one.users for one in sessions):
+        raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
+    kind = load.on(model).name
+    if sessions and load.trace is None and kind != Arrivals.POISSON:
+        raise UsageError(
+            f"--arrivals {kind}: the [[sessions]] of the profile arrive as it describes them; leave it out"
+        )
+
+
 def with_sessions(load: Load, model: ServingModel) -> Load:
     """Where sessions come, time for many of the longest in place of a number of requests: so many begin and end.
 
