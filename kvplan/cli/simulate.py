@@ -25,6 +25,7 @@ from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from kvplan.model import ServingModel
     from kvplan.simulation.requests import Requests
 
 

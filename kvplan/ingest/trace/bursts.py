@@ -20,7 +20,8 @@ WINDOWS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 LEAST, MOST = 0.8, 1.25  # share of the variance that is explained well enough
 LEVELS = 24  # different rates of a schedule
 _STAYS, _LEAST_STEP_S, _MOST_STEPS = 10, 60.0, 1000  # of a step
-_SIGMAS = 3.0  # by which neighbours differ, or they are one step
+_SIGMAS = 4.0  # by which neighbours differ, or they are one step
+_LEAST_INDEX = 0.01  # variance over mean of counts, which at less are regular
 _FEWEST = 20  # windows that a variance is taken over
 
 
@@ -34,13 +35,14 @@ class Explained(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the variance."""
-        return self.modelled / self.recorded
+        """Of the variance; of what hardly varies at all so much that it is too much."""
+        return self.modelled / max(self.recorded, _LEAST_INDEX)
 
     @property
     def enough(self) -> bool:
-        """Whether it is within `LEAST` and `MOST`, or off by no more than chance."""
-        return self.share * (1 + self.error) >= LEAST and self.share / (1 + self.error) <= MOST
+        """Whether it is within `LEAST` and `MOST`, or off by chance; too much is none where Poisson has as much."""
+        too_much = self.recorded > 1 and self.share / (1 + self.error) > MOST
+        return self.share * (1 + self.error) >= LEAST and not too_much
 
 
 class Bursts(NamedTuple):
@@ -80,10 +82,10 @@ def split(counts: FloatArray, cell_s: float, stay_s: float) -> Bursts:
 
     Examples
     --------
-    >>> rates = np.repeat([2.0, 10.0, 2.0], 1000)
+    >>> rates = np.repeat([2.0, 10.0, 2.0], 960)
     >>> found = split(np.random.default_rng(0).poisson(rates).astype(float), 1.0, 5.0)
     >>> found.course.factors.round(1).tolist(), found.cv, found.enough
-    ([0.4, 2.1, 0.4], 1.0, True)
+    ([0.4, 2.2, 0.4], 1.0, True)
     """
     span, rate = counts.size * cell_s, float(counts.sum()) / counts.size / cell_s
     length = max(_STAYS * stay_s, _LEAST_STEP_S, span / _MOST_STEPS)
@@ -167,7 +169,7 @@ def _explained(
         if windows < _FEWEST:
             continue
         inside = counts[: windows * size].reshape(windows, size).sum(axis=1)
-        expected = np.diff(course.integral(np.arange(windows + 1) * size * cell_s)) * rate
+        expected = np.diff(course.integral(np.arange(windows + 1, dtype=np.float64) * (size * cell_s))) * rate
         mean = float(inside.mean())
         modelled = index_of_dispersion(rate, cv, size * cell_s) + float(expected.var(ddof=1)) / mean
         recorded, error = float(inside.var(ddof=1)) / mean, 2 * math.sqrt(2 / (windows - 1))
