@@ -61,3 +61,21 @@ def stay_s(model: ServingModel) -> float:
 
     tau = iteration_time(model)
     return time_alone(model) if tau is None else tau * float(model.mix.share @ model.mix.stages)
+
+
+def excess_dispersion(model: ServingModel) -> float:
+    """By how much the index of dispersion over a stay is above 1; 0 for arrivals that do not cluster.
+
+    Those that are more regular than Poisson arrivals are taken for these, which is on the safe side.
+
+    Examples
+    --------
+    >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
+    >>> one, clumps = RequestClass("a", 9, (500,), (1.0,), 2.0), ArrivalProcess(cv=3.0)
+    >>> model = ServingModel((one,), Timing(0.01), Replica(9000), arrivals=clumps)
+    >>> round(stay_s(model), 3), round(excess_dispersion(model), 1)
+    (5.0, 6.8)
+    """
+    if model.arrivals.cv <= 1:
+        return 0.0
+    return index_of_dispersion(model.total_rate_rps, model.arrivals.cv, stay_s(model)) - 1
