@@ -1,8 +1,8 @@
 """KV usage of a replica whose memory is unlimited, request by request: written apart from the formulas.
 
-Arrivals over an iteration, Poisson or with gamma gaps, join the next one; it takes d0 + d1·K + d2·P + d3·B seconds, K tokens read, P prompt
-tokens computed and B requests running. A request of `first` tokens grows by one an iteration for `stages` iterations,
-and holds whole pages.
+Arrivals over an iteration, Poisson or with gamma gaps, join the next one; it takes d0 + d1·K + d2·P + d3·B seconds,
+K tokens read, P prompt tokens computed and B requests running. A request of `first` tokens grows by one an iteration
+for `stages` iterations, and holds whole pages.
 """
 
 from collections.abc import Callable, Sequence

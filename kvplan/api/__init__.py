@@ -85,8 +85,7 @@ def simulate(
     settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
     arrivals
-        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; as a trace has them, or else
-        the profile, if None.
+        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; None: as the profile says.
     concurrency
         Of closed arrivals: how many clients; 128 if None.
     trace

@@ -54,10 +54,10 @@ class Profile:
         The TOML text, line ends as ``\\n``.
     requirements
         ``[gate] require``, as written.
-    trace
-        The file of ``[workload] trace``, which is not read yet.
     accepted
         ``[gate] accept``: parts of which the gate may pass assumptions.
+    trace
+        The file of ``[workload] trace``, which is not read yet.
     """
 
     name: str
