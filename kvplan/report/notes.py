@@ -199,6 +199,11 @@ def notes(
             f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
             f"for Poisson arrivals{_not_these(model)} and a constant iteration time{near}."
         )
+    if model.arrivals.trace is not None:
+        found.append(
+            f"Simulations replay the trace of the profile, {format_tokens(model.arrivals.trace.arrival_s.size)} "
+            "requests, at the rate of the classes; the formulas know of it what classes, schedule and cv say."
+        )
     if varying is not None:
         found += _of_schedule(varying, offered, waiting)
     return tuple(found)
@@ -239,18 +244,18 @@ def _of_clusters(model: ServingModel, horizon: str, delta: str) -> Iterator[str]
     """What the buffer and the bounds are worth where arrivals cluster."""
     index = format_number(1 + excess_dispersion(model), 3)
     whose = " (its trace clusters in its own way)" if model.arrivals.trace is not None else ""
+    few = clusters_held(model) < _FEW_CLUSTERS or has_doubtful_tail(model)
+    worth = "0.6 to 1.2 times what simulations have"
+    if few:
+        worth = (
+            "up to ten times too small, with so few clusters in memory at a time; kvplan simulate shows them"
+        )
     yield (
         f"safety_buffer: gamma arrivals of cv {format_number(model.arrivals.cv, 3)}{whose}, whose counts over a stay "
         f"of {format_seconds(stay_s(model))} have {index} times the variance of Poisson ones. Probabilities per "
-        "iteration are 0.6 to 1.2 times what simulations have; the estimate of any overflow within "
-        f"{horizon} is validated for Poisson arrivals only: the required memory keeps the bound at {delta}. "
-        "theorem_bound is for independent arrivals."
+        f"iteration are {worth}. The estimate of any overflow within {horizon} is validated for Poisson arrivals only: "
+        f"the required memory keeps the bound at {delta}. theorem_bound is for independent arrivals."
     )
-    if clusters_held(model) < _FEW_CLUSTERS or has_doubtful_tail(model):
-        yield (
-            "safety_buffer: so few clusters are in memory at a time that probabilities of overflow can be several "
-            "times too small. kvplan simulate shows them."
-        )
 
 
 def _of_schedule(varying: Peak, offered: Load, waiting: Wait) -> list[str]:
