@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from command import run
 
+import kvplan
+
 PROFILE = """schema = 1
 name = "one class"
 [gpu]
@@ -61,6 +63,10 @@ def test_simulate_replays_the_trace_beside_the_profile(tmp_path: Path) -> None:
     assert found["arrivals"]["kind"] == "trace"
     assert found["policies"] == replayed["policies"]
     assert found["policies"][0]["completed"] == 400
+    assert simulated(file, "--requests", 30)["policies"][0]["completed"] == 30
+    assert kvplan.simulate(kvplan.load(file), requests=30).results[0].completed == 30
+    refused = run("simulate", file, "--seeds", "2")
+    assert (refused.returncode, "the trace of the profile has no chance" in refused.stderr) == (2, True)
 
 
 def test_a_trace_of_another_rate_is_stretched_and_said_to_be(tmp_path: Path) -> None:
