@@ -621,9 +621,10 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
     )
     requests = format_number(simulation["arrivals"]["requests"])
     offered = _OFFERED[simulation["arrivals"]["kind"]]
+    seeds = "one seed" if len(simulation["seeds"]) == 1 else f"{len(simulation['seeds'])} seeds"
     yield Paragraph(
-        f"{requests} requests at the offered rates, {offered}, and many all at once; {len(simulation['seeds'])} "
-        "seeds, of each run the steady part. A formula agrees where the whole interval is within "
+        f"{requests} requests at the offered rates, {offered}, and many all at once; {seeds}, "
+        "of each run the steady part. A formula agrees where the whole interval is within "
         f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
         "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."
     )

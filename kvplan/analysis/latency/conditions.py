@@ -28,6 +28,8 @@ def not_covered(model: ServingModel) -> str | None:
         return "rates that vary over time are not covered"
     if model.replica.prefill is not Prefill.FUSED:
         return f"prefill {model.replica.prefill.value} is not covered"
+    if not model.arrivals.is_poisson:
+        return "arrivals that are not Poisson are not covered"
     if model.finds_prefixes:
         return "traffic that finds something in the prefix cache is not covered"
     return None
