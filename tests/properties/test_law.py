@@ -16,6 +16,7 @@ from kvplan.analysis import equilibrium
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import (
+    ArrivalProcess,
     Knowledge,
     MeasuredRange,
     Origin,
@@ -332,6 +333,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "measured": MeasuredRange((0, 10), (0, 10), (0, 10), (0.5, 2.0)),
         "provenance": Provenance(*[Origin(Knowledge.ASSUMED, "another model's")] * 3),
         "hit_curve": ((1000.0, 0.1), (100_000.0, 0.5)),
+        "arrivals": ArrivalProcess(cv=3.0),
     },
 }
 TAKEN_APART = {
@@ -362,6 +364,12 @@ UNMOVED = {
     ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
     ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
     **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"] if name != "slos"},
+    **{
+        ("plan", name, what): "goodput and cost alone, which are not compared"
+        for name in ("slos", "gpu_hour")
+        for what in ("sweep", "explain")
+    },
+    ("plan", "slos", "simulate"): "it counts who was served well, and serves nobody otherwise",
     **{
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"
         for name in OTHER["plan"]

@@ -299,16 +299,15 @@ def test_a_class_in_two_halves_has_the_same_latencies(model: ServingModel) -> No
     whole, split = latency(model), latency(replace(model, classes=halves))
     assert (whole.reason is None) == (split.reason is None)
     for one, other in zip(whole[:3], split[:3], strict=True):
-        if isinstance(one, Distribution) and isinstance(other, Distribution):
+        assert isinstance(one, Distribution)
+        assert isinstance(other, Distribution)
+        if one != NONE:
             assert other[:5] == pytest.approx(one[:5], rel=2e-3)
 
 
 def test_what_a_request_takes_outside_the_engine_is_no_time_between_tokens() -> None:
     plain, slow = latency(served(CHAT)), latency(replace(served(CHAT), request_overhead_s=1.0))
     assert plain.ttft_s != NONE
-    assert plain.e2e_s is not None
-    assert slow.ttft_s is not None
-    assert slow.e2e_s is not None
     assert slow.ttft_s[:5] == pytest.approx([1 + x for x in plain.ttft_s[:5]])
     assert slow.e2e_s[:5] == pytest.approx([1 + x for x in plain.e2e_s[:5]])
     assert slow.itl_s == plain.itl_s
