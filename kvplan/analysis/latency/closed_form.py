@@ -81,7 +81,7 @@ def _unbudgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Lat
         else None
         for mine in rows
     ]
-    whole = end_to_end_laws(traffic, process, mean, first, waiting.variance)
+    whole = end_to_end_laws(traffic, process, slow, mean, first)
     added = model.request_overhead_s
     per_class = traffic.of_classes
     requests = per_class(rate)

@@ -7,6 +7,7 @@ import numpy as np
 from kvplan.model import FloatArray
 
 _POINTS = 1 << 9
+_LOWEST = -30.0  # logarithm of a multiple of the mean
 _FINE = 1 << 12
 _LARGEST_SHAPE = 1e9
 
@@ -25,10 +26,13 @@ def gamma_laws(shape: FloatArray) -> tuple[FloatArray, FloatArray]:
     1.0
     """
     k = np.minimum(shape, _LARGEST_SHAPE)[:, None]
-    low, high = -6 / np.sqrt(k) - 9 / k, np.log1p(6 / np.sqrt(k) + 14 / k)
-    log = low + (high - low) * np.linspace(0.0, 1.0, _POINTS + 1)
+    low = np.maximum(-6 / np.sqrt(k) - 9 / k, _LOWEST)
+    high = np.log1p(6 / np.sqrt(k) + 14 / k)
+    step = (high - low) / _POINTS
+    log = low + step * np.arange(_POINTS + 1)
     density = np.exp(k * (log - np.expm1(log)))
-    below = np.cumsum(density, axis=1) - density / 2
+    lower = density[:, :1] / (k * step)  # all that is further down, where the density is exponential
+    below = lower + np.cumsum(density, axis=1) - (density[:, :1] + density) / 2
     return np.exp(log), below / below[:, -1:]
 
 

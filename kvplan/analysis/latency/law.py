@@ -45,14 +45,6 @@ class Law(NamedTuple):
         """The time that so large a part is below."""
         return float(np.interp(quantile * self.mass, self.below, self.seconds))
 
-    @property
-    def variance(self) -> float:
-        """Of the time, s²."""
-        part, low, high = np.diff(self.below) / self.mass, self.seconds[:-1], self.seconds[1:]
-        mean = float(part @ (low + high) / 2)
-        low, high = low - mean, high - mean
-        return float(part @ (low * low + low * high + high * high) / 3)
-
 
 def certain(seconds: float, mass: float = 1.0) -> Law:
     """The law of a time that is always the same."""
