@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.analysis.latency.fast_part import Prompts
+from kvplan.analysis.latency.feedback import Feedback
 from kvplan.analysis.latency.law import Law
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import Traffic
@@ -257,8 +258,8 @@ def gaps_law(
     served: list[Served],
     mine: NDArray[np.bool_],
     mean: float,
-) -> Law:
-    """Between two tokens of a request of the rows `mine`, whose mean is known."""
+) -> tuple[Law, float]:
+    """Between two tokens of a request of the rows `mine`, whose mean slow part is known; and its mean."""
     stages, rate, group = traffic.decode_tokens[mine], traffic.rate_rps[mine], prompts.group[mine]
     number = float(rate @ (stages - 1))
     stationary = queue.stationary
@@ -275,17 +276,32 @@ def gaps_law(
                 break
         settled += float(present[m + 1 :].sum())
     law += settled * stationary
-    law *= queue.weight[:, None]
     own = float(rate @ ((stages - 1) * (traffic.stage_s[mine] + traffic.token_s * stages / 2))) / number
     prompt_s = queue.seconds - queue.slow_s[:, None]
     usual = float(queue.weight @ (queue.slow_s - slow.fixed_s))
-    factor = (mean - float((law * prompt_s).sum()) - slow.fixed_s - own) / usual if usual > 0 else 1.0
+    factor = (mean - slow.fixed_s - own) / usual if usual > 0 else 1.0
     factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
     c = slow.fixed_s + own + factor * (queue.slow_s - slow.fixed_s)
+    # prompts as they come in iterations of that slow part: of the nodes on both sides
+    near = np.array([np.interp(c, queue.slow_s, unit) for unit in np.eye(c.size)]).T  # of node n, at m
+    joint = queue.weight[:, None, None] * near[..., None] * law
     spread, share = _spread(c)
-    seconds = spread[..., None] + prompt_s[:, None]
-    mass = share[..., None] * law[:, None]
-    return law_of(seconds.ravel(), mass.ravel())
+    seconds = spread[:, None, None, :] + prompt_s[..., None]
+    mass = joint[..., None] * share[:, None, None, :]
+    there = np.broadcast_to(joint[..., None] > 1e-9, mass.shape)
+    return law_of(seconds[there], mass[there]), mean + float((joint * prompt_s).sum())
+
+
+def slow_mean(traffic: Traffic, feedback: Feedback, later_s: FloatArray) -> FloatArray:
+    """Seconds of the slow part in the iterations of each row past its prompt, summed.
+
+    An iteration without a budget computes the prompts that came in the one before: its slow part is what is left.
+    """
+    tau, d = traffic.iteration_s, traffic.decode_tokens
+    like = feedback.covariance / tau
+    first = tau + like[1] + traffic.prompt_s
+    last = tau + like[d] + traffic.prompt_s * feedback.response[d - 1] + traffic.stage_s + traffic.token_s * (d - 1)
+    return later_s - np.where(d > 1, traffic.prompt_work * (first + later_s - last), 0.0)
 
 
 def _spread(nodes: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvplan.analysis.latency.budget import budgeted, gaps_law, law_of
+from kvplan.analysis.latency.budget import budgeted, gaps_law, law_of, slow_mean
 from kvplan.analysis.latency.conditions import budget_binds, not_covered, too_much_work, waits
 from kvplan.analysis.latency.distribution import ClassLatency, Distribution, Latency
 from kvplan.analysis.latency.end_to_end import end_to_end_laws
@@ -128,7 +128,9 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
             for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
         ]
     )
-    mean = means(traffic, process)._replace(ttft_s=ttft[prompts.group])
+    mean = means(traffic, process)
+    slow_s = slow_mean(traffic, process, mean.later_s)
+    later = np.zeros_like(slow_s)
     rate = traffic.rate_rps
     gaps = rate * (traffic.decode_tokens - 1)
     rows = [traffic.class_index == i for i in range(len(model.classes))]
@@ -136,20 +138,16 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
         mixture(waiting, sum_by(prompts.group[mine], rate[mine], prompts.seconds.size).tolist())
         for mine in rows
     ]
-    between = [
-        gaps_law(
-            traffic,
-            prompts,
-            slow,
-            found.queue,
-            found.served,
-            mine,
-            float(rate[mine] @ mean.later_s[mine] / gaps[mine].sum()),
-        )
-        if gaps[mine].any()
-        else None
-        for mine in rows
-    ]
+    between: list[Law | None] = []
+    for mine in rows:
+        if not gaps[mine].any():
+            between.append(None)
+            continue
+        usual = float(rate[mine] @ slow_s[mine] / gaps[mine].sum())
+        law, of_gap = gaps_law(traffic, prompts, slow, found.queue, found.served, mine, usual)
+        between.append(law)
+        later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.decode_tokens[mine] - 1)
+    mean = Means(ttft[prompts.group], later)
     whole = end_to_end_laws(traffic, process, slow, mean, first)
     return _latency(model, traffic, mean, first, between, whole, "closed form, budget")
 
