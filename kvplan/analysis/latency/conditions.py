@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
-from kvplan.analysis.kv_cumulants import alike_in_one
+from kvplan.analysis.kv_cumulants import alike_in_one, cluster_grid
 from kvplan.analysis.kv_tail import saddlepoint_table, saddlepoint_tail
 from kvplan.analysis.latency.feedback import Feedback
 from kvplan.analysis.latency.gamma import gamma_above
 from kvplan.analysis.latency.traffic import Traffic
-from kvplan.analysis.overflow import usage_law
+from kvplan.analysis.overflow import usage_scale
 from kvplan.model import Prefill, ServingModel, sum_by
 
 _SELDOM = 0.002  # of arrivals that have to wait for memory, or for a sequence to end
@@ -18,6 +18,7 @@ _MOST_PROMPT_WORK = 0.78
 _MOST_WORK = 0.98  # beyond, excursions last so long that no run would settle
 _FULL = 2e-4  # of iterations with more tokens than the budget
 _PROMPTS = 8
+_FINENESS = 10  # of the recursion for memory in use
 _NEVER = math.log(_SELDOM / 100)
 
 
@@ -57,7 +58,19 @@ def waits(model: ServingModel, traffic: Traffic, feedback: Feedback) -> str | No
 
 
 def budget_binds(model: ServingModel, traffic: Traffic) -> bool:
-    """Whether prompts are computed in parts, or wait, because of max_num_batched_tokens."""
+    """Whether prompts are computed in parts, or wait, because of max_num_batched_tokens.
+
+    Examples
+    --------
+    >>> from kvplan.analysis.latency.traffic import traffic_of
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> def binds(budget: int) -> bool:
+    ...     replica = Replica(10**6, max_num_batched_tokens=budget)
+    ...     model = ServingModel((RequestClass("a", 1000, (100,), (1.0,), 1.0),), Timing(0.01, d2=1e-5), replica)
+    ...     return budget_binds(model, traffic_of(model))
+    >>> binds(1000), binds(8192)
+    (True, False)
+    """
     budget = model.replica.max_num_batched_tokens
     if budget is None:
         return False
@@ -73,7 +86,7 @@ def budget_binds(model: ServingModel, traffic: Traffic) -> bool:
 def _no_memory(model: ServingModel) -> float:
     """Share of requests whose prompt finds no room for its KV."""
     mix, replica = model.mix, model.replica
-    grid, at, stretch = usage_law(model)
+    grid, at = cluster_grid(model, _FINENESS), usage_scale(model)
     lattice, page = mix.held.lattice_tokens, replica.block_tokens
     prompts = mix.input_tokens.astype(np.float64)
     alike = alike_in_one(prompts, mix.share, _PROMPTS)
@@ -82,11 +95,11 @@ def _no_memory(model: ServingModel) -> float:
     level = ((replica.capacity_tokens - RESERVED_BLOCKS * page - prompt) // lattice + 0.5) * lattice
     if at.std_without_feedback < 1e-140:
         return float(share @ (level < at.mean))
-    table = saddlepoint_table(grid, at, with_left=bool((level < at.mean * stretch).any()))
-    most = (table.value[0] - table.theta * level[:, None] / stretch).min(axis=1)  # Chernoff's bound
+    table = saddlepoint_table(grid, at, with_left=bool((level < at.mean).any()))
+    most = (table.value[0] - table.theta * level[:, None]).min(axis=1)  # Chernoff's bound
 
     def tail(level: float) -> float:
-        return math.exp(saddlepoint_tail(table, level / stretch, ()).log_probability) if level > 0 else 1.0
+        return math.exp(saddlepoint_tail(table, level, ()).log_probability) if level > 0 else 1.0
 
     tails = [tail(x) if m > _NEVER else 0.0 for x, m in zip(level.tolist(), most.tolist(), strict=True)]
     return float(share @ np.array(tails))

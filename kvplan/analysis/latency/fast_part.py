@@ -130,6 +130,17 @@ def waiting_law(traffic: Traffic, prompts: Prompts, slow: SlowPart, feedback: Fe
     empty
         Probability that nobody is there in an iteration, if iterations went on all the same: such are not run, and
         nobody arrives in one.
+
+    Examples
+    --------
+    Half an iteration on average, then a whole one, where requests neither take time nor are missed:
+
+    >>> from kvplan.analysis.latency.feedback import feedback
+    >>> traffic = Traffic(1.0, 0.0, 1.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.0], [0.0]]))
+    >>> nobody = SlowPart(1.0, 1.0, np.empty(0), np.empty(0))
+    >>> law = waiting_law(traffic, prompts_of(traffic), nobody, feedback(traffic), 0.0)
+    >>> round(law.at(0.25), 2), round(law.at(0.75), 2)
+    (1.25, 1.75)
     """
     fixed = slow.fixed_s
     if empty > 0:

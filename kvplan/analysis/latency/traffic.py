@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import per_request, prompts_of, tangent
+from kvplan.analysis.equilibrium import iteration_time, per_request, prompts_of, tangent
 from kvplan.model import FloatArray, IntArray, ServingModel, sum_by
 
 
@@ -79,6 +79,8 @@ def traffic_of(model: ServingModel) -> Traffic | None:
     >>> traffic.prompt_s.round(6).tolist(), traffic.stage_s.tolist(), round(traffic.iteration_s, 6)
     ([0.00503], [3e-05], 0.013788)
     """
+    if iteration_time(model) is None:
+        return None
     mix, timing, law = model.mix, model.timing, tangent(model)
     if not timing.is_linear and per_request(model).iterations * model.total_rate_rps * law.fixed_s < 1:
         law = timing.tangent(0.0, prompts_of(mix, model.replica, 1 / per_request(model).iterations), 1.0)
