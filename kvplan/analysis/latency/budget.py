@@ -31,6 +31,8 @@ _MOST_STEPS = 256
 _PARTS = 6  # of a node, where it is spread
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.0
 _SELDOM = 1e-7
+_MOST_USE = 0.85
+_MOST_USE_BY_LONG = 0.65  # where a prompt takes more than an iteration's room, weighed by tokens
 
 
 class Queue(NamedTuple):
@@ -73,6 +75,29 @@ def _nodes(slow: SlowPart) -> tuple[FloatArray, FloatArray]:
     weight = sum_by(group, slow.weight) if group.size else np.empty(0)
     seconds = sum_by(group, slow.weight * slow.seconds) / weight if group.size else np.empty(0)
     return np.append(slow.fixed_s, seconds), np.append(slow.empty, weight)
+
+
+def too_full(traffic: Traffic, budget: int) -> str | None:
+    """Why prompts wait too long for a budget to be told; None where they do not.
+
+    Examples
+    --------
+    >>> traffic = Traffic(1.0, 0.01, 2.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.05], [0.0]]))
+    >>> too_full(traffic, 100), too_full(traffic, 15)
+    (None, 'prompts take 123 % of max_num_batched_tokens, above 85 %')
+    """
+    rate, tokens = traffic.rate_rps, traffic.prompt_tokens
+    tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
+    decoding = traffic.iteration_s * float(rate @ (traffic.decode_tokens - 1))
+    room = budget - decoding
+    if room <= 0:
+        return f"decodes take {100 * decoding / budget:.0f} % of max_num_batched_tokens"
+    slow_s = traffic.iteration_s * (1 - traffic.prompt_work)
+    full_s = slow_s + traffic.prompt_work * room / tokens_rps + traffic.token_s * square / (2 * tokens_rps)
+    most = _MOST_USE if square <= room * tokens_rps else _MOST_USE_BY_LONG
+    if (use := tokens_rps * full_s / room) > most:
+        return f"prompts take {100 * use:.0f} % of max_num_batched_tokens, above {100 * most:.0f} %"
+    return None
 
 
 def room_of(traffic: Traffic, budget: float, slow_s: FloatArray, mean_s: float) -> FloatArray:

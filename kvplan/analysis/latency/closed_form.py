@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvplan.analysis.latency.budget import budgeted, gaps_law, law_of, slow_mean
+from kvplan.analysis.latency.budget import budgeted, gaps_law, law_of, slow_mean, too_full
 from kvplan.analysis.latency.conditions import budget_binds, not_covered, too_much_work, waits
 from kvplan.analysis.latency.distribution import ClassLatency, Distribution, Latency
 from kvplan.analysis.latency.end_to_end import end_to_end_laws
@@ -115,6 +115,8 @@ def _latency(
 def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Latency:
     budget = model.replica.max_num_batched_tokens
     assert budget is not None
+    if (reason := too_full(traffic, budget)) is not None:
+        return _none(model, reason)
     slow, prompts = slow_part(traffic, process.variance_ratio), prompts_of(traffic)
     found = budgeted(traffic, prompts, slow, budget)
     idle = idle_probability(traffic, empty_probability(model, traffic))
