@@ -231,7 +231,7 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
 def _latency(report: Report, basis: Basis) -> Iterator[Block]:
     found = report.latency
     if found.reason is not None:
-        yield Paragraph(f"{found.reason} `kvplan simulate` has the figures.")
+        yield Paragraph(f"No closed form: {found.reason}. `kvplan simulate` has the figures.")
         return
     columns = tuple(map(number, _PERCENTILES))
     yield _rows((Column("Time"), *columns), basis, _percentile_rows(found))

@@ -369,6 +369,12 @@ UNMOVED = {
         for name in ("slos", "gpu_hour")
         for what in ("sweep", "explain")
     },
+    ("model", "arrivals", "side by side"): "no part in load, equilibrium and saturation",
+    (
+        "model",
+        "arrivals",
+        "explain",
+    ): "a dispersion is in the report's figures, which are explained all the same",
     ("plan", "slos", "simulate"): "it counts who was served well, and serves nobody otherwise",
     **{
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"

@@ -107,7 +107,9 @@ def room_of(traffic: Traffic, budget: float, slow_s: FloatArray, mean_s: float) 
     return budget - (decoding * (slow_s - traffic.fixed_s) / usual if usual > 0 else 0.0 * slow_s)
 
 
-def queue_of(traffic: Traffic, prompts: Prompts, prompt_tokens: FloatArray, slow: SlowPart, budget: int) -> Queue:
+def queue_of(
+    traffic: Traffic, prompts: Prompts, prompt_tokens: FloatArray, slow: SlowPart, budget: int
+) -> Queue:
     """The chain of each node, and its stationary law."""
     slow_s, weight = _nodes(slow)
     room = np.maximum(room_of(traffic, budget, slow_s, slow.mean), budget / 16)
@@ -130,16 +132,16 @@ def queue_of(traffic: Traffic, prompts: Prompts, prompt_tokens: FloatArray, slow
     tokens = step * np.arange(cells)
     left = np.maximum(tokens - room[:, None], 0.0)
     seconds = np.where(left > 0, full_s[:, None], slow_s[:, None] + token_s * tokens)
-    moves = _clamped(np.fft.irfft(np.exp(seconds[..., None] * arrivals) * _split(left / step, points), points), cells)
+    moves = _clamped(
+        np.fft.irfft(np.exp(seconds[..., None] * arrivals) * _split(left / step, points), points), cells
+    )
     system = np.eye(cells) - np.swapaxes(moves, 1, 2)
     system[:, -1] = 1.0
     right = np.zeros((slow_s.size, cells, 1))
     right[:, -1] = 1.0
     stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
     stationary /= stationary.sum(axis=1, keepdims=True)
-    return Queue(
-        weight, slow_s, room, step, token_s, full_s, tokens, seconds, arrivals, moves, stationary
-    )
+    return Queue(weight, slow_s, room, step, token_s, full_s, tokens, seconds, arrivals, moves, stationary)
 
 
 def _split(cells: FloatArray, points: int) -> ComplexArray:
@@ -250,7 +252,9 @@ def serve(queue: Queue, prompt_tokens: float, meets: FloatArray, tick: FloatArra
     together = np.fft.irfft(np.fft.rfft(joint, size) * np.fft.rfft(_clamped(behind, width + 1), size), size)
     together = np.maximum(together, 0.0)
     ends = np.minimum(step * np.arange(size), room)
-    length = np.where(step * np.arange(size) > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends)
+    length = np.where(
+        step * np.arange(size) > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends
+    )
     seconds = elapsed[..., None] + length[:, None]
     keep = together > 1e-9 * total
     return Served(seconds[keep], together[keep] / together[keep].sum(), waits / total)
@@ -263,7 +267,9 @@ def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
     place = (seconds - low) / step
     below = place.astype(np.int64)
     part = place - below
-    total = np.bincount(below, mass * (1 - part), _POINTS + 2) + np.bincount(below + 1, mass * part, _POINTS + 2)
+    total = np.bincount(below, mass * (1 - part), _POINTS + 2) + np.bincount(
+        below + 1, mass * part, _POINTS + 2
+    )
     edges = low + step * np.arange(-0.5, _POINTS + 2)
     return Law(edges, np.append(0.0, np.cumsum(total))).reduced()
 
@@ -325,7 +331,13 @@ def slow_mean(traffic: Traffic, feedback: Feedback, later_s: FloatArray) -> Floa
     tau, d = traffic.iteration_s, traffic.decode_tokens
     like = feedback.covariance / tau
     first = tau + like[1] + traffic.prompt_s
-    last = tau + like[d] + traffic.prompt_s * feedback.response[d - 1] + traffic.stage_s + traffic.token_s * (d - 1)
+    last = (
+        tau
+        + like[d]
+        + traffic.prompt_s * feedback.response[d - 1]
+        + traffic.stage_s
+        + traffic.token_s * (d - 1)
+    )
     return later_s - np.where(d > 1, traffic.prompt_work * (first + later_s - last), 0.0)
 
 
