@@ -30,7 +30,8 @@ _SETTLED = 1e-3
 _MOST_STEPS = 256
 _PARTS = 6  # of a node, where it is spread
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.0
-_SELDOM = 1e-7
+_SELDOM = 1e-6
+_NOISE = 1e-9
 _MOST_USE = 0.85
 _MOST_USE_BY_LONG = 0.65  # where a prompt takes more than an iteration's room, weighed by tokens
 
@@ -152,11 +153,35 @@ def _split(cells: FloatArray, points: int) -> ComplexArray:
     return out
 
 
-def _clamped(law: FloatArray, cells: int) -> FloatArray:
+def _cut(law: FloatArray, cells: int) -> FloatArray:
     """The last axis cut to so many cells, the last of which takes what lies beyond."""
     out = np.maximum(law[..., :cells], 0.0)
     out[..., -1] += np.maximum(law[..., cells:].sum(axis=-1), 0.0)
+    return out
+
+
+def _clamped(law: FloatArray, cells: int) -> FloatArray:
+    """The same of laws, which sum to 1."""
+    out = _cut(law, cells)
     return np.asarray(out / out.sum(axis=-1, keepdims=True))
+
+
+class Met(NamedTuple):
+    """What a request meets that comes in an iteration under way, and what comes behind it.
+
+    Attributes
+    ----------
+    tick_s : ndarray, shape (n_nodes,)
+        Seconds of a cell of time.
+    mass : ndarray, shape (n_nodes, _TIMES, n_cells)
+        Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
+    behind : ndarray, shape (n_nodes, n_times, n_cells)
+        Law of the tokens that have come behind it, by the time that it has waited.
+    """
+
+    tick_s: FloatArray
+    mass: FloatArray
+    behind: FloatArray
 
 
 class Served(NamedTuple):
@@ -164,100 +189,95 @@ class Served(NamedTuple):
 
     Attributes
     ----------
-    waiting : ndarray, shape (n_times,)
-        Seconds to the first token ...
-    mass : ndarray, shape (n_times,)
-        ... and how likely they are.
+    law : Law
+        Of the time to the first token ...
+    mean_s : float
+        ... and its mean.
     queue : ndarray, shape (n_nodes, n_cells)
-        Law of what waits at the start of the iteration of the first token.
+        Law of what waits at the start of the iteration of the first token, for each node.
     """
 
-    waiting: FloatArray
-    mass: FloatArray
+    law: Law
+    mean_s: float
     queue: FloatArray
 
 
-def _arrivals_meet(queue: Queue) -> tuple[FloatArray, FloatArray]:
-    """Of a request that comes in an iteration under way: law of what is ahead of it, by the time that is left.
-
-    Returns
-    -------
-    ndarray, shape (n_nodes, _TIMES, n_cells)
-        Not normalised: seconds of iterations, weighed by the probabilities of nodes.
-    """
+def meet(queue: Queue, largest: float) -> Met:
+    """What requests meet whose prompts have no more than `largest` tokens."""
     nodes, cells = queue.seconds.shape
     points = 2 * (queue.arrivals.size - 1)
     tick = queue.full_s / _TIMES
     mass = queue.stationary.copy()
     mass[0, 0] = 0.0  # iterations with nobody are not run
     over = queue.tokens > queue.room[:, None]
-    at_most = np.where(over, 0.0, mass)
     length = queue.seconds / tick[:, None]
     times = np.arange(_TIMES)
-    overlap = np.clip(length[..., None] - times, 0.0, 1.0)
+    overlap = np.clip(length[..., None] - times, 0.0, 1.0)  # of each cell of time left
     elapsed = np.clip(length[..., None] - times - overlap / 2, 0.0, _TIMES)
     below = np.minimum(elapsed.astype(np.int64), _TIMES - 1)
-    part = elapsed - below
-    joint = np.zeros((nodes, _TIMES, _TIMES + 1))
+    joint = np.zeros((nodes, _TIMES, _TIMES + 1))  # time left and elapsed
     node = np.arange(nodes)[:, None, None]
-    seconds = at_most[..., None] * overlap
-    np.add.at(joint, (node, times, below), seconds * (1 - part))
-    np.add.at(joint, (node, times, below + 1), seconds * part)
+    likely = np.where(over, 0.0, mass)[..., None] * overlap
+    np.add.at(joint, (node, times, below), likely * (1 - elapsed + below))
+    np.add.at(joint, (node, times, below + 1), likely * (elapsed - below))
     after = np.exp(np.arange(_TIMES + 1)[:, None] * tick[:, None, None] * queue.arrivals)
-    meets = joint @ after
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
     left_over = (np.where(over, mass, 0.0)[..., None] * _split(left, points)).sum(axis=1)
-    meets += left_over[:, None] * (after[:, 1:] + after[:, :-1])[:, ::-1] / 2
-    law = np.fft.irfft(meets, points)
-    out = np.maximum(law[..., :cells], 0.0)
-    out[..., -1] += np.maximum(law[..., cells:].sum(axis=-1), 0.0)
-    return out * (queue.weight * tick)[:, None, None], tick
+    meets = joint @ after + left_over[:, None] * (after[:, 1:] + after[:, :-1])[:, ::-1] / 2
+    ahead = _cut(np.fft.irfft(meets, points), cells) * (queue.weight * tick)[:, None, None]
+
+    seldom = _SELDOM * ahead.sum()
+    most = [
+        math.ceil((queue.tokens[there].max() + largest) / room) if there.any() else 1
+        for room, there in zip(queue.room, ahead.sum(axis=1) > seldom, strict=True)
+    ]
+    waited = tick[:, None] * (np.arange(max(most) * _TIMES) + 0.5)
+    behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
+    return Met(tick, ahead, behind)
 
 
-def serve(queue: Queue, prompt_tokens: float, meets: FloatArray, tick: FloatArray) -> Served:
-    """A prompt of this length behind what it meets."""
+def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
+    """A prompt of this length behind what it meets: so many full iterations, and one that computes its rest."""
     nodes, cells = queue.seconds.shape
-    points = 2 * (queue.arrivals.size - 1)
-    total = meets.sum()
+    total = float(met.mass.sum())
     room, step = queue.room[:, None], queue.step
     work = queue.tokens + prompt_tokens
     number = np.maximum(np.ceil(work / room - 1e-9), 1.0)  # of its iterations
     rest = work - (number - 1) * room
-    likely = meets.sum(axis=1) > _SELDOM * total
     first = int(number[:, 0].min())
+    likely = met.mass.sum(axis=1) > _SELDOM * total
     last = max(int(number[likely].max()), first) if likely.any() else first
-    number = np.minimum(number, last).astype(np.int64) - first
+    past = np.minimum(number, last).astype(np.int64) - first
     width = math.ceil(queue.room.max() / step) + 1
     value = np.minimum(step * np.arange(width), room)  # tokens
     place = np.minimum((rest / step).astype(np.int64), width - 2)
     low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
-    part = np.where(high > low, np.clip((rest - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0), 0.0)
+    part = np.clip((rest - low) / np.where(high > low, high - low, np.inf), 0.0, 1.0)
 
     span = (last - first + 1) * _TIMES
-    joint = np.zeros((nodes, span, width))
+    joint = np.zeros((nodes, span, width))  # time waited and rest
     node = np.arange(nodes)[:, None, None]
-    when = number[:, None, :] * _TIMES + np.arange(_TIMES)[:, None]
-    np.add.at(joint, (node, when, place[:, None]), meets * (1 - part)[:, None])
-    np.add.at(joint, (node, when, place[:, None] + 1), meets * part[:, None])
-    elapsed = tick[:, None] * (np.arange(span) + 0.5 + (first - 1) * _TIMES)
-    behind = _clamped(np.fft.irfft(np.exp(elapsed[..., None] * queue.arrivals), points), cells)
+    when = past[:, None] * _TIMES + np.arange(_TIMES)[:, None]
+    np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
+    np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
+    start = (first - 1) * _TIMES
+    behind = met.behind[:, start : start + span]
 
-    # at the start of the last iteration: its rest, and who came behind
+    # the last iteration begins with the rest and who came behind
     pairs = np.swapaxes(joint, 1, 2) @ behind
     waits = np.zeros((nodes, cells))
     for k in range(width):
         waits[:, k:] += pairs[:, k, : cells - k]
         waits[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
     size = 1 << math.ceil(math.log2(2 * width + 1))
-    together = np.fft.irfft(np.fft.rfft(joint, size) * np.fft.rfft(_clamped(behind, width + 1), size), size)
-    together = np.maximum(together, 0.0)
-    ends = np.minimum(step * np.arange(size), room)
-    length = np.where(
-        step * np.arange(size) > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends
-    )
-    seconds = elapsed[..., None] + length[:, None]
-    keep = together > 1e-9 * total
-    return Served(seconds[keep], together[keep] / together[keep].sum(), waits / total)
+    near = np.fft.rfft(_clamped(behind, width + 1), size)
+    together = np.fft.irfft(np.fft.rfft(joint, size) * near, size)
+    ends = step * np.arange(size)
+    length = np.where(ends > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends)
+    seconds = (met.tick_s[:, None] * (np.arange(span) + start + 0.5))[..., None] + length[:, None]
+    there = together > _NOISE * total
+    seconds, mass = seconds[there], together[there]
+    return Served(law_of(seconds, mass), float(seconds @ mass / mass.sum()), waits / total)
 
 
 def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
@@ -272,13 +292,6 @@ def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
     )
     edges = low + step * np.arange(-0.5, _POINTS + 2)
     return Law(edges, np.append(0.0, np.cumsum(total))).reduced()
-
-
-class Gaps(NamedTuple):
-    """Iterations after the first token of requests."""
-
-    seconds: FloatArray
-    mass: FloatArray
 
 
 def gaps_law(
@@ -365,7 +378,7 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int) ->
     rate = prompts.rate_rps
     tokens = sum_by(prompts.group, traffic.rate_rps * traffic.prompt_tokens) / rate
     queue = queue_of(traffic, prompts, tokens, slow, budget)
-    meets, tick = _arrivals_meet(queue)
+    met = meet(queue, float(tokens.max()))
     parts = np.ceil(tokens / budget)
     alone = parts * traffic.fixed_s + prompts.seconds + traffic.token_s * budget * parts * (parts - 1) / 2
-    return Budgeted(tokens, queue, [serve(queue, s, meets, tick) for s in tokens.tolist()], alone)
+    return Budgeted(tokens, queue, [serve(queue, s, met) for s in tokens.tolist()], alone)

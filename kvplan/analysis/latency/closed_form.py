@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvplan.analysis.latency.budget import budgeted, gaps_law, law_of, slow_mean, too_full
+from kvplan.analysis.latency.budget import budgeted, gaps_law, slow_mean, too_full
 from kvplan.analysis.latency.conditions import budget_binds, not_covered, too_much_work, waits
 from kvplan.analysis.latency.distribution import NONE, ClassLatency, Distribution, Latency
 from kvplan.analysis.latency.end_to_end import end_to_end_laws
@@ -121,12 +121,12 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
     found = budgeted(traffic, prompts, slow, budget)
     idle = idle_probability(traffic, empty_probability(model, traffic))
     waiting = [
-        mixture([certain(alone), law_of(x.waiting, x.mass)], [idle, 1 - idle])
+        mixture([certain(alone), x.law], [idle, 1 - idle])
         for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
     ]
     ttft = np.array(
         [
-            idle * alone + (1 - idle) * float(x.waiting @ x.mass)
+            idle * alone + (1 - idle) * x.mean_s
             for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
         ]
     )
