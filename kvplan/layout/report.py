@@ -69,7 +69,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
     >>> document = build(analyze(model, name="small", sha256="5e6f"))
     >>> document.title, str(document.status), [section.key for section in document.sections][:3]
-    ('small', 'needs_cap', ['load', 'equilibrium', 'saturation'])
+    ('small', 'needs_cap', ['load', 'equilibrium', 'latency'])
     >>> document.summary.rows[0]
     ('Headroom', '+11.1%', 'theorem')
     """

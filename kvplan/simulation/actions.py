@@ -27,6 +27,7 @@ from kvplan.simulation.state import (
     DUE_AFTER,
     DUE_BEFORE,
     ENTERED_AT,
+    ENTERED_IN,
     EVICTED,
     EVICTIONS,
     FINISH,
@@ -81,6 +82,7 @@ from kvplan.simulation.state import (
     SILENT,
     STAGE,
     STAGES,
+    STANDS_BY,
     START,
     STUCK,
     TAIL,
@@ -261,6 +263,7 @@ def enter(s: State, request: int, group: int, stage: int) -> None:
     """Make a request a member of a running group, at the stage that it is at in this iteration."""
     s.request[request, START] = s.group[group, TICK] - stage
     s.request[request, ENTERED_AT] = s.group[group, TICK]
+    s.request[request, ENTERED_IN] = s.counter[ITERATIONS] + 1
     append(s, group_list(s, group), request)
     s.group[group, WEIGHT] += s.request[request, FIRST_WEIGHT] + stage
     s.phase[group, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % s.fixed[BLOCK]] += 1
@@ -289,7 +292,7 @@ def advance(s: State, group: int) -> None:
 @kernel
 def stand_by(s: State, group: int) -> None:
     """Let only those run who enter a group from now on; its members keep what they hold, and are not in the batch."""
-    s.group[group, RUNS] = 1
+    s.group[group, RUNS] = STANDS_BY
     s.counter[MORE_TOKENS] -= s.group[group, WEIGHT]
     s.counter[MORE_REQUESTS] -= s.list[group_list(s, group), LENGTH]
 
@@ -347,6 +350,8 @@ def evict(s: State, request: int) -> None:
         c[PARTLY] = NOBODY
     elif group < s.group.shape[0]:
         unschedule(s, request, group)
+        if not math.isnan(s.time[request, FIRST_TOKEN]) and math.isnan(s.time[request, FINISH]):
+            s.time[request, FINISH] = -s.clock[LAST_RUN + group]
         tokens = leave(s, request, group)
         lost = (
             tokens - 1 if s.group[group, RUNS] else tokens
@@ -361,8 +366,6 @@ def evict(s: State, request: int) -> None:
     c[EVICTED] += 1
     c[RECOMPUTED] += lost
     s.request[request, EVICTIONS] += 1
-    if not math.isnan(s.time[request, FIRST_TOKEN]) and math.isnan(s.time[request, FINISH]):
-        s.time[request, FINISH] = -s.clock[NOW]
     if c[RESIDENT] == 0:  # alone, and still too large
         c[STUCK] = NEVER_FITS
     put_first(s, s.request[request, QUEUE], request)
@@ -494,10 +497,17 @@ def first_due(s: State, group: int) -> int:
 
 @kernel
 def emit_tokens(s: State, group: int) -> int:
-    """Note first tokens and times between tokens of a group that has run; returns how many members emitted nothing."""
-    request, silent, new = s.list[group_list(s, group), TAIL], 0, 0
+    """Note first tokens and times between tokens of a group that has run; returns how many members emitted nothing.
+
+    Those who have just entered have times of their own, and so they do once more where the others stood by.
+    """
+    silent, new = 0, 0
     tick, quiet, now = s.group[group, TICK], s.fixed[SILENT], s.clock[NOW]
-    while request != NOBODY and s.request[request, ENTERED_AT] >= tick - quiet:
+    others_stand_by = s.group[group, RUNS] == STANDS_BY
+    request = s.list[group_list(s, group), TAIL]
+    while request != NOBODY and s.request[request, ENTERED_AT] >= tick - quiet - 1:
+        if others_stand_by and s.request[request, ENTERED_IN] != s.counter[ITERATIONS]:
+            break
         if tick - s.request[request, START] < quiet:
             silent += 1
         elif math.isnan(s.time[request, FIRST_TOKEN]):
@@ -507,9 +517,12 @@ def emit_tokens(s: State, group: int) -> int:
             note_gaps(s, now + s.time[request, FINISH], 1)
             s.time[request, FINISH] = math.nan
             new += 1
+        if others_stand_by:
+            s.time[request, FINISH] = -now
         request = s.request[request, BEFORE]
-    note_gaps(s, now - s.clock[LAST_RUN + group], s.list[group_list(s, group), LENGTH] - silent - new)
-    s.clock[LAST_RUN + group] = now
+    if not others_stand_by:
+        note_gaps(s, now - s.clock[LAST_RUN + group], s.list[group_list(s, group), LENGTH] - silent - new)
+        s.clock[LAST_RUN + group] = now
     return silent
 
 

@@ -456,9 +456,9 @@ class _Run:
             **_found(run),
             "iteration_time_s": _ratio(run.busy_s, run.iterations),
         }
-        for name, sample in self.samples.items():
-            figures |= sample.figures(name)
-        return {**figures, **_between_tokens(run), "goodput_rps": self.goodput_rps}
+        for name in LATENCIES:
+            figures |= _between_tokens(run) if name == "itl_s" else self.samples[name].figures(name)
+        return {**figures, "goodput_rps": self.goodput_rps}
 
     @property
     def goodput_rps(self) -> float | None:

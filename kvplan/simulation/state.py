@@ -94,6 +94,7 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     PLACE,  # list that it stands in: queues first, groups after them, lists of parked requests last
     START,  # tick of its group at which a member would have been at stage 0
     ENTERED_AT,  # tick at which it came into its group
+    ENTERED_IN,  # and iteration, the one being formed counted
     STAGE,  # of a request outside groups: where it goes on
     PARKED,  # KV tokens held by a request that is resident outside a group
     ADMISSION,  # number in the order of admissions
@@ -106,7 +107,7 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     BELOW,  # neighbours in the pile of a rank
     ABOVE,
     _REQUEST_COLUMNS,
-) = range(20)
+) = range(21)
 
 # Further columns, of runs in which requests follow each other or are cached.
 (
@@ -150,12 +151,15 @@ COUNT, TOP = range(2)  # columns of `State.rank`
 (
     TICK,  # executed iterations, the one being formed included
     WEIGHT,  # KV tokens of its members in that iteration
-    RUNS,  # whether it is in the batch
+    RUNS,  # whether it is in the batch; STANDS_BY: only those who enter it now
     UNTIL,  # stage before which members leave, done or not
     RING_START,  # of its part of `State.ring`
     RING_SIZE,
     _GROUP_COLUMNS,
 ) = range(7)
+
+
+STANDS_BY = 2
 
 
 class State(NamedTuple):

@@ -285,7 +285,7 @@ def test_percentiles_are_in_order_and_above_what_a_request_takes_alone(model: Se
                 assert figures is at.itl_s
                 assert (traffic.decode_tokens[mine] == 1).all()
                 continue
-            assert low * 0.99 <= figures.p50 <= figures.p90 <= figures.p95 <= figures.p99
+            assert low * 0.98 <= figures.p50 <= figures.p90 <= figures.p95 <= figures.p99
             assert figures.mean >= low
             for value, span in zip(figures[1:5], figures[5:], strict=True):
                 assert span is None or span[0] <= value <= span[1]

@@ -85,7 +85,7 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     --------
     >>> traffic = Traffic(1.0, 0.01, 2.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.05], [0.0]]))
     >>> too_full(traffic, 100), too_full(traffic, 15)
-    (None, 'prompts take 123 % of max_num_batched_tokens, above 85 %')
+    (None, 'prompts take 122 % of max_num_batched_tokens, above 85 %')
     """
     rate, tokens = traffic.rate_rps, traffic.prompt_tokens
     tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
