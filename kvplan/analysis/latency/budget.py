@@ -177,7 +177,7 @@ class Met(NamedTuple):
         Seconds of a tick, of which a full iteration has _TIMES.
     edges : ndarray, shape (n_times + 1,)
         Cells of what requests have waited, ticks.
-    mass : ndarray, shape (n_nodes, _TIMES, n_cells)
+    mass : ndarray, shape (n_nodes, _TIMES + 1, n_cells)
         Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
     behind : ndarray, shape (n_nodes, n_times, n_cells)
         Law of the tokens that have come behind it, by what it has waited.
@@ -220,15 +220,19 @@ def meet(queue: Queue, largest: float) -> Met:
     overlap = np.clip(length[..., None] - times, 0.0, 1.0)  # of each cell of time left
     elapsed = np.clip(length[..., None] - times - overlap / 2, 0.0, _TIMES)
     below = np.minimum(elapsed.astype(np.int64), _TIMES - 1)
-    joint = np.zeros((nodes, _TIMES, _TIMES + 1))  # time left and elapsed
+    joint = np.zeros((nodes, _TIMES + 1, _TIMES + 1))  # time left and elapsed
     node = np.arange(nodes)[:, None, None]
     likely = np.where(over, 0.0, mass)[..., None] * overlap
-    np.add.at(joint, (node, times, below), likely * (1 - elapsed + below))
-    np.add.at(joint, (node, times, below + 1), likely * (elapsed - below))
+    early = (elapsed - below) * likely
+    for later, share in ((0, 1 - overlap / 2), (1, overlap / 2)):
+        np.add.at(joint, (node, times + later, below), share * (likely - early))
+        np.add.at(joint, (node, times + later, below + 1), share * early)
     after = np.exp(np.arange(_TIMES + 1)[:, None] * tick[:, None, None] * queue.arrivals)
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
     left_over = (np.where(over, mass, 0.0)[..., None] * _split(left, points)).sum(axis=1)
-    meets = joint @ after + left_over[:, None] * (after[:, 1:] + after[:, :-1])[:, ::-1] / 2
+    uniform = np.full(_TIMES + 1, 1.0)
+    uniform[[0, -1]] = 0.5
+    meets = joint @ after + left_over[:, None] * uniform[:, None] * after[:, ::-1]
     ahead = _cut(np.fft.irfft(meets, points), cells) * (queue.weight * tick)[:, None, None]
 
     seldom = _SELDOM * ahead.sum()
@@ -236,8 +240,8 @@ def meet(queue: Queue, largest: float) -> Met:
         math.ceil((queue.tokens[there].max() + largest) / room) if there.any() else 1
         for room, there in zip(queue.room, ahead.sum(axis=1) > seldom, strict=True)
     ]
-    edges = _edges(max(most) * _TIMES)
-    waited = tick[:, None] * (edges[:-1] + edges[1:]) / 2
+    edges = _edges(max(most) * _TIMES + 1)
+    waited = tick[:, None] * (edges[:-1] + edges[1:] - 1) / 2
     behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
     return Met(tick, edges, ahead, behind)
 
@@ -268,7 +272,7 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
     part = np.clip((rest - low) / np.where(high > low, high - low, np.inf), 0.0, 1.0)
 
-    ticks = past[:, None] * _TIMES + np.arange(_TIMES)[:, None]
+    ticks = past[:, None] * _TIMES + np.arange(_TIMES + 1)[:, None]
     when = np.searchsorted(met.edges, ticks, side="right") - 1
     start, end = int(when.min()), int(when.max()) + 1
     when -= start
@@ -277,7 +281,7 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
     np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
     behind = met.behind[:, start:end]
-    waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1]) / 2
+    waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1] - 1) / 2
 
     # the last iteration begins with the rest and who came behind
     pairs = np.swapaxes(joint, 1, 2) @ behind
@@ -396,5 +400,7 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int) ->
     queue = queue_of(traffic, prompts, tokens, slow, budget)
     met = meet(queue, float(tokens.max()))
     parts = np.ceil(tokens / budget)
-    alone = parts * traffic.fixed_s + prompts.seconds + traffic.token_s * budget * parts * (parts - 1) / 2
+    sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
+    again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
+    alone = parts * traffic.fixed_s + prompts.seconds + again
     return Budgeted(tokens, queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
