@@ -57,18 +57,19 @@ def serve(
         while next_one < n and arrival[next_one] <= now:
             waiting.append(next_one)
             next_one += 1
-        tokens, scheduled, read = 0, len(leaving), context
+        tokens, prefill, scheduled, read = 0, 0, len(leaving), context
         fresh = []
         while waiting and len(leaving) + tokens < budget:
             i = waiting[0]
             part = min(prompt[i] - computed[i], budget - len(leaving) - tokens)
             tokens += part
+            prefill += part if part > 1 else 0  # a single token is as good as a decode's
             scheduled += 1
             computed[i] += part
             read += computed[i]
             if computed[i] == prompt[i]:
                 fresh.append(waiting.pop(0))
-        duration = timing(float(read), float(tokens), float(scheduled))
+        duration = timing(float(read), float(prefill), float(scheduled))
         durations.append(duration)
         later.append(list(running))
         now += duration
