@@ -126,6 +126,9 @@ def queue_of(
     use = min(float(weight @ (tokens_rps * full_s / room)), 0.9)
     span = budget + prompt_tokens.max() + _TAIL * use / (1 - use) * square / tokens_rps
     step = max(budget / _ROOM_CELLS, span / _CELLS)
+    usual = float(prompt_tokens[np.argmax(rate * prompt_tokens)])
+    if usual > step:  # on a point of the lattice
+        step = usual / math.ceil(usual / step)
     cells = math.ceil(span / step) + 1
     points = 1 << math.ceil(math.log2(3 * cells))
 
@@ -207,11 +210,14 @@ class Served(NamedTuple):
         ... and its mean.
     queue : ndarray, shape (n_nodes, n_cells)
         Law of what waits at the start of the iteration of the first token, for each node.
+    alone : ndarray, shape (n_cells,)
+        The same where nobody else is there.
     """
 
     law: Law
     mean_s: float
     queue: FloatArray
+    alone: FloatArray
 
 
 def meet(queue: Queue, largest: float) -> Met:
@@ -306,7 +312,11 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
     width = float(queue.weight @ met.tick_s)
-    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total)
+    alone = np.zeros(cells)
+    own = float(rest[0, 0]) / step
+    alone[int(own)] += 1 - own % 1
+    alone[int(own) + 1] += own % 1
+    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total, alone)
 
 
 def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
@@ -336,6 +346,7 @@ def gaps_law(
     slow: SlowPart,
     queue: Queue,
     served: list[Served],
+    idle: float,
     mine: NDArray[np.bool_],
     mean: float,
 ) -> tuple[Law, float]:
@@ -349,6 +360,7 @@ def gaps_law(
         present = survival(stages[group == g], rate[group == g])[1:] / number
         at = served[g].queue / np.maximum(served[g].queue.sum(axis=1, keepdims=True), 1e-300)
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
+        at = (1 - idle) * at + idle * served[g].alone
         for m in range(min(present.size, _MOST_STEPS)):
             at = np.einsum("nw,nwv->nv", at, queue.moves)
             law += present[m] * at
