@@ -90,7 +90,7 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     --------
     >>> traffic = Traffic(1.0, 0.01, 2.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.05], [0.0]]))
     >>> too_full(traffic, 100), too_full(traffic, 15)
-    (None, 'prompts take 123 % of max_num_batched_tokens, above 85 %')
+    (None, 'prompts take 122 % of max_num_batched_tokens, above 85 %')
     """
     rate, tokens = traffic.rate_rps, traffic.prompt_tokens
     tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
@@ -414,21 +414,50 @@ def _spread(nodes: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 class Budgeted(NamedTuple):
-    """First tokens of each group of prompts, and the chain behind them."""
+    """First tokens, and the chain behind them.
 
-    prompt_tokens: FloatArray
+    Attributes
+    ----------
+    served
+        Of each group of prompts, where somebody is there.
+    alone_s : ndarray, shape (n_groups,)
+        Seconds to the first token where nobody is.
+    """
+
     queue: Queue
     served: list[Served]
     alone_s: FloatArray
 
 
-def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int) -> Budgeted:
+def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, empty: float) -> Budgeted:
+    """First tokens of each group of prompts in iterations of at most `budget` tokens.
+
+    Parameters
+    ----------
+    empty
+        Probability that nobody is there in an iteration, if iterations went on all the same; 0 where not known.
+
+    Examples
+    --------
+    Nobody else ever: a prompt of two and a half budgets takes three iterations of a second, and a hundredth a token.
+
+    >>> from kvplan.analysis.latency.fast_part import prompts_of
+    >>> lone = Traffic(1.0, 0.0, 1.0, *np.array([[0], [1]]), *np.array([[250.0], [1e-9], [2.5], [0.0]]))
+    >>> budgeted(lone, prompts_of(lone), SlowPart(1.0, 1.0, np.empty(0), np.empty(0)), 100, 1.0).alone_s.tolist()
+    [5.5]
+    """
     rate = prompts.rate_rps
     tokens = sum_by(prompts.group, traffic.rate_rps * traffic.prompt_tokens) / rate
     queue = queue_of(traffic, prompts, tokens, slow, budget)
+    if empty > 0:  # prompts that wait and requests past prefill are seldom missing at the same time
+        nobody = min(1.0, empty / float(queue.stationary[0, 0]))
+        others = queue.weight[1:].sum()
+        weight = queue.weight * ((1 - nobody) / others if others > 0 else 1.0)
+        weight[0] = nobody if others > 0 else 1.0
+        queue = queue._replace(weight=weight)
     met = meet(queue, float(tokens.max()))
     parts = np.ceil(tokens / budget)
     sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
     again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
     alone = parts * traffic.fixed_s + prompts.seconds + again
-    return Budgeted(tokens, queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
+    return Budgeted(queue, [serve(queue, s, met) for s in tokens.tolist()], alone)

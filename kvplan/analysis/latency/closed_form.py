@@ -118,8 +118,9 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
     if (reason := too_full(traffic, budget)) is not None:
         return _none(model, reason)
     slow, prompts = slow_part(traffic, process.variance_ratio), prompts_of(traffic)
-    found = budgeted(traffic, prompts, slow, budget)
-    idle = idle_probability(traffic, empty_probability(model, traffic))
+    empty = empty_probability(model, traffic)
+    idle = idle_probability(traffic, empty)
+    found = budgeted(traffic, prompts, slow, budget, empty)
     waiting = [
         mixture([certain(alone), x.law], [idle, 1 - idle])
         for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
