@@ -16,7 +16,7 @@ from kvplan.analysis.latency.feedback import Feedback
 from kvplan.analysis.latency.law import Law
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import Traffic
-from kvplan.model import FloatArray, sum_by, survival
+from kvplan.model import FloatArray, IntArray, sum_by, survival
 
 ComplexArray = NDArray[np.complex128]
 
@@ -24,12 +24,16 @@ _TOGETHER = 3  # nodes of the slow part that are one here
 _CELLS = 128  # of waiting prompt tokens
 _ROOM_CELLS = 32  # of them at most for the budget
 _TAIL = 4.6  # half of -ln of the part of the law that the lattice leaves out
-_TIMES = 32  # cells of a full iteration
+_FEWEST_TICKS, _MOST_TICKS = 32, 128  # of a full iteration
+_TICKS_OF_FIXED = 6  # of d0
 _POINTS = 1 << 11  # of a law
 _SETTLED = 1e-3
+_SHORT = 64  # tokens
 _MOST_STEPS = 256
 _PARTS = 6  # of a node, where it is spread
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.0
+_EVEN_TIMES = 256  # of what a request has waited; beyond, each by so much longer than the one before
+_LONGER = 1.02
 _SELDOM = 1e-6
 _NOISE = 1e-9
 _MOST_USE = 0.85
@@ -44,6 +48,7 @@ class Queue(NamedTuple):
     weight, slow_s, room : ndarray, shape (n_nodes,)
         Probability of a node, its c, and T', the prompt tokens that an iteration has room for. The first is the empty.
     step : tokens of a cell
+    ticks : so many of a full iteration are told apart
     token_s : seconds of an iteration that a prompt token takes
     full_s : ndarray, shape (n_nodes,)
         Of an iteration that leaves some over.
@@ -61,6 +66,7 @@ class Queue(NamedTuple):
     slow_s: FloatArray
     room: FloatArray
     step: float
+    ticks: int
     token_s: float
     full_s: FloatArray
     tokens: FloatArray
@@ -121,6 +127,9 @@ def queue_of(
     use = min(float(weight @ (tokens_rps * full_s / room)), 0.9)
     span = budget + prompt_tokens.max() + _TAIL * use / (1 - use) * square / tokens_rps
     step = max(budget / _ROOM_CELLS, span / _CELLS)
+    usual = float(prompt_tokens[np.argmax(rate * prompt_tokens)])
+    if usual > step:  # on a point of the lattice
+        step = usual / math.ceil(usual / step)
     cells = math.ceil(span / step) + 1
     points = 1 << math.ceil(math.log2(3 * cells))
 
@@ -142,7 +151,11 @@ def queue_of(
     right[:, -1] = 1.0
     stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
     stationary /= stationary.sum(axis=1, keepdims=True)
-    return Queue(weight, slow_s, room, step, token_s, full_s, tokens, seconds, arrivals, moves, stationary)
+    ticks = math.ceil(_TICKS_OF_FIXED * float(weight @ full_s) / slow.fixed_s)
+    ticks = min(max(ticks, _FEWEST_TICKS), _MOST_TICKS)
+    return Queue(
+        weight, slow_s, room, step, ticks, token_s, full_s, tokens, seconds, arrivals, moves, stationary
+    )
 
 
 def _split(cells: FloatArray, points: int) -> ComplexArray:
@@ -172,14 +185,17 @@ class Met(NamedTuple):
     Attributes
     ----------
     tick_s : ndarray, shape (n_nodes,)
-        Seconds of a cell of time.
-    mass : ndarray, shape (n_nodes, _TIMES, n_cells)
+        Seconds of a tick, of which a full iteration has `ticks`.
+    edges : ndarray, shape (n_times + 1,)
+        Cells of what requests have waited, ticks.
+    mass : ndarray, shape (n_nodes, ticks + 1, n_cells)
         Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
     behind : ndarray, shape (n_nodes, n_times, n_cells)
-        Law of the tokens that have come behind it, by the time that it has waited.
+        Law of the tokens that have come behind it, by what it has waited.
     """
 
     tick_s: FloatArray
+    edges: IntArray
     mass: FloatArray
     behind: FloatArray
 
@@ -193,37 +209,46 @@ class Served(NamedTuple):
         Of the time to the first token ...
     mean_s : float
         ... and its mean.
-    queue : ndarray, shape (n_nodes, n_cells)
-        Law of what waits at the start of the iteration of the first token, for each node.
+    queue : ndarray, shape (4, n_nodes, n_cells)
+        Law of the node and of what waits at the start of the iteration of the first token, and how long it took until
+        then: its first three moments, times the law.
+    alone : ndarray, shape (n_cells,)
+        The same where nobody else is there.
     """
 
     law: Law
     mean_s: float
     queue: FloatArray
+    alone: FloatArray
 
 
 def meet(queue: Queue, largest: float) -> Met:
     """What requests meet whose prompts have no more than `largest` tokens."""
     nodes, cells = queue.seconds.shape
     points = 2 * (queue.arrivals.size - 1)
-    tick = queue.full_s / _TIMES
+    n = queue.ticks
+    tick = queue.full_s / n
     mass = queue.stationary.copy()
     mass[0, 0] = 0.0  # iterations with nobody are not run
     over = queue.tokens > queue.room[:, None]
     length = queue.seconds / tick[:, None]
-    times = np.arange(_TIMES)
+    times = np.arange(n)
     overlap = np.clip(length[..., None] - times, 0.0, 1.0)  # of each cell of time left
-    elapsed = np.clip(length[..., None] - times - overlap / 2, 0.0, _TIMES)
-    below = np.minimum(elapsed.astype(np.int64), _TIMES - 1)
-    joint = np.zeros((nodes, _TIMES, _TIMES + 1))  # time left and elapsed
+    elapsed = np.clip(length[..., None] - times - overlap / 2, 0.0, n)
+    below = np.minimum(elapsed.astype(np.int64), n - 1)
+    joint = np.zeros((nodes, n + 1, n + 1))  # time left and elapsed
     node = np.arange(nodes)[:, None, None]
     likely = np.where(over, 0.0, mass)[..., None] * overlap
-    np.add.at(joint, (node, times, below), likely * (1 - elapsed + below))
-    np.add.at(joint, (node, times, below + 1), likely * (elapsed - below))
-    after = np.exp(np.arange(_TIMES + 1)[:, None] * tick[:, None, None] * queue.arrivals)
+    early = (elapsed - below) * likely
+    for later, share in ((0, 1 - overlap / 2), (1, overlap / 2)):
+        np.add.at(joint, (node, times + later, below), share * (likely - early))
+        np.add.at(joint, (node, times + later, below + 1), share * early)
+    after = np.exp(np.arange(n + 1)[:, None] * tick[:, None, None] * queue.arrivals)
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
     left_over = (np.where(over, mass, 0.0)[..., None] * _split(left, points)).sum(axis=1)
-    meets = joint @ after + left_over[:, None] * (after[:, 1:] + after[:, :-1])[:, ::-1] / 2
+    uniform = np.full(n + 1, 1.0)
+    uniform[[0, -1]] = 0.5
+    meets = joint @ after + left_over[:, None] * uniform[:, None] * after[:, ::-1]
     ahead = _cut(np.fft.irfft(meets, points), cells) * (queue.weight * tick)[:, None, None]
 
     seldom = _SELDOM * ahead.sum()
@@ -231,9 +256,18 @@ def meet(queue: Queue, largest: float) -> Met:
         math.ceil((queue.tokens[there].max() + largest) / room) if there.any() else 1
         for room, there in zip(queue.room, ahead.sum(axis=1) > seldom, strict=True)
     ]
-    waited = tick[:, None] * (np.arange(max(most) * _TIMES) + 0.5)
+    edges = _edges(max(most) * n + 1)
+    waited = tick[:, None] * (edges[:-1] + edges[1:] - 1) / 2
     behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
-    return Met(tick, ahead, behind)
+    return Met(tick, edges, ahead, behind)
+
+
+def _edges(ticks: int) -> IntArray:
+    """Edges of cells of times: single ticks, then ever more of them."""
+    beyond = math.ceil(math.log(max(ticks / _EVEN_TIMES, 1.0)) / math.log(_LONGER)) + 1
+    later = np.ceil(_EVEN_TIMES * _LONGER ** np.arange(beyond)).astype(np.int64)
+    edges = np.concatenate([np.arange(_EVEN_TIMES), later])
+    return edges[: np.searchsorted(edges, ticks) + 1]
 
 
 def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
@@ -247,42 +281,50 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     first = int(number[:, 0].min())
     likely = met.mass.sum(axis=1) > _SELDOM * total
     last = max(int(number[likely].max()), first) if likely.any() else first
-    past = np.minimum(number, last).astype(np.int64) - first
+    past = np.minimum(number, last).astype(np.int64) - 1
     width = math.ceil(queue.room.max() / step) + 1
     value = np.minimum(step * np.arange(width), room)  # tokens
     place = np.minimum((rest / step).astype(np.int64), width - 2)
     low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
     part = np.clip((rest - low) / np.where(high > low, high - low, np.inf), 0.0, 1.0)
 
-    span = (last - first + 1) * _TIMES
-    joint = np.zeros((nodes, span, width))  # time waited and rest
+    ticks = past[:, None] * queue.ticks + np.arange(queue.ticks + 1)[:, None]
+    when = np.searchsorted(met.edges, ticks, side="right") - 1
+    start, end = int(when.min()), int(when.max()) + 1
+    when -= start
+    joint = np.zeros((nodes, end - start, width))  # time waited and rest
     node = np.arange(nodes)[:, None, None]
-    when = past[:, None] * _TIMES + np.arange(_TIMES)[:, None]
     np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
     np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
-    start = (first - 1) * _TIMES
-    behind = met.behind[:, start : start + span]
+    behind = met.behind[:, start:end]
+    waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1] - 1) / 2
 
     # the last iteration begins with the rest and who came behind
-    pairs = np.swapaxes(joint, 1, 2) @ behind
-    waits = np.zeros((nodes, cells))
-    for k in range(width):
-        waits[:, k:] += pairs[:, k, : cells - k]
-        waits[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
+    waits = np.zeros((4, nodes, cells))
+    for power, law in enumerate(waits):
+        pairs = np.swapaxes(joint * (waited**power)[..., None], 1, 2) @ behind
+        for k in range(width):
+            law[:, k:] += pairs[:, k, : cells - k]
+            law[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
     size = 1 << math.ceil(math.log2(2 * width + 1))
     near = np.fft.rfft(_clamped(behind, width + 1), size)
     together = np.fft.irfft(np.fft.rfft(joint, size) * near, size)
     ends = step * np.arange(size)
     length = np.where(ends > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends)
-    seconds = (met.tick_s[:, None] * (np.arange(span) + start + 0.5))[..., None] + length[:, None]
+    seconds = waited[..., None] + length[:, None]
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
-    return Served(law_of(seconds, mass), float(seconds @ mass / mass.sum()), waits / total)
+    width = float(queue.weight @ met.tick_s)
+    alone = np.zeros(cells)
+    own = float(rest[0, 0]) / step
+    alone[int(own)] += 1 - own % 1
+    alone[int(own) + 1] += own % 1
+    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total, alone)
 
 
-def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
-    """Many weighed times as a law."""
-    low, high = float(seconds.min()), float(seconds.max())
+def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
+    """Many weighed times as a law, each spread over `width`."""
+    low, high = float(seconds.min()) - width / 2, float(seconds.max()) + width / 2
     step = max((high - low) / _POINTS, 1e-9 * high)
     place = (seconds - low) / step
     below = place.astype(np.int64)
@@ -291,7 +333,14 @@ def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
         below + 1, mass * part, _POINTS + 2
     )
     edges = low + step * np.arange(-0.5, _POINTS + 2)
-    return Law(edges, np.append(0.0, np.cumsum(total))).reduced()
+    below_edges = np.append(0.0, np.cumsum(total))
+    if width > step:
+        area = np.append(0.0, np.cumsum((below_edges[1:] + below_edges[:-1]) * step / 2))
+        ends = (np.interp(edges + side * width / 2, edges, area) for side in (-1, 1))
+        left, right = ends
+        right = right + np.maximum(edges + width / 2 - edges[-1], 0.0) * below_edges[-1]
+        below_edges = (right - left) / width
+    return Law(edges, below_edges).reduced()
 
 
 def gaps_law(
@@ -300,6 +349,7 @@ def gaps_law(
     slow: SlowPart,
     queue: Queue,
     served: list[Served],
+    idle: float,
     mine: NDArray[np.bool_],
     mean: float,
 ) -> tuple[Law, float]:
@@ -311,8 +361,9 @@ def gaps_law(
     settled = 0.0
     for g in np.unique(group).tolist():
         present = survival(stages[group == g], rate[group == g])[1:] / number
-        at = served[g].queue / np.maximum(served[g].queue.sum(axis=1, keepdims=True), 1e-300)
+        at = served[g].queue[0] / np.maximum(served[g].queue[0].sum(axis=1, keepdims=True), 1e-300)
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
+        at = (1 - idle) * at + idle * served[g].alone
         for m in range(min(present.size, _MOST_STEPS)):
             at = np.einsum("nw,nwv->nv", at, queue.moves)
             law += present[m] * at
@@ -334,6 +385,33 @@ def gaps_law(
     mass = joint[..., None] * share[:, None, None, :]
     there = np.broadcast_to(joint[..., None] > 1e-9, mass.shape)
     return law_of(seconds[there], mass[there]), mean + float((joint * prompt_s).sum())
+
+
+def short_stays(traffic: Traffic, prompts: Prompts, found: "Budgeted") -> tuple[FloatArray, FloatArray]:
+    """Variance, s², and skewness of the time of each row until its last token, were the slow part never to change.
+
+    Infinite where there are so many tokens that it does.
+    """
+    queue = found.queue
+    x = queue.seconds
+    sums = np.zeros((*x.shape, 3))
+    variance = np.full(traffic.decode_tokens.shape, np.inf)
+    skewness = np.zeros(variance.shape)
+    short = traffic.decode_tokens <= _SHORT
+    for d in range(1, int(traffic.decode_tokens[short].max(initial=0)) + 1):
+        one, two, three = np.moveaxis(queue.moves @ sums, -1, 0)
+        sums = np.stack([x + one, x**2 + 2 * x * one + two, x**3 + 3 * x * (x * one + two) + three], axis=-1)
+        y1, y2, y3 = np.moveaxis(sums, -1, 0)
+        for row in np.flatnonzero(traffic.decode_tokens == d).tolist():
+            g = prompts.group[row]
+            law, w1, w2, w3 = found.served[g].queue
+            first = float((w1 + law * y1).sum())
+            second = float((w2 + 2 * w1 * y1 + law * y2).sum())
+            third = float((w3 + 3 * (w2 * y1 + w1 * y2) + law * y3).sum())
+            variance[row] = max(second - first**2, 0.0)
+            spread = math.sqrt(variance[row])
+            skewness[row] = (third - 3 * first * second + 2 * first**3) / spread**3 if spread > 0 else 0.0
+    return variance, skewness
 
 
 def slow_mean(traffic: Traffic, feedback: Feedback, later_s: FloatArray) -> FloatArray:
@@ -366,19 +444,50 @@ def _spread(nodes: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 class Budgeted(NamedTuple):
-    """First tokens of each group of prompts, and the chain behind them."""
+    """First tokens, and the chain behind them.
 
-    prompt_tokens: FloatArray
+    Attributes
+    ----------
+    served
+        Of each group of prompts, where somebody is there.
+    alone_s : ndarray, shape (n_groups,)
+        Seconds to the first token where nobody is.
+    """
+
     queue: Queue
     served: list[Served]
     alone_s: FloatArray
 
 
-def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int) -> Budgeted:
+def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, empty: float) -> Budgeted:
+    """First tokens of each group of prompts in iterations of at most `budget` tokens.
+
+    Parameters
+    ----------
+    empty
+        Probability that nobody is there in an iteration, if iterations went on all the same; 0 where not known.
+
+    Examples
+    --------
+    Nobody else ever: a prompt of two and a half budgets takes three iterations of a second, and a hundredth a token.
+
+    >>> from kvplan.analysis.latency.fast_part import prompts_of
+    >>> lone = Traffic(1.0, 0.0, 1.0, *np.array([[0], [1]]), *np.array([[250.0], [1e-9], [2.5], [0.0]]))
+    >>> budgeted(lone, prompts_of(lone), SlowPart(1.0, 1.0, np.empty(0), np.empty(0)), 100, 1.0).alone_s.tolist()
+    [5.5]
+    """
     rate = prompts.rate_rps
     tokens = sum_by(prompts.group, traffic.rate_rps * traffic.prompt_tokens) / rate
     queue = queue_of(traffic, prompts, tokens, slow, budget)
+    if empty > 0:  # prompts that wait and requests past prefill are seldom missing at the same time
+        nobody = min(1.0, empty / float(queue.stationary[0, 0]))
+        others = queue.weight[1:].sum()
+        weight = queue.weight * ((1 - nobody) / others if others > 0 else 1.0)
+        weight[0] = nobody if others > 0 else 1.0
+        queue = queue._replace(weight=weight)
     met = meet(queue, float(tokens.max()))
     parts = np.ceil(tokens / budget)
-    alone = parts * traffic.fixed_s + prompts.seconds + traffic.token_s * budget * parts * (parts - 1) / 2
-    return Budgeted(tokens, queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
+    sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
+    again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
+    alone = parts * traffic.fixed_s + prompts.seconds + again
+    return Budgeted(queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
