@@ -64,6 +64,8 @@ def a_run(
         "stuck": False,
         "kv_histogram": counts(1),
         "bin_tokens": 1,
+        "gap_histogram": counts(0),
+        "gap_sum_s": 0.0,
         "overflows": 0,
         "series": a_series(np.array([])) if series is None else series,
     }

@@ -18,6 +18,7 @@ Results are NamedTuples: a frozen dataclass takes seven times as long to define,
 ``overflow``     probability of overflow, safety buffer               theory §7
 ``kv_cumulants`` cumulants of KV usage, feedback included
 ``kv_tail``      tail of KV usage: saddlepoint, exact pmf
+``latency``      TTFT, ITL and E2E below saturation            theory §9
 ``prefix_cache`` hits, guaranteed and good rate, collapse             theory §8
 ``cache_states`` the one curve that all states of a prefix cache lie on
 """

@@ -105,7 +105,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     middle = edge[:-1] + (width - 1) / 2
 
     mass = rate / rate.max() * stages
-    alike = _alike(first, mass, _PRESENT_GROUPS)
+    alike = alike_in_one(first, mass, _PRESENT_GROUPS)
     amounts = rate * np.stack([np.ones_like(rate), first, prefill_s])
     everyone = np.stack([np.bincount(alike, x) for x in amounts])
     staying = everyone[:, :, None] - _left(alike, stages, amounts, edge)
@@ -172,7 +172,7 @@ def cell_edges(end: float, fineness: int) -> FloatArray:
     return np.array(edges, dtype=np.float64)
 
 
-def _alike(values: FloatArray, mass: FloatArray, limit: int) -> IntArray:
+def alike_in_one(values: FloatArray, mass: FloatArray, limit: int) -> IntArray:
     """Group rows by value: one group for each, or at most `limit` ranges of little variance.
 
     Quantisation loses least, mass times squared error, where the density of ranges follows the cube root of the
@@ -194,11 +194,11 @@ def alike_in_both(first_weight: FloatArray, stages: FloatArray, mass: FloatArray
     """
     group = np.unique(np.stack([first_weight, stages]), axis=1, return_inverse=True)[1].ravel()
     if group.max() >= _LEFT_GROUPS:
-        weight = _alike(first_weight, mass, _LEFT_WEIGHT_GROUPS)
+        weight = alike_in_one(first_weight, mass, _LEFT_WEIGHT_GROUPS)
         weights = int(weight.max()) + 1
         for w in range(weights):
             rows = weight == w
-            group[rows] = w * _LEFT_GROUPS + _alike(stages[rows], mass[rows], _LEFT_GROUPS // weights)
+            group[rows] = w * _LEFT_GROUPS + alike_in_one(stages[rows], mass[rows], _LEFT_GROUPS // weights)
         group = np.unique(group, return_inverse=True)[1]
     soonest = np.full(int(group.max()) + 1, np.inf)
     np.minimum.at(soonest, group, stages)

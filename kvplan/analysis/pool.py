@@ -105,7 +105,10 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
 
 def subset(model: ServingModel, classes: Sequence[int], replicas: int = 1) -> ServingModel:
     """What one of so many replicas sees that serve these classes alone."""
-    kept = (model.classes[i] for i in classes)
-    if replicas == 1:
+    kept = [model.classes[i] for i in classes]
+    rest = sum(c.rate_rps for c in kept) / model.total_rate_rps
+    if replicas > 1:
+        kept = [replace(c, rate_rps=c.rate_rps / replicas) for c in kept]
+    if model.arrivals.is_poisson:
         return replace(model, classes=tuple(kept))
-    return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps / replicas) for c in kept))
+    return replace(model, classes=tuple(kept), arrivals=model.arrivals.split(replicas / rest))

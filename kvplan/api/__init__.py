@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import Report
     from kvplan.simulation.experiments.study import Study
+    from kvplan.simulation.requests import Requests
 
 
 def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
@@ -32,13 +34,14 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
     from io import BytesIO
 
     from kvplan.errors import UsageError
+    from kvplan.ingest.trace.replay import with_trace
     from kvplan.profile.reading import load_profile
 
     if profile is not None and not isinstance(profile, str | os.PathLike):
         from kvplan.errors import shown
 
         raise UsageError(f"load: a path or the name of a shipped profile is wanted, not {shown(profile)}")
-    return load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO())
+    return with_trace(load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO()))
 
 
 def analyze(profile: "Profile") -> "Report":
@@ -67,7 +70,9 @@ def simulate(
     policies: str | Iterable[str] = ("vllm",),
     *,
     settings: Mapping[str, object] | None = None,
-    arrivals: str = "poisson",
+    arrivals: str | None = None,
+    concurrency: int | None = None,
+    trace: "str | os.PathLike[str] | None" = None,
     requests: int | None = None,
     horizon_s: float | None = None,
     seeds: int = 1,
@@ -80,9 +85,13 @@ def simulate(
     settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
     arrivals
-        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``.
+        ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; None: as the profile says.
+    concurrency
+        Of closed arrivals: how many clients; 128 if None.
+    trace
+        File whose requests are replayed; rows that generate nothing are left out.
     requests
-        In all; 10,000 if there is no horizon either.
+        In all; 10,000 if there is no horizon either, those of a trace if there is one.
     horizon_s
         Where the clock stops, seconds.
     seeds, seed
@@ -102,7 +111,12 @@ def simulate(
     >>> found = simulate(load("tool-calls-h100"), ["vllm"], requests=50)
     >>> found.results[0].policy, found.results[0].completed
     ('vllm', 50.0)
+    >>> one = simulate(load("tool-calls-h100"), arrivals="closed", concurrency=1, requests=50)
+    >>> one.results[0].queue.peak  # of a single client, which waits for its answer before it asks again
+    1.0
     """
+    from functools import partial
+
     from kvplan.api import arguments
     from kvplan.errors import UsageError
     from kvplan.simulation.experiments import options, study
@@ -110,21 +124,37 @@ def simulate(
 
     profile = arguments.profile(profile)
     kinds = [kind.value for kind in Arrivals]
-    if arrivals not in kinds:
+    if arrivals is not None and arrivals not in kinds:
         raise UsageError(f"arrivals {arrivals!r} do not exist; there are {', '.join(kinds)}")
     given = options.load(
         kind=arrivals,
         cv=None,
-        concurrency=None,
+        concurrency=None if concurrency is None else arguments.whole(concurrency, "concurrency"),
         burst=None,
-        trace=None,
+        trace=None if trace is None else partial(_replayed, arguments.path(trace, "trace")),
         requests=None if requests is None else arguments.whole(requests, "requests"),
         horizon=None if horizon_s is None else str(horizon_s),
+        model=profile.model,
     )
+    options.check_sessions(given, profile.model)
     names = arguments.names(policies, "policies")
     texts = arguments.assignments({} if settings is None else settings, "settings")
-    all_seeds = options.seeds(arguments.whole(seed, "seed"), arguments.whole(seeds, "seeds"))
+    all_seeds = options.seeds(
+        arguments.whole(seed, "seed"),
+        arguments.whole(seeds, "seeds"),
+        without_chance=None
+        if given.trace is None
+        else "the trace of the profile"
+        if trace is None
+        else "--trace",
+    )
     return study.study(profile.model, profile.plan, given, options.chosen(names, texts), all_seeds)
+
+
+def _replayed(trace: "Path") -> "Requests":
+    from kvplan.ingest.trace.replay import read_trace
+
+    return read_trace(trace).requests
 
 
 def sweep(

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from operator import index
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError, shown
@@ -40,6 +42,19 @@ def whole(value: Any, name: str) -> int:
         return index(value)
     except TypeError:
         raise UsageError(f"{name}: a whole number is wanted, not {_seen(value)}") from None
+
+
+def path(value: object, name: str) -> Path:
+    """Where a file is.
+
+    Raises
+    ------
+    UsageError
+        It is no path.
+    """
+    if isinstance(value, str | PathLike):
+        return Path(value)
+    raise UsageError(f"{name}: a path is wanted, not {_seen(value)}")
 
 
 def names(value: Any, name: str) -> list[str]:

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import kvplan
-from kvplan.cli.common import Output, Profile, option, progress_bar, read, say, say_compiling, terminal
+from kvplan.cli import completion
+from kvplan.cli.common import (
+    Output,
+    Profile,
+    Slos,
+    option,
+    progress_bar,
+    read,
+    say,
+    say_compiling,
+    terminal,
+    with_slos,
+)
 from kvplan.cli.output import can_show, remove_from, write_into, write_result
 from kvplan.errors import UsageError
 
@@ -46,12 +58,14 @@ def analyze(
             "--simulate", help="Simulate the profile too, and show the figures beside the formulas."
         ),
     ] = False,
+    slo: Slos = None,
     section: Annotated[
         list[str] | None,
         option(
             "--section",
             metavar="KEY",
             help="Show only this part of the details, such as load or wait. May be repeated. Default: all.",
+            autocompletion=completion.sections,
         ),
     ] = None,
     plot: Annotated[
@@ -67,7 +81,7 @@ def analyze(
         from kvplan.plots import drawing
 
         drawing.require()
-    loaded = read(profile)
+    loaded = with_slos(read(profile), slo)
     result, runs = _simulated(loaded) if simulate else (kvplan.analyze(loaded), None)
     plots: tuple[Plot, ...] = ()
     if plot is not None or format is Format.HTML:

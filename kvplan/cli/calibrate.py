@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     Base,
     KvType,
@@ -16,6 +17,7 @@ from kvplan.cli.common import (
     option,
     progress_bar,
     read_base,
+    read_once,
     refuse_overwriting,
     say,
     say_compiling,
@@ -47,7 +49,8 @@ def calibrate(
         list[Path] | None,
         argument(
             metavar="[FILE]...",
-            help="What was measured: logs of vLLM or SGLang, results of load generators (vLLM bench, GuideLLM, AIPerf, "
+            help="What was measured, '-' for standard input: "
+            "logs of vLLM or SGLang, results of load generators (vLLM bench, GuideLLM, AIPerf, "
             "inference-perf and others), requests of a run, or tables of iterations.",
         ),
     ] = None,
@@ -72,10 +75,17 @@ def calibrate(
             metavar="MODEL",
             help="Model, a config.json or a name of the catalogue: its estimated timing counts where a FILE leaves "
             "something open, or without a FILE altogether.",
+            autocompletion=completion.models,
         ),
     ] = None,
     gpu: Annotated[
-        str | None, option("--gpu", metavar="NAME", help="With --model: its GPU, a name of the catalogue.")
+        str | None,
+        option(
+            "--gpu",
+            metavar="NAME",
+            help="With --model: its GPU, a name of the catalogue.",
+            autocompletion=completion.gpus,
+        ),
     ] = None,
     tensor_parallel: TensorParallel = 1,
     kv_dtype: KvType = "auto",
@@ -98,6 +108,7 @@ def calibrate(
         estimate = _Estimate(model, gpu, tensor_parallel, kv_dtype, weight_dtype)
     if files:
         refuse_overwriting(output, files)
+        files = [read_once(file, beside=base) for file in files]
         text = _fitted(files, base, capacity, group, estimate, format, output)
     elif estimate is not None:
         text = _estimated(estimate, base)

@@ -1,20 +1,23 @@
 """`kvplan check`: whether a profile is good enough."""
 
 import os
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
     argument,
-    complete_profile,
     option,
     refuse_overwriting,
     rendered,
+    replaying,
     say,
     standard_input,
 )
@@ -22,10 +25,18 @@ from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvplan.decide.check import Baseline, Checked
     from kvplan.decide.requirement import Requirement
+
+
+class Part(StrEnum):
+    """A part of a profile that `[provenance]` tells of."""
+
+    GPU = "gpu"
+    TIMING = "timing"
+    WORKLOAD = "workload"
 
 
 _GATES = {
@@ -41,7 +52,7 @@ def check(
         argument(
             metavar="PROFILE...",
             help="Profiles to check: TOML files, '-' for standard input, or names of shipped profiles.",
-            autocompletion=complete_profile,
+            autocompletion=completion.profiles,
         ),
     ],
     require: Annotated[
@@ -50,6 +61,7 @@ def check(
             "--require",
             metavar="REQUIREMENT",
             help="Requirement on every profile, beside its own, such as 'load.headroom >= 20%'. May be repeated.",
+            autocompletion=completion.keys_to_require,
         ),
     ] = None,
     baseline: Annotated[
@@ -67,6 +79,16 @@ def check(
             metavar="KEY=SHARE",
             help="How far a key may move from the baseline, up or down, such as load.sustainable_rps=2%. May be "
             "repeated.",
+            autocompletion=completion.keys_to_require,
+        ),
+    ] = None,
+    accept: Annotated[
+        list[Part] | None,
+        option(
+            "--accept",
+            metavar="PART",
+            help="Part that may be assumed: gpu, timing or workload. Otherwise no profile with an assumed part passes. "
+            "May be repeated.",
         ),
     ] = None,
     format: Format = DocumentFormat.TEXT,
@@ -80,10 +102,11 @@ def check(
     from kvplan.decide import check as checking
     from kvplan.formats.github import without_commands
 
-    _refuse_overwriting(profiles, baseline, output, junit)
-    required = _requirements(require or [])
-    before = _baseline(baseline, tolerance or [])
-    checked = [_checked(name, required, before, alone=len(profiles) == 1) for name in profiles]
+    with _annotated():
+        _refuse_overwriting(profiles, baseline, output, junit)
+        required = _requirements(require or [])
+        before = _baseline(baseline, tolerance or [])
+    checked = [_checked(name, required, before, accept or [], alone=len(profiles) == 1) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
         say(f"error: {without_commands(problem.message)}")
     code = checking.exit_code(checked)
@@ -95,6 +118,23 @@ def check(
         raise OutputError(f"{error}; the gate itself has {_GATES[code]}") from None
     if code is not ExitCode.DONE:
         raise typer.Exit(code)
+
+
+@contextmanager
+def _annotated() -> "Iterator[None]":
+    """What refuses the call as a whole becomes an annotation too, where GitHub runs this."""
+    try:
+        yield
+    except UsageError as error:
+        if _on_github():
+            from kvplan.formats.github import refusal
+
+            tell(refusal(str(error)))
+        raise
+
+
+def _on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _requirements(texts: list[str]) -> "list[Requirement]":
@@ -132,7 +172,12 @@ def _baseline(file: Path | None, texts: list[str]) -> "Baseline | None":
 
 
 def _checked(
-    name: str, required: "Sequence[Requirement]", baseline: "Baseline | None", *, alone: bool
+    name: str,
+    required: "Sequence[Requirement]",
+    baseline: "Baseline | None",
+    accepted: "Sequence[str]",
+    *,
+    alone: bool,
 ) -> "Checked":
     from kvplan.decide import check as checking
     from kvplan.errors import ProfileError
@@ -140,10 +185,10 @@ def _checked(
 
     file = name if name != "-" and os.path.lexists(name) else None
     try:
-        loaded = load_profile(name, stdin=standard_input())
+        loaded = replaying(load_profile(name, stdin=standard_input()))
     except ProfileError as error:
         return checking.unusable(file, error)
-    return checking.check(loaded, file, required, baseline, alone=alone)
+    return checking.check(loaded, file, required, baseline, accepted=accepted, alone=alone)
 
 
 def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:
@@ -158,7 +203,7 @@ def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
     """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if _on_github():
         from kvplan.formats.github import annotations
 
         for line in annotations(checked):

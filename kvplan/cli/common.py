@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.output import check_writable, tell
 from kvplan.errors import UsageError
 
@@ -29,12 +31,6 @@ class DocumentFormat(StrEnum):
     JSON = "json"
 
 
-def complete_profile(incomplete: str) -> list[str]:
-    from kvplan.profile.reading import shipped_profiles
-
-    return sorted(name for name in shipped_profiles() if name.startswith(incomplete))
-
-
 # Where nothing stands for itself: the help says what is taken then.
 option, argument = partial(typer.Option, show_default=False), partial(typer.Argument, show_default=False)
 
@@ -44,7 +40,7 @@ Profile = Annotated[
         metavar="PROFILE",
         help="A TOML file, '-' for standard input, or the name of a shipped profile. "
         "Default: the shipped llama-3.1-8b-rtx4090.",
-        autocompletion=complete_profile,
+        autocompletion=completion.profiles,
     ),
 ]
 Base = Annotated[
@@ -54,7 +50,7 @@ Base = Annotated[
         metavar="PROFILE",
         help="Profile that supplies what is not measured: a TOML file or the name of a shipped profile. "
         "Default: the shipped llama-3.1-8b-rtx4090.",
-        autocompletion=complete_profile,
+        autocompletion=completion.profiles,
     ),
 ]
 TensorParallel = Annotated[
@@ -74,6 +70,14 @@ WeightType = Annotated[
         "--weight-dtype",
         metavar="TYPE",
         help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
+    ),
+]
+Slos = Annotated[
+    list[str] | None,
+    option(
+        "--slo",
+        metavar="KEY<=VALUE",
+        help="Objective, such as 'ttft_s.p95 <= 2 s' or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.",
     ),
 ]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
@@ -105,6 +109,17 @@ def read(profile: str | None) -> "profile_file.Profile":
     return loaded
 
 
+def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "profile_file.Profile":
+    """The profile with further objectives, which take the place of its own on the same figure."""
+    if not texts:
+        return loaded
+    from kvplan.model.slo import parse_slo
+
+    added = {slo.key: slo for slo in map(parse_slo, texts)}
+    slos = {slo.key: slo for slo in loaded.plan.slos} | added
+    return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
+
+
 def read_base(base: str | None, *, silent: bool = False) -> "profile_file.Profile":
     """The profile that supplies what is not measured; says which where none was asked for, unless told not to."""
     loaded = _loaded(base)
@@ -120,10 +135,30 @@ def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str 
             raise UsageError(f"{option} {output}: would overwrite what is read")
 
 
+def read_once(file: Path, *, beside: str | None) -> Path:
+    """The file as readers take it, where '-' is standard input; the base `beside` it cannot be read from there too."""
+    from kvplan.ingest.text_file import STANDARD_INPUT
+
+    if str(file) != "-":
+        return file
+    if beside == "-":
+        raise UsageError("standard input can be the file or the --base, not both")
+    return STANDARD_INPUT
+
+
 def _loaded(profile: str | None) -> "profile_file.Profile":
     from kvplan.profile.reading import load_profile
 
-    return load_profile(profile, stdin=standard_input())
+    return replaying(load_profile(profile, stdin=standard_input()))
+
+
+def replaying(loaded: "profile_file.Profile") -> "profile_file.Profile":
+    """The profile with the trace that it refers to, if it does."""
+    if loaded.trace is None:
+        return loaded
+    from kvplan.ingest.trace.replay import with_trace
+
+    return with_trace(loaded)
 
 
 def standard_input() -> BinaryIO:

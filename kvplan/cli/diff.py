@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli.common import DocumentFormat, Format, Output, complete_profile, rendered, standard_input
+from kvplan.cli import completion
+from kvplan.cli.common import DocumentFormat, Format, Output, rendered, standard_input
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ _A_SIDE = typer.Argument(
     help="A profile (a TOML file, '-' for standard input, or the name of a shipped profile), "
     "or a report that kvplan analyze --format json wrote.",
     show_default=False,
-    autocompletion=complete_profile,
+    autocompletion=completion.profiles,
 )
 
 

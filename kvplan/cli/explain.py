@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import kvplan
+from kvplan.cli import completion
 from kvplan.cli.common import Output, Profile, argument, read
 from kvplan.cli.output import write_result
 
@@ -18,19 +19,13 @@ class PageFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-def _complete_key(incomplete: str) -> list[str]:
-    from kvplan.report.keys import BLOCKS, CONTRACT
-
-    return sorted(key for key in {*BLOCKS, *CONTRACT} if key.startswith(incomplete))
-
-
 def explain(
     key: Annotated[
         str,
         argument(
             metavar="KEY",
             help="Key of the JSON report, such as load.headroom or wait.classes[].threshold, or a block, such as load.",
-            autocompletion=_complete_key,
+            autocompletion=completion.keys_to_explain,
         ),
     ],
     profile: Profile = None,

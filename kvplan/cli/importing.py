@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     Base,
     KvType,
@@ -15,6 +16,7 @@ from kvplan.cli.common import (
     argument,
     option,
     read_base,
+    read_once,
     refuse_overwriting,
     say,
 )
@@ -30,7 +32,8 @@ def log(
     file: Annotated[
         Path,
         argument(
-            metavar="FILE", help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started."
+            metavar="FILE",
+            help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started, or '-' for standard input.",
         ),
     ],
     base: Base = None,
@@ -41,6 +44,7 @@ def log(
     from kvplan.ingest.log.text import log_part
 
     refuse_overwriting(output, [file])
+    file = read_once(file, beside=base)
     kept = read_base(base)
     found = read_engine_log(file)
     _write(
@@ -115,10 +119,17 @@ def model(
         argument(
             metavar="MODEL",
             help="Model: a config.json of Hugging Face, or a name of the catalogue, such as Llama-3.1-8B.",
+            autocompletion=completion.models,
         ),
     ],
     gpu: Annotated[
-        str, option("--gpu", metavar="NAME", help="GPU: a name of the catalogue, such as 'H100 SXM'.")
+        str,
+        option(
+            "--gpu",
+            metavar="NAME",
+            help="GPU: a name of the catalogue, such as 'H100 SXM'.",
+            autocompletion=completion.gpus,
+        ),
     ],
     tensor_parallel: TensorParallel = 1,
     utilization: Annotated[
@@ -150,7 +161,7 @@ def model(
         weight_dtype=weight_dtype,
     )
     kept = read_base(base)
-    part = estimate_part(found, shape, device, kept)
+    part = estimate_part(found, shape, device, kept, default_base=base is None)
     several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     replica = f"{shape.name} on {several}{device.name}"
     _write(kept, base, [part], found.notes, Path(name), replica=replica, output=output)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli.common import Output, argument, complete_profile
+from kvplan.cli import completion
+from kvplan.cli.common import Output, argument
 from kvplan.cli.output import write_result
 
 
@@ -37,7 +38,7 @@ def profiles(
         argument(
             metavar="NAME",
             help="Profile to print, to be copied and changed. Without a name the profiles are listed.",
-            autocompletion=complete_profile,
+            autocompletion=completion.profiles,
         ),
     ] = None,
     output: Output = None,

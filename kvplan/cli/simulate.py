@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Output,
     Profile,
+    Slos,
     option,
     progress_bar,
     read,
     rendered,
     say,
     say_compiling,
+    with_slos,
 )
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from kvplan.model import ServingModel
-    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.requests import Requests
 
 
@@ -57,6 +58,7 @@ def simulate(
             metavar="NAME,...",
             help="Scheduling policies to compare on the same arrivals. Default: greedy,rate-limited,vllm; vllm alone "
             "where requests have prefixes in common, which the others do not cache.",
+            autocompletion=completion.listed(completion.policies),
         ),
     ] = None,
     setting: Annotated[
@@ -73,14 +75,15 @@ def simulate(
             "--arrivals",
             help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
             "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
-            "client's next when its last is finished (closed). Default: poisson.",
+            "client's next when its last is finished (closed). Default: as the profile says, poisson.",
         ),
     ] = None,
     cv: Annotated[
         float | None,
         option(
             "--cv",
-            help="With --arrivals gamma: coefficient of variation of the time between arrivals. Default: 3.",
+            help="Coefficient of variation of the time between arrivals, which is then gamma. Default of --arrivals "
+            "gamma: 3.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -97,7 +100,11 @@ def simulate(
     ] = None,
     trace: Annotated[
         Path | None,
-        option("--trace", metavar="FILE", help="Replay the arrival times and lengths of this trace instead."),
+        option(
+            "--trace",
+            metavar="FILE",
+            help="Replay the arrival times and lengths of this trace as they are.",
+        ),
     ] = None,
     requests: Annotated[
         int | None,
@@ -124,6 +131,7 @@ def simulate(
             help="So many sessions of the profile beside the others, all of which begin at a time, such as 600@0.",
         ),
     ] = None,
+    slo: Slos = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Number of runs, each with a seed of its own.")] = 1,
     seed: Annotated[int, typer.Option("--seed", help="First of the seeds.")] = 0,
     series: Annotated[
@@ -155,7 +163,7 @@ def simulate(
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
     check_writable(series)
     check_writable(output)
-    loaded = read(profile)
+    loaded = with_slos(read(profile), slo)
     load = options.load(
         kind=None if arrivals is None else arrivals.value,
         cv=cv,
@@ -165,15 +173,18 @@ def simulate(
         requests=requests,
         horizon=horizon,
         burst_sessions=burst_sessions,
+        model=loaded.model,
     )
-    _check_sessions(loaded.model, load)
+    options.check_sessions(load, loaded.model)
     if requests is None and horizon is None and trace is None:
         load = options.with_sessions(load, loaded.model)
     usual = "vllm" if loaded.model.finds_prefixes else "greedy,rate-limited,vllm"
     names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
     policies = options.chosen(names, setting or [])
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
-    all_seeds = options.seeds(seed, seeds, without_chance=fixed if trace is None else "--trace")
+    if load.trace is not None:
+        fixed = "the trace of the profile" if trace is None else "--trace"
+    all_seeds = options.seeds(seed, seeds, without_chance=fixed)
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     # before anything is run: most profiles are too large for it
@@ -198,19 +209,6 @@ def simulate(
     if found.interrupted:
         say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-
-
-def _check_sessions(model: "ServingModel", load: "Load") -> None:
-    """What the profile's sessions and the options about arrivals have to do with each other."""
-    there = any(c.sessions for c in model.classes)
-    if load.burst_sessions is not None and not any(
-        c.sessions and not c.sessions.users for c in model.classes
-    ):
-        raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
-    if there and load.trace is None and load.kind.value != Kind.POISSON:
-        raise UsageError(
-            f"--arrivals {load.kind.value}: the [[sessions]] of the profile arrive as it describes them; leave it out"
-        )
 
 
 def _recorded(trace: Path) -> "Requests":

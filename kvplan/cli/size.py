@@ -4,25 +4,29 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
     Requests,
     Seeds,
+    Slos,
     argument,
     check_plot,
     check_runs,
-    complete_profile,
     option,
     read,
     rendered,
+    say,
     say_compiling,
+    with_slos,
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
 from kvplan.errors import UsageError, did_you_mean
@@ -30,7 +34,7 @@ from kvplan.units import format_number
 
 if TYPE_CHECKING:
     from kvplan.decide.fleet import Sizing
-    from kvplan.decide.sizing import Measure, Measured
+    from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
     from kvplan.profile.reading import Profile
 
@@ -43,7 +47,7 @@ def size(
         argument(
             metavar="PROFILE...",
             help="Kinds of replicas to choose from: TOML files, '-' for standard input, or names of shipped profiles.",
-            autocompletion=complete_profile,
+            autocompletion=completion.profiles,
         ),
     ],
     rate: Annotated[
@@ -52,14 +56,7 @@ def size(
             "--rate", help="Demand on all replicas together, requests/s. Default: the rate of each profile."
         ),
     ] = None,
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "--slo",
-            metavar="KEY<=VALUE",
-            help="Objective for a simulated figure, such as 'ttft_s.p95 <= 2 s'. May be repeated.",
-        ),
-    ] = None,
+    slo: Slos = None,
     headroom: Annotated[
         float,
         typer.Option(
@@ -75,8 +72,18 @@ def size(
             help="Price per hour: of a GPU, as gpu=2.50, or of a replica, by the name of its profile. May be repeated.",
         ),
     ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Only rank the profiles: cost, GPUs, and what decides, in one table."),
+    ] = False,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="Scheduling policy to simulate.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Scheduling policy to simulate.",
+            autocompletion=completion.policies,
+        ),
     ] = "vllm",
     requests: Requests = None,
     seeds: Seeds = 5,
@@ -95,11 +102,13 @@ def size(
     check_writable(output)
     found = _sizing(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
     hashes = [offer.sha256 for offer in found.offers]
-    text = rendered(format, output, lambda: json.size(found), lambda: tables.build(found), *hashes)
+    text = rendered(
+        format, output, lambda: json.size(found), lambda: tables.build(found, compare=compare), *hashes
+    )
     if plot is not None:
         from kvplan.plots import drawing, planning
 
-        write_bytes(drawing.file_of("size", planning.fleet_plot(found), plot.suffix), plot)
+        write_bytes(drawing.file_of("size", planning.fleet_plot(found, compare=compare), plot.suffix), plot)
     write_result(text, output)
 
 
@@ -115,7 +124,6 @@ def _sizing(
 ) -> "Sizing":
     from kvplan.decide.fleet import Offer, Sizing, fleet, notes
     from kvplan.decide.sizing import simulated
-    from kvplan.decide.slo import parse_slo
     from kvplan.engines.advice import default_requests
     from kvplan.report.verdict import requests_in_memory
     from kvplan.simulation.experiments.options import seeds as chosen
@@ -125,21 +133,38 @@ def _sizing(
     if not 0 <= headroom <= 100:
         raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
     check_runs(seeds, requests)
-    slos = tuple(parse_slo(text) for text in slo)
-    loaded = [read(profile) for profile in profiles]
+    loaded = [with_slos(read(profile), slo) for profile in profiles]
+    slos = loaded[0].plan.slos
+    if any(set(one.plan.slos) != set(slos) for one in loaded):
+        raise UsageError("the profiles differ in [slo]; compare them under the same objectives, with --slo")
     labels = _labels(loaded)
     prices = _prices(
-        price, {label: one.model.replica.gpus for label, one in zip(labels, loaded, strict=True)}
+        price,
+        {label: one.model.replica.gpus for label, one in zip(labels, loaded, strict=True)},
+        {label: one.plan.gpu_hour for label, one in zip(labels, loaded, strict=True)},
     )
-    sizes = [requests or default_requests(one.model) for one in loaded]
+    traces = [one.model.arrivals.trace for one in loaded]
+    if requests is not None and any(traces):
+        raise UsageError("--requests does not go with a profile whose trace is replayed, all of it")
+    sizes = [
+        requests or default_requests(one.model) if trace is None else trace.arrival_s.size
+        for one, trace in zip(loaded, traces, strict=True)
+    ]
     announce = _once(say_compiling)
     measures = [
         simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=announce)
         for one, count in zip(loaded, sizes, strict=True)
     ]
-    with _watching() as watch:
+    with _watching() as watch, _telling() as tell:
         fleets = [
-            fleet(one.model, rate_rps=rate, headroom=headroom, slos=slos, measure=watch(label, measure))
+            fleet(
+                one.model,
+                rate_rps=rate,
+                headroom=headroom,
+                slos=slos,
+                measure=watch(label, measure),
+                tell=tell(label),
+            )
             for label, one, measure in zip(labels, loaded, measures, strict=True)
         ]
     offers = tuple(
@@ -153,6 +178,8 @@ def _sizing(
             requests_in_memory(one.model),
             notes(one.model, found.heaviest),
             any(c.sessions is not None for c in one.model.classes),
+            one.model.arrivals,
+            one.model.mix.mean(one.model.mix.decode_tokens),
         )
         for label, one, found in zip(labels, loaded, fleets, strict=True)
     )
@@ -192,6 +219,24 @@ def _watching() -> "Iterator[Callable[[str, Measure], Measure]]":
         yield watch
 
 
+@contextmanager
+def _telling() -> "Iterator[Callable[[str], Tell]]":
+    """Whoever interrupts the search hears what it has found."""
+    known: dict[tuple[str, float], SoFar] = {}
+
+    def told(label: str, found: "SoFar") -> None:
+        known[label, found.demand_rps] = found
+
+    try:
+        yield lambda label: partial(told, label)
+    except KeyboardInterrupt:
+        from kvplan.layout.sizing import so_far
+
+        for (label, _), found in known.items():
+            say(f"note: interrupted; {label}: {so_far(found)}")
+        raise
+
+
 def _labels(profiles: "Sequence[Profile]") -> list[str]:
     """What a price is given to: the stem of each file, or the name of a shipped profile."""
     labels = [Path(one.source).name.removesuffix(".toml") for one in profiles]
@@ -201,8 +246,13 @@ def _labels(profiles: "Sequence[Profile]") -> list[str]:
     return labels
 
 
-def _prices(given: Sequence[str], gpus: Mapping[str, int]) -> dict[str, float]:
-    """The price of a replica of each profile, which has so many GPUs; empty where none is given."""
+def _prices(
+    given: Sequence[str], gpus: Mapping[str, int], stated: Mapping[str, float | None]
+) -> dict[str, float]:
+    """The price of a replica of each profile, which has so many GPUs; empty where none is given.
+
+    What is not given is as the profiles have `stated` it, for a GPU.
+    """
     found: dict[str, float] = {}
     for text in given:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -224,11 +274,12 @@ def _prices(given: Sequence[str], gpus: Mapping[str, int]) -> dict[str, float]:
             raise UsageError(f"{shown}: a number from 0 to 1e9 is wanted, the price of an hour")
         found[name] = number
     every = found.get(_EVERY)
-    prices = {
-        label: found.get(label, None if every is None else every * count) for label, count in gpus.items()
-    }
-    without = [label for label, one in prices.items() if one is None]
-    if found and without:
+    prices: dict[str, float | None] = {}
+    for label, count in gpus.items():
+        one = stated[label] if every is None else every
+        prices[label] = found.get(label, None if one is None else one * count)
+    without = [label for label, price in prices.items() if price is None]
+    if without and len(without) < len(prices):
         raise UsageError(
             f"--price: none for {without[0]}; give every profile one, or all the same for a GPU by gpu=PRICE"
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import Profile, check_plot, option, read, say, say_compiling
 from kvplan.cli.output import write_bytes
 from kvplan.errors import UsageError
@@ -42,6 +43,7 @@ def sweep(
             metavar="KEY,...",
             help="Keys of the report to compute and write; * stands for anything. Default: verdict, "
             "rates, headroom, KV cache usage, iteration time, worst-cycle loss, spectral radius.",
+            autocompletion=completion.listed(completion.columns),
         ),
     ] = None,
     sample: Annotated[
@@ -60,7 +62,10 @@ def sweep(
     policy: Annotated[
         str | None,
         option(
-            "--policy", metavar="NAME,...", help="With --simulate: scheduling policies. Default: greedy,vllm."
+            "--policy",
+            metavar="NAME,...",
+            help="With --simulate: scheduling policies. Default: greedy,vllm.",
+            autocompletion=completion.listed(completion.policies),
         ),
     ] = None,
     seeds: Annotated[

@@ -6,7 +6,7 @@ about the profile is called passed.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -19,8 +19,10 @@ from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.confirmation import Confirmed
-from kvplan.report.inputs import band_notes, doubts
+from kvplan.report.inputs import assumed, band_notes, doubts
 from kvplan.report.keys import Kind, Record
+
+_MEASURED_BY = {"gpu": "import log", "timing": "calibrate", "workload": "fit"}
 
 
 class Outcome(StrEnum):
@@ -155,25 +157,29 @@ def check(
     required: Sequence[Requirement],
     baseline: Baseline | None = None,
     *,
+    accepted: Collection[str] = (),
     alone: bool = True,
 ) -> Checked:
     """Judge a profile by its own requirements, by others, and by an earlier report.
 
-    Where no other profile is compared with the same baseline, the name there need not be this one's.
+    Parts that are assumed are refused, except those that the profile or `accepted` names. Where no other profile is
+    compared with the same baseline, the name there need not be this one's.
 
     Examples
     --------
     >>> from io import BytesIO
     >>> from kvplan.profile.reading import load_profile
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> check(profile, None, [parse("load.headroom >= 20%")]).outcome
+    >>> check(profile, None, [parse("load.headroom >= 20%")], accepted=["workload"]).outcome
     <Outcome.PASSED: 'passed'>
-    >>> check(profile, None, []).problems[0].message
+    >>> check(profile, None, [parse("load.headroom >= 20%")]).outcome
+    <Outcome.UNUSABLE: 'unusable'>
+    >>> check(profile, None, [], accepted=["workload"]).problems[0].message
     'tool-calls-h100: nothing is required of it: [gate] require is empty, and no --require or --tolerance is given'
     """
     subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile))
     results: list[Result] = []
-    problems: list[Problem] = []
+    problems = list(_refused(profile, {*profile.accepted, *accepted}))
     for demand in _demands(profile, required, baseline, alone):
         try:
             found = demand.judged(subject)
@@ -190,11 +196,30 @@ def check(
     return Checked(profile.source, file, profile.name, profile.sha256, answered, (), together, notes)
 
 
+def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
+    """Why nothing can pass that rests on assumptions, with the way out; nothing where all are accepted."""
+    parts = [name for name in assumed(profile.model) if name not in accepted]
+    if not parts:
+        return
+    sources = dict.fromkeys(getattr(profile.model.provenance, name).source for name in parts)
+    known = "; ".join(source for source in sources if source)
+    *others, last = parts
+    named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    measured = ", ".join(f"{name}: kvplan {_MEASURED_BY[name]}" for name in parts)
+    accept = " ".join(f"--accept {name}" for name in parts)
+    refusal = profile.error(
+        f"{named} assumed{f' ({known})' if known else ''}, and no gate passes on that; measure ({measured}), state in "
+        f"[provenance] what is known better, or accept it as it is: [gate] accept = {json.dumps(parts)}, or {accept}",
+        *("provenance", parts[0]),
+    )
+    yield Problem(str(refusal), refusal.line)
+
+
 def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
-    measured, analyses = profile.model.measured, subject.analyses
+    analyses = subject.analyses
     yield from doubts(profile.model)
-    if measured.band is not None:
-        yield from band_notes(measured, analyses.load, analyses.verdict.drains_up_to_rps)
+    if profile.model.measured.band is not None:
+        yield from band_notes(profile.model, analyses.load, analyses.verdict.drains_up_to_rps)
 
 
 def report_of(profile: Profile) -> Analyses:
@@ -279,7 +304,7 @@ def read_tolerance(text: str) -> Tolerance:
     Raises
     ------
     UsageError
-        It is not of that form, the key is not a number, or the share is negative.
+        It is not of that form, the key is not a number, or the share is not from 0 to 1.
 
     Examples
     --------
@@ -296,6 +321,11 @@ def read_tolerance(text: str) -> Tolerance:
     found = parse_number(_DRIFT, share.strip())
     if found < 0:
         raise UsageError(f"{key.text}: the tolerated drift cannot be negative, as {share.strip()!r} is")
+    if found > 1:
+        meant = "" if share.strip().endswith("%") else f"; did you mean {share.strip()}%?"
+        raise UsageError(
+            f"{key.text}: within {share.strip()} of the baseline no fall can fail; at most 100%{meant}"
+        )
     return Tolerance(key, found)
 
 

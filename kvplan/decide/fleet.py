@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
-from kvplan.decide.sizing import Measure, Measured, Size, scaled, size
-from kvplan.decide.slo import Slo
-from kvplan.model import ServingModel
+from kvplan.decide.sizing import Measure, Measured, Size, Tell, scaled, size, tell_nobody
+from kvplan.model import ArrivalProcess, ServingModel
+from kvplan.model.slo import Slo
 from kvplan.report.inputs import doubts
 from kvplan.units import format_number
 
@@ -108,22 +108,29 @@ class Fleet(NamedTuple):
 
 
 def fleet(
-    model: ServingModel, *, rate_rps: float | None, headroom: float, slos: Sequence[Slo], measure: Measure
+    model: ServingModel,
+    *,
+    rate_rps: float | None,
+    headroom: float,
+    slos: Sequence[Slo],
+    measure: Measure,
+    tell: Tell = tell_nobody,
 ) -> Fleet:
-    """What a profile needs, over its schedule if it has one; all else as for `size`.
+    """What a profile needs, over its schedule if it has one and no trace; all else as for `size`.
 
     `rate_rps` is the total of the rates of the classes, which a schedule multiplies; None: as they stand.
     """
     if rate_rps is not None:
         model = with_part_of_users(model, rate_rps / model.total_rate_rps)
     known: dict[ServingModel, Size] = {}
-    runs: dict[tuple[tuple[str, str], ...], Measured] = {}
+    runs: dict[tuple[object, ...], Measured] = {}
 
     def once(one: ServingModel) -> Measured:
         """Parts of one mix share idle replicas, and sizes at which a replica gets the same, but for rounding."""
-        key = tuple(
-            (c.name, f"{c.rate_rps:.12g}") for c in one.classes
-        )  # rates of users follow from how many
+        key = (
+            *((c.name, f"{c.rate_rps:.12g}") for c in one.classes),  # rates of users follow from how many
+            (f"{one.arrivals.cv:.12g}", f"{one.arrivals.share:.12g}"),
+        )
         if key not in runs:
             runs[key] = measure(one)
         return runs[key]
@@ -131,13 +138,13 @@ def fleet(
     def sized(part: ServingModel) -> Size:
         if part not in known:
             known[part] = size(
-                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once
+                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once, tell=tell
             )
         return known[part]
 
     hours = tuple(
         Hour(part.start_s, part.end_s, None if part.model is None else sized(part.model))
-        for part in parts(model)
+        for part in (parts(model) if model.arrivals.trace is None else ())  # a trace varies by itself
     )
     needs = [hour.size for hour in hours if hour.size is not None] or [sized(model)]
     return Fleet(max(needs, key=lambda one: (one.replicas or math.inf, one.demand_rps)), hours)
@@ -173,6 +180,8 @@ class Offer(NamedTuple):
     held: float
     notes: tuple[str, ...] = ()
     has_sessions: bool = False
+    arrivals: ArrivalProcess = ArrivalProcess()
+    output_tokens: float = 1.0  # of a request, in the mean
 
     @property
     def mean_gpus(self) -> float | None:
@@ -185,6 +194,13 @@ class Offer(NamedTuple):
         """Of an hour, in the mean over a period."""
         mean = self.fleet.mean_replicas
         return None if self.price is None or mean is None else self.price * mean
+
+    @property
+    def per_million_output_tokens(self) -> float | None:
+        """Cost of a million output tokens at the demand, in the mean over a period without schedule."""
+        if self.cost is None or self.fleet.hours:
+            return None
+        return self.cost / 3600 / (self.fleet.heaviest.demand_rps * self.output_tokens) * 1e6
 
 
 class Sizing(NamedTuple):
@@ -200,7 +216,15 @@ class Sizing(NamedTuple):
     @property
     def best(self) -> Offer | None:
         """The cheapest that is enough; without prices, the one with the fewest GPUs."""
-        able = [offer for offer in self.offers if offer.fleet.heaviest.replicas is not None]
-        if not able:
-            return None
-        return min(able, key=lambda o: (o.cost or 0.0, o.mean_gpus or 0.0, o.label))
+        first = self.ranked[0]
+        return None if first.fleet.heaviest.replicas is None else first
+
+    @property
+    def ranked(self) -> tuple[Offer, ...]:
+        """The cheapest first, or the one with the fewest GPUs; what no number of replicas is enough for at the end."""
+        return tuple(
+            sorted(
+                self.offers,
+                key=lambda o: (o.fleet.heaviest.replicas is None, o.cost or 0.0, o.mean_gpus or 0.0, o.label),
+            )
+        )

@@ -17,7 +17,7 @@ from kvplan.analysis.mixing import Mixing, compare
 from kvplan.analysis.placement import NEAR, Group, Placement
 from kvplan.analysis.pool import subset
 from kvplan.errors import UsageError
-from kvplan.model import Plan, ServingModel
+from kvplan.model import ArrivalProcess, Plan, ServingModel
 from kvplan.simulation.experiments.pools import Pooled, Runs, measure, part, spread
 
 POLICY = "greedy"  # what is simulated
@@ -78,6 +78,8 @@ class Comparison(NamedTuple):
         Of the simulation; empty where nothing was simulated.
     scheduled
         Whether the profile has a schedule, which all this leaves out.
+    arrivals
+        Of all classes together.
     """
 
     names: tuple[str, ...]
@@ -91,6 +93,7 @@ class Comparison(NamedTuple):
     policy: str
     seeds: tuple[int, ...]
     scheduled: bool = False
+    arrivals: ArrivalProcess = ArrivalProcess()
 
     @property
     def offered_rps(self) -> float:
@@ -175,6 +178,7 @@ def placements_compared(
         policy=POLICY,
         seeds=tuple(seeds),
         scheduled=model.schedule is not None,
+        arrivals=model.arrivals,
     )
 
 

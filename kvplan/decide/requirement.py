@@ -116,7 +116,10 @@ def parse(text: str) -> Requirement:
     symbol, bound = found[1], stripped[found.end() :]
     if key.kind is not Kind.NUMBER and symbol not in ("==", "!="):
         raise UsageError(f"{key.text} is {key.kind}, which only == and != compare, not {symbol}")
-    return Requirement(stripped, key, symbol, bound, _value(key, bound))
+    wanted = _value(key, bound)
+    if key.kind is Kind.NUMBER:
+        _refuse_beyond(key, symbol, bound, float(wanted))
+    return Requirement(stripped, key, symbol, bound, wanted)
 
 
 def named(name: str) -> str:
@@ -198,6 +201,20 @@ def _value(key: Key, bound: str) -> Value:
     if bound not in ("true", "false"):
         raise UsageError(f"{key.text} is true or false, not {quoted(bound)}")
     return bound == "true"
+
+
+def _refuse_beyond(key: Key, symbol: str, bound: str, wanted: float) -> None:
+    """Refuse a bound that no report comes near, so that it demands nothing or can never be met."""
+    least, most = key.record.least, key.record.most
+    if least <= wanted <= most:
+        return
+    idle = symbol in ("!=", *(("<", "<=") if wanted > most else (">", ">=")))
+    end = f"at most {most:g}" if wanted > most else f"at least {least:g}"
+    share = most == 1 and wanted <= 100 and not bound.endswith("%")
+    raise UsageError(
+        f"{key.text} is {end} in every report, so that {symbol} {bound} can never {'fail' if idle else 'hold'}"
+        + (f"; did you mean {bound}%?" if share else "")
+    )
 
 
 def parse_number(key: Key, text: str) -> float:

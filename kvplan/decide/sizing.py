@@ -1,6 +1,7 @@
 """How many replicas a demand needs: closed form first, then confirmed at that size and refuted at one less.
 
-A fleet is judged by one of its replicas, which gets rate/N of the demand as Poisson arrivals. It is enough if the
+A fleet is judged by one of its replicas, to which a router sends each request with probability 1/N, of arrivals that
+cluster, or were recorded, as the model says. It is enough if the
 formulas sustain that rate, the simulated queue does not grow, and every objective holds up to the upper end of its
 95 % interval. More replicas are assumed never to make anything worse: that lets the search skip sizes.
 """
@@ -15,13 +16,16 @@ from kvplan.analysis.equilibrium import equilibrium, load, sustainable_rate, tim
 from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.routing import Routing, routing
-from kvplan.decide.slo import KEYS, Slo
 from kvplan.errors import UsageError
-from kvplan.model import Plan, ServingModel
+from kvplan.model import ArrivalProcess, Plan, ServingModel
+from kvplan.model.slo import KEYS, Slo
 from kvplan.units import format_seconds
 
 MAX_REPLICAS = 10**6
 QUEUE = "queue"  # what is missed where the simulated queue grows
+HYSTERESIS = (
+    0.8  # of the rate above which a replica is added: all that the rest may carry once one is taken away
+)
 _IDLE = 1e-4  # share of time in which an all but idle replica has anything to do
 _ROUNDING = 1e-9  # relative, of a load that is exactly what is sustainable
 
@@ -74,7 +78,8 @@ class Thresholds(NamedTuple):
     kv_utilization
         Memory in use at the equilibrium of that rate, as a share.
     down_kv_utilization
-        Take one away below this: the rest then carries `rate_rps` each; None for a single replica.
+        Take one away below this: the rest then carries at most `HYSTERESIS` of `rate_rps` each, so that it is not
+        added again at once; None for a single replica.
     waiting
         Requests in the engine before their first token at that rate: rate times simulated mean TTFT (Little's law),
         but for what that has outside the engine.
@@ -137,7 +142,20 @@ class Size(NamedTuple):
         return next((probe for probe in self.probes if probe.replicas == replicas), None)
 
 
+class SoFar(NamedTuple):
+    """What is known before the search for a size ends: what the formulas ask for, and the sizes tried."""
+
+    demand_rps: float
+    closed_form: int
+    probes: tuple[Probe, ...]
+
+
 Measure = Callable[[ServingModel], Measured]
+Tell = Callable[[SoFar], None]
+
+
+def tell_nobody(_: SoFar) -> None:
+    """For searches that nobody interrupts."""
 
 
 def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
@@ -154,6 +172,27 @@ def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
     if users_of(model):
         return with_rates_of_users(with_part_of_users(replace(model, schedule=None), factor))
     return at_rates(model, [c.rate_rps * factor for c in model.classes])
+
+
+def one_of(model: ServingModel, rate_rps: float, replicas: int) -> ServingModel:
+    """What one of so many replicas gets of a total rate, requests being sent to them at random.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> clumps = ArrivalProcess(cv=3.0)
+    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60), arrivals=clumps)
+    >>> found = one_of(model, 8.0, 4)
+    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9)
+    (2.0, 3.0)
+    """
+    part = scaled(model, rate_rps / replicas)
+    return replace(part, arrivals=model.arrivals.split(replicas))
+
+
+def idle_replica(model: ServingModel) -> ServingModel:
+    """One of ever more replicas: what a router leaves to each of them is Poisson, however requests cluster."""
+    return replace(scaled(model, idle_rate(model)), arrivals=ArrivalProcess())
 
 
 def capacity_rps(model: ServingModel) -> float:
@@ -178,10 +217,12 @@ def size(
     headroom: float,
     slos: Sequence[Slo],
     measure: Measure,
+    tell: Tell = tell_nobody,
 ) -> Size:
     """The fewest replicas like the model's for a constant demand in total, with its mix.
 
     Everything must hold at 1 + headroom times the demand; `measure` simulates one replica with the traffic of a model.
+    `tell` hears what is known, from the closed form on.
 
     Raises
     ------
@@ -204,7 +245,7 @@ def size(
     >>> found = size(model, demand_rps=35, headroom=0, slos=[], measure=measure)
     >>> found.closed_form, found.replicas, found.binding
     (4, 4, 'kv_memory')
-    >>> from kvplan.decide.slo import parse_slo
+    >>> from kvplan.model.slo import parse_slo
     >>> found = size(model, demand_rps=35, headroom=0, slos=[parse_slo("ttft_s.mean <= 0.2")], measure=measure)
     >>> found.closed_form, found.replicas, found.binding
     (4, 7, 'ttft_s.mean <= 0.2')
@@ -220,16 +261,18 @@ def size(
     def enough(replicas: int) -> bool:
         if replicas not in tried:
             rate = needed / replicas
-            measured = measure(scaled(model, rate))
+            measured = measure(one_of(model, needed, replicas))
             missed = _missed(measured, slos)
             tried[replicas] = Probe(replicas, rate, rate / sustainable, measured, missed)
+            tell(SoFar(demand_rps, least, tuple(tried.values())))
         return tried[replicas].enough
 
+    tell(SoFar(demand_rps, least, ()))
     idle = None
     found: int | None = least
     reason = ""
     if not enough(least):
-        idle = measure(scaled(model, idle_rate(model)))
+        idle = measure(idle_replica(model))
         reason = _why_never(model, idle, slos)
         found = None if reason else _search(least, enough)
         if found is None and not reason:
@@ -346,8 +389,8 @@ def _thresholds(
     model: ServingModel, probe: Probe, headroom: float, confirmed: bool, measure: Measure
 ) -> Thresholds:
     rate = (probe.rate_rps if confirmed else probe.rate_rps / probe.load) / (1 + headroom)
-    less = rate * (probe.replicas - 1) / probe.replicas
-    waits = measure(scaled(model, rate)).figures.get("ttft_s.mean")
+    less = HYSTERESIS * rate * (probe.replicas - 1) / probe.replicas
+    waits = measure(one_of(model, rate * probe.replicas, probe.replicas)).figures.get("ttft_s.mean")
     return Thresholds(
         rate_rps=rate,
         kv_utilization=_utilization(model, rate),
@@ -369,9 +412,9 @@ def simulated(
     seeds: Sequence[int],
     announce: Callable[[str, bool], None] | None = None,
 ) -> Measure:
-    """How `size` measures in earnest: a policy on Poisson arrivals, the same seeds for every size.
+    """How `size` measures in earnest: a policy on the arrivals of the model, the same seeds for every size.
 
-    The policy has its defaults; `requests` are those of one run of one replica.
+    The policy has its defaults; `requests` are those of one run of one replica, but of a trace all.
 
     Raises
     ------

@@ -365,6 +365,9 @@ def _notes(
             "With the engine's defaults nobody was preempted in any run: there is nothing that a cap or a watermark "
             "could prevent."
         )
+    if not model.arrivals.is_poisson:
+        kind = "cluster" if model.arrivals.trace is None else "are those of its trace"
+        yield f"Requests at the offered rate {kind}, as the profile says."
     if report.verdict.status is Status.OVERLOADED:
         yield (
             "The offered load is more than can be sustained: its queue grows as long as the run lasts, and so does "

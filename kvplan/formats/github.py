@@ -31,6 +31,15 @@ def annotations(checked: Sequence[Checked]) -> Iterator[str]:
                 yield _annotation(one, result.line, f"{said}; {advice_text(result)}")
 
 
+def refusal(message: str) -> str:
+    r"""A line for what refuses the call as a whole.
+
+    >>> refusal("--require: 100%\nbad")
+    '::error title=kvplan::--require: 100%25%0Abad'
+    """
+    return f"::error title=kvplan::{_data(message)}"
+
+
 def _annotation(checked: Checked, line: int | None, message: str) -> str:
     place = [] if checked.file is None else [("file", checked.file), ("line", str(line or 1))]
     properties = ",".join(

@@ -83,12 +83,16 @@ def simulate(found: "Study", profile: "Owner", bounds: "Sequence[StudyBound]" = 
     from kvplan.simulation.experiments.study import plain
 
     arrivals: Document = {
-        "kind": "trace" if found.load.trace is not None else found.load.kind,
+        "kind": found.load.name,
         "requests": found.requests,
         "horizon_s": found.load.horizon_s,
     }
     if found.scheduled is not None:
         arrivals["scheduled"] = found.scheduled
+    if arrivals["kind"] == "gamma":
+        arrivals["cv"] = found.load.cv
+    if found.load.trace is not None:
+        arrivals["stretch"] = found.load.stretch
     document = {**_document(profile), "arrivals": arrivals, "seeds": list(found.seeds)}
     if found.interrupted:
         document["interrupted"] = True
@@ -263,7 +267,7 @@ _SIZE_SOURCES = {
     "replicas": {"source": "new: simulated at that size and one less", "basis": "simulated"},
     "thresholds.kv_utilization": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
     "thresholds.waiting": {"source": "Little's law on the simulated TTFT", "basis": "simulated"},
-    "even_split": {"source": "every replica gets rate/N of Poisson arrivals", "basis": "assumption"},
+    "even_split": {"source": "every replica gets each request with probability 1/N", "basis": "assumption"},
 }
 
 

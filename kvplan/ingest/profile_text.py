@@ -267,7 +267,7 @@ def _provenance(base: Profile, parts: Sequence[Part], default_base: bool) -> Pro
     """How the tables are known: as the parts say, and what is kept of `base` as it says, or assumed."""
     kept = base.model.provenance
     if default_base:
-        assumed = Origin(Knowledge.ASSUMED, f"{base.source}, the shipped default")
+        assumed = Origin(Knowledge.ASSUMED, f"another model's, {base.source}")
         kept = Provenance(assumed, assumed, assumed)
     found = {}
     for part in parts:

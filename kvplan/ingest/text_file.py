@@ -5,7 +5,7 @@ import io
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +17,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+STANDARD_INPUT = Path("<stdin>")  # this very object; a file may have that name
 _LONGEST_LINE = 64_000_000  # characters; the results of a benchmark are one line
 _UNPACKED = 1 << 23  # bytes that nobody minds
 _PACKED_TO = 200  # beyond, text of use packs to more than such a part of it
@@ -66,7 +67,9 @@ class Lines:
 
 @contextmanager
 def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
-    """Lines of a file that may be compressed; with "replace", bytes that are not UTF-8 do not refuse it.
+    """Lines of a file that may be compressed, or of `STANDARD_INPUT`, which can be read once.
+
+    With "replace", bytes that are not UTF-8 do not refuse it.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
     >>> lines.sha256[:8]
     'ba7816bf'
     """
-    with _refusals(path), path.open("rb") as file:
+    with _refusals(path), _opened(path) as file:
         hashing = _Hashing(file)
         with _unpacked(hashing, errors) as text:
             lines = Lines(str(path), text)
@@ -107,6 +110,12 @@ def beginning(path: Path, characters: int) -> str:
     """
     with _refusals(path), path.open("rb", buffering=0) as file, _unpacked(_Hashing(file), "strict") as text:
         return text.read(characters)
+
+
+def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
+    if path is STANDARD_INPUT:
+        return nullcontext(sys.stdin.buffer if sys.stdin else io.BytesIO())
+    return path.open("rb")
 
 
 @contextmanager

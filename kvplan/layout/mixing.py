@@ -239,6 +239,9 @@ def notes(found: Comparison) -> tuple[str, ...]:
             "placement, a replica of each group stands for all of them. Saturated: all requests are there at the "
             "beginning; a group serves no more than it is offered."
         )
+        if not found.arrivals.is_poisson:
+            how = "gamma" if found.arrivals.trace is None else "those of its trace, with classes at random"
+            said.append(f"Arrivals at the offered rates: {how}, as the profile says.")
         if any(one.simulated is None for one in found.shown):
             said.append("No figures where a run could not be ended, because a request never fits.")
     return tuple(said)

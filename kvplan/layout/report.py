@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from kvplan.analysis.equilibrium import is_time
+from kvplan.analysis.latency import ClassLatency, Distribution, Latency
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
 from kvplan.analysis.records import Lever
@@ -37,6 +38,7 @@ _CLASS = words("Class")
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
 _NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
+_OFFERED = {"poisson": "Poisson", "gamma": "in clumps as the profile says", "trace": "as its trace has them"}
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
 _LEVERS = {
     "memory_tokens": "KV memory",
@@ -47,6 +49,7 @@ _LEVERS = {
     "d4": "d4 (√sequences)",
     "d5": "d5 (beyond the knee)",
 }
+_PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 _LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
@@ -66,11 +69,11 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
     >>> document = build(analyze(model, name="small", sha256="5e6f"))
     >>> document.title, str(document.status), [section.key for section in document.sections][:3]
-    ('small', 'needs_cap', ['load', 'equilibrium', 'saturation'])
+    ('small', 'needs_cap', ['load', 'equilibrium', 'latency'])
     >>> document.summary.rows[0]
     ('Headroom', '+11.1%', 'theorem')
     """
-    known = [key for key in _SECTIONS if key != "simulation" or report.simulation is not None]
+    known = [key for key in SECTIONS if key != "simulation" or report.simulation is not None]
     for key in sections or ():
         if key not in known:
             raise UsageError(f"--section {key!r} does not exist; the sections are {', '.join(known)}")
@@ -88,7 +91,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
 
 def _section(report: Report, key: str) -> Section:
     """A section, with its basis said once if its tables all give the same."""
-    title, blocks_of = _SECTIONS[key]
+    title, blocks_of = SECTIONS[key]
     basis = report.sources[key].kind if key in report.sources else Basis.SIMULATED
     blocks = tuple(blocks_of(report, basis))
     tables = [b for b in blocks if isinstance(b, Table) and _BASIS in b.columns]
@@ -108,9 +111,7 @@ def _without_basis(block: Block) -> Block:
 
 def _summary(report: Report) -> Table:
     offered, cycle, sources = report.load, report.worst_cycle, report.sources
-    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(
-        offered.sustainable_rps_range, offered.offered_rps
-    )
+    headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
     loss = format_percent(cycle.loss)
     if cycle.loss > 0:
         loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
@@ -118,12 +119,58 @@ def _summary(report: Report) -> Table:
         ("Headroom", headroom, sources["load"].kind),
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), _how_recovery_is_known(report)),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
+        *_latency_in_short(report),
+        *_goodput_in_short(report),
+        *_cost_in_short(report),
         *(
             ("Strongest lever" if i == 0 else "Other lever", _lever(lever), sources["load"].kind)
             for i, lever in enumerate(report.levers)
         ),
     )
     return table(_FIGURES, (_figure(*row) for row in rows))
+
+
+def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found, basis = report.latency, report.sources["latency"].kind
+    if found.reason is not None:
+        yield "Latency", "no closed form here; kvplan simulate has it", basis
+        return
+    for name, one in _times(found):
+        if one.mean is not None:
+            figures = (f"{figure} {_percentile(one, figure)}" for figure in ("mean", "p95", "p99"))
+            yield name, ", ".join(figures), basis
+
+
+def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found = report.goodput
+    if found.rate_rps is not None:
+        value = f"{_rps(found.rate_rps)} by {found.binding}"
+        yield "Goodput", value, report.sources["goodput"].kind
+    elif found.reason is not None:
+        yield "Goodput", "beyond the closed form; kvplan size simulates", report.sources["goodput"].kind
+
+
+def _cost_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found = report.cost
+    if found is not None:
+        said = f"{format_number(found.per_hour, 3)}/h"
+        for at, one in (("now", found.offered), ("at capacity", found.sustainable)):
+            if one.per_million_output_tokens is not None:
+                said += f", {format_number(one.per_million_output_tokens, 3)}/M output tokens {at}"
+        yield "Cost", said, report.sources["cost"].kind
+
+
+def _times(found: Latency | ClassLatency) -> tuple[tuple[str, Distribution], ...]:
+    return ("TTFT", found.ttft_s), ("ITL", found.itl_s), ("E2E", found.e2e_s)
+
+
+def _percentile(one: Distribution, name: str) -> str:
+    """A figure, or its range where it falls into a gap of the law."""
+    ends = getattr(one, f"{name}_range", None)
+    if ends is None:
+        return format_seconds(getattr(one, name))
+    low, high = map(format_seconds, ends)
+    return f"{low} to {high}"
 
 
 def _lever(lever: Lever) -> str:
@@ -179,6 +226,60 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
             basis,
             ((c.name, format_number(c.per_stage), format_number(c.in_flight)) for c in state.classes),
         )
+
+
+def _latency(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.latency
+    if found.reason is not None:
+        yield Paragraph(f"No closed form: {found.reason}. `kvplan simulate` has the figures.")
+        return
+    columns = tuple(map(number, _PERCENTILES))
+    yield _rows((Column("Time"), *columns), basis, _percentile_rows(found))
+    if len(found.classes) > 1:
+        yield Paragraph("By class:")
+        yield _rows(
+            (_CLASS, Column("Time"), *columns),
+            basis,
+            ((c.name, *row) for c in found.classes for row in _percentile_rows(c)),
+        )
+
+
+def _percentile_rows(found: Latency | ClassLatency) -> Iterator[tuple[str, ...]]:
+    for name, one in _times(found):
+        if one.mean is not None:
+            yield name, *(_percentile(one, figure) for figure in _PERCENTILES)
+
+
+def _goodput(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.goodput
+    if found.rate_rps is None:
+        yield Paragraph(
+            "No objectives are set: [slo] in the profile, or --slo."
+            if found.reason is None
+            else f"None: {found.reason}."
+        )
+        return
+    yield _figures(basis, ("Goodput", _rps(found.rate_rps)), ("Limited by", found.binding or ABSENT))
+
+
+def _cost(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.cost
+    if found is None:
+        yield Paragraph("No price: gpu_hour in [cost] of the profile.")
+        return
+    yield _figures(
+        basis,
+        ("GPUs of a replica", format_number(found.gpus_per_replica)),
+        ("Per hour", format_number(found.per_hour)),
+        *(
+            (f"Per million {words}, {at} rate", format_number(value))
+            for at, one in (("offered", found.offered), ("sustainable", found.sustainable))
+            for words, value in (
+                ("output tokens", one.per_million_output_tokens),
+                ("tokens", one.per_million_tokens),
+            )
+        ),
+    )
 
 
 def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
@@ -519,9 +620,11 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
         ),
     )
     requests = format_number(simulation["arrivals"]["requests"])
+    offered = _OFFERED[simulation["arrivals"]["kind"]]
+    seeds = "one seed" if len(simulation["seeds"]) == 1 else f"{len(simulation['seeds'])} seeds"
     yield Paragraph(
-        f"{requests} requests at the offered rates, Poisson, and many all at once; {len(simulation['seeds'])} "
-        "seeds, of each run the steady part. A formula agrees where the whole interval is within "
+        f"{requests} requests at the offered rates, {offered}, and many all at once; {seeds}, "
+        "of each run the steady part. A formula agrees where the whole interval is within "
         f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
         "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."
     )
@@ -536,9 +639,12 @@ def _notes(report: Report, _: Basis) -> Iterator[Block]:
     yield Bullets(report.notes)
 
 
-_SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
+SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] = {
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
+    "latency": ("Latency", _latency),
+    "goodput": ("Goodput", _goodput),
+    "cost": ("Cost", _cost),
     "saturation": ("Saturation", _saturation),
     "prefix_cache": ("Prefix cache", _prefix_cache),
     "worst_cycle": ("Worst cycle", _worst_cycle),

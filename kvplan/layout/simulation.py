@@ -34,17 +34,21 @@ _FIGURES = (
     ("Given up", "shed", "count"),
     ("Queue, peak", "queue.peak", "count"),
     ("Queue, end", "queue.end", "count"),
-    ("TTFT, mean", "ttft_s.mean", "time"),
-    ("TTFT, p95", "ttft_s.p95", "time"),
-    ("TPOT, mean", "tpot_s.mean", "time"),
-    ("E2E, mean", "e2e_s.mean", "time"),
-    ("E2E, p50", "e2e_s.p50", "time"),
-    ("E2E, p95", "e2e_s.p95", "time"),
-    ("E2E, p99", "e2e_s.p99", "time"),
+    ("Goodput, requests/s", "goodput_rps", "number"),
+    *(
+        (f"{time}, {figure}", f"{time.lower()}_s.{figure}", "time")
+        for time in ("TTFT", "ITL", "TPOT", "E2E")
+        for figure in ("mean", "p50", "p90", "p95", "p99")
+    ),
 )
-_IF_ANY = {"shed", "queue.end", *(key for _, key, _ in _FIGURES if key.startswith("prefix_cache."))}
+_IF_ANY = {
+    "goodput_rps",
+    "shed",
+    "queue.end",
+    *(key for _, key, _ in _FIGURES if key.startswith("prefix_cache.")),
+}
 _NAMED = 5  # unfinished requests
-_WITH_INTERVAL = ("throughput_rps", "ttft_s.mean", "e2e_s.mean", "e2e_s.p95")
+_WITH_INTERVAL = ("throughput_rps", "goodput_rps", "ttft_s.mean", "itl_s.mean", "e2e_s.mean", "e2e_s.p95")
 
 
 def build(found: Study, name: str, bounds: Sequence[StudyBound] = ()) -> Section:
@@ -63,13 +67,20 @@ def _what(found: Study) -> str:
     amount = f"{format_number(found.requests)} requests"
     load = found.load
     until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
-    how = "replayed from a trace" if load.trace is not None else f"{_arrivals(load)}, {seeds}"
+    how = replayed(load) if load.trace is not None else f"{_arrivals(load)}, {seeds}"
     sure = "."
     if len(found.seeds) > 1:
         sure = ", means over the seeds with their 95% confidence intervals."
     elif found.by_chance:
         sure = "; 95% confidence intervals are from one path, by batch means."
     return f"{amount}{until}, {how}; simulated{sure}"
+
+
+def replayed(load: Load) -> str:
+    """How a trace is replayed."""
+    if load.stretch == 1:
+        return "replayed from a trace"
+    return f"replayed from a trace, gaps {format_number(load.stretch, 3)} times as long as recorded"
 
 
 _BOUNDED = {
@@ -124,7 +135,7 @@ def _arrivals(load: Load) -> str:
                 f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
             )
         case _:
-            return f"{load.kind.value} arrivals"
+            return f"{load.kind or Arrivals.POISSON} arrivals"
 
 
 def _side_by_side(found: Study) -> Table:
@@ -135,7 +146,8 @@ def _side_by_side(found: Study) -> Table:
             continue
         rows.append((label, *(_written(figure(result, key), kind) for result in found.results)))
         intervals = [result.ci95.get(key) for result in found.results]
-        if key in _WITH_INTERVAL and any(intervals):
+        waits = found.load.is_saturated and key.startswith("ttft_s")  # as long as the run happens to be
+        if key in _WITH_INTERVAL and any(intervals) and not waits:
             rows.append(("", *(_interval(interval, kind) for interval in intervals)))
     return table(columns, rows)
 

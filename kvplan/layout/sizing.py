@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kvplan.decide.fleet import Hour, Offer, Sizing
 from kvplan.decide.routing import Routing
-from kvplan.decide.sizing import QUEUE, Measured, Probe, Size, Thresholds
+from kvplan.decide.sizing import HYSTERESIS, QUEUE, Measured, Probe, Size, SoFar, Thresholds
 from kvplan.layout.elements import (
     Block,
     Bullets,
@@ -19,41 +19,44 @@ from kvplan.layout.elements import (
 )
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
-_SHOWN = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
+_USUAL = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
 _OF_SESSIONS = (
     "Whole sessions and users split, too: simulated is one replica with its part of them, all of whose turns come to "
     "it. Routed anywhere, what a session left is found with probability 1/replicas (estimated, not simulated)."
 )
 _SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
-_TITLES = {"ttft_s.p95": "TTFT p95", "tpot_s.mean": "TPOT mean", "e2e_s.p95": "E2E p95"}
 
 
-def build(found: Sizing) -> list[Section]:
-    """For people: which profile, then a section for each."""
-    sections = [_compared(found)] if len(found.offers) > 1 else []
-    sections += [_section(found, offer) for offer in found.offers]
+def build(found: Sizing, *, compare: bool = False) -> list[Section]:
+    """For people: which profile, then a section for each, unless they are only compared."""
+    sections = [_compared(found)] if compare or len(found.offers) > 1 else []
+    if not compare:
+        sections += [_section(found, offer) for offer in found.offers]
     return [*sections, Section("notes", "Notes", (Bullets(notes(found)),))]
 
 
 def _compared(found: Sizing) -> Section:
+    """The profiles, the best first."""
     columns = (
         words("Profile"),
         number("Replicas"),
-        number("GPUs each"),
-        number("Mean"),
+        number("GPUs"),
         number("Cost/h"),
-        Column("Binds"),
+        number("Cost/M output"),
+        Column("Decides"),
+        number("Its figure"),
     )
     rows = (
         (
             offer.label,
             _count(offer.fleet.heaviest.replicas),
-            f"{offer.gpus:,}",
-            format_number(offer.fleet.mean_replicas),
+            format_number(offer.mean_gpus),
             _cost(offer.cost),
+            format_number(offer.per_million_output_tokens),
             _binding(offer.fleet.heaviest),
+            _deciding(found, offer.fleet.heaviest),
         )
-        for offer in found.offers
+        for offer in found.ranked
     )
     best = found.best
     said = "No number of replicas of any of them is enough."
@@ -64,10 +67,39 @@ def _compared(found: Sizing) -> Section:
     return Section("size", "Replicas for the demand", (Paragraph(said), table(columns, rows)))
 
 
+def _deciding(found: Sizing, one: Size) -> str:
+    """The figure, at the size that is enough, of the objective that binds; of the load where that does."""
+    probe = None if one.replicas is None else one.probe(one.replicas)
+    if probe is None:
+        return ABSENT
+    key = next((slo.key for slo in found.slos if slo.text == one.binding), None)
+    return f"{format_percent(probe.load)} load" if key is None else _figure(probe.measured, key)
+
+
+def _shown(found: Sizing) -> tuple[str, ...]:
+    """Figures of every size that was tried: those with objectives, and the usual ones."""
+    timed = (slo.key for slo in found.slos if "_s." in slo.key)
+    return tuple(dict.fromkeys((*timed, *_USUAL)))
+
+
+def _title(key: str) -> str:
+    """A figure in words.
+
+    >>> _title("ttft_s.p95")
+    'TTFT p95'
+    """
+    time, _, figure = key.partition("_s.")
+    return f"{time.upper()} {figure}"
+
+
 def _section(found: Sizing, offer: Offer) -> Section:
     heaviest, hours = offer.fleet.heaviest, offer.fleet.hours
-    blocks: list[Block] = [Paragraph(_answer(found, offer)), Paragraph(_evidence(heaviest)), _tried(heaviest)]
-    blocks += [Paragraph(text) for text in _one_more(heaviest, offer.gpus)]
+    blocks: list[Block] = [
+        Paragraph(_answer(found, offer)),
+        Paragraph(_evidence(heaviest)),
+        _tried(heaviest, _shown(found)),
+    ]
+    blocks += [Paragraph(text) for text in _one_more(heaviest, offer.gpus, _shown(found))]
     if heaviest.routing is not None and (heaviest.replicas or 0) > 1:
         blocks += [
             Paragraph("Whether the turns of a session stay on a replica (computed, for each of them):"),
@@ -126,6 +158,25 @@ def _evidence(one: Size) -> str:
     return f"{said} With {below.replicas:,}: {excess} more than is sustainable, too little to be seen in these runs."
 
 
+def so_far(found: SoFar) -> str:
+    """What is known of a size whose search was interrupted.
+
+    >>> so_far(SoFar(60.0, 4, ()))
+    '60 requests/s: at least 4 replicas by the formulas; none simulated to its end'
+    """
+    few = [probe for probe in found.probes if not probe.enough]
+    enough = min((probe.replicas for probe in found.probes if probe.enough), default=None)
+    said = []
+    if few:
+        most = max(few, key=lambda probe: probe.replicas)
+        said.append(f"not enough {most.replicas:,} ({_missed(most) or 'more than is sustainable'})")
+    if enough is not None:
+        said.append(f"enough {enough:,}")
+    simulated = f"simulated: {', '.join(said)}" if said else "none simulated to its end"
+    asked = f"at least {replicas(found.closed_form)} by the formulas"
+    return f"{format_number(found.demand_rps)} requests/s: {asked}; {simulated}"
+
+
 def _missed(probe: Probe) -> str:
     return ", ".join("the queue grows" if what == QUEUE else f"{what} missed" for what in probe.missed)
 
@@ -146,12 +197,12 @@ def _verdict(one: Size, probe: Probe) -> str:
     return "not refuted: runs too short" if _unseen(probe) else _missed(probe) or "enough"
 
 
-def _tried(one: Size) -> Table:
+def _tried(one: Size, shown: Sequence[str]) -> Table:
     columns = (
         number("Replicas"),
         number("Requests/s each"),
         number("Load"),
-        *(number(_TITLES[key]) for key in _SHOWN),
+        *(number(_title(key)) for key in shown),
         words("Simulated"),
     )
     rows = [
@@ -159,13 +210,13 @@ def _tried(one: Size) -> Table:
             f"{probe.replicas:,}",
             format_number(probe.rate_rps),
             format_percent(probe.load),
-            *(_figure(probe.measured, key) for key in _SHOWN),
+            *(_figure(probe.measured, key) for key in shown),
             _verdict(one, probe),
         )
         for probe in one.probes
     ]
     if one.idle is not None:
-        rows.append(("idle", "0", "0%", *(_figure(one.idle, key) for key in _SHOWN), ABSENT))
+        rows.append(("idle", "0", "0%", *(_figure(one.idle, key) for key in shown), ABSENT))
     return table(columns, rows)
 
 
@@ -174,7 +225,7 @@ def _figure(measured: Measured, key: str) -> str:
     return ABSENT if found is None else format_seconds(found.mean)
 
 
-def _one_more(one: Size, gpus: int) -> Iterator[str]:
+def _one_more(one: Size, gpus: int, shown: Sequence[str]) -> Iterator[str]:
     """What another replica would change."""
     if one.replicas is None:
         return
@@ -184,8 +235,8 @@ def _one_more(one: Size, gpus: int) -> Iterator[str]:
     spare = [format_percent(p.replicas * one.sustainable_rps / one.demand_rps - 1) for p in (here, more)]
     said = [f"headroom from {spare[0]} to {spare[1]}"]
     said += [
-        f"{_TITLES[key]} from {_figure(here.measured, key)} to {_figure(more.measured, key)}"
-        for key in _SHOWN
+        f"{_title(key)} from {_figure(here.measured, key)} to {_figure(more.measured, key)}"
+        for key in shown
         if key in here.measured.figures and key in more.measured.figures
     ]
     what = "GPU" if gpus == 1 else f"replica ({gpus:,} GPUs)"
@@ -258,7 +309,8 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
         (
             "take away: KV cache usage below",
             format_percent(found.down_kv_utilization),
-            "the rest then carries the rate above, each",
+            f"the rest then carries {format_percent(HYSTERESIS)} of the rate above, each: between the two nothing "
+            "is done",
         ),
     )
     return table(columns, rows)
@@ -269,8 +321,9 @@ def notes(found: Sizing) -> tuple[str, ...]:
     runs = " or ".join(f"{count:,}" for count in sorted(set(found.requests)))
     said = [
         *(_OF_SESSIONS,) * any(offer.has_sessions for offer in found.offers),
-        "The demand splits evenly: every replica gets Poisson arrivals at its part of it, with the profile's mix "
-        "(assumption). What a router does from moment to moment is not modelled.",
+        "The demand splits evenly: every replica gets each request with the same probability (assumption). What a "
+        "router does from moment to moment is not modelled.",
+        *_arrivals(found),
         f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
         "replica; an objective holds if the upper end of its 95% interval does.",
         "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
@@ -285,6 +338,28 @@ def notes(found: Sizing) -> tuple[str, ...]:
             "kvplan simulate --horizon replays a period."
         )
     return tuple(said)
+
+
+def _arrivals(found: Sizing) -> Iterator[str]:
+    """How requests arrive, of each profile."""
+    for offer in found.offers:
+        of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+        replicas = offer.fleet.heaviest.replicas
+        if offer.arrivals.trace is not None:
+            yield (
+                f"{of_it}Arrivals and lengths are those of the profile's trace, faster or slower as the demand is; "
+                "its schedule is left out. Of several replicas each gets its part of the trace at random, another one "
+                "in each seed."
+            )
+        elif offer.arrivals.is_poisson:
+            yield f"{of_it}Arrivals: Poisson, as the profile says."
+        else:
+            own = (
+                ""
+                if replicas is None
+                else f", {format_number(offer.arrivals.split(replicas).cv, 3)} at a replica"
+            )
+            yield f"{of_it}Arrivals: gamma, gaps of cv {format_number(offer.arrivals.cv, 3)} in all{own}."
 
 
 def _too_short(found: Sizing) -> Iterator[str]:

@@ -8,6 +8,7 @@
 `replica`        memory, pages, limits; what a plan should guarantee
 `provenance`     how all this is known, and in what range it was measured
 `serving`        all of it together, one model or many side by side
+`arrivals`       gaps between arrivals, or recorded ones
 `schedule`       rates that vary over time
 `gaps`           how long until what a request leaves in the prefix cache is asked for again
 `lengths`        laws of lengths, and exact moments of sums of them in whole pages
@@ -18,6 +19,7 @@
 """
 
 from kvplan.model.arrays import FloatArray, IntArray, as_written, sum_by, survival
+from kvplan.model.arrivals import ArrivalProcess, Recorded
 from kvplan.model.classes import Mix, Prompt, RequestClass
 from kvplan.model.prompts import Prompts
 from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
@@ -27,6 +29,7 @@ from kvplan.model.timing import Tangent, Timing, iteration_time
 from kvplan.model.weights import Prefill, Weights
 
 __all__ = [
+    "ArrivalProcess",
     "FloatArray",
     "IntArray",
     "Knowledge",
@@ -38,6 +41,7 @@ __all__ = [
     "Prompt",
     "Prompts",
     "Provenance",
+    "Recorded",
     "Replica",
     "RequestClass",
     "ServingModel",

@@ -9,9 +9,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-def sum_by(group: IntArray, amounts: FloatArray) -> FloatArray:
-    """Sum of `amounts` in each group, numbered from 0; both of shape (n_rows,)."""
-    return np.bincount(group, weights=amounts).astype(np.float64, copy=False)
+def sum_by(group: IntArray, amounts: FloatArray, groups: int = 0) -> FloatArray:
+    """Sum of `amounts` in each group, numbered from 0; both of shape (n_rows,). There are `groups` at least."""
+    return np.bincount(group, weights=amounts, minlength=groups).astype(np.float64, copy=False)
 
 
 def survival(stages: IntArray, amounts: FloatArray) -> FloatArray:

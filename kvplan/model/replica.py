@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvplan.model.slo import Slo
 from kvplan.model.weights import Prefill
 
 
@@ -27,9 +28,12 @@ class Replica:
 class Plan:
     """What the plan should guarantee: at most a probability `delta` of one overflow within the horizon.
 
-    With `segments` None the planner chooses how many Nested WAIT has.
+    With `segments` None the planner chooses how many Nested WAIT has. `slos` are what latencies are to stay within,
+    `gpu_hour` what a GPU costs in an hour; None: nobody says.
     """
 
     delta: float = 0.01
     horizon_s: float = 3600.0
     segments: int | None = None
+    slos: tuple[Slo, ...] = ()
+    gpu_hour: float | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.model.arrays import FloatArray, IntArray, as_written
+from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
 from kvplan.model.provenance import MeasuredRange, Provenance
 from kvplan.model.replica import Replica
@@ -43,6 +44,8 @@ class ServingModel:
         How all this is known.
     hit_curve
         Points (cache tokens, hit ratio) of a trace, ascending, in place of all that classes share and reuse.
+    arrivals
+        How unevenly requests come, at these rates.
 
     Examples
     --------
@@ -64,6 +67,7 @@ class ServingModel:
     measured: MeasuredRange = field(default_factory=MeasuredRange)
     provenance: Provenance = field(default_factory=Provenance)
     hit_curve: tuple[tuple[float, float], ...] = ()
+    arrivals: ArrivalProcess = field(default_factory=ArrivalProcess)
 
     @property
     def finds_prefixes(self) -> bool:

@@ -112,7 +112,8 @@ def sweep_map(figure: "Figure", axes: "Axes", content: planning.SweepMap) -> Non
 
 def sweep_line(axes: "Axes", content: planning.SweepLine) -> None:
     """A figure over one key, its points in the colours of the verdict."""
-    axes.plot(content.x.values, content.figure, color=LIGHT["blue"], linewidth=1.2)
+    known = "simulated" if planning.is_simulated(content.column) else "formula"
+    axes.plot(content.x.values, content.figure, color=LIGHT["blue"], linewidth=1.2, label=known)
     if content.status is not None:
         for number, name in enumerate(_STATUS_NAMES):
             mine = content.status == number
@@ -140,14 +141,15 @@ def fleet(axes: "Axes", content: planning.FleetPlot) -> None:
     top = 0.0
     for number, one in enumerate(content.profiles):
         colour = LIGHT[_FLEET_COLOURS[number % len(_FLEET_COLOURS)]]
-        axes.stairs(one.replicas, one.demand_rps, baseline=None, color=colour, label=one.label)
+        label = "formula" if len(content.profiles) == 1 else f"{one.label}: formula"
+        axes.stairs(one.replicas, one.demand_rps, baseline=None, color=colour, label=label)
         for points, mark in ((one.enough, "o"), (one.not_enough, "x")):
             axes.plot(points[:, 0], points[:, 1], mark, color=colour, markersize=5)
             top = max(top, float(points[:, 1].max(initial=0)))
         top = max(top, float(one.replicas[-1]))
     axes.plot([], [], "o", color=LIGHT["ink"], label="simulated: enough")
-    axes.plot([], [], "x", color=LIGHT["ink"], label="not enough")
-    axes.set(xlabel="demand, requests/s", ylabel="replicas")
+    axes.plot([], [], "x", color=LIGHT["ink"], label="simulated: not enough")
+    axes.set(xlabel="demand, requests/s", ylabel=content.unit)
     axes.set_xlim(0, max(float(one.demand_rps[-1]) for one in content.profiles))
     axes.set_ylim(0, 1.08 * top)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=content.unit == "replicas"))

@@ -6,7 +6,7 @@ Every refusal is one `ProfileError` with the line and the key path of the first 
 import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ import tomli
 
 from kvplan.errors import ProfileError, did_you_mean, shown
 from kvplan.model import (
+    ArrivalProcess,
     MeasuredRange,
     Plan,
     Prompt,
@@ -26,9 +27,11 @@ from kvplan.model import (
     Timing,
     as_written,
 )
+from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
 from kvplan.profile.laws import by_weight
 from kvplan.profile.positions import line_at, offsets, written
+from kvplan.units import format_seconds
 
 if TYPE_CHECKING:
     from kvplan.model.schedule import Schedule
@@ -53,6 +56,10 @@ class Profile:
         The TOML text, line ends as ``\\n``.
     requirements
         ``[gate] require``, as written.
+    accepted
+        ``[gate] accept``: parts of which the gate may pass assumptions.
+    trace
+        The file of ``[workload] trace``, which is not read yet.
     """
 
     name: str
@@ -61,7 +68,9 @@ class Profile:
     text: str
     plan: Plan
     requirements: tuple[str, ...]
+    accepted: tuple[str, ...]
     model: ServingModel
+    trace: Path | None = None
 
     def error(self, message: str, *path: str | int) -> ProfileError:
         """A refusal of one key of this profile, with its line; for what only later stages can judge.
@@ -99,7 +108,9 @@ class Profile:
         for path, value in values.items():
             document = _replaced(document, path, value)
         try:
-            return model_of(schema.check(document))
+            found = model_of(schema.check(document))
+            arrivals = replace(found.arrivals, trace=self.model.arrivals.trace)
+            return replace(found, arrivals=arrivals)
         except schema.SchemaError as error:
             path, message, _ = error.problems[0]
             raise self.error(message, *path) from None
@@ -130,7 +141,7 @@ def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
         The profile cannot be found, read or used.
     """
     data, source = read_reference(reference, stdin=stdin)
-    return parse_profile(data, source)
+    return parse_profile(data, source, Path() if reference in (None, "-") else Path(reference).parent)
 
 
 def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, str]:
@@ -191,8 +202,10 @@ def _read(file: BinaryIO, source: str) -> bytes:
     return data
 
 
-def parse_profile(data: bytes, source: str) -> Profile:
+def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profile:
     """Check the bytes of a profile, TOML in UTF-8, and turn them into a model; messages call them `source`.
+
+    Files that it refers to are looked for in `folder`, the working directory if None.
 
     Raises
     ------
@@ -220,6 +233,7 @@ def parse_profile(data: bytes, source: str) -> Profile:
         checked = schema.check(document)
     except schema.SchemaError as error:
         raise _first_in_file(error.problems, text, source) from None
+    trace = None if checked.workload is None else checked.workload.trace
     return Profile(
         name=checked.name,
         source=source,
@@ -227,7 +241,9 @@ def parse_profile(data: bytes, source: str) -> Profile:
         text=text,
         plan=plan_of(checked),
         requirements=tuple(checked.gate.require),
+        accepted=tuple(checked.gate.accept),
         model=model_of(checked),
+        trace=None if trace is None else (folder or Path()) / trace,
     )
 
 
@@ -310,7 +326,14 @@ def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> Pr
 
 def plan_of(document: schema.Document) -> Plan:
     """The plan of a checked document."""
-    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments)
+    slos = tuple(
+        Slo(f"{time}.{figure} <= {format_seconds(bound)}", f"{time}.{figure}", strict=False, bound=bound)
+        for time in TIMES
+        for figure in FIGURES
+        if (bound := getattr(getattr(document.slo, time), figure)) is not None
+    )
+    price = None if document.cost is None else document.cost.gpu_hour
+    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments, slos, price)
 
 
 def model_of(document: schema.Document) -> ServingModel:
@@ -334,6 +357,7 @@ def model_of(document: schema.Document) -> ServingModel:
         measured=MeasuredRange(**dict(timing.measured)),
         provenance=Provenance(**dict(origins)),
         hit_curve=document.prefix.hit_curve or (),
+        arrivals=ArrivalProcess() if document.workload is None else ArrivalProcess(document.workload.cv),
     )
     if not any(table.users for table in document.sessions):
         return model

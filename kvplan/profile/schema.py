@@ -57,6 +57,8 @@ from kvplan.units import (
 
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
+_LONGEST_PATH = 4096  # characters
+LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
 _LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6  # of a rate, where it is not 0
 _FACTORS = f"0, or a number from {format_number(_LEAST_FACTOR)} to {format_number(_MOST_FACTOR)}"
@@ -86,6 +88,12 @@ def _version(value: object) -> object:
 def _printable(value: str) -> str:
     if not value.strip() or not value.isprintable() or len(value) > 200:
         raise refusal(f"must be 1 to 200 printable characters, not {shown(value)}")
+    return value
+
+
+def _file(value: str) -> str:
+    if not value.strip() or "\0" in value or len(value) > _LONGEST_PATH:
+        raise refusal(f"must be the path of a file, up to {_LONGEST_PATH} characters, not {shown(value)}")
     return value
 
 
@@ -183,6 +191,11 @@ _FACTORS_SCHEMA = {"type": "object", "additionalProperties": _FACTOR_SCHEMA, "mi
 _NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r"\S"}
 
 _Name = Annotated[str, AfterValidator(_printable), WithJsonSchema(_NAME_SCHEMA)]
+_File = Annotated[
+    str,
+    AfterValidator(_file),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST_PATH, "pattern": r"\S"}),
+]
 _Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
 _Rate = Annotated[float, Field(ge=1e-300, le=HUGE)]  # however rare, the formulas hold
 _Duration = Annotated[float, Field(ge=TINY, le=HUGE), BeforeValidator(seconds), _seconds_schema(TINY)]
@@ -258,7 +271,7 @@ _TRAFFIC: JsonDict = {
     "anyOf": [{"required": [kind], "properties": {kind: _SOME}} for kind in ("classes", "sessions")]
 }
 _RATE_OR_SCHEDULE: JsonDict = {
-    "anyOf": [{"required": ["rate"]}, {"required": ["schedule"]}],
+    "anyOf": [{"required": [key]} for key in ("rate", "schedule", "cv", "trace")],
     "dependentRequired": {"schedule": ["period"], "period": ["schedule"]},
 }
 _STEP_OR_SINUSOID: JsonDict = {
@@ -440,7 +453,7 @@ _Schedule = Annotated[
 
 
 class Workload(_Table):
-    """The total rate, where classes give shares of it, and how rates vary over time."""
+    """The total rate, where classes give shares of it, how rates vary over time, and how arrivals cluster."""
 
     model_config = ConfigDict(title="Workload", json_schema_extra=_RATE_OR_SCHEDULE)
 
@@ -449,6 +462,14 @@ class Workload(_Table):
     )
     period: _Duration | None = _about('Time after which the schedule repeats, such as "24 h".', None)
     schedule: _Schedule = _about("How rates vary over the period: steps in order, or one sinusoid.", ())
+    cv: Annotated[float, Field(ge=LEAST_CV, le=MOST_CV)] = _about(
+        "Coefficient of variation of the gaps between all arrivals, which follow a gamma law; 1: Poisson.",
+        1.0,
+    )
+    trace: _File | None = _about(
+        "Recorded requests that simulations replay, at the rate of the profile: a file, beside the profile.",
+        None,
+    )
 
 
 class _Plan(_Table):
@@ -472,6 +493,42 @@ class _Gate(_Table):
 
     require: Annotated[list[str], FailFast()] = _about(
         'Conditions on keys of the report, such as "load.headroom >= 0.20".', []
+    )
+    accept: Annotated[list[Literal["gpu", "timing", "workload"]], FailFast()] = _about(
+        "Parts that may be assumed; otherwise nothing passes that an assumed part stands behind.", []
+    )
+
+
+class _Bounds(_Table):
+    """What mean and percentiles of a time are to stay within."""
+
+    model_config = ConfigDict(title="Bounds of a time")
+
+    mean: _Duration | None = _about('The mean, at most: seconds, or a string such as "80 ms".', None)
+    p50: _Duration | None = _about("The median, at most.", None)
+    p90: _Duration | None = _about("The 90th percentile, at most.", None)
+    p95: _Duration | None = _about("The 95th percentile, at most.", None)
+    p99: _Duration | None = _about("The 99th percentile, at most.", None)
+
+
+class _Slos(_Table):
+    """Service level objectives, which goodput and `kvplan size` hold to."""
+
+    model_config = ConfigDict(title="Service level objectives")
+
+    ttft_s: _Bounds = _about("Time to first token.", _Bounds())
+    itl_s: _Bounds = _about("Time between two tokens, every gap counted.", _Bounds())
+    tpot_s: _Bounds = _about("Mean time between the tokens of a request.", _Bounds())
+    e2e_s: _Bounds = _about("Time to the last token.", _Bounds())
+
+
+class _Costs(_Table):
+    """What the plan is priced with."""
+
+    model_config = ConfigDict(title="Cost")
+
+    gpu_hour: Annotated[float, Field(ge=TINY, le=HUGE)] = _about(
+        "Price of a GPU for an hour, in any currency."
     )
 
 
@@ -515,6 +572,8 @@ class Document(_Table):
     )
     prefix: _Prefix = _Prefix()
     plan: _Plan = _Plan()
+    slo: _Slos = _Slos()
+    cost: _Costs | None = None
     gate: _Gate = _Gate()
     provenance: _Provenance = _Provenance()
 
@@ -665,6 +724,10 @@ def _session_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(
             ("workload", "schedule"), "not modelled beside [[sessions]], whose turns come after answers"
         )
+    for key in ("cv", "trace"):
+        if document.sessions and document.workload is not None and key in document.workload.model_fields_set:
+            why = "not modelled beside [[sessions]], whose turns come after answers"
+            yield Problem(("workload", key), why)
     if document.prefix.hit_curve is not None:
         why = "not beside [prefix] hit_curve, which says already what requests have in common"
         for i, c in enumerate(document.classes):
@@ -729,7 +792,7 @@ def _schedule_conflicts(document: Document) -> Iterator[Problem]:
     if not workload.schedule:
         if workload.period is not None:
             yield Problem(("workload", "period"), "goes with a [[workload.schedule]], which is not given")
-        elif workload.rate is None:
+        elif workload.rate is None and not {"cv", "trace"} & workload.model_fields_set:
             yield Problem(("workload", "rate"), "required", missing=True)
         return
     if workload.period is None:
@@ -864,6 +927,7 @@ _ALLOWED = {
     "too_short": "must have at least {min_length}, not {actual_length}",
     "too_long": "must have at most {max_length}, not more",
     "enum": "must be {expected}, not {value}",
+    "literal_error": "must be {expected}, not {value}",
 }
 
 

@@ -16,6 +16,8 @@ from kvplan.analysis.admission import RateCap, rate_cap
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, strongest_levers, sustainable_rate
+from kvplan.analysis.goodput import Goodput, goodput
+from kvplan.analysis.latency import Latency, latency
 from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
 from kvplan.analysis.prefix_cache import population_of
@@ -26,6 +28,7 @@ from kvplan.analysis.wait import Wait, wait
 from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
 from kvplan.analysis.worst_window import Peak, peak
 from kvplan.model import Plan, ServingModel
+from kvplan.report.cost import Cost, cost
 from kvplan.report.inputs import Inputs, caveat, inputs
 from kvplan.report.keys import REGISTRY
 from kvplan.report.notes import Source, notes, sources
@@ -89,6 +92,9 @@ class Report(NamedTuple):
     nested_wait: NestedWait
     safety_buffer: SafetyBuffer
     inputs: Inputs
+    latency: Latency
+    goodput: Goodput
+    cost: Cost | None
     prefix_cache: CacheBlock | None
     simulation: dict[str, Any] | None
     sources: dict[str, Source]
@@ -132,6 +138,9 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         nested_wait=found.nested_wait,
         safety_buffer=found.safety_buffer,
         inputs=found.inputs,
+        latency=found.latency,
+        goodput=found.goodput,
+        cost=found.cost,
         prefix_cache=found.prefix_cache,
         simulation=None,
         sources=found.sources,
@@ -300,6 +309,23 @@ class Analyses:
     def inputs(self) -> Inputs:
         """How the parts of the profile are known."""
         return inputs(self.model)
+
+    @cached_property
+    def latency(self) -> Latency:
+        """TTFT, ITL and E2E at the offered rate."""
+        return latency(self.model)
+
+    @cached_property
+    def goodput(self) -> Goodput:
+        """The largest rate that meets the objectives of the plan; nothing where it has none."""
+        limits = {slo.key: slo.bound for slo in self.plan.slos}
+        return goodput(self.model, limits) if limits else Goodput()
+
+    @cached_property
+    def cost(self) -> Cost | None:
+        """What a replica costs; None where the plan has no price."""
+        price = self.plan.gpu_hour
+        return None if price is None else cost(self.model, price, self.load, overloaded=self.overloaded)
 
     @cached_property
     def sources(self) -> dict[str, Source]:

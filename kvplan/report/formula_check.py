@@ -75,9 +75,9 @@ def simulate(
 ) -> Runs:
     """Simulate the offered load, and a saturated replica.
 
-    Poisson arrivals under greedy and rate-limited admission show the equilibrium, all requests at once the worst
-    cycle and the rate cap, and ten times the memory how far usage spreads. Rates are those that the formulas are
-    for, without a schedule.
+    Arrivals as the model has them, under greedy and rate-limited admission, show the equilibrium, all requests at once
+    the worst cycle and the rate cap, and ten times the memory how far usage spreads. Rates are those that the formulas
+    are for, without a schedule.
 
     Parameters
     ----------
@@ -104,9 +104,9 @@ def simulate(
             compile=compile,
         )
         for on, kind, names in (
-            (model, Arrivals.POISSON, _CACHING if model.finds_prefixes else _POLICIES),
+            (model, None, _CACHING if model.finds_prefixes else _POLICIES),
             (cold, Arrivals.SATURATED, _POLICIES),
-            (roomy, Arrivals.POISSON, _POLICIES[:1]),
+            (roomy, None, _POLICIES[:1]),
         )
     )
     return Runs(offered, full, spread)
@@ -116,7 +116,7 @@ def figures(report: Report, runs: Runs, model: ServingModel) -> dict[str, Any]:
     """The report's `simulation` block."""
     offered, full, _ = runs
     return {
-        "arrivals": {"kind": offered.load.kind.value, "requests": offered.requests, "horizon_s": None},
+        "arrivals": {"kind": offered.load.name, "requests": offered.requests, "horizon_s": None},
         "seeds": list(offered.seeds),
         "policies": [plain(result) for result in offered.results],
         "saturated": [plain(result) for result in full.results],

@@ -52,6 +52,11 @@ def inputs(model: ServingModel) -> Inputs:
     return Inputs(origins.gpu.basis, origins.timing.basis, origins.workload.basis)
 
 
+def assumed(model: ServingModel) -> list[str]:
+    """The parts of which nothing better is known than something else's."""
+    return [name for name, basis in inputs(model)._asdict().items() if basis is Knowledge.ASSUMED]
+
+
 def states(model: ServingModel) -> Iterator[State]:
     """Where a plan needs the timing: at the equilibrium, if memory holds it; at the sustainable rate; in one prompt."""
     cost, tau = per_request(model), iteration_time(model)
@@ -120,15 +125,26 @@ def range_text(ends: tuple[float, float] | None) -> str:
     return "" if ends is None else f" ({' to '.join(map(format_number, ends))})"
 
 
-def headroom_range_text(ends: tuple[float, float] | None, offered_rps: float) -> str:
-    """The same for the headroom.
+def sustainable_text(offered: Load, word: str) -> str:
+    """What is sustainable as a headline says it, with its range where it has one."""
+    ends = range_text(offered.sustainable_rps_range).removesuffix(")")
+    return f"{format_number(offered.sustainable_rps)} {word}{ends and f'{ends} in the error band of the timing)'}"
 
-    >>> headroom_range_text((9.0, 12.0), 10.0)
-    ' (-10% to +20%)'
-    """
-    if ends is None:
+
+def headroom_range_text(offered: Load) -> str:
+    """The same for the headroom; nothing where it counts users, who ask for less when iterations take longer."""
+    ends, rate = offered.sustainable_rps_range, offered.offered_rps
+    if ends is None or not counts_rates(offered):
         return ""
-    return f" ({' to '.join(format_percent(end / offered_rps - 1, signed=True) for end in ends)})"
+    return f" ({' to '.join(format_percent(end / rate - 1, signed=True) for end in ends)})"
+
+
+def counts_rates(offered: Load) -> bool:
+    """Whether the headroom is about rates, rather than about users."""
+    factor = offered.load_factor_max
+    return factor is not None and math.isclose(
+        factor * offered.offered_rps, offered.sustainable_rps, rel_tol=1e-6
+    )
 
 
 def verdicts_in(
@@ -158,18 +174,23 @@ def verdicts_in(
     return found
 
 
-def band_notes(measured: MeasuredRange, offered: Load, drains_up_to_rps: float) -> Iterator[str]:
-    """What the error band of the timing makes of rates and verdict."""
-    band, ends = measured.band, offered.sustainable_rps_range
+def band_notes(model: ServingModel, offered: Load, drains_up_to_rps: float) -> Iterator[str]:
+    """What the error band of the timing makes of rates and verdict.
+
+    Of the verdict with a prefix cache nothing: what it keeps depends on the clock, and does not scale with iterations.
+    """
+    band, ends = model.measured.band, offered.sustainable_rps_range
     if band is None:
         return
     times = " to ".join(format_number(end, 3) for end in band)
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
         f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a headroom of "
-        f"{format_percent(offered.headroom, signed=True)}{headroom_range_text(ends, offered.offered_rps)}; everything "
+        f"{format_percent(offered.headroom, signed=True)}{headroom_range_text(offered)}; everything "
         "else is for the timing as it stands."
     )
+    if model.finds_prefixes:
+        return
     *before, (last, _) = verdicts_in(band, offered.offered_rps, offered.sustainable_rps, drains_up_to_rps)
     if before:
         parts = [
@@ -233,5 +254,6 @@ def caveat(model: ServingModel) -> str:
         furthest = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
         times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""
         said.append(f"timing extrapolated{times}")
-    sources = dict.fromkeys(origin.source for origin in unsure.values() if origin.source)
+    weakest_first = sorted(unsure.values(), key=lambda origin: -list(Knowledge).index(origin.basis))
+    sources = dict.fromkeys(origin.source for origin in weakest_first if origin.source)
     return ", ".join(said) + (f" ({'; '.join(sources)})" if sources else "")

@@ -9,6 +9,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.prefix_cache import CacheState, population_of, prefix_cache, recovered_share
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
+from kvplan.report.inputs import sustainable_text
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
@@ -123,8 +124,9 @@ def collapse_summary(cache: CacheBlock, offered: Load) -> str:
 
 
 def _rates(offered: Load) -> str:
-    guaranteed = f"{format_number(offered.sustainable_rps)} guaranteed"
-    return f"{format_number(offered.offered_rps)} requests/s offered, {guaranteed}"
+    return (
+        f"{format_number(offered.offered_rps)} requests/s offered, {sustainable_text(offered, 'guaranteed')}"
+    )
 
 
 def overload_summary(cache: CacheBlock, offered: Load) -> str:

@@ -11,7 +11,7 @@ from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import UNCERTIFIED, Stability
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, ServingModel
-from kvplan.report.inputs import range_text
+from kvplan.report.inputs import sustainable_text
 from kvplan.report.prefix_cache import CacheBlock, collapse_summary, overload_summary, users_summary
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
@@ -40,10 +40,9 @@ def summary(
             return collapse_summary(cache, offered)
         if cache.users is not None and status is Status.NEEDS_CAP:
             return users_summary(cache)
-    sustainable = f"{format_number(offered.sustainable_rps)} sustainable"
-    if offered.sustainable_rps_range is not None:
-        sustainable += f"{range_text(offered.sustainable_rps_range)[:-1]} in the error band of the timing)"
-    rates = f"{format_number(offered.offered_rps)} requests/s offered, {sustainable}"
+    rates = (
+        f"{format_number(offered.offered_rps)} requests/s offered, {sustainable_text(offered, 'sustainable')}"
+    )
     if status is Status.OVERLOADED:
         excess = offered.offered_rps / offered.sustainable_rps - 1
         return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."

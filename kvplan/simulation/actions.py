@@ -27,19 +27,25 @@ from kvplan.simulation.state import (
     DUE_AFTER,
     DUE_BEFORE,
     ENTERED_AT,
+    ENTERED_IN,
     EVICTED,
     EVICTIONS,
     FINISH,
     FIRST_TOKEN,
     FIRST_WEIGHT,
     FOLLOWING,
+    GAP_SUM,
+    GAPS,
+    GAPS_IN_E,
     GIVEN_UP,
     GONE,
     HEAD,
     HELD,
     ITERATIONS,
     JOINED,
+    KV_BINS,
     LAST_COMPLETION,
+    LAST_RUN,
     LENGTH,
     MORE_LATER,
     MORE_REQUESTS,
@@ -72,9 +78,11 @@ from kvplan.simulation.state import (
     SEATS,
     SEQUENCE,
     SHED,
+    SHORTEST_GAP_S,
     SILENT,
     STAGE,
     STAGES,
+    STANDS_BY,
     START,
     STUCK,
     TAIL,
@@ -255,6 +263,7 @@ def enter(s: State, request: int, group: int, stage: int) -> None:
     """Make a request a member of a running group, at the stage that it is at in this iteration."""
     s.request[request, START] = s.group[group, TICK] - stage
     s.request[request, ENTERED_AT] = s.group[group, TICK]
+    s.request[request, ENTERED_IN] = s.counter[ITERATIONS] + 1
     append(s, group_list(s, group), request)
     s.group[group, WEIGHT] += s.request[request, FIRST_WEIGHT] + stage
     s.phase[group, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % s.fixed[BLOCK]] += 1
@@ -283,7 +292,7 @@ def advance(s: State, group: int) -> None:
 @kernel
 def stand_by(s: State, group: int) -> None:
     """Let only those run who enter a group from now on; its members keep what they hold, and are not in the batch."""
-    s.group[group, RUNS] = 1
+    s.group[group, RUNS] = STANDS_BY
     s.counter[MORE_TOKENS] -= s.group[group, WEIGHT]
     s.counter[MORE_REQUESTS] -= s.list[group_list(s, group), LENGTH]
 
@@ -341,6 +350,8 @@ def evict(s: State, request: int) -> None:
         c[PARTLY] = NOBODY
     elif group < s.group.shape[0]:
         unschedule(s, request, group)
+        if not math.isnan(s.time[request, FIRST_TOKEN]) and math.isnan(s.time[request, FINISH]):
+            s.time[request, FINISH] = -s.clock[LAST_RUN + group]
         tokens = leave(s, request, group)
         lost = (
             tokens - 1 if s.group[group, RUNS] else tokens
@@ -456,7 +467,7 @@ def finish_iteration(s: State) -> None:
     for group in range(s.group.shape[0]):
         if not s.group[group, RUNS]:
             continue
-        silent += first_tokens(s, group)
+        silent += emit_tokens(s, group)
         request = first_due(s, group)
         while request != NOBODY:
             following = s.request[request, DUE_BEFORE]
@@ -467,6 +478,7 @@ def finish_iteration(s: State) -> None:
                 complete(s, request, now)
             else:
                 s.request[request, STAGE], s.request[request, PARKED] = stage, tokens
+                s.time[request, FINISH] = -now
                 append(s, parked_list(s, group), request)
             request = following
     c[COMPUTED] -= silent
@@ -484,18 +496,43 @@ def first_due(s: State, group: int) -> int:
 
 
 @kernel
-def first_tokens(s: State, group: int) -> int:
-    """Note first tokens of the members that emit one now; returns how many members emitted nothing."""
-    request, silent = s.list[group_list(s, group), TAIL], 0
-    tick, quiet = s.group[group, TICK], s.fixed[SILENT]
-    while request != NOBODY and s.request[request, ENTERED_AT] >= tick - quiet:
-        if tick - s.request[request, START] >= quiet:
-            if math.isnan(s.time[request, FIRST_TOKEN]):
-                s.time[request, FIRST_TOKEN] = s.clock[NOW]
-        else:
+def emit_tokens(s: State, group: int) -> int:
+    """Note first tokens and times between tokens of a group that has run; returns how many members emitted nothing.
+
+    Those who have just entered have times of their own, and so they do once more where the others stood by.
+    """
+    silent, new = 0, 0
+    tick, quiet, now = s.group[group, TICK], s.fixed[SILENT], s.clock[NOW]
+    others_stand_by = s.group[group, RUNS] == STANDS_BY
+    request = s.list[group_list(s, group), TAIL]
+    while request != NOBODY and s.request[request, ENTERED_AT] >= tick - quiet - 1:
+        if others_stand_by and s.request[request, ENTERED_IN] != s.counter[ITERATIONS]:
+            break
+        if tick - s.request[request, START] < quiet:
             silent += 1
+        elif math.isnan(s.time[request, FIRST_TOKEN]):
+            s.time[request, FIRST_TOKEN] = now
+            new += 1
+        elif s.time[request, FINISH] < 0:
+            note_gaps(s, now + s.time[request, FINISH], 1)
+            s.time[request, FINISH] = math.nan
+            new += 1
+        if others_stand_by:
+            s.time[request, FINISH] = -now
         request = s.request[request, BEFORE]
+    if not others_stand_by:
+        note_gaps(s, now - s.clock[LAST_RUN + group], s.list[group_list(s, group), LENGTH] - silent - new)
+        s.clock[LAST_RUN + group] = now
     return silent
+
+
+@kernel
+def note_gaps(s: State, gap_s: float, count: int) -> None:
+    """Count times between two tokens."""
+    if count > 0:
+        s.clock[GAP_SUM] += gap_s * count
+        place = int(math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E)
+        s.histogram[s.fixed[KV_BINS] + min(place, GAPS - 1)] += count
 
 
 @kernel

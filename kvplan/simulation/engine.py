@@ -6,6 +6,7 @@ each policy, made from the same code, so policies cost each other nothing.
 
 import hashlib
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable
@@ -42,12 +43,14 @@ from kvplan.simulation.state import (
     EVICTIONS,
     FINISH,
     FIRST_TOKEN,
+    GAP_SUM,
     GIVEN_UP,
     GONE,
     HELD,
     HIT,
     HORIZON,
     ITERATIONS,
+    KV_BINS,
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
@@ -329,7 +332,7 @@ def _outcome(s: State, ending: Ending) -> Outcome:
     return Outcome(
         arrival_s=s.time[:, ARRIVAL],
         first_token_s=s.time[:, FIRST_TOKEN],
-        finish_s=s.time[:, FINISH],
+        finish_s=np.where(s.time[:, FINISH] < 0, math.nan, s.time[:, FINISH]),
         evictions=s.request[:, EVICTIONS],
         ending=ending,
         end_s=float(s.clock[NOW]),
@@ -342,7 +345,9 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         resident=int(c[RESIDENT]),
         stuck=bool(c[STUCK] == NEVER_FITS),
         queue_peak=int(c[QUEUE_PEAK]),
-        kv_histogram=s.histogram,
+        kv_histogram=s.histogram[: s.fixed[KV_BINS]],
+        gap_histogram=s.histogram[s.fixed[KV_BINS] :],
+        gap_sum_s=float(s.clock[GAP_SUM]),
         bin_tokens=int(s.fixed[BIN]),
         prefill_peak=int(c[PROMPTS_PEAK]),
         batch_peak=int(c[BATCH_PEAK]),

@@ -12,7 +12,8 @@ rates, ``kv_tokens.mean``       ratio of sums over batches of equally many itera
 ``iterations``, ``evictions``   else per second, times the whole run: what was given does not vary, and has none
 ``unfinished``, ``queue.end``   None: a snapshot
 ``recomputed_*``, peaks,        None: nothing recorded to cut into batches
-``shed``, ``prefix_cache.*``
+``shed``, ``prefix_cache.*``,
+``itl_s.*``
 ==============================  ==============================================================================
 
 A run that ended in a livelock has no interval at all: its figures depend on when that was noticed.
@@ -41,9 +42,10 @@ from kvplan.simulation.intervals import (
 )
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import GAPS_IN_E, SHORTEST_GAP_S
 
-LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _EVEN_TIMES = 256  # at which the queue is looked at where nothing is recorded
 _MIN_RECORDS = 200  # of the series, below which a run is too short to cut into batches
 
@@ -61,10 +63,14 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, of completed requests; None where there is none. Percentiles as `numpy.quantile` has them."""
+    """Seconds, of completed requests; None where there is none. Percentiles as `numpy.quantile` has them.
+
+    Those of ITL are of all gaps between two tokens, to 0.1 %.
+    """
 
     mean: float | None
     p50: float | None
+    p90: float | None
     p95: float | None
     p99: float | None
 
@@ -140,8 +146,10 @@ class PolicyResult:
     prefix_cache: PrefixCacheUse
     iteration_time_s: float | None
     ttft_s: Latency
+    itl_s: Latency
     tpot_s: Latency
     e2e_s: Latency
+    goodput_rps: float | None
     ci95: dict[str, Interval | None]
     classes: tuple[ClassResult, ...]
 
@@ -155,6 +163,7 @@ def policy_result(
     horizon_s: float | None,
     saturated: bool,
     by_chance: bool = True,
+    limits: Mapping[str, float] | None = None,
 ) -> PolicyResult:
     """Figures of one policy from its runs, one a seed.
 
@@ -173,6 +182,8 @@ def policy_result(
         All requests were there at the start: a queue that is not judged.
     by_chance
         Another seed would give another run. If not, no figure has an interval.
+    limits
+        Of a request's own TTFT, TPOT and E2E, seconds: those within all of them are goodput. None: it is not asked for.
 
     Examples
     --------
@@ -187,14 +198,14 @@ def policy_result(
     ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
     ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, busy_s=4.0, kv_sum=27.0, kv_peak=8,
     ...     resident=0, stuck=False, queue_peak=1, prefill_peak=5, batch_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]),
-    ...     bin_tokens=1, overflows=0, series=series)
+    ...     bin_tokens=1, gap_histogram=count(0, 2), gap_sum_s=2.0, overflows=0, series=series)
     >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
     >>> result.throughput_rps, result.kv_tokens.mean, result.e2e_s.mean, result.tpot_s.mean
     (0.5, 6.75, 2.0, 1.0)
     >>> result.status, result.ci95["e2e_s.mean"]
     (<RunStatus.STEADY: 'steady'>, None)
     """
-    views = [_Run(requests, outcome, horizon_s) for requests, outcome in runs]
+    views = [_Run(requests, outcome, horizon_s, limits or {}) for requests, outcome in runs]
     per_run = [view.figures() for view in views]
     figures = _mean_over_runs(per_run)
     intervals: Intervals = dict.fromkeys(figures)
@@ -369,11 +380,27 @@ def _found(run: Outcome) -> Figures:
     return dict(zip(names, values, strict=True))
 
 
+def _between_tokens(run: Outcome) -> Figures:
+    """ITL of all gaps by its dotted names, from their histogram."""
+    counts = np.cumsum(run.gap_histogram)
+    total = int(counts[-1])
+
+    def quantile(share: float) -> float:
+        rank = share * total
+        at = min(int(np.searchsorted(counts, rank)), counts.size - 1)
+        inside = (rank - (counts[at] - run.gap_histogram[at])) / run.gap_histogram[at]
+        return SHORTEST_GAP_S * math.exp((at + float(inside)) / GAPS_IN_E)
+
+    percentiles = {f"itl_s.{key}": quantile(p) if total else None for key, p in QUANTILES.items()}
+    return {"itl_s.mean": _ratio(run.gap_sum_s, total), **percentiles}
+
+
 @dataclass(frozen=True)
 class _Run:
     requests: Requests
     outcome: Outcome
     horizon_s: float | None
+    limits: Mapping[str, float]
 
     @cached_property
     def latencies(self) -> dict[str, FloatArray]:
@@ -429,9 +456,19 @@ class _Run:
             **_found(run),
             "iteration_time_s": _ratio(run.busy_s, run.iterations),
         }
-        for name, sample in self.samples.items():
-            figures |= sample.figures(name)
-        return figures
+        for name in LATENCIES:
+            figures |= _between_tokens(run) if name == "itl_s" else self.samples[name].figures(name)
+        return {**figures, "goodput_rps": self.goodput_rps}
+
+    @property
+    def goodput_rps(self) -> float | None:
+        """Completed requests within all limits, a second; None where there are none."""
+        if not self.limits:
+            return None
+        good = self.finished.copy()
+        for name, limit in self.limits.items():
+            good &= ~(self.latencies[name] > limit)
+        return _ratio(int(np.count_nonzero(good)), self.span_s)
 
     def class_figures(self, index: int) -> Figures:
         members = self.requests.class_index == index

@@ -106,6 +106,11 @@ class Outcome:
         Most prefill tokens computed in a batch, and most requests in one.
     kv_histogram : ndarray of int64, shape (n_bins,)
         Iterations by memory held while they ran; bin j holds j·bin_tokens up to (j+1)·bin_tokens, exclusive.
+    gap_histogram : ndarray of int64, shape (GAPS,)
+        Times between two tokens of a request, from the first to the last, by their logarithms; what waited between two
+        admissions is one of them. Tokens that a policy computes again count again.
+    gap_sum_s
+        All of these together.
     resident
         Requests that hold memory at the end.
     stuck
@@ -139,6 +144,8 @@ class Outcome:
     stuck: bool
     kv_histogram: IntArray
     bin_tokens: int
+    gap_histogram: IntArray
+    gap_sum_s: float
     overflows: int
     series: Series
     request_overhead_s: float = 0.0

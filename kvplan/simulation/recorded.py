@@ -1,11 +1,72 @@
-"""What recorded requests have in common, from the hashes that a trace has of their prompts."""
+"""Recorded requests, to be simulated: as they came, faster, in part; and what they have in common, from hashes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from kvplan.model import IntArray
+from kvplan.model import IntArray, Recorded
 from kvplan.simulation.prefixes import Prefixes
+from kvplan.simulation.requests import Requests
+
+_AS_RECORDED = 1e-3  # a rate that differs by less from that of the trace is a rounded one
+
+
+def requests_of(recorded: Recorded, rate_rps: float | None = None) -> Requests:
+    """All of a trace, as it came; or at another mean rate, with all gaps as much longer or shorter.
+
+    Examples
+    --------
+    >>> some = Recorded(np.array([0.0, 1.0, 4.0]), np.array([9, 9, 9]), np.array([1, 2, 3]))
+    >>> requests_of(some, rate_rps=1.0).arrival_s.tolist()
+    [0.0, 0.5, 2.0]
+    """
+    hashes, inputs = recorded.block_hashes, recorded.input_tokens
+    return Requests(
+        recorded.arrival_s * stretch(recorded, rate_rps),
+        inputs,
+        recorded.decode_tokens,
+        np.zeros(inputs.size, dtype=np.int64),
+        prefixes=None if hashes is None else prefixes_of_hashes(hashes, inputs, recorded.block_tokens),
+    )
+
+
+def stretch(recorded: Recorded, rate_rps: float | None) -> float:
+    """How much longer gaps are at a rate than recorded; 1 where it is that of the trace, but for rounding."""
+    own = recorded.rate_rps
+    factor = 1.0 if own is None or rate_rps is None else own / rate_rps
+    return 1.0 if abs(factor - 1) < _AS_RECORDED else factor
+
+
+def first(requests: Requests, count: int) -> Requests:
+    """The first so many."""
+    return chosen(requests, np.arange(min(count, requests.arrival_s.size)))
+
+
+def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Requests:
+    """What a router sends to one replica of several: each request with a chance, but at least one.
+
+    Examples
+    --------
+    >>> some = requests_of(Recorded(np.arange(1000.0), *np.ones((2, 1000), dtype=np.int64)))
+    >>> 200 < thinned(some, 0.25, np.random.default_rng(0)).arrival_s.size < 300
+    True
+    """
+    chance = rng.random(requests.arrival_s.size)
+    kept = np.flatnonzero(chance < share)
+    return chosen(requests, kept if kept.size else np.array([chance.argmin()]))
+
+
+def chosen(requests: Requests, places: IntArray) -> Requests:
+    """Those at these places, ascending."""
+    prefixes = requests.prefixes
+    return Requests(
+        requests.arrival_s[places],
+        requests.input_tokens[places],
+        requests.decode_tokens[places],
+        requests.class_index[places],
+        prefixes=prefixes and replace(prefixes, stream=prefixes.stream[places]),
+    )
 
 
 def prefixes_of_hashes(

@@ -127,9 +127,10 @@ def renewal(
     requests: int | None,
     horizon_s: float | None,
 ) -> Requests:
-    """Every class with independent gamma gaps of coefficient of variation `cv`; 1 is Poisson, more comes in clumps.
+    """All arrivals with independent gamma gaps of coefficient of variation `cv`, classes at random by share.
 
-    The first gap of a class has the law of what is left of one at a random time, so rates hold from the start on.
+    1 is Poisson, more comes in clumps. The first gap has the law of what is left of one at a random time, so rates hold
+    from the start on.
 
     Examples
     --------
@@ -141,25 +142,9 @@ def renewal(
     >>> bool((abs(gaps - 0.5) < 0.05).all())
     True
     """
-    end = math.inf if horizon_s is None else horizon_s
-    wanted = math.inf if requests is None else requests
-    streams = [_GammaStream(rng, c.rate_rps, cv) for c in model.classes]
-    until = min(end, 1.1 * wanted / model.total_rate_rps)
-    clocks = [_clock(model, weights) for weights in np.eye(len(streams)).tolist()]
-    while True:
-        times = [
-            stream.before(until)
-            if clock is None
-            else clock.inverse(stream.before(float(clock.integral(until))))
-            for stream, clock in zip(streams, clocks, strict=True)
-        ]
-        if until == end or sum(part.size for part in times) >= wanted:
-            break
-        until = min(end, 1.5 * until)
-    kind = np.repeat(np.arange(len(times)), [part.size for part in times])
-    arrival = np.concatenate(times)
-    order = np.argsort(arrival, kind="stable")[:requests]
-    return _with_lengths(model, rng, arrival[order], kind[order])
+    end = math.inf if horizon_s is None else _unchanged(model, horizon_s) or 0.0
+    times = gamma_times(rng, model.total_rate_rps, cv, requests=requests, end_s=end)
+    return _of_any_class(model, rng, _changed(model, times))
 
 
 def saturated(model: ServingModel, rng: np.random.Generator, *, requests: int) -> Requests:
@@ -249,22 +234,18 @@ def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) ->
     return ticks if end is None else ticks[ticks < end]
 
 
-class _GammaStream:
-    """Arrivals of one class with independent gamma gaps, drawn as far as they are asked for."""
-
-    def __init__(self, rng: np.random.Generator, rate: float, cv: float) -> None:
-        self._rng, self._rate, self._variance = rng, rate, cv**2
-        # a gap that covers a random time is longer than others, in proportion to its length
-        first = rng.random() * rng.gamma(1 / self._variance + 1) * self._variance / rate
-        self._times = np.array([first])
-
-    def before(self, until: float) -> FloatArray:
-        """Times before `until`, seconds; the same again if asked again."""
-        while self._times[-1] < until:
-            count = 16 + int(self._variance + 1.1 * self._rate * (until - self._times[-1]))
-            gaps = self._rng.gamma(1 / self._variance, self._variance / self._rate, count)
-            self._times = np.append(self._times, self._times[-1] + np.cumsum(gaps))
-        return self._times[: np.searchsorted(self._times, until)]
+def gamma_times(
+    rng: np.random.Generator, rate: float, cv: float, *, requests: int | None, end_s: float
+) -> FloatArray:
+    """Arrivals with gamma gaps, seconds: so many, or all before the end, whichever is earlier."""
+    wanted, variance = math.inf if requests is None else requests, cv**2
+    # a gap that covers a random time is longer than others, in proportion to its length
+    times = np.array([rng.random() * rng.gamma(1 / variance + 1) * variance / rate])
+    while times.size < wanted and times[-1] < end_s:
+        more = 1.1 * rate * (end_s - times[-1]) if requests is None else wanted - times.size
+        gaps = rng.gamma(1 / variance, variance / rate, 16 + int(variance + more))
+        times = np.append(times, times[-1] + np.cumsum(gaps))
+    return times[: np.searchsorted(times, end_s)][:requests]
 
 
 def _interleaved(amounts: Sequence[float], count: int) -> IntArray:

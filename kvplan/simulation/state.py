@@ -20,6 +20,9 @@ NOBODY = -1
 _NO_END = 1 << 60  # tokens
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
+GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
+GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
+SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
 
 # Places a request can be in besides the queues and groups, which are numbered from 0.
 OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
@@ -69,10 +72,13 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
-NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER = range(7)  # positions in `State.clock`
+# Positions in `State.clock`; from LAST_RUN on when each group last ran.
+NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, LAST_RUN = range(9)
 
 # In `State.fixed`.
-(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS, TURNS, CACHES) = range(11)
+(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS, TURNS, CACHES, KV_BINS) = (
+    range(12)
+)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -88,6 +94,7 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     PLACE,  # list that it stands in: queues first, groups after them, lists of parked requests last
     START,  # tick of its group at which a member would have been at stage 0
     ENTERED_AT,  # tick at which it came into its group
+    ENTERED_IN,  # and iteration, the one being formed counted
     STAGE,  # of a request outside groups: where it goes on
     PARKED,  # KV tokens held by a request that is resident outside a group
     ADMISSION,  # number in the order of admissions
@@ -100,7 +107,7 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     BELOW,  # neighbours in the pile of a rank
     ABOVE,
     _REQUEST_COLUMNS,
-) = range(20)
+) = range(21)
 
 # Further columns, of runs in which requests follow each other or are cached.
 (
@@ -144,12 +151,15 @@ COUNT, TOP = range(2)  # columns of `State.rank`
 (
     TICK,  # executed iterations, the one being formed included
     WEIGHT,  # KV tokens of its members in that iteration
-    RUNS,  # whether it is in the batch
+    RUNS,  # whether it is in the batch; STANDS_BY: only those who enter it now
     UNTIL,  # stage before which members leave, done or not
     RING_START,  # of its part of `State.ring`
     RING_SIZE,
     _GROUP_COLUMNS,
 ) = range(7)
+
+
+STANDS_BY = 2
 
 
 class State(NamedTuple):
@@ -165,12 +175,14 @@ class State(NamedTuple):
         Parameters of the policy.
     clock : ndarray of float64
         NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens), OVERHEAD: what a request takes
-        outside the engine (seconds), CACHED_SUM (tokens), SHED_AFTER: who has waited longer is given up (seconds).
+        outside the engine (seconds), CACHED_SUM (tokens), SHED_AFTER: who has waited longer is given up (seconds),
+        GAP_SUM: all times between two tokens of a request (seconds), LAST_RUN: the clock when each group last ran.
     counter : ndarray of int64
         Counters.
     time : ndarray, shape (n_requests, 3 or 5), seconds
-        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. Where requests follow each other, THINK, and
-        COMING_S of the one that stands at this place of the heap of those to come.
+        ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. While a request that has emitted tokens is out of
+        its group, FINISH is minus the time of its last token. Where requests follow each other, THINK, and COMING_S of
+        the one that stands at this place of the heap of those to come.
     request : ndarray of int64, shape (n_requests, n_columns)
     list : ndarray of int64, shape (n_lists, 3)
         HEAD, TAIL, LENGTH of queues, groups and lists of parked requests.
@@ -183,8 +195,8 @@ class State(NamedTuple):
         Blocks that residents are expected to hold at each later tick, a ring; see `kvplan.simulation.forecast`.
     rank : ndarray of int64, shape (2 n_leaves, 2)
         How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
-    histogram : ndarray of int64, shape (n_bins,)
-        Iterations by KV tokens held.
+    histogram : ndarray of int64, shape (KV_BINS + GAPS,)
+        Iterations by KV tokens held; then times between two tokens, by their logarithms.
     record : ndarray, shape (RECORDS, 8)
         The clock and the time of all iterations, seconds; then counts: KV tokens, waiting, resident, evictions,
         completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
@@ -335,6 +347,7 @@ def new_state(
         max(size, 1) if setup.seats is None else setup.seats,
         requests.turns is not None,
         setup.prefix_cache,
+        replica.memory_tokens // bin_tokens + 1,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
@@ -349,7 +362,9 @@ def new_state(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
-        clock=np.array([0.0, horizon, 0.0, 0.0, request_overhead_s, 0.0, setup.shed_after_s]),
+        clock=np.array(
+            [0.0, horizon, 0.0, 0.0, request_overhead_s, 0.0, setup.shed_after_s, 0.0, *[0.0] * groups]
+        ),
         counter=count,
         time=time,
         request=request,
@@ -359,7 +374,7 @@ def new_state(
         ring=np.full(int(ring_size.sum()), NOBODY),
         future=np.zeros(0 if setup.expected is None else ahead, dtype=np.int64),
         rank=rank,
-        histogram=np.zeros(replica.memory_tokens // bin_tokens + 1, dtype=np.int64),
+        histogram=np.zeros(fixed[KV_BINS] + GAPS, dtype=np.int64),
         record=np.zeros((RECORDS, 8)),
         stream=stream,
     )

@@ -322,9 +322,27 @@ def test_the_completion_scripts_are_those_of_the_command(shell: str) -> None:
         ("kvplan an", ["analyze"]),
         ("kvplan analyze tool", ["tool-calls-h100"]),
         ("kvplan analyze --o", ["--output"]),
+        ("kvplan analyze --section neste", ["nested_wait"]),
+        ("kvplan simulate --policy sara", ["sarathi"]),
+        ("kvplan simulate --policy greedy,nested", ["greedy,nested-wait"]),
+        ("kvplan sweep --policy vllm,greed", ["vllm,greedy"]),
+        ("kvplan sweep --columns load.headroom,saturation.it", ["load.headroom,saturation.iteration_time_s"]),
+        ("kvplan size --policy trtllm", ["trtllm-no-evict"]),
+        ("kvplan size agents", ["agents-collapse"]),
+        ("kvplan import model Llama-3.1-8", ["Llama-3.1-8B"]),
+        ("kvplan import model x --gpu H100-S", ["H100-SXM"]),
+        ("kvplan calibrate --gpu RTX-40", ["RTX-4090"]),
+        ("kvplan calibrate --base tool", ["tool-calls-h100"]),
+        ("kvplan explain load.head", ["load.headroom"]),
+        ("kvplan check --require wait.classes[0].thr", ["wait.classes[0].threshold"]),
+        (
+            "kvplan check --tolerance load.sustainable_r",
+            ["load.sustainable_rps", "load.sustainable_rps_range[0]"],
+        ),
+        ("kvplan check --accept w", ["workload"]),
     ],
 )
-def test_commands_options_and_shipped_profiles_are_completed(typed: str, completions: list[str]) -> None:
+def test_what_is_half_typed_is_completed(typed: str, completions: list[str]) -> None:
     environment = {"_KVPLAN_COMPLETE": "complete_bash", "COMP_WORDS": typed}
     result = run(env=environment | {"COMP_CWORD": str(typed.count(" "))})
     assert result.stdout.split() == completions

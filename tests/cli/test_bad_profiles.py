@@ -320,6 +320,12 @@ BAD |= {
     "no period": edit(
         "[plan]", "[[workload.schedule]]\nat = 0\nfactor = 2\n[plan]", 24, "workload.period", "required"
     ),
+    "gaps that vary too much": edit(
+        "[plan]", "[workload]\ncv = 200\n[plan]", 25, "workload.cv", "must be at most 100, not 200"
+    ),
+    "a trace without a name": edit(
+        "[plan]", '[workload]\ntrace = " "\n[plan]', 25, "workload.trace", "must be the path of a file"
+    ),
     "period without schedule": edit(
         "[plan]",
         '[workload]\nperiod = "24 h"\n[plan]',

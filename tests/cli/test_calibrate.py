@@ -42,7 +42,7 @@ def test_the_timing_goes_into_a_profile_and_its_trust_to_standard_error(
     assert "12 samples, none left out" in messages
     assert "sha256" in text
     assert text.count("# Kept from llama-3.1-8b-rtx4090, the shipped default") == 3  # gpu, workload, classes
-    assumed = Origin(Knowledge.ASSUMED, "llama-3.1-8b-rtx4090, the shipped default")
+    assumed = Origin(Knowledge.ASSUMED, "another model's, llama-3.1-8b-rtx4090")
     measured = Origin(Knowledge.MEASURED, "iterations.csv")
     assert profile.model.provenance == Provenance(assumed, measured, assumed)
     assert profile.model.measured == MeasuredRange((0, 20_000), (0, 200), (1, 1))

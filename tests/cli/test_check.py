@@ -95,7 +95,7 @@ def test_a_profile_that_cannot_be_read_does_not_hide_the_others(empty: str, good
 
 
 def test_without_a_requirement_the_exit_code_is_two() -> None:
-    result = run("check", "tool-calls-h100")
+    result = run("check", "tool-calls-h100", "--accept", "workload")
     assert result.returncode == 2
     assert "nothing is required of it" in result.stderr
 
@@ -115,7 +115,7 @@ def test_without_a_requirement_the_exit_code_is_two() -> None:
     ],
 )
 def test_bad_usage_is_exit_code_two_and_never_a_pass(arguments: tuple[str, ...]) -> None:
-    result = run("check", *arguments)
+    result = run("check", *arguments, "--accept", "workload")
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert "PASS" not in result.stdout
@@ -342,6 +342,31 @@ def test_annotations_point_at_the_line_of_the_requirement(bad: Path, broken: Pat
         f"::error file={broken},line=7",
     ]
     assert run("check", bad, env={"GITHUB_ACTIONS": "false"}).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("--require", "load.headrom >= 20%"),
+            "--require: unknown key 'load.headrom'; did you mean load.headroom?",
+        ),
+        (
+            ("--tolerance", "load.headroom=2%"),
+            "--tolerance says how far a report may drift from --baseline, which",
+        ),
+        (("--baseline", "nowhere.json", "--tolerance", "load.headroom=2%"), "nowhere.json: "),
+    ],
+)
+def test_what_refuses_the_whole_call_is_annotated_too(
+    arguments: tuple[str, ...], says: str, good: Path
+) -> None:
+    result = run("check", good, *arguments, env={"GITHUB_ACTIONS": "true"})
+    annotation, error = result.stderr.splitlines()
+    said = error.removeprefix("error: ")
+    assert said.startswith(says)
+    assert (result.returncode, annotation) == (2, f"::error title=kvplan::{said.replace('%', '%25')}")
+    assert run("check", good, *arguments).stderr == f"{error}\n"
 
 
 def test_annotations_survive_what_names_can_hold(tmp_path: Path) -> None:

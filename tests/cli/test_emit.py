@@ -275,6 +275,7 @@ def test_settings_put_into_a_gated_profile_pass_check(
     if report.load.headroom is not None:
         demands.append(f"load.headroom >= {report.load.headroom - 0.01 * abs(report.load.headroom):.6f}")
     text = shipped_profiles()[name].read_text("utf-8") + f"\n[gate]\nrequire = {json.dumps(demands)}\n"
+    text += 'accept = ["gpu", "timing", "workload"]\n'
     path, out = tmp_path / "gated.toml", tmp_path / "out.json"
     path.write_text(text)
     monkeypatch.setattr(Bench, "measure", limits_gain)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import app as cli
-from kvplan.cli import explain
+from kvplan.cli import completion
 from kvplan.profile.reading import DEFAULT_PROFILE
 from kvplan.report.keys import BLOCKS, CONTRACT
 
@@ -94,18 +94,18 @@ def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str, run: Run) 
 
 
 def test_keys_and_blocks_are_completed() -> None:
-    assert explain._complete_key("stability.min") == [
+    assert completion.keys_to_explain("stability.min") == [
         f"stability.min_stable_input_tokens.{k}" for k in ("asymptotic", "exact")
     ]
-    assert explain._complete_key("nested") == [
+    assert completion.keys_to_explain("nested") == [
         "nested_wait",
         *sorted(k for k in CONTRACT if k.startswith("nested_wait.")),
     ]
-    assert set(explain._complete_key("")) == {*BLOCKS, *CONTRACT}
+    assert set(completion.keys_to_explain("")) == {*BLOCKS, *CONTRACT}
 
 
 def test_completion_imports_nothing_heavy() -> None:
-    program = "import sys; from kvplan.cli import explain; explain._complete_key('load'); print(*sys.modules)"
+    program = "import sys; from kvplan.cli import completion; completion.keys_to_explain('load'); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "kvplan.report.keys" in result.stdout.split()
     assert {"numpy", "pydantic", "rich", "kvplan.report.explain"} & set(result.stdout.split()) == set()

@@ -1,8 +1,10 @@
 """`kvplan import`, and what it writes put into the next command."""
 
+import gzip
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,33 @@ def test_log_trace_and_iterations_become_one_profile_through_pipes(log: str, tmp
         env=os.environ | {"COLUMNS": "100"},
     )
     assert report.stdout.decode().startswith("replica of serve.log: traffic of trace.csv\n")
+
+
+@pytest.mark.parametrize("command", ["import log", "fit", "calibrate"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_read_can_come_from_standard_input(command: str, packed: bool, tmp_path: Path) -> None:
+    """The same profile, with the same digest, as from a file of the name that messages give it."""
+    text = {"import log": LOG, "fit": TRACE, "calibrate": ITERATIONS}[command].encode()
+    data = gzip.compress(text) if packed else text
+    (tmp_path / "<stdin>").write_bytes(data)
+    words = [sys.executable, "-m", "kvplan", *command.split()]
+    read, named = (
+        subprocess.run([*words, name], input=given, cwd=tmp_path, capture_output=True, check=True)
+        for name, given in (("-", data), ("<stdin>", b"not this"))
+    )
+    assert read.stdout == named.stdout
+    assert sha256(data).hexdigest().encode() in read.stdout
+    assert read.stderr == named.stderr
+
+
+@pytest.mark.parametrize("command", [("import", "log"), ("fit",), ("calibrate",)])
+def test_standard_input_is_read_for_one_thing_and_may_be_empty(command: tuple[str, ...], run: Run) -> None:
+    code, text, messages = run(*command, "-", "--base", "-")
+    assert (code, text) == (2, "")
+    assert messages == "error: standard input can be the file or the --base, not both\n"
+    code, text, messages = run(*command, "-", "--base", "tool-calls-h100")
+    assert (code, text, messages.count("\n")) == (2, "", 1)
+    assert messages.startswith("error: <stdin>: ")
 
 
 HISTOGRAM = """

@@ -12,7 +12,7 @@ from command import ENVIRONMENT
 CALLS = {  # with the exit code and some of what is said; of what reads files, that an empty one is refused
     "--version": (0, "kvplan "),
     "analyze tool-calls-h100": (0, "NEEDS CAP"),
-    "check tool-calls-h100 --require 'load.headroom >= 30%'": (1, "FAIL"),
+    "check tool-calls-h100 --accept workload --require 'load.headroom >= 30%'": (1, "FAIL"),
     "diff tool-calls-h100 tool-calls-h100": (0, "Nothing differs."),
     "simulate tool-calls-h100 --requests 20": (0, "greedy"),
     "sweep tool-calls-h100 --vary gpu.memory_tokens=200k,400k --executor serial -o out.csv": (0, ""),

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import kvplan
 from kvplan.cli.app import main
 from kvplan.decide.fleet import Hour, Offer, Sizing, fleet
 from kvplan.decide.sizing import Estimate, Measured, scaled
-from kvplan.decide.slo import parse_slo
 from kvplan.model import ServingModel
-from kvplan.plots import drawing, planning
+from kvplan.model.slo import parse_slo
+from kvplan.plots import charts, drawing, planning
 from kvplan.report.assembly import analyze
-from kvplan.sweeps.definition import define
+from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.results import read
 
 Run = Callable[..., tuple[int, str]]
@@ -77,6 +78,55 @@ def test_a_line_has_one_key(run: Run, tmp_path: Path) -> None:
     assert isinstance(found, planning.SweepLine)
     assert found.x.log
     assert np.all(np.diff(found.figure) > 0)
+
+
+def names(content: planning.SweepLine | planning.FleetPlot) -> list[str]:
+    """What the legend says."""
+    axes = Figure().add_subplot()
+    charts.sweep_line(axes, content) if isinstance(content, planning.SweepLine) else charts.fleet(
+        axes, content
+    )
+    return [str(label) for label in axes.get_legend_handles_labels()[1]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "drawn", "line"),
+    [
+        ("load.headroom,simulation.vllm.ttft_s.p95", "simulation.vllm.ttft_s.p95", "simulated"),
+        (None, "simulation.greedy.throughput_rps", "simulated"),
+        ("load.sustainable_rps,load.headroom", "load.headroom", "formula"),
+    ],
+)
+def test_the_simulated_figure_asked_for_is_drawn(
+    columns: str | None, drawn: str, line: str, run: Run, tmp_path: Path
+) -> None:
+    simulated = drawn.startswith("simulation.")
+    vary, out = "classes[0].rate=2,4", tmp_path / "rows.csv"
+    arguments = ["--simulate", "--requests", "20"] * simulated + ["--columns", columns] * (
+        columns is not None
+    )
+    code, _ = run(
+        "sweep",
+        NAME,
+        "--vary",
+        vary,
+        *arguments,
+        "--executor",
+        "serial",
+        "-o",
+        out,
+        "--plot",
+        tmp_path / "a.svg",
+    )
+    assert code == 0
+    runs = Runs(("greedy", "vllm"), 20, 1) if simulated else None
+    keys = None if columns is None else columns.split(",")
+    sweep = define(kvplan.load(NAME), [vary], columns=keys, runs=runs)
+    found = planning.sweep_plot(sweep, read(sweep, out, planning.columns_of(sweep)))
+    assert isinstance(found, planning.SweepLine)
+    assert found.column == drawn
+    assert np.all(np.isfinite(found.figure))
+    assert names(found) == [line]
 
 
 def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path) -> None:
@@ -149,6 +199,8 @@ def test_steps_are_where_one_more_replica_is_needed() -> None:
     )
     content = planning.fleet_plot(Sizing(offers, 0.25, slos, "vllm", (10,), 2))
     first, second = content.profiles
+    assert names(content) == ["a: formula", "b: formula", "simulated: enough", "simulated: not enough"]
+    assert names(planning.FleetPlot((first,)))[0] == "formula"  # whatever the profile is called
     for demand_rps, replicas in zip(first.demand_rps[1:-1], first.replicas[:-1], strict=True):
         assert demand_rps * 1.25 == pytest.approx(replicas * sustainable)
     assert first.demand_rps[-1] == pytest.approx(1.5 * demand)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Run, document
+from command import Done, Run, document, process
 
 from kvplan.model import Knowledge, Origin
 from kvplan.profile.catalogue import starter
@@ -144,3 +144,98 @@ def test_the_starter_is_an_example_and_says_so() -> None:
     example = Origin(Knowledge.ASSUMED, "an example")
     origins = profile.model.provenance
     assert (origins.gpu, origins.timing, origins.workload) == (example,) * 3
+
+
+# ------------------------------------------------------------------------------------- what a gate may pass on
+
+GATED = """\
+schema = 1
+name = "gated"
+gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
+timing = {{ d0 = 1 }}
+classes = [{{ name = "a", input = 1, decode = 2, rate = 8 }}]
+provenance = {{ timing = {{ basis = "assumed", source = "another's" }}, workload = "assumed" }}
+gate = {{ require = ["load.headroom >= 0.25"], accept = {accept} }}
+"""
+
+
+def gated(tmp_path: Path, accept: str) -> str:
+    path = tmp_path / "gated.toml"
+    path.write_text(GATED.format(accept=accept))
+    return str(path)
+
+
+def test_nothing_passes_on_an_assumption_that_nobody_accepted(run: Run, tmp_path: Path) -> None:
+    path = gated(tmp_path, "[]")
+    code, _, messages = run("check", path)
+    assert (code, messages.count("\n")) == (2, 1)
+    assert f"error: {path}:6: provenance.timing: timing and workload are assumed (another's)" in messages
+    assert "timing: kvplan calibrate, workload: kvplan fit" in messages
+    assert messages.endswith('accept = ["timing", "workload"], or --accept timing --accept workload\n')
+    code, _, messages = run("check", path, "--accept", "timing")
+    assert code == 2
+    assert "workload is assumed, and" in messages
+    assert run("check", path, "--accept", "timing", "--accept", "gpu")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("accept", "options"), [('["timing", "workload"]', ()), ('["timing"]', ("workload",))]
+)
+def test_what_is_accepted_passes_and_is_still_said_to_be_assumed(
+    accept: str, options: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    path = gated(tmp_path, accept)
+    (found,) = document(run, "check", path, *(word for part in options for word in ("--accept", part)))[
+        "profiles"
+    ]
+    assert found["outcome"] == "passed"
+    assert found["notes"] == ["Inputs: gpu stated; timing assumed (another's); workload assumed."]
+    assert run("check", path, "--accept", "workload", "--require", "inputs.timing == measured")[0] == 1
+
+
+def test_only_parts_of_a_profile_can_be_accepted(run: Run, tmp_path: Path) -> None:
+    code, _, messages = run("check", gated(tmp_path, '["timing", "worklod"]'))
+    assert code == 2
+    assert ":7: gate.accept[1]: must be 'gpu', 'timing' or 'workload', not 'worklod'" in messages
+    code, _, messages = run("check", gated(tmp_path, "[]"), "--accept", "worklod")
+    assert (code, messages.count("\n")) == (2, 1)
+    assert "'worklod' is not one of 'gpu', 'timing', 'workload'" in messages
+
+
+def test_other_commands_answer_for_assumptions(run: Run, tmp_path: Path) -> None:
+    path = gated(tmp_path, "[]")
+    for arguments in (
+        ("sweep", path, "--vary", "classes.a.rate=2,4", "-o", str(tmp_path / "rows.csv")),
+        ("size", path, "--rate", "20", "--requests", "50", "--seeds", "2"),
+        ("emit", path, "--engine", "vllm"),
+    ):
+        assert run(*arguments)[0] == 0
+
+
+def test_a_gate_passes_on_a_model_only_after_fit_and_calibrate(tmp_path: Path) -> None:
+    """As shell pipelines: the KV cache is estimated, which may pass; timing and traffic are another model's."""
+    (tmp_path / "trace.csv").write_text(
+        "time,input,output\n" + "".join(f"{t},100,{20 + t % 7}\n" for t in range(60))
+    )
+    rows = [(k, p, s) for k in range(0, 20_000, 2_000) for p in (0, 500) for s in (1, 40)]
+    (tmp_path / "iterations.csv").write_text(
+        "kv_tokens,prefill_tokens,sequences,iteration_ms\n"
+        + "".join(f"{k},{p},{s},{10 + k / 1000 + p / 20 + s / 100}\n" for k, p, s in rows)
+    )
+
+    def piped(*commands: str) -> tuple[int, str]:
+        found = Done([], 0, "", "")
+        for command in commands:
+            found = process(*command.split(), input=found.stdout, cwd=tmp_path)
+        return found.returncode, found.stderr
+
+    model = "import model Llama-3.1-8B --gpu RTX-4090"
+    check = "check - --require load.headroom>=0"
+    code, messages = piped(model, check)
+    assert code == 2
+    assert "timing and workload are assumed (another model's, llama-3.1-8b-rtx4090)" in messages
+    code, messages = piped(model, "fit trace.csv --base -", check)
+    assert (code, "provenance.timing: timing is assumed" in messages) == (2, True)
+    assert piped(model, "fit trace.csv --base -", "calibrate iterations.csv --base -", check)[0] == 0
+    code, messages = piped("init", check)
+    assert (code, "gpu, timing and workload are assumed (an example)" in messages) == (2, True)

@@ -16,7 +16,7 @@ import pytest
 from kvplan.cli.app import main
 from kvplan.version import __version__
 
-LATENCY = {"mean", "p50", "p95", "p99"}
+LATENCY = {"mean", "p50", "p90", "p95", "p99"}
 KEYS = {
     "policy": None,
     "parameters": None,
@@ -44,8 +44,10 @@ KEYS = {
     },
     "iteration_time_s": None,
     "ttft_s": LATENCY,
+    "itl_s": LATENCY,
     "tpot_s": LATENCY,
     "e2e_s": LATENCY,
+    "goodput_rps": None,
     "ci95": None,
     "classes": None,
 }
@@ -134,7 +136,7 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--policy", "alpha-protection", "--set", "alpha-protection.alpha=1"], "from 0 to below 1"),
         (["--policy", "mc", "--set", "mc.assume=2"], "exact or max is wanted"),
         (["--policy", "rate-limited", "--set", "rate-limited.beta=0"], "at least 1e-6"),
-        (["--cv", "3"], "--cv goes with --arrivals gamma only"),
+        (["--arrivals", "poisson", "--cv", "3"], "--cv goes with --arrivals gamma only"),
         (["--arrivals", "gamma", "--cv", "0"], "--cv 0"),
         (["--arrivals", "closed", "--concurrency", "0"], "--concurrency 0"),
         (["--arrivals", "burst", "--burst", "1,2"], "four numbers"),

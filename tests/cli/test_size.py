@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command import Run, document
 
+import kvplan
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.cli.size import _once
 from kvplan.decide.fleet import fleet, parts
@@ -21,10 +22,10 @@ from kvplan.decide.sizing import (
     simulated,
     size,
 )
-from kvplan.decide.slo import parse_slo
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.schedule import Sinusoid, Steps
+from kvplan.model.slo import parse_slo
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import Study, study
@@ -176,7 +177,7 @@ def test_headroom_is_demand_that_must_be_met() -> None:
     assert more.thresholds.rate_rps == pytest.approx(10 / 1.2)
     # 6 tokens held for one iteration of 1 s, 60 in all; two of three replicas then carry 10/1.2 each
     assert more.thresholds.kv_utilization == pytest.approx(10 / 1.2 * 6 / 60)
-    assert more.thresholds.down_kv_utilization == pytest.approx(10 / 1.2 * 6 / 60 * 2 / 3)
+    assert more.thresholds.down_kv_utilization == pytest.approx(0.8 * 10 / 1.2 * 6 / 60 * 2 / 3)
     assert more.thresholds.waiting == pytest.approx(10 / 1.2 * (0.01 + 1 / (10.5 - 10 / 1.2)))
 
 
@@ -385,3 +386,49 @@ def test_a_figure_that_no_request_has_cannot_be_an_objective() -> None:
     measure = simulated(Plan(), "vllm", requests=20, seeds=[0, 1])
     with pytest.raises(UsageError, match="no simulated request has that figure"):
         size(MODEL, demand_rps=2.0, headroom=0.0, slos=[parse_slo("tpot_s.mean <= 1")], measure=measure)
+
+
+# --------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def test_whoever_interrupts_hears_what_is_known(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Input 1, decode 2, disaggregated: 12 requests/s by the formulas, so 36 with headroom ask for 3; simulated below 5
+    each. After 3 come 4, 6 and 10, which is enough, and 8, where the interrupt comes."""
+    path = tmp_path / "ok.toml"
+    path.write_text(
+        """\
+schema = 1
+name = "small"
+gpu = { memory_tokens = 60, prefill = "disaggregated" }
+timing = { d0 = 1 }
+classes = [{ name = "a", input = 1, decode = 2, rate = 8 }]
+"""
+    )
+
+    def measure(model: ServingModel) -> Measured:
+        if model.total_rate_rps == 4.5:
+            raise KeyboardInterrupt
+        return Measured(model.total_rate_rps < 5, {})
+
+    monkeypatch.setattr("kvplan.decide.sizing.simulated", lambda *_, **__: measure)
+    code, text, messages = run(str(path), "--rate", "30")
+    assert (code, text) == (130, "")
+    assert messages == (
+        "note: interrupted; ok: 30 requests/s: at least 3 replicas by the formulas; "
+        "simulated: not enough 6 (the queue grows), enough 10\n"
+    )
+
+
+def test_an_interrupt_before_the_first_run_ends_leaves_the_formulas(
+    run: Run, shop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(model: ServingModel) -> Measured:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvplan.decide.sizing.simulated", lambda *_, **__: measure)
+    least = math.ceil(6_000 * 1.2 / sustainable_rate(kvplan.load(shop).model)[1])
+    code, _, messages = run(shop, "--rate", "6000")
+    assert code == 130
+    assert f"at least {least} replicas by the formulas; none simulated to its end" in messages

@@ -334,6 +334,40 @@ def test_what_cannot_be_judged_names_file_line_and_requirement() -> None:
     assert problem.line == 13
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "worst_cycle.loss <= 30",
+            "at most 1 in every report, so that <= 30 can never fail; did you mean 30%?",
+        ),
+        ("worst_cycle.loss < 1.5", "< 1.5 can never fail; did you mean 1.5%?"),
+        ("worst_cycle.classes[0].loss >= 30", ">= 30 can never hold; did you mean 30%?"),
+        ("prefix_cache.hit_ratio == 50", "== 50 can never hold; did you mean 50%?"),
+        ("safety_buffer.overflow_probability_horizon != 2", "!= 2 can never fail; did you mean 2%?"),
+        ("worst_cycle.loss <= 300%", "<= 300% can never fail"),
+        ("worst_cycle.loss <= 3000", "<= 3000 can never fail"),
+        ("load.headroom >= -20", "at least -1 in every report, so that >= -20 can never fail"),
+        ("load.headroom < -101%", "can never hold"),
+        (
+            "load.sustainable_rps > -1 requests/s",
+            "at least 0 in every report, so that > -1 requests/s can never fail",
+        ),
+    ],
+)
+def test_a_bound_that_no_report_comes_near_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse(text)
+    assert str(refusal.value).endswith(says)
+
+
+@pytest.mark.parametrize(
+    "text", ["worst_cycle.loss <= 100%", "worst_cycle.loss < 1", "load.headroom >= -1", "load.headroom <= 30"]
+)
+def test_a_bound_at_the_end_of_a_range_is_none_of_them(text: str) -> None:
+    assert parse(text)
+
+
 def test_all_that_cannot_be_judged_is_told_at_once() -> None:
     found = checking.check(small("a", "b"), "small.toml", [parse("stability.recovery_iterations > 1")])
     assert [p.line for p in found.problems] == [12, 13, None]
@@ -499,6 +533,15 @@ def test_an_uncertified_baseline_is_no_yardstick() -> None:
 def test_what_is_no_tolerance_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         read_tolerance(text)
+
+
+@pytest.mark.parametrize(("share", "meant"), [("200%", ""), ("2", "; did you mean 2%?"), ("100.1 %", "")])
+def test_a_drift_that_no_fall_can_exceed_is_refused(share: str, meant: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        read_tolerance(f"load.sustainable_rps = {share}")
+    expected = f"load.sustainable_rps: within {share} of the baseline no fall can fail; at most 100%{meant}"
+    assert str(refusal.value) == expected
+    assert read_tolerance("load.sustainable_rps=100%").share == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What inputs are worth: where a plan leaves the measured range, what the error band makes of it, how that is said."""
 
+import re
 from dataclasses import replace
 from datetime import date
 from typing import Any
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
+import kvplan
 from kvplan.analysis.equilibrium import blocks, equilibrium, load, saturation
 from kvplan.formats import html, markdown, terminal
 from kvplan.layout.elements import Table
@@ -24,9 +26,11 @@ from kvplan.model import (
     ServingModel,
     Timing,
 )
+from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import analyze, to_document
 from kvplan.report.inputs import State, beyond, caveat, doubts, extrapolations, states, verdicts_in
 from kvplan.report.words import Status
+from kvplan.units import format_number, format_percent
 
 # K = 100·λτ tokens of 10 iterations each: input 5, decode 10, Σ(5 + k + 1) = 105 for k = 0 … 9.
 ONE = RequestClass("a", 5, (10,), (1.0,), 1.0)
@@ -205,6 +209,31 @@ def test_the_first_screen_has_the_range_of_rate_and_headroom() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["agents-collapse", "shared-prompt"])
+def test_with_a_prefix_cache_the_guaranteed_rate_has_its_range_and_the_verdict_none(name: str) -> None:
+    """A full replica finds only what is in use, which scales with iterations; what a warm one keeps does not."""
+    plain = kvplan.load(name).model
+    report = analyze(replace(plain, measured=MeasuredRange(band=(0.9, 1.3))), name="n", sha256="")
+    ends = [load(replace(plain, timing=slower(plain.timing, end))).sustainable_rps for end in (1.3, 0.9)]
+    assert report.load.sustainable_rps_range == pytest.approx(ends)
+    said = " to ".join(map(format_number, ends))
+    assert f" ({said} in the error band of the timing)" in report.verdict.summary
+    (note,) = (note for note in report.notes if "band" in note)
+    assert note.startswith("Error band of the timing")
+
+
+def test_a_headroom_in_users_has_no_range_of_rates() -> None:
+    """Users ask for less when iterations take longer: +194% was shown beside a range of +58% to +129%."""
+    text, count = re.subn(r"(?m)^rate = .*$", "users = 150", kvplan.load("agents-collapse").text)
+    assert count == 1
+    users = parse_profile(text.encode(), "users.toml").model
+    report = analyze(replace(users, measured=MeasuredRange(band=(0.9, 1.3))), name="n", sha256="")
+    shown = {row[0]: row[1] for row in build(report).summary.rows}["Headroom"]
+    assert shown == format_percent(report.load.headroom, signed=True)
+    (note,) = (note for note in report.notes if "Error band" in note)
+    assert f"with a headroom of {shown}; everything else" in note
+
+
 # --------------------------------------------------------------------------------------------- provenance
 
 
@@ -252,13 +281,13 @@ def test_the_first_screen_names_the_parts_that_are_not_sure(
 
 def test_every_format_shows_them_under_the_verdict() -> None:
     document = build(analyze(model(provenance=TOLD), name="n", sha256=""))
-    line = "Inputs: gpu estimated, timing assumed (a data sheet; another model's)."
+    line = "Inputs: gpu estimated, timing assumed (another model's; a data sheet)."
     text = terminal.render(document, width=80).splitlines()
     assert text[text.index(line) + 1] == ""  # what to do comes after it
     assert text.index("What to do") == text.index(line) + 2
     assert f"\n\n{line}\n\n" in markdown.render(document)
     assert (
-        '<p class="soft">Inputs: gpu estimated, timing assumed (a data sheet; another model&#x27;s).</p>'
+        '<p class="soft">Inputs: gpu estimated, timing assumed (another model&#x27;s; a data sheet).</p>'
         in (html.render(document))
     )
 

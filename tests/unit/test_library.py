@@ -79,6 +79,50 @@ def test_a_simulation_is_that_of_the_command(tmp_path: Path) -> None:
     assert found.results[0].parameters["watermark"] == written["parameters"]["watermark"] == 0.1
 
 
+def test_clients_and_traces_are_those_of_the_command(tmp_path: Path) -> None:
+    trace, target = tmp_path / "trace.csv", tmp_path / "study.json"
+    trace.write_text("time,input,output\n" + "".join(f"{t / 50},500,{20 + t % 9}\n" for t in range(90)))
+    for options, arguments in (
+        (
+            ["--arrivals", "closed", "--concurrency", "3", "--requests", "60"],
+            {"arrivals": "closed", "concurrency": 3},
+        ),
+        (["--trace", str(trace), "--requests", "60"], {"trace": trace}),
+    ):
+        command = ["simulate", NAME, "--policy", "vllm", *options, "--format", "json", "-o", str(target)]
+        assert main(command) == 0
+        (written,) = json.loads(target.read_text())["policies"]
+        (result,) = kvplan.simulate(kvplan.load(NAME), requests=60, **arguments).results
+        assert result.completed == 60
+        assert (result.e2e_s.mean, result.makespan_s) == (written["e2e_s"]["mean"], written["makespan_s"])
+    assert kvplan.simulate(kvplan.load(NAME), trace=str(trace)).results[0].completed == 90
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"concurrency": 3}, "--concurrency goes with --arrivals closed only"),
+        ({"arrivals": "closed", "concurrency": 0}, "--concurrency 0: 1 to"),
+        ({"arrivals": "closed", "concurrency": "3"}, "concurrency: a whole number is wanted, not '3'"),
+        ({"trace": "nowhere.csv"}, "nowhere.csv: cannot be read"),
+        ({"trace": 3}, "trace: a path is wanted, not 3"),
+        ({"trace": "nowhere.csv", "arrivals": "poisson"}, "--trace brings its own arrivals"),
+        ({"trace": "TRACE", "seeds": 2}, "--trace has no chance in it"),
+    ],
+)
+def test_arrivals_that_cannot_be_are_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
+    if arguments.get("trace") == "TRACE":
+        arguments = arguments | {"trace": tmp_path / "trace.csv"}
+        (tmp_path / "trace.csv").write_text("time,input,output\n0,5,6\n1,5,6\n")
+    with pytest.raises(UsageError, match=said):
+        kvplan.simulate(kvplan.load(NAME), **arguments)
+
+
+def test_sessions_arrive_as_the_profile_describes_them() -> None:
+    with pytest.raises(UsageError, match="arrive as it describes them"):
+        kvplan.simulate(kvplan.load("agents-collapse"), arrivals="closed")
+
+
 def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
     """With a value that no profile may have: numbers are NaN then, and the reason is there."""
     target = tmp_path / "rows.jsonl"

@@ -1,6 +1,7 @@
 """Figures of runs small enough to work out by hand, their status, and intervals that are known."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import asdict, fields, replace
@@ -11,13 +12,21 @@ import pytest
 from runs import NAN, a_run, a_series, counts, one_server
 
 from kvplan.simulation.intervals import queue_grows
-from kvplan.simulation.metrics import ClassResult, PolicyResult, PrefixCacheUse, RunStatus, policy_result
+from kvplan.simulation.metrics import (
+    QUANTILES,
+    ClassResult,
+    PolicyResult,
+    PrefixCacheUse,
+    RunStatus,
+    policy_result,
+)
 from kvplan.simulation.outcome import Ending, Found, Outcome
 from kvplan.simulation.prefixes import Turns
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 
 LATENCIES = [
-    f"{name}.{key}" for name in ("ttft_s", "tpot_s", "e2e_s") for key in ("mean", "p50", "p95", "p99")
+    f"{name}.{key}" for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s") for key in ("mean", *QUANTILES)
 ]
 
 
@@ -66,9 +75,11 @@ def test_the_figures_of_three_requests() -> None:
     assert (result.evictions, result.recomputed_tokens, result.recomputed_share) == (2, 25, 0.25)
     assert asdict(result.kv_tokens) == {"mean": 22.5, "p99": 39, "peak": 39}
     assert asdict(result.queue) == {"peak": 2, "end": 1}
-    assert asdict(result.ttft_s) == pytest.approx({"mean": 3.25, "p50": 3.25, "p95": 3.25, "p99": 3.25})
-    assert asdict(result.e2e_s) == pytest.approx({"mean": 5.25, "p50": 5.25, "p95": 7.05, "p99": 7.21})
-    assert asdict(result.tpot_s) == {"mean": 1.0, "p50": 1.0, "p95": 1.0, "p99": 1.0}
+    assert asdict(result.ttft_s) == pytest.approx(dict.fromkeys(("mean", *QUANTILES), 3.25))
+    assert asdict(result.e2e_s) == pytest.approx(
+        {"mean": 5.25, "p50": 5.25, "p90": 6.85, "p95": 7.05, "p99": 7.21}
+    )
+    assert asdict(result.tpot_s) == dict.fromkeys(("mean", *QUANTILES), 1.0)
     long, short = result.classes
     assert (long.name, long.completed, long.e2e_s.mean, long.tpot_s.mean) == ("long", 1, 7.25, 1.0)
     assert (short.name, short.completed, short.e2e_s.p99, short.tpot_s.mean) == ("short", 1, 3.25, None)
@@ -78,7 +89,8 @@ def test_names_and_order_are_those_of_the_contract() -> None:
     top = (
         "policy parameters completed unfinished makespan_s iterations status throughput_rps"
         " decode_tokens_per_s throughput_per_iteration evictions evictions_per_iteration recomputed_tokens"
-        " recomputed_share kv_tokens queue shed prefix_cache iteration_time_s ttft_s tpot_s e2e_s ci95 classes"
+        " recomputed_share kv_tokens queue shed prefix_cache iteration_time_s ttft_s itl_s tpot_s e2e_s"
+        " goodput_rps ci95 classes"
     )
     assert [field.name for field in fields(PolicyResult)] == top.split()
     assert [field.name for field in fields(ClassResult)] == ["name", "completed", "ttft_s", "tpot_s", "e2e_s"]
@@ -93,7 +105,33 @@ def test_names_and_order_are_those_of_the_contract() -> None:
             *found,
             "iteration_time_s",
             *LATENCIES,
+            "goodput_rps",
         ]
+
+
+def test_gaps_between_tokens_have_percentiles_to_a_thousandth() -> None:
+    """Nine gaps of 20 ms and one of 3 s, in bins that are 0.2 % wide."""
+    gaps = np.zeros(GAPS, dtype=np.int64)
+    for seconds, count in ((0.02, 9), (3.0, 1)):
+        gaps[int(math.log(seconds / SHORTEST_GAP_S) * GAPS_IN_E)] += count
+    itl = result_of(by_hand(gap_histogram=gaps, gap_sum_s=3.18)).itl_s
+    assert itl.mean == pytest.approx(0.318)
+    assert (itl.p50, itl.p95, itl.p99) == pytest.approx((0.02, 3.0, 3.0), rel=2e-3)
+    assert result_of(by_hand()).itl_s.p50 is None
+
+
+def test_goodput_counts_who_was_served_within_all_limits() -> None:
+    """Of the two that completed in 10 s one took 7.25 s, the other 3.25 s, and both 3.25 s for the first token."""
+    for limits, good in (
+        ({"e2e_s": 4.0}, 0.1),
+        ({"ttft_s": 3.25, "e2e_s": 7.25}, 0.2),
+        ({"ttft_s": 3.0}, 0.0),
+        ({}, None),
+    ):
+        found = policy_result(
+            "vllm", {}, [by_hand()], ("a", "b"), horizon_s=10.0, saturated=False, limits=limits
+        )
+        assert found.goodput_rps == good
 
 
 def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:

@@ -50,7 +50,7 @@ def test_what_is_kept_of_a_base_is_known_as_it_was() -> None:
 
 
 def test_what_is_kept_of_a_base_that_nobody_asked_for_is_assumed() -> None:
-    kept = Origin(Knowledge.ASSUMED, "base.toml, the shipped default")
+    kept = Origin(Knowledge.ASSUMED, "another model's, base.toml")
     assert origins(base(), TRAFFIC, default_base=True) == Provenance(kept, kept, LOG)
 
 

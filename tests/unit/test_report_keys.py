@@ -52,6 +52,26 @@ def test_every_field_of_the_report_has_a_record_and_every_record_a_field() -> No
     assert {record.block for record in CONTRACT.values()} == set(BLOCKS)
 
 
+def numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a report under their keys, entries of lists and pairs as ``[]``."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from numbers(part, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for part in value:
+            yield from numbers(part, f"{key}[]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield key, value
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_every_number_of_a_report_lies_in_the_range_of_its_key(path: Path) -> None:
+    found = [one for one in numbers(json.loads(path.read_text("utf-8"))) if one[0] in gateable()]
+    assert len(found) > 50
+    outside = [(key, x) for key, x in found if not gateable()[key].least <= x <= gateable()[key].most]
+    assert outside == []
+
+
 @pytest.mark.parametrize("record", REGISTRY.values(), ids=lambda record: record.key)
 def test_a_record_says_what_its_field_holds(record: Any) -> None:
     """Kind, words and whether it can be null are those of the annotation."""
@@ -116,7 +136,16 @@ def test_the_schema_refuses_what_no_report_holds(block: str, change: dict[str, A
     assert not jsonschema.Draft202012Validator(json_schema()).is_valid(document)
 
 
-PAIRS = ("worst_cycle.danger_zone_rps", "load.sustainable_rps_range")
+PAIRS = [
+    "worst_cycle.danger_zone_rps",
+    "load.sustainable_rps_range",
+    *(
+        f"{head}.{time}.{figure}_range"
+        for head in ("latency", "latency.classes[]")
+        for time in ("ttft_s", "itl_s", "e2e_s")
+        for figure in ("p50", "p90", "p95", "p99")
+    ),
+]
 
 
 def test_inputs_are_known_in_the_words_of_the_model() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from strategies import mix_model
 
-from kvplan.model import RequestClass, ServingModel
+from kvplan.model import ArrivalProcess, RequestClass, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.requests import (
     Requests,
@@ -111,17 +111,24 @@ def test_one_seed_gives_one_run_and_another_seed_another(kind: str) -> None:
 
 
 @pytest.mark.parametrize("cv", [0.2, 1.0, 3.0])
-def test_gamma_gaps_of_a_class_have_its_rate_and_the_coefficient_of_variation(cv: float) -> None:
+def test_gamma_gaps_have_the_rate_and_the_coefficient_of_variation(cv: float) -> None:
     some = renewal(TWO, generator(), cv=cv, requests=100_000, horizon_s=None)
+    assert_shares(some, TWO)
+    gaps = np.diff(some.arrival_s) * TWO.total_rate_rps
+    error = SIGMAS * cv / math.sqrt(gaps.size)
+    assert gaps.mean() == pytest.approx(1.0, abs=error)
+    # a gamma variable of variance v about mean 1 has kurtosis 3 + 6 v
+    assert gaps.var() == pytest.approx(cv**2, rel=SIGMAS * math.sqrt((2 + 6 * cv**2) / gaps.size) + 2 * error)
+    assert np.corrcoef(gaps[1:], gaps[:-1])[0, 1] == pytest.approx(0, abs=SIGMAS / math.sqrt(gaps.size))
+
+
+def test_gaps_of_a_class_are_geometric_numbers_of_gaps() -> None:
+    """So that cv² - 1 falls as the share does; the model says the same of replicas behind a router."""
+    some = renewal(TWO, generator(), cv=3.0, requests=400_000, horizon_s=None)
     for index, c in enumerate(TWO.classes):
-        gaps = np.diff(some.arrival_s[some.class_index == index]) * c.rate_rps
-        error = SIGMAS * cv / math.sqrt(gaps.size)
-        assert gaps.mean() == pytest.approx(1.0, abs=error)
-        # a gamma variable of variance v about mean 1 has kurtosis 3 + 6 v
-        assert gaps.var() == pytest.approx(
-            cv**2, rel=SIGMAS * math.sqrt((2 + 6 * cv**2) / gaps.size) + 2 * error
-        )
-        assert np.corrcoef(gaps[1:], gaps[:-1])[0, 1] == pytest.approx(0, abs=SIGMAS / math.sqrt(gaps.size))
+        gaps = np.diff(some.arrival_s[some.class_index == index])
+        cv = ArrivalProcess(3.0).split(TWO.total_rate_rps / c.rate_rps).cv
+        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=SIGMAS * 5 / math.sqrt(gaps.size))
 
 
 def test_gamma_gaps_of_variation_1_are_poisson_arrivals() -> None:

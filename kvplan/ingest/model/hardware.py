@@ -63,6 +63,18 @@ def find_gpu(name: str) -> Gpu:
     return named.find(name, known, aliases, "GPU in the catalogue")
 
 
+def vllm_limits(gpu: Gpu) -> dict[str, int]:
+    """What ``vllm serve`` allows on a GPU where nobody says otherwise: ``EngineArgs.get_batch_defaults``.
+
+    Examples
+    --------
+    >>> vllm_limits(find_gpu("H100 SXM")), vllm_limits(find_gpu("RTX 4090"))["max_num_seqs"]
+    ({'max_num_seqs': 1024, 'max_num_batched_tokens': 8192}, 256)
+    """
+    large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name
+    return {"max_num_seqs": 1024 if large else 256, "max_num_batched_tokens": 8192 if large else 2048}
+
+
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs of the catalogue.
 

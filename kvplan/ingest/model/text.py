@@ -1,7 +1,7 @@
 """Where estimates of a replica and its timing come from, in sentences."""
 
 from kvplan.ingest.model.estimate import ReplicaEstimate
-from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.hardware import Gpu, vllm_limits
 from kvplan.ingest.model.roofline import Roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.profile_text import Part, replica_part, timing_text
@@ -11,8 +11,10 @@ from kvplan.units import format_bytes
 from kvplan.version import __version__
 
 
-def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile) -> Part:
-    """The table [gpu] of an estimate."""
+def estimate_part(
+    found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile, *, default_base: bool
+) -> Part:
+    """The table [gpu] of an estimate; its limits are vLLM's own rather than those of a base nobody asked for."""
     several = f"{found.tensor_parallel} x " if found.tensor_parallel > 1 else ""
     each = " each" if found.tensor_parallel > 1 else ""
     about = (
@@ -26,6 +28,9 @@ def estimate_part(found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Pro
     values = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
     if found.tensor_parallel != base.model.replica.gpus:
         values["gpus"] = found.tensor_parallel
+    if default_base:
+        values |= vllm_limits(gpu)
+        about += (f"{' and '.join(vllm_limits(gpu))}: the defaults of vllm serve on such a GPU.",)
     return replica_part(base, values, about, _origin(shape, gpu, found.tensor_parallel))
 
 

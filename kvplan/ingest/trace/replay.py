@@ -1,27 +1,35 @@
 """A recorded trace as requests to simulate: its own arrivals and lengths."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.prefixes import block_size
 from kvplan.ingest.trace.rows import TraceFile
-from kvplan.model import FloatArray, IntArray
-from kvplan.simulation.recorded import prefixes_of_hashes
+from kvplan.model import FloatArray, IntArray, Recorded
+from kvplan.simulation.recorded import requests_of
 from kvplan.simulation.requests import Requests
+
+if TYPE_CHECKING:
+    from kvplan.profile.reading import Profile
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace holds: requests by time of arrival, from the first on, all of class 0; and what was left out."""
+    """What a trace holds: requests by time of arrival, from the first on; and what was left out."""
 
-    requests: Requests
+    recorded: Recorded
     format: str
     notes: tuple[str, ...]
+
+    @property
+    def requests(self) -> Requests:
+        """To be simulated as they came, all of class 0."""
+        return requests_of(self.recorded)
 
 
 def read_trace(path: Path) -> Trace:
@@ -59,34 +67,56 @@ def read_trace(path: Path) -> Trace:
     inputs = np.concatenate([block.input_tokens[some] for block, some in zip(blocks, served, strict=True)])
     decode = np.concatenate([block.output_tokens[some] for block, some in zip(blocks, served, strict=True)])
     order = np.argsort(arrival, kind="stable")
-    hashes = _hashes(file, inputs)
-    requests = Requests(
+    hashes, block_tokens = _hashes(file, inputs)
+    recorded = Recorded(
         arrival_s=np.round(arrival[order] - arrival[order[0]], 6),
         input_tokens=inputs[order],
         decode_tokens=decode[order],
-        class_index=np.zeros(order.size, dtype=np.int64),
-        prefixes=hashes
-        and prefixes_of_hashes([hashes.of[i] for i in order], inputs[order], hashes.block_tokens),
+        block_hashes=None if hashes is None else tuple(hashes[i] for i in order),
+        block_tokens=block_tokens,
     )
-    return Trace(requests, file.format, tuple(_notes(rows, arrival, file.cut_off)))
+    return Trace(recorded, file.format, tuple(_notes(rows, arrival, file.cut_off)))
 
 
-class _Hashes(NamedTuple):
-    of: list[list[int]]
-    block_tokens: int
+def with_trace(profile: "Profile") -> "Profile":
+    """The profile with the requests of the trace that it refers to, if it does, for simulations to replay.
+
+    Raises
+    ------
+    ProfileError
+        The trace cannot be used, or brings a request that never fits.
+    """
+    if profile.trace is None:
+        return profile
+    place = "workload", "trace"
+    try:
+        recorded = read_trace(profile.trace).recorded
+    except UsageError as error:
+        raise profile.error(str(error), *place) from None
+    longest, memory = int((recorded.input_tokens + recorded.decode_tokens).max()), profile.model.replica
+    if longest > memory.capacity_tokens:
+        seen = f"its longest request holds {longest:,} KV tokens, and memory {memory.capacity_tokens:,}"
+        raise profile.error(f"does not fit: {seen}", *place)
+    if recorded.rate_rps is None:
+        raise profile.error("all its requests arrive at one time, so that they have no rate", *place)
+    arrivals = replace(profile.model.arrivals, trace=recorded)
+    return replace(profile, model=replace(profile.model, arrivals=arrivals))
 
 
-def _hashes(file: TraceFile, inputs: IntArray) -> _Hashes | None:
-    """Of the blocks of each prompt, in the order of the file; None where it has none, or more than are remembered."""
+def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, int]:
+    """Of the blocks of each prompt, in the order of the file, and what a block holds.
+
+    None where it has none, or more than are remembered.
+    """
     known = file.extras.identities
     if not known.hashes or known.full:
-        return None
+        return None, 1
     ends = np.cumsum(known.hash_count).tolist()
     block = block_size(np.array(known.input_tokens), np.array(known.hash_count))
     if block is None:
-        return None
+        return None, 1
     remembered = (known.hashes[begin:end].tolist() for begin, end in zip([0, *ends], ends, strict=False))
-    return _Hashes([next(remembered) if tokens else [] for tokens in inputs.tolist()], block)
+    return [next(remembered) if tokens else [] for tokens in inputs.tolist()], block
 
 
 def _notes(rows: int, arrival: FloatArray, cut_off: int) -> Iterator[str]:

@@ -7,8 +7,11 @@ A new key of the report is its computation and its record. Nothing heavy is impo
 from collections.abc import Mapping
 from functools import cache
 
+from kvplan.report.keys.cost import COST
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
+from kvplan.report.keys.goodput import GOODPUT
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
+from kvplan.report.keys.latency import LATENCY
 from kvplan.report.keys.load import LEVERS, LOAD
 from kvplan.report.keys.nested_wait import NESTED_WAIT
 from kvplan.report.keys.prefix_cache import PREFIX_CACHE
@@ -40,6 +43,9 @@ BLOCKS: Mapping[str, Block] = {
         NESTED_WAIT,
         SAFETY_BUFFER,
         INPUTS,
+        LATENCY,
+        GOODPUT,
+        COST,
         PREFIX_CACHE,
         SIMULATION,
         SOURCES,

@@ -40,6 +40,7 @@ def _sensitivity(name: str, symbol: str) -> Record:
         formula=f"α(1.1·{symbol})/α − 1, every limit considered",
         here=lambda e: f"{e(f'after_{name}', 9)} / {e('load.sustainable_rps', 9)} − 1",
         source="new, from WAIT-s eq. 3-6",
+        least=-1.0,
         absent="The profile has no such limit." if name.startswith("max_num_") else "",
     )
 
@@ -84,6 +85,7 @@ LOAD = Block(
             "How much the load can grow, as a fraction of itself; negative where it is too large already.",
             formula="α − 1",
             here=lambda e: f"{e('load.load_factor_max', 9)} − 1",
+            least=-1.0,
             source=_LIMITS,
             absent=_TOO_SMALL,
         ),

@@ -86,6 +86,7 @@ NESTED_WAIT = Block(
             here=lambda e: f"{e.here('rate_rps')} / {e.before('rate_rps')}",
             source="WAIT-s Theorem 5.1",
             symbol="p_k",
+            most=1.0,
             absent="The first segment has none before it; where Λ >= 1 there are no segments.",
             of_worst_window=True,
         ),

@@ -1,5 +1,6 @@
 """Keys of the `prefix_cache` block."""
 
+import math
 from collections.abc import Callable
 
 from kvplan.report.keys import law_text
@@ -21,10 +22,10 @@ def _state(
     unit: str = "",
     absent: str = _NOTHING,
     symbol: str = "",
+    most: float = math.inf,
 ) -> Record:
-    return Record(
-        f"prefix_cache.{name}", meaning, formula, here, _NEW, symbol=symbol, unit=unit, absent=absent
-    )
+    key = f"prefix_cache.{name}"
+    return Record(key, meaning, formula, here, _NEW, symbol=symbol, unit=unit, absent=absent, most=most)
 
 
 def _reusable_here(e: Evidence) -> str:
@@ -52,6 +53,7 @@ PREFIX_CACHE = Block(
             "Share of the prompt tokens that the warm cache finds.",
             "h/s̄, h = L̄·q·F(T) + Σ p_g·c_g·(1 − e^(−λ_g·(R + T))); or the measured curve at M",
             lambda e: f"({e('left', 9)}·{e('q', 9)}·{e('F', 9)} + {e('common_hits', 9)}) / {e('s_exact', 9)}",
+            most=1.0,
         ),
         _state(
             "reusable_ratio",
@@ -59,6 +61,7 @@ PREFIX_CACHE = Block(
             "(L̄·q + Σ p_g·c_g)/s̄; or the last point of the measured curve",
             _reusable_here,
             absent=_NOT_SHARED,
+            most=1.0,
         ),
         _state(
             "characteristic_time_s",
@@ -169,6 +172,7 @@ PREFIX_CACHE = Block(
             formula="1 − (m/v)·(1 − e^(−v/m)), m mean decode length, v mean prompt",
             here=lambda e: f"1 − ({e('d', 9)}/{e('v', 9)})·(1 − exp(−{e('v', 9)}/{e('d', 9)}))",
             source=_NEW,
+            most=1.0,
             basis="estimated",
         ),
         Record(

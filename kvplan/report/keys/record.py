@@ -1,5 +1,6 @@
 """The record of a key of the report: all that anybody asks about it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +54,8 @@ class Record:
         What it holds; and all words that a text can be, where that is not anything.
     whole
         The number is whole.
+    least, most
+        Between which a number lies in every report.
     basis
         How it is known, where that is not what the report says of its block.
     by_class
@@ -76,6 +79,8 @@ class Record:
     kind: Kind = Kind.NUMBER
     allowed: tuple[str, ...] = ()
     whole: bool = False
+    least: float = 0.0
+    most: float = math.inf
     basis: str = ""
     by_class: bool = False
     of_worst_window: bool = False

@@ -46,8 +46,10 @@ SAFETY_BUFFER = Block(
     (
         Record(
             "safety_buffer.kv_std_tokens",
-            "Standard deviation of KV cache usage before any preemption, with the feedback of usage on iteration time.",
-            formula="σ² = (1/2π)·∫ Σ λ_i·τ*·|W_i + G·V_i/(1 − H)|² dω, H = e^(−iω)·Σ λ_i·V_i, G = e^(−iω)·Σ λ_i·W_i",
+            "Standard deviation of KV cache usage before any preemption, with the feedback of usage on iteration time "
+            "and with clusters of arrivals.",
+            formula="σ² = (1/2π)·∫ Σ λ_i·τ*·|W_i + G·V_i/(1 − H)|² dω, H = e^(−iω)·Σ λ_i·V_i, G = e^(−iω)·Σ λ_i·W_i; "
+            "where arrivals cluster + (I − 1)·τ*/λ·|Σ λ_i·W_i/(1 − H)|², I the index of dispersion over a stay",
             source="new: Poisson cluster process",
             symbol="σ",
             unit="tokens",
@@ -61,6 +63,7 @@ SAFETY_BUFFER = Block(
             here=_tail,
             source="new: Lugannani-Rice on the cluster process; compound Poisson by FFT",
             symbol="P",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
         ),
         Record(
@@ -72,6 +75,7 @@ SAFETY_BUFFER = Block(
             source="new: passage of KV cache usage in normal scores; .01 to .9 within 2/3 to 3 times simulations, for "
             "memory 2 to 4 standard deviations above the mean",
             symbol="P(any in T)",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
             basis="estimated",
         ),
@@ -89,6 +93,7 @@ SAFETY_BUFFER = Block(
                 f"min(1, {_iterations(e)}·{e('safety_buffer.overflow_probability_per_iteration')})"
             ),
             source="new: union bound over iterations (Boole)",
+            most=1.0,
             absent=NO_EQUILIBRIUM,
         ),
         Record(

@@ -110,6 +110,7 @@ WORST_CYCLE = Block(
             formula="1 − x/n*",
             here=lambda e: f"1 − {e(_X, 9)} / {e(_N_STAR, 9)}",
             source="SIC 3: (d − 1)/(2(s + d)) for one length",
+            most=1.0,
         ),
         Record(
             "worst_cycle.evictions_per_iteration",
@@ -176,6 +177,7 @@ WORST_CYCLE = Block(
             formula="1 − x/(M/S_i)",
             here=lambda e: f"1 − {e.here('throughput_per_iteration', 9)} / ({e('M', 9)} / {e('S_b', 9)})",
             source="SIC 3: (d − 1)/(2(s + d)) for one length",
+            most=1.0,
             absent=_NO_CLOSED_FORM,
         ),
         Record(

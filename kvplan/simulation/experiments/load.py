@@ -10,6 +10,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
+from kvplan.simulation.recorded import requests_of, stretch, thinned
 from kvplan.simulation.requests import Requests, burst, closed, interleaved, poisson, renewal, saturated
 from kvplan.simulation.sessions import (
     Burst,
@@ -46,19 +47,48 @@ _ALWAYS_THERE = (Arrivals.SATURATED, Arrivals.INTERLEAVED, Arrivals.CLOSED)  # w
 class Load(NamedTuple):
     """Which requests arrive, and when."""
 
-    kind: Arrivals = Arrivals.POISSON
-    requests: int | None = DEFAULT_REQUESTS  # None: as many as come before the horizon
+    kind: Arrivals | None = None  # as the model says
+    requests: int | None = DEFAULT_REQUESTS  # None: as many as come before the horizon; of a trace all
     horizon_s: float | None = None  # where the clock stops
     cv: float = DEFAULT_CV  # of gamma gaps
     concurrency: int = DEFAULT_CLIENTS  # of a closed loop
     burst: tuple[float, float, float, float] = DEFAULT_BURST  # factors while on and off, seconds of each
     trace: Requests | None = None  # recorded requests instead of all that
+    share: float = 1.0  # of the trace, at random
+    stretch: float = 1.0  # gaps of the trace over those recorded
     burst_sessions: Burst | None = None  # beside those of the profile
+
+    def on(self, model: ServingModel) -> "Load":
+        """The same, with the arrivals of the model where nothing else is said.
+
+        Examples
+        --------
+        >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
+        >>> one, clumps = RequestClass("a", 9, (5,), (1.0,), 2.0), ArrivalProcess(cv=2.0)
+        >>> found = Load().on(ServingModel((one,), Timing(0.01), Replica(500), arrivals=clumps))
+        >>> found.kind.value, found.cv
+        ('gamma', 2.0)
+        """
+        if self.kind is not None or self.trace is not None:
+            return self
+        arrivals = model.arrivals
+        if arrivals.trace is not None:
+            rate = model.total_rate_rps / arrivals.share
+            whole, longer = requests_of(arrivals.trace, rate), stretch(arrivals.trace, rate)
+            return self._replace(trace=whole, share=arrivals.share, stretch=longer)
+        if arrivals.is_poisson:
+            return self._replace(kind=Arrivals.POISSON)
+        return self._replace(kind=Arrivals.GAMMA, cv=arrivals.cv)
 
     @property
     def follows_rates(self) -> bool:
         """Whether the rates of the model say when requests arrive."""
         return self.trace is None and self.kind not in _ALWAYS_THERE
+
+    @property
+    def name(self) -> str:
+        """What kind of arrivals these are, in a word."""
+        return "trace" if self.trace is not None else (self.kind or Arrivals.POISSON).value
 
     @property
     def is_saturated(self) -> bool:
@@ -67,7 +97,9 @@ class Load(NamedTuple):
 
     def is_drawn(self, model: ServingModel) -> bool:
         """Whether seeds differ: not in what is recorded or interleaved, nor where all are alike and always there."""
-        drawn = self.trace is None and self.kind is not Arrivals.INTERLEAVED
+        if self.trace is not None:
+            return self.share < 1
+        drawn = self.kind is not Arrivals.INTERLEAVED
         return drawn and (self.follows_rates or model.mix.share.size > 1)
 
 
@@ -81,8 +113,11 @@ def generate(model: ServingModel, load: Load, seed: int) -> Requests:
     >>> generate(model, Load(requests=3), 0).decode_tokens.tolist()
     [5, 5, 5]
     """
+    load = load.on(model)
     if load.trace is not None:
-        return load.trace
+        if load.share == 1:
+            return load.trace
+        return thinned(load.trace, load.share, np.random.default_rng(seed))
     found = _generated(model, load, np.random.default_rng(seed))
     cut = load.horizon_s is not None and found.arrival_s.size != load.requests
     return replace(found, more_later=cut and load.follows_rates)

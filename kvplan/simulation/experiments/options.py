@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
@@ -17,6 +16,7 @@ from kvplan.simulation.experiments.load import (
 )
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.recorded import first
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.sessions import Burst
 from kvplan.units import parse_time
@@ -37,8 +37,11 @@ def load(
     requests: int | None,
     horizon: str | None,
     burst_sessions: str | None = None,
+    model: ServingModel | None = None,
 ) -> Load:
     """The requests of a study; options that do not go together are refused, before `trace` is read.
+
+    Where nothing says how they arrive, the trace of the model does, if it has one.
 
     Examples
     --------
@@ -49,12 +52,18 @@ def load(
         raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
     horizon_s = None if horizon is None else parse_time(horizon, "--horizon")
     if trace is not None:
-        for option, given in (("--arrivals", kind), ("--burst-sessions", burst_sessions)):
+        for option, given in (("--arrivals", kind), ("--cv", cv), ("--burst-sessions", burst_sessions)):
             if given is not None:
                 raise UsageError(f"--trace brings its own arrivals; {option} does not go with it")
         recorded = trace()
-        return Load(horizon_s=horizon_s, trace=recorded if requests is None else _first(recorded, requests))
-    arrivals = Arrivals.POISSON if kind is None else Arrivals(kind)
+        return Load(horizon_s=horizon_s, trace=recorded if requests is None else first(recorded, requests))
+    free = all(given is None for given in (kind, cv, concurrency, burst))
+    if free and model is not None and model.arrivals.trace is not None:
+        own = Load(horizon_s=horizon_s).on(model)
+        whole = own.trace
+        return own if requests is None or whole is None else own._replace(trace=first(whole, requests))
+    usual = None if cv is None else Arrivals.GAMMA
+    arrivals = usual if kind is None else Arrivals(kind)
     for name, value, needed in (
         ("--cv", cv, Arrivals.GAMMA),
         ("--concurrency", concurrency, Arrivals.CLOSED),
@@ -79,6 +88,18 @@ def load(
     )
 
 
+def check_sessions(load: Load, model: ServingModel) -> None:
+    """Refuse arrivals that do not go with the sessions of a profile, or with there being none."""
+    sessions = [c.sessions for c in model.classes if c.sessions is not None]
+    if load.burst_sessions is not None and all(one.users for one in sessions):
+        raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
+    kind = load.on(model).name
+    if sessions and load.trace is None and kind != Arrivals.POISSON:
+        raise UsageError(
+            f"--arrivals {kind}: the [[sessions]] of the profile arrive as it describes them; leave it out"
+        )
+
+
 def with_sessions(load: Load, model: ServingModel) -> Load:
     """Where sessions come, time for many of the longest in place of a number of requests: so many begin and end.
 
@@ -90,7 +111,7 @@ def with_sessions(load: Load, model: ServingModel) -> Load:
     300
     """
     laws = [c.sessions for c in model.classes if c.sessions is not None]
-    if not laws or load.kind is not Arrivals.POISSON or load.requests is None:
+    if not laws or load.kind not in (None, Arrivals.POISSON) or load.requests is None:
         return load
     rate = model.total_rate_rps
     longest_s = max(law.turns.longest * law.think.mean_s for law in laws)
@@ -175,17 +196,6 @@ def _burst_sessions(text: str) -> Burst:
         )
     at_s = 0.0 if when.strip() in ("0", "0 s") else parse_time(when.strip(), "--burst-sessions")
     return Burst(int(count), at_s)
-
-
-def _first(requests: Requests, count: int) -> Requests:
-    prefixes = requests.prefixes
-    return Requests(
-        requests.arrival_s[:count],
-        requests.input_tokens[:count],
-        requests.decode_tokens[:count],
-        requests.class_index[:count],
-        prefixes=prefixes and replace(prefixes, stream=prefixes.stream[:count]),
-    )
 
 
 def _word(text: str, value: str, words: tuple[str, ...]) -> tuple[float, ...]:

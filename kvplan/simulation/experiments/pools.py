@@ -1,7 +1,7 @@
 """Groups of equal replicas on parts of the same traffic: what a placement of classes does in simulation.
 
 Replicas of a group are alike, so one of them is simulated, over several seeds, at two loads: *saturated*, where all
-its requests are there at the beginning, and *offered*, Poisson arrivals at its part of the rates. Every class draws
+its requests are there at the beginning, and *offered*, its part of all arrivals at random. Every class draws
 from generators of its own: with one seed its k-th request is as long, and as early for its rate, in whatever group it
 is and however many replicas that has, so that placements are compared on the same arrivals.
 """
@@ -14,10 +14,11 @@ import numpy as np
 
 from kvplan.analysis.pool import subset
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel
+from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import Requests, lengths, prompt_lengths
+from kvplan.simulation.requests import Requests, gamma_times, lengths, prompt_lengths
 
 _WARM_UP = 0.2  # of the completions
 
@@ -124,7 +125,12 @@ def footprint(input_tokens: IntArray, decode_tokens: IntArray) -> FloatArray:
 
 
 def arrivals(part: ServingModel, group: Pooled, seed: int, *, saturated: bool) -> Requests:
-    """The requests of one replica of a group, which sees that part of the traffic."""
+    """The requests of one replica of a group, which sees that part of the traffic.
+
+    Where arrivals cluster, classes do so together: requests of a trace, or of a renewal process, have one at random.
+    """
+    if not (saturated or part.arrivals.is_poisson):
+        return _clustered(part, group, seed)
     arrival, decode, kind = [], [], []
     for at, (key, rate) in enumerate(zip(group.classes, part.class_rates_rps, strict=True)):
         expected = group.requests * rate / part.total_rate_rps
@@ -140,6 +146,19 @@ def arrivals(part: ServingModel, group: Pooled, seed: int, *, saturated: bool) -
     inputs = prompt_lengths(part, kinds, np.random.default_rng([seed, 2]))
     first = np.zeros(order.size) if saturated else times[order]
     return Requests(first, inputs, np.concatenate(decode)[order], kinds)
+
+
+def _clustered(part: ServingModel, group: Pooled, seed: int) -> Requests:
+    when, which, how_long, prompt = (np.random.default_rng([seed, stream, 3]) for stream in range(4))
+    if part.arrivals.trace is None:
+        rate, cv = part.total_rate_rps, part.arrivals.cv
+        times = gamma_times(when, rate, cv, requests=group.requests, end_s=math.inf)
+    else:
+        times = generate(part, Load(), seed).arrival_s[: group.requests]
+    kinds = np.searchsorted(np.cumsum(part.class_rates_rps), which.random(times.size) * part.total_rate_rps)
+    kinds = np.minimum(kinds, len(part.classes) - 1)
+    inputs = prompt_lengths(part, kinds, prompt)
+    return Requests(times, inputs, lengths(part, kinds, how_long), kinds)
 
 
 def served_rps(run: Outcome, size: FloatArray) -> float:

@@ -62,6 +62,7 @@ class Job(NamedTuple):
 
 def scenarios(model: ServingModel, plan: Plan, load: Load, seeds: Sequence[int]) -> list[Scenario]:
     """What each seed makes of a load; the same for every policy."""
+    load = load.on(model)
     names = ("trace",) if load.trace is not None else tuple(c.name for c in model.classes)
     return [Scenario(model, plan, generate(model, load, seed), names) for seed in seeds]
 

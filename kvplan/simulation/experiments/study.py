@@ -9,6 +9,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import MeasuredRange, Plan, ServingModel
+from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_rows, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
@@ -63,6 +64,7 @@ def study(
     A load without chance in it is run once, with the first of the seeds. `compile` is as for
     `kvplan.simulation.engine.run`, `threads` how many runs go on at once.
     """
+    load = load.on(model)
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
     drawn = scenarios(model, plan, load, seeds)
@@ -95,6 +97,7 @@ def study(
                 horizon_s=load.horizon_s,
                 saturated=load.is_saturated,
                 by_chance=by_chance,
+                limits=of_requests(plan.slos),
             )
             for name, mine in shown.items()
         ),

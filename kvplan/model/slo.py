@@ -1,22 +1,23 @@
-"""Objectives of `kvplan size`: upper bounds of simulated figures, as people write them."""
+"""Service level objectives: upper bounds of latencies and of recomputed work, as people write them."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.units import format_percent, format_seconds, parse_seconds
 
-KEYS = (
-    *(f"{block}.{name}" for block in ("ttft_s", "tpot_s", "e2e_s") for name in ("mean", "p50", "p95", "p99")),
-    "recomputed_share",
-)
+TIMES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+FIGURES = ("mean", "p50", "p90", "p95", "p99")
+KEYS = (*(f"{time}.{figure}" for time in TIMES for figure in FIGURES), "recomputed_share")
+_LONGEST = 200  # characters
 _SLO = re.compile(r" *([A-Za-z_][\w.]*) *(<=|<) *(\S.*?) *", re.ASCII)
 _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """An objective: an upper bound, in seconds or a share, of a simulated figure of `KEYS`; `strict`: below it."""
+    """An objective: an upper bound, in seconds or a share, of a figure of `KEYS`; `strict`: below it."""
 
     text: str
     key: str
@@ -46,13 +47,30 @@ def parse_slo(text: str) -> Slo:
     (0.5, 0.01)
     """
     shown = repr(text if len(text) <= 80 else text[:77] + "...")
-    found = _SLO.fullmatch(text)
+    found = _SLO.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None:
         raise UsageError(f"--slo {shown}: KEY <= VALUE is wanted, such as 'ttft_s.p95 <= 2 s'")
     key, symbol, value = found.groups()
     if key not in KEYS:
         raise UsageError(f"--slo {shown}: {did_you_mean(key, KEYS, 'the figures are')}")
     return Slo(" ".join(text.split()), key, symbol == "<", _bound(key, value, f"--slo {shown}"))
+
+
+def of_requests(slos: Iterable[Slo]) -> dict[str, float]:
+    """What the times of a single request are to stay within, seconds: of all objectives on a time, the tightest.
+
+    A request's inter-token latency is the mean of its gaps, its TPOT.
+
+    >>> of_requests([parse_slo("ttft_s.p95 <= 2 s"), parse_slo("itl_s.p99 <= 80 ms"), parse_slo("ttft_s.p99 <= 3 s")])
+    {'ttft_s': 2.0, 'tpot_s': 0.08}
+    """
+    limits: dict[str, float] = {}
+    for slo in slos:
+        time = slo.key.partition(".")[0]
+        if time in TIMES:
+            own = "tpot_s" if time == "itl_s" else time
+            limits[own] = min(slo.bound, limits.get(own, slo.bound))
+    return limits
 
 
 def _bound(key: str, value: str, place: str) -> float:

@@ -1,0 +1,76 @@
+"""What a shell offers for a word that is half typed. Nothing is imported before it is needed."""
+
+from collections.abc import Callable, Iterable
+
+Completer = Callable[[str], list[str]]
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def listed(complete: Completer) -> Completer:
+    """Completion of the last word of a list with commas.
+
+    Examples
+    --------
+    >>> listed(policies)("greedy,sara")
+    ['greedy,sarathi']
+    """
+
+    def complete_last(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in complete(last)]
+
+    return complete_last
+
+
+def profiles(incomplete: str) -> list[str]:
+    from kvplan.profile.reading import shipped_profiles
+
+    return _beginning(shipped_profiles(), incomplete)
+
+
+def policies(incomplete: str) -> list[str]:
+    from kvplan.simulation.policies import POLICIES
+
+    return _beginning(POLICIES, incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """With their owner or without."""
+    from kvplan.ingest.model.config import catalogue
+
+    return _beginning({*catalogue(), *(name.partition("/")[2] for name in catalogue())}, incomplete)
+
+
+def gpus(incomplete: str) -> list[str]:
+    """In one word: the catalogue does not tell a blank from a hyphen."""
+    from kvplan.ingest.model import hardware
+
+    return _beginning((gpu.name.replace(" ", "-") for gpu in hardware.gpus()), incomplete)
+
+
+def keys_to_explain(incomplete: str) -> list[str]:
+    from kvplan.report.keys import BLOCKS, CONTRACT
+
+    return _beginning({*BLOCKS, *CONTRACT}, incomplete)
+
+
+def keys_to_require(incomplete: str) -> list[str]:
+    """Of lists the first entry, as a requirement writes it."""
+    from kvplan.report.keys import gateable
+
+    return _beginning((key.replace("[]", "[0]") for key in gateable()), incomplete)
+
+
+def columns(incomplete: str) -> list[str]:
+    from kvplan.report.keys import gateable
+
+    return _beginning(gateable(), incomplete)
+
+
+def sections(incomplete: str) -> list[str]:
+    from kvplan.layout.report import SECTIONS
+
+    return _beginning(SECTIONS, incomplete)
