@@ -309,8 +309,8 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
         (
             "take away: KV cache usage below",
             format_percent(found.down_kv_utilization),
-            f"the rest then carries {format_percent(HYSTERESIS)} of the rate above, each: between the two nothing "
-            "is done",
+            f"the rest then carries {format_percent(HYSTERESIS)} of the rate above, each: with n replicas below "
+            f"{format_percent(HYSTERESIS)}·(n − 1)/n of it. Between the two nothing is done",
         ),
     )
     return table(columns, rows)

@@ -908,6 +908,9 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,
+    ("slo",): _Slos,
+    **dict.fromkeys((("slo", time) for time in _Slos.model_fields), _Bounds),
+    ("cost",): _Costs,
     ("gate",): _Gate,
     ("provenance",): _Provenance,
 }

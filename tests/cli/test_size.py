@@ -3,9 +3,11 @@
 import math
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command import Run, document
 
@@ -14,6 +16,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.cli.size import _once
 from kvplan.decide.fleet import fleet, parts
 from kvplan.decide.sizing import (
+    HYSTERESIS,
     QUEUE,
     Estimate,
     Measured,
@@ -370,6 +373,38 @@ def test_rubbish_is_refused_in_one_line(run: Run, shop: str, arguments: list[str
     assert message.startswith("error: ")
     assert message.count("\n") == 1
     assert said in message
+
+
+def changes_of_a_day(add_above_rps: float, hysteresis: float) -> list[int]:
+    """How many replicas are added or taken away, one after the other, on a day of Poisson arrivals around a sinusoid.
+
+    An autoscaler looks at the mean of every minute.
+    """
+    random = np.random.default_rng(5)
+    hours = np.arange(0, 24, 1 / 60)
+    rates = 50 * (1.2 - np.cos(2 * np.pi * hours / 24))
+    seen = random.poisson(rates * 60) / 60
+    count, changes = math.ceil(seen[0] / add_above_rps), []
+    for rate in seen:
+        if rate / count > add_above_rps:
+            changes.append(math.ceil(rate / add_above_rps) - count)
+        elif count > 1 and rate / count < hysteresis * add_above_rps * (count - 1) / count:
+            changes.append(-1)
+        else:
+            continue
+        count += changes[-1]
+    return changes
+
+
+def test_an_autoscaler_goes_up_and_down_once_a_day() -> None:
+    """Noise moves nothing back and forth, as it does where one threshold serves for both ways."""
+    changes = changes_of_a_day(13.0, HYSTERESIS)
+    first_down = next(i for i, change in enumerate(changes) if change < 0)
+    turns = sum(one * other < 0 for one, other in pairwise(changes))
+    assert first_down >= 5
+    assert turns == 1
+    one_threshold = changes_of_a_day(13.0, 1.0)
+    assert sum(one * other < 0 for one, other in pairwise(one_threshold)) > 20
 
 
 def test_a_price_for_one_of_two_is_refused(run: Run, shop: str) -> None:

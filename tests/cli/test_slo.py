@@ -1,0 +1,117 @@
+"""Objectives and prices, from the profile and from the command line, through every command that takes them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import Run, document
+
+PROFILE = """\
+schema = 1
+name = "70B on four"
+gpu = { memory_tokens = 800_000, gpus = 4 }
+timing = { d0 = "24 ms", d1 = "0.01 us", d2 = "60 us" }
+classes = [{ name = "chat", input = 800, decode = 200, rate = 4 }]
+slo = { ttft_s = { p95 = "300 ms" }, itl_s.p99 = 0.12 }
+cost = { gpu_hour = 2.50 }
+"""
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    path = tmp_path / "large.toml"
+    path.write_text(PROFILE)
+    return str(path)
+
+
+def test_a_report_has_goodput_and_cost(run: Run, profile: str) -> None:
+    """Ten an hour; four requests a second make 2.88 million output tokens an hour, and five times as many in all."""
+    found = document(run, "analyze", profile)
+    assert found["goodput"]["binding"] in ("ttft_s.p95", "itl_s.p99")
+    assert 4 < found["goodput"]["rate_rps"] < found["load"]["sustainable_rps"]
+    cost = found["cost"]
+    assert (cost["gpus_per_replica"], cost["per_hour"]) == (4, 10.0)
+    assert cost["offered"]["per_million_output_tokens"] == pytest.approx(10 / 2.88)
+    assert cost["offered"]["per_million_tokens"] == pytest.approx(10 / 2.88 / 5)
+    scale = 4 / found["load"]["sustainable_rps"]
+    assert cost["sustainable"]["per_million_output_tokens"] == pytest.approx(10 / 2.88 * scale)
+
+
+def test_an_objective_of_the_command_line_takes_the_place_of_the_profiles(run: Run, profile: str) -> None:
+    own, looser = (
+        document(run, "analyze", profile, *more)["goodput"]
+        for more in ([], ["--slo", "itl_s.p99 <= 10 s", "--slo", "ttft_s.p95 <= 0.4"])
+    )
+    assert looser["binding"] == "ttft_s.p95"
+    assert looser["rate_rps"] > own["rate_rps"]
+
+
+def test_without_objectives_and_price_there_is_neither(run: Run) -> None:
+    found = document(run, "analyze", "tool-calls-h100")
+    assert found["goodput"] == {"rate_rps": None, "binding": None, "reason": None}
+    assert found["cost"] is None
+
+
+def test_latency_and_goodput_can_be_gated(run: Run, profile: str) -> None:
+    assert run("check", profile, "--require", "latency.ttft_s.p95 <= 300 ms")[0] == 0
+    assert run("check", profile, "--require", "latency.ttft_s.p95 <= 30 ms")[0] == 1
+    assert (
+        run("check", profile, "--require", "goodput.rate_rps >= 4", "--require", "cost.per_hour <= 10")[0]
+        == 0
+    )
+
+
+def test_a_simulation_counts_who_is_served_within_them(run: Run, profile: str) -> None:
+    """Nobody misses the second, hardly anybody keeps the first."""
+    found = [
+        document(run, "simulate", profile, "--policy", "vllm", "--requests", "400", "--slo", slo)["policies"][
+            0
+        ]
+        for slo in ("ttft_s.p95 <= 1 ms", "ttft_s.p95 <= 1 h")
+    ]
+    assert found[0]["goodput_rps"] == 0
+    assert found[1]["goodput_rps"] == pytest.approx(found[1]["throughput_rps"])
+    assert list(found[0]["itl_s"]) == ["mean", "p50", "p90", "p95", "p99"]
+
+
+def test_profiles_are_only_compared_where_that_is_asked_for(run: Run, profile: str, tmp_path: Path) -> None:
+    dearer = tmp_path / "eight.toml"
+    dearer.write_text(PROFILE.replace("gpus = 4", "gpus = 8"))
+    arguments = ("size", str(dearer), profile, "--compare", "--seeds", "2", "--requests", "300")
+    code, out, _ = run(*arguments, "--plot", str(tmp_path / "cost.svg"))
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith(("eight", "large"))]
+    assert [row[0] for row in rows[:3]] == ["large:", "large", "eight"]
+    assert float(rows[2][3]) == 2 * float(rows[1][3])
+    assert "Size:" not in out
+    assert "cost per hour" in (tmp_path / "cost.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('p95 = "300 ms"', 'p96 = "300 ms"', "did you mean p9"),
+        ('p95 = "300 ms"', "p95 = -1", "slo.ttft_s.p95"),
+        ("itl_s.p99 = 0.12", "itl.p99 = 0.12", "did you mean itl_s"),
+        ("gpu_hour = 2.50", "gpu_hour = 0", "cost.gpu_hour"),
+    ],
+)
+def test_rubbish_is_refused_with_its_line(run: Run, profile: str, before: str, after: str, said: str) -> None:
+    path = Path(profile)
+    path.write_text(PROFILE.replace(before, after))
+    code, _, error = run("analyze", profile)
+    assert code == 2
+    assert said in error
+    assert f"{path}:{6 if 'slo' in said or 'mean' in said else 7}:" in error
+
+
+def test_profiles_with_other_objectives_are_not_compared(run: Run, profile: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(PROFILE.replace("300 ms", "200 ms"))
+    code, _, error = run("size", profile, str(other))
+    assert code == 2
+    assert "differ in [slo]" in error
+
+
+def test_json_has_no_more_than_the_contract(run: Run, profile: str) -> None:
+    assert json.loads(json.dumps(document(run, "analyze", profile)))["latency"]["method"] == "closed form"
