@@ -245,7 +245,12 @@ def say_compiling(policy: str, kept: bool) -> None:
 
 
 def say(message: str) -> None:
-    tell(" ".join(message.splitlines()))
+    tell("".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines())))
+
+
+def escaped(character: str) -> str:
+    """A character that would move the cursor, or turn the line around, as it would be written in Python."""
+    return character.encode("unicode_escape").decode()
 
 
 def say_section(section: "Section") -> None:

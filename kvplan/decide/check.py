@@ -343,7 +343,7 @@ def read_report(data: bytes, source: str) -> dict[str, Any]:
     {'headroom': 0.5}
     """
     try:
-        document = json.loads(data, parse_constant=_refuse_constant)
+        document = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UsageError(f"{source}: not JSON: {what}") from None
@@ -355,6 +355,14 @@ def read_report(data: bytes, source: str) -> dict[str, Any]:
     if type(version) is not int or version != SCHEMA_VERSION:
         raise UsageError(f"{source}: schema_version must be {SCHEMA_VERSION}, not {str(version)[:60]!r}")
     return document
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise ValueError(f"the key {twice[:60]!r} stands in it twice")
+    return found
 
 
 def _refuse_constant(constant: str) -> float:

@@ -79,7 +79,9 @@ _UNITS: Mapping[str, Mapping[str, Fraction]] = {
     },
 }
 
-_PART = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_]*)|\[ *(?:(\d{1,9})|("(?:[^"\\]|\\.)*")|([^\]"]+?)) *\]')
+_PART = re.compile(
+    r'\.?([A-Za-z_][A-Za-z0-9_]*)|\[ *(?:(\d{1,9})|("(?:[^"\\]|\\.)*")|([^\]"]+?)) *\]', re.ASCII
+)
 _OPERATOR = re.compile(r" *(<=|>=|==|!=|<|>) *")
 _NUMBER = re.compile(
     r"([+-]?\d(?:_?\d){0,39}(?:\.\d(?:_?\d){0,39})?(?:[eE][+-]?\d{1,3})?) *(\D.*)?", re.ASCII

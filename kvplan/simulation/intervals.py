@@ -101,8 +101,12 @@ def ratio_half_width(amounts: FloatArray, sizes: FloatArray) -> float | None:
     if n < 2 or total <= 0:
         return None
     residuals = amounts - amounts.sum() / total * sizes
-    variance = n / (n - 1) * float(residuals @ residuals) * _inflation(residuals)
-    return t_quantile(n - 1) * math.sqrt(variance) / total
+    largest = float(np.abs(residuals).max())
+    if largest == 0 or not math.isfinite(largest):
+        return 0.0 if largest == 0 else None
+    residuals /= largest  # whose squares may be beyond a float
+    spread = math.sqrt(n / (n - 1) * float(residuals @ residuals) * _inflation(residuals))
+    return t_quantile(n - 1) * spread * (largest / total)
 
 
 def _inflation(residuals: FloatArray) -> float:

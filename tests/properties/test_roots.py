@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import count_roots
 
-from kvplan.analysis.roots import all_inside_exact, count_outside, expand_on_circle, largest_root
+from kvplan.analysis.roots import (
+    all_inside_exact,
+    count_outside,
+    expand_on_circle,
+    largest_root,
+    leading_roots,
+)
 from kvplan.model import FloatArray
 
 coefficients = st.lists(st.integers(1, 60), min_size=1, max_size=14)
@@ -170,3 +176,19 @@ def test_a_count_holds_for_every_polynomial_within_the_stated_error(
     k = position % len(w)
     perturbed[k] = perturbed[k] + (w[k] if up else -w[k])
     assert count_roots(perturbed).outside == count_roots(w).outside == found
+
+
+def test_beyond_the_budget_the_radius_is_estimated_and_nothing_is_certified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A polynomial of a thousand coefficients, estimated from sums of four and solved as a whole."""
+    stages = np.arange(1000)
+    w = sum((stages < length) * (stages + 101.0) for length in (600, 1000))
+    whole = largest_root(w)
+    monkeypatch.setattr("kvplan.analysis.roots.MOST", 300)
+    estimate = largest_root(w)
+    assert whole.certified
+    assert not estimate.certified
+    assert estimate.modulus == pytest.approx(whole.modulus, abs=1e-5)
+    assert count_outside(w) is None
+    assert leading_roots(w, whole.modulus, 10).size == 0

@@ -70,6 +70,10 @@ CASES: dict[str, Callable[[], ServingModel]] = {
     ),
     "100,000 tokens to decode": lambda: mix_model((50, 100_000, 0.1), timing=TIMING),
     "100,000 and half of it": lambda: mix_model((50, 100_000, 0.1), (50, 50_000, 0.1), timing=TIMING),
+    "a million tokens to decode": lambda: mix_model((50, 1_000_000, 1e-6), memory=10**7, timing=TIMING),
+    "a million and others": lambda: mix_model(
+        (50, 999_983, 1e-6), (50, 10**6, 2e-6), (50, 700_001, 1e-6), memory=10**7, timing=TIMING
+    ),
     "5,000 and one less": lambda: mix_model((50, 5_000, 0.1), (50, 4_999, 0.1), timing=TIMING),
     "a thousand classes": lambda: many_classes(2000, 1),
     "a thousand classes of even lengths": lambda: many_classes(2000, 2),
@@ -100,6 +104,8 @@ CASES: dict[str, Callable[[], ServingModel]] = {
 
 
 LATE = (
+    "a million tokens to decode",
+    "a million and others",
     "100,000 and half of it",
     "5,000 and one less",
     "a thousand classes of even lengths",
