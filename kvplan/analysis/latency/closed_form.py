@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from kvplan.analysis.latency.budget import budgeted, gaps_law, slow_mean, too_full
 from kvplan.analysis.latency.conditions import budget_binds, not_covered, too_much_work, waits
 from kvplan.analysis.latency.distribution import ClassLatency, Distribution, Latency
 from kvplan.analysis.latency.end_to_end import end_to_end_laws
@@ -9,7 +12,7 @@ from kvplan.analysis.latency.fast_part import Gaps, prompts_of, waiting_law
 from kvplan.analysis.latency.feedback import Feedback, feedback
 from kvplan.analysis.latency.idle import empty_probability, idle_probability, saved_by_idling
 from kvplan.analysis.latency.law import Law, certain, distribution, mixture
-from kvplan.analysis.latency.means import means
+from kvplan.analysis.latency.means import Means, means
 from kvplan.analysis.latency.slow_part import slow_part
 from kvplan.analysis.latency.traffic import Traffic, traffic_of
 from kvplan.model import FloatArray, ServingModel, sum_by
@@ -43,7 +46,7 @@ def latency(model: ServingModel) -> Latency:
     if (reason := waits(model, traffic, process)) is not None:
         return _none(model, reason)
     if budget_binds(model, traffic):
-        return _none(model, "max_num_batched_tokens binds: prompts are computed in parts")
+        return _budgeted(model, traffic, process)
     return _unbudgeted(model, traffic, process)
 
 
@@ -82,6 +85,20 @@ def _unbudgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Lat
         for mine in rows
     ]
     whole = end_to_end_laws(traffic, process, slow, mean, first)
+    return _latency(model, traffic, mean, first, between, whole, "closed form")
+
+
+def _latency(
+    model: ServingModel,
+    traffic: Traffic,
+    mean: Means,
+    first: list[Law],
+    between: list[Law | None],
+    whole: list[Law],
+    method: str,
+) -> Latency:
+    rate = traffic.rate_rps
+    gaps = rate * (traffic.decode_tokens - 1)
     added = model.request_overhead_s
     per_class = traffic.of_classes
     requests = per_class(rate)
@@ -92,7 +109,49 @@ def _unbudgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Lat
         ClassLatency(c.name, *figures)
         for c, *figures in zip(model.classes, ttft[1:], itl[1:], e2e[1:], strict=True)
     )
-    return Latency(ttft[0], itl[0], e2e[0], classes, "closed form", None)
+    return Latency(ttft[0], itl[0], e2e[0], classes, method, None)
+
+
+def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Latency:
+    budget = model.replica.max_num_batched_tokens
+    assert budget is not None
+    if (reason := too_full(traffic, budget)) is not None:
+        return _none(model, reason)
+    slow, prompts = slow_part(traffic, process.variance_ratio), prompts_of(traffic)
+    found = budgeted(traffic, prompts, slow, budget)
+    idle = idle_probability(traffic, empty_probability(model, traffic))
+    waiting = [
+        mixture([certain(alone), x.law], [idle, 1 - idle])
+        for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
+    ]
+    ttft = np.array(
+        [
+            idle * alone + (1 - idle) * x.mean_s
+            for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
+        ]
+    )
+    mean = means(traffic, process)
+    slow_s = slow_mean(traffic, process, mean.later_s)
+    later = np.zeros_like(slow_s)
+    rate = traffic.rate_rps
+    gaps = rate * (traffic.decode_tokens - 1)
+    rows = [traffic.class_index == i for i in range(len(model.classes))]
+    first = [
+        mixture(waiting, sum_by(prompts.group[mine], rate[mine], prompts.seconds.size).tolist())
+        for mine in rows
+    ]
+    between: list[Law | None] = []
+    for mine in rows:
+        if not gaps[mine].any():
+            between.append(None)
+            continue
+        usual = float(rate[mine] @ slow_s[mine] / gaps[mine].sum())
+        law, of_gap = gaps_law(traffic, prompts, slow, found.queue, found.served, mine, usual)
+        between.append(law)
+        later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.decode_tokens[mine] - 1)
+    mean = Means(ttft[prompts.group], later)
+    whole = end_to_end_laws(traffic, process, slow, mean, first)
+    return _latency(model, traffic, mean, first, between, whole, "closed form, budget")
 
 
 def _all(

@@ -1,0 +1,384 @@
+"""Iterations of at most so many tokens: prompts are computed in parts, and wait for one another (theory §9).
+
+Given c, the slow part, the decodes leave room for T' prompt tokens, and the prompt tokens W that wait at the start of
+an iteration are a Markov chain: W' = (W - T')⁺ + what arrives meanwhile. Its laws are on a lattice of tokens; a time is
+the chain's iterations, one after the other.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.analysis.latency.fast_part import Prompts
+from kvplan.analysis.latency.feedback import Feedback
+from kvplan.analysis.latency.law import Law
+from kvplan.analysis.latency.slow_part import SlowPart
+from kvplan.analysis.latency.traffic import Traffic
+from kvplan.model import FloatArray, sum_by, survival
+
+ComplexArray = NDArray[np.complex128]
+
+_TOGETHER = 3  # nodes of the slow part that are one here
+_CELLS = 128  # of waiting prompt tokens
+_ROOM_CELLS = 32  # of them at most for the budget
+_TAIL = 4.6  # half of -ln of the part of the law that the lattice leaves out
+_TIMES = 32  # cells of a full iteration
+_POINTS = 1 << 11  # of a law
+_SETTLED = 1e-3
+_MOST_STEPS = 256
+_PARTS = 6  # of a node, where it is spread
+_LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.0
+_SELDOM = 1e-6
+_NOISE = 1e-9
+_MOST_USE = 0.85
+_MOST_USE_BY_LONG = 0.65  # where a prompt takes more than an iteration's room, weighed by tokens
+
+
+class Queue(NamedTuple):
+    """The chain of waiting prompt tokens, for each node of the slow part.
+
+    Attributes
+    ----------
+    weight, slow_s, room : ndarray, shape (n_nodes,)
+        Probability of a node, its c, and T', the prompt tokens that an iteration has room for. The first is the empty.
+    step : tokens of a cell
+    token_s : seconds of an iteration that a prompt token takes
+    full_s : ndarray, shape (n_nodes,)
+        Of an iteration that leaves some over.
+    tokens : ndarray, shape (n_cells,)
+    seconds : ndarray, shape (n_nodes, n_cells)
+        Of an iteration with so many waiting at its start.
+    arrivals : ndarray of complex, shape (n_frequencies,)
+        Log-transform of the tokens that arrive in a second.
+    moves : ndarray, shape (n_nodes, n_cells, n_cells)
+        Transition probabilities.
+    stationary : ndarray, shape (n_nodes, n_cells)
+    """
+
+    weight: FloatArray
+    slow_s: FloatArray
+    room: FloatArray
+    step: float
+    token_s: float
+    full_s: FloatArray
+    tokens: FloatArray
+    seconds: FloatArray
+    arrivals: ComplexArray
+    moves: FloatArray
+    stationary: FloatArray
+
+
+def _nodes(slow: SlowPart) -> tuple[FloatArray, FloatArray]:
+    """Fewer nodes, the empty one first."""
+    group = np.arange(slow.weight.size) // _TOGETHER
+    weight = sum_by(group, slow.weight) if group.size else np.empty(0)
+    seconds = sum_by(group, slow.weight * slow.seconds) / weight if group.size else np.empty(0)
+    return np.append(slow.fixed_s, seconds), np.append(slow.empty, weight)
+
+
+def too_full(traffic: Traffic, budget: int) -> str | None:
+    """Why prompts wait too long for a budget to be told; None where they do not.
+
+    Examples
+    --------
+    >>> traffic = Traffic(1.0, 0.01, 2.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.05], [0.0]]))
+    >>> too_full(traffic, 100), too_full(traffic, 15)
+    (None, 'prompts take 123 % of max_num_batched_tokens, above 85 %')
+    """
+    rate, tokens = traffic.rate_rps, traffic.prompt_tokens
+    tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
+    decoding = traffic.iteration_s * float(rate @ (traffic.decode_tokens - 1))
+    room = budget - decoding
+    if room <= 0:
+        return f"decodes take {100 * decoding / budget:.0f} % of max_num_batched_tokens"
+    slow_s = traffic.iteration_s * (1 - traffic.prompt_work)
+    full_s = slow_s + traffic.prompt_work * room / tokens_rps + traffic.token_s * square / (2 * tokens_rps)
+    most = _MOST_USE if square <= room * tokens_rps else _MOST_USE_BY_LONG
+    if (use := tokens_rps * full_s / room) > most:
+        return f"prompts take {100 * use:.0f} % of max_num_batched_tokens, above {100 * most:.0f} %"
+    return None
+
+
+def room_of(traffic: Traffic, budget: float, slow_s: FloatArray, mean_s: float) -> FloatArray:
+    """T', what the decodes leave where the slow part is `slow_s`."""
+    decoding = traffic.iteration_s * float(traffic.rate_rps @ (traffic.decode_tokens - 1))
+    usual = mean_s - traffic.fixed_s
+    return budget - (decoding * (slow_s - traffic.fixed_s) / usual if usual > 0 else 0.0 * slow_s)
+
+
+def queue_of(
+    traffic: Traffic, prompts: Prompts, prompt_tokens: FloatArray, slow: SlowPart, budget: int
+) -> Queue:
+    """The chain of each node, and its stationary law."""
+    slow_s, weight = _nodes(slow)
+    room = np.maximum(room_of(traffic, budget, slow_s, slow.mean), budget / 16)
+    rate = prompts.rate_rps
+    tokens_rps, square = float(rate @ prompt_tokens), float(rate @ prompt_tokens**2)
+    token_s = prompts.work / tokens_rps
+    full_s = slow_s + token_s * room + traffic.token_s * square / (2 * tokens_rps)
+    use = min(float(weight @ (tokens_rps * full_s / room)), 0.9)
+    span = budget + prompt_tokens.max() + _TAIL * use / (1 - use) * square / tokens_rps
+    step = max(budget / _ROOM_CELLS, span / _CELLS)
+    cells = math.ceil(span / step) + 1
+    points = 1 << math.ceil(math.log2(3 * cells))
+
+    below, part = np.divmod(prompt_tokens / step, 1.0)
+    jumps = np.zeros(points)
+    np.add.at(jumps, below.astype(np.int64), rate * (1 - part))
+    np.add.at(jumps, below.astype(np.int64) + 1, rate * part)
+    arrivals = np.fft.rfft(jumps) - rate.sum()
+
+    tokens = step * np.arange(cells)
+    left = np.maximum(tokens - room[:, None], 0.0)
+    seconds = np.where(left > 0, full_s[:, None], slow_s[:, None] + token_s * tokens)
+    moves = _clamped(
+        np.fft.irfft(np.exp(seconds[..., None] * arrivals) * _split(left / step, points), points), cells
+    )
+    system = np.eye(cells) - np.swapaxes(moves, 1, 2)
+    system[:, -1] = 1.0
+    right = np.zeros((slow_s.size, cells, 1))
+    right[:, -1] = 1.0
+    stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
+    stationary /= stationary.sum(axis=1, keepdims=True)
+    return Queue(weight, slow_s, room, step, token_s, full_s, tokens, seconds, arrivals, moves, stationary)
+
+
+def _split(cells: FloatArray, points: int) -> ComplexArray:
+    """Transforms of masses between two cells each."""
+    below, part = np.divmod(cells, 1.0)
+    turn = np.exp(-2j * np.pi / points * np.arange(points // 2 + 1))
+    out: ComplexArray = turn ** below[..., None] * (1 + part[..., None] * (turn - 1))
+    return out
+
+
+def _cut(law: FloatArray, cells: int) -> FloatArray:
+    """The last axis cut to so many cells, the last of which takes what lies beyond."""
+    out = np.maximum(law[..., :cells], 0.0)
+    out[..., -1] += np.maximum(law[..., cells:].sum(axis=-1), 0.0)
+    return out
+
+
+def _clamped(law: FloatArray, cells: int) -> FloatArray:
+    """The same of laws, which sum to 1."""
+    out = _cut(law, cells)
+    return np.asarray(out / out.sum(axis=-1, keepdims=True))
+
+
+class Met(NamedTuple):
+    """What a request meets that comes in an iteration under way, and what comes behind it.
+
+    Attributes
+    ----------
+    tick_s : ndarray, shape (n_nodes,)
+        Seconds of a cell of time.
+    mass : ndarray, shape (n_nodes, _TIMES, n_cells)
+        Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
+    behind : ndarray, shape (n_nodes, n_times, n_cells)
+        Law of the tokens that have come behind it, by the time that it has waited.
+    """
+
+    tick_s: FloatArray
+    mass: FloatArray
+    behind: FloatArray
+
+
+class Served(NamedTuple):
+    """What happens to prompts of one length.
+
+    Attributes
+    ----------
+    law : Law
+        Of the time to the first token ...
+    mean_s : float
+        ... and its mean.
+    queue : ndarray, shape (n_nodes, n_cells)
+        Law of what waits at the start of the iteration of the first token, for each node.
+    """
+
+    law: Law
+    mean_s: float
+    queue: FloatArray
+
+
+def meet(queue: Queue, largest: float) -> Met:
+    """What requests meet whose prompts have no more than `largest` tokens."""
+    nodes, cells = queue.seconds.shape
+    points = 2 * (queue.arrivals.size - 1)
+    tick = queue.full_s / _TIMES
+    mass = queue.stationary.copy()
+    mass[0, 0] = 0.0  # iterations with nobody are not run
+    over = queue.tokens > queue.room[:, None]
+    length = queue.seconds / tick[:, None]
+    times = np.arange(_TIMES)
+    overlap = np.clip(length[..., None] - times, 0.0, 1.0)  # of each cell of time left
+    elapsed = np.clip(length[..., None] - times - overlap / 2, 0.0, _TIMES)
+    below = np.minimum(elapsed.astype(np.int64), _TIMES - 1)
+    joint = np.zeros((nodes, _TIMES, _TIMES + 1))  # time left and elapsed
+    node = np.arange(nodes)[:, None, None]
+    likely = np.where(over, 0.0, mass)[..., None] * overlap
+    np.add.at(joint, (node, times, below), likely * (1 - elapsed + below))
+    np.add.at(joint, (node, times, below + 1), likely * (elapsed - below))
+    after = np.exp(np.arange(_TIMES + 1)[:, None] * tick[:, None, None] * queue.arrivals)
+    left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
+    left_over = (np.where(over, mass, 0.0)[..., None] * _split(left, points)).sum(axis=1)
+    meets = joint @ after + left_over[:, None] * (after[:, 1:] + after[:, :-1])[:, ::-1] / 2
+    ahead = _cut(np.fft.irfft(meets, points), cells) * (queue.weight * tick)[:, None, None]
+
+    seldom = _SELDOM * ahead.sum()
+    most = [
+        math.ceil((queue.tokens[there].max() + largest) / room) if there.any() else 1
+        for room, there in zip(queue.room, ahead.sum(axis=1) > seldom, strict=True)
+    ]
+    waited = tick[:, None] * (np.arange(max(most) * _TIMES) + 0.5)
+    behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
+    return Met(tick, ahead, behind)
+
+
+def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
+    """A prompt of this length behind what it meets: so many full iterations, and one that computes its rest."""
+    nodes, cells = queue.seconds.shape
+    total = float(met.mass.sum())
+    room, step = queue.room[:, None], queue.step
+    work = queue.tokens + prompt_tokens
+    number = np.maximum(np.ceil(work / room - 1e-9), 1.0)  # of its iterations
+    rest = work - (number - 1) * room
+    first = int(number[:, 0].min())
+    likely = met.mass.sum(axis=1) > _SELDOM * total
+    last = max(int(number[likely].max()), first) if likely.any() else first
+    past = np.minimum(number, last).astype(np.int64) - first
+    width = math.ceil(queue.room.max() / step) + 1
+    value = np.minimum(step * np.arange(width), room)  # tokens
+    place = np.minimum((rest / step).astype(np.int64), width - 2)
+    low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
+    part = np.clip((rest - low) / np.where(high > low, high - low, np.inf), 0.0, 1.0)
+
+    span = (last - first + 1) * _TIMES
+    joint = np.zeros((nodes, span, width))  # time waited and rest
+    node = np.arange(nodes)[:, None, None]
+    when = past[:, None] * _TIMES + np.arange(_TIMES)[:, None]
+    np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
+    np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
+    start = (first - 1) * _TIMES
+    behind = met.behind[:, start : start + span]
+
+    # the last iteration begins with the rest and who came behind
+    pairs = np.swapaxes(joint, 1, 2) @ behind
+    waits = np.zeros((nodes, cells))
+    for k in range(width):
+        waits[:, k:] += pairs[:, k, : cells - k]
+        waits[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
+    size = 1 << math.ceil(math.log2(2 * width + 1))
+    near = np.fft.rfft(_clamped(behind, width + 1), size)
+    together = np.fft.irfft(np.fft.rfft(joint, size) * near, size)
+    ends = step * np.arange(size)
+    length = np.where(ends > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends)
+    seconds = (met.tick_s[:, None] * (np.arange(span) + start + 0.5))[..., None] + length[:, None]
+    there = together > _NOISE * total
+    seconds, mass = seconds[there], together[there]
+    return Served(law_of(seconds, mass), float(seconds @ mass / mass.sum()), waits / total)
+
+
+def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
+    """Many weighed times as a law."""
+    low, high = float(seconds.min()), float(seconds.max())
+    step = max((high - low) / _POINTS, 1e-9 * high)
+    place = (seconds - low) / step
+    below = place.astype(np.int64)
+    part = place - below
+    total = np.bincount(below, mass * (1 - part), _POINTS + 2) + np.bincount(
+        below + 1, mass * part, _POINTS + 2
+    )
+    edges = low + step * np.arange(-0.5, _POINTS + 2)
+    return Law(edges, np.append(0.0, np.cumsum(total))).reduced()
+
+
+def gaps_law(
+    traffic: Traffic,
+    prompts: Prompts,
+    slow: SlowPart,
+    queue: Queue,
+    served: list[Served],
+    mine: NDArray[np.bool_],
+    mean: float,
+) -> tuple[Law, float]:
+    """Between two tokens of a request of the rows `mine`, whose mean slow part is known; and its mean."""
+    stages, rate, group = traffic.decode_tokens[mine], traffic.rate_rps[mine], prompts.group[mine]
+    number = float(rate @ (stages - 1))
+    stationary = queue.stationary
+    law = np.zeros_like(stationary)
+    settled = 0.0
+    for g in np.unique(group).tolist():
+        present = survival(stages[group == g], rate[group == g])[1:] / number
+        at = served[g].queue / np.maximum(served[g].queue.sum(axis=1, keepdims=True), 1e-300)
+        at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
+        for m in range(min(present.size, _MOST_STEPS)):
+            at = np.einsum("nw,nwv->nv", at, queue.moves)
+            law += present[m] * at
+            if (queue.weight * np.abs(at - stationary).sum(axis=1)).sum() < _SETTLED:
+                break
+        settled += float(present[m + 1 :].sum())
+    law += settled * stationary
+    own = float(rate @ ((stages - 1) * (traffic.stage_s[mine] + traffic.token_s * stages / 2))) / number
+    prompt_s = queue.seconds - queue.slow_s[:, None]
+    usual = float(queue.weight @ (queue.slow_s - slow.fixed_s))
+    factor = (mean - slow.fixed_s - own) / usual if usual > 0 else 1.0
+    factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
+    c = slow.fixed_s + own + factor * (queue.slow_s - slow.fixed_s)
+    # prompts as they come in iterations of that slow part: of the nodes on both sides
+    near = np.array([np.interp(c, queue.slow_s, unit) for unit in np.eye(c.size)]).T  # of node n, at m
+    joint = queue.weight[:, None, None] * near[..., None] * law
+    spread, share = _spread(c)
+    seconds = spread[:, None, None, :] + prompt_s[..., None]
+    mass = joint[..., None] * share[:, None, None, :]
+    there = np.broadcast_to(joint[..., None] > 1e-9, mass.shape)
+    return law_of(seconds[there], mass[there]), mean + float((joint * prompt_s).sum())
+
+
+def slow_mean(traffic: Traffic, feedback: Feedback, later_s: FloatArray) -> FloatArray:
+    """Seconds of the slow part in the iterations of each row past its prompt, summed.
+
+    An iteration without a budget computes the prompts that came in the one before: its slow part is what is left.
+    """
+    tau, d = traffic.iteration_s, traffic.decode_tokens
+    like = feedback.covariance / tau
+    first = tau + like[1] + traffic.prompt_s
+    last = (
+        tau
+        + like[d]
+        + traffic.prompt_s * feedback.response[d - 1]
+        + traffic.stage_s
+        + traffic.token_s * (d - 1)
+    )
+    return later_s - np.where(d > 1, traffic.prompt_work * (first + later_s - last), 0.0)
+
+
+def _spread(nodes: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Values that stand for each node but the first: evenly on both sides, half way to its neighbours."""
+    values = np.repeat(nodes[:, None], _PARTS, axis=1)
+    if nodes.size > 2:
+        inner = nodes[1:]
+        between = (inner[1:] + inner[:-1]) / 2
+        edges = np.concatenate([[2 * inner[0] - between[0]], between, [2 * inner[-1] - between[-1]]])
+        values[1:] = edges[:-1, None] + np.diff(edges)[:, None] * (np.arange(_PARTS) + 0.5) / _PARTS
+    return values, np.full_like(values, 1 / _PARTS)
+
+
+class Budgeted(NamedTuple):
+    """First tokens of each group of prompts, and the chain behind them."""
+
+    prompt_tokens: FloatArray
+    queue: Queue
+    served: list[Served]
+    alone_s: FloatArray
+
+
+def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int) -> Budgeted:
+    rate = prompts.rate_rps
+    tokens = sum_by(prompts.group, traffic.rate_rps * traffic.prompt_tokens) / rate
+    queue = queue_of(traffic, prompts, tokens, slow, budget)
+    met = meet(queue, float(tokens.max()))
+    parts = np.ceil(tokens / budget)
+    alone = parts * traffic.fixed_s + prompts.seconds + traffic.token_s * budget * parts * (parts - 1) / 2
+    return Budgeted(tokens, queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
