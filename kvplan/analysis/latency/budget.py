@@ -16,7 +16,7 @@ from kvplan.analysis.latency.feedback import Feedback
 from kvplan.analysis.latency.law import Law
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import Traffic
-from kvplan.model import FloatArray, sum_by, survival
+from kvplan.model import FloatArray, IntArray, sum_by, survival
 
 ComplexArray = NDArray[np.complex128]
 
@@ -30,6 +30,8 @@ _SETTLED = 1e-3
 _MOST_STEPS = 256
 _PARTS = 6  # of a node, where it is spread
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.0
+_EVEN_TIMES = 256  # of what a request has waited; beyond, each by so much longer than the one before
+_LONGER = 1.02
 _SELDOM = 1e-6
 _NOISE = 1e-9
 _MOST_USE = 0.85
@@ -172,14 +174,17 @@ class Met(NamedTuple):
     Attributes
     ----------
     tick_s : ndarray, shape (n_nodes,)
-        Seconds of a cell of time.
+        Seconds of a tick, of which a full iteration has _TIMES.
+    edges : ndarray, shape (n_times + 1,)
+        Cells of what requests have waited, ticks.
     mass : ndarray, shape (n_nodes, _TIMES, n_cells)
         Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
     behind : ndarray, shape (n_nodes, n_times, n_cells)
-        Law of the tokens that have come behind it, by the time that it has waited.
+        Law of the tokens that have come behind it, by what it has waited.
     """
 
     tick_s: FloatArray
+    edges: IntArray
     mass: FloatArray
     behind: FloatArray
 
@@ -231,9 +236,18 @@ def meet(queue: Queue, largest: float) -> Met:
         math.ceil((queue.tokens[there].max() + largest) / room) if there.any() else 1
         for room, there in zip(queue.room, ahead.sum(axis=1) > seldom, strict=True)
     ]
-    waited = tick[:, None] * (np.arange(max(most) * _TIMES) + 0.5)
+    edges = _edges(max(most) * _TIMES)
+    waited = tick[:, None] * (edges[:-1] + edges[1:]) / 2
     behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
-    return Met(tick, ahead, behind)
+    return Met(tick, edges, ahead, behind)
+
+
+def _edges(ticks: int) -> IntArray:
+    """Edges of cells of times: single ticks, then ever more of them."""
+    beyond = math.ceil(math.log(max(ticks / _EVEN_TIMES, 1.0)) / math.log(_LONGER)) + 1
+    later = np.ceil(_EVEN_TIMES * _LONGER ** np.arange(beyond)).astype(np.int64)
+    edges = np.concatenate([np.arange(_EVEN_TIMES), later])
+    return edges[: np.searchsorted(edges, ticks) + 1]
 
 
 def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
@@ -247,21 +261,23 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     first = int(number[:, 0].min())
     likely = met.mass.sum(axis=1) > _SELDOM * total
     last = max(int(number[likely].max()), first) if likely.any() else first
-    past = np.minimum(number, last).astype(np.int64) - first
+    past = np.minimum(number, last).astype(np.int64) - 1
     width = math.ceil(queue.room.max() / step) + 1
     value = np.minimum(step * np.arange(width), room)  # tokens
     place = np.minimum((rest / step).astype(np.int64), width - 2)
     low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
     part = np.clip((rest - low) / np.where(high > low, high - low, np.inf), 0.0, 1.0)
 
-    span = (last - first + 1) * _TIMES
-    joint = np.zeros((nodes, span, width))  # time waited and rest
+    ticks = past[:, None] * _TIMES + np.arange(_TIMES)[:, None]
+    when = np.searchsorted(met.edges, ticks, side="right") - 1
+    start, end = int(when.min()), int(when.max()) + 1
+    when -= start
+    joint = np.zeros((nodes, end - start, width))  # time waited and rest
     node = np.arange(nodes)[:, None, None]
-    when = past[:, None] * _TIMES + np.arange(_TIMES)[:, None]
     np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
     np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
-    start = (first - 1) * _TIMES
-    behind = met.behind[:, start : start + span]
+    behind = met.behind[:, start:end]
+    waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1]) / 2
 
     # the last iteration begins with the rest and who came behind
     pairs = np.swapaxes(joint, 1, 2) @ behind
@@ -274,7 +290,7 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     together = np.fft.irfft(np.fft.rfft(joint, size) * near, size)
     ends = step * np.arange(size)
     length = np.where(ends > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends)
-    seconds = (met.tick_s[:, None] * (np.arange(span) + start + 0.5))[..., None] + length[:, None]
+    seconds = waited[..., None] + length[:, None]
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
     return Served(law_of(seconds, mass), float(seconds @ mass / mass.sum()), waits / total)

@@ -80,6 +80,8 @@ def budget_binds(model: ServingModel, traffic: Traffic) -> bool:
     if float(prompt.max()) > room - 3 * math.sqrt(decoding):
         return True
     mean, square = tau * float(rate @ prompt), tau * float(rate @ prompt**2)
+    if mean < _FULL * room:  # then it is so by Markov's inequality
+        return False
     return gamma_above(mean**2 / square, room / mean) > _FULL
 
 
