@@ -30,26 +30,46 @@ class Served:
 
 
 def serve(
-    arrival_s: FloatArray, input_tokens: IntArray, decode_tokens: IntArray, kind: IntArray, timing: Timing
+    arrival_s: FloatArray,
+    input_tokens: IntArray,
+    decode_tokens: IntArray,
+    kind: IntArray,
+    timing: Timing,
+    budget: int = 10**12,
 ) -> Served:
-    """Iterations without an end of memory, sequences or tokens; an idle replica starts with the next arrival."""
+    """Iterations of so many tokens, without an end of memory or sequences; an idle replica starts with an arrival.
+
+    Who decodes comes first; of the prompts what is left is computed in the order of their arrivals.
+    """
     arrival, prompt, decode, kinds = (x.tolist() for x in (arrival_s, input_tokens, decode_tokens, kind))
     n = len(arrival)
     first, last = np.zeros(n), np.zeros(n)
     leaving: list[tuple[int, int]] = []  # iteration of the last token, and whose
     running = [0] * (max(kinds) + 1)
     durations, later = [], []
+    waiting: list[int] = []
+    computed = [0] * n
     now, context, iteration, next_one = 0.0, 0, 0, 0
-    while next_one < n or leaving:
-        if not leaving:
+    while next_one < n or leaving or waiting:
+        if not leaving and not waiting:
             now = max(now, arrival[next_one])
         context += len(leaving)
-        fresh = []
         while next_one < n and arrival[next_one] <= now:
-            fresh.append(next_one)
+            waiting.append(next_one)
             next_one += 1
-        tokens = sum(prompt[i] for i in fresh)
-        duration = timing(float(context + tokens), float(tokens), float(len(leaving) + len(fresh)))
+        tokens, prefill, scheduled, read = 0, 0, len(leaving), context
+        fresh = []
+        while waiting and len(leaving) + tokens < budget:
+            i = waiting[0]
+            part = min(prompt[i] - computed[i], budget - len(leaving) - tokens)
+            tokens += part
+            prefill += part if part > 1 else 0  # a single token is as good as a decode's
+            scheduled += 1
+            computed[i] += part
+            read += computed[i]
+            if computed[i] == prompt[i]:
+                fresh.append(waiting.pop(0))
+        duration = timing(float(read), float(prefill), float(scheduled))
         durations.append(duration)
         later.append(list(running))
         now += duration

@@ -167,22 +167,28 @@ def test_the_slow_part_has_the_moments_of_its_requests() -> None:
 # -- simulations -----------------------------------------------------------------------------------------------
 
 
-def traffic_arrives(model: ServingModel, requests: int, seed: int) -> Served:
+def traffic_arrives(model: ServingModel, requests: int, seed: int, budget: int = 10**12) -> Served:
     random = np.random.default_rng(seed)
     arrival = np.cumsum(random.exponential(1 / model.total_rate_rps, requests))
     mix = model.mix
     row = random.choice(mix.share.size, requests, p=mix.share)
-    return serve(arrival, mix.input_tokens[row], mix.decode_tokens[row], mix.class_index[row], model.timing)
+    return serve(
+        arrival, mix.input_tokens[row], mix.decode_tokens[row], mix.class_index[row], model.timing, budget
+    )
 
 
-def test_the_engine_serves_at_once_as_the_slow_simulator_does() -> None:
-    model = served(*MIXED, replica=replace(AMPLE, prefix_caching=False))
+@pytest.mark.parametrize("budget", [10**12, 700])
+def test_the_engine_serves_at_once_as_the_slow_simulator_does(budget: int) -> None:
+    replica = replace(AMPLE, prefix_caching=False, max_num_batched_tokens=budget)
+    model = served(*MIXED, replica=replica)
     (scenario,) = scenarios(model, Plan(), Load(requests=400), [1])
     engine = Job(Settings("vllm", {"prefix_caching": (0.0,)}), scenario).run(
         lambda done: True, None, compile=False
     )
     given = scenario.requests
-    slow = serve(given.arrival_s, given.input_tokens, given.decode_tokens, given.class_index, model.timing)
+    slow = serve(
+        given.arrival_s, given.input_tokens, given.decode_tokens, given.class_index, model.timing, budget
+    )
     assert engine.ttft_s == pytest.approx(slow.ttft_s)
     assert engine.e2e_s == pytest.approx(slow.e2e_s)
 
@@ -453,9 +459,11 @@ EXTREMES = {
 }
 
 
+@pytest.mark.parametrize("budget", [None, 2048, 17])
 @pytest.mark.parametrize("name", EXTREMES)
-def test_far_out_there_are_figures_or_a_reason(name: str) -> None:
-    found = latency(EXTREMES[name])
+def test_far_out_there_are_figures_or_a_reason(name: str, budget: int | None) -> None:
+    model = EXTREMES[name]
+    found = latency(replace(model, replica=replace(model.replica, max_num_batched_tokens=budget)))
     if found.reason is not None:
         assert found.ttft_s is None
         return

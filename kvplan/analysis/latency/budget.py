@@ -24,7 +24,8 @@ _TOGETHER = 3  # nodes of the slow part that are one here
 _CELLS = 128  # of waiting prompt tokens
 _ROOM_CELLS = 32  # of them at most for the budget
 _TAIL = 4.6  # half of -ln of the part of the law that the lattice leaves out
-_TIMES = 32  # cells of a full iteration
+_FEWEST_TICKS, _MOST_TICKS = 32, 128  # of a full iteration
+_TICKS_OF_FIXED = 6  # of d0
 _POINTS = 1 << 11  # of a law
 _SETTLED = 1e-3
 _MOST_STEPS = 256
@@ -46,6 +47,7 @@ class Queue(NamedTuple):
     weight, slow_s, room : ndarray, shape (n_nodes,)
         Probability of a node, its c, and T', the prompt tokens that an iteration has room for. The first is the empty.
     step : tokens of a cell
+    ticks : so many of a full iteration are told apart
     token_s : seconds of an iteration that a prompt token takes
     full_s : ndarray, shape (n_nodes,)
         Of an iteration that leaves some over.
@@ -63,6 +65,7 @@ class Queue(NamedTuple):
     slow_s: FloatArray
     room: FloatArray
     step: float
+    ticks: int
     token_s: float
     full_s: FloatArray
     tokens: FloatArray
@@ -123,6 +126,9 @@ def queue_of(
     use = min(float(weight @ (tokens_rps * full_s / room)), 0.9)
     span = budget + prompt_tokens.max() + _TAIL * use / (1 - use) * square / tokens_rps
     step = max(budget / _ROOM_CELLS, span / _CELLS)
+    usual = float(prompt_tokens[np.argmax(rate * prompt_tokens)])
+    if usual > step:  # on a point of the lattice
+        step = usual / math.ceil(usual / step)
     cells = math.ceil(span / step) + 1
     points = 1 << math.ceil(math.log2(3 * cells))
 
@@ -144,7 +150,11 @@ def queue_of(
     right[:, -1] = 1.0
     stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
     stationary /= stationary.sum(axis=1, keepdims=True)
-    return Queue(weight, slow_s, room, step, token_s, full_s, tokens, seconds, arrivals, moves, stationary)
+    ticks = math.ceil(_TICKS_OF_FIXED * float(weight @ full_s) / slow.fixed_s)
+    ticks = min(max(ticks, _FEWEST_TICKS), _MOST_TICKS)
+    return Queue(
+        weight, slow_s, room, step, ticks, token_s, full_s, tokens, seconds, arrivals, moves, stationary
+    )
 
 
 def _split(cells: FloatArray, points: int) -> ComplexArray:
@@ -174,10 +184,10 @@ class Met(NamedTuple):
     Attributes
     ----------
     tick_s : ndarray, shape (n_nodes,)
-        Seconds of a tick, of which a full iteration has _TIMES.
+        Seconds of a tick, of which a full iteration has `ticks`.
     edges : ndarray, shape (n_times + 1,)
         Cells of what requests have waited, ticks.
-    mass : ndarray, shape (n_nodes, _TIMES, n_cells)
+    mass : ndarray, shape (n_nodes, ticks + 1, n_cells)
         Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
     behind : ndarray, shape (n_nodes, n_times, n_cells)
         Law of the tokens that have come behind it, by what it has waited.
@@ -200,35 +210,43 @@ class Served(NamedTuple):
         ... and its mean.
     queue : ndarray, shape (n_nodes, n_cells)
         Law of what waits at the start of the iteration of the first token, for each node.
+    alone : ndarray, shape (n_cells,)
+        The same where nobody else is there.
     """
 
     law: Law
     mean_s: float
     queue: FloatArray
+    alone: FloatArray
 
 
 def meet(queue: Queue, largest: float) -> Met:
     """What requests meet whose prompts have no more than `largest` tokens."""
     nodes, cells = queue.seconds.shape
     points = 2 * (queue.arrivals.size - 1)
-    tick = queue.full_s / _TIMES
+    n = queue.ticks
+    tick = queue.full_s / n
     mass = queue.stationary.copy()
     mass[0, 0] = 0.0  # iterations with nobody are not run
     over = queue.tokens > queue.room[:, None]
     length = queue.seconds / tick[:, None]
-    times = np.arange(_TIMES)
+    times = np.arange(n)
     overlap = np.clip(length[..., None] - times, 0.0, 1.0)  # of each cell of time left
-    elapsed = np.clip(length[..., None] - times - overlap / 2, 0.0, _TIMES)
-    below = np.minimum(elapsed.astype(np.int64), _TIMES - 1)
-    joint = np.zeros((nodes, _TIMES, _TIMES + 1))  # time left and elapsed
+    elapsed = np.clip(length[..., None] - times - overlap / 2, 0.0, n)
+    below = np.minimum(elapsed.astype(np.int64), n - 1)
+    joint = np.zeros((nodes, n + 1, n + 1))  # time left and elapsed
     node = np.arange(nodes)[:, None, None]
     likely = np.where(over, 0.0, mass)[..., None] * overlap
-    np.add.at(joint, (node, times, below), likely * (1 - elapsed + below))
-    np.add.at(joint, (node, times, below + 1), likely * (elapsed - below))
-    after = np.exp(np.arange(_TIMES + 1)[:, None] * tick[:, None, None] * queue.arrivals)
+    early = (elapsed - below) * likely
+    for later, share in ((0, 1 - overlap / 2), (1, overlap / 2)):
+        np.add.at(joint, (node, times + later, below), share * (likely - early))
+        np.add.at(joint, (node, times + later, below + 1), share * early)
+    after = np.exp(np.arange(n + 1)[:, None] * tick[:, None, None] * queue.arrivals)
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
     left_over = (np.where(over, mass, 0.0)[..., None] * _split(left, points)).sum(axis=1)
-    meets = joint @ after + left_over[:, None] * (after[:, 1:] + after[:, :-1])[:, ::-1] / 2
+    uniform = np.full(n + 1, 1.0)
+    uniform[[0, -1]] = 0.5
+    meets = joint @ after + left_over[:, None] * uniform[:, None] * after[:, ::-1]
     ahead = _cut(np.fft.irfft(meets, points), cells) * (queue.weight * tick)[:, None, None]
 
     seldom = _SELDOM * ahead.sum()
@@ -236,8 +254,8 @@ def meet(queue: Queue, largest: float) -> Met:
         math.ceil((queue.tokens[there].max() + largest) / room) if there.any() else 1
         for room, there in zip(queue.room, ahead.sum(axis=1) > seldom, strict=True)
     ]
-    edges = _edges(max(most) * _TIMES)
-    waited = tick[:, None] * (edges[:-1] + edges[1:]) / 2
+    edges = _edges(max(most) * n + 1)
+    waited = tick[:, None] * (edges[:-1] + edges[1:] - 1) / 2
     behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
     return Met(tick, edges, ahead, behind)
 
@@ -268,7 +286,7 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
     part = np.clip((rest - low) / np.where(high > low, high - low, np.inf), 0.0, 1.0)
 
-    ticks = past[:, None] * _TIMES + np.arange(_TIMES)[:, None]
+    ticks = past[:, None] * queue.ticks + np.arange(queue.ticks + 1)[:, None]
     when = np.searchsorted(met.edges, ticks, side="right") - 1
     start, end = int(when.min()), int(when.max()) + 1
     when -= start
@@ -277,7 +295,7 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
     np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
     behind = met.behind[:, start:end]
-    waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1]) / 2
+    waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1] - 1) / 2
 
     # the last iteration begins with the rest and who came behind
     pairs = np.swapaxes(joint, 1, 2) @ behind
@@ -293,12 +311,17 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     seconds = waited[..., None] + length[:, None]
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
-    return Served(law_of(seconds, mass), float(seconds @ mass / mass.sum()), waits / total)
+    width = float(queue.weight @ met.tick_s)
+    alone = np.zeros(cells)
+    own = float(rest[0, 0]) / step
+    alone[int(own)] += 1 - own % 1
+    alone[int(own) + 1] += own % 1
+    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total, alone)
 
 
-def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
-    """Many weighed times as a law."""
-    low, high = float(seconds.min()), float(seconds.max())
+def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
+    """Many weighed times as a law, each spread over `width`."""
+    low, high = float(seconds.min()) - width / 2, float(seconds.max()) + width / 2
     step = max((high - low) / _POINTS, 1e-9 * high)
     place = (seconds - low) / step
     below = place.astype(np.int64)
@@ -307,7 +330,14 @@ def law_of(seconds: FloatArray, mass: FloatArray) -> Law:
         below + 1, mass * part, _POINTS + 2
     )
     edges = low + step * np.arange(-0.5, _POINTS + 2)
-    return Law(edges, np.append(0.0, np.cumsum(total))).reduced()
+    below_edges = np.append(0.0, np.cumsum(total))
+    if width > step:
+        area = np.append(0.0, np.cumsum((below_edges[1:] + below_edges[:-1]) * step / 2))
+        ends = (np.interp(edges + side * width / 2, edges, area) for side in (-1, 1))
+        left, right = ends
+        right = right + np.maximum(edges + width / 2 - edges[-1], 0.0) * below_edges[-1]
+        below_edges = (right - left) / width
+    return Law(edges, below_edges).reduced()
 
 
 def gaps_law(
@@ -316,6 +346,7 @@ def gaps_law(
     slow: SlowPart,
     queue: Queue,
     served: list[Served],
+    idle: float,
     mine: NDArray[np.bool_],
     mean: float,
 ) -> tuple[Law, float]:
@@ -329,6 +360,7 @@ def gaps_law(
         present = survival(stages[group == g], rate[group == g])[1:] / number
         at = served[g].queue / np.maximum(served[g].queue.sum(axis=1, keepdims=True), 1e-300)
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
+        at = (1 - idle) * at + idle * served[g].alone
         for m in range(min(present.size, _MOST_STEPS)):
             at = np.einsum("nw,nwv->nv", at, queue.moves)
             law += present[m] * at
@@ -396,5 +428,7 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int) ->
     queue = queue_of(traffic, prompts, tokens, slow, budget)
     met = meet(queue, float(tokens.max()))
     parts = np.ceil(tokens / budget)
-    alone = parts * traffic.fixed_s + prompts.seconds + traffic.token_s * budget * parts * (parts - 1) / 2
+    sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
+    again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
+    alone = parts * traffic.fixed_s + prompts.seconds + again
     return Budgeted(tokens, queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
