@@ -28,6 +28,7 @@ _FEWEST_TICKS, _MOST_TICKS = 32, 128  # of a full iteration
 _TICKS_OF_FIXED = 6  # of d0
 _POINTS = 1 << 11  # of a law
 _SETTLED = 1e-3
+_SHORT = 64  # tokens
 _MOST_STEPS = 256
 _PARTS = 6  # of a node, where it is spread
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.0
@@ -90,7 +91,7 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     --------
     >>> traffic = Traffic(1.0, 0.01, 2.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.05], [0.0]]))
     >>> too_full(traffic, 100), too_full(traffic, 15)
-    (None, 'prompts take 123 % of max_num_batched_tokens, above 85 %')
+    (None, 'prompts take 122 % of max_num_batched_tokens, above 85 %')
     """
     rate, tokens = traffic.rate_rps, traffic.prompt_tokens
     tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
@@ -208,8 +209,9 @@ class Served(NamedTuple):
         Of the time to the first token ...
     mean_s : float
         ... and its mean.
-    queue : ndarray, shape (n_nodes, n_cells)
-        Law of what waits at the start of the iteration of the first token, for each node.
+    queue : ndarray, shape (4, n_nodes, n_cells)
+        Law of the node and of what waits at the start of the iteration of the first token, and how long it took until
+        then: its first three moments, times the law.
     alone : ndarray, shape (n_cells,)
         The same where nobody else is there.
     """
@@ -298,11 +300,12 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1] - 1) / 2
 
     # the last iteration begins with the rest and who came behind
-    pairs = np.swapaxes(joint, 1, 2) @ behind
-    waits = np.zeros((nodes, cells))
-    for k in range(width):
-        waits[:, k:] += pairs[:, k, : cells - k]
-        waits[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
+    waits = np.zeros((4, nodes, cells))
+    for power, law in enumerate(waits):
+        pairs = np.swapaxes(joint * (waited**power)[..., None], 1, 2) @ behind
+        for k in range(width):
+            law[:, k:] += pairs[:, k, : cells - k]
+            law[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
     size = 1 << math.ceil(math.log2(2 * width + 1))
     near = np.fft.rfft(_clamped(behind, width + 1), size)
     together = np.fft.irfft(np.fft.rfft(joint, size) * near, size)
@@ -358,7 +361,7 @@ def gaps_law(
     settled = 0.0
     for g in np.unique(group).tolist():
         present = survival(stages[group == g], rate[group == g])[1:] / number
-        at = served[g].queue / np.maximum(served[g].queue.sum(axis=1, keepdims=True), 1e-300)
+        at = served[g].queue[0] / np.maximum(served[g].queue[0].sum(axis=1, keepdims=True), 1e-300)
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
         at = (1 - idle) * at + idle * served[g].alone
         for m in range(min(present.size, _MOST_STEPS)):
@@ -382,6 +385,33 @@ def gaps_law(
     mass = joint[..., None] * share[:, None, None, :]
     there = np.broadcast_to(joint[..., None] > 1e-9, mass.shape)
     return law_of(seconds[there], mass[there]), mean + float((joint * prompt_s).sum())
+
+
+def short_stays(traffic: Traffic, prompts: Prompts, found: "Budgeted") -> tuple[FloatArray, FloatArray]:
+    """Variance, s², and skewness of the time of each row until its last token, were the slow part never to change.
+
+    Infinite where there are so many tokens that it does.
+    """
+    queue = found.queue
+    x = queue.seconds
+    sums = np.zeros((*x.shape, 3))
+    variance = np.full(traffic.decode_tokens.shape, np.inf)
+    skewness = np.zeros(variance.shape)
+    short = traffic.decode_tokens <= _SHORT
+    for d in range(1, int(traffic.decode_tokens[short].max(initial=0)) + 1):
+        one, two, three = np.moveaxis(queue.moves @ sums, -1, 0)
+        sums = np.stack([x + one, x**2 + 2 * x * one + two, x**3 + 3 * x * (x * one + two) + three], axis=-1)
+        y1, y2, y3 = np.moveaxis(sums, -1, 0)
+        for row in np.flatnonzero(traffic.decode_tokens == d).tolist():
+            g = prompts.group[row]
+            law, w1, w2, w3 = found.served[g].queue
+            first = float((w1 + law * y1).sum())
+            second = float((w2 + 2 * w1 * y1 + law * y2).sum())
+            third = float((w3 + 3 * (w2 * y1 + w1 * y2) + law * y3).sum())
+            variance[row] = max(second - first**2, 0.0)
+            spread = math.sqrt(variance[row])
+            skewness[row] = (third - 3 * first * second + 2 * first**3) / spread**3 if spread > 0 else 0.0
+    return variance, skewness
 
 
 def slow_mean(traffic: Traffic, feedback: Feedback, later_s: FloatArray) -> FloatArray:
@@ -414,21 +444,50 @@ def _spread(nodes: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 class Budgeted(NamedTuple):
-    """First tokens of each group of prompts, and the chain behind them."""
+    """First tokens, and the chain behind them.
 
-    prompt_tokens: FloatArray
+    Attributes
+    ----------
+    served
+        Of each group of prompts, where somebody is there.
+    alone_s : ndarray, shape (n_groups,)
+        Seconds to the first token where nobody is.
+    """
+
     queue: Queue
     served: list[Served]
     alone_s: FloatArray
 
 
-def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int) -> Budgeted:
+def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, empty: float) -> Budgeted:
+    """First tokens of each group of prompts in iterations of at most `budget` tokens.
+
+    Parameters
+    ----------
+    empty
+        Probability that nobody is there in an iteration, if iterations went on all the same; 0 where not known.
+
+    Examples
+    --------
+    Nobody else ever: a prompt of two and a half budgets takes three iterations of a second, and a hundredth a token.
+
+    >>> from kvplan.analysis.latency.fast_part import prompts_of
+    >>> lone = Traffic(1.0, 0.0, 1.0, *np.array([[0], [1]]), *np.array([[250.0], [1e-9], [2.5], [0.0]]))
+    >>> budgeted(lone, prompts_of(lone), SlowPart(1.0, 1.0, np.empty(0), np.empty(0)), 100, 1.0).alone_s.tolist()
+    [5.5]
+    """
     rate = prompts.rate_rps
     tokens = sum_by(prompts.group, traffic.rate_rps * traffic.prompt_tokens) / rate
     queue = queue_of(traffic, prompts, tokens, slow, budget)
+    if empty > 0:  # prompts that wait and requests past prefill are seldom missing at the same time
+        nobody = min(1.0, empty / float(queue.stationary[0, 0]))
+        others = queue.weight[1:].sum()
+        weight = queue.weight * ((1 - nobody) / others if others > 0 else 1.0)
+        weight[0] = nobody if others > 0 else 1.0
+        queue = queue._replace(weight=weight)
     met = meet(queue, float(tokens.max()))
     parts = np.ceil(tokens / budget)
     sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
     again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
     alone = parts * traffic.fixed_s + prompts.seconds + again
-    return Budgeted(tokens, queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
+    return Budgeted(queue, [serve(queue, s, met) for s in tokens.tolist()], alone)

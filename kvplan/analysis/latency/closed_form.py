@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvplan.analysis.latency.budget import budgeted, gaps_law, slow_mean, too_full
+from kvplan.analysis.latency.budget import budgeted, gaps_law, short_stays, slow_mean, too_full
 from kvplan.analysis.latency.conditions import budget_binds, not_covered, too_much_work, waits
 from kvplan.analysis.latency.distribution import ClassLatency, Distribution, Latency
 from kvplan.analysis.latency.end_to_end import end_to_end_laws
@@ -118,8 +118,9 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
     if (reason := too_full(traffic, budget)) is not None:
         return _none(model, reason)
     slow, prompts = slow_part(traffic, process.variance_ratio), prompts_of(traffic)
-    found = budgeted(traffic, prompts, slow, budget)
-    idle = idle_probability(traffic, empty_probability(model, traffic))
+    empty = empty_probability(model, traffic)
+    idle = idle_probability(traffic, empty)
+    found = budgeted(traffic, prompts, slow, budget, empty)
     waiting = [
         mixture([certain(alone), x.law], [idle, 1 - idle])
         for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
@@ -150,7 +151,8 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
         between.append(law)
         later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.decode_tokens[mine] - 1)
     mean = Means(ttft[prompts.group], later)
-    whole = end_to_end_laws(traffic, process, slow, mean, first)
+    most = short_stays(traffic, prompts, found)
+    whole = end_to_end_laws(traffic, process, slow, mean, first, most)
     return _latency(model, traffic, mean, first, between, whole, "closed form, budget")
 
 

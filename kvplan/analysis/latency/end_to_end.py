@@ -31,6 +31,7 @@ def end_to_end_laws(
     slow: SlowPart,
     means: Means,
     first: Sequence[Law],
+    most: tuple[FloatArray, FloatArray] | None = None,
 ) -> list[Law]:
     """The law of each class.
 
@@ -38,9 +39,14 @@ def end_to_end_laws(
     ----------
     first
         The law of the time to the first token of each class; there is no more where that is the only one.
+    most
+        Variance, and the skewness with it, that a row has at most.
     """
     mean = means.ttft_s + means.later_s
     variance, skewness = _shape(traffic, feedback, slow, means)
+    if most is not None:
+        skewness = np.where(most[0] < variance, most[1], skewness).clip(_LEAST_SKEWNESS, _MOST_SKEWNESS)
+        variance = np.minimum(most[0], variance)
     laws = []
     for index, ttft in enumerate(first):
         of_class, single = traffic.class_index == index, traffic.decode_tokens == 1
