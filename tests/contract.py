@@ -14,8 +14,9 @@ def keys_of(document: dict[str, Any]) -> set[str]:
     """The keys of a document as the contract writes them; a list that is empty or null counts with its items."""
     found = {key for path in _leaves(document) for key in KEYS if path in (key, key.removesuffix("[]"))}
     lists = {key.partition("[]")[0] for key in KEYS if "[]" in key}
-    absent = {path for path in _leaves(document) if path in lists}
-    found |= {key for key in KEYS if key.partition("[]")[0] in absent}
+    blocks = {name for name, block in REGISTERED.items() if block.nullable and document.get(name, 0) is None}
+    absent = {path for path in _leaves(document) if path in lists | blocks}
+    found |= {key for key in KEYS if key.partition("[]")[0] in absent or key.partition(".")[0] in blocks}
     unknown = {path for path in _leaves(document) if path not in absent and path not in found}
     return found | unknown
 

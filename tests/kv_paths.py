@@ -1,8 +1,8 @@
 """KV usage of a replica whose memory is unlimited, request by request: written apart from the formulas.
 
-Poisson arrivals over an iteration join the next one; it takes d0 + d1·K + d2·P + d3·B seconds, K tokens read, P prompt
-tokens computed and B requests running. A request of `first` tokens grows by one an iteration for `stages` iterations,
-and holds whole pages.
+Arrivals over an iteration, Poisson or with gamma gaps, join the next one; it takes d0 + d1·K + d2·P + d3·B seconds,
+K tokens read, P prompt tokens computed and B requests running. A request of `first` tokens grows by one an iteration
+for `stages` iterations, and holds whole pages.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def path(
     times = np.array([timing.d0, timing.d1, timing.d2, timing.d3])
     mean, variance, exceeded, clumps, inside, span = _compiled()(
         first, stages, prompt, rate, times, replica.block_tokens, np.array(levels), np.array(windows, float),
-        iterations, warm_up, seed,
+        iterations, warm_up, seed, model.arrivals.cv,
     )  # fmt: skip
     return Path(mean, variance, exceeded, clumps, inside / np.where(span > 0, span, np.nan)[:, None])
 
@@ -78,7 +78,7 @@ def _compiled() -> Callable[..., Any]:
 
 def _follow(
     first: Any, stages: Any, prompt: Any, rate: Any, times: Any, page: Any, levels: Any, windows: Any,
-    iterations: Any, warm_up: Any, seed: Any,
+    iterations: Any, warm_up: Any, seed: Any, cv: Any,
 ) -> Any:  # fmt: skip
     np.random.seed(seed)
     longest = stages.max()
@@ -88,7 +88,7 @@ def _follow(
     # whose next token begins a page at iterations t with t % page == j
     full_at = np.zeros(page, np.int64)
     held = read = running = 0
-    elapsed = times[0]
+    elapsed, due, came, ends = times[0], 0.0, np.zeros(len(rate), np.int64), np.cumsum(rate) / rate.sum()
     total = squares = 0.0
     exceeded, clumps = np.zeros(len(levels)), np.zeros(len(levels), np.int64)
     last, span, inside = (
@@ -107,8 +107,14 @@ def _follow(
         held += full_at[step % page] * page  # others grow
         read += running
         computed = 0
+        if cv != 1:
+            came[:] = 0
+            while due < elapsed:
+                came[min(np.searchsorted(ends, np.random.random()), len(rate) - 1)] += 1
+                due += np.random.gamma(1 / cv**2) * cv**2 / rate.sum()
+            due -= elapsed
         for i in range(len(stages)):  # new ones begin
-            new = np.random.poisson(rate[i] * elapsed)
+            new = came[i] if cv != 1 else np.random.poisson(rate[i] * elapsed)
             begun[i, step % stages[i]] = new
             held += new * (-(-first[i] // page) * page)
             read += new * first[i]

@@ -91,7 +91,6 @@ def _use(model: ServingModel, rate_rps: float, limits: Mapping[str, float]) -> _
 def _figure(found: Latency, key: str) -> float:
     time, _, name = key.partition(".")
     law = getattr(found, time)
-    if law is None:
-        return 0.0
     ends = getattr(law, f"{name}_range", None)
-    return float(getattr(law, name) if ends is None else ends[1])
+    value = getattr(law, name) if ends is None else ends[1]
+    return 0.0 if value is None else float(value)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.dispersion import excess_dispersion
 from kvplan.analysis.equilibrium import iteration_time, tangent
 from kvplan.analysis.kv_cumulants import alike_in_both
 from kvplan.model import FloatArray, ServingModel, sum_by
@@ -65,12 +66,16 @@ class UsageChanges:
     frequency : ndarray, shape (n_frequencies,)
         Radians per iteration.
     caused : ndarray, shape (n_frequencies,), tokens²/s
-        What feedback adds to the spectrum of usage over τ*, weighted for a sum over frequencies; none: no feedback.
+        What feedback and clusters of arrivals add to the spectrum of usage over τ*, weighted for a sum over
+        frequencies; none: neither is there.
+    spread
+        Variance of usage over what it would be if arrivals were Poisson.
     """
 
     model: ServingModel
     frequency: FloatArray
     caused: FloatArray
+    spread: float = 1.0
 
     def squared(self, lag: int) -> float:
         """E(K_{t+lag} - K_t)² of KV usage K, tokens².
@@ -104,11 +109,13 @@ def usage_changes(model: ServingModel) -> UsageChanges:
 
     References
     ----------
-    New, theory §7: the spectrum Σ λ_i·τ*·|W_i + G·V_i/(1 - H)|² less Σ λ_i·τ*·|W_i|².
+    New, theory §7: the spectrum Σ λ_i·τ*·|W_i + G·V_i/(1 - H)|² less Σ λ_i·τ*·|W_i|²; §9 step 7 where arrivals cluster:
+    (I - 1)·τ*/λ·|Σ λ_i·W_i/(1 - H)|² more, I the index of dispersion over a stay.
     """
+    clusters = excess_dispersion(model)
     mix, law, page = model.mix, tangent(model), model.replica.block_tokens
     prefill_s = law.per_prefill_token_s * mix.prefill_tokens
-    if law.per_kv_token_s == law.per_sequence_s == 0 and not prefill_s.any():
+    if law.per_kv_token_s == law.per_sequence_s == 0 and not prefill_s.any() and clusters == 0:
         return UsageChanges(model, np.empty(0), np.empty(0))
     stages, read = mix.stages.astype(np.float64), mix.read.first
     group = alike_in_both(read, stages, mix.rate_rps / mix.rate_rps.max() * stages)
@@ -132,9 +139,13 @@ def usage_changes(model: ServingModel) -> UsageChanges:
     held = start * present + page * (all_taken - taken * over) / (1 - z)
 
     rates = rate[:, None]
-    caused = z * (rates * held).sum(axis=0) / (1 - z * (rates * work).sum(axis=0)) * work
+    together = (rates * held).sum(axis=0) / (1 - z * (rates * work).sum(axis=0))
+    caused = z * together * work
     added = 2 * (held.conj() * caused).real + np.abs(caused) ** 2
-    return UsageChanges(model, frequency, share * (rates * added).sum(axis=0))
+    by_feedback = share * (rates * added).sum(axis=0)
+    by_clusters = share * clusters / float(rate.sum()) * np.abs(together) ** 2
+    alone = float(mix.rate_rps @ mix.held.squares) + float(by_feedback.sum())
+    return UsageChanges(model, frequency, by_feedback + by_clusters, 1 + float(by_clusters.sum()) / alone)
 
 
 class Passage(NamedTuple):

@@ -134,6 +134,7 @@ def simulate(
         trace=None if trace is None else partial(_replayed, arguments.path(trace, "trace")),
         requests=None if requests is None else arguments.whole(requests, "requests"),
         horizon=None if horizon_s is None else str(horizon_s),
+        model=profile.model,
     )
     options.check_sessions(given, profile.model)
     names = arguments.names(policies, "policies")
@@ -141,7 +142,11 @@ def simulate(
     all_seeds = options.seeds(
         arguments.whole(seed, "seed"),
         arguments.whole(seeds, "seeds"),
-        without_chance=None if trace is None else "--trace",
+        without_chance=None
+        if given.trace is None
+        else "the trace of the profile"
+        if trace is None
+        else "--trace",
     )
     return study.study(profile.model, profile.plan, given, options.chosen(names, texts), all_seeds)
 

@@ -1,5 +1,6 @@
 """`kvplan fit`: a request trace becomes classes and rates of a profile."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,12 +36,15 @@ def fit(
     from kvplan.ingest.trace.traffic import measure
 
     refuse_overwriting(output, [trace])
+    reference = _reference(trace, output)
     trace = read_once(trace, beside=base)
     kept = read_base(base)
     traffic = measure(trace)
     found = traffic_fit.binned(traffic) if classes is None else traffic_fit.compact(traffic, classes)
     change = None if classes is None else traffic_fit.distortion(traffic, found, kept.model)
-    fitted = traffic_text.fitted_profile(traffic, found, kept, default_base=base is None, distortion=change)
+    fitted = traffic_text.fitted_profile(
+        traffic, found, kept, default_base=base is None, distortion=change, reference=reference
+    )
     for note in traffic.notes:
         say(f"note: {note}")
     if traffic.prefixes is not None:
@@ -48,3 +52,11 @@ def fit(
     if change is not None:
         say(f"note: {traffic_fit.describe(change)}")
     write_result(fitted.text, output)
+
+
+def _reference(trace: Path, output: Path | None) -> str | None:
+    """How a profile that is written there refers to the trace; None where that is standard input or a pipe."""
+    if not trace.is_file():
+        return None
+    folder = Path() if output is None else output.parent
+    return Path(os.path.relpath(trace, folder)).as_posix()

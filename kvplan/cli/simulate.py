@@ -1,7 +1,6 @@
 """`kvplan simulate`: what the simulator says."""
 
 import os
-from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,6 @@ from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from kvplan.model import ServingModel
     from kvplan.simulation.requests import Requests
 
 
@@ -160,7 +158,6 @@ def simulate(
     from kvplan.layout import simulation as tables
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
-    from kvplan.simulation.recorded import stretch
 
     if series is not None and output is not None and os.path.realpath(series) == os.path.realpath(output):
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
@@ -172,12 +169,11 @@ def simulate(
         cv=cv,
         concurrency=concurrency,
         burst=burst,
-        trace=_replayed(
-            loaded.model, trace, given=any(x is not None for x in (arrivals, cv, concurrency, burst))
-        ),
+        trace=None if trace is None else partial(_recorded, trace),
         requests=requests,
         horizon=horizon,
         burst_sessions=burst_sessions,
+        model=loaded.model,
     )
     options.check_sessions(load, loaded.model)
     if requests is None and horizon is None and trace is None:
@@ -187,10 +183,7 @@ def simulate(
     policies = options.chosen(names, setting or [])
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
     if load.trace is not None:
-        fixed = "--trace"
-        if trace is None and loaded.model.arrivals.trace is not None:
-            fixed = "the trace of the profile"
-            load = load._replace(stretch=stretch(loaded.model.arrivals.trace, loaded.model.total_rate_rps))
+        fixed = "the trace of the profile" if trace is None else "--trace"
     all_seeds = options.seeds(seed, seeds, without_chance=fixed)
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
@@ -216,18 +209,6 @@ def simulate(
     if found.interrupted:
         say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-
-
-def _replayed(model: "ServingModel", trace: Path | None, *, given: bool) -> "Callable[[], Requests] | None":
-    """What reads the trace that is to be replayed, that of the profile unless other arrivals are given."""
-    recorded = model.arrivals.trace
-    if trace is not None:
-        return partial(_recorded, trace)
-    if recorded is None or given:
-        return None
-    from kvplan.simulation.recorded import requests_of
-
-    return partial(requests_of, recorded, model.total_rate_rps)
 
 
 def _recorded(trace: Path) -> "Requests":

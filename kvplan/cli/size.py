@@ -108,7 +108,7 @@ def size(
     if plot is not None:
         from kvplan.plots import drawing, planning
 
-        write_bytes(drawing.file_of("size", planning.fleet_plot(found), plot.suffix), plot)
+        write_bytes(drawing.file_of("size", planning.fleet_plot(found, compare=compare), plot.suffix), plot)
     write_result(text, output)
 
 

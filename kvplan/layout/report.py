@@ -136,7 +136,7 @@ def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
         yield "Latency", "no closed form here; kvplan simulate has it", basis
         return
     for name, one in _times(found):
-        if one is not None:
+        if one.mean is not None:
             figures = (f"{figure} {_percentile(one, figure)}" for figure in ("mean", "p95", "p99"))
             yield name, ", ".join(figures), basis
 
@@ -144,7 +144,7 @@ def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
 def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
     found = report.goodput
     if found.rate_rps is not None:
-        value = f"{_rps(found.rate_rps)}, limited by {found.binding}"
+        value = f"{_rps(found.rate_rps)} by {found.binding}"
         yield "Goodput", value, report.sources["goodput"].kind
     elif found.reason is not None:
         yield "Goodput", "beyond the closed form; kvplan size simulates", report.sources["goodput"].kind
@@ -153,14 +153,14 @@ def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
 def _cost_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
     found = report.cost
     if found is not None:
-        said = f"{format_number(found.per_hour)}/h"
-        for at, one in (("now", found.offered), ("at most load", found.sustainable)):
+        said = f"{format_number(found.per_hour, 3)}/h"
+        for at, one in (("now", found.offered), ("at capacity", found.sustainable)):
             if one.per_million_output_tokens is not None:
-                said += f"; {format_number(one.per_million_output_tokens)} {at}"
-        yield "Cost, per million output tokens", said, report.sources["cost"].kind
+                said += f", {format_number(one.per_million_output_tokens, 3)}/M output tokens {at}"
+        yield "Cost", said, report.sources["cost"].kind
 
 
-def _times(found: Latency | ClassLatency) -> tuple[tuple[str, Distribution | None], ...]:
+def _times(found: Latency | ClassLatency) -> tuple[tuple[str, Distribution], ...]:
     return ("TTFT", found.ttft_s), ("ITL", found.itl_s), ("E2E", found.e2e_s)
 
 
@@ -231,7 +231,7 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
 def _latency(report: Report, basis: Basis) -> Iterator[Block]:
     found = report.latency
     if found.reason is not None:
-        yield Paragraph(f"{found.reason} `kvplan simulate` has the figures.")
+        yield Paragraph(f"No closed form: {found.reason}. `kvplan simulate` has the figures.")
         return
     columns = tuple(map(number, _PERCENTILES))
     yield _rows((Column("Time"), *columns), basis, _percentile_rows(found))
@@ -246,7 +246,7 @@ def _latency(report: Report, basis: Basis) -> Iterator[Block]:
 
 def _percentile_rows(found: Latency | ClassLatency) -> Iterator[tuple[str, ...]]:
     for name, one in _times(found):
-        if one is not None:
+        if one.mean is not None:
             yield name, *(_percentile(one, figure) for figure in _PERCENTILES)
 
 
@@ -621,9 +621,10 @@ def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
     )
     requests = format_number(simulation["arrivals"]["requests"])
     offered = _OFFERED[simulation["arrivals"]["kind"]]
+    seeds = "one seed" if len(simulation["seeds"]) == 1 else f"{len(simulation['seeds'])} seeds"
     yield Paragraph(
-        f"{requests} requests at the offered rates, {offered}, and many all at once; {len(simulation['seeds'])} "
-        "seeds, of each run the steady part. A formula agrees where the whole interval is within "
+        f"{requests} requests at the offered rates, {offered}, and many all at once; {seeds}, "
+        "of each run the steady part. A formula agrees where the whole interval is within "
         f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
         "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."
     )

@@ -42,7 +42,7 @@ def _compared(found: Sizing) -> Section:
         number("Replicas"),
         number("GPUs"),
         number("Cost/h"),
-        number("Per 10⁶ output tokens"),
+        number("Cost/M output"),
         Column("Decides"),
         number("Its figure"),
     )

@@ -271,6 +271,11 @@ class Steps:
     starts_s: tuple[float, ...]
     factors: tuple[tuple[float, ...], ...]
 
+    @property
+    def moves_rates(self) -> bool:
+        """Whether rates are ever other than those of the classes."""
+        return any(factor != 1 for row in self.factors for factor in row)
+
     def course(self, weights: Sequence[float]) -> StepCourse:
         """The mean factor of the classes, so weighted.
 
@@ -300,6 +305,11 @@ class Sinusoid:
     period_s: float
     amplitude: float
     peak_s: float
+
+    @property
+    def moves_rates(self) -> bool:
+        """Whether rates are ever other than those of the classes."""
+        return self.amplitude > 0
 
     def course(self, weights: Sequence[float]) -> SineCourse:
         """The mean factor of the classes, however weighted."""

@@ -86,9 +86,10 @@ class FleetSteps:
 
 @dataclass(frozen=True)
 class FleetPlot:
-    """All profiles of a `kvplan size`."""
+    """All profiles of a `kvplan size`; `unit` is what their `replicas` are counted in."""
 
     profiles: tuple[FleetSteps, ...]
+    unit: str = "replicas"
 
 
 def check_sweep(sweep: "Sweep") -> None:
@@ -174,8 +175,12 @@ def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMa
     return SweepMap(scales[1], scales[0], name, figure, status)
 
 
-def fleet_plot(found: "Sizing") -> FleetPlot:
-    """Replicas against demand, for every profile that was offered: steps by formula, and what was simulated."""
+def fleet_plot(found: "Sizing", *, compare: bool = False) -> FleetPlot:
+    """Replicas against demand, for every profile that was offered: steps by formula, and what was simulated.
+
+    To be compared, where they have prices, the cost of an hour instead.
+    """
+    priced = compare and all(offer.price is not None for offer in found.offers)
     most = max(
         size.demand_rps for offer in found.offers for size in _sizes(offer.fleet.heaviest, offer.fleet.hours)
     )
@@ -186,9 +191,11 @@ def fleet_plot(found: "Sizing") -> FleetPlot:
                 _sizes(offer.fleet.heaviest, offer.fleet.hours),
                 found.headroom,
                 _BEYOND * most,
+                offer.price if priced and offer.price is not None else 1.0,
             )
             for offer in found.offers
-        )
+        ),
+        "cost per hour" if priced else "replicas",
     )
 
 
@@ -196,7 +203,9 @@ def _sizes(heaviest: "Size", hours: "Sequence[Hour]") -> list["Size"]:
     return [hour.size for hour in hours if hour.size is not None] or [heaviest]
 
 
-def _steps(label: str, sizes: "Sequence[Size]", headroom: float, top_rps: float) -> FleetSteps:
+def _steps(
+    label: str, sizes: "Sequence[Size]", headroom: float, top_rps: float, each_costs: float
+) -> FleetSteps:
     one = max(sizes, key=lambda size: size.demand_rps)
     each = one.sustainable_rps / (1 + headroom)
     count = int(np.ceil(top_rps / each))
@@ -211,6 +220,7 @@ def _steps(label: str, sizes: "Sequence[Size]", headroom: float, top_rps: float)
     ]
 
     def points(wanted: bool) -> FloatArray:
-        return np.array([point[:2] for point in near if point[2] is wanted], dtype=np.float64).reshape(-1, 2)
+        chosen = [(demand, count * each_costs) for demand, count, enough in near if enough is wanted]
+        return np.array(chosen, dtype=np.float64).reshape(-1, 2)
 
-    return FleetSteps(label, edges, replicas.astype(np.float64), points(True), points(False))
+    return FleetSteps(label, edges, replicas * each_costs, points(True), points(False))

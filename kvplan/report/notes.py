@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import eviction_is_impossible
+from kvplan.analysis.dispersion import excess_dispersion, stay_s
 from kvplan.analysis.equilibrium import saturation
-from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, has_doubtful_tail
+from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, clusters_held, has_doubtful_tail
 from kvplan.analysis.records import Load
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
@@ -18,6 +19,8 @@ from kvplan.report.prefix_cache import CacheBlock, cache_notes
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_seconds, format_tokens
+
+_FEW_CLUSTERS = 2  # in memory at a time; below, the law of their usage was never near that simulated
 
 
 class Source(NamedTuple):
@@ -190,8 +193,8 @@ def notes(
                 "a factor of two."
             )
         found.append(
-            f"nested_wait: for Poisson arrivals, an overflow within {format_seconds(plan.horizon_s)} has probability "
-            f"{format_number(plan.delta)} at most."
+            f"nested_wait: for Poisson arrivals{_not_these(model)}, an overflow within "
+            f"{format_seconds(plan.horizon_s)} has probability {format_number(plan.delta)} at most."
         )
         found += _of_buffer(model, plan, buffer)
     waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
@@ -202,7 +205,12 @@ def notes(
         )
         found.append(
             f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
-            f"for Poisson arrivals and a constant iteration time{near}."
+            f"for Poisson arrivals{_not_these(model)} and a constant iteration time{near}."
+        )
+    if model.arrivals.trace is not None:
+        found.append(
+            f"Simulations replay the trace of the profile, {format_tokens(model.arrivals.trace.arrival_s.size)} "
+            "requests, at the rate of the classes; the formulas know of it what classes, schedule and cv say."
         )
     if varying is not None:
         found += _of_schedule(varying, offered, waiting)
@@ -214,8 +222,15 @@ def _not_cached(model: ServingModel) -> Iterator[str]:
         yield "What requests have in common counts for nothing here: prefix_caching = false."
 
 
+def _not_these(model: ServingModel) -> str:
+    return "" if model.arrivals.is_poisson else " (the profile's are not)"
+
+
 def _of_buffer(model: ServingModel, plan: Plan, buffer: SafetyBuffer) -> Iterator[str]:
     horizon, delta = format_seconds(plan.horizon_s), format_number(plan.delta)
+    if model.arrivals.cv > 1:
+        yield from _of_clusters(model, horizon, delta)
+        return
     required = (
         f"the required memory keeps the estimate at {delta}"
         if buffer.required_kv_basis is RiskBasis.ESTIMATE
@@ -231,6 +246,24 @@ def _of_buffer(model: ServingModel, plan: Plan, buffer: SafetyBuffer) -> Iterato
             "safety_buffer: prompts take more than half of all time, and few at a time bring what is in memory: "
             "probabilities of overflow can be several times too small."
         )
+
+
+def _of_clusters(model: ServingModel, horizon: str, delta: str) -> Iterator[str]:
+    """What the buffer and the bounds are worth where arrivals cluster."""
+    index = format_number(1 + excess_dispersion(model), 3)
+    whose = " (its trace clusters in its own way)" if model.arrivals.trace is not None else ""
+    few = clusters_held(model) < _FEW_CLUSTERS or has_doubtful_tail(model)
+    worth = "0.6 to 1.2 times what simulations have"
+    if few:
+        worth = (
+            "up to ten times too small, with so few clusters in memory at a time; kvplan simulate shows them"
+        )
+    yield (
+        f"safety_buffer: gamma arrivals of cv {format_number(model.arrivals.cv, 3)}{whose}, whose counts over a stay "
+        f"of {format_seconds(stay_s(model))} have {index} times the variance of Poisson ones. Probabilities per "
+        f"iteration are {worth}. The estimate of any overflow within {horizon} is validated for Poisson arrivals only: "
+        f"the required memory keeps the bound at {delta}. theorem_bound is for independent arrivals."
+    )
 
 
 def _of_schedule(varying: Peak, offered: Load, waiting: Wait) -> list[str]:

@@ -135,15 +135,15 @@ def _matching(text: str, every: dict[str, str], simulated: bool) -> Iterable[str
 def _of_report(classes: Sequence[str]) -> Iterable[tuple[str, str]]:
     """Keys that every point has, and their general form; of other lists each point has as many entries as it needs."""
     for key, record in gateable().items():
-        head, bracket, rest = key.partition("[]")
-        if not bracket:
-            yield key, key
-        elif record.kind is Kind.PAIR:
-            yield from ((f"{head}[{i}]", key) for i in range(2))
-        elif record.is_by_class and not rest:
-            yield from ((f"{head}[{i}]", key) for i in range(len(classes)))
-        elif record.is_by_class and rest != ".name":
-            yield from ((f"{head}{named(name)}{rest}", key) for name in classes)
+        pair = key.removesuffix("[]")
+        for one in [f"{pair}[{i}]" for i in range(2)] if record.kind is Kind.PAIR else [key]:
+            head, bracket, rest = one.partition("[]")
+            if not bracket:
+                yield one, key
+            elif record.is_by_class and not rest:
+                yield from ((f"{head}[{i}]", key) for i in range(len(classes)))
+            elif record.is_by_class and rest != ".name":
+                yield from ((f"{head}{named(name)}{rest}", key) for name in classes)
 
 
 def _of_simulation(classes: Sequence[str], policies: Sequence[str]) -> Iterable[tuple[str, str]]:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from command import run
 
+import kvplan
+
 PROFILE = """schema = 1
 name = "one class"
 [gpu]
@@ -61,6 +63,10 @@ def test_simulate_replays_the_trace_beside_the_profile(tmp_path: Path) -> None:
     assert found["arrivals"]["kind"] == "trace"
     assert found["policies"] == replayed["policies"]
     assert found["policies"][0]["completed"] == 400
+    assert simulated(file, "--requests", 30)["policies"][0]["completed"] == 30
+    assert kvplan.simulate(kvplan.load(file), requests=30).results[0].completed == 30
+    refused = run("simulate", file, "--seeds", "2")
+    assert (refused.returncode, "the trace of the profile has no chance" in refused.stderr) == (2, True)
 
 
 def test_a_trace_of_another_rate_is_stretched_and_said_to_be(tmp_path: Path) -> None:
@@ -98,3 +104,66 @@ def test_a_trace_that_is_not_there_is_named_with_the_line_that_wants_it(tmp_path
     assert done.returncode == 2
     assert "p.toml:9: workload.trace: " in done.stderr
     assert "none.csv" in done.stderr
+
+
+def test_a_fitted_profile_finds_its_trace_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty at once every ten seconds: no gamma law, so the trace has to be replayed."""
+    trace_in(tmp_path)
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    base = with_workload(tmp_path, "cv = 1")
+    done = run("fit", tmp_path / "requests.csv", "--base", base, "-o", profiles / "fitted.toml")
+    assert done.returncode == 0, done.stderr
+    assert 'trace = "../requests.csv"' in (profiles / "fitted.toml").read_text()
+    monkeypatch.chdir(profiles)
+    found = simulated("fitted.toml")
+    assert (found["arrivals"]["kind"], found["arrivals"]["stretch"]) == ("trace", 1)
+    text = (profiles / "fitted.toml").read_text()
+    monkeypatch.chdir(tmp_path)  # standard input is read as if it stood here
+    moved = text.replace("../requests.csv", "requests.csv")
+    piped = json.loads(run("simulate", "-", "--policy", "vllm", "--format", "json", input=moved).stdout)
+    assert piped["policies"] == found["policies"]
+
+
+def test_a_trace_that_comes_by_a_pipe_can_not_be_referred_to(tmp_path: Path) -> None:
+    text = trace_in(tmp_path).read_text()
+    done = run("fit", "-", "--base", with_workload(tmp_path, "cv = 1"), input=text)
+    assert done.returncode == 0, done.stderr
+    assert "trace =" not in done.stdout
+    assert "save the trace, and refer to it by trace in [workload]" in " ".join(done.stdout.split("\n# "))
+
+
+def test_poisson_arrivals_need_no_workload(tmp_path: Path) -> None:
+    times = np.cumsum(np.random.default_rng(1).standard_exponential(3000)) / 5
+    file = tmp_path / "t.csv"
+    file.write_text("time,input,output\n" + "".join(f"{t:.6f},300,40\n" for t in times))
+    done = run("fit", file, "--base", with_workload(tmp_path, "cv = 2"))
+    assert "[workload]" not in done.stdout
+    assert "That is enough" in done.stdout
+
+
+def test_emit_says_which_arrivals_it_took(tmp_path: Path) -> None:
+    file = with_workload(tmp_path, "cv = 3")
+    emitted = run("emit", file, "--engine", "vllm", "--requests", "300", "--seeds", "2")
+    assert "Requests at the offered rate cluster" in " ".join((emitted.stdout + emitted.stderr).split())
+
+
+@pytest.mark.parametrize("key", ["cv = 2", 'trace = "requests.csv"'])
+def test_sessions_do_not_cluster(tmp_path: Path, key: str) -> None:
+    trace_in(tmp_path)
+    file = with_workload(tmp_path, key)
+    sessions = """[[sessions]]
+name = "agent"
+rate = 0.1
+first = 100
+user = 10
+decode = 20
+turns = 3
+think = { law = "fixed", value = "5 s" }
+"""
+    file.write_text(file.read_text() + sessions)
+    done = run("analyze", file)
+    assert done.returncode == 2
+    assert f"workload.{key.split()[0]}: not modelled beside [[sessions]]" in done.stderr

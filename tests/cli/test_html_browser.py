@@ -132,7 +132,7 @@ def test_plots_are_seen_and_have_names(browser: Browser, page: Callable[[str], P
 def test_small_sections_stand_beside_each_other_where_there_is_room(
     browser: Browser, page: Callable[[str], Path]
 ) -> None:
-    places = "['load', 'saturation'].map(id => document.getElementById(id).getBoundingClientRect().toJSON())"
+    places = "[...document.querySelectorAll('section.half')].slice(0, 2).map(e => e.getBoundingClientRect().toJSON())"
     browser.open(page("tool-calls-h100"), width=1280)
     left, right = browser.evaluate(places)
     assert left["top"] == right["top"]

@@ -92,10 +92,15 @@ def test_in_a_closed_loop_the_client_waits_for_it_too(run: Run, tmp_path: Path) 
     )  # Little's law of clients
 
 
-def test_it_is_part_of_the_latency_of_wait_and_of_no_load(run: Run, pair: tuple[str, str]) -> None:
+def test_it_is_part_of_latencies_and_of_no_load(run: Run, pair: tuple[str, str]) -> None:
     told, plain = (document(run, "analyze", profile) for profile in pair)
     for one, other in zip(told["wait"]["classes"], plain["wait"]["classes"], strict=True):
         assert one.pop("latency_s") == pytest.approx(other.pop("latency_s") + OVERHEAD)
+    longer, shorter = told.pop("latency"), plain.pop("latency")
+    for time in ("ttft_s", "itl_s", "e2e_s"):
+        added = 0.0 if time == "itl_s" else OVERHEAD
+        for figure in ("mean", "p50", "p99"):
+            assert longer[time][figure] == pytest.approx(shorter[time][figure] + added)
     told.pop("profile"), plain.pop("profile")
     assert told == plain
 

@@ -16,7 +16,7 @@ import pytest
 from kvplan.cli.app import main
 from kvplan.version import __version__
 
-LATENCY = {"mean", "p50", "p95", "p99"}
+LATENCY = {"mean", "p50", "p90", "p95", "p99"}
 KEYS = {
     "policy": None,
     "parameters": None,
@@ -44,8 +44,10 @@ KEYS = {
     },
     "iteration_time_s": None,
     "ttft_s": LATENCY,
+    "itl_s": LATENCY,
     "tpot_s": LATENCY,
     "e2e_s": LATENCY,
+    "goodput_rps": None,
     "ci95": None,
     "classes": None,
 }

@@ -177,7 +177,7 @@ def test_headroom_is_demand_that_must_be_met() -> None:
     assert more.thresholds.rate_rps == pytest.approx(10 / 1.2)
     # 6 tokens held for one iteration of 1 s, 60 in all; two of three replicas then carry 10/1.2 each
     assert more.thresholds.kv_utilization == pytest.approx(10 / 1.2 * 6 / 60)
-    assert more.thresholds.down_kv_utilization == pytest.approx(10 / 1.2 * 6 / 60 * 2 / 3)
+    assert more.thresholds.down_kv_utilization == pytest.approx(0.8 * 10 / 1.2 * 6 / 60 * 2 / 3)
     assert more.thresholds.waiting == pytest.approx(10 / 1.2 * (0.01 + 1 / (10.5 - 10 / 1.2)))
 
 

@@ -16,6 +16,7 @@ from kvplan.analysis import equilibrium
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import (
+    ArrivalProcess,
     Knowledge,
     MeasuredRange,
     Origin,
@@ -34,6 +35,7 @@ from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
+from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, to_document
 from kvplan.report.assembly import analyze as report_of
@@ -319,12 +321,19 @@ OTHER: dict[str, dict[str, Any]] = {
         "prompts": (Prompt(300, 0.5), Prompt(900, 0.5)),
         "longest": 9_000,
     },
-    "plan": {"delta": 0.2, "horizon_s": 60.0, "segments": 3},
+    "plan": {
+        "delta": 0.2,
+        "horizon_s": 60.0,
+        "segments": 3,
+        "slos": (parse_slo("e2e_s.p95 <= 1 h"), parse_slo("tpot_s.p99 <= 1 h")),
+        "gpu_hour": 2.5,
+    },
     "model": {
         "request_overhead_s": 0.5,
         "measured": MeasuredRange((0, 10), (0, 10), (0, 10), (0.5, 2.0)),
         "provenance": Provenance(*[Origin(Knowledge.ASSUMED, "another model's")] * 3),
         "hit_curve": ((1000.0, 0.1), (100_000.0, 0.5)),
+        "arrivals": ArrivalProcess(cv=3.0),
     },
 }
 TAKEN_APART = {
@@ -354,7 +363,19 @@ UNMOVED = {
     },
     ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
     ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
-    **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"]},
+    **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"] if name != "slos"},
+    **{
+        ("plan", name, what): "goodput and cost alone, which are not compared"
+        for name in ("slos", "gpu_hour")
+        for what in ("sweep", "explain")
+    },
+    ("model", "arrivals", "side by side"): "no part in load, equilibrium and saturation",
+    (
+        "model",
+        "arrivals",
+        "explain",
+    ): "a dispersion is in the report's figures, which are explained all the same",
+    ("plan", "slos", "simulate"): "it counts who was served well, and serves nobody otherwise",
     **{
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"
         for name in OTHER["plan"]

@@ -44,7 +44,7 @@ def test_the_keys_are_those_of_the_contract() -> None:
     assert found["schema_version"] == 1
     assert found["kvplan_version"] == __version__
     assert found["profile"] == {"name": "a test", "sha256": "0" * 64}
-    assert set(found["sources"]) == {*BLOCKS[3:-5], "prefix_cache"}
+    assert set(found["sources"]) == {*BLOCKS[3:-3]} - {"inputs"}
     for source in found["sources"].values():
         assert set(source) == {"source", "kind"}
         assert source["kind"] in {"theorem", "computed", "simulated", "assumption"}

@@ -136,7 +136,16 @@ def test_the_schema_refuses_what_no_report_holds(block: str, change: dict[str, A
     assert not jsonschema.Draft202012Validator(json_schema()).is_valid(document)
 
 
-PAIRS = ("worst_cycle.danger_zone_rps", "load.sustainable_rps_range")
+PAIRS = [
+    "worst_cycle.danger_zone_rps",
+    "load.sustainable_rps_range",
+    *(
+        f"{head}.{time}.{figure}_range"
+        for head in ("latency", "latency.classes[]")
+        for time in ("ttft_s", "itl_s", "e2e_s")
+        for figure in ("p50", "p90", "p95", "p99")
+    ),
+]
 
 
 def test_inputs_are_known_in_the_words_of_the_model() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvplan.analysis.latency.budget import budgeted, gaps_law, short_stays, slow_mean, too_full
 from kvplan.analysis.latency.conditions import budget_binds, not_covered, too_much_work, waits
-from kvplan.analysis.latency.distribution import ClassLatency, Distribution, Latency
+from kvplan.analysis.latency.distribution import NONE, ClassLatency, Distribution, Latency
 from kvplan.analysis.latency.end_to_end import end_to_end_laws
 from kvplan.analysis.latency.fast_part import Gaps, prompts_of, waiting_law
 from kvplan.analysis.latency.feedback import Feedback, feedback
@@ -51,8 +51,8 @@ def latency(model: ServingModel) -> Latency:
 
 
 def _none(model: ServingModel, reason: str) -> Latency:
-    classes = tuple(ClassLatency(c.name, None, None, None) for c in model.classes)
-    return Latency(None, None, None, classes, None, reason)
+    classes = tuple(ClassLatency(c.name, NONE, NONE, NONE) for c in model.classes)
+    return Latency(NONE, NONE, NONE, classes, None, reason)
 
 
 def _unbudgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Latency:
@@ -158,10 +158,10 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
 
 def _all(
     laws: Sequence[Law | None], total: FloatArray, number: FloatArray, added_s: float
-) -> list[Distribution | None]:
+) -> list[Distribution]:
     """Of all requests together, and of each class, from the sums of a time and its number per second."""
     each = [
-        None if law is None else distribution(law, t / n, added_s)
+        NONE if law is None else distribution(law, t / n, added_s)
         for law, t, n in zip(laws, total.tolist(), number.tolist(), strict=True)
     ]
     known = [(law, n) for law, n in zip(laws, number.tolist(), strict=True) if law is not None]

@@ -24,10 +24,12 @@ _NEVER = math.log(_SELDOM / 100)
 
 def not_covered(model: ServingModel) -> str | None:
     """Why a model has no closed form, whatever its load; None where it may have one."""
-    if model.schedule is not None:
+    if model.schedule is not None and model.schedule.moves_rates:
         return "rates that vary over time are not covered"
     if model.replica.prefill is not Prefill.FUSED:
         return f"prefill {model.replica.prefill.value} is not covered"
+    if not model.arrivals.is_poisson:
+        return "arrivals that are not Poisson are not covered"
     if model.finds_prefixes:
         return "traffic that finds something in the prefix cache is not covered"
     return None

@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.dispersion import stay_s
 from kvplan.ingest.lengths import BINS, POINTS, cut, span
+from kvplan.ingest.trace.bursts import Bursts, described, split
 from kvplan.ingest.trace.traffic import Traffic
 from kvplan.model import FloatArray, IntArray, RequestClass, ServingModel
 from kvplan.model.weights import Weights, first_tokens, stage_count
@@ -136,6 +138,26 @@ def distortion(traffic: Traffic, classes: tuple[RequestClass, ...], like: Servin
         footprint=footprint,
         variance=variance,
     )
+
+
+def bursts(traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingModel) -> Bursts | None:
+    """What of the arrivals varies slowly, and what clusters while a request is on the replica of `like`; or None.
+
+    There is nothing to tell without arrival times, or where a trace is not much longer than a stay.
+
+    Examples
+    --------
+    >>> from kvplan.ingest.trace.traffic import _example
+    >>> from kvplan.model import Replica, Timing
+    >>> like = ServingModel(binned(_example()), Timing(0.01), Replica(9000))
+    >>> bursts(_example(), like.classes, like)
+    """
+    if traffic.counts is None:
+        return None
+    if traffic.start_s is None:
+        return described(traffic.counts / traffic.cell_s, traffic.cell_s, traffic.gap_cv or 1.0)
+    stay = stay_s(ServingModel(classes, like.timing, like.replica))
+    return split(traffic.counts, traffic.cell_s, stay)
 
 
 def moment_errors(

@@ -98,11 +98,16 @@ class Description(NamedTuple):
     """Requests that are described and not listed: `windows` of their rate over `span_s` seconds, and their lengths."""
 
     parts: list[Part]
-    windows: int
+    rates_rps: FloatArray
     span_s: float
     gap_cv: float | None
     sha256: str
     notes: tuple[str, ...]
+
+    @property
+    def windows(self) -> int:
+        """How many, all as long."""
+        return self.rates_rps.size
 
 
 class DescriptionFormat(NamedTuple):

@@ -1,16 +1,18 @@
 """Where classes that were fitted to a trace come from, and what they distort, in sentences."""
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvplan.ingest.lengths import BINS, POINTS
 from kvplan.ingest.profile_text import caching_text, classes_part, comment, composed, prefix_text
-from kvplan.ingest.trace.fit import Distortion, describe, moment_errors
+from kvplan.ingest.trace.bursts import LEAST, MOST, Bursts
+from kvplan.ingest.trace.fit import Distortion, bursts, describe, moment_errors
 from kvplan.ingest.trace.prefixes import Prefixes
 from kvplan.ingest.trace.traffic import Traffic
 from kvplan.model import Knowledge, Origin, RequestClass
 from kvplan.profile.reading import Profile
-from kvplan.units import format_number, format_percent, format_rate, format_tokens
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _DATED_S = 1e9  # a clock that shows more than this counts from 1970
@@ -23,8 +25,11 @@ def fitted_profile(
     *,
     default_base: bool = False,
     distortion: Distortion | None = None,
+    reference: str | None = None,
 ) -> Profile:
     """A profile of classes that were fitted to traffic, on the replica of `base`; it says where every part comes from.
+
+    `reference` is how the profile refers to the trace where arrivals have to be replayed; None: it can not.
 
     Raises
     ------
@@ -42,7 +47,11 @@ def fitted_profile(
     >>> [(c.input_tokens, c.rate_rps) for c in profile.model.classes], profile.model.timing == base.model.timing
     ([(10, 0.25), (12, 0.25), (300, 0.5)], True)
     """
-    part = classes_part(classes, _about(traffic, classes, base, distortion), _origin(traffic))
+    found_bursts = bursts(traffic, tuple(classes), base.model)
+    about = [*_about(traffic, classes, base, distortion), *arrivals_notes(found_bursts, reference)]
+    part = classes_part(classes, about, _origin(traffic))
+    if found_bursts is not None and (table := workload_table(found_bursts, reference)):
+        part = part._replace(body=f"{table}\n\n{part.body}")
     if (found := traffic.prefixes) is not None and found.curve:
         part = part._replace(body=f"{part.body}\n\n{prefix_table(found)}")
     return composed(
@@ -52,6 +61,62 @@ def fitted_profile(
         traffic=traffic.path.name,
         default_base=default_base,
     )
+
+
+def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]:
+    """How much of the variance of arrivals a schedule and cv explain, and what is made of that."""
+    if found is None:
+        return
+    steps = found.course.factors.size
+    schedule = f"a schedule of {steps} steps" if steps > 1 else "a constant rate"
+    if found.scale_s is None:
+        yield f"Split of arrivals: {schedule} and gaps of cv {found.cv:.3g}, as the windows are described."
+        return
+    yield (
+        f"Split of arrivals: {schedule} (slow, in steps of ten stays and more that differ by four standard errors) and "
+        f"gamma gaps of cv {found.cv:.3g} (clusters, at {format_seconds(found.scale_s)}, the time scale of a stay)."
+    )
+    if not found.windows:
+        yield "The trace is too short to tell how much of the variance of counts they explain."
+        return
+    shares = ", ".join(
+        f"{format_percent(one.share, 2)} in {format_seconds(one.window_s)}" for one in found.windows
+    )
+    yield f"They explain, of the variance of counts in windows: {shares}."
+    limits = f"{format_percent(LEAST)} to {format_percent(MOST)}, but for chance"
+    if found.enough:
+        yield f"That is enough ({limits}): commands simulate these arrivals."
+    elif reference is not None:
+        yield f"That is not enough ({limits}): commands replay the trace, at the rate of the classes."
+    else:
+        yield f"That is not enough ({limits}): save the trace, and refer to it by trace in [workload]."
+
+
+def workload_table(found: Bursts, reference: str | None) -> str:
+    """TOML of [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kvplan.model.schedule import StepCourse
+    >>> course = StepCourse(20.0, np.array([0.0, 5.0]), np.array([0.4, 1.2]))
+    >>> print(workload_table(Bursts(course, 2.0, 5.0, ()), None))
+    [workload]
+    cv = 2
+    period = 20
+    schedule = [
+      { at = 0, factor = 0.4 },
+      { at = 5, factor = 1.2 },
+    ]
+    """
+    lines = [] if found.cv == 1 else [f"cv = {found.cv:.4g}"]
+    if not found.enough and reference is not None:
+        lines.append(f"trace = {json.dumps(reference, ensure_ascii=False)}")
+    if (course := found.course).factors.size > 1:
+        steps = zip(course.starts_s.tolist(), course.factors.tolist(), strict=True)
+        lines += [f"period = {course.period_s:.12g}", "schedule = ["]
+        lines += [*(f"  {{ at = {at:.12g}, factor = {factor:g} }}," for at, factor in steps), "]"]
+    return "\n".join(["[workload]", *lines]) if lines else ""
 
 
 def prefix_table(found: Prefixes) -> str:

@@ -45,6 +45,8 @@ class Traffic:
         Coefficient of variation of the times between arrivals; 1 for Poisson arrivals.
     dispersion, dispersion_window_s
         Variance over mean of the arrivals in windows of so many seconds; 1 for Poisson arrivals. None: too short.
+    counts : ndarray, shape (n_cells,)
+        Arrivals in each `cell_s` seconds from the first on; expected ones of a description. None: no arrival times.
     prefixes
         What prompts have in common. None: nothing in the trace tells.
     notes
@@ -66,6 +68,8 @@ class Traffic:
     dispersion_window_s: float | None
     prefixes: Prefixes | None
     notes: tuple[str, ...]
+    counts: FloatArray | None = None
+    cell_s: float = 1.0
 
     @property
     def mean_input(self) -> float:
@@ -122,6 +126,7 @@ def measure(path: Path) -> Traffic:
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
     prefixes = prefixes_of(extras.identities)
     dispersion, window = arrivals.dispersion() if timed else (None, None)
+    counts, cell_s = arrivals.counts() if timed else (None, 1.0)
     return Traffic(
         path=path,
         format=trace.format,
@@ -138,6 +143,8 @@ def measure(path: Path) -> Traffic:
         dispersion_window_s=window,
         prefixes=prefixes,
         notes=tuple(_notes(trace, rows, served, arrivals, pairs, prefixes)),
+        counts=counts,
+        cell_s=cell_s,
     )
 
 
@@ -191,6 +198,8 @@ def _of_description(path: Path, format: str, described: Description) -> Traffic:
         dispersion_window_s=None,
         prefixes=None,
         notes=(*described.notes, *pairs.notes()),
+        counts=described.rates_rps * (described.span_s / described.windows),
+        cell_s=described.span_s / described.windows,
     )
 
 
@@ -315,6 +324,17 @@ class _Arrivals:
         inside = place < windows
         counts = np.bincount(place[inside], self._seconds.counts[inside], windows)
         return float(counts.var() / counts.mean()), float(window)
+
+    def counts(self) -> tuple[FloatArray, float]:
+        """Arrivals in cells of time, and how long these are, seconds; a last one that is not whole is left out."""
+        wide = 1
+        while self.span / (self._width_s * wide) > _MAX_SECONDS:
+            wide *= 2
+        place = (self._seconds.keys - self._seconds.keys[0]) // wide
+        cells = max(int(self.span // (self._width_s * wide)), 1)
+        inside = place < cells
+        counts = np.bincount(place[inside], self._seconds.counts[inside], cells)
+        return counts.astype(np.float64), float(self._width_s * wide)
 
     def _count(self, keep: int) -> None:
         """Add the gaps of all but the `keep` latest arrivals."""

@@ -34,7 +34,7 @@ COST = Block(
             source=_SOURCE,
         ),
         *_per("offered", "load.offered_rps", "More is offered than is served."),
-        *_per("sustainable", "load.sustainable_rps", ""),
+        *_per("sustainable", "load.sustainable_rps", "Never: what is sustainable is above 0."),
     ),
     absent=_NO_PRICE,
     nullable=True,

@@ -1,5 +1,7 @@
 """Keys of the `latency` block."""
 
+from collections.abc import Iterator
+
 from kvplan.report.keys.record import Block, Kind, Record, class_name
 
 _NEW = "new, latency below saturation: Poisson cluster law of iteration times, its transforms inverted"
@@ -27,34 +29,29 @@ _TIMES = {
 }  # what is measured, and how the mean comes about
 
 
-def _records(prefix: str, of: str) -> tuple[Record, ...]:
-    found = []
+def _records(prefix: str, of: str) -> Iterator[Record]:
     for time, (what, mean) in _TIMES.items():
         for name, words in _FIGURES.items():
-            key = f"{prefix}.{time}.{name}"
-            formula = mean if name == "mean" else "inverse of the law's characteristic function"
-            found.append(
-                Record(
-                    key, f"{words} of the {what}{of}.", formula=formula, source=_NEW, unit="s", absent=_NONE
-                )
+            yield Record(
+                f"{prefix}.{time}.{name}",
+                f"{words} of the {what}{of}.",
+                formula=mean if name == "mean" else "inverse of the law's characteristic function",
+                source=_NEW,
+                unit="s",
+                absent=_NONE,
             )
+        for name, words in _FIGURES.items():
             if name != "mean":
-                meaning = (
+                yield Record(
+                    f"{prefix}.{time}.{name}_range",
                     f"Range of the {words.lower()} of the {what.partition(' (')[0]}{of}, where it falls into a gap of "
-                    "the law: between iterations with and without a prompt it moves far for little."
+                    "the law: between iterations with and without a prompt it moves far for little.",
+                    formula="percentiles at q ± (1 − q)/10, where they differ by a factor above 1.2",
+                    source=_NEW,
+                    unit="s",
+                    absent=_NO_GAP,
+                    kind=Kind.PAIR,
                 )
-                found.append(
-                    Record(
-                        f"{key}_range",
-                        meaning,
-                        formula="percentiles at q ± (1 − q)/10, where they differ by a factor above 1.2",
-                        source=_NEW,
-                        unit="s",
-                        absent=_NO_GAP,
-                        kind=Kind.PAIR,
-                    )
-                )
-    return tuple(found)
 
 
 LATENCY = Block(

@@ -46,8 +46,10 @@ SAFETY_BUFFER = Block(
     (
         Record(
             "safety_buffer.kv_std_tokens",
-            "Standard deviation of KV cache usage before any preemption, with the feedback of usage on iteration time.",
-            formula="σ² = (1/2π)·∫ Σ λ_i·τ*·|W_i + G·V_i/(1 − H)|² dω, H = e^(−iω)·Σ λ_i·V_i, G = e^(−iω)·Σ λ_i·W_i",
+            "Standard deviation of KV cache usage before any preemption, with the feedback of usage on iteration time "
+            "and with clusters of arrivals.",
+            formula="σ² = (1/2π)·∫ Σ λ_i·τ*·|W_i + G·V_i/(1 − H)|² dω, H = e^(−iω)·Σ λ_i·V_i, G = e^(−iω)·Σ λ_i·W_i; "
+            "where arrivals cluster + (I − 1)·τ*/λ·|Σ λ_i·W_i/(1 − H)|², I the index of dispersion over a stay",
             source="new: Poisson cluster process",
             symbol="σ",
             unit="tokens",

@@ -37,8 +37,11 @@ def load(
     requests: int | None,
     horizon: str | None,
     burst_sessions: str | None = None,
+    model: ServingModel | None = None,
 ) -> Load:
     """The requests of a study; options that do not go together are refused, before `trace` is read.
+
+    Where nothing says how they arrive, the trace of the model does, if it has one.
 
     Examples
     --------
@@ -54,6 +57,11 @@ def load(
                 raise UsageError(f"--trace brings its own arrivals; {option} does not go with it")
         recorded = trace()
         return Load(horizon_s=horizon_s, trace=recorded if requests is None else first(recorded, requests))
+    free = all(given is None for given in (kind, cv, concurrency, burst))
+    if free and model is not None and model.arrivals.trace is not None:
+        own = Load(horizon_s=horizon_s).on(model)
+        whole = own.trace
+        return own if requests is None or whole is None else own._replace(trace=first(whole, requests))
     usual = None if cv is None else Arrivals.GAMMA
     arrivals = usual if kind is None else Arrivals(kind)
     for name, value, needed in (

@@ -78,7 +78,7 @@ def _read(path: Path, start: str) -> Description:
     notes.append(f"the other half of the client is {other.name}, sha256 {other_digest}")
     return Description(
         parts=parts,
-        windows=int(starts.size),
+        rates_rps=rate,
         span_s=starts.size * width,
         gap_cv=float(expected[known] @ cv[known] / expected[known].sum()) if known.any() else None,
         sha256=digest,
