@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvplan.analysis.latency.fast_part import Prompts
 from kvplan.analysis.latency.feedback import Feedback
-from kvplan.analysis.latency.law import Law
+from kvplan.analysis.latency.law import Law, certain
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import Traffic
 from kvplan.model import FloatArray, IntArray, sum_by, survival
@@ -211,15 +211,12 @@ class Served(NamedTuple):
         ... and its mean.
     queue : ndarray, shape (4, n_nodes, n_cells)
         Law of the node and of what waits at the start of the iteration of the first token, and how long it took until
-        then: its first three moments, times the law.
-    alone : ndarray, shape (n_cells,)
-        The same where nobody else is there.
+        then: its first three moments, times the law. Where nobody is there, of what waits alone: shape (n_cells,).
     """
 
     law: Law
     mean_s: float
     queue: FloatArray
-    alone: FloatArray
 
 
 def meet(queue: Queue, largest: float) -> Met:
@@ -315,11 +312,25 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
     width = float(queue.weight @ met.tick_s)
-    alone = np.zeros(cells)
-    own = float(rest[0, 0]) / step
-    alone[int(own)] += 1 - own % 1
-    alone[int(own) + 1] += own % 1
-    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total, alone)
+    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total)
+
+
+def serve_alone(queue: Queue, prompt_tokens: float, least_s: float) -> Served:
+    """A prompt that finds nobody, and takes so long if nobody comes behind it."""
+    cells, room = queue.tokens.size, float(queue.room[0])
+    before = max(math.ceil(prompt_tokens / room - 1e-9), 1) - 1
+    rest = prompt_tokens - before * room
+    points = 2 * (queue.arrivals.size - 1)
+    behind = _clamped(np.fft.irfft(np.exp(before * queue.full_s[0] * queue.arrivals), points), cells)
+    own, part = divmod(rest / queue.step, 1.0)
+    place = np.minimum(np.arange(cells) + int(own), cells - 2)
+    waits = np.zeros(cells)
+    np.add.at(waits, place, behind * (1 - part))
+    np.add.at(waits, place + 1, behind * part)
+    if before == 0:
+        return Served(certain(least_s), least_s, waits)
+    seconds = least_s + queue.token_s * (np.minimum(rest + queue.tokens, room) - rest)
+    return Served(law_of(seconds, behind), float(seconds @ behind), waits)
 
 
 def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
@@ -349,6 +360,7 @@ def gaps_law(
     slow: SlowPart,
     queue: Queue,
     served: list[Served],
+    alone: list[Served],
     idle: float,
     mine: NDArray[np.bool_],
     mean: float,
@@ -363,7 +375,7 @@ def gaps_law(
         present = survival(stages[group == g], rate[group == g])[1:] / number
         at = served[g].queue[0] / np.maximum(served[g].queue[0].sum(axis=1, keepdims=True), 1e-300)
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
-        at = (1 - idle) * at + idle * served[g].alone
+        at = (1 - idle) * at + idle * alone[g].queue
         for m in range(min(present.size, _MOST_STEPS)):
             at = np.einsum("nw,nwv->nv", at, queue.moves)
             law += present[m] * at
@@ -450,13 +462,13 @@ class Budgeted(NamedTuple):
     ----------
     served
         Of each group of prompts, where somebody is there.
-    alone_s : ndarray, shape (n_groups,)
-        Seconds to the first token where nobody is.
+    alone
+        Where nobody is.
     """
 
     queue: Queue
     served: list[Served]
-    alone_s: FloatArray
+    alone: list[Served]
 
 
 def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, empty: float) -> Budgeted:
@@ -473,8 +485,9 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
 
     >>> from kvplan.analysis.latency.fast_part import prompts_of
     >>> lone = Traffic(1.0, 0.0, 1.0, *np.array([[0], [1]]), *np.array([[250.0], [1e-9], [2.5], [0.0]]))
-    >>> budgeted(lone, prompts_of(lone), SlowPart(1.0, 1.0, np.empty(0), np.empty(0)), 100, 1.0).alone_s.tolist()
-    [5.5]
+    >>> found = budgeted(lone, prompts_of(lone), SlowPart(1.0, 1.0, np.empty(0), np.empty(0)), 100, 1.0)
+    >>> round(found.alone[0].mean_s, 6)
+    5.5
     """
     rate = prompts.rate_rps
     tokens = sum_by(prompts.group, traffic.rate_rps * traffic.prompt_tokens) / rate
@@ -489,5 +502,9 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
     parts = np.ceil(tokens / budget)
     sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
     again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
-    alone = parts * traffic.fixed_s + prompts.seconds + again
-    return Budgeted(queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
+    least = parts * traffic.fixed_s + prompts.seconds + again
+    return Budgeted(
+        queue,
+        [serve(queue, s, met) for s in tokens.tolist()],
+        [serve_alone(queue, s, seconds) for s, seconds in zip(tokens.tolist(), least.tolist(), strict=True)],
+    )
