@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from at_once import serve
+from at_once import Served, serve
 from strategies import one_class
 
 from kvplan.analysis.latency import latency
@@ -10,7 +10,7 @@ from kvplan.analysis.latency.budget import budgeted
 from kvplan.analysis.latency.fast_part import prompts_of
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import traffic_of
-from kvplan.model import FloatArray, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import FloatArray, IntArray, Replica, RequestClass, ServingModel, Timing
 
 TIMING = Timing(14.5e-3, 0.25e-6, 85e-6, 30e-6)
 
@@ -55,6 +55,17 @@ def test_waiting_tokens_are_those_of_a_monte_carlo_of_the_chain(rates: tuple[flo
 # -- simulations ----------------------------------------------------------------------------------------------
 
 
+def simulated(model: ServingModel) -> tuple[Served, IntArray]:
+    """A run, at exactly the rate of the model, and the class of each request."""
+    random, mix, requests = np.random.default_rng(7), model.mix, 30_000
+    arrival = np.cumsum(random.exponential(1.0, requests))
+    arrival *= requests / model.total_rate_rps / arrival[-1]
+    row = random.choice(mix.share.size, requests, p=mix.share)
+    kind = mix.class_index[row]
+    run = serve(arrival, mix.input_tokens[row], mix.decode_tokens[row], kind, model.timing, 2048)
+    return run, kind
+
+
 @pytest.mark.parametrize(
     "classes",
     [
@@ -66,12 +77,7 @@ def test_simulated_latencies(classes: tuple[RequestClass, ...]) -> None:
     model = served(*classes)
     found = latency(model)
     assert found.method == "closed form, budget"
-    random, mix, requests = np.random.default_rng(7), model.mix, 40_000
-    arrival = np.cumsum(random.exponential(1.0, requests))
-    arrival *= requests / model.total_rate_rps / arrival[-1]
-    row = random.choice(mix.share.size, requests, p=mix.share)
-    kind = mix.class_index[row]
-    run = serve(arrival, mix.input_tokens[row], mix.decode_tokens[row], kind, model.timing, 2048)
+    run, kind = simulated(model)
 
     def near(value: float, span: tuple[float, float] | None, seen: float) -> bool:
         low, high = span or (value, value)
@@ -90,6 +96,17 @@ def test_simulated_latencies(classes: tuple[RequestClass, ...]) -> None:
         ):
             assert near(ttft, ttft_span, float(np.quantile(mine, q)))
             assert near(itl, itl_span, run.gap(q, i))
+
+
+def test_short_stays_end_as_simulated() -> None:
+    """Where prompts wait for one another most of the time is that of prompts, and those behind do not lengthen it."""
+    model = served(one_class(1800, 6, 3.8))
+    found, (run, _) = latency(model), simulated(model)
+    for figures, times in ((found.ttft_s, run.ttft_s), (found.e2e_s, run.e2e_s)):
+        assert figures is not None
+        assert figures.mean == pytest.approx(times.mean(), rel=0.03)
+        measured = [float(np.quantile(times, q)) for q in (0.9, 0.95, 0.99)]
+        assert [figures.p90, figures.p95, figures.p99] == pytest.approx(measured, rel=0.08)
 
 
 # -- limits ---------------------------------------------------------------------------------------------------
