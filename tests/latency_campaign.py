@@ -25,7 +25,7 @@ import numpy as np
 import shipped
 
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
-from kvplan.analysis.latency import Distribution, Latency, latency
+from kvplan.analysis.latency import Latency, latency
 from kvplan.model import Plan, Prompt, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Job, scenarios
@@ -279,8 +279,8 @@ def simulated(model: ServingModel, requests: int, seed: int) -> PolicyResult:
 def _figures(found: Latency, result: PolicyResult) -> Iterator[Figure]:
     for name in ("ttft_s", "itl_s", "e2e_s"):
         law, there = getattr(found, name), getattr(result, name)
-        assert (law is None) == (there.mean is None), name
-        if isinstance(law, Distribution):
+        assert (law.mean is None) == (there.mean is None), name
+        if law.mean is not None:
             for statistic in STATISTICS:
                 between = getattr(law, f"{statistic}_range", None)
                 yield Figure(name, statistic, getattr(law, statistic), getattr(there, statistic), between)

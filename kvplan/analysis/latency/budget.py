@@ -211,7 +211,7 @@ class Served(NamedTuple):
         ... and its mean.
     queue : ndarray, shape (4, n_nodes, n_cells)
         Law of the node and of what waits at the start of the iteration of the first token, and how long it took until
-        then: its first three moments, times the law. Where nobody is there, of what waits alone: shape (n_cells,).
+        then: its first three moments, times the law. Where nobody is there, shape (4, n_cells).
     """
 
     law: Law
@@ -327,10 +327,11 @@ def serve_alone(queue: Queue, prompt_tokens: float, least_s: float) -> Served:
     waits = np.zeros(cells)
     np.add.at(waits, place, behind * (1 - part))
     np.add.at(waits, place + 1, behind * part)
+    moments = waits * (before * queue.full_s[0]) ** np.arange(4.0)[:, None]
     if before == 0:
-        return Served(certain(least_s), least_s, waits)
+        return Served(certain(least_s), least_s, moments)
     seconds = least_s + queue.token_s * (np.minimum(rest + queue.tokens, room) - rest)
-    return Served(law_of(seconds, behind), float(seconds @ behind), waits)
+    return Served(law_of(seconds, behind), float(seconds @ behind), moments)
 
 
 def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
@@ -375,7 +376,7 @@ def gaps_law(
         present = survival(stages[group == g], rate[group == g])[1:] / number
         at = served[g].queue[0] / np.maximum(served[g].queue[0].sum(axis=1, keepdims=True), 1e-300)
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
-        at = (1 - idle) * at + idle * alone[g].queue
+        at = (1 - idle) * at + idle * alone[g].queue[0]
         for m in range(min(present.size, _MOST_STEPS)):
             at = np.einsum("nw,nwv->nv", at, queue.moves)
             law += present[m] * at
@@ -399,12 +400,17 @@ def gaps_law(
     return law_of(seconds[there], mass[there]), mean + float((joint * prompt_s).sum())
 
 
-def short_stays(traffic: Traffic, prompts: Prompts, found: "Budgeted") -> tuple[FloatArray, FloatArray]:
+def short_stays(
+    traffic: Traffic, prompts: Prompts, found: "Budgeted", idle: float
+) -> tuple[FloatArray, FloatArray]:
     """Variance, s², and skewness of the time of each row until its last token, were the slow part never to change.
 
     Infinite where there are so many tokens that it does.
     """
     queue = found.queue
+    at = [(1 - idle) * x.queue for x in found.served]
+    for mixed, alone in zip(at, found.alone, strict=True):
+        mixed[:, 0] += idle * alone.queue
     x = queue.seconds
     sums = np.zeros((*x.shape, 3))
     variance = np.full(traffic.decode_tokens.shape, np.inf)
@@ -415,8 +421,7 @@ def short_stays(traffic: Traffic, prompts: Prompts, found: "Budgeted") -> tuple[
         sums = np.stack([x + one, x**2 + 2 * x * one + two, x**3 + 3 * x * (x * one + two) + three], axis=-1)
         y1, y2, y3 = np.moveaxis(sums, -1, 0)
         for row in np.flatnonzero(traffic.decode_tokens == d).tolist():
-            g = prompts.group[row]
-            law, w1, w2, w3 = found.served[g].queue
+            law, w1, w2, w3 = at[prompts.group[row]]
             first = float((w1 + law * y1).sum())
             second = float((w2 + 2 * w1 * y1 + law * y2).sum())
             third = float((w3 + 3 * (w2 * y1 + w1 * y2) + law * y3).sum())

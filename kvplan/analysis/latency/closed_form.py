@@ -153,8 +153,8 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
         between.append(law)
         later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.decode_tokens[mine] - 1)
     mean = Means(ttft[prompts.group], later)
-    most = short_stays(traffic, prompts, found)
-    whole = end_to_end_laws(traffic, process, slow, mean, first, most)
+    short = short_stays(traffic, prompts, found, idle)
+    whole = end_to_end_laws(traffic, process, slow, mean, first, short)
     return _latency(model, traffic, mean, first, between, whole, "closed form, budget")
 
 
