@@ -58,7 +58,7 @@ def test_waiting_tokens_are_those_of_a_monte_carlo_of_the_chain(rates: tuple[flo
 
 def simulated(model: ServingModel) -> tuple[Served, IntArray]:
     """A run, at exactly the rate of the model, and the class of each request."""
-    random, mix, requests = np.random.default_rng(7), model.mix, 30_000
+    random, mix, requests = np.random.default_rng(7), model.mix, 20_000
     arrival = np.cumsum(random.exponential(1.0, requests))
     arrival *= requests / model.total_rate_rps / arrival[-1]
     row = random.choice(mix.share.size, requests, p=mix.share)
