@@ -141,21 +141,74 @@ def queue_of(
 
     tokens = step * np.arange(cells)
     left = np.maximum(tokens - room[:, None], 0.0)
-    seconds = np.where(left > 0, full_s[:, None], slow_s[:, None] + token_s * tokens)
-    moves = _clamped(
-        np.fft.irfft(np.exp(seconds[..., None] * arrivals) * _split(left / step, points), points), cells
-    )
-    system = np.eye(cells) - np.swapaxes(moves, 1, 2)
-    system[:, -1] = 1.0
-    right = np.zeros((slow_s.size, cells, 1))
-    right[:, -1] = 1.0
-    stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
-    stationary /= stationary.sum(axis=1, keepdims=True)
+    full = left > 0
+    prompt_s = token_s * np.minimum(tokens, room[:, None])
+    shift = _split(left / step, points)
+    seconds = np.where(full, full_s[:, None], slow_s[:, None] + prompt_s)
+    moves, stationary = _chain(seconds, arrivals, shift)
+    more = _decodes_behind(traffic, tokens_rps, weight, slow_s, prompt_s / token_s, moves, stationary)
+    here = (weight[:, None] * stationary) * full
+    if here.any():
+        full_s = full_s + float((here * more).sum() / here.sum())
+    seconds = np.where(full, full_s[:, None], np.maximum(slow_s[:, None] + more, slow.fixed_s) + prompt_s)
+    moves, stationary = _chain(seconds, arrivals, shift)
     ticks = math.ceil(_TICKS_OF_FIXED * float(weight @ full_s) / slow.fixed_s)
     ticks = min(max(ticks, _FEWEST_TICKS), _MOST_TICKS)
     return Queue(
         weight, slow_s, room, step, ticks, token_s, full_s, tokens, seconds, arrivals, moves, stationary
     )
+
+
+def _chain(seconds: FloatArray, arrivals: ComplexArray, shift: ComplexArray) -> tuple[FloatArray, FloatArray]:
+    """Transition probabilities and the stationary law of each node: what is left over, and who comes meanwhile."""
+    cells, points = seconds.shape[1], 2 * (arrivals.size - 1)
+    moves = _clamped(np.fft.irfft(np.exp(seconds[..., None] * arrivals) * shift, points), cells)
+    system = np.eye(cells) - np.swapaxes(moves, 1, 2)
+    system[:, -1] = 1.0
+    right = np.zeros((*seconds.shape, 1))
+    right[:, -1] = 1.0
+    stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
+    return moves, stationary / stationary.sum(axis=1, keepdims=True)
+
+
+def _decodes_behind(
+    traffic: Traffic,
+    tokens_rps: float,
+    weight: FloatArray,
+    slow_s: FloatArray,
+    computed: FloatArray,
+    moves: FloatArray,
+    stationary: FloatArray,
+) -> FloatArray:
+    """How much longer the slow part is, by what waits, than a node says: prompts computed lately are decoding now.
+
+    What waits now tells what has been computed k iterations ago, and so who is at stage k now.
+
+    Returns
+    -------
+    ndarray, shape (n_cells,)
+        Seconds.
+    """
+    stages, rate = traffic.decode_tokens, traffic.rate_rps
+    present, level = survival(stages, rate)[1:], survival(stages, rate * traffic.stage_s)[1:]
+    per_token = (level + traffic.token_s * np.arange(1, present.size + 1) * present) / tokens_rps
+    joint = weight[:, None] * stationary
+    law = joint.sum(axis=0)
+    at = joint / np.where(law > 0, law, np.inf)
+    together = np.einsum("nw,nwv->wv", at, moves)
+    recent = (joint * computed).sum(axis=0)
+    recent -= law * recent.sum()
+    more = np.zeros(law.size)
+    for x in per_token[:_MOST_STEPS].tolist():
+        recent = recent @ together
+        more += x * recent
+        if np.abs(recent).sum() < _SETTLED * tokens_rps * traffic.iteration_s:
+            break
+    more = np.where(law > _SELDOM, more / np.where(law > 0, law, np.inf), np.nan)
+    known = ~np.isnan(more)
+    more = np.interp(np.arange(law.size), np.flatnonzero(known), more[known])
+    told = slow_s @ at
+    return np.asarray(more - (told - float(law @ told)))
 
 
 def _split(cells: FloatArray, points: int) -> ComplexArray:
@@ -385,7 +438,7 @@ def gaps_law(
         settled += float(present[m + 1 :].sum())
     law += settled * stationary
     own = float(rate @ ((stages - 1) * (traffic.stage_s[mine] + traffic.token_s * stages / 2))) / number
-    prompt_s = queue.seconds - queue.slow_s[:, None]
+    prompt_s = queue.token_s * np.minimum(queue.tokens, queue.room[:, None])
     usual = float(queue.weight @ (queue.slow_s - slow.fixed_s))
     factor = (mean - slow.fixed_s - own) / usual if usual > 0 else 1.0
     factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
