@@ -27,6 +27,8 @@ _TAIL = 4.6  # half of -ln of the part of the law that the lattice leaves out
 _FEWEST_TICKS, _MOST_TICKS = 32, 128  # of a full iteration
 _TICKS_OF_FIXED = 6  # of d0
 _POINTS = 1 << 11  # of a law
+_FINER = 8  # cells of prompts between two tokens
+_LENGTHS = 16  # of iterations that are not full
 _SETTLED = 1e-3
 _SHORT = 64  # tokens
 _MOST_STEPS = 256
@@ -133,12 +135,7 @@ def queue_of(
     cells = math.ceil(span / step) + 1
     points = 1 << math.ceil(math.log2(3 * cells))
 
-    below, part = np.divmod(prompt_tokens / step, 1.0)
-    jumps = np.zeros(points)
-    np.add.at(jumps, below.astype(np.int64), rate * (1 - part))
-    np.add.at(jumps, below.astype(np.int64) + 1, rate * part)
-    arrivals = np.fft.rfft(jumps) - rate.sum()
-
+    arrivals = _arrivals(rate, prompt_tokens / step, points)
     tokens = step * np.arange(cells)
     left = np.maximum(tokens - room[:, None], 0.0)
     full = left > 0
@@ -157,6 +154,15 @@ def queue_of(
     return Queue(
         weight, slow_s, room, step, ticks, token_s, full_s, tokens, seconds, arrivals, moves, stationary
     )
+
+
+def _arrivals(rate: FloatArray, cells: FloatArray, points: int) -> ComplexArray:
+    """Log-transform of what arrives in a second, prompts on the cells on both sides of them."""
+    below, part = np.divmod(cells, 1.0)
+    jumps = np.zeros(points)
+    np.add.at(jumps, below.astype(np.int64), rate * (1 - part))
+    np.add.at(jumps, below.astype(np.int64) + 1, rate * part)
+    return np.asarray(np.fft.rfft(jumps) - rate.sum())
 
 
 def _chain(seconds: FloatArray, arrivals: ComplexArray, shift: ComplexArray) -> tuple[FloatArray, FloatArray]:
@@ -408,22 +414,58 @@ def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
     return Law(edges, below_edges).reduced()
 
 
+def _prompts_after(
+    queue: Queue, rate: FloatArray, prompt_tokens: FloatArray, law: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of prompts in the iteration after one at whose start so much waits, and how likely they are.
+
+    On a lattice finer than the queue's, where prompts that are far below the budget still differ.
+
+    Returns
+    -------
+    (ndarray, ndarray), each of shape (n_nodes, n_fine_cells)
+    """
+    step, points = queue.step / _FINER, 2 * (queue.arrivals.size - 1) * _FINER
+    arrivals = _arrivals(rate, prompt_tokens / step, points)
+    over = queue.tokens > queue.room[:, None]
+    least = queue.seconds.min(axis=1, keepdims=True)
+    longer = (queue.full_s[:, None] - least) / _LENGTHS
+    times = least + longer * np.arange(_LENGTHS + 1)
+    at = np.clip((queue.seconds - least) / longer, 0.0, _LENGTHS)
+    below = np.minimum(at.astype(np.int64), _LENGTHS - 1)
+    node = np.arange(times.shape[0])[:, None]
+    lengths = np.zeros(times.shape)
+    within = np.where(over, 0.0, law)
+    np.add.at(lengths, (node, below), within * (1 - at + below))
+    np.add.at(lengths, (node, below + 1), within * (at - below))
+    left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / step
+    place, part = left.astype(np.int64), left % 1.0
+    rest = np.zeros((times.shape[0], points))
+    beyond = np.where(over, law, 0.0)
+    np.add.at(rest, (node, place), beyond * (1 - part))
+    np.add.at(rest, (node, place + 1), beyond * part)
+    meanwhile = np.exp(times[..., None] * arrivals)
+    later = np.einsum("nt,ntf->nf", lengths, meanwhile) + np.fft.rfft(rest) * meanwhile[:, -1]
+    width = math.ceil(queue.room.max() / step) + 1
+    waits = _cut(np.fft.irfft(later, points), width)
+    return queue.token_s * np.minimum(step * np.arange(width), queue.room[:, None]), waits
+
+
 def gaps_law(
     traffic: Traffic,
     prompts: Prompts,
     slow: SlowPart,
-    queue: Queue,
-    served: list[Served],
-    alone: list[Served],
+    found: "Budgeted",
     idle: float,
     mine: NDArray[np.bool_],
     mean: float,
 ) -> tuple[Law, float]:
     """Between two tokens of a request of the rows `mine`, whose mean slow part is known; and its mean."""
+    queue, served, alone = found.queue, found.served, found.alone
     stages, rate, group = traffic.decode_tokens[mine], traffic.rate_rps[mine], prompts.group[mine]
     number = float(rate @ (stages - 1))
     stationary = queue.stationary
-    law = np.zeros_like(stationary)
+    before = np.zeros_like(stationary)
     settled = 0.0
     for g in np.unique(group).tolist():
         present = survival(stages[group == g], rate[group == g])[1:] / number
@@ -431,14 +473,15 @@ def gaps_law(
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
         at = (1 - idle) * at + idle * alone[g].queue[0]
         for m in range(min(present.size, _MOST_STEPS)):
+            before += present[m] * at
             at = np.einsum("nw,nwv->nv", at, queue.moves)
-            law += present[m] * at
             if (queue.weight * np.abs(at - stationary).sum(axis=1)).sum() < _SETTLED:
                 break
         settled += float(present[m + 1 :].sum())
-    law += settled * stationary
+    prompt_s, law = _prompts_after(
+        queue, prompts.rate_rps, found.prompt_tokens, before + settled * stationary
+    )
     own = float(rate @ ((stages - 1) * (traffic.stage_s[mine] + traffic.token_s * stages / 2))) / number
-    prompt_s = queue.token_s * np.minimum(queue.tokens, queue.room[:, None])
     usual = float(queue.weight @ (queue.slow_s - slow.fixed_s))
     factor = (mean - slow.fixed_s - own) / usual if usual > 0 else 1.0
     factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
@@ -518,12 +561,15 @@ class Budgeted(NamedTuple):
 
     Attributes
     ----------
+    prompt_tokens : ndarray, shape (n_groups,)
+        Means of groups of prompts.
     served
-        Of each group of prompts, where somebody is there.
+        Of each, where somebody is there.
     alone
         Where nobody is.
     """
 
+    prompt_tokens: FloatArray
     queue: Queue
     served: list[Served]
     alone: list[Served]
@@ -562,6 +608,7 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
     again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
     least = parts * traffic.fixed_s + prompts.seconds + again
     return Budgeted(
+        tokens,
         queue,
         [serve(queue, s, met) for s in tokens.tolist()],
         [serve_alone(queue, s, seconds) for s, seconds in zip(tokens.tolist(), least.tolist(), strict=True)],

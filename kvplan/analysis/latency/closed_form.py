@@ -147,9 +147,7 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
             between.append(None)
             continue
         usual = float(rate[mine] @ slow_s[mine] / gaps[mine].sum())
-        law, of_gap = gaps_law(
-            traffic, prompts, slow, found.queue, found.served, found.alone, idle, mine, usual
-        )
+        law, of_gap = gaps_law(traffic, prompts, slow, found, idle, mine, usual)
         between.append(law)
         later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.decode_tokens[mine] - 1)
     mean = Means(ttft[prompts.group], later)
