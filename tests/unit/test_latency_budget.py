@@ -7,6 +7,7 @@ from strategies import one_class
 
 from kvplan.analysis.latency import latency
 from kvplan.analysis.latency.budget import budgeted
+from kvplan.analysis.latency.distribution import NONE
 from kvplan.analysis.latency.fast_part import prompts_of
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import traffic_of
@@ -158,4 +159,4 @@ def test_a_sentence_says_why_there_is_none(model: ServingModel, reason: str) -> 
     found = latency(model)
     assert found.reason is not None
     assert reason in found.reason
-    assert found[:3] == (None, None, None)
+    assert found[:3] == (NONE, NONE, NONE)

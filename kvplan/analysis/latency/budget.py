@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvplan.analysis.latency.fast_part import Prompts
 from kvplan.analysis.latency.feedback import Feedback
-from kvplan.analysis.latency.law import Law
+from kvplan.analysis.latency.law import Law, certain
 from kvplan.analysis.latency.slow_part import SlowPart
 from kvplan.analysis.latency.traffic import Traffic
 from kvplan.model import FloatArray, IntArray, sum_by, survival
@@ -27,6 +27,8 @@ _TAIL = 4.6  # half of -ln of the part of the law that the lattice leaves out
 _FEWEST_TICKS, _MOST_TICKS = 32, 128  # of a full iteration
 _TICKS_OF_FIXED = 6  # of d0
 _POINTS = 1 << 11  # of a law
+_FINER = 8  # cells of prompts between two tokens
+_LENGTHS = 16  # of iterations that are not full
 _SETTLED = 1e-3
 _SHORT = 64  # tokens
 _MOST_STEPS = 256
@@ -133,29 +135,86 @@ def queue_of(
     cells = math.ceil(span / step) + 1
     points = 1 << math.ceil(math.log2(3 * cells))
 
-    below, part = np.divmod(prompt_tokens / step, 1.0)
-    jumps = np.zeros(points)
-    np.add.at(jumps, below.astype(np.int64), rate * (1 - part))
-    np.add.at(jumps, below.astype(np.int64) + 1, rate * part)
-    arrivals = np.fft.rfft(jumps) - rate.sum()
-
+    arrivals = _arrivals(rate, prompt_tokens / step, points)
     tokens = step * np.arange(cells)
     left = np.maximum(tokens - room[:, None], 0.0)
-    seconds = np.where(left > 0, full_s[:, None], slow_s[:, None] + token_s * tokens)
-    moves = _clamped(
-        np.fft.irfft(np.exp(seconds[..., None] * arrivals) * _split(left / step, points), points), cells
-    )
-    system = np.eye(cells) - np.swapaxes(moves, 1, 2)
-    system[:, -1] = 1.0
-    right = np.zeros((slow_s.size, cells, 1))
-    right[:, -1] = 1.0
-    stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
-    stationary /= stationary.sum(axis=1, keepdims=True)
+    full = left > 0
+    prompt_s = token_s * np.minimum(tokens, room[:, None])
+    shift = _split(left / step, points)
+    seconds = np.where(full, full_s[:, None], slow_s[:, None] + prompt_s)
+    moves, stationary = _chain(seconds, arrivals, shift)
+    more = _decodes_behind(traffic, tokens_rps, weight, slow_s, prompt_s / token_s, moves, stationary)
+    here = (weight[:, None] * stationary) * full
+    if here.any():
+        full_s = full_s + float((here * more).sum() / here.sum())
+    seconds = np.where(full, full_s[:, None], np.maximum(slow_s[:, None] + more, slow.fixed_s) + prompt_s)
+    moves, stationary = _chain(seconds, arrivals, shift)
     ticks = math.ceil(_TICKS_OF_FIXED * float(weight @ full_s) / slow.fixed_s)
     ticks = min(max(ticks, _FEWEST_TICKS), _MOST_TICKS)
     return Queue(
         weight, slow_s, room, step, ticks, token_s, full_s, tokens, seconds, arrivals, moves, stationary
     )
+
+
+def _arrivals(rate: FloatArray, cells: FloatArray, points: int) -> ComplexArray:
+    """Log-transform of what arrives in a second, prompts on the cells on both sides of them."""
+    below, part = np.divmod(cells, 1.0)
+    jumps = np.zeros(points)
+    np.add.at(jumps, below.astype(np.int64), rate * (1 - part))
+    np.add.at(jumps, below.astype(np.int64) + 1, rate * part)
+    return np.asarray(np.fft.rfft(jumps) - rate.sum())
+
+
+def _chain(seconds: FloatArray, arrivals: ComplexArray, shift: ComplexArray) -> tuple[FloatArray, FloatArray]:
+    """Transition probabilities and the stationary law of each node: what is left over, and who comes meanwhile."""
+    cells, points = seconds.shape[1], 2 * (arrivals.size - 1)
+    moves = _clamped(np.fft.irfft(np.exp(seconds[..., None] * arrivals) * shift, points), cells)
+    system = np.eye(cells) - np.swapaxes(moves, 1, 2)
+    system[:, -1] = 1.0
+    right = np.zeros((*seconds.shape, 1))
+    right[:, -1] = 1.0
+    stationary = np.maximum(np.linalg.solve(system, right)[..., 0], 0.0)
+    return moves, stationary / stationary.sum(axis=1, keepdims=True)
+
+
+def _decodes_behind(
+    traffic: Traffic,
+    tokens_rps: float,
+    weight: FloatArray,
+    slow_s: FloatArray,
+    computed: FloatArray,
+    moves: FloatArray,
+    stationary: FloatArray,
+) -> FloatArray:
+    """How much longer the slow part is, by what waits, than a node says: prompts computed lately are decoding now.
+
+    What waits now tells what has been computed k iterations ago, and so who is at stage k now.
+
+    Returns
+    -------
+    ndarray, shape (n_cells,)
+        Seconds.
+    """
+    stages, rate = traffic.decode_tokens, traffic.rate_rps
+    present, level = survival(stages, rate)[1:], survival(stages, rate * traffic.stage_s)[1:]
+    per_token = (level + traffic.token_s * np.arange(1, present.size + 1) * present) / tokens_rps
+    joint = weight[:, None] * stationary
+    law = joint.sum(axis=0)
+    at = joint / np.where(law > 0, law, np.inf)
+    together = np.einsum("nw,nwv->wv", at, moves)
+    recent = (joint * computed).sum(axis=0)
+    recent -= law * recent.sum()
+    more = np.zeros(law.size)
+    for x in per_token[:_MOST_STEPS].tolist():
+        recent = recent @ together
+        more += x * recent
+        if np.abs(recent).sum() < _SETTLED * tokens_rps * traffic.iteration_s:
+            break
+    more = np.where(law > _SELDOM, more / np.where(law > 0, law, np.inf), np.nan)
+    known = ~np.isnan(more)
+    more = np.interp(np.arange(law.size), np.flatnonzero(known), more[known])
+    told = slow_s @ at
+    return np.asarray(more - (told - float(law @ told)))
 
 
 def _split(cells: FloatArray, points: int) -> ComplexArray:
@@ -211,15 +270,12 @@ class Served(NamedTuple):
         ... and its mean.
     queue : ndarray, shape (4, n_nodes, n_cells)
         Law of the node and of what waits at the start of the iteration of the first token, and how long it took until
-        then: its first three moments, times the law.
-    alone : ndarray, shape (n_cells,)
-        The same where nobody else is there.
+        then: its first three moments, times the law. Where nobody is there, shape (4, n_cells).
     """
 
     law: Law
     mean_s: float
     queue: FloatArray
-    alone: FloatArray
 
 
 def meet(queue: Queue, largest: float) -> Met:
@@ -315,11 +371,26 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
     width = float(queue.weight @ met.tick_s)
-    alone = np.zeros(cells)
-    own = float(rest[0, 0]) / step
-    alone[int(own)] += 1 - own % 1
-    alone[int(own) + 1] += own % 1
-    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total, alone)
+    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total)
+
+
+def serve_alone(queue: Queue, prompt_tokens: float, least_s: float) -> Served:
+    """A prompt that finds nobody, and takes so long if nobody comes behind it."""
+    cells, room = queue.tokens.size, float(queue.room[0])
+    before = max(math.ceil(prompt_tokens / room - 1e-9), 1) - 1
+    rest = prompt_tokens - before * room
+    points = 2 * (queue.arrivals.size - 1)
+    behind = _clamped(np.fft.irfft(np.exp(before * queue.full_s[0] * queue.arrivals), points), cells)
+    own, part = divmod(rest / queue.step, 1.0)
+    place = np.minimum(np.arange(cells) + int(own), cells - 2)
+    waits = np.zeros(cells)
+    np.add.at(waits, place, behind * (1 - part))
+    np.add.at(waits, place + 1, behind * part)
+    moments = waits * (before * queue.full_s[0]) ** np.arange(4.0)[:, None]
+    if before == 0:
+        return Served(certain(least_s), least_s, moments)
+    seconds = least_s + queue.token_s * (np.minimum(rest + queue.tokens, room) - rest)
+    return Served(law_of(seconds, behind), float(seconds @ behind), moments)
 
 
 def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
@@ -343,36 +414,74 @@ def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
     return Law(edges, below_edges).reduced()
 
 
+def _prompts_after(
+    queue: Queue, rate: FloatArray, prompt_tokens: FloatArray, law: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of prompts in the iteration after one at whose start so much waits, and how likely they are.
+
+    On a lattice finer than the queue's, where prompts that are far below the budget still differ.
+
+    Returns
+    -------
+    (ndarray, ndarray), each of shape (n_nodes, n_fine_cells)
+    """
+    step, points = queue.step / _FINER, 2 * (queue.arrivals.size - 1) * _FINER
+    arrivals = _arrivals(rate, prompt_tokens / step, points)
+    over = queue.tokens > queue.room[:, None]
+    least = queue.seconds.min(axis=1, keepdims=True)
+    longer = (queue.full_s[:, None] - least) / _LENGTHS
+    times = least + longer * np.arange(_LENGTHS + 1)
+    at = np.clip((queue.seconds - least) / longer, 0.0, _LENGTHS)
+    below = np.minimum(at.astype(np.int64), _LENGTHS - 1)
+    node = np.arange(times.shape[0])[:, None]
+    lengths = np.zeros(times.shape)
+    within = np.where(over, 0.0, law)
+    np.add.at(lengths, (node, below), within * (1 - at + below))
+    np.add.at(lengths, (node, below + 1), within * (at - below))
+    left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / step
+    place, part = left.astype(np.int64), left % 1.0
+    rest = np.zeros((times.shape[0], points))
+    beyond = np.where(over, law, 0.0)
+    np.add.at(rest, (node, place), beyond * (1 - part))
+    np.add.at(rest, (node, place + 1), beyond * part)
+    meanwhile = np.exp(times[..., None] * arrivals)
+    later = np.einsum("nt,ntf->nf", lengths, meanwhile) + np.fft.rfft(rest) * meanwhile[:, -1]
+    width = math.ceil(queue.room.max() / step) + 1
+    waits = _cut(np.fft.irfft(later, points), width)
+    return queue.token_s * np.minimum(step * np.arange(width), queue.room[:, None]), waits
+
+
 def gaps_law(
     traffic: Traffic,
     prompts: Prompts,
     slow: SlowPart,
-    queue: Queue,
-    served: list[Served],
+    found: "Budgeted",
     idle: float,
     mine: NDArray[np.bool_],
     mean: float,
 ) -> tuple[Law, float]:
     """Between two tokens of a request of the rows `mine`, whose mean slow part is known; and its mean."""
+    queue, served, alone = found.queue, found.served, found.alone
     stages, rate, group = traffic.decode_tokens[mine], traffic.rate_rps[mine], prompts.group[mine]
     number = float(rate @ (stages - 1))
     stationary = queue.stationary
-    law = np.zeros_like(stationary)
+    before = np.zeros_like(stationary)
     settled = 0.0
     for g in np.unique(group).tolist():
         present = survival(stages[group == g], rate[group == g])[1:] / number
         at = served[g].queue[0] / np.maximum(served[g].queue[0].sum(axis=1, keepdims=True), 1e-300)
         at = np.where(at.sum(axis=1, keepdims=True) > 0.5, at, stationary)
-        at = (1 - idle) * at + idle * served[g].alone
+        at = (1 - idle) * at + idle * alone[g].queue[0]
         for m in range(min(present.size, _MOST_STEPS)):
+            before += present[m] * at
             at = np.einsum("nw,nwv->nv", at, queue.moves)
-            law += present[m] * at
             if (queue.weight * np.abs(at - stationary).sum(axis=1)).sum() < _SETTLED:
                 break
         settled += float(present[m + 1 :].sum())
-    law += settled * stationary
+    prompt_s, law = _prompts_after(
+        queue, prompts.rate_rps, found.prompt_tokens, before + settled * stationary
+    )
     own = float(rate @ ((stages - 1) * (traffic.stage_s[mine] + traffic.token_s * stages / 2))) / number
-    prompt_s = queue.seconds - queue.slow_s[:, None]
     usual = float(queue.weight @ (queue.slow_s - slow.fixed_s))
     factor = (mean - slow.fixed_s - own) / usual if usual > 0 else 1.0
     factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
@@ -387,12 +496,17 @@ def gaps_law(
     return law_of(seconds[there], mass[there]), mean + float((joint * prompt_s).sum())
 
 
-def short_stays(traffic: Traffic, prompts: Prompts, found: "Budgeted") -> tuple[FloatArray, FloatArray]:
+def short_stays(
+    traffic: Traffic, prompts: Prompts, found: "Budgeted", idle: float
+) -> tuple[FloatArray, FloatArray]:
     """Variance, s², and skewness of the time of each row until its last token, were the slow part never to change.
 
     Infinite where there are so many tokens that it does.
     """
     queue = found.queue
+    at = [(1 - idle) * x.queue for x in found.served]
+    for mixed, alone in zip(at, found.alone, strict=True):
+        mixed[:, 0] += idle * alone.queue
     x = queue.seconds
     sums = np.zeros((*x.shape, 3))
     variance = np.full(traffic.decode_tokens.shape, np.inf)
@@ -403,8 +517,7 @@ def short_stays(traffic: Traffic, prompts: Prompts, found: "Budgeted") -> tuple[
         sums = np.stack([x + one, x**2 + 2 * x * one + two, x**3 + 3 * x * (x * one + two) + three], axis=-1)
         y1, y2, y3 = np.moveaxis(sums, -1, 0)
         for row in np.flatnonzero(traffic.decode_tokens == d).tolist():
-            g = prompts.group[row]
-            law, w1, w2, w3 = found.served[g].queue
+            law, w1, w2, w3 = at[prompts.group[row]]
             first = float((w1 + law * y1).sum())
             second = float((w2 + 2 * w1 * y1 + law * y2).sum())
             third = float((w3 + 3 * (w2 * y1 + w1 * y2) + law * y3).sum())
@@ -448,15 +561,18 @@ class Budgeted(NamedTuple):
 
     Attributes
     ----------
+    prompt_tokens : ndarray, shape (n_groups,)
+        Means of groups of prompts.
     served
-        Of each group of prompts, where somebody is there.
-    alone_s : ndarray, shape (n_groups,)
-        Seconds to the first token where nobody is.
+        Of each, where somebody is there.
+    alone
+        Where nobody is.
     """
 
+    prompt_tokens: FloatArray
     queue: Queue
     served: list[Served]
-    alone_s: FloatArray
+    alone: list[Served]
 
 
 def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, empty: float) -> Budgeted:
@@ -473,8 +589,9 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
 
     >>> from kvplan.analysis.latency.fast_part import prompts_of
     >>> lone = Traffic(1.0, 0.0, 1.0, *np.array([[0], [1]]), *np.array([[250.0], [1e-9], [2.5], [0.0]]))
-    >>> budgeted(lone, prompts_of(lone), SlowPart(1.0, 1.0, np.empty(0), np.empty(0)), 100, 1.0).alone_s.tolist()
-    [5.5]
+    >>> found = budgeted(lone, prompts_of(lone), SlowPart(1.0, 1.0, np.empty(0), np.empty(0)), 100, 1.0)
+    >>> round(found.alone[0].mean_s, 6)
+    5.5
     """
     rate = prompts.rate_rps
     tokens = sum_by(prompts.group, traffic.rate_rps * traffic.prompt_tokens) / rate
@@ -489,5 +606,10 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
     parts = np.ceil(tokens / budget)
     sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
     again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
-    alone = parts * traffic.fixed_s + prompts.seconds + again
-    return Budgeted(queue, [serve(queue, s, met) for s in tokens.tolist()], alone)
+    least = parts * traffic.fixed_s + prompts.seconds + again
+    return Budgeted(
+        tokens,
+        queue,
+        [serve(queue, s, met) for s in tokens.tolist()],
+        [serve_alone(queue, s, seconds) for s, seconds in zip(tokens.tolist(), least.tolist(), strict=True)],
+    )

@@ -122,13 +122,13 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
     idle = idle_probability(traffic, empty)
     found = budgeted(traffic, prompts, slow, budget, empty)
     waiting = [
-        mixture([certain(alone), x.law], [idle, 1 - idle])
-        for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
+        mixture([alone.law, x.law], [idle, 1 - idle])
+        for alone, x in zip(found.alone, found.served, strict=True)
     ]
     ttft = np.array(
         [
-            idle * alone + (1 - idle) * x.mean_s
-            for alone, x in zip(found.alone_s.tolist(), found.served, strict=True)
+            idle * alone.mean_s + (1 - idle) * x.mean_s
+            for alone, x in zip(found.alone, found.served, strict=True)
         ]
     )
     mean = means(traffic, process)
@@ -147,12 +147,12 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
             between.append(None)
             continue
         usual = float(rate[mine] @ slow_s[mine] / gaps[mine].sum())
-        law, of_gap = gaps_law(traffic, prompts, slow, found.queue, found.served, idle, mine, usual)
+        law, of_gap = gaps_law(traffic, prompts, slow, found, idle, mine, usual)
         between.append(law)
         later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.decode_tokens[mine] - 1)
     mean = Means(ttft[prompts.group], later)
-    most = short_stays(traffic, prompts, found)
-    whole = end_to_end_laws(traffic, process, slow, mean, first, most)
+    short = short_stays(traffic, prompts, found, idle)
+    whole = end_to_end_laws(traffic, process, slow, mean, first, short)
     return _latency(model, traffic, mean, first, between, whole, "closed form, budget")
 
 

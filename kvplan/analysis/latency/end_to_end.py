@@ -31,7 +31,7 @@ def end_to_end_laws(
     slow: SlowPart,
     means: Means,
     first: Sequence[Law],
-    most: tuple[FloatArray, FloatArray] | None = None,
+    short: tuple[FloatArray, FloatArray] | None = None,
 ) -> list[Law]:
     """The law of each class.
 
@@ -39,14 +39,15 @@ def end_to_end_laws(
     ----------
     first
         The law of the time to the first token of each class; there is no more where that is the only one.
-    most
-        Variance, and the skewness with it, that a row has at most.
+    short
+        Variance and skewness of each row where they are known otherwise, else infinite.
     """
     mean = means.ttft_s + means.later_s
     variance, skewness = _shape(traffic, feedback, slow, means)
-    if most is not None:
-        skewness = np.where(most[0] < variance, most[1], skewness).clip(_LEAST_SKEWNESS, _MOST_SKEWNESS)
-        variance = np.minimum(most[0], variance)
+    if short is not None:
+        known = short[0] < np.inf
+        variance = np.where(known, short[0], variance)
+        skewness = np.where(known, short[1], skewness).clip(_LEAST_SKEWNESS, _MOST_SKEWNESS)
     laws = []
     for index, ttft in enumerate(first):
         of_class, single = traffic.class_index == index, traffic.decode_tokens == 1

@@ -1,6 +1,7 @@
 """How often a request finds nobody there, and is served at once (theory §9)."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,8 +31,28 @@ def empty_probability(model: ServingModel, traffic: Traffic) -> float:
     """
     if traffic.in_flight > _MOST_IN_FLIGHT:
         return 0.0
+    model = _in_parts(model)
     nothing = -1000.0 / float(model.mix.held.at_start.min())
     return math.exp(float(cumulants(cluster_grid(model), np.array([nothing]))[0, 0]))
+
+
+def _in_parts(model: ServingModel) -> ServingModel:
+    """Requests whose prompts take more than one iteration stay for so many more."""
+    budget = model.replica.max_num_batched_tokens
+    if budget is None or all(prompt.tokens <= budget for c in model.classes for prompt in c.kinds):
+        return model
+    classes = (
+        replace(
+            c,
+            input_tokens=prompt.tokens,
+            prompts=(),
+            rate_rps=c.rate_rps * prompt.share,
+            decode_tokens=tuple(d + (prompt.tokens - 1) // budget for d in c.decode_tokens),
+        )
+        for c in model.classes
+        for prompt in c.kinds
+    )
+    return replace(model, classes=tuple(classes))
 
 
 def idle_probability(traffic: Traffic, empty: float) -> float:
