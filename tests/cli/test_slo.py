@@ -71,7 +71,19 @@ def test_a_simulation_counts_who_is_served_within_them(run: Run, profile: str) -
     ]
     assert found[0]["goodput_rps"] == 0
     assert found[1]["goodput_rps"] == pytest.approx(found[1]["throughput_rps"])
+    low, high = found[1]["ci95"]["goodput_rps"]
+    assert low < found[1]["goodput_rps"] < high
     assert list(found[0]["itl_s"]) == ["mean", "p50", "p90", "p95", "p99"]
+
+
+def test_people_read_whom_goodput_counts_and_how_sure_it_is(run: Run, profile: str) -> None:
+    code, out, _ = run("simulate", profile, "--policy", "vllm", "--requests", "400")
+    assert code == 0
+    lines = out.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Goodput"))
+    assert " to " in lines[place + 1]
+    said = " ".join(out.split())
+    assert "TTFT at most 300 ms, TPOT (the mean of its inter-token latencies) at most 120 ms." in said
 
 
 def test_profiles_are_only_compared_where_that_is_asked_for(run: Run, profile: str, tmp_path: Path) -> None:
