@@ -53,7 +53,7 @@ def size(
     rate: Annotated[
         float | None,
         option(
-            "--rate", help="Demand on all replicas together, requests/s. Default: the rate of each profile."
+            "--rate", help="Demand on all replicas together, requests/s. Default: the rate of the profiles."
         ),
     ] = None,
     slo: Slos = None,
@@ -91,7 +91,11 @@ def size(
     output: Output = None,
     plot: Annotated[
         Path | None,
-        option("--plot", metavar="FILE", help="Draw replicas against demand to this file, .svg or .png."),
+        option(
+            "--plot",
+            metavar="FILE",
+            help="Draw replicas against demand to this file, .svg or .png; with --compare cost or GPUs.",
+        ),
     ] = None,
 ) -> None:
     """Find the fewest replicas for a demand. Their number is confirmed by simulation, and refuted at one less."""
@@ -137,6 +141,10 @@ def _sizing(
     slos = loaded[0].plan.slos
     if any(set(one.plan.slos) != set(slos) for one in loaded):
         raise UsageError("the profiles differ in [slo]; compare them under the same objectives, with --slo")
+    rates = [one.model.total_rate_rps for one in loaded]
+    if rate is None and not all(math.isclose(one, rates[0], rel_tol=1e-9) for one in rates):
+        offered = ", ".join(map(format_number, rates))
+        raise UsageError(f"the profiles offer {offered} requests/s; compare them at one demand, with --rate")
     labels = _labels(loaded)
     prices = _prices(
         price,

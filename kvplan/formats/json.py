@@ -241,6 +241,7 @@ def size(found: "Sizing") -> Document:
                 "gpus_per_replica": offer.gpus,
                 "price_per_replica_hour": offer.price,
                 "cost_per_hour": offer.cost,
+                "cost_per_million_output_tokens": offer.per_million_output_tokens,
                 "mean_replicas": offer.fleet.mean_replicas,
                 "mean_gpus": offer.mean_gpus,
                 "gpus": None if (count := offer.fleet.heaviest.replicas) is None else count * offer.gpus,

@@ -47,6 +47,11 @@ _IF_ANY = {
     "queue.end",
     *(key for _, key, _ in _FIGURES if key.startswith("prefix_cache.")),
 }
+_OWN = {
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT (the mean of its inter-token latencies)",
+    "e2e_s": "E2E",
+}
 _NAMED = 5  # unfinished requests
 _WITH_INTERVAL = ("throughput_rps", "goodput_rps", "ttft_s.mean", "itl_s.mean", "e2e_s.mean", "e2e_s.p95")
 
@@ -146,8 +151,7 @@ def _side_by_side(found: Study) -> Table:
             continue
         rows.append((label, *(_written(figure(result, key), kind) for result in found.results)))
         intervals = [result.ci95.get(key) for result in found.results]
-        waits = found.load.is_saturated and key.startswith("ttft_s")  # as long as the run happens to be
-        if key in _WITH_INTERVAL and any(intervals) and not waits:
+        if key in _WITH_INTERVAL and any(intervals):
             rows.append(("", *(_interval(interval, kind) for interval in intervals)))
     return table(columns, rows)
 
@@ -191,6 +195,11 @@ def notes(found: Study) -> tuple[str, ...]:
                 f"{result.policy}: {format_number(result.unfinished)} requests had arrived and were not finished"
                 f"{_unfinished(found, run)}; latencies leave them out."
             )
+    if found.objectives:
+        within = [f"{_OWN[name]} at most {format_seconds(limit)}" for name, limit in found.objectives.items()]
+        said.append(
+            f"Goodput: completed requests whose own figures are within the objectives, {', '.join(within)}."
+        )
     if (outside := found.first[0].request_overhead_s) > 0:
         said.append(
             f"TTFT and E2E have {format_seconds(outside)} in them that a request takes outside the engine; all other "

@@ -37,13 +37,13 @@ def build(found: Sizing, *, compare: bool = False) -> list[Section]:
 
 def _compared(found: Sizing) -> Section:
     """The profiles, the best first."""
+    priced = found.offers[0].price is not None
     columns = (
-        words("Profile"),
+        Column("Profile", wraps=True, least=12),
         number("Replicas"),
         number("GPUs"),
-        number("Cost/h"),
-        number("Cost/M output"),
-        Column("Decides"),
+        *(number("Cost/h"), number("Cost/M out")) * priced,
+        Column("Decides", wraps=True, least=12),
         number("Its figure"),
     )
     rows = (
@@ -51,8 +51,7 @@ def _compared(found: Sizing) -> Section:
             offer.label,
             _count(offer.fleet.heaviest.replicas),
             format_number(offer.mean_gpus),
-            _cost(offer.cost),
-            format_number(offer.per_million_output_tokens),
+            *(_cost(offer.cost), format_number(offer.per_million_output_tokens)) * priced,
             _binding(offer.fleet.heaviest),
             _deciding(found, offer.fleet.heaviest),
         )

@@ -178,9 +178,13 @@ def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMa
 def fleet_plot(found: "Sizing", *, compare: bool = False) -> FleetPlot:
     """Replicas against demand, for every profile that was offered: steps by formula, and what was simulated.
 
-    To be compared, where they have prices, the cost of an hour instead.
+    To be compared, what they are ranked by: the cost of an hour where they have prices, else GPUs.
     """
-    priced = compare and all(offer.price is not None for offer in found.offers)
+    title, each = "replicas", [1.0] * len(found.offers)
+    if compare:
+        title, each = "GPUs", [float(offer.gpus) for offer in found.offers]
+        if prices := [offer.price for offer in found.offers if offer.price is not None]:
+            title, each = "cost per hour", prices
     most = max(
         size.demand_rps for offer in found.offers for size in _sizes(offer.fleet.heaviest, offer.fleet.hours)
     )
@@ -191,11 +195,11 @@ def fleet_plot(found: "Sizing", *, compare: bool = False) -> FleetPlot:
                 _sizes(offer.fleet.heaviest, offer.fleet.hours),
                 found.headroom,
                 _BEYOND * most,
-                offer.price if priced and offer.price is not None else 1.0,
+                height,
             )
-            for offer in found.offers
+            for offer, height in zip(found.offers, each, strict=True)
         ),
-        "cost per hour" if priced else "replicas",
+        title,
     )
 
 

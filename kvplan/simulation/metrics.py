@@ -6,6 +6,7 @@ too, where that run is long enough (`kvplan.simulation.intervals`):
 
 ==============================  ==============================================================================
 latencies                       batches of completed requests in order of arrival
+``itl_s.mean``                  ratio of sums over the same: their times from first to last token, and gaps in them
 rates, ``kv_tokens.mean``       ratio of sums over batches of equally many iterations
 ``kv_tokens.p99``               batches of recorded iterations
 ``completed``, ``makespan_s``,  their rate per completed request where the number of requests was given,
@@ -13,10 +14,12 @@ rates, ``kv_tokens.mean``       ratio of sums over batches of equally many itera
 ``unfinished``, ``queue.end``   None: a snapshot
 ``recomputed_*``, peaks,        None: nothing recorded to cut into batches
 ``shed``, ``prefix_cache.*``,
-``itl_s.*``
+percentiles of ITL
 ==============================  ==============================================================================
 
-A run that ended in a livelock has no interval at all: its figures depend on when that was noticed.
+A run that ended in a livelock has no interval at all: its figures depend on when that was noticed. TTFT and E2E of
+saturated runs have none either, from several runs neither: whoever waits from the start on waits the longer, the more
+requests the run was given.
 """
 
 import math
@@ -46,8 +49,9 @@ from kvplan.simulation.state import GAPS_IN_E, SHORTEST_GAP_S
 
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_AS_LONG_AS_THE_RUN = ("ttft_s.", "e2e_s.")  # where all requests are there at the start
 _EVEN_TIMES = 256  # at which the queue is looked at where nothing is recorded
-_MIN_RECORDS = 200  # of the series, below which a run is too short to cut into batches
+_MIN_RECORDS = 200  # of the series, or completed requests, below which a run is too short to cut into batches
 
 Figures = dict[str, float | None]
 Intervals = dict[str, Interval | None]
@@ -65,7 +69,7 @@ class RunStatus(StrEnum):
 class Latency:
     """Seconds, of completed requests; None where there is none. Percentiles as `numpy.quantile` has them.
 
-    Those of ITL are of all gaps between two tokens, to 0.1 %.
+    Those of ITL are of all gaps between two tokens, to 0.2 %.
     """
 
     mean: float | None
@@ -179,7 +183,7 @@ def policy_result(
         Where the clock was to stop, seconds; None where runs ended with their requests. Rates per second are
         over the horizon, else over the makespan (as for a run that was interrupted).
     saturated
-        All requests were there at the start: a queue that is not judged.
+        All requests were there at the start: a queue that is not judged, and waits without intervals.
     by_chance
         Another seed would give another run. If not, no figure has an interval.
     limits
@@ -211,6 +215,8 @@ def policy_result(
     intervals: Intervals = dict.fromkeys(figures)
     if by_chance:
         intervals = views[0].intervals(figures) if len(runs) == 1 else _intervals_over_runs(per_run)
+        if saturated:
+            intervals |= {key: None for key in intervals if key.startswith(_AS_LONG_AS_THE_RUN)}
     return PolicyResult(
         policy=policy,
         parameters=dict(parameters),
@@ -460,15 +466,18 @@ class _Run:
             figures |= _between_tokens(run) if name == "itl_s" else self.samples[name].figures(name)
         return {**figures, "goodput_rps": self.goodput_rps}
 
-    @property
-    def goodput_rps(self) -> float | None:
-        """Completed requests within all limits, a second; None where there are none."""
-        if not self.limits:
-            return None
+    @cached_property
+    def good(self) -> NDArray[np.bool_]:
+        """Which completed requests were served within all limits; one without a figure does not exceed it."""
         good = self.finished.copy()
         for name, limit in self.limits.items():
             good &= ~(self.latencies[name] > limit)
-        return _ratio(int(np.count_nonzero(good)), self.span_s)
+        return good
+
+    @property
+    def goodput_rps(self) -> float | None:
+        """Requests within all limits, a second; None where there are no limits."""
+        return _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limits else None
 
     def class_figures(self, index: int) -> Figures:
         members = self.requests.class_index == index
@@ -501,6 +510,7 @@ class _Run:
                 )
             for name, sample in self.samples.items():
                 known |= sample.intervals(name)
+            known["itl_s.mean"] = around(figures["itl_s.mean"], self.half_width_between_tokens())
         return {key: known.get(key) for key in figures}
 
     def half_widths(self) -> dict[str, float | None]:
@@ -514,6 +524,7 @@ class _Run:
             "makespan_s": ("time_s", clock, whole),
             "iterations": ("iterations", clock, whole),
             "throughput_rps": ("completed", "time_s", per_span),
+            "goodput_rps": ("good", "time_s", per_span),
             "decode_tokens_per_s": ("decode_tokens", "time_s", per_span),
             "throughput_per_iteration": ("completed", "iterations", 1.0),
             "iteration_time_s": ("busy_s", "iterations", 1.0),
@@ -525,6 +536,17 @@ class _Run:
             key: ratio_half_width(batch[amount], batch[size]) for key, (amount, size, _) in ratios.items()
         }
         return {key: None if width is None else ratios[key][2] * width for key, width in widths.items()}
+
+    def half_width_between_tokens(self) -> float | None:
+        """Half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
+        order = np.argsort(self.outcome.arrival_s, kind="stable")
+        order = order[self.finished[order]]
+        if order.size < _MIN_RECORDS:
+            return None
+        first = batch_edges(order.size)[:-1]
+        passed = (self.outcome.finish_s - self.outcome.first_token_s)[order]
+        gaps = (self.requests.decode_tokens - 1)[order].astype(np.float64)
+        return ratio_half_width(np.add.reduceat(passed, first), np.add.reduceat(gaps, first))
 
     def batches(self) -> dict[str, FloatArray]:
         """What equally many records add to every counter, each of shape (n_batches,)."""
@@ -540,6 +562,7 @@ class _Run:
             "iterations": series.stride * records,
             "busy_s": np.diff(series.busy_s[last], prepend=0.0),
             "completed": np.diff(series.completions[last], prepend=0).astype(np.float64),
+            "good": np.bincount(batch_of, weights=self.good[self.finished], minlength=last.size)[: last.size],
             "evictions": np.diff(series.evictions[last], prepend=0).astype(np.float64),
             "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],
             "kv_tokens": np.add.reduceat(series.kv_tokens, edges[:-1], dtype=np.float64),

@@ -408,7 +408,7 @@ def test_an_autoscaler_goes_up_and_down_once_a_day() -> None:
 
 
 def test_a_price_for_one_of_two_is_refused(run: Run, shop: str) -> None:
-    code, _, message = run(shop, "tool-calls-h100", "--price", "shop=1")
+    code, _, message = run(shop, "tool-calls-h100", "--rate", "60", "--price", "shop=1")
     assert code == 2
     assert "none for tool-calls-h100" in message
     code, _, message = run(shop, shop)

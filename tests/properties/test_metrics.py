@@ -269,6 +269,48 @@ def test_one_run_over_a_horizon_covers_the_expected_completions(key: str, truth:
     assert share_covering([ci95[key] for ci95 in of_queues(HORIZON_S)], truth) >= COVERED
 
 
+def test_one_run_covers_the_goodput_of_an_md1_queue() -> None:
+    """A share 1 - ρ of requests finds nobody there, and takes the time of its service."""
+    random = np.random.default_rng(13)
+    found = [
+        result_of(
+            one_server(np.cumsum(random.exponential(1 / RATE, N)), np.full(N, SERVICE_S)),
+            limits={"e2e_s": SERVICE_S + 1e-6},
+        ).ci95["goodput_rps"]
+        for _ in range(REPETITIONS)
+    ]
+    assert share_covering(found, RATE * (1 - RATE * SERVICE_S)) >= COVERED
+
+
+def test_one_run_covers_the_mean_gap_of_long_and_short_requests() -> None:
+    """Gaps of 1 s in requests that have one, of 0.5 s in those with nine: (1 + 9·0.5)/(1 + 9) in the mean.
+
+    Of took - 0.55·gaps the mean square is (0.45² + 0.5² + 0.45² + 2.25²)/2, as a gamma(4) of mean 1 has σ = 0.5.
+    """
+    random = np.random.default_rng(14)
+    arrival = np.arange(1.0, 1001)
+
+    def interval() -> Interval | None:
+        gaps = random.choice([1, 9], arrival.size)
+        took = gaps * np.where(gaps == 1, 1.0, 0.5) * random.gamma(4, 1 / 4, arrival.size)
+        run = a_run(
+            arrival,
+            arrival,
+            arrival + took,
+            decode=gaps + 1,
+            gap_histogram=np.array([gaps.sum()]),
+            gap_sum_s=took.sum(),
+            series=a_series(arrival),
+        )
+        return result_of(run).ci95["itl_s.mean"]
+
+    found = [interval() for _ in range(REPETITIONS)]
+    assert share_covering(found, 0.55) >= COVERED
+    widths = [high - low for low, high in filter(None, found)]
+    spread = math.sqrt((0.45**2 + 0.5**2 + 0.45**2 + 2.25**2) / 2 / arrival.size) / 5
+    assert statistics.fmean(widths) == pytest.approx(2 * 2.093 * spread, rel=0.2)
+
+
 def test_the_99th_percentile_of_memory_covers_the_truth() -> None:
     """Memory that follows a correlated chain, every iteration recorded."""
 

@@ -257,6 +257,22 @@ def test_too_short_a_run_has_no_intervals() -> None:
     assert set(result_of(run).ci95.values()) == {None}
 
 
+def test_waits_of_saturated_runs_have_no_interval() -> None:
+    """Of twice as many requests they would be twice as long; of times between tokens and of rates that is not so."""
+    random = np.random.default_rng(6)
+    runs = [one_server(np.zeros(500), random.exponential(1.0, 500)) for _ in range(2)]
+    for some in (runs[:1], runs):
+        found, open_ = (result_of(*some, saturated=saturated).ci95 for saturated in (True, False))
+        waits = {key for key in found if key.startswith(("ttft_s", "e2e_s"))}
+        assert len(waits) == 10
+        assert {found[key] for key in waits} == {None}
+        assert open_["ttft_s.mean"] is not None
+        assert found["tpot_s.mean"] is not None
+        assert {key: one for key, one in open_.items() if key not in waits} == {
+            key: one for key, one in found.items() if key not in waits
+        }
+
+
 def test_a_run_without_chance_has_no_interval() -> None:
     run = one_server(poisson(0.7, 2000, 5), np.full(2000, 1.0))
     assert any(result_of(run).ci95.values())

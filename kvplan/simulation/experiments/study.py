@@ -33,6 +33,7 @@ class Study(NamedTuple):
     limits: Mapping[str, int] = {}  # of `[gpu]`, by name
     measured: MeasuredRange = MeasuredRange()  # in what range the timing was
     finds_prefixes: bool = False  # whether requests have prefixes in common, and the replica caches them
+    objectives: Mapping[str, float] = {}  # of a request's own times, seconds: who keeps them is goodput
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
 
     @property
@@ -67,6 +68,7 @@ def study(
     load = load.on(model)
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
+    objectives = of_requests(plan.slos)
     drawn = scenarios(model, plan, load, seeds)
     if drawn[0].requests.arrival_s.size == 0:
         raise UsageError("no request arrives before the horizon; a longer one is wanted")
@@ -97,7 +99,7 @@ def study(
                 horizon_s=load.horizon_s,
                 saturated=load.is_saturated,
                 by_chance=by_chance,
-                limits=of_requests(plan.slos),
+                limits=objectives,
             )
             for name, mine in shown.items()
         ),
@@ -108,6 +110,7 @@ def study(
         limits={name: limit for name in LIMITS if (limit := getattr(model.replica, name)) is not None},
         measured=model.measured,
         finds_prefixes=model.finds_prefixes,
+        objectives=objectives,
         by_chance=by_chance,
     )
 
