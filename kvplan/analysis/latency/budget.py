@@ -139,11 +139,12 @@ def queue_of(
     tokens = step * np.arange(cells)
     left = np.maximum(tokens - room[:, None], 0.0)
     full = left > 0
-    prompt_s = token_s * np.minimum(tokens, room[:, None])
+    computed = np.minimum(tokens, room[:, None])
+    prompt_s = token_s * computed
     shift = _split(left / step, points)
     seconds = np.where(full, full_s[:, None], slow_s[:, None] + prompt_s)
     moves, stationary = _chain(seconds, arrivals, shift)
-    more = _decodes_behind(traffic, tokens_rps, weight, slow_s, prompt_s / token_s, moves, stationary)
+    more = _decodes_behind(traffic, tokens_rps, weight, slow_s, computed, moves, stationary)
     here = (weight[:, None] * stationary) * full
     if here.any():
         full_s = full_s + float((here * more).sum() / here.sum())
@@ -431,7 +432,7 @@ def _prompts_after(
     least = queue.seconds.min(axis=1, keepdims=True)
     longer = (queue.full_s[:, None] - least) / _LENGTHS
     times = least + longer * np.arange(_LENGTHS + 1)
-    at = np.clip((queue.seconds - least) / longer, 0.0, _LENGTHS)
+    at = np.clip((queue.seconds - least) / np.where(longer > 0, longer, np.inf), 0.0, _LENGTHS)
     below = np.minimum(at.astype(np.int64), _LENGTHS - 1)
     node = np.arange(times.shape[0])[:, None]
     lengths = np.zeros(times.shape)
