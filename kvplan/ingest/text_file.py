@@ -10,17 +10,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvplan.errors import UsageError
+import zstandard
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from kvplan.errors import UsageError
 
 STANDARD_INPUT = Path("<stdin>")  # this very object; a file may have that name
 _LONGEST_LINE = 64_000_000  # characters; the results of a benchmark are one line
 _UNPACKED = 1 << 23  # bytes that nobody minds
 _PACKED_TO = 200  # beyond, text of use packs to more than such a part of it
+_PIECE = 256  # bytes of zstd unpacked at once: a block of four can stand for 128 KiB
 
 
 class Lines:
@@ -129,7 +127,7 @@ def _refusals(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: the compressed data are cut off") from None
     except OverflowError as error:
         raise UsageError(f"{path}: the compressed data {error}") from None
-    except (zlib.error, zstd.ZstdError):
+    except (zlib.error, zstandard.ZstdError):
         raise UsageError(f"{path}: the compressed data are damaged") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -171,6 +169,31 @@ class _Bounded(io.RawIOBase):
         return found
 
 
+class _Zstd(io.RawIOBase):
+    """What zstd frames, one after the other, unpack to."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self._packed, self._rest, self._ready = packed, b"", b""
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            piece = self._rest or self._packed.read(_PIECE)
+            if not piece and self._frame is None:
+                return 0
+            if not piece:
+                raise EOFError
+            frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._ready = frame.decompress(piece)
+            self._frame, self._rest = (None, frame.unused_data) if frame.eof else (frame, b"")
+        found, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(found)] = found
+        return len(found)
+
+
 @contextmanager
 def _unpacked(raw: _Hashing, errors: str) -> Iterator[io.TextIOBase]:
     """The text of a file that may be compressed."""
@@ -180,6 +203,6 @@ def _unpacked(raw: _Hashing, errors: str) -> Iterator[io.TextIOBase]:
         if start.startswith(b"\x1f\x8b"):
             binary = io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=data), raw), 1 << 18)
         elif start == b"\x28\xb5\x2f\xfd":
-            binary = io.BufferedReader(_Bounded(zstd.ZstdFile(data), raw), 1 << 18)
+            binary = io.BufferedReader(_Bounded(_Zstd(data), raw), 1 << 18)
         with io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="") as text:
             yield text

@@ -8,8 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import xmlschema
 from contract import KEYS
+from lxml import etree
 from shipped import report
 from strategies import mix_model
 
@@ -657,7 +657,12 @@ def test_pass_is_green_and_fail_is_red_on_a_colour_terminal(width: int) -> None:
     assert "\x1b" not in terminal.render_sections(found, "kvplan", width=width)
 
 
-JUNIT = xmlschema.XMLSchema(str(Path(__file__).parents[1] / "junit.xsd"))
+JUNIT = etree.XMLSchema(file=Path(__file__).parents[1] / "junit.xsd")
+
+
+def is_junit(text: str) -> bool:
+    return bool(JUNIT.validate(etree.fromstring(text.encode())))
+
 
 # What Surefire's own schema demands of a suite, a case and its outcome; it knows no `testsuites` around them.
 _SUREFIRE = {
@@ -672,7 +677,7 @@ def test_junit_is_valid_and_counts_right() -> None:
     broken = checking.check(replace(small("load"), source="a\x00b\x1b[31m\ud800"), None, [])
     good = checking.check(small("load.headroom > 0", "load.headroom > 9"), None, [])
     text = junit.render([nasty(), broken, good])
-    JUNIT.validate(text)
+    assert is_junit(text)
     root = ElementTree.fromstring(text.encode())
     for element in root.iter():
         assert _SUREFIRE.get(element.tag, set()) <= set(element.keys())
@@ -698,9 +703,9 @@ def test_junit_is_valid_and_counts_right() -> None:
 )
 def test_the_schema_refuses_what_readers_do_not_know(spoilt: tuple[str, str]) -> None:
     text = junit.render([checking.check(small("load.headroom > 9"), None, [])])
-    assert JUNIT.is_valid(text)
+    assert is_junit(text)
     assert spoilt[0] in text
-    assert not JUNIT.is_valid(text.replace(*spoilt))
+    assert not is_junit(text.replace(*spoilt))
 
 
 # ---------------------------------------------------------------------------------------------------- diff

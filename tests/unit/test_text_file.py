@@ -4,27 +4,23 @@ import ast
 import gzip
 import io
 import math
-import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import zstandard
 
 import kvplan.ingest
 from kvplan.errors import UsageError
 from kvplan.ingest.log.engine_log import read_engine_log
 from kvplan.ingest.metrics.server import read_metrics
 from kvplan.ingest.model.json_keys import read_object
-from kvplan.ingest.text_file import Lines
+from kvplan.ingest.text_file import Lines, lines_of
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.trace.traffic import measure
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 # Each reads a file and gives the digest it found, with a text that it understands.
 READERS: dict[str, tuple[Callable[[Path], str], str]] = {
@@ -37,7 +33,7 @@ each_reader = pytest.mark.parametrize(("read", "text"), READERS.values(), ids=RE
 
 
 @each_reader
-@pytest.mark.parametrize("packed", [bytes, gzip.compress, zstd.compress])
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, zstandard.compress])
 def test_files_are_unpacked_and_hashed_as_stored(
     tmp_path: Path, read: Callable[[Path], str], text: str, packed: Callable[[bytes], bytes]
 ) -> None:
@@ -68,7 +64,7 @@ def test_a_file_that_is_broken_is_refused(tmp_path: Path, read: Callable[[Path],
 
     long = text.encode() + text.encode().splitlines(keepends=True)[-1] * 300
     assert refusal(gzip.compress(long)[:-9]) == "the compressed data are cut off"
-    packed = zstd.compress(long)
+    packed = zstandard.compress(long)
     assert refusal(packed[: len(packed) // 2]) == "the compressed data are cut off"
     assert refusal(packed[:8] + b"\xff" * 8 + packed[16:]) == "the compressed data are damaged"
     if read is not READERS["log"][0]:  # an engine prints what it likes
@@ -118,6 +114,20 @@ def test_a_little_that_unpacks_to_a_lot_is_refused(
             file.write(line)
     with pytest.raises(UsageError):
         read(path)
+
+
+def test_zstd_frames_follow_one_another_and_unpack_piece_by_piece(tmp_path: Path) -> None:
+    path = tmp_path / "file.zst"
+    path.write_bytes(zstandard.compress(b"a\n" * 5000) + zstandard.compress(b"b"))
+    with lines_of(path) as lines:
+        assert list(lines) == ["a\n"] * 5000 + ["b"]
+    assert lines.sha256 == sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(zstandard.compress(b"\0" * (1 << 28)))
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="200 times"), lines_of(path) as lines:
+        list(lines)
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
 
 
 @each_reader
