@@ -19,18 +19,16 @@ _DIGEST = hashlib.sha256
 
 @cache
 def folder() -> str | None:
-    """Where compiled code is kept: of one user, and of these versions of everything; None where there is no place.
+    """Where compiled code is kept: of one user, version and Python; None where there is no place.
 
     In `$KVPLAN_CACHE_DIR`, else in `$XDG_CACHE_HOME/kvplan`, else in `~/.cache/kvplan`.
     """
-    import numba
-
     base = os.environ.get("KVPLAN_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "kvplan"
     )
     user = os.getuid() if hasattr(os, "getuid") else None
-    versions = f"{__version__}-numba{numba.__version__}-{sys.implementation.cache_tag}-{user or 0}"
-    path = os.path.abspath(os.path.join(os.path.expanduser(base), versions))
+    whose = f"{__version__}-{sys.implementation.cache_tag}-{user or 0}"
+    path = os.path.abspath(os.path.join(os.path.expanduser(base), whose))
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         found = os.stat(path)
@@ -46,37 +44,30 @@ def lasts() -> bool:
     return path is not None and os.access(path, os.W_OK)
 
 
-def compiled(function: Callable[..., Any], made_of: str, **options: Any) -> Any:
+def file(name: str, *made_of: str) -> str | None:
+    """Where code is kept that is made of these texts; None where nothing is."""
+    path, texts = folder(), "\0".join(made_of)
+    return path and os.path.join(path, f"{name}-{_DIGEST(texts.encode()).hexdigest()[:32]}")
+
+
+def compiled(function: Callable[..., Any], made_of: str) -> Any:
     """A function compiled by numba, or loaded: compiled anew once the text `made_of` is another one."""
     import numba
 
-    dispatcher: Any = numba.njit(**options)(function)
+    dispatcher: Any = numba.njit(nogil=True)(function)
     if hasattr(dispatcher, "_cache"):  # it has none where numba is told to compile nothing
-        dispatcher._cache = _Cache(f"{function.__name__}-{_DIGEST(made_of.encode()).hexdigest()[:16]}")
+        dispatcher._cache = _Cache(function.__name__, numba.__version__, made_of)
     return dispatcher
-
-
-def at_hand(dispatcher: Any) -> bool:
-    """Whether a compiled function need not be compiled: it has been in this process, or was left on disk."""
-    if not hasattr(dispatcher, "_cache") or dispatcher.signatures:
-        return True
-    path = folder()
-    return path is not None and any(
-        name.startswith(f"{dispatcher._cache.name}-") for name in os.listdir(path)
-    )
 
 
 class _Cache:
     """What numba asks of a cache: a file for each signature, which begins with the digest of the rest."""
 
-    cache_path: str | None
-
-    def __init__(self, name: str) -> None:
-        self.name, self.cache_path = name, folder()
+    def __init__(self, name: str, *made_of: str) -> None:
+        self._name, self._made_of, self.cache_path = name, made_of, folder()
 
     def _file(self, signature: Any, codegen: Any) -> str | None:
-        target = _DIGEST(repr((signature, codegen.magic_tuple())).encode()).hexdigest()[:16]
-        return self.cache_path and os.path.join(self.cache_path, f"{self.name}-{target}")
+        return file(self._name, *self._made_of, repr((signature, codegen.magic_tuple())))
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The compiled function; None if it has to be compiled."""
@@ -84,7 +75,7 @@ class _Cache:
 
         rebuild: Any = CompileResult._rebuild
         target.refresh()
-        content = _load(self._file(signature, target.codegen()))
+        content = load(self._file(signature, target.codegen()))
         return None if content is None else rebuild(target, *pickle.loads(content))
 
     def save_overload(self, signature: Any, result: Any) -> None:
@@ -92,10 +83,11 @@ class _Cache:
         from numba.core import serialize
 
         dumps: Any = serialize.dumps
-        _save(self._file(signature, result.codegen), dumps(result._reduce()))
+        save(self._file(signature, result.codegen), dumps(result._reduce()))
 
 
-def _load(file: str | None) -> bytes | None:
+def load(file: str | None) -> bytes | None:
+    """What was kept, if it is whole."""
     if file is None:
         return None
     try:
@@ -113,7 +105,8 @@ def _load(file: str | None) -> bytes | None:
     return None
 
 
-def _save(file: str | None, content: bytes) -> None:
+def save(file: str | None, content: bytes) -> None:
+    """Keep it, if that is possible."""
     if file is None:
         return
     path, temporary = os.path.dirname(file), None

@@ -270,7 +270,7 @@ def iterate(
 @cache
 def compiled() -> Callable[..., bool]:
     """`iterate`, compiled by numba (seconds once, then kept on disk where that is possible)."""
-    return compiling.compiled(iterate, inspect.getsource(sys.modules[__name__]), nogil=True)  # type: ignore[no-any-return]
+    return compiling.compiled(iterate, inspect.getsource(sys.modules[__name__]))  # type: ignore[no-any-return]
 
 
 def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above: int | None = None) -> Run:

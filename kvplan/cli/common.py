@@ -238,10 +238,10 @@ def progress_bar() -> Iterator[Callable[[float], None] | None]:
 
 
 def say_compiling(policy: str, kept: bool) -> None:
-    later = (
-        "later runs find it on disk" if kept else "there is no folder to keep it in, so every long run does"
-    )
-    say(f"note: compiling the loop for {policy}, some ten seconds; {later}")
+    """What a second of waiting is for; for whoever sees it pass."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        later = "later runs find it on disk" if kept else "there is no folder to keep it in"
+        say(f"note: compiling the loop for {policy}; {later}")
 
 
 def say(message: str) -> None:

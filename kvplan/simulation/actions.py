@@ -1,8 +1,8 @@
 """What happens to requests in a run: the vocabulary that policies are written in.
 
-Everything here, and in the policies, is in the subset of Python that numba compiles, and marked with `kernel`. It
-costs a constant amount of work for each request that arrives, is admitted, evicted or done, and for each group of
-each iteration.
+Everything here, and in the policies, is in the part of Python that `kvplan.simulation.translate` knows, and marked with
+`kernel`. It costs a constant amount of work for each request that arrives, is admitted, evicted or done, and for each
+group of each iteration.
 """
 
 import math
@@ -555,7 +555,8 @@ def complete(s: State, request: int, now: float) -> None:
 @kernel
 def clear_batch(s: State) -> None:
     """Forget the batch before."""
-    s.group[:, RUNS] = False
+    for group in range(s.group.shape[0]):
+        s.group[group, RUNS] = 0
     s.counter[PROMPTS] = 0
     s.counter[MORE_TOKENS] = 0
     s.counter[MORE_REQUESTS] = 0

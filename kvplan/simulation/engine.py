@@ -1,4 +1,4 @@
-"""The one loop: arrivals, batch, time, completions; compiled by numba for long runs, plain Python for short ones.
+"""The one loop: arrivals, batch, time, completions; compiled by LLVM for long runs, plain Python for short ones.
 
 A compiled loop is kept on disk between processes, see `kvplan.compiling`. It is one function for
 each policy, made from the same code, so policies cost each other nothing.
@@ -6,10 +6,13 @@ each policy, made from the same code, so policies cost each other nothing.
 
 import inspect
 import math
+import os
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -88,12 +91,10 @@ from kvplan.simulation.state import (
     new_state,
 )
 
-# Nothing is allocated and no divisor is 0: without counting references and checking divisors a run takes a fifth.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK = range(4)
 _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
-_PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.3, 2.0
+_PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
 _PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
@@ -196,49 +197,63 @@ def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
     return types.FunctionType(loop.__code__, {**globals(), "form_batch": policy}, loop.__name__)
 
 
-def _made_of(policy: FormBatch, kind: str) -> str:
-    """The names of the policy and the kind of state, and the texts of all modules that can go into the loop."""
-    used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
-    used += [policy, loop, State, iteration_time]
-    texts = sorted({inspect.getsource(sys.modules[f.__module__]) for f in used})
-    return "\0".join([f"{policy.__module__}.{policy.__qualname__} {kind}", *texts])
-
-
 @cache
-def compiled(policy: FormBatch, kind: str) -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, compiled."""
-    from numba.extending import overload, register_jitable
+def _file(policy: FormBatch, kind: str) -> str | None:
+    """Where its compiled loop is kept: by the texts of all modules that can go into it."""
+    from kvplan.simulation import native, translate
 
-    _register(register_jitable, overload)
-    return compiling.compiled(bound(policy), _made_of(policy, kind), **_OPTIONS)  # type: ignore[no-any-return]
+    used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
+    modules = {sys.modules[f.__module__] for f in (*used, policy, loop, State, iteration_time)}
+    texts = sorted(inspect.getsource(module) for module in (*modules, native, translate))
+    which = f"{policy.__module__}.{policy.__qualname__} {kind}"
+    return compiling.file(f"loop-{kind}", which, native.machine(), *texts)
+
+
+class _StopError(Exception):
+    """Whoever watches wants no more, while a loop is compiled."""
+
+
+def compiled(
+    policy: FormBatch, kind: str, goes_on: Callable[[], bool] = lambda: True
+) -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, compiled: by this process, or by an earlier one."""
+    with _locks[policy, kind]:
+        if (policy, kind) not in _loops:
+            from kvplan.simulation import native
+
+            code = compiling.load(_file(policy, kind))
+            if code is None:
+                from kvplan.simulation.translate import translated
+
+                state = Extended if kind == Extended.__name__ else State
+                text = translated(bound(policy), state, {extended: state is Extended})
+                code = native.object_code(text, goes_on)
+                if code is None:
+                    raise _StopError
+                compiling.save(_file(policy, kind), code)
+            _loops[policy, kind] = native.Loop(code, 2)
+        return _loops[policy, kind]
+
+
+def at_hand(policy: FormBatch, kind: str) -> bool:
+    """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
+    if (policy, kind) in _loops:
+        return True
+    file = _file(policy, kind)
+    return file is not None and os.path.exists(file)
 
 
 def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
     """Whether to go on compiled after so many seconds of plain Python; at once where an earlier run has loaded it."""
-    if (policy, kind) in _loaded:
+    if (policy, kind) in _loops:
         return True
     if seconds <= _PLAIN_SECONDS:
         return False
-    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or compiling.at_hand(compiled(policy, kind))
+    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or at_hand(policy, kind)
 
 
-_registered: set[object] = set()
-_loaded: set[tuple[FormBatch, str]] = set()  # what this process has run compiled
-
-
-def _register(register_jitable: Callable[[Any], object], overload: Callable[..., Any]) -> None:
-    for function in (*KERNELS, note, iteration_time):
-        if function not in _registered:
-            register_jitable(function)
-            _registered.add(function)
-    if extended not in _registered:
-        overload(extended, inline="always", strict=False)(_extended)
-        _registered.add(extended)
-
-
-def _extended(s: Any) -> Callable[[State], bool]:
-    """What numba takes for `extended`, a constant for each type of state."""
-    return (lambda s: True) if s.instance_class is Extended else (lambda s: False)
+_loops: dict[tuple[FormBatch, str], Callable[[State, int, int], int]] = {}  # of this process
+_locks: defaultdict[tuple[FormBatch, str], Lock] = defaultdict(Lock)
 
 
 def run(
@@ -269,7 +284,7 @@ def run(
         Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
         later than those given.
     compile
-        Run the compiled loop, or never. None: after two seconds. The results are the same.
+        Run the compiled loop, or never. None: after half a second. The results are the same.
     watch
         Told now and then how many requests are done; the run stops where it answers False.
     announce
@@ -282,19 +297,24 @@ def run(
     state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s)
     kind = type(state).__name__
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
+
+    def goes_on() -> bool:
+        return watch is None or watch(int(state.counter[COMPLETED]))
+
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
         fast = compile or (compile is None and _is_worth_it(policy, kind, perf_counter() - started))
-        if fast and announce is not None and not compiling.at_hand(compiled(policy, kind)):
+        if fast and announce is not None and not at_hand(policy, kind):
             announce(compiling.lasts())
             announce = None
-        step, slice_ = (compiled(policy, kind), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
-        code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
-        if fast:
-            _loaded.add((policy, kind))
+        try:
+            step = compiled(policy, kind, goes_on) if fast else bound(policy)
+        except _StopError:
+            return _outcome(state, Ending.INTERRUPTED)
+        code = step(state, int(state.counter[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
         if code != GOES_ON:
             return _outcome(state, _ENDINGS[code])
-        if watch is not None and not watch(int(state.counter[COMPLETED])):
+        if not goes_on():
             return _outcome(state, Ending.INTERRUPTED)
 
 

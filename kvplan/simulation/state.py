@@ -163,7 +163,7 @@ STANDS_BY = 2
 
 
 class State(NamedTuple):
-    """Everything a run reads and writes. Few arrays with named columns: numba passes each one to each function.
+    """Everything a run reads and writes. Arrays with named columns.
 
     Attributes
     ----------

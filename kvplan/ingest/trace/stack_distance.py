@@ -144,4 +144,4 @@ def _fill(
 @cache
 def _compiled() -> Callable[..., None]:
     """The same, compiled by numba (a second once, then kept on disk where that is possible)."""
-    return compiling.compiled(_fill, inspect.getsource(sys.modules[__name__]), nogil=True)  # type: ignore[no-any-return]
+    return compiling.compiled(_fill, inspect.getsource(sys.modules[__name__]))  # type: ignore[no-any-return]
