@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from command import Run
 
 
@@ -38,3 +39,31 @@ def test_a_rate_whose_square_is_beyond_a_float_is_simulated(run: Run, tmp_path: 
         'classes = [{ name = "a", input = 100, decode = 10, rate = 4.5e-263 }]\n'
     )
     assert run("simulate", str(profile), "--requests", "200", "--format", "json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (["analyze"], ["--format", "markdown"]),
+        (["analyze"], ["--format", "json"]),
+        (["explain", "wait.classes[].threshold"], []),
+        (["simulate"], ["--requests", "50"]),
+        (["size"], ["--requests", "500"]),
+        (["emit"], ["--engine", "vllm"]),
+        (["mix"], ["--replicas", "2", "--no-simulate"]),
+    ],
+    ids=lambda words: words[0] if words else "",
+)
+def test_no_name_becomes_a_command_of_a_ci_server(
+    run: Run, tmp_path: Path, command: list[str], more: list[str]
+) -> None:
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        'schema = 1\nname = "##[error]p"\n[gpu]\nmemory_tokens = 4000\n[timing]\nd0 = "10 ms"\n'
+        '[[classes]]\nname = "::error::x"\ninput = 100\ndecode = 50\nrate = 1\n'
+    )
+    code, out, error = run(*command, str(profile), *more)
+    assert code == 0, error
+    for line in (out + error).splitlines():
+        assert not line.lstrip().startswith("::")
+        assert "##[" not in line
