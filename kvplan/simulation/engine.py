@@ -1,22 +1,21 @@
 """The one loop: arrivals, batch, time, completions; compiled by numba for long runs, plain Python for short ones.
 
-A compiled loop is kept on disk between processes, where numba finds a folder to write to. It is one function for
+A compiled loop is kept on disk between processes, see `kvplan.compiling`. It is one function for
 each policy, made from the same code, so policies cost each other nothing.
 """
 
-import hashlib
 import inspect
 import math
 import sys
 import types
 from collections.abc import Callable
 from functools import cache
-from glob import iglob
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from kvplan import compiling
 from kvplan.model import IntArray, Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
@@ -192,51 +191,26 @@ def note(s: State) -> None:
 
 
 @cache
-def bound(policy: FormBatch, kind: str = "State") -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, for a kind of state, as plain Python."""
-    scope = {**globals(), "form_batch": policy}
-    copy = types.FunctionType(loop.__code__, scope, loop.__name__)
-    # numba keeps compiled code by name and date of this file; the name has to change with all that goes in
-    copy.__qualname__ = f"loop_{_fingerprint(policy, kind)}"
-    copy.__module__ = __name__
-    return copy
+def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, as plain Python."""
+    return types.FunctionType(loop.__code__, {**globals(), "form_batch": policy}, loop.__name__)
 
 
-def _fingerprint(policy: FormBatch, kind: str) -> str:
-    """Of the names of the policy and the kind of state, and the texts of all modules that can go into the loop."""
+def _made_of(policy: FormBatch, kind: str) -> str:
+    """The names of the policy and the kind of state, and the texts of all modules that can go into the loop."""
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
     used += [policy, loop, State, iteration_time]
     texts = sorted({inspect.getsource(sys.modules[f.__module__]) for f in used})
-    which = f"{policy.__module__}.{policy.__qualname__} {kind}"
-    return hashlib.sha256("\0".join([which, *texts]).encode()).hexdigest()[:16]
+    return "\0".join([f"{policy.__module__}.{policy.__qualname__} {kind}", *texts])
 
 
 @cache
 def compiled(policy: FormBatch, kind: str) -> Callable[[State, int, int], int]:
     """The loop with a policy in it, compiled."""
-    import numba
     from numba.extending import overload, register_jitable
 
     _register(register_jitable, overload)
-    try:
-        return numba.njit(cache=True, **_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
-    except RuntimeError:  # no folder to keep it in
-        return numba.njit(**_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
-
-
-def on_disk(policy: FormBatch, kind: str) -> bool:
-    """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
-    step: Any = compiled(policy, kind)
-    folder = cache_folder(policy)
-    if not hasattr(step, "stats") or step.signatures:  # without statistics numba is told to compile nothing
-        return True
-    return folder is not None and any(iglob(f"*{bound(policy, kind).__qualname__}*.nbi", root_dir=folder))
-
-
-def cache_folder(policy: FormBatch) -> str | None:
-    """Where the compiled loop of a policy is kept between processes; None where there is no such place."""
-    step: Any = compiled(policy, "State")
-    return step.stats.cache_path if hasattr(step, "stats") else None
+    return compiling.compiled(bound(policy), _made_of(policy, kind), **_OPTIONS)  # type: ignore[no-any-return]
 
 
 def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
@@ -245,7 +219,7 @@ def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
         return True
     if seconds <= _PLAIN_SECONDS:
         return False
-    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy, kind)
+    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or compiling.at_hand(compiled(policy, kind))
 
 
 _registered: set[object] = set()
@@ -311,8 +285,8 @@ def run(
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
         fast = compile or (compile is None and _is_worth_it(policy, kind, perf_counter() - started))
-        if fast and announce is not None and not on_disk(policy, kind):
-            announce(cache_folder(policy) is not None)
+        if fast and announce is not None and not compiling.at_hand(compiled(policy, kind)):
+            announce(compiling.lasts())
             announce = None
         step, slice_ = (compiled(policy, kind), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
         code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)

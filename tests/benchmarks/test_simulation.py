@@ -166,7 +166,7 @@ def test_later_processes_find_the_loop_on_disk(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvplan", "simulate", "--policy", "greedy", "--requests", "20000"]
 
     def launch() -> None:
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        environment = os.environ | {"KVPLAN_CACHE_DIR": str(tmp_path)}
         subprocess.run(command, check=True, capture_output=True, env=environment)
 
     first, later = seconds(launch), min(seconds(launch) for _ in range(3))
