@@ -133,7 +133,7 @@ def _summary(report: Report) -> Table:
 def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
     found, basis = report.latency, report.sources["latency"].kind
     if found.reason is not None:
-        yield "Latency", "no closed form here; kvplan simulate has it", basis
+        yield "Latency", f"{found.reason}; kvplan simulate has it", basis
         return
     for name, one in _times(found):
         if one.mean is not None:

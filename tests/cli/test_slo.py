@@ -223,7 +223,7 @@ def test_profiles_with_other_objectives_are_not_compared(run: Run, profile: str,
     other.write_text(PROFILE.replace("300 ms", "200 ms"))
     code, _, error = run("size", profile, str(other))
     assert code == 2
-    assert "differ in [slo]" in error
+    assert "differ in ttft_s.p95 of [slo]" in error
 
 
 def test_json_has_no_more_than_the_contract(run: Run, profile: str) -> None:
