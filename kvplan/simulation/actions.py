@@ -531,8 +531,13 @@ def note_gaps(s: State, gap_s: float, count: int) -> None:
     """Count times between two tokens."""
     if count > 0:
         s.clock[GAP_SUM] += gap_s * count
-        place = int(math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E)
-        s.histogram[s.fixed[KV_BINS] + min(place, GAPS - 1)] += count
+        s.histogram[s.fixed[KV_BINS] + gap_place(gap_s)] += count
+
+
+@kernel
+def gap_place(gap_s: float) -> int:
+    """Bin of a time between two tokens."""
+    return min(int(math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E), GAPS - 1)
 
 
 @kernel
