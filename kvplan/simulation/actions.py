@@ -537,7 +537,13 @@ def note_gaps(s: State, gap_s: float, count: int) -> None:
 @kernel
 def gap_place(gap_s: float) -> int:
     """Bin of a time between two tokens."""
-    return min(int(math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E), GAPS - 1)
+    return min(int(gap_position(gap_s)), GAPS - 1)
+
+
+@kernel
+def gap_position(gap_s: float) -> float:
+    """Where in the bins a time between two tokens is, and how far into its bin."""
+    return math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E
 
 
 @kernel

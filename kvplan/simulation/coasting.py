@@ -7,7 +7,7 @@ same sums in the same order as the loop, so the results are the same to the last
 import math
 
 from kvplan.model import iteration_time
-from kvplan.simulation.actions import gap_place, group_list, next_arrival
+from kvplan.simulation.actions import gap_position, group_list, next_arrival
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.recording import record
@@ -38,7 +38,6 @@ from kvplan.simulation.state import (
     NOW,
     PEAK,
     RING_SIZE,
-    SHORTEST_GAP_S,
     SILENT,
     START,
     STRIDE,
@@ -48,7 +47,7 @@ from kvplan.simulation.state import (
     State,
 )
 
-_INSIDE = 1 - 1e-12  # of a bin of gaps: further from its end than any rounding
+_INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
 
 
 @kernel
@@ -104,8 +103,10 @@ def coast(s: State, limit: int, patience: int) -> None:
         s.histogram[kv_bin] += 1
         gap_s = now - last_s
         if not low_s <= gap_s < high_s:
-            place, low_s = gap_place(gap_s), gap_s
-            high_s = SHORTEST_GAP_S * math.exp(min(place + 1, GAPS) / GAPS_IN_E) * _INSIDE
+            position = gap_position(gap_s)
+            place, low_s = min(int(position), GAPS - 1), gap_s
+            # to the end of the bin it may grow by the factor exp(left / GAPS_IN_E) > 1 + left / GAPS_IN_E
+            high_s = gap_s * (1 + (int(position) + 1 - position) / GAPS_IN_E) * _INSIDE
         gap_sum += gap_s * members
         s.histogram[s.fixed[KV_BINS] + place] += members
         last_s = now
