@@ -21,7 +21,7 @@ from kvplan.cli.common import (
     say,
     standard_input,
 )
-from kvplan.cli.output import append_result, tell, write_result
+from kvplan.cli.output import append_result, on_github, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def check(
 ) -> None:
     """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""
     from kvplan.decide import check as checking
-    from kvplan.formats.github import without_commands
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
@@ -108,7 +107,7 @@ def check(
         before = _baseline(baseline, tolerance or [])
     checked = [_checked(name, required, before, accept or [], alone=len(profiles) == 1) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
-        say(f"error: {without_commands(problem.message)}")
+        say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
     write_result(_outcome(checked, format, output), output)
@@ -126,15 +125,11 @@ def _annotated() -> "Iterator[None]":
     try:
         yield
     except UsageError as error:
-        if _on_github():
+        if on_github():
             from kvplan.formats.github import refusal
 
             tell(refusal(str(error)))
         raise
-
-
-def _on_github() -> bool:
-    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _requirements(texts: list[str]) -> "list[Requirement]":
@@ -193,17 +188,14 @@ def _checked(
 
 def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:
     from kvplan.formats import json
-    from kvplan.formats.github import without_commands
     from kvplan.layout import check as tables
 
-    text = rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked))
-    # "##[" would be a command to GitHub's runner; to JSON both spellings are the same
-    return text.replace("##[", "#\\u0023[") if format is DocumentFormat.JSON else without_commands(text)
+    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked))
 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
     """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
-    if _on_github():
+    if on_github():
         from kvplan.formats.github import annotations
 
         for line in annotations(checked):

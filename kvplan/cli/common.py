@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.output import check_writable, tell
+from kvplan.cli.output import check_writable, tell, unobeyed
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def say_compiling(policy: str, kept: bool) -> None:
 
 
 def say(message: str) -> None:
-    tell("".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines())))
+    tell(unobeyed("".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines()))))
 
 
 def escaped(character: str) -> str:

@@ -54,7 +54,8 @@ def render(document: Document) -> str:
       "name": "Übung"
     }
     """
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+    return text.replace("##[", "#\\u0023[")  # the same to JSON; the former is a command to GitHub's runner
 
 
 def _document(profile: "Owner | None" = None) -> Document:
