@@ -94,7 +94,7 @@ class CumulantTable:
         value = cumulants(self.grid, points)
         value[0] += self.shift * points
         value[1] += self.shift
-        infinite = ~np.isfinite(value).all(axis=0)
+        infinite = ~np.isfinite(value).all(axis=0) | ((value[2] < 0) & (points > 0))
         # far past the singularity the recursion can come back to finite nonsense
         singular = min(self.singular, float(points[infinite].min(initial=math.inf)))
         infinite |= points >= singular

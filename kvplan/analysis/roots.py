@@ -36,6 +36,7 @@ _MAX_NEWTON = 30
 _MAX_SEARCH = 60
 _CIRCLES = 24  # looked at for roots to plot, each as far inside the last as Newton steps reach
 _SAME_ROOT = 1e-8
+_MOST_WORK = 3 * 10**11  # products of bits, in exact arithmetic: about a second
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -302,11 +303,11 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     return LargestRoot(max(found, math.sqrt(low * high)), certified=False)
 
 
-def all_inside_exact(coefficients: list[int]) -> bool:
+def all_inside_exact(coefficients: list[int]) -> bool | None:
     """Whether every root lies strictly inside the unit circle, decided in integers.
 
-    The coefficient of the highest power comes first and is positive. The cost grows like L³ and more: keep L in the
-    hundreds.
+    The coefficient of the highest power comes first and is positive. Integers grow as the polynomial shrinks: None
+    where that would take longer than seconds.
 
     References
     ----------
@@ -317,11 +318,14 @@ def all_inside_exact(coefficients: list[int]) -> bool:
     >>> all_inside_exact([4, 1, 1]), all_inside_exact([2, 3, 2])  # the latter has both roots on the circle
     (True, False)
     """
-    c = list(coefficients)
+    c, work = list(coefficients), 0
     while len(c) > 1:
         lead, last = c[0], c[-1]
         if abs(lead) <= abs(last):
             return False
+        work += len(c) * lead.bit_length() ** 2
+        if work > _MOST_WORK:
+            return None
         c = [lead * x - last * y for x, y in zip(c[:-1], c[:0:-1], strict=True)]
         content = math.gcd(*c)
         c = [x // content for x in c]

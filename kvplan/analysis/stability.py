@@ -118,9 +118,9 @@ def spectrum(
     if outside is None:  # a root on the circle, or too close to it: look a little further out
         outside = count_outside(w, 1 + _NEAR_CIRCLE, relative_error=relative_error)
         if not outside:
-            if exact is None or w.size > _EXACT_MAX_STAGES:
+            stable = all_inside_exact(exact()) if exact and w.size <= _EXACT_MAX_STAGES else None
+            if stable is None:
                 return Spectrum(root.modulus, root.certified, None, stable=False, certified=False)
-            stable = all_inside_exact(exact())
             radius = min(root.modulus, math.nextafter(1, 0)) if stable else max(root.modulus, 1.0)
             return Spectrum(radius, root.certified, outside, stable=stable, certified=True)
     return Spectrum(root.modulus, root.certified, outside, stable=outside == 0, certified=True)

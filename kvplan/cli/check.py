@@ -100,7 +100,6 @@ def check(
 ) -> None:
     """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""
     from kvplan.decide import check as checking
-    from kvplan.formats.github import without_commands
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
@@ -108,7 +107,7 @@ def check(
         before = _baseline(baseline, tolerance or [])
     checked = [_checked(name, required, before, accept or [], alone=len(profiles) == 1) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
-        say(f"error: {without_commands(problem.message)}")
+        say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
     write_result(_outcome(checked, format, output), output)
@@ -193,12 +192,9 @@ def _checked(
 
 def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:
     from kvplan.formats import json
-    from kvplan.formats.github import without_commands
     from kvplan.layout import check as tables
 
-    text = rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked))
-    # "##[" would be a command to GitHub's runner; to JSON both spellings are the same
-    return text.replace("##[", "#\\u0023[") if format is DocumentFormat.JSON else without_commands(text)
+    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked))
 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:

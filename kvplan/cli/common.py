@@ -245,7 +245,10 @@ def say_compiling(policy: str, kept: bool) -> None:
 
 
 def say(message: str) -> None:
-    tell("".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines())))
+    from kvplan.formats.commands import without_commands
+
+    line = "".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines()))
+    tell(without_commands(line))
 
 
 def escaped(character: str) -> str:

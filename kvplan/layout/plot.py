@@ -210,7 +210,7 @@ def running(content: CacheBranches, *, width: int, ink: Ink = BLOCKS) -> str:
 
     def column(rate: float) -> int:
         part = (rate - content.low) / (content.high - content.low)
-        return min(int(part * columns), columns - 1)
+        return min(int(max(part, 0.0) * columns), columns - 1)
 
     grid = [[" "] * columns for _ in range(_LOG_ROWS)]
     marks = [
@@ -260,6 +260,8 @@ def with_branches(
     if not shares(report):
         return document
     plot = cache_branches(report, model)
+    if plot is None:
+        return document
     assert isinstance(plot.data, CacheBranches)
     drawn = Figure(running(plot.data, width=_COLUMNS, ink=BLOCKS if blocks else ASCII))
     more = (Paragraph(f"{plot.title}:"), drawn, Paragraph(plot.caption))

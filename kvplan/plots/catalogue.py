@@ -128,16 +128,20 @@ def _equilibrium(report: Report, model: ServingModel) -> Plot:
 
 def _cache(report: Report, model: ServingModel) -> Iterator[Plot]:
     branches = cache_branches(report, model)
+    if branches is None:
+        return
     yield branches
     assert isinstance(branches.data, prefix_cache.CacheBranches)
     yield _cache_hits(report, model, f"{format_number(branches.data.offered)} {branches.data.unit}")
 
 
-def cache_branches(report: Report, model: ServingModel) -> Plot:
+def cache_branches(report: Report, model: ServingModel) -> Plot | None:
     """Running requests in every state against the load, of a model whose requests share something."""
     cache = report.prefix_cache
     assert cache is not None
     found = prefix_cache.cache_branches(model, cache)
+    if found is None:
+        return None
     offered, guaranteed, good = (
         f"{format_number(load)} {found.unit}" for load in (found.offered, found.guaranteed, found.good)
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FLEET_COLOURS = ("blue", "orange", "green", "violet", "red")
+_LEAST_PERCENT = 1e-9  # that an axis can end at
 _THOUSANDS_FROM = 10_000
 _STATUS_NAMES = ("stable", "needs cap", "overloaded")
 _STATUS_COLOURS = ("green", "orange", "red")
@@ -61,7 +62,7 @@ def cache_hits(axes: "Axes", content: CacheHits) -> None:
         axes.plot([content.own_tokens], [100 * content.own_ratio], "o", color=LIGHT["ink"])
     axes.set(xlabel="KV memory, tokens", ylabel="prompt tokens found, %", xscale="log")
     axes.set_xlim(memory[0], memory[-1])
-    axes.set_ylim(0, min(1.12 * limit, 105))
+    axes.set_ylim(0, min(1.12 * limit, 105) if limit > _LEAST_PERCENT else None)
     _plain_log(axes.xaxis)
 
 

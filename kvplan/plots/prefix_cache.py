@@ -67,8 +67,11 @@ class CacheBranches:
         return self.offered <= self.high
 
 
-def cache_branches(model: ServingModel, cache: CacheBlock) -> CacheBranches:
-    """Good, unstable and full branch of a model whose requests share something; `cache` is the report's (theory §8)."""
+def cache_branches(model: ServingModel, cache: CacheBlock) -> CacheBranches | None:
+    """Good, unstable and full branch of a model whose requests share something; `cache` is the report's (theory §8).
+
+    None where no cache that is warm serves anything: an iteration's tokens are far fewer than a prompt's.
+    """
     cached = cached_replica(model)
     if cached.users is None:
         (guaranteed, good), offered = cache.sustainable_rps, model.total_rate_rps
@@ -77,6 +80,8 @@ def cache_branches(model: ServingModel, cache: CacheBlock) -> CacheBranches:
     assert guaranteed is not None
     assert good is not None
     curve = branches(cached)
+    if not curve.load.size:
+        return None
     shown = offered if offered <= _FAR * good else good
     low = max(_LEAST * min(guaranteed, shown), float(curve.load[0]))
     bottom = float(curve.requests_in_flight[np.argmax(curve.load >= low)])

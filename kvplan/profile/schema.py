@@ -918,6 +918,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
 # What is allowed, by pydantic's error type.
 _ALLOWED = {
     "refused": "{message}",
+    "bool_type": "must be true or false, not {value}",
     "int_type": "must be a whole number, not {value}",
     "float_type": "must be a number, not {value}",
     "finite_number": "must be a finite number, not {value}",

@@ -531,8 +531,19 @@ def note_gaps(s: State, gap_s: float, count: int) -> None:
     """Count times between two tokens."""
     if count > 0:
         s.clock[GAP_SUM] += gap_s * count
-        place = int(math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E)
-        s.histogram[s.fixed[KV_BINS] + min(place, GAPS - 1)] += count
+        s.histogram[s.fixed[KV_BINS] + gap_place(gap_s)] += count
+
+
+@kernel
+def gap_place(gap_s: float) -> int:
+    """Bin of a time between two tokens."""
+    return min(int(gap_position(gap_s)), GAPS - 1)
+
+
+@kernel
+def gap_position(gap_s: float) -> float:
+    """Where in the bins a time between two tokens is, and how far into its bin."""
+    return math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E
 
 
 @kernel

@@ -28,9 +28,11 @@ from kvplan.simulation.actions import (
     next_arrival,
     release,
 )
+from kvplan.simulation.coasting import coast
 from kvplan.simulation.kernels import KERNELS
 from kvplan.simulation.outcome import Ending, Found, Outcome, Series
-from kvplan.simulation.prefix_cache import cached_blocks, caches
+from kvplan.simulation.prefix_cache import cached_tokens, caches
+from kvplan.simulation.recording import record
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
     ARRIVAL,
@@ -39,6 +41,7 @@ from kvplan.simulation.state import (
     BLOCK,
     BUSY,
     CACHED_SUM,
+    COASTS,
     COMPLETED,
     COMPUTED,
     EVICTED,
@@ -66,6 +69,7 @@ from kvplan.simulation.state import (
     NOW,
     OVERFLOWS,
     OVERHEAD,
+    PARTLY,
     PEAK,
     PLACE,
     PROMPTS,
@@ -74,10 +78,10 @@ from kvplan.simulation.state import (
     QUEUES,
     RECOMPUTED,
     RECORDED,
-    RECORDS,
     RECOVERED,
     RESIDENT,
     RUNS,
+    SEQUENCE,
     SHED_AFTER,
     STAGES,
     STRIDE,
@@ -121,7 +125,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         clear_batch(s)
         if extended(s):
             give_up_after(s, 0, clock[SHED_AFTER])
-        evictions = c[EVICTED]
+        evictions, admissions, whole = c[EVICTED], c[SEQUENCE], c[PARTLY] == NOBODY
         form_batch(s)
         if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
             return LIVELOCK
@@ -155,6 +159,11 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
         note(s)
         finish_iteration(s)
+        if s.fixed[COASTS] and c[PARTLY] == NOBODY:
+            same = whole and c[SEQUENCE] == admissions and c[EVICTED] == evictions
+            same = same and c[LAST_COMPLETION] < c[ITERATIONS] and clock[SHED_AFTER] == math.inf
+            if same or c[WAITING] == 0:
+                coast(s, limit, patience)
     return GOES_ON
 
 
@@ -164,31 +173,11 @@ def note(s: State) -> None:
     held = c[HELD] * s.fixed[BLOCK]
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
-    cached = cached_blocks(s) * s.fixed[BLOCK] if caches(s) else 0
+    cached = cached_tokens(s)
     s.clock[CACHED_SUM] += cached
     if held > c[PEAK]:
         c[PEAK] = held
-    if c[ITERATIONS] % c[STRIDE]:
-        return
-    if c[RECORDED] == RECORDS:
-        half = RECORDS // 2
-        for i in range(half):
-            for column in range(s.record.shape[1]):
-                s.record[i, column] = s.record[2 * i + 1, column]
-        c[RECORDED] = half
-        c[STRIDE] *= 2
-        if c[ITERATIONS] % c[STRIDE]:
-            return
-    at = c[RECORDED]
-    s.record[at, 0] = s.clock[NOW]
-    s.record[at, 1] = s.clock[BUSY]
-    s.record[at, 2] = held
-    s.record[at, 3] = c[WAITING]
-    s.record[at, 4] = c[RESIDENT]
-    s.record[at, 5] = c[EVICTED]
-    s.record[at, 6] = c[COMPLETED]
-    s.record[at, 7] = cached
-    c[RECORDED] += 1
+    record(s, held, cached)
 
 
 @cache

@@ -1,7 +1,9 @@
 """Input that nobody writes by hand: one clear line, exit code 2, and nothing that moves the cursor."""
 
+import json
 from pathlib import Path
 
+import pytest
 from command import Run
 
 
@@ -38,3 +40,90 @@ def test_a_rate_whose_square_is_beyond_a_float_is_simulated(run: Run, tmp_path: 
         'classes = [{ name = "a", input = 100, decode = 10, rate = 4.5e-263 }]\n'
     )
     assert run("simulate", str(profile), "--requests", "200", "--format", "json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (["analyze"], ["--format", "markdown"]),
+        (["analyze"], ["--format", "json"]),
+        (["explain", "wait.classes[].threshold"], []),
+        (["simulate"], ["--requests", "50"]),
+        (["size"], ["--requests", "500"]),
+        (["emit"], ["--engine", "vllm"]),
+        (["mix"], ["--replicas", "2", "--no-simulate"]),
+    ],
+    ids=lambda words: words[0] if words else "",
+)
+def test_no_name_becomes_a_command_of_a_ci_server(
+    run: Run, tmp_path: Path, command: list[str], more: list[str]
+) -> None:
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        'schema = 1\nname = "##[error]p"\n[gpu]\nmemory_tokens = 4000\n[timing]\nd0 = "10 ms"\n'
+        '[[classes]]\nname = "::error::x"\ninput = 100\ndecode = 50\nrate = 1\n'
+    )
+    code, out, error = run(*command, str(profile), *more)
+    assert code == 0, error
+    for line in (out + error).splitlines():
+        assert not line.lstrip().startswith("::")
+        assert "##[" not in line
+
+
+NAME = 'schema = 1\nname = "{}"\n'
+REPLICA = 'gpu = {{ memory_tokens = {}, prefix_caching = {} }}\ntiming = {{ d0 = "14 ms" }}\n'
+
+
+def test_a_switch_that_is_no_switch_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "switch.toml"
+    path.write_text(
+        NAME.format("switch")
+        + REPLICA.format(1000, '"on"')
+        + "[[classes]]\nname = 'a'\ninput = 9\ndecode = 2\nrate = 1\n"
+    )
+    code, _, error = run("analyze", str(path))
+    assert code == 2
+    assert "gpu.prefix_caching: must be true or false, not 'on'" in error
+
+
+def test_stages_rarer_than_the_rounding_of_their_sum_have_a_latency(run: Run, tmp_path: Path) -> None:
+    """Past 35 times its mean a geometric law has less than 1e-16 of its weight."""
+    path = tmp_path / "geometric.toml"
+    path.write_text(
+        NAME.format("geometric")
+        + REPLICA.format(1000, "false")
+        + 'classes = [{ name = "a", input = 22, decode = { geometric = 2.6526810329787036 }, rate = 1e-186 }]\n'
+    )
+    code, out, error = run("analyze", str(path), "--format", "json")
+    assert code == 0, error
+    # alone in its batch, every iteration takes d0
+    assert json.loads(out)["latency"]["itl_s"]["p50"] == pytest.approx(0.014)
+
+
+def test_a_prefix_cache_without_a_warm_state_has_no_plot_of_states(run: Run, tmp_path: Path) -> None:
+    """19 tokens an iteration, of prompts that take 7,604: nothing is ever warm."""
+    path = tmp_path / "budget.toml"
+    path.write_text(
+        NAME.format("budget")
+        + "gpu = { memory_tokens = 100_000, max_num_batched_tokens = 19 }\ntiming = { d0 = 0.1, d2 = 1e-4 }\n"
+        + 'classes = [{ name = "a", input = 7604, decode = 6, rate = 1 }]\n'
+        + "[[sessions]]\nname = 'talk'\nfirst = 11\nuser = 1\ndecode = 2\nturns = 2\nrate = 20\n"
+        + "shared = 2780\nthink = { law = 'fixed', value = 3 }\n"
+    )
+    for format in ("markdown", "html"):
+        code, _, error = run("analyze", str(path), "--format", format)
+        assert code == 0, error
+
+
+def test_kv_usage_of_a_memory_that_never_fills_has_a_probability(run: Run, tmp_path: Path) -> None:
+    """So far out in the tail that the recursion of its cumulants leaves the numbers there are, and comes back."""
+    path = tmp_path / "rare.toml"
+    path.write_text(
+        NAME.format("rare")
+        + REPLICA.format(52, "true").replace("14 ms", "0.16913779656163028 s")
+        + 'classes = [{ name = "a", input = 5, rate = 0.013480055200736266, '
+        + "decode = { 4 = 0.2385933837038744, 12 = 6.1853429154533135 } }]\n"
+    )
+    code, out, error = run("analyze", str(path), "--format", "json")
+    assert code == 0, error
+    assert json.loads(out)["safety_buffer"]["overflow_probability_per_iteration"] < 1e-3

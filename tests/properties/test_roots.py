@@ -1,6 +1,7 @@
 """Certified root counts and spectral radii against exact counts in integers, and against eigenvalues (theory §3)."""
 
 import math
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -192,3 +193,10 @@ def test_beyond_the_budget_the_radius_is_estimated_and_nothing_is_certified(
     assert estimate.modulus == pytest.approx(whole.modulus, abs=1e-5)
     assert count_outside(w) is None
     assert leading_roots(w, whole.modulus, 10).size == 0
+
+
+def test_integers_that_grow_without_end_are_given_up() -> None:
+    """Coefficients of 600 bits take minutes by Schur-Cohn; their roots are inside (Eneström-Kakeya)."""
+    assert all_inside_exact([3**k for k in range(380, 260, -1)]) is not False
+    drawn = random.Random(1)
+    assert all_inside_exact(sorted((drawn.getrandbits(600) for _ in range(100)), reverse=True)) is None

@@ -258,6 +258,7 @@ class _Stages(NamedTuple):
         for g in np.flatnonzero(gaps).tolist():
             present = survival(stages[group == g], rate[group == g])[1:]
             cell = np.floor((np.cumsum(present) - present / 2) / present.sum() * cells).astype(np.int64)
+            cell = np.minimum(cell, cells - 1)  # the last may weigh less than a rounding of the sum
             share[g] = sum_by(cell, present, cells) / present.sum()
             age = sum_by(cell, present * np.arange(1, present.size + 1), cells) / present.sum()
             own[g] = level[g] / gaps[g] + traffic.token_s * age / np.where(share[g] > 0, share[g], np.inf)
