@@ -1,0 +1,213 @@
+"""What a request holds and reads where layers keep KV of different kinds: groups of layers on one pool of blocks.
+
+Full attention keeps every token of a request, a window the last of them, a chunk those since its beginning, and a state
+(Mamba, linear attention) has one size. vLLM puts layers of one kind into groups of equal size that draw on one pool; a
+block is `block_tokens` tokens in every layer of a group, and weights are counted in *pool tokens*: blocks times
+`block_tokens` (theory §10).
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from kvplan.model.arrays import FloatArray, IntArray
+
+_LEAST_BLOCK = 16  # tokens that blocks are multiples of, where states set their size
+_ALIKE = 1.5  # counts of layers in groups of one size, with some padding
+
+
+class Attention(StrEnum):
+    """What a layer keeps of the tokens of a request."""
+
+    FULL = "full"
+    WINDOW = "window"
+    CHUNK = "chunk"
+    STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Layers of one kind: how many, bytes per token and layer or of one state, and tokens of a window or chunk."""
+
+    kind: Attention
+    count: int
+    bytes: int
+    window: int | None = None
+
+    @property
+    def is_state(self) -> bool:
+        """Whether they keep one state of fixed size."""
+        return self.kind is Attention.STATE
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that share blocks: `copies` groups alike, whose blocks hold `block_tokens` tokens in each layer."""
+
+    kind: Attention
+    copies: int
+    block_tokens: int
+    window: int | None = None
+
+    def blocks(self, begin: IntArray, end: IntArray) -> IntArray:
+        """Blocks of one of them in a step that has computed `begin` tokens before, and has slots for `end` after it.
+
+        Examples
+        --------
+        A window of 4 in blocks of 2 that has just computed token 9, after 8: tokens 5 to 8 are read, in 3 blocks.
+
+        >>> Group(Attention.WINDOW, 1, 2, window=4).blocks(np.array([8]), np.array([9])).tolist()
+        [3]
+        """
+        filled = -(-end // self.block_tokens)
+        return np.asarray(filled - self._passed(begin) // self.block_tokens)
+
+    def _passed(self, begin: IntArray) -> IntArray:
+        """Leading tokens that no later one attends to."""
+        if self.window is None:
+            return np.zeros_like(begin)
+        if self.kind is Attention.WINDOW:
+            return np.maximum(begin - self.window + 1, 0)
+        return np.asarray(begin // self.window * self.window)
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """Layers of several kinds, in blocks of `block_tokens` tokens of those with the most bytes per token.
+
+    Raises
+    ------
+    ValueError
+        There are no layers, a block has no room for a state, or blocks of two kinds cannot have one size.
+
+    Examples
+    --------
+    Gemma-3-27B: 52 layers with a window to 10 with full attention make 7 groups of 10.
+
+    >>> window = Layers(Attention.WINDOW, 52, 8192, window=1024)
+    >>> gemma = KvLayout((window, Layers(Attention.FULL, 10, 8192)), block_tokens=16)
+    >>> gemma.group_size, [g.copies for g in gemma.groups], gemma.bytes_per_token, gemma.fixed_tokens
+    (10, [6, 1], 81920, 6234)
+    >>> gemma.pool_tokens(np.array([0, 16_383]), np.array([1366, 16_384])).tolist()
+    [9632, 22528]
+    """
+
+    layers: tuple[Layers, ...]
+    block_tokens: int
+    state_blocks: int = (
+        1  # of a request in each group of states: one more with prefix caching, and for each draft
+    )
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("no layers")
+        if self.block_tokens < (least := least_block_tokens(self.layers)):
+            raise ValueError(f"must be at least {least}, for a state to fit into a block")
+        for one in self.layers:
+            if not one.is_state and self.token_bytes % one.bytes:
+                raise ValueError(f"{one.bytes} bytes; must divide the most of any kind, {self.token_bytes}")
+
+    @property
+    def token_bytes(self) -> int:
+        """Most bytes per token and layer; of a model of states only, as if a token were 16th of a state."""
+        return _token_bytes(self.layers)
+
+    @cached_property
+    def group_size(self) -> int:
+        """Layers of a group: the largest count of a kind if that wastes little, else the smallest."""
+        counts = [layers.count for layers in self.layers]
+        return max(counts) if max(counts) < _ALIKE * min(counts) else min(counts)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """One for each kind of layers, in their order."""
+        return tuple(
+            Group(
+                layers.kind,
+                -(-layers.count // self.group_size),
+                self.block_tokens
+                if layers.is_state
+                else self.block_tokens * self.token_bytes // layers.bytes,
+                layers.window,
+            )
+            for layers in self.layers
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, in all layers of a group."""
+        return self.block_tokens * self.token_bytes * self.group_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a long request takes for one token more."""
+        return sum(
+            g.copies * self.block_bytes // g.block_tokens for g in self.groups if g.kind is Attention.FULL
+        )
+
+    @property
+    def fixed_tokens(self) -> int:
+        """Pool tokens at most, on average over the places in a block, that a request holds whatever its length.
+
+        A window of W tokens spans W + b - 1, a state a block; a chunk is held up to its size.
+        """
+        total = 0
+        for g in self.groups:
+            per_block = self.block_tokens * g.copies
+            if g.kind is Attention.STATE:
+                total += per_block * self.state_blocks
+            elif g.window is not None:
+                most = g.window + (g.block_tokens - 1 if g.kind is Attention.WINDOW else 0)
+                total += per_block * most // g.block_tokens
+        return total
+
+    def pool_tokens(self, begin: IntArray, end: IntArray) -> IntArray:
+        """Pool tokens of a request in a step that has computed `begin` tokens before and has slots for `end`."""
+        held = np.zeros_like(end)
+        for g in self.groups:
+            held += g.copies * (self.state_blocks if g.kind is Attention.STATE else g.blocks(begin, end))
+        return np.asarray(self.block_tokens * held)
+
+    def read_tokens(self, tokens: FloatArray) -> FloatArray:
+        """Context that a step of a request of so many tokens reads, in tokens of the layers with full attention.
+
+        In tokens of the kind with the most bytes where none has full attention; states are a constant of each request,
+        and no context.
+
+        Examples
+        --------
+        >>> layers = (Layers(Attention.FULL, 10, 8192), Layers(Attention.WINDOW, 50, 8192, window=1024))
+        >>> KvLayout(layers, 16).read_tokens(np.array([100.0, 10_000.0])).tolist()
+        [600.0, 15120.0]
+        """
+        full = sum(one.count * one.bytes for one in self.layers if one.kind is Attention.FULL)
+        bounded = [one for one in self.layers if one.window is not None]
+        unit = full or max((one.count * one.bytes for one in bounded), default=1)
+        read = tokens * (full / unit)
+        for one in bounded:
+            assert one.window is not None
+            recent = tokens if one.kind is Attention.WINDOW else (tokens - 1) % one.window + 1
+            read = read + one.count * one.bytes / unit * np.minimum(recent, one.window)
+        return np.asarray(read)
+
+
+def least_block_tokens(layers: tuple[Layers, ...]) -> int:
+    """Tokens of the smallest block that a state fits into; 1 without states.
+
+    Examples
+    --------
+    Qwen3.5-27B: a state of 3,207,168 bytes beside 4,096 bytes per token.
+
+    >>> least_block_tokens((Layers(Attention.STATE, 48, 3_207_168), Layers(Attention.FULL, 16, 4096)))
+    784
+    """
+    state = max((one.bytes for one in layers if one.is_state), default=0)
+    return _LEAST_BLOCK * math.ceil(state / (_LEAST_BLOCK * _token_bytes(layers))) if state else 1
+
+
+def _token_bytes(layers: tuple[Layers, ...]) -> int:
+    per_token = [one.bytes for one in layers if not one.is_state]
+    return max(per_token) if per_token else -(-max(one.bytes for one in layers) // _LEAST_BLOCK)

@@ -1,0 +1,121 @@
+"""What layers of several kinds hold, block by block, and the published models."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
+
+
+class Allocator:
+    """Blocks of one request in one group: a block is there once it has a slot, until nothing to come reads it."""
+
+    def __init__(self, layers: Layers, block_tokens: int) -> None:
+        self.layers, self.block_tokens, self.blocks = layers, block_tokens, set[int]()
+
+    def step(self, computed: int, new: int, ahead: int) -> int:
+        """Blocks held while `new` tokens are computed after `computed`, with slots for as many more `ahead`."""
+        first_read = 0
+        if self.layers.kind is Attention.WINDOW:
+            assert self.layers.window
+            first_read = max(0, computed - self.layers.window + 1)
+        if self.layers.kind is Attention.CHUNK:
+            first_read = next(p for p in range(computed, -1, -1) if p % self.layers.window == 0)
+        for block in list(self.blocks):
+            if all(block * self.block_tokens + i < first_read for i in range(self.block_tokens)):
+                self.blocks.discard(block)
+        for token in range(first_read, computed + new + ahead):
+            self.blocks.add(token // self.block_tokens)
+        return len(self.blocks)
+
+
+def steps(prompt: int, chunk: int, decode: int) -> Iterator[tuple[int, int]]:
+    """Tokens computed before each step, and in it."""
+    done = 0
+    while done < prompt:
+        new = min(chunk, prompt - done)
+        yield done, new
+        done += new
+    for token in range(decode):
+        yield prompt + token, 1
+
+
+KINDS = st.sampled_from([Attention.FULL, Attention.WINDOW, Attention.CHUNK, Attention.STATE])
+LAYERS = st.builds(
+    lambda kind, count, share, window: Layers(
+        kind, count, 64 // share, window if kind in (Attention.WINDOW, Attention.CHUNK) else None
+    ),
+    KINDS,
+    st.integers(1, 60),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 70),
+)
+
+
+@given(
+    st.lists(LAYERS, min_size=1, max_size=3),
+    st.integers(1, 24),
+    st.tuples(st.integers(1, 150), st.integers(1, 80), st.integers(0, 90), st.integers(0, 4)),
+)
+def test_pool_tokens_are_those_of_an_allocator(
+    kinds: list[Layers], block: int, request: tuple[int, int, int, int]
+) -> None:
+    """Kept block by block: one request in chunks of its prompt, then token by token, with slots to spare."""
+    layers = tuple(kinds)
+    if any(one.is_state for one in layers):
+        block = 16 * block
+    layout = KvLayout(layers, block)
+    counts = [one.count for one in layers]
+    size = max(counts) if max(counts) * 2 < 3 * min(counts) else min(counts)
+    assert layout.group_size == size
+    prompt, chunk, decode, ahead = request
+    most = max(one.bytes for one in layers if not one.is_state) if any(not o.is_state for o in layers) else 0
+    tables = [
+        (-(-one.count // size), one, None if one.is_state else Allocator(one, block * most // one.bytes))
+        for one in layers
+    ]
+    for computed, new in steps(prompt, chunk, decode):
+        held = sum(n * (1 if table is None else table.step(computed, new, ahead)) for n, _, table in tables)
+        found = layout.pool_tokens(np.array([computed]), np.array([computed + new + ahead]))
+        assert found.tolist() == [block * held]
+
+
+FULL, WINDOW, CHUNK, STATE = Attention
+MODELS = {  # theory §10: bytes of a token that stays, tokens held whatever the length; layers by the published configs
+    "gpt-oss-120b": ((Layers(WINDOW, 18, 2048, 128), Layers(FULL, 18, 2048)), 16, 36_864, 143),
+    "Gemma-3-27B": ((Layers(WINDOW, 52, 8192, 1024), Layers(FULL, 10, 8192)), 16, 81_920, 6_234),
+    "Llama-4-Scout": ((Layers(CHUNK, 36, 4096, 8192), Layers(FULL, 12, 4096)), 16, 49_152, 3 * 8192),
+    "Qwen3-Next-80B": ((Layers(STATE, 36, 1_097_728), Layers(FULL, 12, 2048)), 544, 24_576, 1_632),
+    "Qwen3.5-27B": ((Layers(STATE, 48, 3_207_168), Layers(FULL, 16, 4096)), 784, 65_536, 2_352),
+    "DeepSeek-V3": ((Layers(FULL, 61, 1152),), 16, 70_272, 0),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_published_models(name: str) -> None:
+    layers, block, bytes_per_token, fixed = MODELS[name]
+    layout = KvLayout(layers, block)
+    assert (layout.bytes_per_token, layout.fixed_tokens) == (bytes_per_token, fixed)
+
+
+def test_a_window_reaches_as_far_as_the_tokens_that_it_reads() -> None:
+    """Without blocks: 5 tokens to read and the one computed is among them, once there are so many."""
+    layout = KvLayout((Layers(WINDOW, 1, 8, window=5),), 1)
+    before = np.arange(12)
+    assert layout.pool_tokens(before, before + 1).tolist() == [1, 2, 3, 4] + [5] * 8
+
+
+@pytest.mark.parametrize(
+    ("layers", "block", "message"),
+    [
+        ((), 16, "no layers"),
+        ((Layers(STATE, 3, 1000), Layers(FULL, 3, 10)), 96, "at least 112"),
+        ((Layers(WINDOW, 3, 48, 16), Layers(FULL, 3, 64)), 16, "48 bytes; must divide .* 64"),
+    ],
+)
+def test_what_cannot_be(layers: tuple[Layers, ...], block: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KvLayout(layers, block)
