@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
+MAX_LINES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,10 @@ def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, P
 
 
 def _decoded(data: bytes, source: str) -> str:
+    if data.count(b"\n") > MAX_LINES:
+        raise ProfileError(
+            source, f"more than {MAX_LINES:,} lines, the limit for a profile", line=MAX_LINES + 1
+        )
     if not data.strip():
         raise ProfileError(source, "empty; a profile starts with schema = 1", line=1)
     try:

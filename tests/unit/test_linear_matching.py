@@ -9,8 +9,8 @@ import pytest
 
 from kvplan.decide.requirement import named, parse, parse_key
 from kvplan.errors import UsageError
-from kvplan.ingest.trace.formats import servegen, sharegpt
 from kvplan.ingest.trace.format import FirstLine
+from kvplan.ingest.trace.formats import servegen, sharegpt
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import parse_profile
 
