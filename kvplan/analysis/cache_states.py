@@ -235,7 +235,7 @@ class CachedReplica:
         for _ in range(_STEPS):
             before = age
             total, flow = self.memory(x, tau, age)
-            age = np.clip(age + (capacity - total) / np.maximum(flow, 1e-300), 0.0, FOREVER_S)
+            age = np.clip(age + (capacity - total) / np.maximum(flow, 1e-200), 0.0, FOREVER_S)
             if (np.abs(age - before) <= _NEAR * age).all():
                 break
         return age
