@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
@@ -157,6 +158,8 @@ TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or N
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
+FILLED, PASSED = range(2)  # columns of `State.blocks`
+
 COUNT, TOP = range(2)  # columns of `State.rank`
 
 # Columns of `State.group`.
@@ -214,6 +217,13 @@ class State(NamedTuple):
         completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
     stream : ndarray of int64, shape (n_streams, n_columns)
         Of a radix tree its nodes too.
+    blocks : ndarray of int64, shape (n_tokens, 2)
+        Where layers keep KV of several kinds: FILLED once there are slots for so many tokens, and PASSED once so many
+        are computed; the difference is held.
+    context : ndarray of float64, shape (n_tokens,)
+        There, what a request of so many tokens reads.
+    holds : ndarray of int64, shape (n_requests,)
+        There, blocks of each request.
     """
 
     timing: FloatArray
@@ -232,6 +242,9 @@ class State(NamedTuple):
     histogram: IntArray
     record: FloatArray
     stream: IntArray
+    blocks: IntArray
+    context: FloatArray
+    holds: IntArray
 
 
 class Extended(State):
@@ -244,6 +257,15 @@ class Extended(State):
 def extended(s: State) -> bool:
     """Whether requests may be cached, follow each other or be given up; known when the loop is compiled."""
     return isinstance(s, Extended)
+
+
+class Layered(State):
+    """The state of a run with layers that keep KV of several kinds; a type of its own for the same reason."""
+
+
+def layered(s: State) -> bool:
+    """Whether requests hold blocks for layers of several kinds; known when the loop is compiled."""
+    return isinstance(s, Layered)
 
 
 class Setup(NamedTuple):
@@ -364,7 +386,7 @@ def new_state(
         requests.turns is not None,
         setup.prefix_cache,
         replica.memory_tokens // bin_tokens + 1,
-        setup.coasts,
+        setup.coasts and replica.layout is None,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
@@ -375,6 +397,10 @@ def new_state(
         request[:, LEAF], stream, count[ROWS] = radix_streams(requests, block, fixed[CAPACITY])
         request[:, NODE] = NOBODY
     kind = Extended if further or setup.shed_after_s < math.inf else State
+    blocks, context = np.zeros((0, 2), dtype=np.int64), np.zeros(0)
+    if replica.layout is not None:
+        kind = Layered
+        blocks, context = _layer_tables(replica.layout, int((weight + stages).max(initial=1)))
     return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
@@ -394,7 +420,19 @@ def new_state(
         histogram=np.zeros(fixed[KV_BINS] + GAPS, dtype=np.int64),
         record=np.zeros((RECORDS, 8)),
         stream=stream,
+        blocks=blocks,
+        context=context,
+        holds=np.zeros(0 if replica.layout is None else size, dtype=np.int64),
     )
+
+
+def _layer_tables(layout: KvLayout, longest: int) -> tuple[IntArray, FloatArray]:
+    """`State.blocks` and `State.context` for requests of up to so many tokens."""
+    tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
+    filled = layout.pool_tokens(nothing, tokens) // layout.block_tokens
+    most = np.full(longest + 1, longest)
+    passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens
+    return np.stack([filled, passed], axis=1), layout.read_tokens(tokens.astype(np.float64))
 
 
 def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:
