@@ -312,11 +312,16 @@ def _outcome(s: State, ending: Ending) -> Outcome:
     rows = s.record[: int(c[RECORDED])]
     clock, busy = rows[:, :2].T
     kv, waiting, running, evictions, completions, cached = rows[:, 2:].T.astype(np.int64)
+    # what is kept of requests is copied, so that the rest of the state goes
+    arrival_s, first_token_s, finish_s = (
+        s.time[:, column].copy() for column in (ARRIVAL, FIRST_TOKEN, FINISH)
+    )
+    finish_s[finish_s < 0] = math.nan
     return Outcome(
-        arrival_s=s.time[:, ARRIVAL],
-        first_token_s=s.time[:, FIRST_TOKEN],
-        finish_s=np.where(s.time[:, FINISH] < 0, math.nan, s.time[:, FINISH]),
-        evictions=s.request[:, EVICTIONS],
+        arrival_s=arrival_s,
+        first_token_s=first_token_s,
+        finish_s=finish_s,
+        evictions=s.request[:, EVICTIONS].copy(),
         ending=ending,
         end_s=float(s.clock[NOW]),
         iterations=int(c[ITERATIONS]),
@@ -344,8 +349,8 @@ def _outcome(s: State, ending: Ending) -> Outcome:
 
 def _found(s: State, cached: IntArray) -> Found:
     return Found(
-        hit_tokens=s.request[:, HIT],
-        recovered_tokens=s.request[:, RECOVERED],
+        hit_tokens=s.request[:, HIT].copy(),
+        recovered_tokens=s.request[:, RECOVERED].copy(),
         looked_up_tokens=int(s.counter[LOOKED_UP]),
         looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
         cached_sum=float(s.clock[CACHED_SUM]),

@@ -115,11 +115,16 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     DUE_BEFORE,  # neighbours among those due at the same tick
     DUE_AFTER,
     PROMISE,  # while it is resident: blocks or tokens, as the policy counts
+    _PLAIN_REQUEST_COLUMNS,
+) = range(18)
+
+# Further columns, of policies that look ahead or rank.
+(
     EXPECTED,  # stages that the policy expects of it
     BELOW,  # neighbours in the pile of a rank
     ABOVE,
     _REQUEST_COLUMNS,
-) = range(21)
+) = range(_PLAIN_REQUEST_COLUMNS, _PLAIN_REQUEST_COLUMNS + 4)
 
 # Further columns, of runs in which requests follow each other or are cached.
 (
@@ -332,14 +337,21 @@ def new_state(
     further = setup.prefix_cache != NO_CACHE or requests.turns is not None
     time = np.full((size, 3 if requests.turns is None else 5), math.nan)
     time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
-    request = np.zeros((size, _ALL_REQUEST_COLUMNS if further else _REQUEST_COLUMNS), dtype=np.int64)
+    columns = _PLAIN_REQUEST_COLUMNS
+    if setup.expected is not None or setup.ranks:
+        columns = _REQUEST_COLUMNS
+    if further:
+        columns = _ALL_REQUEST_COLUMNS
+    request = np.zeros((size, columns), dtype=np.int64)
     request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages
     request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
     request[:, PLACE] = OUTSIDE
-    request[:, PROMISE] = 0 if setup.promise is None else setup.promise
+    if setup.promise is not None:
+        request[:, PROMISE] = setup.promise
+    ahead = longest
     if setup.expected is not None:
         request[:, EXPECTED] = setup.expected
-    ahead = max(longest, int(request[:, EXPECTED].max(initial=0)))
+        ahead = max(longest, int(setup.expected.max(initial=0)))
     leaves = 1 << (setup.ranks - 1).bit_length() if setup.ranks else 0
     rank = np.zeros((2 * leaves, 2), dtype=np.int64)
     rank[:, TOP] = NOBODY
