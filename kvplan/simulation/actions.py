@@ -42,6 +42,7 @@ from kvplan.simulation.state import (
     GONE,
     HEAD,
     HELD,
+    HOLDS,
     ITERATIONS,
     JOINED,
     KV_BINS,
@@ -113,8 +114,8 @@ def blocks_of(s: State, tokens: int) -> int:
 def compute(s: State, request: int, begin: int, end: int) -> None:
     """Of layers of several kinds, hold what a step takes that has computed `begin` tokens and has slots for `end`."""
     blocks = s.blocks[end, FILLED] - s.blocks[begin, PASSED]
-    s.counter[HELD] += blocks - s.holds[request]
-    s.holds[request] = blocks
+    s.counter[HELD] += blocks - s.request[request, HOLDS]
+    s.request[request, HOLDS] = blocks
 
 
 @kernel
@@ -426,8 +427,8 @@ def evict(s: State, request: int) -> None:
 def free(s: State, request: int, tokens: int, computed: int) -> None:
     """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
     if layered(s):
-        s.counter[HELD] -= s.holds[request]
-        s.holds[request] = 0
+        s.counter[HELD] -= s.request[request, HOLDS]
+        s.request[request, HOLDS] = 0
     elif not caches(s):
         s.counter[HELD] -= blocks_of(s, tokens)
     elif s.fixed[CACHES] == RADIX_TREE:

@@ -58,6 +58,7 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
     TO_COME,  # requests whose arrival another one has fixed
+    ROWLESS,  # requests that come after those that have a row of their own
     SHED,
     GONE,  # these, and those that therefore never come
     FREE,  # blocks in the queue of free ones; this and what follows: of a prefix cache
@@ -69,7 +70,7 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     ROWS,  # of a radix tree: those of its nodes that have been used
     SPARE,  # one that is free again
     _COUNTERS,
-) = range(39)
+) = range(40)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
@@ -91,7 +92,8 @@ NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, LAST_RUN 
     CACHES,
     KV_BINS,
     COASTS,
-) = range(13)
+    ALL,  # requests
+) = range(14)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -116,11 +118,18 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     DUE_BEFORE,  # neighbours among those due at the same tick
     DUE_AFTER,
     PROMISE,  # while it is resident: blocks or tokens, as the policy counts
+    _PLAIN_REQUEST_COLUMNS,
+) = range(18)
+
+# Further columns, of policies that look ahead or rank.
+(
     EXPECTED,  # stages that the policy expects of it
     BELOW,  # neighbours in the pile of a rank
     ABOVE,
     _REQUEST_COLUMNS,
-) = range(21)
+) = range(_PLAIN_REQUEST_COLUMNS, _PLAIN_REQUEST_COLUMNS + 4)
+
+HOLDS = EXPECTED  # where layers keep KV of several kinds: blocks of it
 
 # Further columns, of runs in which requests follow each other or are cached.
 (
@@ -194,11 +203,12 @@ class State(NamedTuple):
         GAP_SUM: all times between two tokens of a request (seconds), LAST_RUN: the clock when each group last ran.
     counter : ndarray of int64
         Counters.
-    time : ndarray, shape (n_requests, 3 or 5), seconds
+    time : ndarray, shape (n_rows, 3 or 5), seconds
         ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. While a request that has emitted tokens is out of
         its group, FINISH is minus the time of its last token. Where requests follow each other, THINK, and COMING_S of
         the one that stands at this place of the heap of those to come.
-    request : ndarray of int64, shape (n_requests, n_columns)
+    request : ndarray of int64, shape (n_rows, n_columns)
+        A row for each request, or for those under way and some that come next, see `kvplan.simulation.rows`.
     list : ndarray of int64, shape (n_lists, 3)
         HEAD, TAIL, LENGTH of queues, groups and lists of parked requests.
     group : ndarray of int64, shape (n_groups, n_columns)
@@ -222,8 +232,6 @@ class State(NamedTuple):
         are computed; the difference is held.
     context : ndarray of float64, shape (n_tokens,)
         There, what a request of so many tokens reads.
-    holds : ndarray of int64, shape (n_requests,)
-        There, blocks of each request.
     """
 
     timing: FloatArray
@@ -244,7 +252,6 @@ class State(NamedTuple):
     stream: IntArray
     blocks: IntArray
     context: FloatArray
-    holds: IntArray
 
 
 class Extended(State):
@@ -329,6 +336,48 @@ def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntAr
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
+def new_rows(
+    requests: Requests, setup: Setup, replica: Replica, start: int, stop: int
+) -> tuple[FloatArray, IntArray]:
+    """Rows of `State.time` and `State.request` for the requests from `start` up to `stop`."""
+    further, prefill = setup.prefix_cache != NO_CACHE or requests.turns is not None, replica.prefill
+    mine = slice(start, stop)
+    time = np.full((stop - start, 3 if requests.turns is None else 5), math.nan)
+    time[:, ARRIVAL] = requests.arrival_s[mine]
+    columns = _PLAIN_REQUEST_COLUMNS
+    if setup.expected is not None or setup.ranks or replica.layout is not None:
+        columns = _REQUEST_COLUMNS
+    if further:
+        columns = _ALL_REQUEST_COLUMNS
+    request = np.zeros((stop - start, columns), dtype=np.int64)
+    request[:, FIRST_WEIGHT] = (
+        first_tokens(prefill, requests.input_tokens[mine])
+        if setup.first_weight is None
+        else setup.first_weight[mine]
+    )
+    request[:, STAGES] = (
+        stage_count(prefill, requests.decode_tokens[mine]) if setup.stages is None else setup.stages[mine]
+    )
+    request[:, PROMPT], request[:, QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
+    request[:, PLACE] = OUTSIDE
+    if setup.promise is not None:
+        request[:, PROMISE] = setup.promise[mine]
+    if setup.expected is not None:
+        request[:, EXPECTED] = setup.expected[mine]
+    if requests.turns is not None:
+        turns = requests.turns
+        request[:, FOLLOWING], request[:, INSTEAD] = turns.following[mine], turns.instead[mine]
+        time[:, THINK] = turns.think_s[mine]
+    return time, request
+
+
+def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
+    """Of any request; 1 where there is none."""
+    if setup.stages is not None:
+        return int(setup.stages.max(initial=1))
+    return int(stage_count(prefill, requests.decode_tokens.max(initial=1, keepdims=True))[0])
+
+
 def new_state(
     requests: Requests,
     timing: Timing,
@@ -336,41 +385,32 @@ def new_state(
     setup: Setup,
     horizon_s: float | None,
     request_overhead_s: float = 0.0,
+    rows: int | None = None,
 ) -> State:
-    """The state before anything has arrived."""
+    """The state before anything has arrived, with rows for all requests or for so many at first."""
     size, block = requests.arrival_s.size, replica.block_tokens
-    weight, stages = stage_weights(requests, replica.prefill)
-    weight = weight if setup.first_weight is None else setup.first_weight
-    stages = stages if setup.stages is None else setup.stages
+    rows = size if rows is None else rows
     groups = setup.until.size
-    longest = int(stages.max(initial=1))
+    longest = most_stages(requests, setup, replica.prefill)
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
+    time, request = new_rows(requests, setup, replica, 0, rows)
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
     count[OLDEST] = count[NEWEST] = count[SPARE] = NOBODY
-    unasked = int(np.count_nonzero(~np.isnan(requests.arrival_s)))
-    count[RELEASED] = unasked if requests.clients is None else min(size, requests.clients)
-    further = setup.prefix_cache != NO_CACHE or requests.turns is not None
-    time = np.full((size, 3 if requests.turns is None else 5), math.nan)
-    time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
-    request = np.zeros((size, _ALL_REQUEST_COLUMNS if further else _REQUEST_COLUMNS), dtype=np.int64)
-    request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages
-    request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
-    request[:, PLACE] = OUTSIDE
-    request[:, PROMISE] = 0 if setup.promise is None else setup.promise
-    if setup.expected is not None:
-        request[:, EXPECTED] = setup.expected
-    ahead = max(longest, int(request[:, EXPECTED].max(initial=0)))
+    if requests.clients is None:
+        count[RELEASED] = np.count_nonzero(~np.isnan(time[:, ARRIVAL]))
+    else:
+        count[RELEASED] = min(size, requests.clients)
+        time[count[RELEASED] :, ARRIVAL] = math.nan
+    count[ROWLESS] = size - rows
+    ahead = longest if setup.expected is None else max(longest, int(setup.expected.max(initial=0)))
     leaves = 1 << (setup.ranks - 1).bit_length() if setup.ranks else 0
     rank = np.zeros((2 * leaves, 2), dtype=np.int64)
     rank[:, TOP] = NOBODY
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
-    if requests.turns is not None:
-        request[:, FOLLOWING], request[:, INSTEAD] = requests.turns.following, requests.turns.instead
-        time[:, THINK] = requests.turns.think_s
     horizon = math.inf if horizon_s is None else horizon_s
     own_convention = setup.stages is not None
     fixed = (
@@ -387,20 +427,25 @@ def new_state(
         setup.prefix_cache,
         replica.memory_tokens // bin_tokens + 1,
         setup.coasts and replica.layout is None,
+        size,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
         count[FREE] = count[BLANK] = fixed[CAPACITY]
-        request[:, LEAF], request[:, COPY], stream = block_streams(requests, block)
+        some = requests if rows == size else requests.part(0, rows)
+        request[:, LEAF], request[:, COPY], stream = block_streams(some, block)
         request[:, COPIED] = NOBODY
     elif setup.prefix_cache == RADIX_TREE:
         request[:, LEAF], stream, count[ROWS] = radix_streams(requests, block, fixed[CAPACITY])
         request[:, NODE] = NOBODY
+    further = setup.prefix_cache != NO_CACHE or requests.turns is not None
     kind = Extended if further or setup.shed_after_s < math.inf else State
     blocks, context = np.zeros((0, 2), dtype=np.int64), np.zeros(0)
     if replica.layout is not None:
         kind = Layered
-        blocks, context = _layer_tables(replica.layout, int((weight + stages).max(initial=1)))
+        blocks, context = _layer_tables(
+            replica.layout, longest + int(requests.input_tokens.max(initial=0)) + 1
+        )
     return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
@@ -422,7 +467,6 @@ def new_state(
         stream=stream,
         blocks=blocks,
         context=context,
-        holds=np.zeros(0 if replica.layout is None else size, dtype=np.int64),
     )
 
 

@@ -47,6 +47,7 @@ from kvplan.simulation.state import (
     FIRST_WEIGHT,
     HEAD,
     HELD,
+    HOLDS,
     LENGTH,
     MORE_REQUESTS,
     MORE_SILENT,
@@ -148,7 +149,7 @@ def further_blocks(s: State, request: int, budget: int) -> int:
     done = s.request[request, PARKED]
     until = done + granted_tokens(s, request, budget)
     if layered(s):
-        return int(s.blocks[until, FILLED] - s.blocks[done, PASSED] - s.holds[request])
+        return int(s.blocks[until, FILLED] - s.blocks[done, PASSED] - s.request[request, HOLDS])
     return blocks_of(s, until) - blocks_of(s, done)
 
 
@@ -180,7 +181,7 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
     blocks, granted = further_blocks(s, request, budget), granted_tokens(s, request, budget)
     s.counter[HELD] += blocks
     if layered(s):
-        s.holds[request] += blocks
+        s.request[request, HOLDS] += blocks
     done = s.request[request, PARKED] + granted
     if granted > 1:
         s.counter[PROMPTS] += granted
