@@ -15,7 +15,7 @@ from kvplan.cli.app import main
 
 # The package under test wins, wherever the tests run from; the caller's terminal must not matter.
 ENVIRONMENT = {
-    **{key: os.environ[key] for key in ("PATH", "HOME", "LANG", "NUMBA_CACHE_DIR") if key in os.environ},
+    **{key: os.environ[key] for key in ("PATH", "HOME", "LANG", "KVPLAN_CACHE_DIR") if key in os.environ},
     "PYTHONPATH": str(Path(kvplan.__file__).parents[1]),
 }
 Done = subprocess.CompletedProcess[str]

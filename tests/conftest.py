@@ -39,14 +39,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: a long campaign, run by `pytest --nightly` alone")
     settings.load_profile("nightly" if config.getoption("--nightly") else "commit")
-    if "NUMBA_CACHE_DIR" not in os.environ:  # workers and commands inherit it
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
+    if "KVPLAN_CACHE_DIR" not in os.environ:  # workers and commands inherit it
         config.stash[_loops] = tempfile.mkdtemp(prefix="kvplan-loops-")
-        os.environ["NUMBA_CACHE_DIR"] = config.stash[_loops]
+        os.environ["KVPLAN_CACHE_DIR"] = config.stash[_loops]
+        os.environ.setdefault("NUMBA_CACHE_DIR", config.stash[_loops])  # of what tests compile themselves
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _loops in config.stash:
-        del os.environ["NUMBA_CACHE_DIR"]
+        del os.environ["KVPLAN_CACHE_DIR"]
         shutil.rmtree(config.stash[_loops], ignore_errors=True)
 
 

@@ -12,12 +12,15 @@ layers from one top to the other: of one iteration's admissions the latest go fi
 `iterate` is written in the subset of Python that numba compiles; short runs call it as it is, on lists.
 """
 
+import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan import compiling
 from kvplan.model import FloatArray, IntArray, Mix, Weights, sum_by, survival
 
 _COMPILE_ABOVE = 150_000  # iterations times rows; compiling pays off beyond about a second of plain Python
@@ -267,12 +270,7 @@ def iterate(
 @cache
 def compiled() -> Callable[..., bool]:
     """`iterate`, compiled by numba (seconds once, then kept on disk where that is possible)."""
-    import numba
-
-    try:
-        return numba.njit(iterate, cache=True, nogil=True)  # type: ignore[no-any-return]
-    except RuntimeError:  # no folder to keep it in
-        return numba.njit(iterate, nogil=True)  # type: ignore[no-any-return]
+    return compiling.compiled(iterate, inspect.getsource(sys.modules[__name__]))  # type: ignore[no-any-return]
 
 
 def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above: int | None = None) -> Run:

@@ -19,12 +19,17 @@ _UNKNOWN = 1.0  # the excess where there is no closed form: as if missed
 class Goodput(NamedTuple):
     """Requests/s that meet all objectives, and the one that binds; `reason` where the closed forms do not say.
 
-    A rate of 0: an objective is missed even by an empty replica.
+    A rate of 0: an objective is missed even by an empty replica. Up to `at_least_rps` all are met, whatever is above.
     """
 
     rate_rps: float | None = None
     binding: str | None = None
     reason: str | None = None
+    at_least_rps: float | None = None
+
+    def missed_at(self, offered_rps: float) -> bool:
+        """Whether an objective is known to be missed at a rate."""
+        return self.rate_rps is not None and offered_rps > self.rate_rps
 
 
 class _Use(NamedTuple):
@@ -45,7 +50,7 @@ def goodput(model: ServingModel, limits: Mapping[str, float]) -> Goodput:
     >>> chat = RequestClass("chat", 200, (100,), (1.0,), 5.0)
     >>> model = ServingModel((chat,), Timing(0.01, 1e-7, 5e-5), Replica(100_000))
     >>> goodput(model, {"ttft_s.p95": 1e-3})
-    Goodput(rate_rps=0.0, binding='ttft_s.p95', reason=None)
+    Goodput(rate_rps=0.0, binding='ttft_s.p95', reason=None, at_least_rps=0.0)
     """
     unknown = [key for key in limits if key.partition(".")[0] not in TIMES]
     if unknown:
@@ -64,15 +69,16 @@ def goodput(model: ServingModel, limits: Mapping[str, float]) -> Goodput:
     least = _LEAST * most
     if excess(least) > 0:
         found = seen[least]
-        return Goodput(reason=found) if isinstance(found, str) else Goodput(0.0, found.key)
+        return Goodput(reason=found) if isinstance(found, str) else Goodput(0.0, found.key, at_least_rps=0.0)
     if excess(most) <= 0:
-        return Goodput(most, limit)
+        return Goodput(most, limit, at_least_rps=most)
     brentq(excess, least, most, rtol=_EXACT)
     met = max(rate for rate, found in seen.items() if not isinstance(found, str) and found.excess <= 0)
     above = seen[min(rate for rate in seen if rate > met)]
     if isinstance(above, str):
-        return Goodput(reason=f"beyond the closed form: all is met at {met:.4g} requests/s; above, {above}")
-    return Goodput(met, above.key)
+        reason = f"beyond the closed form: all is met at {met:.4g} requests/s; above, {above}"
+        return Goodput(reason=reason, at_least_rps=met)
+    return Goodput(met, above.key, at_least_rps=met)
 
 
 def _use(model: ServingModel, rate_rps: float, limits: Mapping[str, float]) -> _Use | str:

@@ -133,7 +133,9 @@ def _explain(error: Exception) -> ExitCode:
     # Typer's usage errors have a base class of its own or of click, by version; all can describe themselves.
     describe = getattr(error, "format_message", None)
     if describe is not None:
-        say(f"error: {' '.join(describe().split())} See: kvplan --help")
+        command = getattr(getattr(error, "ctx", None), "command_path", "kvplan")
+        said = " ".join(describe().split()).replace("Value error, ", "")
+        say(f"error: {said} See: {command} --help")
         return ExitCode.USAGE
     if os.environ.get("KVPLAN_DEBUG"):
         import traceback

@@ -21,7 +21,7 @@ from kvplan.cli.common import (
     say,
     standard_input,
 )
-from kvplan.cli.output import append_result, on_github, tell, write_result
+from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -125,11 +125,15 @@ def _annotated() -> "Iterator[None]":
     try:
         yield
     except UsageError as error:
-        if on_github():
+        if _on_github():
             from kvplan.formats.github import refusal
 
             tell(refusal(str(error)))
         raise
+
+
+def _on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _requirements(texts: list[str]) -> "list[Requirement]":
@@ -195,7 +199,7 @@ def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
     """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
-    if on_github():
+    if _on_github():
         from kvplan.formats.github import annotations
 
         for line in annotations(checked):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.output import check_writable, tell, unobeyed
+from kvplan.cli.output import check_writable, tell
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -238,14 +238,17 @@ def progress_bar() -> Iterator[Callable[[float], None] | None]:
 
 
 def say_compiling(policy: str, kept: bool) -> None:
-    later = (
-        "later runs find it on disk" if kept else "there is no folder to keep it in, so every long run does"
-    )
-    say(f"note: compiling the loop for {policy}, some ten seconds; {later}")
+    """What a second of waiting is for; for whoever sees it pass."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        later = "later runs find it on disk" if kept else "there is no folder to keep it in"
+        say(f"note: compiling the loop for {policy}; {later}")
 
 
 def say(message: str) -> None:
-    tell(unobeyed("".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines()))))
+    from kvplan.formats.commands import without_commands
+
+    line = "".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines()))
+    tell(without_commands(line))
 
 
 def escaped(character: str) -> str:

@@ -42,7 +42,7 @@ def write_result(text: str, path: Path | None = None) -> None:
     """
     with _refusals("standard output" if path is None else str(path)):
         if path is None:
-            _to_standard_output(unobeyed(text))
+            _to_standard_output(text)
         else:
             _to_path(text.encode(), path)
 
@@ -200,20 +200,6 @@ def can_show(characters: str) -> bool:
 
 def _encoding() -> str:
     return sys.stdout.encoding if sys.stdout is not None and sys.stdout.isatty() else "utf-8"
-
-
-def on_github() -> bool:
-    """Whether GitHub runs this, and takes commands from what is printed."""
-    return os.environ.get("GITHUB_ACTIONS") == "true"
-
-
-def unobeyed(text: str) -> str:
-    """The text as it can be printed: where GitHub runs this, with nothing that its runner takes for a command."""
-    if not on_github() or ("::" not in text and "##[" not in text):
-        return text
-    from kvplan.formats.github import without_commands
-
-    return without_commands(text)
 
 
 def abandon_standard_output() -> None:

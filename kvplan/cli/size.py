@@ -139,8 +139,9 @@ def _sizing(
     check_runs(seeds, requests)
     loaded = [with_slos(read(profile), slo) for profile in profiles]
     slos = loaded[0].plan.slos
-    if any(set(one.plan.slos) != set(slos) for one in loaded):
-        raise UsageError("the profiles differ in [slo]; compare them under the same objectives, with --slo")
+    differ = sorted({s.key for one in loaded for s in set(one.plan.slos) ^ set(slos)})
+    if differ:
+        raise UsageError(f"the profiles differ in {', '.join(differ)} of [slo]: give it to all, with --slo")
     rates = [one.model.total_rate_rps for one in loaded]
     if rate is None and not all(math.isclose(one, rates[0], rel_tol=1e-9) for one in rates):
         offered = ", ".join(map(format_number, rates))

@@ -121,6 +121,8 @@ def sweep(
 
         check_sweep(definition)
     if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
+        if executor == "cores" and (workers or executors.cores()) > 1:
+            executors.get_ready()
         _compile(loaded, runs)
     try:
         with _bar(definition.points) as progress:

@@ -21,6 +21,7 @@ from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.confirmation import Confirmed
 from kvplan.report.inputs import assumed, band_notes, doubts
 from kvplan.report.keys import Kind, Record
+from kvplan.units import format_number
 
 _MEASURED_BY = {"gpu": "import log", "timing": "calibrate", "workload": "fit"}
 
@@ -192,7 +193,7 @@ def check(
     if problems:
         return Checked(profile.source, file, profile.name, profile.sha256, (), tuple(problems))
     answered, together = _with_remedies(profile, subject, results)
-    notes = tuple(_notes(profile, subject))
+    notes = tuple(_notes(profile, subject, answered))
     return Checked(profile.source, file, profile.name, profile.sha256, answered, (), together, notes)
 
 
@@ -215,9 +216,16 @@ def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
     yield Problem(str(refusal), refusal.line)
 
 
-def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
+def _notes(profile: Profile, subject: Subject, results: Sequence[Result]) -> Iterator[str]:
     analyses = subject.analyses
     yield from doubts(profile.model)
+    if profile.plan.slos and not any(result.key.path[0] in ("goodput", "latency") for result in results):
+        good, offered = analyses.goodput, analyses.load.offered_rps
+        if good.missed_at(offered):
+            yield (
+                f"{good.binding} of [slo] is missed: {format_number(offered)} requests/s are offered, goodput is "
+                f"{format_number(good.rate_rps)}. To gate that: goodput.rate_rps >= {format_number(offered)}."
+            )
     if profile.model.measured.band is not None:
         yield from band_notes(profile.model, analyses.load, analyses.verdict.drains_up_to_rps)
 

@@ -77,9 +77,11 @@ class Thresholds(NamedTuple):
         Add a replica above this rate: what a replica is known to carry, less the headroom.
     kv_utilization
         Memory in use at the equilibrium of that rate, as a share.
+    down_rate_rps
+        Take one away while the others would carry less than this each, `HYSTERESIS` of `rate_rps`, so that it is not
+        added again at once.
     down_kv_utilization
-        Take one away below this: the rest then carries at most `HYSTERESIS` of `rate_rps` each, so that it is not
-        added again at once; None for a single replica.
+        Memory in use when the fleet of this size comes to that; a smaller one does at less. None for a single replica.
     waiting
         Requests in the engine before their first token at that rate: rate times simulated mean TTFT (Little's law),
         but for what that has outside the engine.
@@ -89,6 +91,7 @@ class Thresholds(NamedTuple):
 
     rate_rps: float
     kv_utilization: float | None
+    down_rate_rps: float
     down_kv_utilization: float | None
     waiting: float | None
     confirmed: bool
@@ -389,11 +392,13 @@ def _thresholds(
     model: ServingModel, probe: Probe, headroom: float, confirmed: bool, measure: Measure
 ) -> Thresholds:
     rate = (probe.rate_rps if confirmed else probe.rate_rps / probe.load) / (1 + headroom)
-    less = HYSTERESIS * rate * (probe.replicas - 1) / probe.replicas
+    down = HYSTERESIS * rate
+    less = down * (probe.replicas - 1) / probe.replicas
     waits = measure(one_of(model, rate * probe.replicas, probe.replicas)).figures.get("ttft_s.mean")
     return Thresholds(
         rate_rps=rate,
         kv_utilization=_utilization(model, rate),
+        down_rate_rps=down,
         down_kv_utilization=_utilization(model, less) if less > 0 else None,
         waiting=None if waits is None else rate * (waits.mean - model.request_overhead_s),
         confirmed=confirmed,

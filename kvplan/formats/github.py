@@ -1,16 +1,9 @@
-"""What GitHub's runner reads out of a log: annotations to write, and commands that nobody is to smuggle in.
+"""What GitHub's runner reads out of a log: annotations."""
 
-The runner takes a line that begins with ``::`` for a command, after blanks too, and ``##[`` wherever it stands.
-"""
-
-import re
 from collections.abc import Iterator, Sequence
 
 from kvplan.decide.check import Checked
 from kvplan.layout.check import advice_text, got_text, title, wanted_text
-
-_COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
-_NOTHING = "\u200b"  # a space of no width
 
 
 def annotations(checked: Sequence[Checked]) -> Iterator[str]:
@@ -54,14 +47,3 @@ def _data(text: str) -> str:
 
 def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def without_commands(text: str) -> str:
-    """The text with nothing that the runner would take for a command.
-
-    Examples
-    --------
-    >>> without_commands(" ::error::no, a::b ##[group]").replace(_NOTHING, "~")
-    ' :~:error::no, a::b #~#[group]'
-    """
-    return _COMMAND.sub(lambda match: match[0] + _NOTHING, text)

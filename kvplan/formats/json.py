@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kvplan.formats.commands import json_without_commands
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def render(document: Document) -> str:
       "name": "Übung"
     }
     """
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
-    return text.replace("##[", "#\\u0023[")  # the same to JSON; the former is a command to GitHub's runner
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2)
+    return json_without_commands(text) + "\n"
 
 
 def _document(profile: "Owner | None" = None) -> Document:

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from kvplan.formats.commands import without_commands
 from kvplan.layout.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.report.words import Status
 
@@ -104,7 +105,7 @@ def _written(parts: list[RenderableType], width: int, colour: bool) -> str:
     )
     console.print(Group(*parts))
     # Rich fills table cells up to their width
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    return without_commands("".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines()))
 
 
 def _verdict(document: Document) -> RenderableType:

@@ -133,7 +133,7 @@ def _summary(report: Report) -> Table:
 def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
     found, basis = report.latency, report.sources["latency"].kind
     if found.reason is not None:
-        yield "Latency", "no closed form here; kvplan simulate has it", basis
+        yield "Latency", f"{found.reason}; kvplan simulate has it", basis
         return
     for name, one in _times(found):
         if one.mean is not None:
@@ -147,7 +147,9 @@ def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
         value = f"{_rps(found.rate_rps)} by {found.binding}"
         yield "Goodput", value, report.sources["goodput"].kind
     elif found.reason is not None:
-        yield "Goodput", "beyond the closed form; kvplan size simulates", report.sources["goodput"].kind
+        known = "" if found.at_least_rps is None else f"at least {_rps(found.at_least_rps)}; "
+        value = f"{known}beyond the closed form, kvplan size simulates"
+        yield "Goodput", value, report.sources["goodput"].kind
 
 
 def _cost_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:

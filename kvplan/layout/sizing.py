@@ -106,10 +106,10 @@ def _section(found: Sizing, offer: Offer) -> Section:
         ]
     if hours:
         blocks += [_over_time(hours)]
-    if heaviest.thresholds is not None:
+    if heaviest.thresholds is not None and heaviest.replicas is not None:
         blocks += [
             Paragraph(f"For an autoscaler, per replica{', in the heaviest part' if hours else ''}:"),
-            _for_autoscaler(heaviest.thresholds, found.headroom),
+            _for_autoscaler(heaviest.thresholds, heaviest.replicas, found.headroom),
         ]
     return Section("size", f"Size: {offer.name}", tuple(blocks))
 
@@ -284,7 +284,7 @@ def _over_time(hours: Sequence[Hour]) -> Table:
     return table(columns, rows)
 
 
-def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
+def _for_autoscaler(found: Thresholds, replicas: int, headroom: float) -> Table:
     columns = (Column("Act when"), number("Value"), words("Source"))
     carried = (
         "the load confirmed by simulation" if found.confirmed else "the sustainable rate, WAIT-s eq. 3-6"
@@ -306,10 +306,14 @@ def _for_autoscaler(found: Thresholds, headroom: float) -> Table:
             "that rate × mean TTFT, simulated (Little's law)",
         ),
         (
-            "take away: KV cache usage below",
+            "take away: requests/s of all, over one replica less, below",
+            format_number(found.down_rate_rps),
+            f"{format_percent(HYSTERESIS)} of the rate above: between the two nothing is done",
+        ),
+        (
+            f"take away, of these {replicas:,}: KV cache usage below",
             format_percent(found.down_kv_utilization),
-            f"the rest then carries {format_percent(HYSTERESIS)} of the rate above, each: with n replicas below "
-            f"{format_percent(HYSTERESIS)}·(n − 1)/n of it. Between the two nothing is done",
+            "equilibrium at that rate; of fewer replicas it is less",
         ),
     )
     return table(columns, rows)

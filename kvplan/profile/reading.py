@@ -4,6 +4,7 @@ Every refusal is one `ProfileError` with the line and the key path of the first 
 """
 
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -282,7 +283,7 @@ def _decoded(data: bytes, source: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         seen = f"byte 0x{data[error.start]:02x} at offset {error.start}"
         raise ProfileError(source, f"must be UTF-8, not {seen}", line=line) from None
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+    return re.sub("\r+\n", "\n", text.removeprefix("\ufeff"))  # what was converted twice has two
 
 
 def _parsed(text: str, source: str) -> dict[str, Any]:

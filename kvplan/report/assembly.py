@@ -364,6 +364,7 @@ class Analyses:
             self.peak,
             self.recovery,
             self.cache_actions,
+            good=self.goodput,
             warm=self.model.finds_prefixes,
         )
 

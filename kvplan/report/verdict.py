@@ -5,6 +5,7 @@ import math
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import engine_never_evicts, eviction_is_impossible, never_grows
 from kvplan.analysis.equilibrium import per_request, running_at_most, saturation
+from kvplan.analysis.goodput import Goodput
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
 from kvplan.analysis.records import Load
 from kvplan.analysis.recovery import Recovery
@@ -20,6 +21,7 @@ FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the
 _CAPPED = (
     0.97  # of the sustainable rate, served under the cap by large replicas of random mixes in the median
 )
+_NO_OBJECTIVES = Goodput()
 _NOTHING = "Nothing"  # to be done, begins an action that says so
 
 
@@ -101,6 +103,7 @@ def actions(
     recovers: Recovery,
     against_collapse: tuple[str, ...] = (),
     *,
+    good: Goodput = _NO_OBJECTIVES,
     warm: bool = False,
 ) -> tuple[str, ...]:
     """What to do, most important first; each fits a line or two of the first screen.
@@ -110,9 +113,23 @@ def actions(
     held = None if warm else buffer
     usual = against_collapse or _at_these_rates(status, model, offered, local, cap, plan, held, recovers)
     first = None if varying is None else _at_peak(varying, status, cap, recovers.rate_rps or 0.0)
-    if first is None:
+    urgent = [action for action in (first, _for_objectives(good, offered, status)) if action is not None]
+    if not urgent:
         return usual
-    return first, *(action for action in usual if not action.startswith(_NOTHING))
+    return *urgent, *(action for action in usual if not action.startswith(_NOTHING))
+
+
+def _for_objectives(good: Goodput, offered: Load, status: Status) -> str | None:
+    """What to do about an objective that is missed at the offered rate; an overloaded replica misses them anyway."""
+    if status is Status.OVERLOADED or good.rate_rps is None or not good.missed_at(offered.offered_rps):
+        return None
+    if good.rate_rps == 0:
+        return f"Loosen {good.binding}, or shorten iterations: even an empty replica misses it."
+    replicas = math.ceil(offered.offered_rps / good.rate_rps)
+    return (
+        f"Bring the load below {format_number(good.rate_rps)} requests/s, above which {good.binding} is missed, or "
+        f"serve it with {replicas} replicas (kvplan size tests it)."
+    )
 
 
 def drained_under_cap(offered: Load, recovers: Recovery) -> float | None:

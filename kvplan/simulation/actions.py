@@ -1,8 +1,8 @@
 """What happens to requests in a run: the vocabulary that policies are written in.
 
-Everything here, and in the policies, is in the subset of Python that numba compiles, and marked with `kernel`. It
-costs a constant amount of work for each request that arrives, is admitted, evicted or done, and for each group of
-each iteration.
+Everything here, and in the policies, is in the part of Python that `kvplan.simulation.translate` knows, and marked with
+`kernel`. It costs a constant amount of work for each request that arrives, is admitted, evicted or done, and for each
+group of each iteration.
 """
 
 import math
@@ -531,8 +531,19 @@ def note_gaps(s: State, gap_s: float, count: int) -> None:
     """Count times between two tokens."""
     if count > 0:
         s.clock[GAP_SUM] += gap_s * count
-        place = int(math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E)
-        s.histogram[s.fixed[KV_BINS] + min(place, GAPS - 1)] += count
+        s.histogram[s.fixed[KV_BINS] + gap_place(gap_s)] += count
+
+
+@kernel
+def gap_place(gap_s: float) -> int:
+    """Bin of a time between two tokens."""
+    return min(int(gap_position(gap_s)), GAPS - 1)
+
+
+@kernel
+def gap_position(gap_s: float) -> float:
+    """Where in the bins a time between two tokens is, and how far into its bin."""
+    return math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E
 
 
 @kernel
@@ -555,7 +566,8 @@ def complete(s: State, request: int, now: float) -> None:
 @kernel
 def clear_batch(s: State) -> None:
     """Forget the batch before."""
-    s.group[:, RUNS] = False
+    for group in range(s.group.shape[0]):
+        s.group[group, RUNS] = 0
     s.counter[PROMPTS] = 0
     s.counter[MORE_TOKENS] = 0
     s.counter[MORE_REQUESTS] = 0

@@ -1,22 +1,24 @@
-"""The one loop: arrivals, batch, time, completions; compiled by numba for long runs, plain Python for short ones.
+"""The one loop: arrivals, batch, time, completions; compiled by LLVM for long runs, plain Python for short ones.
 
-A compiled loop is kept on disk between processes, where numba finds a folder to write to. It is one function for
+A compiled loop is kept on disk between processes, see `kvplan.compiling`. It is one function for
 each policy, made from the same code, so policies cost each other nothing.
 """
 
-import hashlib
 import inspect
 import math
+import os
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
-from glob import iglob
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from kvplan import compiling
 from kvplan.model import IntArray, Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
@@ -26,9 +28,11 @@ from kvplan.simulation.actions import (
     next_arrival,
     release,
 )
+from kvplan.simulation.coasting import coast
 from kvplan.simulation.kernels import KERNELS
 from kvplan.simulation.outcome import Ending, Found, Outcome, Series
-from kvplan.simulation.prefix_cache import cached_blocks, caches
+from kvplan.simulation.prefix_cache import cached_tokens, caches
+from kvplan.simulation.recording import record
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
     ARRIVAL,
@@ -37,6 +41,7 @@ from kvplan.simulation.state import (
     BLOCK,
     BUSY,
     CACHED_SUM,
+    COASTS,
     COMPLETED,
     COMPUTED,
     EVICTED,
@@ -64,6 +69,7 @@ from kvplan.simulation.state import (
     NOW,
     OVERFLOWS,
     OVERHEAD,
+    PARTLY,
     PEAK,
     PLACE,
     PROMPTS,
@@ -72,10 +78,10 @@ from kvplan.simulation.state import (
     QUEUES,
     RECOMPUTED,
     RECORDED,
-    RECORDS,
     RECOVERED,
     RESIDENT,
     RUNS,
+    SEQUENCE,
     SHED_AFTER,
     STAGES,
     STRIDE,
@@ -89,12 +95,10 @@ from kvplan.simulation.state import (
     new_state,
 )
 
-# Nothing is allocated and no divisor is 0: without counting references and checking divisors a run takes a fifth.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK = range(4)
 _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
-_PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.3, 2.0
+_PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
 _PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
@@ -121,7 +125,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         clear_batch(s)
         if extended(s):
             give_up_after(s, 0, clock[SHED_AFTER])
-        evictions = c[EVICTED]
+        evictions, admissions, whole = c[EVICTED], c[SEQUENCE], c[PARTLY] == NOBODY
         form_batch(s)
         if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
             return LIVELOCK
@@ -155,6 +159,11 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
         note(s)
         finish_iteration(s)
+        if s.fixed[COASTS] and c[PARTLY] == NOBODY:
+            same = whole and c[SEQUENCE] == admissions and c[EVICTED] == evictions
+            same = same and c[LAST_COMPLETION] < c[ITERATIONS] and clock[SHED_AFTER] == math.inf
+            if same or c[WAITING] == 0:
+                coast(s, limit, patience)
     return GOES_ON
 
 
@@ -164,107 +173,76 @@ def note(s: State) -> None:
     held = c[HELD] * s.fixed[BLOCK]
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
-    cached = cached_blocks(s) * s.fixed[BLOCK] if caches(s) else 0
+    cached = cached_tokens(s)
     s.clock[CACHED_SUM] += cached
     if held > c[PEAK]:
         c[PEAK] = held
-    if c[ITERATIONS] % c[STRIDE]:
-        return
-    if c[RECORDED] == RECORDS:
-        half = RECORDS // 2
-        for i in range(half):
-            for column in range(s.record.shape[1]):
-                s.record[i, column] = s.record[2 * i + 1, column]
-        c[RECORDED] = half
-        c[STRIDE] *= 2
-        if c[ITERATIONS] % c[STRIDE]:
-            return
-    at = c[RECORDED]
-    s.record[at, 0] = s.clock[NOW]
-    s.record[at, 1] = s.clock[BUSY]
-    s.record[at, 2] = held
-    s.record[at, 3] = c[WAITING]
-    s.record[at, 4] = c[RESIDENT]
-    s.record[at, 5] = c[EVICTED]
-    s.record[at, 6] = c[COMPLETED]
-    s.record[at, 7] = cached
-    c[RECORDED] += 1
+    record(s, held, cached)
 
 
 @cache
-def bound(policy: FormBatch, kind: str = "State") -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, for a kind of state, as plain Python."""
-    scope = {**globals(), "form_batch": policy}
-    copy = types.FunctionType(loop.__code__, scope, loop.__name__)
-    # numba keeps compiled code by name and date of this file; the name has to change with all that goes in
-    copy.__qualname__ = f"loop_{_fingerprint(policy, kind)}"
-    copy.__module__ = __name__
-    return copy
+def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, as plain Python."""
+    return types.FunctionType(loop.__code__, {**globals(), "form_batch": policy}, loop.__name__)
 
 
-def _fingerprint(policy: FormBatch, kind: str) -> str:
-    """Of the names of the policy and the kind of state, and the texts of all modules that can go into the loop."""
+@cache
+def _file(policy: FormBatch, kind: str) -> str | None:
+    """Where its compiled loop is kept: by the texts of all modules that can go into it."""
+    from kvplan.simulation import native, translate
+
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
-    used += [policy, loop, State, iteration_time]
-    texts = sorted({inspect.getsource(sys.modules[f.__module__]) for f in used})
+    modules = {sys.modules[f.__module__] for f in (*used, policy, loop, State, iteration_time)}
+    texts = sorted(inspect.getsource(module) for module in (*modules, native, translate))
     which = f"{policy.__module__}.{policy.__qualname__} {kind}"
-    return hashlib.sha256("\0".join([which, *texts]).encode()).hexdigest()[:16]
+    return compiling.file(f"loop-{kind}", which, native.machine(), *texts)
 
 
-@cache
-def compiled(policy: FormBatch, kind: str) -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, compiled."""
-    import numba
-    from numba.extending import overload, register_jitable
-
-    _register(register_jitable, overload)
-    try:
-        return numba.njit(cache=True, **_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
-    except RuntimeError:  # no folder to keep it in
-        return numba.njit(**_OPTIONS)(bound(policy, kind))  # type: ignore[no-any-return]
+class _StopError(Exception):
+    """Whoever watches wants no more, while a loop is compiled."""
 
 
-def on_disk(policy: FormBatch, kind: str) -> bool:
+def compiled(
+    policy: FormBatch, kind: str, goes_on: Callable[[], bool] = lambda: True
+) -> Callable[[State, int, int], int]:
+    """The loop with a policy in it, compiled: by this process, or by an earlier one."""
+    with _locks[policy, kind]:
+        if (policy, kind) not in _loops:
+            from kvplan.simulation import native
+
+            code = compiling.load(_file(policy, kind))
+            if code is None:
+                from kvplan.simulation.translate import translated
+
+                state = Extended if kind == Extended.__name__ else State
+                text = translated(bound(policy), state, {extended: state is Extended})
+                code = native.object_code(text, goes_on)
+                if code is None:
+                    raise _StopError
+                compiling.save(_file(policy, kind), code)
+            _loops[policy, kind] = native.Loop(code, 2)
+        return _loops[policy, kind]
+
+
+def at_hand(policy: FormBatch, kind: str) -> bool:
     """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
-    step: Any = compiled(policy, kind)
-    folder = cache_folder(policy)
-    if not hasattr(step, "stats") or step.signatures:  # without statistics numba is told to compile nothing
+    if (policy, kind) in _loops:
         return True
-    return folder is not None and any(iglob(f"*{bound(policy, kind).__qualname__}*.nbi", root_dir=folder))
-
-
-def cache_folder(policy: FormBatch) -> str | None:
-    """Where the compiled loop of a policy is kept between processes; None where there is no such place."""
-    step: Any = compiled(policy, "State")
-    return step.stats.cache_path if hasattr(step, "stats") else None
+    file = _file(policy, kind)
+    return file is not None and os.path.exists(file)
 
 
 def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
     """Whether to go on compiled after so many seconds of plain Python; at once where an earlier run has loaded it."""
-    if (policy, kind) in _loaded:
+    if (policy, kind) in _loops:
         return True
     if seconds <= _PLAIN_SECONDS:
         return False
-    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or on_disk(policy, kind)
+    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or at_hand(policy, kind)
 
 
-_registered: set[object] = set()
-_loaded: set[tuple[FormBatch, str]] = set()  # what this process has run compiled
-
-
-def _register(register_jitable: Callable[[Any], object], overload: Callable[..., Any]) -> None:
-    for function in (*KERNELS, note, iteration_time):
-        if function not in _registered:
-            register_jitable(function)
-            _registered.add(function)
-    if extended not in _registered:
-        overload(extended, inline="always", strict=False)(_extended)
-        _registered.add(extended)
-
-
-def _extended(s: Any) -> Callable[[State], bool]:
-    """What numba takes for `extended`, a constant for each type of state."""
-    return (lambda s: True) if s.instance_class is Extended else (lambda s: False)
+_loops: dict[tuple[FormBatch, str], Callable[[State, int, int], int]] = {}  # of this process
+_locks: defaultdict[tuple[FormBatch, str], Lock] = defaultdict(Lock)
 
 
 def run(
@@ -295,7 +273,7 @@ def run(
         Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
         later than those given.
     compile
-        Run the compiled loop, or never. None: after two seconds. The results are the same.
+        Run the compiled loop, or never. None: after half a second. The results are the same.
     watch
         Told now and then how many requests are done; the run stops where it answers False.
     announce
@@ -308,19 +286,24 @@ def run(
     state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s)
     kind = type(state).__name__
     longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
+
+    def goes_on() -> bool:
+        return watch is None or watch(int(state.counter[COMPLETED]))
+
     patience, started = _PATIENCE * longest + 1000, perf_counter()
     while True:
         fast = compile or (compile is None and _is_worth_it(policy, kind, perf_counter() - started))
-        if fast and announce is not None and not on_disk(policy, kind):
-            announce(cache_folder(policy) is not None)
+        if fast and announce is not None and not at_hand(policy, kind):
+            announce(compiling.lasts())
             announce = None
-        step, slice_ = (compiled(policy, kind), _SLICE) if fast else (bound(policy), _PLAIN_SLICE)
-        code = step(state, int(state.counter[ITERATIONS]) + slice_, patience)
-        if fast:
-            _loaded.add((policy, kind))
+        try:
+            step = compiled(policy, kind, goes_on) if fast else bound(policy)
+        except _StopError:
+            return _outcome(state, Ending.INTERRUPTED)
+        code = step(state, int(state.counter[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
         if code != GOES_ON:
             return _outcome(state, _ENDINGS[code])
-        if watch is not None and not watch(int(state.counter[COMPLETED])):
+        if not goes_on():
             return _outcome(state, Ending.INTERRUPTED)
 
 

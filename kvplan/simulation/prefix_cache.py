@@ -117,6 +117,12 @@ def cached_blocks(s: State) -> int:
     return int(c[FREE] - c[BLANK] - max(taken - c[BLANK], 0))
 
 
+@kernel
+def cached_tokens(s: State) -> int:
+    """Tokens that are known though nobody holds them."""
+    return int(cached_blocks(s) * s.fixed[BLOCK]) if caches(s) else 0
+
+
 # ------------------------------------------------------------------------------------------------------------- copies
 
 

@@ -76,9 +76,21 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
 NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, LAST_RUN = range(9)
 
 # In `State.fixed`.
-(CAPACITY, BLOCK, SILENT, READY_MADE, CLIENTS, BIN, QUEUES, MORE_LATER, SEATS, TURNS, CACHES, KV_BINS) = (
-    range(12)
-)
+(
+    CAPACITY,
+    BLOCK,
+    SILENT,
+    READY_MADE,
+    CLIENTS,
+    BIN,
+    QUEUES,
+    MORE_LATER,
+    SEATS,
+    TURNS,
+    CACHES,
+    KV_BINS,
+    COASTS,
+) = range(13)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -163,7 +175,7 @@ STANDS_BY = 2
 
 
 class State(NamedTuple):
-    """Everything a run reads and writes. Few arrays with named columns: numba passes each one to each function.
+    """Everything a run reads and writes. Arrays with named columns.
 
     Attributes
     ----------
@@ -262,6 +274,9 @@ class Setup(NamedTuple):
         What those who have left leave behind until its room is needed: NO_CACHE, BLOCKS or RADIX_TREE.
     shed_after_s
         Whoever has waited longer in the first queue and has never run is given up, seconds.
+    coasts
+        One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
+        admitted, evicted or done: who did not fit then does not fit now. See `kvplan.simulation.coasting`.
     """
 
     queue_of: IntArray
@@ -277,6 +292,7 @@ class Setup(NamedTuple):
     ranks: int = 0
     prefix_cache: int = NO_CACHE
     shed_after_s: float = math.inf
+    coasts: bool = False
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -348,6 +364,7 @@ def new_state(
         requests.turns is not None,
         setup.prefix_cache,
         replica.memory_tokens // bin_tokens + 1,
+        setup.coasts,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:

@@ -21,6 +21,7 @@ DEFAULT_POLICIES = "greedy,vllm"
 DEFAULT_REQUESTS = 1_000
 FORMAT = 1  # of the files
 _WORTH_COMPILING = 50_000  # requests: about ten seconds of plain Python
+_SIMULATED_TOGETHER, _COMPILED_TOGETHER = 1_000, 8_000  # requests in a batch: some 20 ms compiled
 _TOGETHER = ("load", "equilibrium", "saturation")  # blocks that are computed for many points at once
 
 
@@ -66,7 +67,8 @@ class Sweep:
     def batch(self) -> int:
         """Points that are computed together. Batches begin at multiples of this, whoever computes them."""
         if self.runs is not None:
-            return min(max(1_000 // self.runs.total, 1), 256)
+            together = _COMPILED_TOGETHER if self.compiled else _SIMULATED_TOGETHER
+            return min(max(together // self.runs.total, 1), 256)
         return 1024 if all(column.block in _TOGETHER for column in self.columns) else 16
 
     @cached_property

@@ -132,6 +132,22 @@ def cores() -> int:
 # ----------------------------------------------------------------------------------------------- processes
 
 
+_server_started: list[bool] = []  # of this process, once and for all its sweeps
+
+
+def get_ready() -> None:
+    """Let a process import in the background what simulated points need; those who work are forked from it later.
+
+    It has no threads of its own, so forks of it are safe; it ends with this process.
+    """
+    from multiprocessing import forkserver, get_all_start_methods, set_forkserver_preload
+
+    if not _server_started and "forkserver" in get_all_start_methods():
+        set_forkserver_preload(["kvplan.sweeps.worker"])
+        forkserver.ensure_running()
+        _server_started.append(True)
+
+
 @contextmanager
 def _processes(workers: int) -> Iterator[Engine]:
     from concurrent.futures import ProcessPoolExecutor
@@ -139,7 +155,8 @@ def _processes(workers: int) -> Iterator[Engine]:
     from multiprocessing import active_children, get_context
 
     others = set(active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare_worker)
+    context = get_context("forkserver" if _server_started else "spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_worker)
     inside: Any = pool
 
     def nobody_died() -> None:

@@ -165,6 +165,7 @@ def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult
         range(first, first + runs.seeds),
         compile=True if sweep.compiled else None,
         threads=1,
+        details=any("classes" in column.path for column in sweep.columns),
     )
     if found.interrupted:
         raise KeyboardInterrupt

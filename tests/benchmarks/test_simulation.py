@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measure import peak_mib, ratio, seconds
+from measure import peak_mib, ratio
 from plain_vllm import Request, serve
 
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
@@ -39,7 +39,7 @@ def run(model: ServingModel, policy: str, requests: Requests) -> Outcome:
     return engine.run(POLICIES[policy].form_batch, requests, model.timing, model.replica, setup, compile=True)
 
 
-def test_the_warm_kernel_is_a_hundred_times_faster_than_a_plain_loop() -> None:
+def test_the_warm_kernel_is_140_times_faster_than_a_plain_loop() -> None:
     requests = interleaved(BENCH, requests=2000)
 
     def plain() -> tuple[float, int, int]:
@@ -52,7 +52,7 @@ def test_the_warm_kernel_is_a_hundred_times_faster_than_a_plain_loop() -> None:
     assert (int(kernel.evictions.sum()), kernel.iterations) == (preempted, iterations)
     assert (
         ratio(lambda: run(BENCH, "vllm", requests), plain, 9, "2,000 requests, kernel against loop")
-        <= 1 / 100
+        <= 1 / 140
     )
 
 
@@ -162,16 +162,31 @@ def test_two_cores_run_a_thousand_scenarios_faster_than_one() -> None:
     assert ratio(on_two, on_one, 3, "1,000 scenarios, two cores against one") <= 1 / 1.6
 
 
-def test_later_processes_find_the_loop_on_disk(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kvplan", "simulate", "--policy", "greedy", "--requests", "20000"]
+def test_a_first_run_costs_little_more_than_later_ones_and_both_little_more_than_a_start(
+    tmp_path: Path,
+) -> None:
+    """The start is that of Python with the libraries that every command needs, numbers included."""
+    command = [sys.executable, "-m", "kvplan", "simulate", "tool-calls-h100", "--policy", "greedy"]
+    command += ["--requests", "20000", "--format", "csv"]
+    installed = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
+    folders = iter(tmp_path / str(i) for i in range(100))
 
-    def launch() -> None:
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    def launch(folder: Path) -> None:
+        environment = installed | {"KVPLAN_CACHE_DIR": str(folder)}
         subprocess.run(command, check=True, capture_output=True, env=environment)
 
-    first, later = seconds(launch), min(seconds(launch) for _ in range(3))
-    print(f"\nfirst process {first:.1f} s, later ones {later:.1f} s")
-    assert later < 0.6 * first
+    def start(code: str) -> None:
+        subprocess.run([sys.executable, "-c", code], check=True, env=installed)
+
+    warm = tmp_path / "warm"
+    launch(warm)
+    for what, work, bound in (
+        ("cold", lambda: launch(next(folders)), 15),
+        ("warm", lambda: launch(warm), 5),
+    ):
+        ratio(work, lambda: start("pass"), 5, f"simulate, {what}, against a plain Python start")
+        label = f"simulate, {what}, against the start of its libraries"
+        assert ratio(work, lambda: start("import numpy, typer, pydantic"), 5, label) <= bound
 
 
 AGENTS = Sessions(

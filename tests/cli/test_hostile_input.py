@@ -1,7 +1,6 @@
 """Input that nobody writes by hand: one clear line, exit code 2, and nothing that moves the cursor."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -43,25 +42,36 @@ def test_a_rate_whose_square_is_beyond_a_float_is_simulated(run: Run, tmp_path: 
     assert run("simulate", str(profile), "--requests", "200", "--format", "json")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (["analyze"], ["--format", "markdown"]),
+        (["analyze"], ["--format", "json"]),
+        (["explain", "wait.classes[].threshold"], []),
+        (["simulate"], ["--requests", "50"]),
+        (["size"], ["--requests", "500"]),
+        (["emit"], ["--engine", "vllm"]),
+        (["mix"], ["--replicas", "2", "--no-simulate"]),
+    ],
+    ids=lambda words: words[0] if words else "",
+)
+def test_no_name_becomes_a_command_of_a_ci_server(
+    run: Run, tmp_path: Path, command: list[str], more: list[str]
+) -> None:
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        'schema = 1\nname = "##[error]p"\n[gpu]\nmemory_tokens = 4000\n[timing]\nd0 = "10 ms"\n'
+        '[[classes]]\nname = "::error::x"\ninput = 100\ndecode = 50\nrate = 1\n'
+    )
+    code, out, error = run(*command, str(profile), *more)
+    assert code == 0, error
+    for line in (out + error).splitlines():
+        assert not line.lstrip().startswith("::")
+        assert "##[" not in line
+
+
 NAME = 'schema = 1\nname = "{}"\n'
 REPLICA = 'gpu = {{ memory_tokens = {}, prefix_caching = {} }}\ntiming = {{ d0 = "14 ms" }}\n'
-
-
-@pytest.mark.parametrize("name", ["::error::stop", " ::add-mask::a", "##[group]"])
-@pytest.mark.parametrize("format", ["text", "markdown", "json"])
-def test_a_name_gives_no_command_to_github(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, format: str
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    path = tmp_path / "named.toml"
-    one = f'[{{ name = "{name}", input = 100, decode = 10, rate = 1 }}]'
-    path.write_text(NAME.format(name) + REPLICA.format(1000, "true") + f"classes = {one}\n")
-    for words in (["analyze"], ["explain", "wait.thresholds"], ["simulate", "--requests", "50"]):
-        if words[0] == "explain" and format == "json":
-            continue
-        code, out, error = run(*words, str(path), "--format", format)
-        assert code == 0
-        assert not re.search(r"^\s*::|##\[", out + error, re.MULTILINE)
 
 
 def test_a_switch_that_is_no_switch_is_refused(run: Run, tmp_path: Path) -> None:

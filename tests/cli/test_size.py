@@ -388,7 +388,7 @@ def changes_of_a_day(add_above_rps: float, hysteresis: float) -> list[int]:
     for rate in seen:
         if rate / count > add_above_rps:
             changes.append(math.ceil(rate / add_above_rps) - count)
-        elif count > 1 and rate / count < hysteresis * add_above_rps * (count - 1) / count:
+        elif count > 1 and rate / (count - 1) < hysteresis * add_above_rps:
             changes.append(-1)
         else:
             continue

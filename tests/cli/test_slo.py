@@ -48,7 +48,7 @@ def test_an_objective_of_the_command_line_takes_the_place_of_the_profiles(run: R
 
 def test_without_objectives_and_price_there_is_neither(run: Run) -> None:
     found = document(run, "analyze", "tool-calls-h100")
-    assert found["goodput"] == {"rate_rps": None, "binding": None, "reason": None}
+    assert found["goodput"] == dict.fromkeys(("rate_rps", "binding", "reason", "at_least_rps"))
     assert found["cost"] is None
 
 
@@ -59,6 +59,50 @@ def test_latency_and_goodput_can_be_gated(run: Run, profile: str) -> None:
         run("check", profile, "--require", "goodput.rate_rps >= 4", "--require", "cost.per_hour <= 10")[0]
         == 0
     )
+
+
+def test_an_objective_that_is_missed_is_said(run: Run, profile: str) -> None:
+    """An iteration that computes a prompt takes 24 ms + 800 · 60 µs = 72 ms; more than one gap in a hundred has one."""
+    slo = "itl_s.p99 <= 65 ms"
+    good = document(run, "analyze", profile, "--slo", slo)["goodput"]
+    assert good["rate_rps"] == good["at_least_rps"] < 4
+    code, out, _ = run("analyze", profile, "--slo", slo)
+    assert code == 0
+    assert "above which itl_s.p99 is missed" in " ".join(out.split())
+    assert "Nothing" not in out.split("Headroom")[0]
+    path = Path(profile)
+    path.write_text(PROFILE.replace("itl_s.p99 = 0.12", "itl_s.p99 = 0.065"))
+    stable = ("check", profile, "--accept", "timing", "--require", "load.headroom >= 0")
+    code, out, _ = run(*stable)
+    assert (code, "itl_s.p99 of [slo] is missed" in " ".join(out.split())) == (0, True)
+    assert "is missed" not in run(*stable, "--require", "goodput.rate_rps >= 0.1")[1]
+
+
+def test_what_is_only_known_from_below_is_said_so(run: Run, profile: str) -> None:
+    """Objectives so loose that the closed forms end, near saturation, before one is missed."""
+    found = document(run, "analyze", profile, "--slo", "ttft_s.p95 <= 1 h", "--slo", "itl_s.p99 <= 1 h")
+    assert found["goodput"]["rate_rps"] is None
+    assert 4 < found["goodput"]["at_least_rps"] < found["load"]["sustainable_rps"]
+    args = ("check", profile, "--accept", "timing", "--require")
+    Path(profile).write_text(PROFILE.replace("300 ms", "1 h").replace("0.12", "3600"))
+    assert run(*args, "goodput.at_least_rps >= 4")[0] == 0
+
+
+def test_a_percentile_in_a_gap_passes_no_gate_inside_it(run: Run, tmp_path: Path) -> None:
+    """Of 199 gaps of an answer, those in which another's 3,000-token prompt is computed last 192 ms, others 12."""
+    path = tmp_path / "gap.toml"
+    path.write_text(
+        'schema = 1\nname = "gap"\ngpu = { memory_tokens = 200_000 }\ntiming = { d0 = "12 ms", d2 = "60 us" }\n'
+        'classes = [{ name = "a", input = 3000, decode = 200, rate = 0.68 }]\n'
+    )
+    low, high = document(run, "analyze", str(path))["latency"]["itl_s"]["p99_range"]
+    assert (low, high) == (pytest.approx(0.012), pytest.approx(0.192, rel=0.01))
+    check = ("check", str(path), "--accept", "timing", "--require")
+    for bound, code in ((0.9 * high, 1), (1.1 * high, 0)):
+        found, *_ = run(*check, f"latency.itl_s.p99 <= {bound:.5f}")
+        assert found == code
+    assert "anywhere from" in run(*check, "latency.itl_s.p99 <= 100 ms")[1]
+    assert run(*check, f"latency.itl_s.p99 >= {1.1 * low:.5f}")[0] == 1
 
 
 def test_a_simulation_counts_who_is_served_within_them(run: Run, profile: str) -> None:
@@ -179,7 +223,7 @@ def test_profiles_with_other_objectives_are_not_compared(run: Run, profile: str,
     other.write_text(PROFILE.replace("300 ms", "200 ms"))
     code, _, error = run("size", profile, str(other))
     assert code == 2
-    assert "differ in [slo]" in error
+    assert "differ in ttft_s.p95 of [slo]" in error
 
 
 def test_json_has_no_more_than_the_contract(run: Run, profile: str) -> None:

@@ -219,6 +219,37 @@ def test_a_sweep_killed_ten_times_ends_as_one_left_alone(profile: Path, tmp_path
     assert part.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.nightly)])
+def test_a_parallel_simulated_sweep_killed_at_random_moments_ends_as_one_left_alone(
+    profile: Path, tmp_path: Path, kills: int
+) -> None:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["kvplan.cli.app", "kvplan.sweeps.worker"])
+    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
+    # batches of 80 points, and each call that is killed leaves one at least and nine at most
+    points = 80 * 10 * (kills + 1)
+    options = ["--vary", f"gpu.memory_tokens=100:90k:{points}", "--simulate", "--policy", "greedy"]
+    options += ["--requests", "100"]
+    command = ["sweep", str(profile), *options, "--resume", "--workers", "2", "-o", str(part)]
+    rng, sizes = random.Random(7), [0]
+    for _ in range(kills):
+        process = context.Process(target=main, args=(command,))
+        process.start()
+        deadline = time.monotonic() + 60
+        while (part.stat().st_size if part.exists() else 0) <= sizes[-1]:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.1))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        sizes.append(part.stat().st_size)
+    assert main(command) == 0
+    assert run(profile, *options, "--executor", "serial", "-o", whole) == 0
+    assert sizes[-1] < whole.stat().st_size  # else nothing is left for the last
+    assert part.read_bytes() == whole.read_bytes()
+
+
 def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     options = ["--vary", "gpu.memory_tokens=100:90k:40000", "--columns", "rate_cap.*", "--workers", "2"]

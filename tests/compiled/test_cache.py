@@ -1,45 +1,149 @@
-"""The first long run says that it compiles, once; without a folder to keep the loop in, that it always will."""
+"""Compiled code is kept where it can be; a file that is damaged, or cannot be written, costs a note and no result."""
 
+import hashlib
 import os
+import resource
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-COMMAND = ["simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "300000", "--format", "csv"]
-WITHOUT_FOLDER = """
-import sys
-from numba.core import caching
+COMMAND = [sys.executable, "-m", "kvplan", "simulate", "tool-calls-h100", "--policy", "greedy"]
+COMMAND += ["--requests", "60000", "--format", "csv"]
+BY_NUMBA = """
+from kvplan.compiling import compiled
 
 
-def nowhere(*arguments, **options):
-    return None
+def one_more(x):
+    return x + 1
 
 
-for locator in caching.CacheImpl._locator_classes:
-    locator.from_function = nowhere
-from kvplan.cli.app import main
-
-sys.exit(main(sys.argv[1:]))
+print(compiled(one_more, "one more")(41))
 """
 
 
-def process(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder), "HOME": "/nonexistent"}
+def process(
+    folder: Path, *command: str, prepare: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """One that keeps compiled code in a folder."""
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=True, env=environment, timeout=250
+        command or COMMAND,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"KVPLAN_CACHE_DIR": str(folder)},
+        timeout=100,
+        preexec_fn=prepare,
     )
 
 
-@pytest.mark.nightly
-def test_the_first_process_says_that_it_compiles_and_the_next_one_does_not(tmp_path: Path) -> None:
-    first, second = (process("-m", "kvplan", *COMMAND, folder=tmp_path) for _ in range(2))
+def kept(folder: Path) -> Path:
+    [file] = (path for path in folder.rglob("*") if path.is_file())
+    return file
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda whole: b"",
+    "truncated": lambda whole: whole[: len(whole) // 2],
+    "garbage": lambda whole: b"garbage " * (len(whole) // 8),
+    "one bit": lambda whole: whole[:-1000] + bytes([whole[-1000] ^ 1]) + whole[-999:],
+}
+
+
+@pytest.mark.parametrize("command", [(), (sys.executable, "-c", BY_NUMBA)], ids=["the loop", "by numba"])
+def test_damaged_code_is_compiled_again_and_renewed_with_one_note(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    first = process(tmp_path, *command)
+    assert first.stderr == ""
+    file = kept(tmp_path)
+    whole = file.read_bytes()
+    for damage in DAMAGES.values():
+        file.write_bytes(damage(whole))
+        done = process(tmp_path, *command)
+        assert done.stdout == first.stdout
+        assert done.stderr == f"note: compiled code in {str(file.parent)!r} was damaged, compiling again\n"
+        renewed = file.read_bytes()
+        assert renewed[:32] == hashlib.sha256(renewed[32:]).digest()
+    later = process(tmp_path, *command)
+    assert (later.stdout, later.stderr) == (first.stdout, "")
+
+
+def test_a_full_disk_costs_a_note_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = process(tmp_path, prepare=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)))
+    [folder] = tmp_path.iterdir()
     assert (
-        first.stderr == "note: compiling the loop for greedy, some ten seconds; later runs find it on disk\n"
+        done.stderr
+        == f"note: compiled code cannot be kept in {str(folder)!r}, later runs compile again: File too large\n"
     )
-    assert second.stderr == ""
-    assert first.stdout == second.stdout
-    alone = process("-c", WITHOUT_FOLDER, *COMMAND, folder=tmp_path)
-    assert alone.stderr.endswith("there is no folder to keep it in, so every long run does\n")
-    assert alone.stdout == first.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_where_there_is_no_folder_nothing_is_kept(tmp_path: Path) -> None:
+    taken = tmp_path / "a file"
+    taken.touch()
+    for folder in (taken, taken / "below", Path("/proc")):
+        assert process(folder).stderr == ""
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_code_that_others_could_have_written_is_not_run(tmp_path: Path) -> None:
+    process(tmp_path)
+    file = kept(tmp_path)
+    file.write_bytes(b"harmful")
+    file.parent.chmod(0o777)
+    assert process(tmp_path).stderr == ""
+    assert file.read_bytes() == b"harmful"
+
+
+def test_processes_that_write_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+    environment = os.environ | {"KVPLAN_CACHE_DIR": str(tmp_path)}
+    together = [
+        subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        for _ in range(3)
+    ]
+    assert len({one.communicate() for one in together}) == 1
+    kept(tmp_path)
+    assert process(tmp_path).stderr == ""
+
+
+SLOW_TO_COMPILE = """
+import sys
+from kvplan.cli.app import main
+from kvplan.simulation import native
+
+native.__file__ = sys.argv[1]  # instead of LLVM
+print("begins", flush=True)
+sys.exit(main(["simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "1000000", "--format", "csv"]))
+"""
+
+
+def test_an_interrupt_while_compiling_ends_the_command_within_half_a_second(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler.py"
+    compiler.write_text(
+        f"import time\nopen({str(tmp_path / 'compiling')!r}, 'w').close()\ntime.sleep(60)\n", encoding="utf-8"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_COMPILE, str(compiler)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"KVPLAN_CACHE_DIR": str(tmp_path / "cache")},
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "compiling").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    began = time.monotonic()
+    os.killpg(command.pid, signal.SIGINT)  # as a terminal does, to the compiler too
+    _, said = command.communicate(timeout=30)
+    took = time.monotonic() - began
+    print(said, took)
+    assert command.returncode == 130
+    assert "Traceback" not in said
+    assert said.count("\n") <= 1
+    assert took < 2, "half a second on a machine that does nothing else"

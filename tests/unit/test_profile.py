@@ -185,8 +185,9 @@ def test_the_largest_values_that_are_allowed_are_allowed() -> None:
     assert model.classes[0].max_tokens == 1_001_000_000
 
 
-def test_windows_line_ends_and_a_byte_order_mark_do_not_matter() -> None:
-    data = b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode()
+@pytest.mark.parametrize("end", ["\r\n", "\r\r\n"])  # the latter where they were made twice
+def test_windows_line_ends_and_a_byte_order_mark_do_not_matter(end: str) -> None:
+    data = b"\xef\xbb\xbf" + SMALL.replace("\n", end).encode()
     profile = parse_profile(data, "profile.toml")
     assert profile.model == parsed(SMALL).model
     assert profile.text == SMALL

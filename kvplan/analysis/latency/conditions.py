@@ -14,6 +14,7 @@ from kvplan.analysis.overflow import usage_scale
 from kvplan.model import Prefill, ServingModel, sum_by
 
 _SELDOM = 0.002  # of arrivals that have to wait for memory, or for a sequence to end
+_ALWAYS = 0.99  # what is as good as all
 _MOST_PROMPT_WORK = 0.78
 _MOST_WORK = 0.98  # beyond, excursions last so long that no run would settle
 _FULL = 2e-4  # of iterations with more tokens than the budget
@@ -50,7 +51,11 @@ def waits(model: ServingModel, traffic: Traffic, feedback: Feedback) -> str | No
     """Why requests do not run at once where they stand; None where they do."""
     most = f"above {_percent(_SELDOM)}"
     if (share := _no_memory(model)) > _SELDOM:
-        return f"{_percent(share)} of requests have to wait for memory, {most}"
+        return (
+            "memory is full"
+            if share > _ALWAYS
+            else f"{_percent(share)} of requests have to wait for memory, {most}"
+        )
     if (limit := model.replica.max_num_seqs) is not None:
         running, ratio = traffic.in_flight, feedback.variance_ratio
         # Poisson in steps of the ratio: at least so many where a gamma variable of that shape is below the mean
@@ -110,4 +115,4 @@ def _no_memory(model: ServingModel) -> float:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.3g} %"

@@ -6,12 +6,15 @@ of caches of every size (Mattson, Gecsei, Slutz, Traiger 1970). A tree of sums o
 makes that O(N log N).
 """
 
+import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from kvplan import compiling
 from kvplan.model import FloatArray, IntArray
 
 _COMPILE_FROM = 20_000  # references; below that compiling takes longer than it saves
@@ -141,9 +144,4 @@ def _fill(
 @cache
 def _compiled() -> Callable[..., None]:
     """The same, compiled by numba (a second once, then kept on disk where that is possible)."""
-    import numba
-
-    try:
-        return numba.njit(_fill, cache=True, nogil=True)  # type: ignore[no-any-return]
-    except RuntimeError:  # nowhere to keep it
-        return numba.njit(_fill, nogil=True)  # type: ignore[no-any-return]
+    return compiling.compiled(_fill, inspect.getsource(sys.modules[__name__]))  # type: ignore[no-any-return]

@@ -49,7 +49,8 @@ def fitted_profile(
     """
     found_bursts = bursts(traffic, tuple(classes), base.model)
     about = [*_about(traffic, classes, base, distortion), *arrivals_notes(found_bursts, reference)]
-    part = classes_part(classes, about, _origin(traffic))
+    unexplained = found_bursts is not None and not found_bursts.enough and reference is None
+    part = classes_part(classes, about, _origin(traffic, unexplained))
     if found_bursts is not None and (table := workload_table(found_bursts, reference)):
         part = part._replace(body=f"{table}\n\n{part.body}")
     if (found := traffic.prefixes) is not None and found.curve:
@@ -166,11 +167,14 @@ def hit_note(found: Prefixes, memory_tokens: int) -> str:
     )
 
 
-def _origin(traffic: Traffic) -> Origin:
+def _origin(traffic: Traffic, unexplained: bool) -> Origin:
     begin = _begin(traffic)
     assumed = traffic.prefixes is not None and traffic.prefixes.curve and not traffic.prefixes.hashed
-    basis = Knowledge.ESTIMATED if assumed else Knowledge.MEASURED
-    return Origin(basis, traffic.path.name, None if begin is None else begin.date())
+    basis = Knowledge.ESTIMATED if assumed or unexplained else Knowledge.MEASURED
+    source = (
+        f"{traffic.path.name}, more bursts than cv and schedule explain" if unexplained else traffic.path.name
+    )
+    return Origin(basis, source, None if begin is None else begin.date())
 
 
 def _begin(traffic: Traffic) -> datetime | None:

@@ -14,7 +14,7 @@ GOODPUT = Block(
             formula="largest rate with latency.* at most its bound, for each objective",
             source=_SOURCE,
             unit="requests/s",
-            absent="No objectives are set, or the closed forms end before one is missed.",
+            absent="No objectives are set, or the closed forms end before one is missed: see at_least_rps.",
         ),
         Record(
             "goodput.binding",
@@ -29,6 +29,13 @@ GOODPUT = Block(
             source=_SOURCE,
             absent="There is one, or no objectives are set.",
             kind=Kind.TEXT,
+        ),
+        Record(
+            "goodput.at_least_rps",
+            "Rate up to which all objectives are known to be met: the goodput, or where the closed forms end.",
+            source=_SOURCE,
+            unit="requests/s",
+            absent="No objectives are set, or there is no closed form even at low rates.",
         ),
     ),
 )

@@ -77,7 +77,8 @@ def run_rows(
 ) -> tuple[list[list[Outcome | None]], bool]:
     """Run rows of jobs on all cores, or in so many threads; and whether somebody pressed Ctrl-C.
 
-    The outcomes stand as the jobs do; None for those that had not begun then.
+    The outcomes stand as the jobs do; None for those that had not begun then. One thread is the caller's: nobody hears
+    of progress, and Ctrl-C goes through.
     """
     jobs = [job for row in rows for job in row]
     stop, done = threading.Event(), [0] * len(jobs)
@@ -95,6 +96,9 @@ def run_rows(
         told = partial(announce, jobs[index].policy.name) if announce is not None else None
         return jobs[index].run(watch, told, compile)
 
+    if threads == 1:  # a pool would take longer than a short run
+        outcomes = iter([work(index) for index in range(len(jobs))])
+        return [list(islice(outcomes, len(row))) for row in rows], False
     with ThreadPoolExecutor(max(1, min(len(jobs), threads or os.cpu_count() or 1))) as pool:
         futures = [pool.submit(work, index) for index in range(len(jobs))]
         pending = set(futures)

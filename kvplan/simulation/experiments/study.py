@@ -59,11 +59,13 @@ def study(
     announce: Announce | None = None,
     compile: bool | None = None,
     threads: int | None = None,
+    details: bool = True,
 ) -> Study:
     """Run every policy on every seed, on all cores, and sum up; after Ctrl-C, what was done until then.
 
     A load without chance in it is run once, with the first of the seeds. `compile` is as for
-    `kvplan.simulation.engine.run`, `threads` how many runs go on at once.
+    `kvplan.simulation.engine.run`, `threads` how many runs go on at once; without
+    `details` there are no intervals and no figures of classes.
     """
     load = load.on(model)
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
@@ -95,10 +97,10 @@ def study(
                 name,
                 parameters[name],
                 mine,
-                drawn[0].names,
+                drawn[0].names if details else (),
                 horizon_s=load.horizon_s,
                 saturated=load.is_saturated,
-                by_chance=by_chance,
+                by_chance=by_chance and details,
                 limits=objectives,
             )
             for name, mine in shown.items()

@@ -54,7 +54,10 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, 0.0, *cap_knobs(cap)]), seats=seats, shed_after_s=patience_s
+        knobs=np.array([tokens or UNLIMITED, 0.0, *cap_knobs(cap)]),
+        seats=seats,
+        shed_after_s=patience_s,
+        coasts=cap == NO_CAP,  # else who may not begin now may a little later
     )
     return setup, {
         "cap": None if cap == NO_CAP else cap,

@@ -73,6 +73,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         knobs=np.array([tokens or UNLIMITED]),
         promise=-(-longest // replica.block_tokens),
         seats=seats,
+        coasts=True,
         shed_after_s=patience_s,
     )
     return setup, {"max_new": list(max_new), SHED_AFTER: known(patience_s), SEQUENCES: seats, TOKENS: tokens}

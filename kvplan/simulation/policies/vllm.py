@@ -169,6 +169,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
         capacity_blocks=blocks,
         seats=seats,
+        coasts=True,
         prefix_cache=BLOCKS if caching else NO_CACHE,
         shed_after_s=patience_s,
     )

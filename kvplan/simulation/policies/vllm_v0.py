@@ -87,7 +87,10 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     patience_s = patience(settings)
     blocks = replica.memory_tokens // replica.block_tokens
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]), seats=seats, shed_after_s=patience_s
+        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
+        seats=seats,
+        shed_after_s=patience_s,
+        coasts=True,
     )
     return setup, {"watermark": watermark, SHED_AFTER: known(patience_s), SEQUENCES: seats, TOKENS: tokens}
 

@@ -1,0 +1,112 @@
+"""Iterations in which nothing happens are run in a stretch: to the last bit as one by one."""
+
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.gaps import Lognormal
+from kvplan.model.lengths import Lengths
+from kvplan.model.sessions import Sessions
+from kvplan.simulation import coasting, engine
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests, closed, poisson
+from kvplan.simulation.sessions import stream_of_sessions
+
+COASTING = ("greedy", "vllm", "vllm-v0", "trtllm-no-evict", "sarathi")
+CHAT = Sessions(
+    first=Lengths.uniform(50, 400),
+    user=Lengths.uniform(5, 60),
+    decode=Lengths.uniform(2, 90),
+    turns=Lengths.uniform(2, 6),
+    think=Lognormal(2.0, 1.0),
+)
+
+
+def same(one: object, other: object) -> bool:
+    """Bit by bit."""
+    if is_dataclass(one):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    if isinstance(one, np.ndarray):
+        return one.tobytes() == np.asarray(other).tobytes()
+    return one == other
+
+
+@given(
+    policy=st.sampled_from(COASTING),
+    kind=st.sampled_from(["open", "closed", "sessions"]),
+    seed=st.integers(0, 1000),
+    memory=st.integers(500, 6000),
+    block=st.sampled_from([1, 16]),
+    seats=st.sampled_from([None, 4]),
+    budget=st.sampled_from([None, 64]),
+    rate=st.floats(0.1, 5.0),
+    horizon_s=st.sampled_from([None, 20.0]),
+    patience_s=st.sampled_from([None, 1.0]),
+)
+def test_a_stretch_is_what_its_iterations_are_one_by_one(
+    policy: str,
+    kind: str,
+    seed: int,
+    memory: int,
+    block: int,
+    seats: int | None,
+    budget: int | None,
+    rate: float,
+    horizon_s: float | None,
+    patience_s: float | None,
+) -> None:
+    replica = Replica(memory, block_tokens=block, max_num_seqs=seats, max_num_batched_tokens=budget)
+    timing = Timing(0.01, d1=1e-6, d2=8e-5, d4=1e-3, d5=1e-5, knee_tokens=20)
+    model = ServingModel((RequestClass("a", 100, (2, 150), (1.0, 1.0), rate),), timing, replica)
+    rng = np.random.default_rng(seed)
+    requests: Requests
+    if kind == "sessions":
+        requests = stream_of_sessions([CHAT], [rate / 5], rng, requests=40, horizon_s=None)
+    elif kind == "closed":
+        requests = closed(model, rng, clients=5, requests=40)
+    else:
+        requests = poisson(model, rng, requests=40, horizon_s=None)
+    given = {"shed_after": (patience_s,)} if patience_s is not None and policy != "greedy" else {}
+    setup, _ = POLICIES[policy].prepare(Scenario(model, Plan(), requests, ("a",)), Settings(policy, given))
+    assert setup.coasts
+    stretches, iterations = (
+        engine.run(
+            POLICIES[policy].form_batch,
+            requests,
+            timing,
+            replica,
+            setup._replace(coasts=coasts),
+            request_overhead_s=0.01,
+            horizon_s=horizon_s,
+            compile=False,
+        )
+        for coasts in (True, False)
+    )
+    assert same(stretches, iterations)
+
+
+def test_most_iterations_of_a_quiet_run_are_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing would be compared above: a request alone has one iteration of its own, and 98 in a stretch."""
+    steps = []
+
+    def counted(s: engine.State, limit: int, patience: int) -> None:
+        before = int(s.counter[engine.ITERATIONS])
+        coasting.coast(s, limit, patience)
+        steps.append(int(s.counter[engine.ITERATIONS]) - before)
+
+    policy = POLICIES["vllm"]
+    monkeypatch.setattr(engine, "coast", counted)
+    engine.bound.cache_clear()
+    lone = Requests(np.array([0.0]), np.array([50]), np.array([100]), np.array([0]))
+    model = ServingModel((RequestClass("a", 50, (100,), (1.0,), 1.0),), Timing(1.0), Replica(1000))
+    setup, _ = policy.prepare(Scenario(model, Plan(), lone, ("a",)), Settings("vllm", {}))
+    try:
+        outcome = engine.run(policy.form_batch, lone, model.timing, model.replica, setup, compile=False)
+    finally:
+        engine.bound.cache_clear()
+    assert (outcome.iterations, sum(steps)) == (100, 98)
