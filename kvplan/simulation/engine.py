@@ -22,6 +22,7 @@ from kvplan import compiling
 from kvplan.model import IntArray, Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
+    context_read,
     finish_iteration,
     give_up_after,
     more_to_come,
@@ -34,7 +35,9 @@ from kvplan.simulation.outcome import Ending, Found, Outcome, Series
 from kvplan.simulation.prefix_cache import cached_tokens, caches
 from kvplan.simulation.recording import record
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
+    ALL,
     ARRIVAL,
     BATCH_PEAK,
     BIN,
@@ -45,16 +48,12 @@ from kvplan.simulation.state import (
     COMPLETED,
     COMPUTED,
     EVICTED,
-    EVICTIONS,
-    FINISH,
-    FIRST_TOKEN,
     GAP_SUM,
-    GIVEN_UP,
     GONE,
     HELD,
-    HIT,
     HORIZON,
     ITERATIONS,
+    JOINED,
     KV_BINS,
     KV_SUM,
     LAST_COMPLETION,
@@ -71,36 +70,39 @@ from kvplan.simulation.state import (
     OVERHEAD,
     PARTLY,
     PEAK,
-    PLACE,
     PROMPTS,
     PROMPTS_PEAK,
     QUEUE_PEAK,
     QUEUES,
     RECOMPUTED,
     RECORDED,
-    RECOVERED,
+    RELEASED,
     RESIDENT,
+    ROWLESS,
     RUNS,
     SEQUENCE,
     SHED_AFTER,
-    STAGES,
     STRIDE,
     STUCK,
     WAITING,
     WEIGHT,
     Extended,
+    Layered,
     Setup,
     State,
     extended,
+    layered,
+    most_stages,
     new_state,
 )
 
-GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK = range(4)
+GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS = range(5)
 _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
+_ROWS = 1 << 14  # requests that have a row at first, and more when they run out
 _PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 FormBatch = Callable[[State], None]
@@ -116,7 +118,9 @@ def loop(s: State, limit: int, patience: int) -> int:
     c, clock = s.counter, s.clock
     while c[ITERATIONS] < limit:
         release(s)
-        if c[COMPLETED] + c[GONE] == s.time.shape[0]:
+        if c[JOINED] == c[RELEASED] and c[ROWLESS] > 0:
+            return LACKS_ROWS
+        if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
             if not s.fixed[MORE_LATER]:
                 return FINISHED
             clock[NOW] = clock[HORIZON]
@@ -135,7 +139,7 @@ def loop(s: State, limit: int, patience: int) -> int:
                 tokens += s.group[group, WEIGHT]
                 requests += s.list[s.fixed[QUEUES] + group, LENGTH]
         if requests == 0:
-            if c[COMPLETED] + c[GONE] == s.time.shape[0]:
+            if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
                 continue
             if not more_to_come(s):
                 return LIVELOCK
@@ -145,7 +149,8 @@ def loop(s: State, limit: int, patience: int) -> int:
                 return OUT_OF_TIME
             clock[NOW] = max(clock[NOW], s.time[coming, ARRIVAL])
             continue
-        tau = iteration_time(s.timing, tokens, c[PROMPTS], requests)
+        context = context_read(s) if layered(s) else float(tokens)
+        tau = iteration_time(s.timing, context, c[PROMPTS], requests)
         now = clock[NOW] + tau
         if now > clock[HORIZON]:
             clock[NOW] = clock[HORIZON]
@@ -214,8 +219,8 @@ def compiled(
             if code is None:
                 from kvplan.simulation.translate import translated
 
-                state = Extended if kind == Extended.__name__ else State
-                text = translated(bound(policy), state, {extended: state is Extended})
+                known = {extended: kind == Extended.__name__, layered: kind == Layered.__name__}
+                text = translated(bound(policy), State, known)
                 code = native.object_code(text, goes_on)
                 if code is None:
                     raise _StopError
@@ -283,9 +288,10 @@ def run(
         raise ValueError("a closed loop has no turns beside it")
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
-    state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s)
+    rows = Rows(requests, setup, replica, _ROWS)
+    state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size)
     kind = type(state).__name__
-    longest = int(state.request[:, STAGES].max(initial=1) + requests.input_tokens.max(initial=1))
+    longest = most_stages(requests, setup, replica.prefill) + int(requests.input_tokens.max(initial=1))
 
     def goes_on() -> bool:
         return watch is None or watch(int(state.counter[COMPLETED]))
@@ -299,24 +305,27 @@ def run(
         try:
             step = compiled(policy, kind, goes_on) if fast else bound(policy)
         except _StopError:
-            return _outcome(state, Ending.INTERRUPTED)
+            return _outcome(state, rows, Ending.INTERRUPTED)
         code = step(state, int(state.counter[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
-        if code != GOES_ON:
-            return _outcome(state, _ENDINGS[code])
+        if code in _ENDINGS:
+            return _outcome(state, rows, _ENDINGS[code])
+        if code == LACKS_ROWS:
+            state = rows.refilled(state)
         if not goes_on():
-            return _outcome(state, Ending.INTERRUPTED)
+            return _outcome(state, rows, Ending.INTERRUPTED)
 
 
-def _outcome(s: State, ending: Ending) -> Outcome:
+def _outcome(s: State, rows: Rows, ending: Ending) -> Outcome:
     c = s.counter
-    rows = s.record[: int(c[RECORDED])]
-    clock, busy = rows[:, :2].T
-    kv, waiting, running, evictions, completions, cached = rows[:, 2:].T.astype(np.int64)
+    rows.keep(s)
+    records = s.record[: int(c[RECORDED])]
+    clock, busy = records[:, :2].T
+    kv, waiting, running, evictions, completions, cached = records[:, 2:].T.astype(np.int64)
     return Outcome(
-        arrival_s=s.time[:, ARRIVAL],
-        first_token_s=s.time[:, FIRST_TOKEN],
-        finish_s=np.where(s.time[:, FINISH] < 0, math.nan, s.time[:, FINISH]),
-        evictions=s.request[:, EVICTIONS],
+        arrival_s=rows.requests.arrival_s if rows.requests.is_open else s.time[:, ARRIVAL].copy(),
+        first_token_s=rows.first_token_s,
+        finish_s=rows.finish_s,
+        evictions=rows.evictions,
         ending=ending,
         end_s=float(s.clock[NOW]),
         iterations=int(c[ITERATIONS]),
@@ -336,16 +345,16 @@ def _outcome(s: State, ending: Ending) -> Outcome:
         batch_peak=int(c[BATCH_PEAK]),
         overflows=int(c[OVERFLOWS]),
         request_overhead_s=float(s.clock[OVERHEAD]),
-        shed=s.request[:, PLACE] == GIVEN_UP,
-        found=_found(s, cached) if caches(s) else None,
+        shed=rows.shed,
+        found=_found(s, rows, cached) if caches(s) else None,
         series=Series(int(c[STRIDE]), clock, kv, waiting, running, evictions, completions, busy),
     )
 
 
-def _found(s: State, cached: IntArray) -> Found:
+def _found(s: State, rows: Rows, cached: IntArray) -> Found:
     return Found(
-        hit_tokens=s.request[:, HIT],
-        recovered_tokens=s.request[:, RECOVERED],
+        hit_tokens=rows.hit_tokens,
+        recovered_tokens=rows.recovered_tokens,
         looked_up_tokens=int(s.counter[LOOKED_UP]),
         looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
         cached_sum=float(s.clock[CACHED_SUM]),

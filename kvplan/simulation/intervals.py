@@ -20,6 +20,7 @@ P. Heidelberger, P. A. W. Lewis, "Quantile estimation in dependent sequences", O
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,13 +126,18 @@ def batch_edges(n: int) -> IntArray:
     return np.arange(BATCHES + 1) * n // BATCHES
 
 
-def _batch_half_width(values: NDArray[np.float64 | np.bool_]) -> float:
-    """Half the interval of the mean of at least `BATCHES` values in order of time."""
-    edges = batch_edges(values.size)
-    sums = np.add.reduceat(values, edges[:-1], dtype=np.float64)
-    half_width = ratio_half_width(sums, np.diff(edges).astype(np.float64))
+def _batch_half_width(sums: FloatArray, size: int) -> float:
+    """Half the interval of the mean of at least `BATCHES` values in order of time, from the sums of batches."""
+    half_width = ratio_half_width(sums, np.diff(batch_edges(size)).astype(np.float64))
     assert half_width is not None
     return half_width
+
+
+def _share_half_width(below: NDArray[np.bool_]) -> float:
+    """Half the interval of the share of those."""
+    edges = batch_edges(below.size).tolist()
+    sums = [np.count_nonzero(below[start:stop]) for start, stop in pairwise(edges)]
+    return _batch_half_width(np.array(sums, dtype=np.float64), below.size)
 
 
 def mean_half_width(values: FloatArray) -> float | None:
@@ -140,7 +146,9 @@ def mean_half_width(values: FloatArray) -> float | None:
     >>> mean_half_width(np.full(200, 3.0)), mean_half_width(np.full(199, 3.0))
     (0.0, None)
     """
-    return None if values.size < BATCHES * _MIN_BATCH else _batch_half_width(values)
+    if values.size < BATCHES * _MIN_BATCH:
+        return None
+    return _batch_half_width(np.add.reduceat(values, batch_edges(values.size)[:-1]), values.size)
 
 
 def quantile_interval(
@@ -176,7 +184,7 @@ def quantile_interval(
     if values.size < BATCHES * _MIN_BATCH:
         return None
     middle = quantile(share)
-    margin = max(_batch_half_width(values < middle), _batch_half_width(values <= middle), 1 / values.size)
+    margin = max(_share_half_width(values < middle), _share_half_width(values <= middle), 1 / values.size)
     if share - margin < 0 or share + margin > 1:
         return None
     low, high = quantile(share - margin), quantile(share + margin)

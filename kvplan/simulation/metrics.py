@@ -209,12 +209,13 @@ def policy_result(
     >>> result.status, result.ci95["e2e_s.mean"]
     (<RunStatus.STEADY: 'steady'>, None)
     """
-    views = [_Run(requests, outcome, horizon_s, limits or {}) for requests, outcome in runs]
+    alone = by_chance and len(runs) == 1
+    views = [_Run(*run, horizon_s, limits or {}, len(class_names), alone) for run in runs]
     per_run = [view.figures() for view in views]
     figures = _mean_over_runs(per_run)
     intervals: Intervals = dict.fromkeys(figures)
     if by_chance:
-        intervals = views[0].intervals(figures) if len(runs) == 1 else _intervals_over_runs(per_run)
+        intervals = views[0].intervals(figures) if alone else _intervals_over_runs(per_run)
         if saturated:
             intervals |= {key: None for key in intervals if key.startswith(_AS_LONG_AS_THE_RUN)}
     return PolicyResult(
@@ -224,7 +225,7 @@ def policy_result(
         status=_status([outcome for _, outcome in runs], saturated=saturated),
         ci95=intervals,
         classes=tuple(
-            ClassResult(name, **_fields(_mean_over_runs([view.class_figures(index) for view in views])))
+            ClassResult(name, **_fields(_mean_over_runs([view.classes[index] for view in views])))
             for index, name in enumerate(class_names)
         ),
     )
@@ -282,6 +283,8 @@ def queue_over_time(outcome: Outcome) -> tuple[FloatArray, IntArray]:
     even = np.linspace(0.0, outcome.end_s, _EVEN_TIMES + 1)
     last = np.searchsorted(series.time_s, even, side="right")
     unseen = (last[1:] == last[:-1]) & (even[1:] > 0)  # since the even time before, and up to this one
+    if not unseen.any():
+        return series.time_s, series.waiting
     time_s, before = even[1:][unseen], last[1:][unseen] - 1
     stayed_s = outcome.arrival_s if outcome.shed is None else outcome.arrival_s[~outcome.shed]
     arrived, done = (
@@ -359,15 +362,31 @@ class _Sample:
         return {f"{name}.mean": around(self.mean, mean_half_width(self.values)), **percentiles}
 
 
-def _latencies(requests: Requests, outcome: Outcome) -> dict[str, FloatArray]:
-    """TTFT, TPOT and E2E of every request, each of shape (n_requests,), seconds; NaN where not counted."""
+def _some(values: Any, which: NDArray[np.bool_]) -> Any:
+    """Those, in order; where it is all of them, no copy."""
+    return values if which.all() else values[which]
+
+
+def _ttft_s(requests: Requests, outcome: Outcome) -> FloatArray:
+    """Of every request, shape (n_requests,), seconds; NaN where not counted. So with the following ones."""
+    values = outcome.ttft_s
+    values[np.isnan(outcome.finish_s)] = np.nan
+    return values
+
+
+def _tpot_s(requests: Requests, outcome: Outcome) -> FloatArray:
     later_tokens = requests.decode_tokens - 1
-    decoding_s = outcome.finish_s - outcome.first_token_s
-    return {
-        "ttft_s": np.where(np.isnan(outcome.finish_s), np.nan, outcome.ttft_s),
-        "tpot_s": np.where(later_tokens > 0, decoding_s / np.maximum(later_tokens, 1), np.nan),
-        "e2e_s": outcome.e2e_s,
-    }
+    values = outcome.finish_s - outcome.first_token_s
+    values /= np.maximum(later_tokens, 1)
+    values[later_tokens <= 0] = np.nan
+    return values
+
+
+def _e2e_s(requests: Requests, outcome: Outcome) -> FloatArray:
+    return outcome.e2e_s
+
+
+_PER_REQUEST = {"ttft_s": _ttft_s, "tpot_s": _tpot_s, "e2e_s": _e2e_s}
 
 
 def _found(run: Outcome) -> Figures:
@@ -403,21 +422,51 @@ def _between_tokens(run: Outcome) -> Figures:
 
 @dataclass(frozen=True)
 class _Run:
+    """A run, of which one array of a figure for each request is held at a time."""
+
     requests: Requests
     outcome: Outcome
     horizon_s: float | None
     limits: Mapping[str, float]
+    class_count: int
+    alone: bool  # its intervals are from its own batches
 
     @cached_property
-    def latencies(self) -> dict[str, FloatArray]:
-        return _latencies(self.requests, self.outcome)
+    def latencies(self) -> tuple[Figures, Intervals, list[Figures]]:
+        """Of all requests; their intervals, where they are wanted; and of each class."""
+        figures: Figures = {}
+        intervals: Intervals = {}
+        classes: list[Figures] = [{} for _ in range(self.class_count)]
+        for name, of in _PER_REQUEST.items():
+            values = of(self.requests, self.outcome)
+            counted = ~np.isnan(values)
+            # in order of arrival, which turns of sessions do not stand in
+            order = self.order if self.requests.turns is not None else slice(None)
+            sample = _Sample(_some(values[order], counted[order]))
+            figures |= sample.figures(name)
+            if self.alone and self.outcome.ending is not Ending.LIVELOCK:
+                intervals |= sample.intervals(name)
+            for index, found in enumerate(classes):
+                members = self.requests.class_index == index
+                same = self.requests.turns is None and members.all()
+                found |= (sample if same else _Sample(values[members & counted])).figures(name)
+        return figures, intervals, classes
 
     @cached_property
-    def samples(self) -> dict[str, _Sample]:
-        """In order of arrival, which turns of sessions do not stand in."""
-        order = slice(None) if self.requests.turns is None else np.argsort(self.outcome.arrival_s)
-        ordered = {name: values[order] for name, values in self.latencies.items()}
-        return {name: _Sample(values[~np.isnan(values)]) for name, values in ordered.items()}
+    def classes(self) -> list[Figures]:
+        """Figures of each class."""
+        return [
+            {
+                "completed": int(np.count_nonzero((self.requests.class_index == index) & self.finished)),
+                **figures,
+            }
+            for index, figures in enumerate(self.latencies[2])
+        ]
+
+    @cached_property
+    def order(self) -> IntArray:
+        """Of arrival."""
+        return np.argsort(self.outcome.arrival_s, kind="stable")
 
     @cached_property
     def finished(self) -> NDArray[np.bool_]:
@@ -447,7 +496,9 @@ class _Run:
             "makespan_s": run.end_s,
             "iterations": run.iterations,
             "throughput_rps": _ratio(self.completed, self.span_s),
-            "decode_tokens_per_s": _ratio(int(self.requests.decode_tokens[self.finished].sum()), self.span_s),
+            "decode_tokens_per_s": _ratio(
+                int(_some(self.requests.decode_tokens, self.finished).sum()), self.span_s
+            ),
             "throughput_per_iteration": _ratio(self.completed, run.iterations),
             "evictions": evictions,
             "evictions_per_iteration": _ratio(evictions, run.iterations),
@@ -462,8 +513,10 @@ class _Run:
             **_found(run),
             "iteration_time_s": _ratio(run.busy_s, run.iterations),
         }
+        between, latencies = _between_tokens(run), self.latencies[0]
         for name in LATENCIES:
-            figures |= _between_tokens(run) if name == "itl_s" else self.samples[name].figures(name)
+            known = between if name == "itl_s" else latencies
+            figures |= {key: value for key, value in known.items() if key.startswith(name)}
         return {**figures, "goodput_rps": self.goodput_rps}
 
     @cached_property
@@ -471,21 +524,13 @@ class _Run:
         """Which completed requests were served within all limits; one without a figure does not exceed it."""
         good = self.finished.copy()
         for name, limit in self.limits.items():
-            good &= ~(self.latencies[name] > limit)
+            good &= ~(_PER_REQUEST[name](self.requests, self.outcome) > limit)
         return good
 
     @property
     def goodput_rps(self) -> float | None:
         """Requests within all limits, a second; None where there are no limits."""
         return _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limits else None
-
-    def class_figures(self, index: int) -> Figures:
-        members = self.requests.class_index == index
-        counted = {name: members & ~np.isnan(values) for name, values in self.latencies.items()}
-        figures: Figures = {"completed": int(np.count_nonzero(members & self.finished))}
-        for name, values in self.latencies.items():
-            figures |= _Sample(values[counted[name]]).figures(name)
-        return figures
 
     @cached_property
     def kv_counts(self) -> IntArray:
@@ -508,8 +553,7 @@ class _Run:
                 known["kv_tokens.p99"] = quantile_interval(
                     self.outcome.series.kv_tokens, QUANTILES["p99"], self.kv_quantile
                 )
-            for name, sample in self.samples.items():
-                known |= sample.intervals(name)
+            known |= self.latencies[1]
             known["itl_s.mean"] = around(figures["itl_s.mean"], self.half_width_between_tokens())
         return {key: known.get(key) for key in figures}
 
@@ -539,13 +583,13 @@ class _Run:
 
     def half_width_between_tokens(self) -> float | None:
         """Half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
-        order = np.argsort(self.outcome.arrival_s, kind="stable")
-        order = order[self.finished[order]]
-        if order.size < _MIN_RECORDS:
+        if self.completed < _MIN_RECORDS:
             return None
-        first = batch_edges(order.size)[:-1]
-        passed = (self.outcome.finish_s - self.outcome.first_token_s)[order]
-        gaps = (self.requests.decode_tokens - 1)[order].astype(np.float64)
+        order = slice(None) if self.requests.turns is None else self.order
+        finished = self.finished[order]
+        first = batch_edges(self.completed)[:-1]
+        passed = _some((self.outcome.finish_s - self.outcome.first_token_s)[order], finished)
+        gaps = _some((self.requests.decode_tokens - 1)[order], finished).astype(np.float64)
         return ratio_half_width(np.add.reduceat(passed, first), np.add.reduceat(gaps, first))
 
     def batches(self) -> dict[str, FloatArray]:
@@ -554,15 +598,17 @@ class _Run:
         edges = batch_edges(series.time_s.size)
         last = edges[1:] - 1
         records = np.diff(edges).astype(np.float64)
-        batch_of = np.searchsorted(series.time_s[last], self.outcome.finish_s[self.finished])
-        tokens = self.requests.decode_tokens[self.finished]
+        batch_of = np.searchsorted(series.time_s[last], _some(self.outcome.finish_s, self.finished))
+        tokens = _some(self.requests.decode_tokens, self.finished)
         return {
             "records": records,
             "time_s": np.diff(series.time_s[last], prepend=0.0),
             "iterations": series.stride * records,
             "busy_s": np.diff(series.busy_s[last], prepend=0.0),
             "completed": np.diff(series.completions[last], prepend=0).astype(np.float64),
-            "good": np.bincount(batch_of, weights=self.good[self.finished], minlength=last.size)[: last.size],
+            "good": np.bincount(batch_of, weights=_some(self.good, self.finished), minlength=last.size)[
+                : last.size
+            ],
             "evictions": np.diff(series.evictions[last], prepend=0).astype(np.float64),
             "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],
             "kv_tokens": np.add.reduceat(series.kv_tokens, edges[:-1], dtype=np.float64),

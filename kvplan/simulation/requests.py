@@ -48,6 +48,21 @@ class Requests:
     prefixes: Prefixes | None = None
     turns: Turns | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether all come at times of their own, whatever happens to others."""
+        return self.clients is None and self.turns is None
+
+    def part(self, start: int, stop: int) -> "Requests":
+        """Some in a row, of those that have nothing to do with each other."""
+        return replace(
+            self,
+            arrival_s=self.arrival_s[start:stop],
+            input_tokens=self.input_tokens[start:stop],
+            decode_tokens=self.decode_tokens[start:stop],
+            class_index=self.class_index[start:stop],
+        )
+
 
 def poisson(
     model: ServingModel, rng: np.random.Generator, *, requests: int | None, horizon_s: float | None

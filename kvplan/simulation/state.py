@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
@@ -57,6 +58,7 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
     TO_COME,  # requests whose arrival another one has fixed
+    ROWLESS,  # requests that come after those that have a row of their own
     SHED,
     GONE,  # these, and those that therefore never come
     FREE,  # blocks in the queue of free ones; this and what follows: of a prefix cache
@@ -68,7 +70,7 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     ROWS,  # of a radix tree: those of its nodes that have been used
     SPARE,  # one that is free again
     _COUNTERS,
-) = range(39)
+) = range(40)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
@@ -90,7 +92,8 @@ NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, LAST_RUN 
     CACHES,
     KV_BINS,
     COASTS,
-) = range(13)
+    ALL,  # requests
+) = range(14)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -115,11 +118,18 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     DUE_BEFORE,  # neighbours among those due at the same tick
     DUE_AFTER,
     PROMISE,  # while it is resident: blocks or tokens, as the policy counts
+    _PLAIN_REQUEST_COLUMNS,
+) = range(18)
+
+# Further columns, of policies that look ahead or rank.
+(
     EXPECTED,  # stages that the policy expects of it
     BELOW,  # neighbours in the pile of a rank
     ABOVE,
     _REQUEST_COLUMNS,
-) = range(21)
+) = range(_PLAIN_REQUEST_COLUMNS, _PLAIN_REQUEST_COLUMNS + 4)
+
+HOLDS = EXPECTED  # where layers keep KV of several kinds: blocks of it
 
 # Further columns, of runs in which requests follow each other or are cached.
 (
@@ -157,6 +167,8 @@ TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or N
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
+FILLED, PASSED = range(2)  # columns of `State.blocks`
+
 COUNT, TOP = range(2)  # columns of `State.rank`
 
 # Columns of `State.group`.
@@ -191,11 +203,12 @@ class State(NamedTuple):
         GAP_SUM: all times between two tokens of a request (seconds), LAST_RUN: the clock when each group last ran.
     counter : ndarray of int64
         Counters.
-    time : ndarray, shape (n_requests, 3 or 5), seconds
+    time : ndarray, shape (n_rows, 3 or 5), seconds
         ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. While a request that has emitted tokens is out of
         its group, FINISH is minus the time of its last token. Where requests follow each other, THINK, and COMING_S of
         the one that stands at this place of the heap of those to come.
-    request : ndarray of int64, shape (n_requests, n_columns)
+    request : ndarray of int64, shape (n_rows, n_columns)
+        A row for each request, or for those under way and some that come next, see `kvplan.simulation.rows`.
     list : ndarray of int64, shape (n_lists, 3)
         HEAD, TAIL, LENGTH of queues, groups and lists of parked requests.
     group : ndarray of int64, shape (n_groups, n_columns)
@@ -214,6 +227,11 @@ class State(NamedTuple):
         completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
     stream : ndarray of int64, shape (n_streams, n_columns)
         Of a radix tree its nodes too.
+    blocks : ndarray of int64, shape (n_tokens, 2)
+        Where layers keep KV of several kinds: FILLED once there are slots for so many tokens, and PASSED once so many
+        are computed; the difference is held.
+    context : ndarray of float64, shape (n_tokens,)
+        There, what a request of so many tokens reads.
     """
 
     timing: FloatArray
@@ -232,6 +250,8 @@ class State(NamedTuple):
     histogram: IntArray
     record: FloatArray
     stream: IntArray
+    blocks: IntArray
+    context: FloatArray
 
 
 class Extended(State):
@@ -244,6 +264,15 @@ class Extended(State):
 def extended(s: State) -> bool:
     """Whether requests may be cached, follow each other or be given up; known when the loop is compiled."""
     return isinstance(s, Extended)
+
+
+class Layered(State):
+    """The state of a run with layers that keep KV of several kinds; a type of its own for the same reason."""
+
+
+def layered(s: State) -> bool:
+    """Whether requests hold blocks for layers of several kinds; known when the loop is compiled."""
+    return isinstance(s, Layered)
 
 
 class Setup(NamedTuple):
@@ -307,6 +336,48 @@ def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntAr
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
+def new_rows(
+    requests: Requests, setup: Setup, replica: Replica, start: int, stop: int
+) -> tuple[FloatArray, IntArray]:
+    """Rows of `State.time` and `State.request` for the requests from `start` up to `stop`."""
+    further, prefill = setup.prefix_cache != NO_CACHE or requests.turns is not None, replica.prefill
+    mine = slice(start, stop)
+    time = np.full((stop - start, 3 if requests.turns is None else 5), math.nan)
+    time[:, ARRIVAL] = requests.arrival_s[mine]
+    columns = _PLAIN_REQUEST_COLUMNS
+    if setup.expected is not None or setup.ranks or replica.layout is not None:
+        columns = _REQUEST_COLUMNS
+    if further:
+        columns = _ALL_REQUEST_COLUMNS
+    request = np.zeros((stop - start, columns), dtype=np.int64)
+    request[:, FIRST_WEIGHT] = (
+        first_tokens(prefill, requests.input_tokens[mine])
+        if setup.first_weight is None
+        else setup.first_weight[mine]
+    )
+    request[:, STAGES] = (
+        stage_count(prefill, requests.decode_tokens[mine]) if setup.stages is None else setup.stages[mine]
+    )
+    request[:, PROMPT], request[:, QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
+    request[:, PLACE] = OUTSIDE
+    if setup.promise is not None:
+        request[:, PROMISE] = setup.promise[mine]
+    if setup.expected is not None:
+        request[:, EXPECTED] = setup.expected[mine]
+    if requests.turns is not None:
+        turns = requests.turns
+        request[:, FOLLOWING], request[:, INSTEAD] = turns.following[mine], turns.instead[mine]
+        time[:, THINK] = turns.think_s[mine]
+    return time, request
+
+
+def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
+    """Of any request; 1 where there is none."""
+    if setup.stages is not None:
+        return int(setup.stages.max(initial=1))
+    return int(stage_count(prefill, requests.decode_tokens.max(initial=1, keepdims=True))[0])
+
+
 def new_state(
     requests: Requests,
     timing: Timing,
@@ -314,41 +385,32 @@ def new_state(
     setup: Setup,
     horizon_s: float | None,
     request_overhead_s: float = 0.0,
+    rows: int | None = None,
 ) -> State:
-    """The state before anything has arrived."""
+    """The state before anything has arrived, with rows for all requests or for so many at first."""
     size, block = requests.arrival_s.size, replica.block_tokens
-    weight, stages = stage_weights(requests, replica.prefill)
-    weight = weight if setup.first_weight is None else setup.first_weight
-    stages = stages if setup.stages is None else setup.stages
+    rows = size if rows is None else rows
     groups = setup.until.size
-    longest = int(stages.max(initial=1))
+    longest = most_stages(requests, setup, replica.prefill)
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
+    time, request = new_rows(requests, setup, replica, 0, rows)
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
     count[OLDEST] = count[NEWEST] = count[SPARE] = NOBODY
-    unasked = int(np.count_nonzero(~np.isnan(requests.arrival_s)))
-    count[RELEASED] = unasked if requests.clients is None else min(size, requests.clients)
-    further = setup.prefix_cache != NO_CACHE or requests.turns is not None
-    time = np.full((size, 3 if requests.turns is None else 5), math.nan)
-    time[: count[RELEASED], ARRIVAL] = requests.arrival_s[: count[RELEASED]]
-    request = np.zeros((size, _ALL_REQUEST_COLUMNS if further else _REQUEST_COLUMNS), dtype=np.int64)
-    request[:, FIRST_WEIGHT], request[:, STAGES] = weight, stages
-    request[:, PROMPT], request[:, QUEUE] = requests.input_tokens, setup.queue_of
-    request[:, PLACE] = OUTSIDE
-    request[:, PROMISE] = 0 if setup.promise is None else setup.promise
-    if setup.expected is not None:
-        request[:, EXPECTED] = setup.expected
-    ahead = max(longest, int(request[:, EXPECTED].max(initial=0)))
+    if requests.clients is None:
+        count[RELEASED] = np.count_nonzero(~np.isnan(time[:, ARRIVAL]))
+    else:
+        count[RELEASED] = min(size, requests.clients)
+        time[count[RELEASED] :, ARRIVAL] = math.nan
+    count[ROWLESS] = size - rows
+    ahead = longest if setup.expected is None else max(longest, int(setup.expected.max(initial=0)))
     leaves = 1 << (setup.ranks - 1).bit_length() if setup.ranks else 0
     rank = np.zeros((2 * leaves, 2), dtype=np.int64)
     rank[:, TOP] = NOBODY
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
-    if requests.turns is not None:
-        request[:, FOLLOWING], request[:, INSTEAD] = requests.turns.following, requests.turns.instead
-        time[:, THINK] = requests.turns.think_s
     horizon = math.inf if horizon_s is None else horizon_s
     own_convention = setup.stages is not None
     fixed = (
@@ -364,17 +426,26 @@ def new_state(
         requests.turns is not None,
         setup.prefix_cache,
         replica.memory_tokens // bin_tokens + 1,
-        setup.coasts,
+        setup.coasts and replica.layout is None,
+        size,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
         count[FREE] = count[BLANK] = fixed[CAPACITY]
-        request[:, LEAF], request[:, COPY], stream = block_streams(requests, block)
+        some = requests if rows == size else requests.part(0, rows)
+        request[:, LEAF], request[:, COPY], stream = block_streams(some, block)
         request[:, COPIED] = NOBODY
     elif setup.prefix_cache == RADIX_TREE:
         request[:, LEAF], stream, count[ROWS] = radix_streams(requests, block, fixed[CAPACITY])
         request[:, NODE] = NOBODY
+    further = setup.prefix_cache != NO_CACHE or requests.turns is not None
     kind = Extended if further or setup.shed_after_s < math.inf else State
+    blocks, context = np.zeros((0, 2), dtype=np.int64), np.zeros(0)
+    if replica.layout is not None:
+        kind = Layered
+        blocks, context = _layer_tables(
+            replica.layout, longest + int(requests.input_tokens.max(initial=0)) + 1
+        )
     return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
@@ -394,7 +465,18 @@ def new_state(
         histogram=np.zeros(fixed[KV_BINS] + GAPS, dtype=np.int64),
         record=np.zeros((RECORDS, 8)),
         stream=stream,
+        blocks=blocks,
+        context=context,
     )
+
+
+def _layer_tables(layout: KvLayout, longest: int) -> tuple[IntArray, FloatArray]:
+    """`State.blocks` and `State.context` for requests of up to so many tokens."""
+    tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
+    filled = layout.pool_tokens(nothing, tokens) // layout.block_tokens
+    most = np.full(longest + 1, longest)
+    passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens
+    return np.stack([filled, passed], axis=1), layout.read_tokens(tokens.astype(np.float64))
 
 
 def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:

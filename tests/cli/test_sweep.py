@@ -226,10 +226,10 @@ def test_a_parallel_simulated_sweep_killed_at_random_moments_ends_as_one_left_al
     context = get_context("forkserver")
     context.set_forkserver_preload(["kvplan.cli.app", "kvplan.sweeps.worker"])
     whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
-    # batches of 80 points, and each call that is killed leaves one at least and nine at most
-    points = 80 * 10 * (kills + 1)
+    # batches of 20, of which each call that is killed leaves one at least and 12 at most
+    points = 20 * 12 * (kills + 1)
     options = ["--vary", f"gpu.memory_tokens=100:90k:{points}", "--simulate", "--policy", "greedy"]
-    options += ["--requests", "100"]
+    options += ["--requests", "400"]
     command = ["sweep", str(profile), *options, "--resume", "--workers", "2", "-o", str(part)]
     rng, sizes = random.Random(7), [0]
     for _ in range(kills):

@@ -1,0 +1,64 @@
+"""A run is the same however few requests have a row of its state at a time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_runs import Case, bytes_of, cases, run
+
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.simulation import engine
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import poisson
+from kvplan.simulation.rows import Rows
+from kvplan.simulation.state import State
+
+RUNS = [(name, {}) for name in POLICIES] + [(name, {"prefix_caching": (1.0,)}) for name in ("vllm", "sglang")]
+RUNS += [("vllm", {"shed_after": (3.0,), "prefix_caching": (caching,)}) for caching in (0.0, 1.0)]
+
+
+def in_rows(monkeypatch: pytest.MonkeyPatch, rows: int, name: str, case: Case) -> list[object]:
+    with monkeypatch.context() as context:
+        context.setattr(engine, "_ROWS", rows)
+        return bytes_of(run(name, case))
+
+
+@pytest.mark.parametrize(("name", "given_"), RUNS, ids=lambda x: x if isinstance(x, str) else ",".join(x))
+def test_a_run_is_the_same_to_the_last_bit_in_few_rows_and_in_many(
+    name: str, given_: dict[str, tuple[float, ...]]
+) -> None:
+    @given(cases(name), st.integers(1, 6))
+    def same(case: Case, rows: int) -> None:
+        case = replace(case, parameters=case.parameters | given_)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            assert in_rows(monkeypatch, rows, name, case) == in_rows(monkeypatch, 1000, name, case)
+
+    same()
+
+
+@pytest.mark.parametrize("policy", ["greedy", "vllm"])
+def test_no_more_rows_are_held_than_requests_are_under_way(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the streams of those that a cache keeps; about 13 at a time and 64 blocks here, of 2,000 requests."""
+    held = []
+
+    class Counted(Rows):
+        def refilled(self, s: State) -> State:
+            further = super().refilled(s)
+            held.append((further.time.shape[0], further.request.shape[0], further.stream.shape[0]))
+            return further
+
+    monkeypatch.setattr(engine, "Rows", Counted)
+    monkeypatch.setattr(engine, "_ROWS", 50)
+    replica = Replica(1024, block_tokens=16)
+    model = ServingModel((RequestClass("a", 8, (8,), (1.0,), 1.5),), Timing(1.0), replica)
+    requests = poisson(model, np.random.default_rng(1), requests=2000, horizon_s=None)
+    setup, _ = POLICIES[policy].prepare(Scenario(model, Plan(), requests, ("a",)), Settings(policy, {}))
+    outcome = engine.run(POLICIES[policy].form_batch, requests, model.timing, replica, setup, compile=False)
+    assert outcome.finished
+    assert len(held) > 10
+    assert max(map(max, held)) <= 2 * (64 + 50)
