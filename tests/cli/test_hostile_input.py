@@ -172,8 +172,8 @@ def test_what_is_asked_for_once_in_an_age_fills_a_memory_without_a_warning(run: 
     path = tmp_path / "age.toml"
     path.write_text(
         NAME.format("age")
-        + "gpu = { memory_tokens = 214_003_947_808 }\ntiming = { d0 = 1e-5 }\n"
-        + "[[classes]]\nname = 'a'\ninput = 14567\ndecode = 528\nrate = 2e-300\n"
+        + "gpu = { memory_tokens = 200_000_000_000, block_tokens = 100_000 }\ntiming = { d0 = 1e-5 }\n"
+        + "[[classes]]\nname = 'a'\ninput = 14567\ndecode = 528\nrate = 2e-150\n"
         + "reuse = { tokens = 0.8, share = 0.96, gap = { law = 'exponential', mean = 1e6 } }\n"
     )
     assert run("analyze", str(path))[0] == 0
