@@ -12,6 +12,7 @@ from kvplan.model import ServingModel
 TIMES = ("ttft_s", "itl_s", "e2e_s")  # that have closed forms
 FIGURES = ("mean", "p50", "p90", "p95", "p99")
 _LEAST = 1e-3  # of the sustainable rate; what is missed there is missed by an empty replica
+_NO_TIME = 1e-300  # seconds: answers of one token have no gaps, and any limit is kept
 _EXACT = 1e-3  # to which the rate is found
 _UNKNOWN = 1.0  # the excess where there is no closed form: as if missed
 
@@ -99,4 +100,4 @@ def _figure(found: Latency, key: str) -> float:
     law = getattr(found, time)
     ends = getattr(law, f"{name}_range", None)
     value = getattr(law, name) if ends is None else ends[1]
-    return 0.0 if value is None else float(value)
+    return max(value or 0.0, _NO_TIME)

@@ -177,3 +177,15 @@ def test_what_is_asked_for_once_in_an_age_fills_a_memory_without_a_warning(run: 
         + "reuse = { tokens = 0.8, share = 0.96, gap = { law = 'exponential', mean = 1e6 } }\n"
     )
     assert run("analyze", str(path))[0] == 0
+
+
+def test_answers_of_one_token_keep_any_limit_on_gaps(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(
+        NAME.format("one")
+        + REPLICA.format(100_000, "false")
+        + 'slo = { itl_s = { p99 = 0.1 } }\nclasses = [{ name = "a", input = 22, decode = 1, rate = 1 }]\n'
+    )
+    code, out, error = run("analyze", str(path))
+    assert code == 0, error
+    assert "all is met at" in " ".join(out.split())

@@ -1,6 +1,7 @@
 """The page in a headless Chromium: silent, as wide as the window, and readable, light and dark."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -141,6 +142,53 @@ def test_small_sections_stand_beside_each_other_where_there_is_room(
     browser.open(page("tool-calls-h100"), width=390)
     above, below = browser.evaluate(places)
     assert above["bottom"] < below["top"]
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</svg></style></title><img src=x onerror=alert(2)>",
+    "<iframe src=http://127.0.0.1:9/></iframe>",
+    "\" onmouseover=alert(3) x='",
+    "' style='position:fixed;inset:0",
+    "&lt;b&gt;&#60;script&#62;&amp;lt;",
+    "<!-- ]]> <![CDATA[",
+    "url(http://127.0.0.1:9/) javascript:alert(4)",
+    "{{7*7}} ${7*7} $\\frac{1}{2}$ \\u003cb\\u003e",
+    "[red]x[/red] | `a` **b** [l](http://127.0.0.1:9/)",
+)
+# elements and attributes that do something, and where a page can send one
+ACTIVE = """
+[...document.querySelectorAll('*')].flatMap((e) => [
+  ...(/^(script|img|iframe|object|embed|link|base|form|input|b)$/i.test(e.tagName) ? [e.outerHTML.slice(0, 80)] : []),
+  ...[...e.attributes].filter((a) => /^on/i.test(a.name) || /^(javascript|http):/i.test(a.value.trim())
+    && !a.name.startsWith('xmlns')).map((a) => a.name + '=' + a.value),
+])
+"""
+BELOW = "getComputedStyle(document.elementFromPoint(5, 5)).position"
+
+
+@pytest.mark.parametrize("more", [[], *at_night(["--simulate"])])
+def test_a_name_is_text_and_nothing_else(more: list[str], browser: Browser, tmp_path: Path) -> None:
+    def page(name: str, names: Sequence[str]) -> Path:
+        profile, path = tmp_path / f"{name}.toml", tmp_path / f"{name}.html"
+        classes = (
+            f"[[classes]]\nname = {json.dumps(n)}\ninput = {40 * i + 9}\ndecode = {9 + 5 * i}\nrate = 0.1\n"
+            for i, n in enumerate(names)
+        )
+        head = "schema = 1\ngpu.memory_tokens = 41_408\ntiming = { d0 = 0.0145, d1 = 2.5e-7 }\n"
+        profile.write_text(f"name = {json.dumps(names[0])}\n{head}{''.join(classes)}")
+        assert main(["analyze", str(profile), "--format", "html", "-o", str(path), *more]) == 0
+        return path
+
+    browser.complaints.clear()
+    browser.open(page("plain", [f"class {i}" for i in range(len(HOSTILE))]), width=1280)
+    plain = browser.evaluate(ACTIVE)
+    browser.open(page("hostile", HOSTILE), width=1280)
+    assert browser.evaluate(ACTIVE) == plain
+    assert browser.evaluate(BELOW) != "fixed"
+    assert browser.complaints == []
+    shown = browser.evaluate("document.body.innerText").replace("\u200b", "")
+    assert [name for name in HOSTILE if name not in shown] == []
 
 
 def test_the_browser_would_complain(browser: Browser, tmp_path: Path) -> None:

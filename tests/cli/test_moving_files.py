@@ -1,0 +1,136 @@
+"""Files that are pipes, change while they are read, or are larger than memory."""
+
+import gzip
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from command import ENVIRONMENT, process
+from tiers import at_night
+
+from kvplan.errors import UsageError
+from kvplan.ingest.text_file import lines_of
+
+ROWS = "time,input,output\n" + "".join(f"{i}.5,374,44\n" for i in range(300))
+PROFILE = """schema = 1
+name = "piped"
+gpu = { memory_tokens = 41_408 }
+timing = { d0 = 0.0145, d1 = 2.5e-7 }
+classes = [{ name = "a", input = 1155, decode = 211, rate = 1 }]
+"""
+LOG = "GPU KV cache size: 32,000 tokens\n"
+METRICS = '# TYPE x counter\nvllm:cache_config_info{block_size="16",num_gpu_blocks="2000"} 1\n'
+SAMPLES = "kv_tokens,prefill_tokens,iteration_ms\n" + "".join(f"{k},{p},{10 + k / 1000 + p / 10}\n" for k in (0, 4000, 20000) for p in (0, 50))  # fmt: skip
+COMMANDS = [
+    (["analyze", "PIPE"], PROFILE),
+    (["fit", "PIPE"], ROWS),
+    (["calibrate", "PIPE"], SAMPLES),
+    (["import", "log", "PIPE"], LOG),
+    *at_night(
+        (["check", "PIPE", "--require", "load.headroom > 0"], PROFILE),
+        (["diff", "PIPE", "tool-calls-h100"], PROFILE),
+        (["explain", "load.headroom", "PIPE"], PROFILE),
+        (["simulate", "PIPE", "--requests", "50"], PROFILE),
+        (["simulate", "tool-calls-h100", "--policy", "greedy,vllm", "--trace", "PIPE"], ROWS),
+        (["emit", "PIPE", "--engine", "vllm"], PROFILE),
+        (["size", "PIPE", "--rate", "2", "--requests", "300"], PROFILE),
+        (["mix", "PIPE", "--replicas", "2", "--no-simulate"], PROFILE),
+        (["sweep", "PIPE", "--vary", "timing.d0=1ms,2ms", "-o", "OUTPUT"], PROFILE),
+        (["import", "metrics", "PIPE"], METRICS),
+    ),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_that_has_a_name_is_read_as_a_file_is(command: tuple[list[str], str], tmp_path: Path) -> None:
+    """Once, and from its beginning: what came through a pipe does not come again."""
+    arguments, text = command
+    pipe, file = tmp_path / "a.toml", tmp_path / "file.toml"
+    os.mkfifo(pipe)
+    file.write_text(text)
+
+    def write() -> None:
+        with pipe.open("w") as end:
+            end.write(text)
+
+    threading.Thread(target=write, daemon=True).start()
+    found = {}
+    for path in (pipe, file):
+        places = {"PIPE": str(path), "OUTPUT": str(tmp_path / f"{path.stem}.csv")}
+        done = process(*(places.get(word, word) for word in arguments), timeout=60)
+        assert done.returncode == 0, done.stderr
+        found[path.name] = (done.stdout + done.stderr).replace(str(path), "").replace(path.name, "").split()
+    assert found["a.toml"] == found["file.toml"]
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "grows": lambda path: path.open("ab").write(b"1,2,3\n" * 9),
+    "shrinks": lambda path: os.truncate(path, 0),
+    "is replaced": lambda path: (path.with_name("new").write_bytes(b"other\n"), os.replace(path.with_name("new"), path)),
+    "is removed": lambda path: path.unlink(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_changes_is_what_was_read_of_it(change: Callable[[Path], object], tmp_path: Path) -> None:
+    """The digest is that of the lines given out, whatever the file has become."""
+    path = tmp_path / "moving"
+    path.write_bytes(b"0123456,789\n" * 100_000)
+    taken = []
+    with lines_of(path) as lines:
+        for line in lines:
+            if not taken:
+                change(path)
+            taken.append(line)
+    assert len(taken) > 10_000
+    assert lines.sha256 == sha256("".join(taken).encode()).hexdigest()
+
+
+def test_a_compressed_file_that_shrinks_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "moving.gz"
+    path.write_bytes(gzip.compress(os.urandom(1 << 21).hex().encode()))
+    with pytest.raises(UsageError, match="cut off"), lines_of(path) as lines:
+        os.truncate(path, 1 << 19)
+        list(lines)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("column", ["", ",conversation_id"])
+def test_ten_million_requests_are_fitted_in_less_than_a_gigabyte(column: str) -> None:
+    """They never stand in memory, nor does their file: it is a pipe. An address space of 2 GiB bounds all that is."""
+    code = f"""
+import random
+rng = random.Random(1)
+print("time,input,output{column}")
+for block in range(1000):
+    start = block * 1000
+    print("\\n".join(
+        f"{{start + i / 10:.1f}},{{rng.randint(1, 8000)}},{{rng.randint(1, 2000)}}"
+        {'+ f",c{start + i // 3}"' if column else ""}
+        for i in range(10_000)
+    ))
+"""
+    rows = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=ENVIRONMENT)
+    fit = subprocess.Popen(
+        [sys.executable, "-m", "kvplan", "fit", "-"],
+        stdin=rows.stdout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=ENVIRONMENT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)),
+    )
+    with rows, fit:
+        assert rows.stdout is not None
+        assert fit.stdout is not None
+        rows.stdout.close()
+        said = fit.stdout.read().decode()
+        _, status, used = os.wait4(fit.pid, 0)
+        assert status == 0, said
+        assert "10,000,000" in said
+        assert used.ru_maxrss < 1_000_000

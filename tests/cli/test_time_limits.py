@@ -1,0 +1,75 @@
+"""`analyze` answers within seconds, in less than a gigabyte, whatever a profile says."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import ENVIRONMENT
+from tiers import at_night
+
+SECONDS, MEGABYTES = 10, 1000
+HEAD = (
+    'schema = 1\nname = "much"\ngpu = {{ memory_tokens = {}, {} }}\ntiming = {{ d0 = 0.01, d1 = 1e-7, {} }}\n'
+)
+CLASS = '[[classes]]\nname = "{}"\ninput = {}\ndecode = {}\nrate = {}\n{}\n'
+REUSE = "reuse = { tokens = 0.8, share = 0.8, gap = { law = 'lognormal', median = 200, sigma = 0.2 } }"
+TALK = (
+    "[[sessions]]\nname = '{}'\nfirst = {{ uniform = [1, 100_000] }}\nuser = {{ uniform = [10, 90_000] }}\n"
+    "decode = {{ geometric = 20_000 }}\nturns = {{ geometric = 20 }}\nrate = 1e-4\n"
+    "think = {{ law = 'lognormal', median = 100, sigma = 2 }}\n"
+)
+Random = random.Random
+
+
+def head(memory: int = 10**9, gpu: str = "prefix_caching = false", timing: str = "d2 = 1e-5") -> str:
+    return HEAD.format(memory, gpu, timing)
+
+
+def many(count: int, decode: Callable[[Random], object], more: str = "", rate: float = 1e-4) -> str:
+    rng = Random(5)
+    classes = ((i, rng.randint(1, 9999), decode(rng), rate, more) for i in range(count))
+    return "".join(CLASS.format(*one) for one in classes)
+
+
+def even(rng: Random, longest: int) -> str:
+    lengths = sorted(rng.sample(range(1, longest // 2), 20))
+    return "{ " + ", ".join(f"{2 * length} = 1" for length in lengths) + " }"
+
+
+PROFILES = {
+    "a thousand classes": lambda: head() + many(1000, lambda rng: rng.randint(1, 2000)),
+    "a hundred classes of even lengths": lambda: head() + many(100, lambda rng: even(rng, 130_000)),
+    "a thousand of a million tokens": lambda: head() + many(1000, lambda rng: rng.randint(900_000, 10**6)),
+    "even lengths to a million": lambda: head() + many(256, lambda rng: even(rng, 10**6)),
+    "all lengths to 131,072": lambda: head() + many(1, lambda rng: "{ uniform = [1, 131_072] }"),
+    "odd pages of a million tokens": lambda: (
+        head(10**11, "block_tokens = 997, prefix_caching = false") + many(70, lambda rng: "{ geometric = 28_571 }")
+    ),
+    "a knee and many that come again": lambda: (
+        head(10**10, "max_num_batched_tokens = 90_000", "d5 = 1e-5, knee_tokens = 50_000")
+        + many(32, lambda rng: rng.randint(10, 3000), REUSE, 0.01)
+    ),
+    "sessions": lambda: head(10**9, "block_tokens = 16") + "".join(TALK.format(i) for i in range(32)),
+}  # fmt: skip
+QUICK = ("a thousand classes", "a hundred classes of even lengths")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *at_night(*(name for name in PROFILES if name not in QUICK))])
+def test_an_answer_takes_seconds(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "much.toml"
+    path.write_text(PROFILES[name]())
+    command = [sys.executable, "-m", "kvplan", "analyze", str(path), "--format", "json"]
+    with (
+        open(os.devnull, "wb") as nowhere,
+        subprocess.Popen(command, stdout=nowhere, stderr=subprocess.PIPE, env=ENVIRONMENT) as process,
+    ):
+        assert process.stderr is not None
+        said = process.stderr.read()
+        _, status, used = os.wait4(process.pid, 0)
+    assert (status, said) == (0, b"")
+    assert used.ru_utime + used.ru_stime < SECONDS
+    assert used.ru_maxrss < MEGABYTES * 1000
