@@ -254,7 +254,8 @@ class CachedReplica:
 
     def prompts(self, x: float, saved: float) -> Prompts:
         """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
-        part = saved / self.reusable if self.reusable else 0.0  # alike for all that can be found
+        # alike for all that can be found, and by rounding a little more than all
+        part = min(saved / self.reusable, 1.0) if self.reusable else 0.0
         share, tokens, found = self._prompt_kinds
         most = self.replica.max_num_batched_tokens
         room = np.inf if most is None else max(most - x * self.stages, 0.0)
