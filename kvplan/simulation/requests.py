@@ -18,6 +18,7 @@ from kvplan.simulation.prefixes import Prefixes, Turns
 
 _MANY = 10**6  # requests, beyond which their lengths are held in half the memory
 _PIECE = 1 << 18  # requests that are drawn at a time
+_WORTH_A_GUIDE = 100  # draws for each end of a distribution
 
 
 @dataclass(frozen=True)
@@ -244,11 +245,26 @@ def _drawn(
 
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]
-        row = np.searchsorted(ends, kind + rng.random(kind.size), side="right")
+        row = _after(ends, kind + rng.random(kind.size))
         found: IntArray = values[np.minimum(row, last[kind])]
         return found
 
     return _in_pieces(drawn, class_index.size, values)
+
+
+def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
+    """How many of these ascending ends each chance has reached, as `numpy.searchsorted`, in a quarter of the time.
+
+    Where a chance falls among equal parts of the line says how many ends it has reached at least, and mostly all.
+    """
+    if chance.size < _WORTH_A_GUIDE * ends.size:
+        return np.searchsorted(ends, chance, side="right")
+    parts = 1 << (8 * ends.size - 1).bit_length()  # of 1: a power of two, so that nothing is rounded
+    guide = np.searchsorted(ends, np.arange(math.ceil(ends[-1]) * parts + 1) / parts, side="right")
+    reached: IntArray = guide[(chance * parts).astype(np.int64)]
+    more = np.flatnonzero(ends[np.minimum(reached, ends.size - 1)] <= chance)
+    reached[more] = np.searchsorted(ends, chance[more], side="right")
+    return reached
 
 
 def _in_pieces(of: Callable[[slice], IntArray], size: int, values: IntArray) -> IntArray:
