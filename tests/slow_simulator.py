@@ -150,9 +150,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
+from slow_blocks import Allocator
+
 from kvplan.model import Prefill, Replica, Timing
+from kvplan.model.kv_layout import Attention
 from kvplan.simulation.requests import Requests
 
 
@@ -211,7 +215,7 @@ class Request:
 class Work:
     """What the iteration time depends on, and what the batch emits."""
 
-    kv_tokens: int  # K
+    kv_tokens: float  # K
     prefill_tokens: int  # P
     sequences: int  # B
     emitting: list[Request] = field(default_factory=list)
@@ -774,6 +778,91 @@ class Vllm(Run):
         return work
 
 
+class LayeredVllm(Vllm):
+    """With layers of several kinds: a request frees what its windows have passed when its turn comes."""
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        assert replica.layout is not None
+        self.layout = replica.layout
+        for request in self.all:
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        kinds = zip(self.layout.layers, self.layout.groups, strict=True)
+        self.tables[request] = [
+            (group.copies, None if one.is_state else Allocator(one, group.block_tokens))
+            for one, group in kinds
+        ]
+
+    @cached_property
+    def tables(self) -> dict[Request, list[tuple[int, Allocator | None]]]:
+        return {}
+
+    def step(self, request: Request, tokens: int) -> None:
+        held = [
+            copies * (1 if table is None else table.step(request.computed, tokens, 0))
+            for copies, table in self.tables[request]
+        ]
+        request.blocks = sum(held)
+
+    def whole(self, tokens: int) -> int:
+        """Blocks of so many tokens in every group, states as held."""
+        kinds = zip(self.layout.layers, self.layout.groups, strict=True)
+        return sum(g.copies * (1 if one.is_state else math.ceil(tokens / g.block_tokens)) for one, g in kinds)
+
+    def attended(self, tokens: int) -> float:
+        """Context that a step reads, in tokens of the layers with full attention."""
+        kinds = self.layout.layers
+        full = sum(one.count * one.bytes for one in kinds if one.kind is Attention.FULL)
+        bounded = [one for one in kinds if one.window]
+        unit = full or max((one.count * one.bytes for one in bounded), default=1)
+        total = tokens * full / unit
+        for one in bounded:
+            seen = tokens if one.kind is Attention.WINDOW else (tokens - 1) % one.window + 1
+            total += min(seen, one.window) * one.count * one.bytes / unit
+        return total
+
+    def walk_the_running_list(self) -> bool:
+        preempted = False
+        position = 0
+        while position < len(self.resident) and self.budget > 0:
+            request = self.resident[position]
+            need = int(min(request.input_tokens + request.generated - request.computed, self.budget))
+            self.step(request, need)
+            while self.free_blocks() < 0:
+                victim = self.resident.pop()
+                self.preempt(victim)
+                self.forget(victim)
+                preempted = True
+                if not self.resident:
+                    raise LivelockError
+                if victim is request:
+                    return preempted
+            self.grant(request, need)
+            position += 1
+        return preempted
+
+    def admit_from_the_queue(self) -> None:
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        while self.queue and self.budget > 0 and len(self.resident) < seats:
+            request = self.queue[0]
+            sequence = request.input_tokens + request.generated
+            if self.whole(sequence) > self.free_blocks():
+                return
+            tokens = int(min(sequence, self.budget))
+            self.resident.append(self.queue.pop(0))
+            self.step(request, tokens)
+            self.grant(request, tokens)
+
+    def execute(self, batch: list[Request]) -> Work:
+        work = super().execute(batch)
+        work.kv_tokens = sum(self.attended(request.computed) for request in batch)
+        return work
+
+
 class TrtllmNoEvict(Vllm):
     def __init__(
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
@@ -1019,6 +1108,7 @@ def simulate(
     request_overhead_s: float = 0.0,
 ) -> SlowResult:
     """Run one policy on one list of requests; the module's docstring says how."""
-    run = POLICIES[policy](requests, timing, replica, params)
+    kind = POLICIES[policy] if replica.layout is None else LayeredVllm
+    run = kind(requests, timing, replica, params)
     run.request_overhead_s = request_overhead_s
     return run.run(horizon_s)

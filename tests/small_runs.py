@@ -12,7 +12,7 @@ from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
 from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.outcome import Found, Outcome, Series
+from kvplan.simulation.outcome import Ending, Found, Outcome, Series
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.requests import Requests
@@ -95,6 +95,33 @@ class Case:
 
 def run(name: str, case: Case, *, compile: bool = False) -> Outcome:
     return case.kernel(POLICIES[name], name, compile=compile)
+
+
+def agree(name: str, case: Case, fast: Outcome) -> None:
+    """With a simulator written without looking at this one."""
+    slow = case.slow(name)
+    assert (fast.ending is Ending.LIVELOCK) == slow.livelock
+    assert fast.iterations == slow.iterations
+    assert fast.series.stride == 1
+    assert fast.series.kv_tokens.tolist() == slow.kv_per_iteration
+    assert fast.series.waiting.tolist() == slow.waiting_per_iteration
+    evictions = np.cumsum(slow.evicted_per_iteration, dtype=np.int64)
+    assert fast.series.evictions.tolist() == evictions.tolist()
+    assert fast.evictions.tolist() == slow.evictions
+    for times, expected in (
+        (fast.arrival_s, slow.arrival_s),
+        (fast.first_token_s, slow.first_token_s),
+        (fast.finish_s, slow.finish_s),
+        (fast.end_s, slow.end_s),
+    ):
+        np.testing.assert_allclose(times, np.array(expected, dtype=np.float64), rtol=1e-9)
+    assert fast.recomputed_tokens == slow.recomputed_tokens
+    assert fast.computed_tokens == slow.computed_tokens
+    assert fast.prefill_peak == max(slow.prefill_per_iteration, default=0)
+    assert fast.batch_peak == max(slow.sequences_per_iteration, default=0)
+    for latency, until in ((fast.ttft_s, slow.first_token_s), (fast.e2e_s, slow.finish_s)):
+        engine_s = np.array(until, dtype=np.float64) - np.array(slow.arrival_s, dtype=np.float64)
+        np.testing.assert_allclose(latency, engine_s + case.request_overhead_s, rtol=1e-9, atol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------ random runs

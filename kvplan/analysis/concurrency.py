@@ -5,7 +5,7 @@ computes no KV of a last token: where the blocks of the longest requests fill me
 admission does not. What is said of engines has to hold for both.
 """
 
-from kvplan.model import ServingModel
+from kvplan.model import RequestClass, ServingModel
 
 RESERVED_BLOCKS = 1  # that vLLM keeps of its pool
 
@@ -21,14 +21,22 @@ def eviction_free_limit(model: ServingModel) -> int:
     >>> eviction_free_limit(model), engine_max_num_seqs(model)
     (10, 9)
     """
-    longest = max(c.max_tokens for c in model.classes)
-    return _blocks(model) // _pages(model, longest)
+    return _blocks(model) // longest_blocks(model)
 
 
 def engine_max_num_seqs(model: ServingModel) -> int:
     """Concurrency at which no engine ever evicts: the same, also in the blocks that vLLM has (new, theory §4)."""
-    longest = max(max(c.max_tokens - 1, c.decode_tokens[-1]) for c in model.classes)
-    return min(eviction_free_limit(model), (_blocks(model) - RESERVED_BLOCKS) // _pages(model, longest))
+    return min(eviction_free_limit(model), (_blocks(model) - RESERVED_BLOCKS) // computed_blocks(model))
+
+
+def longest_blocks(model: ServingModel) -> int:
+    """The most blocks that any request ever holds."""
+    return max(_blocks_held(model, c, c.max_tokens) for c in model.classes)
+
+
+def computed_blocks(model: ServingModel) -> int:
+    """The same in vLLM, which never computes the last token."""
+    return max(_blocks_held(model, c, max(c.max_tokens - 1, c.decode_tokens[-1])) for c in model.classes)
 
 
 def all_fit(model: ServingModel) -> bool:
@@ -38,9 +46,8 @@ def all_fit(model: ServingModel) -> bool:
 
 
 def never_grows(model: ServingModel) -> bool:
-    """Whether every request holds the same memory from its first stage to its last."""
-    held = model.mix.held
-    return bool((held.at_end == held.at_start).all())
+    """Whether no request ever holds more memory than when it was admitted."""
+    return not model.mix.held.grows
 
 
 def eviction_is_impossible(model: ServingModel) -> bool:
@@ -58,5 +65,8 @@ def _blocks(model: ServingModel) -> int:
     return model.replica.memory_tokens // model.replica.block_tokens
 
 
-def _pages(model: ServingModel, tokens: int) -> int:
-    return max(-(-tokens // model.replica.block_tokens), 1)
+def _blocks_held(model: ServingModel, one: RequestClass, last: int) -> int:
+    """The most that the longest request of a class holds, which has `last` tokens at its end."""
+    replica = model.replica
+    first = max(last - one.decode_tokens[-1], 0) + 1
+    return max(replica.largest_held(min(first, last), last) // replica.block_tokens, 1)

@@ -513,8 +513,8 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
 
 
 def _alike(model: ServingModel) -> bool:
-    """Whether the requests of each class have one prompt length."""
-    return not any(c.prompts for c in model.classes)
+    """Whether the requests of each class have one prompt length, and weigh a token more at each stage."""
+    return model.replica.layout is None and not any(c.prompts for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:

@@ -15,17 +15,19 @@ layers from one top to the other: of one iteration's admissions the latest go fi
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan import compiling
-from kvplan.model import FloatArray, IntArray, Mix, Weights, sum_by, survival
+from kvplan.model import FloatArray, IntArray, Mix, StageWeights, TabledWeights, Weights, sum_by, survival
 
 _COMPILE_ABOVE = 150_000  # iterations times rows; compiling pays off beyond about a second of plain Python
 _LAYERS = 16  # an iteration on average that there is room for at first
 _PROBES = 32
+_TABLED_STEPS = 4  # weights of layers that take as long as a row
 _PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
 _REST_TOLERANCE = (
     2e-3  # of n*, between the mean throughputs of two parts of a run that does not repeat itself
@@ -47,8 +49,8 @@ class FluidMap(NamedTuple):
         Memory in whole pages.
     seats : float
         Requests that run at once; infinite where nothing limits them.
-    weights : Weights, shape (n_rows,)
-        Tokens that a request holds at each of its stages.
+    weights, read : shape (n_rows,)
+        Tokens that a request holds, and context that it reads, at each of its stages.
     share : ndarray, shape (n_rows,)
         Of the admissions.
     prompt : ndarray, shape (n_rows,), tokens
@@ -57,7 +59,8 @@ class FluidMap(NamedTuple):
 
     capacity: float
     seats: float
-    weights: Weights
+    weights: StageWeights
+    read: StageWeights
     share: FloatArray
     prompt: FloatArray
 
@@ -65,6 +68,13 @@ class FluidMap(NamedTuple):
     def size(self) -> int:
         """Iterations of the longest request, L."""
         return int(self.weights.stages.max())
+
+    @property
+    def cost(self) -> int:
+        """Steps of an iteration: a row each, or where weights are tabled, a kind of each layer."""
+        if isinstance(self.weights, TabledWeights):
+            return max(1, len(self.weights.table) * self.size // _TABLED_STEPS)
+        return int(self.share.size)
 
     @property
     def footprint(self) -> float:
@@ -78,9 +88,17 @@ class FluidMap(NamedTuple):
 
 
 def fluid_map(
-    weights: Weights, share: FloatArray, prompt: FloatArray, capacity: float, seats: float = np.inf
+    weights: StageWeights,
+    share: FloatArray,
+    prompt: FloatArray,
+    capacity: float,
+    seats: float = np.inf,
+    *,
+    read: StageWeights | None = None,
 ) -> FluidMap:
     """Set up the map for a mix; rows that do not differ for it become one.
+
+    Without `read` as much context is read as is held, pages not rounded up.
 
     Examples
     --------
@@ -88,10 +106,20 @@ def fluid_map(
     >>> lone.size, lone.eviction_free_throughput
     (3, 1.0)
     """
-    kinds = np.stack([weights.first, weights.stages.astype(np.float64), prompt])
-    (first, stages, prompts), row = np.unique(kinds, axis=1, return_inverse=True)
-    merged = Weights(first, stages.astype(np.int64), weights.block_tokens)
-    return FluidMap(float(capacity), float(seats), merged, sum_by(row.ravel(), share), prompts)
+    if read is None:
+        assert isinstance(weights, Weights)
+        read = replace(weights, block_tokens=1.0)
+    rows = np.stack([weights.kind.astype(np.float64), weights.stages.astype(np.float64), prompt])
+    (kind, stays, prompts), row = np.unique(rows, axis=1, return_inverse=True)
+    stages = stays.astype(np.int64)
+    return FluidMap(
+        capacity=float(capacity),
+        seats=float(seats),
+        weights=weights.of(kind, stages),
+        read=read.of(kind, stages),
+        share=sum_by(row.ravel(), share),
+        prompt=prompts,
+    )
 
 
 class Run(NamedTuple):
@@ -136,7 +164,7 @@ def iterate(
     capacity: Any,
     seats: Any,
     block: Any,
-    offsets: Any,
+    tables: Any,
     rows: Any,
     outlasting: Any,
     masses: Any,
@@ -145,12 +173,17 @@ def iterate(
 ) -> bool:
     """Run the map from cohorts of the given masses, the composition of the traffic in each; fills `out`.
 
-    False where `work` has too little room for layers.
+    False where `work` has too little room for layers. Rows of one kind weigh the same at each stage. In pages,
+    kinds are offsets of prompts in their last page, and `turning` says how many requests fill a page in an iteration,
+    of each kind and each iteration modulo the page; what the last page does not say is in `base`. With `block` 0 kinds
+    are tables, and all layers are weighed anew in each iteration.
     """
     stages, share, completed_work, last_held, last_read, page = rows
     present, start_held, start_read, prompt, page_present, page_base = outlasting
+    offsets, held_table, read_table = tables
     scale, outlasts, born, before, after, first_to_join, joined, turning, pool_scale, pool_outlasts = work
     n_rows, size, slots, n_pages = len(stages), len(masses), len(scale), len(offsets)
+    tabled = block == 0
     bottom, top, pooled = 0, 0, 0  # layers are a ring, oldest first
     in_flight, held, read = 0.0, 0.0, 0.0
     for age in range(size - 1, -1, -1):
@@ -158,13 +191,14 @@ def iterate(
             scale[top], outlasts[top], born[top] = masses[age], 0, -1 - age
             joined[(-1 - age) % size] = masses[age]
             in_flight += masses[age] * present[age]
-            read += masses[age] * (start_read[age] + age * present[age])
-            for g in range(n_pages):
-                amount = masses[age] * page_present[g * size + age]
-                turning[g * block + (-1 - age) % block] += amount
-                held += masses[age] * page_base[g * size + age] + amount * (
-                    -(-(offsets[g] + age) // block) * block
-                )
+            if not tabled:
+                read += masses[age] * (start_read[age] + age * present[age])
+                for g in range(n_pages):
+                    amount = masses[age] * page_present[g * size + age]
+                    turning[g * block + (-1 - age) % block] += amount
+                    held += masses[age] * page_base[g * size + age] + amount * (
+                        -(-(offsets[g] + age) // block) * block
+                    )
             top += 1
     least_room = 1e-12 * capacity
     least_seats = least_room / start_held[0]
@@ -176,13 +210,15 @@ def iterate(
             if amount > 0.0:
                 done += amount
                 done_work += amount * completed_work[j]
-                held -= amount * last_held[j]
-                read -= amount * last_read[j]
-                turning[page[j] * block + admitted % block] -= amount
+                if not tabled:
+                    held -= amount * last_held[j]
+                    read -= amount * last_read[j]
+                    turning[page[j] * block + admitted % block] -= amount
         in_flight -= done
-        read += in_flight
-        for g in range(n_pages):
-            held += block * turning[g * block + (offsets[g] + now - 1) % block]
+        if not tabled:
+            read += in_flight
+            for g in range(n_pages):
+                held += block * turning[g * block + (offsets[g] + now - 1) % block]
         here = now % size
         joined[here] = 0.0
         at = first_to_join[here]
@@ -192,15 +228,31 @@ def iterate(
             at = after[at]
         while bottom < top and born[bottom % slots] <= now - size:
             bottom += 1
+        if tabled:
+            held, read = 0.0, 0.0
+            for layer in range(bottom, top):
+                at = layer % slots
+                age = now - born[at]
+                stage = max(age, outlasts[at])
+                for g in range(n_pages):
+                    amount = scale[at] * page_present[g * size + stage]
+                    held += amount * held_table[g * size + age]
+                    read += amount * read_table[g * size + age]
         while held > capacity + least_room and top > bottom:
             at = (top - 1) % slots
             age = now - born[at]
             stage = max(age, outlasts[at])
-            memory = 0.0
+            memory, context = 0.0, 0.0
             for g in range(n_pages):
-                weight = -(-(offsets[g] + age) // block) * block
-                memory += page_base[g * size + stage] + page_present[g * size + stage] * weight
+                if tabled:
+                    memory += page_present[g * size + stage] * held_table[g * size + age]
+                    context += page_present[g * size + stage] * read_table[g * size + age]
+                else:
+                    weight = -(-(offsets[g] + age) // block) * block
+                    memory += page_base[g * size + stage] + page_present[g * size + stage] * weight
             memory *= scale[at]
+            if not tabled:
+                context = start_read[stage] + age * present[stage]
             part = 1.0 if memory <= held - capacity else (held - capacity) / memory
             amount = part * scale[at]
             if outlasts[at] <= age:
@@ -212,10 +264,11 @@ def iterate(
                     first_to_join[(born[at] + outlasts[at]) % size] = after[at]
                 if after[at] >= 0:
                     before[after[at]] = before[at]
-            for g in range(n_pages):
-                turning[g * block + born[at] % block] -= amount * page_present[g * size + stage]
+            if not tabled:
+                for g in range(n_pages):
+                    turning[g * block + born[at] % block] -= amount * page_present[g * size + stage]
             in_flight -= amount * present[stage]
-            read -= amount * (start_read[stage] + age * present[stage])
+            read -= amount * context
             gone += amount * present[stage]
             gone_prompts += amount * prompt[stage]
             if pooled == slots:
@@ -241,8 +294,9 @@ def iterate(
             free -= part * present[stage]
             room -= part * start_held[stage]
             read += part * start_read[stage]
-            for g in range(n_pages):
-                turning[g * block + now % block] += part * page_present[g * size + stage]
+            if not tabled:
+                for g in range(n_pages):
+                    turning[g * block + now % block] += part * page_present[g * size + stage]
             if top - bottom == slots:
                 return False
             at = top % slots
@@ -287,7 +341,7 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
     >>> run(lone, np.zeros(3), 7).completed.round(3).tolist()
     [0.0, 0.0, 0.0, 2.4, 0.0, 0.0, 2.4]
     """
-    steps = iterations * system.share.size
+    steps = iterations * system.cost
     fast = steps > (_COMPILE_ABOVE if compile_above is None else compile_above)
     loop: Callable[..., bool] = compiled() if fast else iterate
     layers = _LAYERS * system.size
@@ -302,16 +356,25 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
 
 def _prepared(system: FluidMap, masses: FloatArray, layers: int) -> tuple[Any, ...]:
     """Arguments of `iterate`, all but the last, with room for so many layers."""
-    weights, share, size = system.weights, system.share, system.size
-    block = int(weights.block_tokens)
-    over = weights.first.astype(np.int64) % block
-    offsets, page = np.unique(over, return_inverse=True)
+    weights, read, share, size = system.weights, system.read, system.share, system.size
+    base = np.zeros(share.size)
+    held_table = read_table = np.zeros(0)
+    if isinstance(weights, TabledWeights) and isinstance(read, TabledWeights):
+        block, page = 0, weights.kind
+        offsets = np.arange(len(weights.table))
+        held_table, read_table = weights.table.ravel(), read.table.ravel()
+    else:
+        assert isinstance(weights, Weights)
+        block = int(weights.block_tokens)
+        over = weights.first.astype(np.int64) % block
+        offsets, page = np.unique(over, return_inverse=True)
+        base = weights.first - over
     rows = _Rows(
         stages=weights.stages,
         share=share,
         work=weights.footprint / system.footprint,
         last_held=weights.at_end,
-        last_read=weights.first + weights.stages - 1,
+        last_read=read.at_end,
         page=page,
     )
 
@@ -322,10 +385,10 @@ def _prepared(system: FluidMap, masses: FloatArray, layers: int) -> tuple[Any, .
     outlasting = _Outlasting(
         present=sums(np.ones(share.size)),
         start_held=sums(weights.at_start),
-        start_read=sums(weights.first),
+        start_read=sums(read.at_start),
         prompt=sums(system.prompt),
         page_present=np.concatenate([sums(mine.astype(np.float64)) for mine in pages]),
-        page_base=np.concatenate([sums(mine * (weights.first - over)) for mine in pages]),
+        page_base=np.concatenate([sums(mine * base) for mine in pages]),
     )
     amounts, links = np.zeros(layers), np.zeros(layers, dtype=np.int64)
     work = (
@@ -338,7 +401,8 @@ def _prepared(system: FluidMap, masses: FloatArray, layers: int) -> tuple[Any, .
         amounts.copy(),
         links.copy(),
     )
-    return system.capacity, system.seats, block, offsets, tuple(rows), tuple(outlasting), masses, work
+    tables = offsets, held_table, read_table
+    return system.capacity, system.seats, block, tables, tuple(rows), tuple(outlasting), masses, work
 
 
 def _as_lists(part: Any) -> Any:
@@ -409,7 +473,7 @@ def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int |
     budget of `MAX_STEPS` iterations times rows, and of iterations. What the budget cuts short is not settled.
     """
     usual = usual_iterations(system.size)
-    most = min(MAX_STEPS // system.share.size, _MOST_ITERATIONS)
+    most = min(MAX_STEPS // system.cost, _MOST_ITERATIONS)
     if usual > most:
         most //= _UNSETTLED
     for longer in range(_DOUBLINGS + 1):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import tangent
-from kvplan.model import FloatArray, IntArray, ServingModel, Weights, sum_by
+from kvplan.model import FloatArray, IntArray, ServingModel, StageWeights, TabledWeights, Weights, sum_by
 
 _FINENESS = 20  # cells grow by 1/20 of the time passed: deviations to 2e-3, required memory to 1e-3
 _PRESENT_GROUPS = 24
@@ -94,7 +94,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     of the groups.
     """
     mix, law = model.mix, tangent(model)
-    first, token_s = mix.read.first, law.per_kv_token_s
+    first, token_s = first_read(mix.read), law.per_kv_token_s
     rate, stages = mix.rate_rps, mix.stages.astype(np.float64)
     prefill_s = law.per_prefill_token_s * mix.prefill_tokens
     work_s = token_s * mix.read.footprint + law.per_sequence_s * stages
@@ -111,7 +111,10 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     staying = everyone[:, :, None] - _left(alike, stages, amounts, edge)
     staying *= staying[0] > _ROUNDING * everyone[0][:, None]
     present, (first_weight, present_prefill) = _means(staying)
-    held = first_weight + middle + _unfilled(mix.held, rate, alike, edge)
+    if isinstance(mix.held, TabledWeights):
+        held = _tabled(mix.held, rate, alike, edge)
+    else:
+        held = first_weight + middle + _unfilled(mix.held, rate, alike, edge)
     n_present = present.shape[0]
 
     amounts = rate * np.stack([np.ones_like(rate), stages, work_s, prefill_s])
@@ -156,6 +159,11 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
         implicit=np.ascontiguousarray(implicit.T),
         slope=slope,
     )
+
+
+def first_read(read: StageWeights) -> FloatArray:
+    """Context read at stage 0, if it grew by a token a stage to the same footprint."""
+    return read.first if isinstance(read, Weights) else read.footprint / read.stages - (read.stages - 1) / 2
 
 
 def cell_edges(end: float, fineness: int) -> FloatArray:
@@ -236,12 +244,34 @@ def _unfilled(held: Weights, rate: FloatArray, group: IntArray, edge: FloatArray
     (of_group, over), alike = np.unique(
         np.stack([group, held.first % held.block_tokens]), axis=1, return_inverse=True
     )
-    alike, until = alike.ravel(), edge.astype(np.int64)
+    until = edge.astype(np.int64)
     filled = Weights(over[:, None], until)
     unfilled = Weights(filled.first, until, held.block_tokens).footprint - filled.footprint
-    present = sum_by(alike, rate)[:, None] - _left(alike, held.stages.astype(np.float64), rate[None], edge)[0]
-    present = np.maximum(present, 0.0)  # but for rounding
     each = np.diff(unfilled) / np.diff(edge)
+    return _of_those_present(held.stages, rate, group, edge, alike.ravel(), of_group, each)
+
+
+def _tabled(held: TabledWeights, rate: FloatArray, group: IntArray, edge: FloatArray) -> FloatArray:
+    """Memory of those present, averaged over each group and cell; shape (n_groups, n_cells)."""
+    (of_group, kind), alike = np.unique(np.stack([group, held.kind]), axis=1, return_inverse=True)
+    until = np.minimum(edge, held.table.shape[1]).astype(np.int64)
+    total = np.pad(np.cumsum(held.table, axis=1), ((0, 0), (1, 0)))[kind][:, until]
+    each = np.diff(total) / np.maximum(np.diff(until), 1)
+    return _of_those_present(held.stages, rate, group, edge, alike.ravel(), of_group, each)
+
+
+def _of_those_present(
+    stages: IntArray,
+    rate: FloatArray,
+    group: IntArray,
+    edge: FloatArray,
+    alike: IntArray,
+    of_group: IntArray | FloatArray,
+    each: FloatArray,
+) -> FloatArray:
+    """Means over groups, in each cell, of what those present have `each`, rows `alike` in parts of groups."""
+    present = sum_by(alike, rate)[:, None] - _left(alike, stages.astype(np.float64), rate[None], edge)[0]
+    present = np.maximum(present, 0.0)  # but for rounding
     in_group = np.arange(int(group.max()) + 1)[:, None] == of_group  # shape (n_groups, n_alike)
     weight, total = in_group @ present, in_group @ (present * each)
     return np.asarray(total / np.where(weight > 0, weight, np.inf))

@@ -14,10 +14,12 @@ import numpy as np
 
 from kvplan.analysis.dispersion import excess_dispersion
 from kvplan.analysis.equilibrium import iteration_time, tangent
-from kvplan.analysis.kv_cumulants import alike_in_both
-from kvplan.model import FloatArray, ServingModel, sum_by
+from kvplan.analysis.kv_cumulants import alike_in_both, first_read
+from kvplan.analysis.roots import ComplexArray
+from kvplan.model import FloatArray, IntArray, ServingModel, StageWeights, TabledWeights, sum_by
 
 _FACTOR = 1.15  # fitted, of the rate of passages; theory §7
+_STAGES = 2000  # transformed at once
 _SCORE = 3.0  # an excursion above it lasts 1/(c·score²) iterations, over which the speed is taken
 _LONGEST_LAG = 10**9
 _LOWEST, _HIGHEST, _STEPS_A_SCORE = -8, 37, 128  # normal scores tabulated; above the highest is 6e-300
@@ -91,17 +93,25 @@ class UsageChanges:
         >>> usage_changes(pair).squared(1)
         52.0
         """
-        mix, tau, page = self.model.mix, iteration_time(self.model), self.model.replica.block_tokens
+        mix, tau = self.model.mix, iteration_time(self.model)
         assert tau is not None
-        held = mix.held
-        first = np.minimum(lag, held.stages)
-        rest = held.stages - first
-        taken = lag * (held.at_end - held.at_start) / page / np.maximum(held.stages - 1, 1)
-        whole = np.floor(taken)
-        between = page**2 * (whole**2 + (2 * whole + 1) * (taken - whole))
-        alone = replace(held, stages=first).squares + held.squares - replace(held, stages=rest).squares
         caused = float((self.caused * 4 * np.sin(lag * self.frequency / 2) ** 2).sum())
-        return tau * (float(mix.rate_rps @ (alone + rest * between)) + caused)
+        return tau * (float(mix.rate_rps @ _squared_changes(mix.held, lag)) + caused)
+
+
+def _squared_changes(held: StageWeights, lag: int) -> FloatArray:
+    """Σ_k (w(k + lag) - w(k))² of each row, w = 0 before the first stage and after the last; shape (n_rows,)."""
+    if isinstance(held, TabledWeights):
+        again = [float(w[lag:] @ w[: w.size - lag]) if lag < w.size else 0.0 for w in held.by_stage()]
+        return np.asarray(2 * (held.squares - np.array(again)))
+    page = held.block_tokens
+    first = np.minimum(lag, held.stages)
+    rest = held.stages - first
+    taken = lag * (held.at_end - held.at_start) / page / np.maximum(held.stages - 1, 1)
+    whole = np.floor(taken)
+    between = page**2 * (whole**2 + (2 * whole + 1) * (taken - whole))
+    alone = replace(held, stages=first).squares + held.squares - replace(held, stages=rest).squares
+    return np.asarray(alone + rest * between)
 
 
 def usage_changes(model: ServingModel) -> UsageChanges:
@@ -113,16 +123,15 @@ def usage_changes(model: ServingModel) -> UsageChanges:
     (I - 1)·τ*/λ·|Σ λ_i·W_i/(1 - H)|² more, I the index of dispersion over a stay.
     """
     clusters = excess_dispersion(model)
-    mix, law, page = model.mix, tangent(model), model.replica.block_tokens
+    mix, law = model.mix, tangent(model)
     prefill_s = law.per_prefill_token_s * mix.prefill_tokens
     if law.per_kv_token_s == law.per_sequence_s == 0 and not prefill_s.any() and clusters == 0:
         return UsageChanges(model, np.empty(0), np.empty(0))
-    stages, read = mix.stages.astype(np.float64), mix.read.first
+    stages, read = mix.stages.astype(np.float64), first_read(mix.read)
     group = alike_in_both(read, stages, mix.rate_rps / mix.rate_rps.max() * stages)
     rate = sum_by(group, mix.rate_rps)
-    n, first, start, end, prefill = (
-        (sum_by(group, mix.rate_rps * amount) / rate)[:, None]
-        for amount in (stages, read, mix.held.at_start, mix.held.at_end, prefill_s)
+    n, first, prefill = (
+        (sum_by(group, mix.rate_rps * amount) / rate)[:, None] for amount in (stages, read, prefill_s)
     )
     middle = (np.arange(_FREQUENCIES) + 0.5) / _FREQUENCIES
     frequency = math.pi * middle**_CROWDING
@@ -133,10 +142,7 @@ def usage_changes(model: ServingModel) -> UsageChanges:
     present = (1 - over) / (1 - z)
     grown = (present - 1 - (n - 1) * over) / (1 - z)
     work = (law.per_kv_token_s * first + law.per_sequence_s) * present + law.per_kv_token_s * grown + prefill
-    taken = (end - start) / page
-    first_taken = np.exp(-1j * frequency * np.minimum(start - first + 1, n))
-    all_taken = first_taken * (1 - np.exp(-1j * frequency * (end - start))) / (1 - z**page)
-    held = start * present + page * (all_taken - taken * over) / (1 - z)
+    held = _transform(mix.held, group, mix.rate_rps, first, n, frequency)
 
     rates = rate[:, None]
     together = (rates * held).sum(axis=0) / (1 - z * (rates * work).sum(axis=0))
@@ -146,6 +152,33 @@ def usage_changes(model: ServingModel) -> UsageChanges:
     by_clusters = share * clusters / float(rate.sum()) * np.abs(together) ** 2
     alone = float(mix.rate_rps @ mix.held.squares) + float(by_feedback.sum())
     return UsageChanges(model, frequency, by_feedback + by_clusters, 1 + float(by_clusters.sum()) / alone)
+
+
+def _transform(
+    held: StageWeights,
+    group: IntArray,
+    rate: FloatArray,
+    first: FloatArray,
+    stages: FloatArray,
+    frequency: FloatArray,
+) -> ComplexArray:
+    """Σ_k w(k)·exp(-i·frequency·k) of memory held, means over groups; shape (n_groups, n_frequencies)."""
+    total = sum_by(group, rate)
+    if isinstance(held, TabledWeights):
+        mean = [held.survival(np.where(group == g, rate / total[g], 0.0)) for g in range(total.size)]
+        return np.asarray(
+            sum(
+                np.array([w[k : k + _STAGES] for w in mean])
+                @ np.exp(-1j * np.outer(np.arange(k, min(k + _STAGES, mean[0].size)), frequency))
+                for k in range(0, mean[0].size, _STAGES)
+            )
+        )
+    start, end = ((sum_by(group, rate * amount) / total)[:, None] for amount in (held.at_start, held.at_end))
+    page, z, over = held.block_tokens, np.exp(-1j * frequency), np.exp(-1j * frequency * stages)
+    present = (1 - over) / (1 - z)
+    first_taken = np.exp(-1j * frequency * np.minimum(start - first + 1, stages))
+    all_taken = first_taken * (1 - np.exp(-1j * frequency * (end - start))) / (1 - z**page)
+    return np.asarray(start * present + page * (all_taken - (end - start) / page * over) / (1 - z))
 
 
 class Passage(NamedTuple):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.kv_cumulants import ClusterGrid, cumulants
-from kvplan.model import FloatArray, Weights
+from kvplan.model import FloatArray, StageWeights
 
 _FARTHEST = 38.6  # standard deviations: the normal tail there is 1e-325
 _LEAST_LOG = -745.0  # of the smallest float
@@ -344,7 +344,7 @@ class UsagePmf:
         return np.where(tail > PMF_NOISE, np.minimum(tail, 1.0), 0.0)
 
 
-def usage_pmf(held: Weights, per_stage: FloatArray, *, max_points: int = _PMF_POINTS) -> UsagePmf | None:
+def usage_pmf(held: StageWeights, per_stage: FloatArray, *, max_points: int = _PMF_POINTS) -> UsagePmf | None:
     """Distribution of KV usage at constant iteration time: a compound Poisson law, by one FFT.
 
     Parameters
@@ -365,11 +365,12 @@ def usage_pmf(held: Weights, per_stage: FloatArray, *, max_points: int = _PMF_PO
 
     Examples
     --------
+    >>> from kvplan.model import Weights
     >>> ones = Weights(np.array([1.0]), np.array([1]))
     >>> usage_pmf(ones, np.array([2.0])).probability[:3].round(6).tolist()
     [0.135335, 0.270671, 0.270671]
     """
-    lattice, largest = held.lattice_tokens, float(held.at_end.max())
+    lattice, largest = held.lattice_tokens, float(held.largest.max())
     if largest > _MAX_JUMP * lattice:
         return None
     mean, std = float(per_stage @ held.footprint), math.sqrt(float(per_stage @ held.squares))

@@ -334,9 +334,11 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     >>> [(s.upto_decode, s.threshold) for s in result.segments], result.fits
     ([(80, 15), (160, 2)], False)
     """
+    nothing = NestedWait(False, (), None, None, None, None, None, False, None, None, None, None, None)
+    if model.replica.layout is not None:
+        return nothing
     means = None if model.schedule is None else class_windows(model)
     lengths = lengths_of(model if means is None else at_rates(model, means.mean_rps))
-    nothing = NestedWait(False, (), None, None, None, None, None, False, None, None, None, None, None)
     if not lengths.work_to[-1] * GUARD < 1:
         return nothing
     ends = candidate_ends(lengths, segments)

@@ -175,7 +175,7 @@ def usage_scale(model: ServingModel) -> UsageScale:
     return UsageScale(
         mean=float(mix.rate_rps @ mix.held.footprint) * tau,
         std_without_feedback=math.sqrt(float(mix.rate_rps @ mix.held.squares)) * math.sqrt(tau),
-        largest=float(mix.held.at_end.max()),
+        largest=float(mix.held.largest.max()),
     )
 
 

@@ -11,7 +11,6 @@ Three factors (1.15, 1.5 and 0.985) are fitted to whole-request simulations, not
 """
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from kvplan.analysis.worst_cycle import (
     cycle_throughput_rps,
     mean_iteration_time,
 )
-from kvplan.model import FloatArray, IntArray, ServingModel, Weights, survival
+from kvplan.model import FloatArray, IntArray, ServingModel, StageWeights, TabledWeights, Weights, survival
 
 _NOISE = 1.15  # fitted: what is lost to the last gap and to fluctuations, in units of their estimate
 _RECOMPUTED = 1.5  # fitted: evictions, in units of their estimate
@@ -138,9 +137,7 @@ def _of_cycle(model: ServingModel, budget: float, cycle: Cycle | None) -> Recove
     mix, held, replica = model.mix, model.mix.held, model.replica
     seats = math.inf if replica.max_num_seqs is None else float(replica.max_num_seqs)
     memory = float(replica.capacity_tokens)
-    base = _moments(
-        held.first.tobytes(), mix.stages.tobytes(), mix.share.tobytes(), replica.block_tokens, memory
-    )
+    base = _moments(held, mix.share.tobytes(), memory)
     footprint, stages = mix.mean(held.footprint), mix.mean(mix.stages)
     n_star = memory / footprint
     admitted = min(n_star, seats / stages)
@@ -189,7 +186,7 @@ def _room_is_left(model: ServingModel, seats: float, memory: float) -> bool:
     held, mean = model.mix.held, model.mix.mean
     weight = mean(held.footprint) / mean(held.stages)
     variance = max(0.0, mean(held.squares) / mean(held.stages) - weight**2)
-    spare = memory - seats * weight - float(held.at_end.max())
+    spare = memory - seats * weight - float(held.largest.max())
     return bool(spare > _DEVIATIONS * math.sqrt(seats * variance))
 
 
@@ -200,23 +197,30 @@ class _Moments(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _moments(first: bytes, stages: bytes, share: bytes, block_tokens: int, memory: float) -> _Moments:
+def _moments(held: StageWeights, share: bytes, memory: float) -> _Moments:
     """G, D and the evictions that fluctuations cause; the bytes of arrays, which unlike arrays can be looked up."""
-    p, n = np.frombuffer(share), np.frombuffer(stages, np.int64)
-    held = Weights(np.frombuffer(first), n, block_tokens)
-    tokens = held.first + (block_tokens - 1) / 2  # pages by their mean
-    last = tokens + n - 1
+    p, n = np.frombuffer(share), held.stages
     n_star, mean_start = memory / float(p @ held.footprint), float(p @ held.at_start)
     gap = float(p @ held.at_start**2) / (2 * mean_start)
+    if isinstance(held, Weights):
+        tokens = held.first + (held.block_tokens - 1) / 2  # pages by their mean
+        last, lost = tokens + n - 1, _fluctuations(tokens, n, p, n_star)
+        # a token a stage; more where prompts end with a page, so that they take another at once
+        grown = max(float(p @ n) - 1, float(p @ (held.at_end - held.at_start)))
+    else:
+        last, lost = held.at_end, _tabled_fluctuations(held, p, n_star)
+        grown = sum(
+            share * float(np.maximum(np.diff(w), 0.0).sum())
+            for share, w in zip(p, held.by_stage(), strict=True)
+        )
+    growth = n_star * grown
     leaving = n_star * float(p @ last), math.sqrt(n_star * float(p @ last**2))
-    # a token a stage; more where prompts end with a page, so that they take another at once
-    growth = n_star * max(float(p @ n) - 1, float(p @ (held.at_end - held.at_start)))
     evictions = min(_expected_excess(growth + n_star - leaving[0], leaving[1]), growth) / mean_start
     if n_star >= 2:
         evictions += _negative_admissions(
             held, p, n_star, float(p @ held.at_start**3) / (3 * mean_start) - gap**2
         )
-    return _Moments(gap, _fluctuations(tokens, n, p, n_star), evictions)
+    return _Moments(gap, lost, evictions)
 
 
 def _expected_excess(mean: float, deviation: float) -> float:
@@ -246,7 +250,24 @@ def _fluctuations(first: FloatArray, stages: IntArray, share: FloatArray, n_star
         )
         total = n * a**2 + a * n * (n - 1) + n * (n - 1) * (2 * n - 1) / 6
         variance += p * (staying * u**2 + total - before)
-    variance *= n_star
+    return _below_lines(fallen, n_star * variance)
+
+
+def _tabled_fluctuations(held: TabledWeights, share: FloatArray, n_star: float) -> float:
+    """The same for any weights: in u iterations a request loses w(k) - w(k + u), with w = 0 after its last stage."""
+    fallen = n_star * np.cumsum(held.survival(share))
+    variance = np.zeros(fallen.size)
+    for w, p in zip(held.by_stage(), share, strict=True):
+        squares = np.concatenate([np.cumsum(w[::-1] ** 2)[::-1], np.zeros(fallen.size + 1 - w.size)])
+        transform = np.fft.rfft(w, 1 << math.ceil(math.log2(2 * w.size)))
+        again = np.zeros(fallen.size + 1)
+        again[: w.size] = np.fft.irfft(np.abs(transform) ** 2)[: w.size]
+        variance += p * (squares[1:] + squares[0] - 2 * again[1:])
+    return _below_lines(fallen, n_star * variance)
+
+
+def _below_lines(fallen: FloatArray, variance: FloatArray) -> float:
+    """∫ exp(-min_u (x + m(u))²/(2·v(u))) dx over x > 0."""
     slope = 1 / np.sqrt(2 * variance)
     order = np.argsort(-slope)
     lowest: list[tuple[float, float, float]] = []  # from where on, slope and height at 0
@@ -270,14 +291,14 @@ def _fluctuations(first: FloatArray, stages: IntArray, share: FloatArray, n_star
     )
 
 
-def _negative_admissions(held: Weights, share: FloatArray, n_star: float, gap_variance: float) -> float:
+def _negative_admissions(held: StageWeights, share: FloatArray, n_star: float, gap_variance: float) -> float:
     """E[y⁻] of y, the admissions an iteration were they not cut at 0: normal, with the variance of a linear filter.
 
     0 where its variance is not finite: pages can keep the weights constant, and the filter then has poles.
     """
     size = 1 << math.ceil(math.log2(4 * int(held.stages.max())))
     squares = np.zeros(size // 2 + 1)
-    for weights, p in zip(_by_stage(held), share, strict=True):
+    for weights, p in zip(held.by_stage(), share, strict=True):
         squares += p * np.abs(np.fft.rfft(weights, size)) ** 2
     mean = np.abs(np.fft.rfft(held.survival(share), size)) ** 2
     if mean.min() <= 1e-20 * mean.max():
@@ -285,8 +306,3 @@ def _negative_admissions(held: Weights, share: FloatArray, n_star: float, gap_va
     spectrum = n_star * (squares / mean - 1) + gap_variance / mean
     variance = (2 * spectrum.sum() - spectrum[0] - spectrum[-1]) / size  # both halves of the circle
     return _expected_excess(-n_star, math.sqrt(max(variance, 0.0)))
-
-
-def _by_stage(held: Weights) -> Iterator[FloatArray]:
-    for first, n in zip(held.first, held.stages, strict=True):
-        yield np.ceil((first + np.arange(n)) / held.block_tokens) * held.block_tokens

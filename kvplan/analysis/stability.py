@@ -21,7 +21,7 @@ from kvplan.analysis.roots import (
     expand_on_circle,
     largest_root,
 )
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, survival
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, TabledWeights, survival
 from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
@@ -143,12 +143,11 @@ def exact_survival_weights(model: ServingModel) -> list[int]:
     """
     shares = model.exact_shares()
     denominator = math.lcm(*(p.denominator for p in shares))
-    block = model.replica.block_tokens
     weights = [0] * int(model.mix.stages.max())
-    for n, first, p in zip(model.mix.stages.tolist(), model.mix.held.first.tolist(), shares, strict=True):
+    for held, p in zip(model.mix.held.by_stage(), shares, strict=True):
         count = int(p * denominator)
-        for k in range(n):
-            weights[k] += count * block * -(-(int(first) + k) // block)
+        for k, tokens in enumerate(held.tolist()):
+            weights[k] += count * int(tokens)
     content = math.gcd(*weights)
     return [w // content for w in weights]
 
@@ -164,7 +163,8 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
     Returns
     -------
     MinStableInput
-        Tokens, as the share-weighted mean input. Both None when the gcd of the iteration counts exceeds 1.
+        Tokens, as the share-weighted mean input. Both None when the gcd of the iteration counts exceeds 1, and where
+        layers keep KV of several kinds: it does not grow with the input then.
 
     References
     ----------
@@ -179,7 +179,7 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
     (15, 18.47)
     """
     mix = model.mix
-    if int(np.gcd.reduce(mix.stages)) > 1:
+    if int(np.gcd.reduce(mix.stages)) > 1 or isinstance(mix.held, TabledWeights):
         return MinStableInput(None, None)
     mean_input = float(mix.share @ mix.input_tokens)
     scale = mix.input_tokens / mean_input if mean_input > 0 else np.ones(mix.share.size)

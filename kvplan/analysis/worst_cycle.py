@@ -20,7 +20,7 @@ from kvplan.analysis.fluid_map import Cycle, collapsed_starts, find_attractor, f
 from kvplan.analysis.records import Saturation
 from kvplan.analysis.roots import largest_root
 from kvplan.analysis.stability import Stability, nothing_else_attracts, rounding_error
-from kvplan.model import FloatArray, Prompts, ServingModel, Weights, survival
+from kvplan.model import FloatArray, Prompts, ServingModel, StageWeights, survival
 
 _SHARE_DIGITS = 13
 _NOTHING = 1e-9  # evictions a completion, that rounding makes
@@ -99,8 +99,8 @@ def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps
 
 
 def pulse_cycle(
-    held: Weights,
-    read: Weights,
+    held: StageWeights,
+    read: StageWeights,
     share: FloatArray,
     prompt: FloatArray,
     capacity: float,
@@ -114,7 +114,7 @@ def pulse_cycle(
     Parameters
     ----------
     held, read, share, prompt : shape (n_rows,)
-        As in `kvplan.analysis.fluid_map.FluidMap`; `read` is the context read.
+        As in `kvplan.analysis.fluid_map.FluidMap`; weights that never fall.
     capacity
         KV tokens in whole pages.
     seats
@@ -122,13 +122,15 @@ def pulse_cycle(
 
     References
     ----------
-    SIC 3 (one class); several classes new, theory §3 ("Pulse cycle"). Memory is full after every iteration, which
-    gives the youngest cohort's mass as it is trimmed: what is evicted and what is in flight are new.
+    SIC 3 (one class); several classes new, theory §3 ("Pulse cycle"), and §10 for any weights that never fall. Memory
+    is full after every iteration, which gives the youngest cohort's mass as it is trimmed: what is evicted and what is
+    in flight are new.
 
     Examples
     --------
     Decode lengths 2 and 4, input 4 (`disaggregated`):
 
+    >>> from kvplan.model import Weights
     >>> weights = Weights(np.array([5.0, 5.0]), np.array([2, 4]))
     >>> cycle = pulse_cycle(weights, weights, np.array([0.5, 0.5]), np.array([4.0, 4.0]), 10_000.0)
     >>> round(cycle.throughput, 9), round(cycle.evictions, 9), cycle.period
@@ -244,6 +246,8 @@ def closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
     mix, held, seats = model.mix, model.mix.held, model.replica.max_num_seqs
     if eviction_is_impossible(model):
         return CycleKind.NONE, None
+    if held.falls:  # memory is full at some other stage than the last
+        return None
     g = int(np.gcd.reduce(held.stages))
     if g == 1:
         return None
@@ -327,26 +331,24 @@ def simulate_collapsed(model: ServingModel, *, compile_above: int | None = None)
     mix, memory, seats = model.mix, model.replica.capacity_tokens, model.replica.max_num_seqs
     part, exponent = np.frexp(mix.share)  # the last digits of a float are not to make it another mix
     share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
-    arrays = (a.tobytes() for a in (mix.held.first, mix.stages, mix.input_tokens, share))
     each = np.inf if seats is None else seats / memory
-    found = _settled(*arrays, model.replica.block_tokens, each, compile_above)
+    arrays = mix.input_tokens.tobytes(), share.tobytes()
+    found = _settled(mix.held, mix.read, *arrays, each, compile_above)
     return [one.of_memory(memory) for one in found]
 
 
 @lru_cache(maxsize=256)
 def _settled(
-    first: bytes,
-    stages: bytes,
+    held: StageWeights,
+    read: StageWeights,
     prompt: bytes,
     share: bytes,
-    block_tokens: int,
     seats: float,
     compile_above: int | None,
 ) -> list[Cycle]:
     """The same for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
-    weights = Weights(np.frombuffer(first), np.frombuffer(stages, np.int64), block_tokens)
     prompts = np.frombuffer(prompt, np.int64).astype(np.float64)
-    system = fluid_map(weights, np.frombuffer(share), prompts, 1.0, seats)
+    system = fluid_map(held, np.frombuffer(share), prompts, 1.0, seats, read=read)
     return [find_attractor(system, start, compile_above=compile_above) for start in collapsed_starts(system)]
 
 

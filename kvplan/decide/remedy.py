@@ -352,6 +352,8 @@ def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
     if "memory_tokens" in gpu:
         step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)
         return Change(("gpu", "memory_tokens"), gpu["memory_tokens"], math.ceil(tokens / step) * step)
+    if "kv_blocks" in gpu:
+        return Change(("gpu", "kv_blocks"), gpu["kv_blocks"], math.ceil(tokens / block))
     unit = re.sub(r"[^A-Za-z]*([eE][+-]?\d+)?", "", gpu["memory"], count=1).strip()
     least = math.ceil(tokens / block) * block * gpu["kv_bytes_per_token"]
     amount = _rounded(Decimal(least) / Decimal(int(BYTE_UNITS[unit])), _DIGITS, ROUND_CEILING)

@@ -80,7 +80,8 @@ _UNITS: Mapping[str, Mapping[str, Fraction]] = {
 }
 
 _PART = re.compile(
-    r'\.?([A-Za-z_][A-Za-z0-9_]*)|\[ *(?:(\d{1,9})|("(?:[^"\\]|\\.)*")|([^\]"]+?)) *\]', re.ASCII
+    r'\.?([A-Za-z_][A-Za-z0-9_]*)|\[ *(?:(\d{1,9})|("(?:[^"\\]|\\.)*")|([^\]" ](?:[^\]"]*[^\]" ])?)) *\]',
+    re.ASCII,
 )
 _OPERATOR = re.compile(r" *(<=|>=|==|!=|<|>) *")
 _NUMBER = re.compile(

@@ -16,6 +16,8 @@ from kvplan.errors import UsageError
 
 STANDARD_INPUT = Path("<stdin>")  # this very object; a file may have that name
 _LONGEST_LINE = 64_000_000  # characters; the results of a benchmark are one line
+_LINE_ENDS = {"\n", "\r", "\r\n"}
+_BLANK_LINES = 1_000_000  # one after the other
 _UNPACKED = 1 << 23  # bytes that nobody minds
 _PACKED_TO = 200  # beyond, text of use packs to more than such a part of it
 _PIECE = 256  # bytes of zstd unpacked at once: a block of four can stand for 128 KiB
@@ -30,7 +32,7 @@ class Lines:
     Raises
     ------
     UsageError
-        A line, or what is left, is longer than any that means something.
+        A line, what is left, or a stretch of blank lines is longer than any that means something.
     """
 
     def __init__(self, source: str, text: io.TextIOBase) -> None:
@@ -41,8 +43,12 @@ class Lines:
         self._text = text
 
     def __iter__(self) -> Iterator[str]:
+        blank = 0
         while line := self._text.readline(_LONGEST_LINE):
             self.number += 1
+            blank = blank + 1 if line in _LINE_ENDS else 0
+            if blank > _BLANK_LINES:
+                raise UsageError(f"{self.source}:{self.number}: more than {_BLANK_LINES:,} blank lines")
             if len(line) == _LONGEST_LINE:
                 raise UsageError(
                     f"{self.source}:{self.number}: a line of more than {_LONGEST_LINE:,} characters"

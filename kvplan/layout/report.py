@@ -31,7 +31,15 @@ from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
 from kvplan.report.inputs import headroom_range_text, range_text
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
-from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
+from kvplan.units import (
+    ABSENT,
+    format_bytes,
+    format_number,
+    format_percent,
+    format_rate,
+    format_seconds,
+    format_tokens,
+)
 
 _MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are its rounding
 _CLASS = words("Class")
@@ -73,7 +81,8 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> document.summary.rows[0]
     ('Headroom', '+11.1%', 'theorem')
     """
-    known = [key for key in SECTIONS if key != "simulation" or report.simulation is not None]
+    asked = {"simulation": report.simulation, "kv_layout": report.kv_layout}
+    known = [key for key in SECTIONS if asked.get(key, key) is not None]
     for key in sections or ():
         if key not in known:
             raise UsageError(f"--section {key!r} does not exist; the sections are {', '.join(known)}")
@@ -281,6 +290,22 @@ def _cost(report: Report, basis: Basis) -> Iterator[Block]:
                 ("tokens", one.per_million_tokens),
             )
         ),
+    )
+
+
+def _kv_layout(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.kv_layout
+    assert found is not None
+    yield _figures(
+        basis,
+        ("Block", f"{format_tokens(found.block_tokens)} tokens, {format_bytes(found.block_bytes)}"),
+        ("A token more", format_bytes(found.bytes_per_token)),
+        ("Held whatever the length", _unit(found.fixed_tokens_per_request, "pool tokens")),
+    )
+    yield _rows(
+        (words("Layers"), *map(number, ("Count", "Groups", "Block", "Window"))),
+        basis,
+        ((one.kind, *map(format_number, one[1:4]), format_tokens(one.window_tokens)) for one in found.groups),
     )
 
 
@@ -496,6 +521,9 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
 
 def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
     plan = report.nested_wait
+    if report.kv_layout is not None:
+        yield Paragraph("Not computed where layers keep KV of several kinds.")
+        return
     if plan.printed is None:
         yield Paragraph(_NO_THRESHOLDS)
         return
@@ -649,6 +677,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "cost": ("Cost", _cost),
     "saturation": ("Saturation", _saturation),
     "prefix_cache": ("Prefix cache", _prefix_cache),
+    "kv_layout": ("KV layout", _kv_layout),
     "worst_cycle": ("Worst cycle", _worst_cycle),
     "stability": ("Stability", _stability),
     "rate_cap": ("Rate cap", _rate_cap),

@@ -3,6 +3,7 @@
 ===============  ======================================================================
 `classes`        a class of requests; the traffic as arrays, one row a prompt and decode length
 `weights`        what a request reads and holds at each of its stages
+`kv_layout`      what it holds where layers keep KV of several kinds
 `timing`         how long an iteration takes
 `prompts`        how many prefill tokens an iteration computes
 `replica`        memory, pages, limits; what a plan should guarantee
@@ -26,7 +27,7 @@ from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.model.replica import Plan, Replica
 from kvplan.model.serving import ServingModel, SideBySide, side_by_side
 from kvplan.model.timing import Tangent, Timing, iteration_time
-from kvplan.model.weights import Prefill, Weights
+from kvplan.model.weights import Prefill, StageWeights, TabledWeights, Weights
 
 __all__ = [
     "ArrivalProcess",
@@ -46,6 +47,8 @@ __all__ = [
     "RequestClass",
     "ServingModel",
     "SideBySide",
+    "StageWeights",
+    "TabledWeights",
     "Tangent",
     "Timing",
     "Weights",

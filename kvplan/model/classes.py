@@ -8,7 +8,7 @@ import numpy as np
 from kvplan.model.arrays import FloatArray, IntArray, sum_by
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
-from kvplan.model.weights import Weights
+from kvplan.model.weights import StageWeights
 
 
 class Prompt(NamedTuple):
@@ -103,8 +103,8 @@ class Mix:
     stages: IntArray
     prefill_tokens: FloatArray
     computed_tokens: IntArray
-    read: Weights
-    held: Weights
+    read: StageWeights
+    held: StageWeights
     rate_rps: FloatArray
     share: FloatArray
 

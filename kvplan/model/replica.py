@@ -2,13 +2,20 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from kvplan.model.arrays import IntArray
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.slo import Slo
 from kvplan.model.weights import Prefill
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached."""
+    """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached.
+
+    With a `layout` layers keep KV of several kinds: memory is in pool tokens, and its blocks are the pages.
+    """
 
     memory_tokens: int
     block_tokens: int = 1
@@ -17,11 +24,42 @@ class Replica:
     max_num_batched_tokens: int | None = None
     gpus: int = 1
     prefix_caching: bool = True
+    layout: KvLayout | None = None
 
     @property
     def capacity_tokens(self) -> int:
         """Memory in whole pages, b·⌊M/b⌋ tokens."""
         return self.memory_tokens - self.memory_tokens % self.block_tokens
+
+    def held_first(self, tokens: IntArray) -> IntArray:
+        """What is held for prompts of so many tokens while they are computed."""
+        if self.layout is None:
+            return -(-tokens // self.block_tokens) * self.block_tokens
+        return self.layout.pool_tokens(np.zeros_like(tokens), tokens)
+
+    def largest_held(self, first: int, last: int) -> int:
+        """The most tokens that a request holds at any stage, from `first` tokens at stage 0 to `last` at its end."""
+        if self.layout is None:
+            return -(-last // self.block_tokens) * self.block_tokens
+        return int(held_by_stage(self.layout, first, last - first + 1).max())
+
+
+def held_by_stage(layout: KvLayout, first: int, stages: int) -> IntArray:
+    """Pool tokens of a request at each of its stages, shape (stages,): a prompt is held whole at stage 0.
+
+    Examples
+    --------
+    A window of 4 beside full attention, and 7 tokens at first:
+
+    >>> from kvplan.model.kv_layout import Attention, Layers
+    >>> layout = KvLayout((Layers(Attention.WINDOW, 1, 8, 4), Layers(Attention.FULL, 1, 8)), 1)
+    >>> held_by_stage(layout, 7, 3).tolist()
+    [14, 12, 13]
+    """
+    tokens = first + np.arange(stages)
+    before = tokens - 1
+    before[0] = 0
+    return layout.pool_tokens(before, tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,13 @@ import numpy as np
 from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.provenance import MeasuredRange, Provenance
-from kvplan.model.replica import Replica
+from kvplan.model.replica import Replica, held_by_stage
 from kvplan.model.timing import Timing
 from kvplan.model.weights import (
+    StageWeights,
+    TabledWeights,
     Weights,
     computed_tokens,
     first_tokens,
@@ -171,7 +174,8 @@ def _mix(
     replica: Replica, index: IntArray, inputs: IntArray, decode: IntArray, rate: FloatArray, share: FloatArray
 ) -> Mix:
     prefill = replica.prefill
-    first, stages = first_tokens(prefill, inputs).astype(np.float64), stage_count(prefill, decode)
+    stages = stage_count(prefill, decode)
+    read, held = _weights(replica, first_tokens(prefill, inputs), stages)
     return Mix(
         class_index=index,
         input_tokens=inputs,
@@ -179,8 +183,24 @@ def _mix(
         stages=stages,
         prefill_tokens=prefill_work(prefill, inputs),
         computed_tokens=computed_tokens(prefill, inputs, decode),
-        read=Weights(first, stages),
-        held=Weights(first, stages, replica.block_tokens),
+        read=read,
+        held=held,
         rate_rps=rate,
         share=share,
     )
+
+
+def _weights(replica: Replica, first: IntArray, stages: IntArray) -> tuple[StageWeights, StageWeights]:
+    """Context read and memory held at each stage."""
+    if replica.layout is None:
+        tokens = first.astype(np.float64)
+        return Weights(tokens, stages), Weights(tokens, stages, replica.block_tokens)
+    return _tabled(replica.layout, first, stages)
+
+
+def _tabled(layout: KvLayout, first: IntArray, stages: IntArray) -> tuple[TabledWeights, TabledWeights]:
+    distinct, kind = np.unique(first, return_inverse=True)
+    longest = int(stages.max())
+    held = np.array([held_by_stage(layout, int(a), longest) for a in distinct], dtype=np.float64)
+    read = layout.read_tokens(distinct[:, None] + np.arange(longest, dtype=np.float64))
+    return TabledWeights(read, kind, stages), TabledWeights(held, kind, stages, layout.block_tokens)

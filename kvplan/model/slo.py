@@ -11,7 +11,7 @@ TIMES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 FIGURES = ("mean", "p50", "p90", "p95", "p99")
 KEYS = (*(f"{time}.{figure}" for time in TIMES for figure in FIGURES), "recomputed_share")
 _LONGEST = 200  # characters
-_SLO = re.compile(r" *([A-Za-z_][\w.]*) *(<=|<) *(\S.*?) *", re.ASCII)
+_SLO = re.compile(r"([A-Za-z_][\w.]*) *(<=|<) *(\S.*)", re.ASCII)
 _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 
@@ -47,7 +47,7 @@ def parse_slo(text: str) -> Slo:
     (0.5, 0.01)
     """
     shown = repr(text if len(text) <= 80 else text[:77] + "...")
-    found = _SLO.fullmatch(text) if len(text) <= _LONGEST else None
+    found = _SLO.fullmatch(text.strip(" ")) if len(text) <= _LONGEST else None
     if found is None:
         raise UsageError(f"--slo {shown}: KEY <= VALUE is wanted, such as 'ttft_s.p95 <= 2 s'")
     key, symbol, value = found.groups()

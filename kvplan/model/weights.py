@@ -15,7 +15,8 @@ Two weights follow, and differ: the context *read*, which costs time, and the me
 Everything downstream uses only those, so `inline` (s, d) and `disaggregated` (s-1, d+1) are one system.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 
@@ -59,8 +60,23 @@ def computed_tokens(prefill: Prefill, input_tokens: IntArray, decode_tokens: Int
     return np.asarray(prompt + stage_count(prefill, decode_tokens))
 
 
-@dataclass(frozen=True)
-class Weights:
+class _ByValue:
+    """Weights that are equal where their arrays are, so that what follows from them can be looked up."""
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        values = (getattr(self, one.name) for one in fields(self))  # type: ignore[arg-type]
+        return tuple((v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByValue) and type(self) is type(other) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@dataclass(frozen=True, eq=False)
+class Weights(_ByValue):
     """Tokens of a request at each of its stages, ``first + k`` at stage k in whole pages; one request a row.
 
     Arrays have shape (n_rows,), or (n_models, n_rows) for many models side by side.
@@ -93,6 +109,35 @@ class Weights:
     def at_end(self) -> FloatArray:
         """At the last stage."""
         return _rounded_up(self.first + self.stages - 1, self.block_tokens)
+
+    @property
+    def largest(self) -> FloatArray:
+        """The most at any stage."""
+        return self.at_end
+
+    @property
+    def grows(self) -> bool:
+        """Whether some request ever weighs more than at the stage before."""
+        return bool((self.at_end > self.at_start).any())
+
+    @property
+    def falls(self) -> bool:
+        """Whether some request ever weighs less than at the stage before."""
+        return False
+
+    @property
+    def kind(self) -> FloatArray:
+        """What is the same of requests that weigh the same at each stage; shape (n_rows,)."""
+        return self.first
+
+    def of(self, kind: FloatArray, stages: IntArray) -> "Weights":
+        """Those of requests of these kinds that stay so long."""
+        return Weights(kind, stages, self.block_tokens)
+
+    def by_stage(self) -> Iterator[FloatArray]:
+        """Weights of each row at its stages, of shape (stages,); for one model only."""
+        for first, n in zip(self.first, self.stages, strict=True):
+            yield _rounded_up(first + np.arange(n), self.block_tokens)
 
     @cached_property
     def _pages(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -174,6 +219,112 @@ class Weights:
             present = survival(self.stages, np.where(over == alike, share, 0.0))
             weights += present * _rounded_up(alike + stage, self.block_tokens)
         return weights
+
+
+@dataclass(frozen=True, eq=False)
+class TabledWeights(_ByValue):
+    """The same where no formula says it: rows of `table` by the kind of a request, columns by its stage.
+
+    Attributes
+    ----------
+    table : ndarray, shape (n_kinds, most stages), tokens
+    kind, stages : ndarray of int64, shape (n_rows,)
+    block_tokens
+        What all weights are multiples of.
+
+    Examples
+    --------
+    >>> held = TabledWeights(np.array([[4.0, 2.0, 3.0]]), np.array([0, 0]), np.array([2, 3]))
+    >>> held.at_end.tolist(), held.largest.tolist(), held.footprint.tolist(), held.squares.tolist()
+    ([2.0, 3.0], [4.0, 4.0], [6.0, 9.0], [20.0, 29.0])
+    >>> held.survival(np.array([0.5, 0.5])).tolist()
+    [4.0, 2.0, 1.5]
+    """
+
+    table: FloatArray
+    kind: IntArray
+    stages: IntArray
+    block_tokens: float = 1.0
+
+    def _until_the_end(self, table: FloatArray) -> FloatArray:
+        return np.asarray(table[self.kind, self.stages - 1])
+
+    @cached_property
+    def at_start(self) -> FloatArray:
+        """At stage 0."""
+        return np.asarray(self.table[self.kind, 0])
+
+    @cached_property
+    def at_end(self) -> FloatArray:
+        """At the last stage."""
+        return self._until_the_end(self.table)
+
+    @cached_property
+    def largest(self) -> FloatArray:
+        """The most at any stage."""
+        return self._until_the_end(np.maximum.accumulate(self.table, axis=1))
+
+    @cached_property
+    def footprint(self) -> FloatArray:
+        """Token-iterations, the sum over all stages."""
+        return self._until_the_end(np.cumsum(self.table, axis=1))
+
+    @cached_property
+    def squares(self) -> FloatArray:
+        """Sum of squares over all stages."""
+        return self._until_the_end(np.cumsum(self.table**2, axis=1))
+
+    @property
+    def grows(self) -> bool:
+        """Whether some request ever weighs more than at the stage before."""
+        return any(bool((np.diff(row) > 0).any()) for row in self._used())
+
+    @property
+    def falls(self) -> bool:
+        """Whether some request ever weighs less than at the stage before."""
+        return any(bool((np.diff(row) < 0).any()) for row in self._used())
+
+    def of(self, kind: FloatArray | IntArray, stages: IntArray) -> "TabledWeights":
+        """Those of requests of these kinds that stay so long."""
+        return TabledWeights(self.table, kind.astype(np.int64), stages, self.block_tokens)
+
+    def by_stage(self) -> Iterator[FloatArray]:
+        """Weights of each row at its stages, of shape (stages,)."""
+        for kind, n in zip(self.kind, self.stages, strict=True):
+            yield self.table[kind, :n]
+
+    def _used(self) -> Iterator[FloatArray]:
+        """Weights of each kind at the stages that some request has."""
+        most = np.zeros(len(self.table), dtype=np.int64)
+        np.maximum.at(most, self.kind, self.stages)
+        return (row[:n] for row, n in zip(self.table, most, strict=True))
+
+    @property
+    def lattice_tokens(self) -> float:
+        """Largest number of tokens that every weight is a multiple of."""
+        blocks = np.concatenate(list(self._used())) / self.block_tokens
+        return float(self.block_tokens * np.gcd.reduce(np.unique(blocks).astype(np.int64)))
+
+    def by_pages(self, amount: FloatArray) -> FloatArray:
+        """`amount` of each row times its stages with p pages, summed over rows; shape (most pages + 1,)."""
+        pages = (self.table / self.block_tokens).astype(np.int64)
+        found = np.zeros(int(self.largest.max() / self.block_tokens) + 1)
+        for kind, held in enumerate(pages):
+            mine = self.kind == kind
+            present = survival(self.stages[mine], amount[mine])
+            found += np.bincount(held[: present.size], present, found.size)
+        return found
+
+    def survival(self, share: FloatArray) -> FloatArray:
+        """Tokens that one unit of admissions holds at each stage, as `Weights.survival`."""
+        weights = np.zeros(int(self.stages.max()))
+        for kind, held in enumerate(self.table):
+            present = survival(self.stages, np.where(self.kind == kind, share, 0.0))
+            weights += present * held[: present.size]
+        return weights
+
+
+StageWeights = Weights | TabledWeights
 
 
 def _rounded_up(tokens: FloatArray, block_tokens: float | FloatArray) -> FloatArray:

@@ -22,7 +22,6 @@ from kvplan.model import (
     Plan,
     Prompt,
     Provenance,
-    Replica,
     RequestClass,
     ServingModel,
     Timing,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
+MAX_LINES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -275,6 +275,10 @@ def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, P
 
 
 def _decoded(data: bytes, source: str) -> str:
+    if data.count(b"\n") > MAX_LINES:
+        raise ProfileError(
+            source, f"more than {MAX_LINES:,} lines, the limit for a profile", line=MAX_LINES + 1
+        )
     if not data.strip():
         raise ProfileError(source, "empty; a profile starts with schema = 1", line=1)
     try:
@@ -283,7 +287,7 @@ def _decoded(data: bytes, source: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         seen = f"byte 0x{data[error.start]:02x} at offset {error.start}"
         raise ProfileError(source, f"must be UTF-8, not {seen}", line=line) from None
-    return re.sub("\r+\n", "\n", text.removeprefix("\ufeff"))  # what was converted twice has two
+    return re.sub("(?<!\r)\r+\n", "\n", text.removeprefix("\ufeff"))  # what was converted twice has two
 
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
@@ -344,15 +348,7 @@ def model_of(document: schema.Document) -> ServingModel:
     model = ServingModel(
         classes=(*classes, *map(_turns, document.sessions)),
         timing=Timing(**{name: getattr(timing, name) for name in Timing.__slots__}),
-        replica=Replica(
-            gpu.capacity_tokens,
-            gpu.block_tokens,
-            gpu.prefill,
-            gpu.max_num_seqs,
-            gpu.max_num_batched_tokens,
-            gpu.gpus,
-            gpu.prefix_caching,
-        ),
+        replica=gpu.replica,
         schedule=None if document.workload is None else _schedule(document.workload, document.classes),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)),

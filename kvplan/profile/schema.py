@@ -25,7 +25,8 @@ from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvplan.errors import UsageError, did_you_mean, shown
-from kvplan.model import Knowledge, Origin, Prefill, as_written
+from kvplan.model import Knowledge, Origin, Prefill, Replica, as_written
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.provenance import Range
 from kvplan.model.sessions import Sessions
 from kvplan.profile.laws import (
@@ -57,6 +58,7 @@ from kvplan.units import (
 
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
+_MOST_LAYERS = 10_000
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
@@ -253,11 +255,17 @@ _ORIGIN_SCHEMA: JsonDict = {
 }
 _Origin = Annotated[Any, PlainValidator(_origin), WithJsonSchema(_ORIGIN_SCHEMA)]
 
+_MEMORY_WAYS = (("memory_tokens",), ("memory", "kv_bytes_per_token"), ("kv_blocks", "kv"))
+_MEMORY_KEYS = tuple(key for way in _MEMORY_WAYS for key in way)
+
 # What relates keys, as JSON Schema says it; `_conflicts` says it to people.
 _MEMORY_ONE_WAY: JsonDict = {
     "oneOf": [
-        {"required": ["memory_tokens"], "properties": {"memory": False, "kv_bytes_per_token": False}},
-        {"required": ["memory", "kv_bytes_per_token"], "properties": {"memory_tokens": False}},
+        {
+            "required": [*mine],
+            "properties": dict.fromkeys((key for key in _MEMORY_KEYS if key not in mine), False),
+        }
+        for mine in _MEMORY_WAYS
     ]
 }
 _RATES_ONE_WAY: JsonDict = {
@@ -296,6 +304,22 @@ def _about(text: str, default: Any = ..., **options: Any) -> Any:
     return Field(default, description=text, **options)
 
 
+class Kv(_Table):
+    """Layers that keep KV cache of one kind."""
+
+    model_config = ConfigDict(title="Layers of one kind")
+
+    kind: Annotated[Attention, Field(strict=False)] = _about(
+        "What a layer keeps of a request: all tokens (full), the last ones (window), those since its chunk began "
+        "(chunk), or a state of fixed size (state)."
+    )
+    layers: Annotated[int, Field(ge=1, le=_MOST_LAYERS)] = _about("How many layers are of this kind.")
+    bytes: Annotated[int, Field(ge=1, le=10**12)] = _about(
+        "Bytes of KV cache per token and layer, on one GPU; of a state, its bytes."
+    )
+    window: _Tokens | None = _about("Tokens of a window or chunk.", None)
+
+
 class Gpu(_Table):
     """One replica: its KV memory and what the engine limits."""
 
@@ -308,6 +332,11 @@ class Gpu(_Table):
         'KV memory of one replica, such as "5.05 GiB"; needs kv_bytes_per_token.', None
     )
     kv_bytes_per_token: _Tokens | None = _about("Bytes of KV cache per token, all layers.", None)
+    kv_blocks: _Tokens | None = _about(
+        "Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]].",
+        None,
+    )
+    kv: list[Kv] = _about("Layers by kind, where they differ in what they keep of a request.", [])
     block_tokens: _Tokens = _about("Page size of the KV cache, tokens; 16 in vLLM.", 1)
     prefill: Annotated[Prefill, Field(strict=False)] = _about(
         "Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an "
@@ -327,7 +356,37 @@ class Gpu(_Table):
     def capacity_tokens(self) -> int:
         if self.memory is not None and self.kv_bytes_per_token is not None:
             return self.memory // self.kv_bytes_per_token
+        if self.kv_blocks is not None:
+            return self.kv_blocks * self.block_tokens
         return self.memory_tokens or 0
+
+    @property
+    def layout(self) -> KvLayout | None:
+        """None where all layers keep every token; a prefix cache that is asked for keeps a second state.
+
+        Raises
+        ------
+        ValueError
+            Layers and block size do not go together.
+        """
+        layers = tuple(Layers(one.kind, one.layers, one.bytes, one.window) for one in self.kv)
+        if {one.kind for one in layers} <= {Attention.FULL} and len({one.bytes for one in layers}) <= 1:
+            return None
+        cached = "prefix_caching" in self.model_fields_set and self.prefix_caching
+        return KvLayout(layers, self.block_tokens, 2 if cached else 1)
+
+    @property
+    def replica(self) -> Replica:
+        return Replica(
+            memory_tokens=self.capacity_tokens,
+            block_tokens=self.block_tokens,
+            prefill=self.prefill,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            gpus=self.gpus,
+            prefix_caching=self.prefix_caching,
+            layout=self.layout,
+        )
 
 
 class _Measured(_Table):
@@ -698,6 +757,7 @@ def json_schema() -> dict[str, Any]:
 def _conflicts(document: Document) -> Iterator[Problem]:
     """What is wrong between values that are each right."""
     yield from _memory_conflicts(document.gpu)
+    yield from _layout_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -748,8 +808,51 @@ def _session_conflicts(document: Document) -> Iterator[Problem]:
             yield Problem(("sessions", i, "turns"), f"too many for their exact moments: {seen}")
 
 
+def _layout_conflicts(document: Document) -> Iterator[Problem]:
+    gpu = document.gpu
+    for i, one in enumerate(gpu.kv):
+        bounded = one.kind in (Attention.WINDOW, Attention.CHUNK)
+        if bounded and one.window is None:
+            yield Problem(("gpu", "kv", i), f"needs window, the tokens of a {one.kind}", missing=True)
+        if not bounded and one.window is not None:
+            yield Problem(
+                ("gpu", "kv", i, "window"), f'goes with kind = "window" or "chunk", not "{one.kind}"'
+            )
+    try:
+        layout = gpu.layout
+    except ValueError as error:
+        yield Problem(("gpu", "block_tokens" if "block_tokens" in gpu.model_fields_set else "kv"), str(error))
+        return
+    if layout is None:
+        return
+    why = "not modelled beside layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
+    for i, c in enumerate(document.classes):
+        for key in ("shared", "reuse"):
+            if getattr(c, key) is not None:
+                yield Problem(("classes", i, key), why)
+    if document.sessions:
+        yield Problem(("sessions", 0), why)
+    if document.prefix.hit_curve is not None:
+        yield Problem(("prefix", "hit_curve"), why)
+
+
 def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
-    if gpu.memory_tokens is not None:
+    if gpu.kv or gpu.kv_blocks is not None:
+        for key in ("memory_tokens", "memory", "kv_bytes_per_token"):
+            if getattr(gpu, key) is not None:
+                yield Problem(("gpu", key), "not allowed beside [[gpu.kv]]; give kv_blocks")
+        if gpu.kv_blocks is None:
+            yield Problem(("gpu",), "needs kv_blocks, the blocks of the pool, with [[gpu.kv]]", missing=True)
+        elif not gpu.kv:
+            yield Problem(
+                ("gpu", "kv_blocks"),
+                "needs [[gpu.kv]], the layers by kind; or give memory_tokens",
+                missing=True,
+            )
+        elif gpu.capacity_tokens > MAX_MEMORY_TOKENS:
+            limit = format_tokens(MAX_MEMORY_TOKENS // gpu.block_tokens)
+            yield Problem(("gpu", "kv_blocks"), f"must be at most {limit} in blocks of {gpu.block_tokens}")
+    elif gpu.memory_tokens is not None:
         for key in ("memory", "kv_bytes_per_token"):
             if getattr(gpu, key) is not None:
                 yield Problem(("gpu", key), "not allowed beside memory_tokens, which says it already")
@@ -869,6 +972,7 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
             (
                 ("classes", i),
                 c.name,
+                c.input + (gpu.prefill is not Prefill.INLINE),
                 c.input + max(c.decode),
                 f"input {format_tokens(c.input)} + decode {format_tokens(max(c.decode))}",
             )
@@ -879,13 +983,18 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
                 ("sessions", i),
                 one.name,
                 one.law.longest,
+                one.law.longest,
                 f"turn {one.turns.longest}, which carries all before it",
             )
             for i, one in enumerate(document.sessions)
         ),
     ]
-    for place, name, longest, made_of in requests:
-        held = -(-longest // block) * block
+    try:
+        replica = gpu.replica
+    except ValueError:  # as `_layout_conflicts` says
+        return
+    for place, name, first, last, made_of in requests:
+        held = replica.largest_held(first, last)
         # Such a request can never finish: an engine that admits it hangs (theory §2, preflight).
         if held > usable > 0:
             yield Problem(
@@ -900,6 +1009,7 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
 _TABLES: dict[KeyPath, type[_Table]] = {
     (): Document,
     ("gpu",): Gpu,
+    ("gpu", "kv"): Kv,
     ("timing",): _Timing,
     ("timing", "measured"): _Measured,
     ("classes",): Class,

@@ -31,6 +31,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.report.cost import Cost, cost
 from kvplan.report.inputs import Inputs, caveat, inputs
 from kvplan.report.keys import REGISTRY
+from kvplan.report.kv_layout import LayoutBlock, layout_block
 from kvplan.report.notes import Source, notes, sources
 from kvplan.report.prefix_cache import CacheBlock, cache_block, collapse_actions
 from kvplan.report.verdict import actions, summary
@@ -96,6 +97,7 @@ class Report(NamedTuple):
     goodput: Goodput
     cost: Cost | None
     prefix_cache: CacheBlock | None
+    kv_layout: LayoutBlock | None
     simulation: dict[str, Any] | None
     sources: dict[str, Source]
     notes: tuple[str, ...]
@@ -142,6 +144,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         goodput=found.goodput,
         cost=found.cost,
         prefix_cache=found.prefix_cache,
+        kv_layout=found.kv_layout,
         simulation=None,
         sources=found.sources,
         notes=found.notes,
@@ -326,6 +329,11 @@ class Analyses:
         """What a replica costs; None where the plan has no price."""
         price = self.plan.gpu_hour
         return None if price is None else cost(self.model, price, self.load, overloaded=self.overloaded)
+
+    @cached_property
+    def kv_layout(self) -> LayoutBlock | None:
+        """What a request holds where layers keep KV of several kinds."""
+        return layout_block(self.model.replica.layout)
 
     @cached_property
     def sources(self) -> dict[str, Source]:

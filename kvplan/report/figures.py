@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.concurrency import computed_blocks, longest_blocks
 from kvplan.analysis.equilibrium import (
     equilibrium,
     load,
@@ -155,8 +156,6 @@ def _victim(model: ServingModel) -> Figure:
 
 def _of_replica(model: ServingModel) -> dict[str, Figure]:
     timing, replica = model.timing, model.replica
-    longest = max(c.max_tokens for c in model.classes)
-    pages, computed = (-(-tokens // replica.block_tokens) for tokens in (longest, longest - 1))
     limits = ", ".join(f"{k} {format_number(v, DIGITS)}" for k, v in sustainable_rates(model).items())
     inline = 1 if replica.prefill is Prefill.INLINE else 0
     return {
@@ -172,8 +171,10 @@ def _of_replica(model: ServingModel) -> dict[str, Figure]:
         ),
         "limits": Figure("", "largest total rate under each limit, requests/s", limits),
         "blocks": Figure("⌊M/b⌋", "pages of memory", replica.memory_tokens // replica.block_tokens),
-        "longest_blocks": Figure("⌈max(s+d)/b⌉", "pages of the longest request", pages),
-        "computed_blocks": Figure("⌈(max(s+d)−1)/b⌉", "pages of it that vLLM computes", max(computed, 1)),
+        "longest_blocks": Figure("⌈max(s+d)/b⌉", "pages of the longest request", longest_blocks(model)),
+        "computed_blocks": Figure(
+            "⌈(max(s+d)−1)/b⌉", "pages of it that vLLM computes", computed_blocks(model)
+        ),
         "overhead": Figure(
             "request_overhead", "time of a request outside the engine, s", model.request_overhead_s
         ),

@@ -34,7 +34,8 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     """Where the numbers of each block come from, by its name."""
     replica, timing = model.replica, model.timing
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
-    beyond_papers = timing.goes_beyond_papers or replica.block_tokens > 1 or limited
+    paged = replica.block_tokens > 1 or replica.layout is not None
+    beyond_papers = timing.goes_beyond_papers or paged or limited
     basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
     terms = "d2, d3" if timing.is_linear else "d2 to d5"
     extension = f"; {terms}, pages and engine limits: new" if beyond_papers else ""
@@ -106,6 +107,10 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "estimated",
             Basis.COMPUTED,
         ),
+        "kv_layout": Source(
+            "new: groups of layers on one pool of blocks, as vLLM makes them; the layers are the profile's",
+            Basis.COMPUTED,
+        ),
     }
 
 
@@ -141,7 +146,12 @@ def notes(
             f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, preempting and "
             "recomputing whole requests costs more than the fluid figures say."
         )
-    if replica.block_tokens > 1:
+    if replica.layout is not None:
+        found.append(
+            "Layers keep KV of several kinds: tokens of memory are those of blocks, of all groups of layers together; "
+            "a prompt is held whole in the iteration that computes it. Nested WAIT is not computed."
+        )
+    elif replica.block_tokens > 1:
         found.append(
             f"Pages of {replica.block_tokens} tokens: memory counts whole pages, time the tokens read. An engine may "
             "keep a page to itself."

@@ -61,7 +61,7 @@ def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | Non
 def _gaps(run: Run, model: ServingModel) -> Document:
     from kvplan.analysis.worst_cycle import gap_cycle_throughput
 
-    (stages,), (weight,) = model.mix.stages, model.mix.read.first
+    (stages,), (weight,) = model.mix.stages, model.mix.read.at_start
     x = gap_cycle_throughput(int(stages), float(weight), model.replica.capacity_tokens, run.gaps or ())
     return {"throughput_per_iteration": x}
 

@@ -30,6 +30,7 @@ from kvplan.simulation.state import (
     ENTERED_IN,
     EVICTED,
     EVICTIONS,
+    FILLED,
     FINISH,
     FIRST_TOKEN,
     FIRST_WEIGHT,
@@ -41,6 +42,7 @@ from kvplan.simulation.state import (
     GONE,
     HEAD,
     HELD,
+    HOLDS,
     ITERATIONS,
     JOINED,
     KV_BINS,
@@ -59,6 +61,7 @@ from kvplan.simulation.state import (
     PARKED,
     PARTIAL,
     PARTLY,
+    PASSED,
     PLACE,
     PROMISE,
     PROMISED,
@@ -95,13 +98,46 @@ from kvplan.simulation.state import (
     WEIGHT,
     State,
     extended,
+    layered,
 )
 
 
 @kernel
 def blocks_of(s: State, tokens: int) -> int:
-    """Blocks that hold so many tokens."""
+    """Blocks that hold so many tokens, of which none is computed yet."""
+    if layered(s):
+        return int(s.blocks[tokens, FILLED])
     return int((tokens + s.fixed[BLOCK] - 1) // s.fixed[BLOCK])
+
+
+@kernel
+def compute(s: State, request: int, begin: int, end: int) -> None:
+    """Of layers of several kinds, hold what a step takes that has computed `begin` tokens and has slots for `end`."""
+    blocks = s.blocks[end, FILLED] - s.blocks[begin, PASSED]
+    s.counter[HELD] += blocks - s.request[request, HOLDS]
+    s.request[request, HOLDS] = blocks
+
+
+@kernel
+def context_read(s: State) -> float:
+    """The same that the batch reads, in tokens of the layers that keep all."""
+    total = 0.0
+    for group in range(s.group.shape[0]):
+        if s.group[group, RUNS]:
+            request = s.list[group_list(s, group), HEAD]
+            while request != NOBODY:
+                total += s.context[members_tokens(s, request, group)]
+                request = s.request[request, AFTER]
+    request = s.counter[PARTLY]
+    if request != NOBODY:
+        total += s.context[s.request[request, PARKED]]
+    return total
+
+
+@kernel
+def members_tokens(s: State, request: int, group: int) -> int:
+    """KV tokens of a member of a group."""
+    return int(s.request[request, FIRST_WEIGHT] + s.group[group, TICK] - s.request[request, START])
 
 
 # ----------------------------------------------------------------------------------------------------- lists
@@ -273,7 +309,7 @@ def enter(s: State, request: int, group: int, stage: int) -> None:
 @kernel
 def leave(s: State, request: int, group: int) -> int:
     """Take a member out of its group; returns the KV tokens that it holds there."""
-    tokens = s.request[request, FIRST_WEIGHT] + s.group[group, TICK] - s.request[request, START]
+    tokens = members_tokens(s, request, group)
     take_out(s, request)
     s.group[group, WEIGHT] -= tokens
     s.phase[group, (s.request[request, FIRST_WEIGHT] - s.request[request, START]) % s.fixed[BLOCK]] -= 1
@@ -283,10 +319,23 @@ def leave(s: State, request: int, group: int) -> int:
 @kernel
 def advance(s: State, group: int) -> None:
     """Let a group run: its members grow by a token each, before anything is checked or admitted."""
+    begin_tick(s, group)
+    if layered(s):
+        request = s.list[group_list(s, group), HEAD]
+        while request != NOBODY:
+            tokens = members_tokens(s, request, group)
+            compute(s, request, tokens - 1, tokens)
+            request = s.request[request, AFTER]
+    else:
+        s.counter[HELD] += s.phase[group, (1 - s.group[group, TICK]) % s.fixed[BLOCK]]
+
+
+@kernel
+def begin_tick(s: State, group: int) -> None:
+    """Let a group run, and leave what its members hold to the policy."""
     s.group[group, RUNS] = 1
     s.group[group, TICK] += 1
     s.group[group, WEIGHT] += s.list[group_list(s, group), LENGTH]
-    s.counter[HELD] += s.phase[group, (1 - s.group[group, TICK]) % s.fixed[BLOCK]]
 
 
 @kernel
@@ -334,7 +383,10 @@ def seat(s: State, request: int) -> None:
 def admit(s: State, request: int, group: int) -> None:
     """Begin a request from a queue in a running group, at stage 0."""
     seat(s, request)
-    s.counter[HELD] += blocks_of(s, s.request[request, FIRST_WEIGHT])
+    if layered(s):
+        compute(s, request, 0, s.request[request, FIRST_WEIGHT])
+    else:
+        s.counter[HELD] += blocks_of(s, s.request[request, FIRST_WEIGHT])
     if not s.fixed[READY_MADE] or s.request[request, EVICTIONS] > 0:
         s.counter[PROMPTS] += s.request[request, PROMPT]
     enter(s, request, group, 0)
@@ -374,7 +426,10 @@ def evict(s: State, request: int) -> None:
 @kernel
 def free(s: State, request: int, tokens: int, computed: int) -> None:
     """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
-    if not caches(s):
+    if layered(s):
+        s.counter[HELD] -= s.request[request, HOLDS]
+        s.request[request, HOLDS] = 0
+    elif not caches(s):
         s.counter[HELD] -= blocks_of(s, tokens)
     elif s.fixed[CACHES] == RADIX_TREE:
         leave_tree(s, request, blocks_of(s, tokens), computed)

@@ -22,6 +22,7 @@ from kvplan import compiling
 from kvplan.model import IntArray, Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
+    context_read,
     finish_iteration,
     give_up_after,
     more_to_come,
@@ -86,9 +87,11 @@ from kvplan.simulation.state import (
     WAITING,
     WEIGHT,
     Extended,
+    Layered,
     Setup,
     State,
     extended,
+    layered,
     most_stages,
     new_state,
 )
@@ -146,7 +149,8 @@ def loop(s: State, limit: int, patience: int) -> int:
                 return OUT_OF_TIME
             clock[NOW] = max(clock[NOW], s.time[coming, ARRIVAL])
             continue
-        tau = iteration_time(s.timing, tokens, c[PROMPTS], requests)
+        context = context_read(s) if layered(s) else float(tokens)
+        tau = iteration_time(s.timing, context, c[PROMPTS], requests)
         now = clock[NOW] + tau
         if now > clock[HORIZON]:
             clock[NOW] = clock[HORIZON]
@@ -215,8 +219,8 @@ def compiled(
             if code is None:
                 from kvplan.simulation.translate import translated
 
-                state = Extended if kind == Extended.__name__ else State
-                text = translated(bound(policy), state, {extended: state is Extended})
+                known = {extended: kind == Extended.__name__, layered: kind == Layered.__name__}
+                text = translated(bound(policy), State, known)
                 code = native.object_code(text, goes_on)
                 if code is None:
                     raise _StopError

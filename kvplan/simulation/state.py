@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
@@ -128,6 +129,8 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     _REQUEST_COLUMNS,
 ) = range(_PLAIN_REQUEST_COLUMNS, _PLAIN_REQUEST_COLUMNS + 4)
 
+HOLDS = EXPECTED  # where layers keep KV of several kinds: blocks of it
+
 # Further columns, of runs in which requests follow each other or are cached.
 (
     FOLLOWING,  # as `kvplan.simulation.prefixes.Turns` has it
@@ -163,6 +166,8 @@ END, OF = BEGIN, FIRST  # blocks down to its end, stream that this is in
 TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or NOBODY
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
+
+FILLED, PASSED = range(2)  # columns of `State.blocks`
 
 COUNT, TOP = range(2)  # columns of `State.rank`
 
@@ -222,6 +227,11 @@ class State(NamedTuple):
         completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
     stream : ndarray of int64, shape (n_streams, n_columns)
         Of a radix tree its nodes too.
+    blocks : ndarray of int64, shape (n_tokens, 2)
+        Where layers keep KV of several kinds: FILLED once there are slots for so many tokens, and PASSED once so many
+        are computed; the difference is held.
+    context : ndarray of float64, shape (n_tokens,)
+        There, what a request of so many tokens reads.
     """
 
     timing: FloatArray
@@ -240,6 +250,8 @@ class State(NamedTuple):
     histogram: IntArray
     record: FloatArray
     stream: IntArray
+    blocks: IntArray
+    context: FloatArray
 
 
 class Extended(State):
@@ -252,6 +264,15 @@ class Extended(State):
 def extended(s: State) -> bool:
     """Whether requests may be cached, follow each other or be given up; known when the loop is compiled."""
     return isinstance(s, Extended)
+
+
+class Layered(State):
+    """The state of a run with layers that keep KV of several kinds; a type of its own for the same reason."""
+
+
+def layered(s: State) -> bool:
+    """Whether requests hold blocks for layers of several kinds; known when the loop is compiled."""
+    return isinstance(s, Layered)
 
 
 class Setup(NamedTuple):
@@ -315,10 +336,10 @@ def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntAr
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
-def row_columns(requests: Requests, setup: Setup) -> tuple[int, int]:
+def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int, int]:
     """Of `State.time` and `State.request`."""
     columns = _PLAIN_REQUEST_COLUMNS
-    if setup.expected is not None or setup.ranks:
+    if setup.expected is not None or setup.ranks or replica.layout is not None:
         columns = _REQUEST_COLUMNS
     if setup.prefix_cache != NO_CACHE or requests.turns is not None:
         columns = _ALL_REQUEST_COLUMNS
@@ -375,7 +396,7 @@ def new_state(
     longest = most_stages(requests, setup, replica.prefill)
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
-    columns = row_columns(requests, setup)
+    columns = row_columns(requests, setup, replica)
     time = np.empty((rows, columns[0]))
     request = np.empty((rows, columns[1]), dtype=np.int64)
     begin_rows(time, request, requests, setup, replica.prefill, 0)
@@ -410,7 +431,7 @@ def new_state(
         requests.turns is not None,
         setup.prefix_cache,
         replica.memory_tokens // bin_tokens + 1,
-        setup.coasts,
+        setup.coasts and replica.layout is None,
         size,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
@@ -424,6 +445,12 @@ def new_state(
         request[:, NODE] = NOBODY
     further = setup.prefix_cache != NO_CACHE or requests.turns is not None
     kind = Extended if further or setup.shed_after_s < math.inf else State
+    blocks, context = np.zeros((0, 2), dtype=np.int64), np.zeros(0)
+    if replica.layout is not None:
+        kind = Layered
+        blocks, context = _layer_tables(
+            replica.layout, longest + int(requests.input_tokens.max(initial=0)) + 1
+        )
     return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
@@ -443,7 +470,18 @@ def new_state(
         histogram=np.zeros(fixed[KV_BINS] + GAPS, dtype=np.int64),
         record=np.zeros((RECORDS, 8)),
         stream=stream,
+        blocks=blocks,
+        context=context,
     )
+
+
+def _layer_tables(layout: KvLayout, longest: int) -> tuple[IntArray, FloatArray]:
+    """`State.blocks` and `State.context` for requests of up to so many tokens."""
+    tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
+    filled = layout.pool_tokens(nothing, tokens) // layout.block_tokens
+    most = np.full(longest + 1, longest)
+    passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens
+    return np.stack([filled, passed], axis=1), layout.read_tokens(tokens.astype(np.float64))
 
 
 def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:

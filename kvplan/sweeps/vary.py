@@ -225,6 +225,7 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
     fields = [key for key in _QUANTITIES if key.partition(".")[0] in ("gpu", "timing", "plan")]
     if document.gpu.memory is None:
         fields = [key for key in fields if key not in ("gpu.memory", "gpu.kv_bytes_per_token")]
+    fields.remove("gpu.kv_blocks" if document.gpu.kv_blocks is None else "gpu.memory_tokens")
     if document.workload is not None:
         fields.append("workload.rate")
     found: dict[KeyPath, str] = {tuple(key.split(".")): key for key in fields}
@@ -241,6 +242,7 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "gpu.memory_tokens": _TOKENS,
     "gpu.memory": _BYTES,
     "gpu.kv_bytes_per_token": _TOKENS,
+    "gpu.kv_blocks": _TOKENS,
     "gpu.block_tokens": _TOKENS,
     "gpu.max_num_seqs": _TOKENS,
     "gpu.max_num_batched_tokens": _TOKENS,

@@ -263,6 +263,7 @@ BAD = {
     "memory without bytes per token": edit(
         "memory_tokens = 40_000", 'memory = "5 GiB"', 4, "gpu", "memory with kv_bytes_per_token"
     ),
+    "nothing but lines": Bad(GOOD.encode() + b"\n" * 2_000_000, 1_000_001, None, "more than 1,000,000 lines"),
     "blocks larger than memory": edit("= 16", "= 50_000", 6, "gpu.block_tokens", "must be at most the memory, 40,000"),
     "share without workload": edit("rate = 0.5", "share = 1", 22, "classes[1].share", "[workload] rate"),
     "rate and share without workload": edit(

@@ -120,9 +120,10 @@ def test_kv_usage_of_a_memory_that_never_fills_has_a_probability(run: Run, tmp_p
     path = tmp_path / "rare.toml"
     path.write_text(
         NAME.format("rare")
-        + REPLICA.format(52, "true").replace("14 ms", "0.16913779656163028 s")
-        + 'classes = [{ name = "a", input = 5, rate = 0.013480055200736266, '
-        + "decode = { 4 = 0.2385933837038744, 12 = 6.1853429154533135 } }]\n"
+        + "gpu = { memory_tokens = 52 }\n"
+        + "timing = { d0 = 0.16913779656163028, d5 = 2.25296164422018e-08, knee_tokens = 56292 }\n"
+        + '[[classes]]\nname = "a"\ninput = 5\nrate = 0.013480055200736266\n'
+        + "decode = { 4 = 0.2385933837038744, 12 = 6.1853429154533135 }\n"
     )
     code, out, error = run("analyze", str(path), "--format", "json")
     assert code == 0, error

@@ -32,6 +32,7 @@ from kvplan.model import (
     iteration_time,
 )
 from kvplan.model.gaps import Exponential
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
@@ -308,6 +309,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 400,
         "gpus": 2,
         "prefix_caching": False,
+        "layout": KvLayout((Layers(Attention.WINDOW, 3, 8, 64), Layers(Attention.FULL, 3, 8)), 16),
     },
     "class": {
         "name": "other",

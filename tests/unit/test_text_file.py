@@ -136,6 +136,17 @@ def test_a_line_without_end_is_refused(read: Callable[[Path], str], text: str) -
         read(Path("/dev/zero"))
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@each_reader
+def test_millions_of_blank_lines_are_refused_before_their_end(
+    tmp_path: Path, read: Callable[[Path], str], text: str, end: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(text + end * 1_500_000, newline="")
+    with pytest.raises(UsageError, match="more than 1,000,000 blank lines"):
+        read(path)
+
+
 HEADS = [
     "KV Cache is allocated. ",
     "Prefill batch, #new-token: 5, ",

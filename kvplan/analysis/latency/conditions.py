@@ -100,7 +100,7 @@ def _no_memory(model: ServingModel) -> float:
     prompts = mix.input_tokens.astype(np.float64)
     alike = alike_in_one(prompts, mix.share, _PROMPTS)
     share = sum_by(alike, mix.share)
-    prompt = page * np.ceil(sum_by(alike, mix.share * prompts) / share / page)
+    prompt = replica.held_first(np.ceil(sum_by(alike, mix.share * prompts) / share).astype(np.int64))
     level = ((replica.capacity_tokens - RESERVED_BLOCKS * page - prompt) // lattice + 0.5) * lattice
     if at.std_without_feedback < 1e-140:
         return float(share @ (level < at.mean))

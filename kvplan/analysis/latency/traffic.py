@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import iteration_time, per_request, prompts_of, tangent
-from kvplan.model import FloatArray, IntArray, ServingModel, sum_by
+from kvplan.model import FloatArray, IntArray, Mix, ServingModel, TabledWeights, sum_by
+from kvplan.model.kv_layout import KvLayout
 
 
 class Traffic(NamedTuple):
@@ -85,8 +86,9 @@ def traffic_of(model: ServingModel) -> Traffic | None:
     if not timing.is_linear and per_request(model).iterations * model.total_rate_rps * law.fixed_s < 1:
         law = timing.tangent(0.0, prompts_of(mix, model.replica, 1 / per_request(model).iterations), 1.0)
     tokens = np.maximum(mix.input_tokens, 1).astype(np.float64)
-    prompt_s = (law.per_kv_token_s + law.per_prefill_token_s) * tokens + law.per_sequence_s
-    stage_s = law.per_kv_token_s * tokens + law.per_sequence_s
+    of_prompt, before_stages = _context(mix, model.replica.layout, tokens)
+    prompt_s = law.per_kv_token_s * of_prompt + law.per_prefill_token_s * tokens + law.per_sequence_s
+    stage_s = law.per_kv_token_s * before_stages + law.per_sequence_s
     work = _work(mix.rate_rps, prompt_s, stage_s, law.per_kv_token_s, mix.decode_tokens)
     if not (work < 1 and law.fixed_s > 0):
         return None
@@ -101,6 +103,21 @@ def traffic_of(model: ServingModel) -> Traffic | None:
         prompt_s,
         stage_s,
     )
+
+
+def _context(mix: Mix, layout: KvLayout | None, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Context read with the prompt, and what it would be before the k-th stage after it if each read a token more.
+
+    Where a stage reads less than that, the stages of a request read as much together.
+    """
+    if layout is None:
+        return tokens, tokens
+    assert isinstance(mix.read, TabledWeights)
+    later = np.maximum(mix.stages - 1, 1)
+    read = mix.read.of(
+        mix.read.kind, later
+    ).footprint  # a stage of `mix` reads a token that engines have not computed
+    return layout.read_tokens(tokens), read / later - (later + 1) / 2
 
 
 def _work(

@@ -11,6 +11,7 @@ from kvplan.report.keys.cost import COST
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
 from kvplan.report.keys.goodput import GOODPUT
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
+from kvplan.report.keys.kv_layout import KV_LAYOUT
 from kvplan.report.keys.latency import LATENCY
 from kvplan.report.keys.load import LEVERS, LOAD
 from kvplan.report.keys.nested_wait import NESTED_WAIT
@@ -47,6 +48,7 @@ BLOCKS: Mapping[str, Block] = {
         GOODPUT,
         COST,
         PREFIX_CACHE,
+        KV_LAYOUT,
         SIMULATION,
         SOURCES,
         NOTES,

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Load, generate
@@ -35,6 +36,11 @@ class Job(NamedTuple):
 
     def prepare(self) -> tuple[Setup, dict[str, object]]:
         """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
+        if self.scenario.model.replica.layout is not None and not self.policy.layers:
+            able = ", ".join(sorted(name for name, policy in POLICIES.items() if policy.layers))
+            raise UsageError(
+                f"policy {self.policy.name}: not modelled beside layers of several kinds; there are {able}"
+            )
         return self.policy.prepare(self.scenario, self.settings)
 
     def run(

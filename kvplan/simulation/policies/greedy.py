@@ -28,4 +28,5 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters=MOST_RUNNING,
     limits=frozenset(MOST_RUNNING),
+    layers=True,
 )

@@ -101,6 +101,8 @@ class Policy(NamedTuple):
         Has requests wait for others, so that fewer of them can wait longer.
     evicts
         May evict; if not, whoever is admitted stays to the end, as far as the lengths that it goes by are true.
+    layers
+        Counts what layers of several kinds hold; others count every token of a request.
     may_livelock
         Can come to a standstill though every request fits when alone.
     """
@@ -116,6 +118,7 @@ class Policy(NamedTuple):
     knows_lengths: bool = False
     gathers: bool = False
     evicts: bool = True
+    layers: bool = False
     may_livelock: bool = False
 
 

@@ -79,4 +79,5 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={"beta": "admissions per iteration; rate_cap.per_iteration", **MOST_RUNNING},
     limits=frozenset(MOST_RUNNING),
+    layers=True,
 )

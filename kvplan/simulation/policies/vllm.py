@@ -4,17 +4,22 @@ Memory is counted as the engine does: tokens computed so far, in whole blocks, o
 ends a prefill emits a token whose KV is computed in the next one.
 """
 
+import math
+
 import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import (
     advance,
+    begin_tick,
     blocks_of,
+    compute,
     enter,
     evict,
     group_list,
     last_admitted,
+    members_tokens,
     overflows,
     seat,
     seat_is_free,
@@ -35,11 +40,14 @@ from kvplan.simulation.policies.limits import (
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
 from kvplan.simulation.state import (
+    AFTER,
     BLOCKS,
     CAPACITY,
+    FILLED,
     FIRST_WEIGHT,
     HEAD,
     HELD,
+    HOLDS,
     LENGTH,
     MORE_REQUESTS,
     MORE_SILENT,
@@ -49,6 +57,7 @@ from kvplan.simulation.state import (
     PARKED,
     PARTIAL,
     PARTLY,
+    PASSED,
     PLACE,
     PROMPTS,
     RESIDENT,
@@ -57,6 +66,7 @@ from kvplan.simulation.state import (
     TICK,
     Setup,
     State,
+    layered,
 )
 
 MAX_TOKENS, WATERMARK = range(2)
@@ -76,8 +86,11 @@ def serve_running(s: State) -> int:
     Returns what is left of the budget: nothing where somebody was preempted, for then nobody is admitted.
     """
     budget = int(s.knobs[MAX_TOKENS])
-    advance(s, 0)
     preempted = False
+    if layered(s):
+        preempted = serve_in_order(s)
+    else:
+        advance(s, 0)
     while overflows(s):
         preempt(s, last_admitted(s))
         preempted = True
@@ -91,6 +104,28 @@ def serve_running(s: State) -> int:
             preempt(s, request)
             preempted = True
     return 0 if preempted else budget
+
+
+@kernel
+def serve_in_order(s: State) -> bool:
+    """One after the other frees the blocks that its windows have passed and takes others; whether any was preempted.
+
+    Who comes later still holds what it will free, so that the order counts.
+    """
+    preempted = False
+    begin_tick(s, 0)
+    request = s.list[group_list(s, 0), HEAD]
+    while request != NOBODY:
+        tokens = members_tokens(s, request, 0)
+        compute(s, request, tokens - 1, tokens)
+        while overflows(s):
+            last = last_admitted(s)
+            preempt(s, last)
+            preempted = True
+            if last == request:
+                return preempted
+        request = s.request[request, AFTER]
+    return preempted
 
 
 @kernel
@@ -112,7 +147,10 @@ def granted_tokens(s: State, request: int, budget: int) -> int:
 def further_blocks(s: State, request: int, budget: int) -> int:
     """Blocks that the next part of a sequence takes."""
     done = s.request[request, PARKED]
-    return blocks_of(s, done + granted_tokens(s, request, budget)) - blocks_of(s, done)
+    until = done + granted_tokens(s, request, budget)
+    if layered(s):
+        return int(s.blocks[until, FILLED] - s.blocks[done, PASSED] - s.request[request, HOLDS])
+    return blocks_of(s, until) - blocks_of(s, done)
 
 
 @kernel
@@ -140,8 +178,10 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
 @kernel
 def compute_prompt(s: State, request: int, budget: int) -> int:
     """Compute the next part of a sequence; returns its tokens."""
-    s.counter[HELD] += further_blocks(s, request, budget)
-    granted = granted_tokens(s, request, budget)
+    blocks, granted = further_blocks(s, request, budget), granted_tokens(s, request, budget)
+    s.counter[HELD] += blocks
+    if layered(s):
+        s.request[request, HOLDS] += blocks
     done = s.request[request, PARKED] + granted
     if granted > 1:
         s.counter[PROMPTS] += granted
@@ -165,6 +205,8 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     caching, patience_s = prefix_caching(scenario, settings), patience(settings)
+    if patience_s < math.inf and replica.layout is not None:
+        raise UsageError(f"{settings.policy}.{SHED_AFTER}: not modelled beside layers of several kinds")
     setup = as_engines_count(scenario.requests)._replace(
         knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
         capacity_blocks=blocks,
@@ -192,9 +234,12 @@ def watermark_share(settings: Settings) -> float:
 
 def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
     """Whether what was computed for those who have left stays known; as the profile says, where nothing is set."""
-    value = settings.number("prefix_caching", float(scenario.model.replica.prefix_caching))
+    replica = scenario.model.replica
+    value = settings.number("prefix_caching", float(replica.prefix_caching and replica.layout is None))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
+    if value and replica.layout is not None:
+        raise UsageError(f"{settings.policy}.prefix_caching = 1: not modelled beside layers of several kinds")
     return value == 1.0
 
 
@@ -212,4 +257,5 @@ POLICY = Policy(
     },
     engine=True,
     limits=frozenset(LIMITS),
+    layers=True,
 )

@@ -1,0 +1,203 @@
+"""Layers that keep KV of several kinds: the fluid map, its closed forms, the simulator and the verdicts."""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import small_runs
+from hypothesis import given
+from hypothesis import strategies as st
+from layered_campaign import FIRST, campaign, table
+from oracles import SlowMap
+from small_runs import Case, agree, bytes_of
+from tiers import examples
+
+from kvplan.analysis.equilibrium import equilibrium, saturation
+from kvplan.analysis.fluid_map import FluidMap, collapsed_starts, fluid_map, run
+from kvplan.analysis.latency import latency
+from kvplan.analysis.worst_cycle import CycleKind, pulse_cycle
+from kvplan.model import FloatArray, Plan, Replica, RequestClass, ServingModel, TabledWeights, Timing
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.report.assembly import Analyses
+from kvplan.simulation.experiments import options, study
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.requests import Requests
+
+FULL, WINDOW, CHUNK, STATE = Attention
+
+ONE_KIND = st.tuples(
+    st.sampled_from(Attention), st.integers(1, 12), st.sampled_from([16, 32, 64]), st.integers(1, 20)
+)
+LAYOUTS = st.lists(ONE_KIND, min_size=1, max_size=3).flatmap(
+    lambda kinds: st.integers(1, 5).map(
+        lambda block: KvLayout(
+            tuple(
+                Layers(kind, count, size, window if kind in (WINDOW, CHUNK) else None)
+                for kind, count, size, window in kinds
+            ),
+            16 * block if any(kind is STATE for kind, *_ in kinds) else block,
+        )
+    )
+)
+ROW = st.tuples(
+    st.integers(0, 40), st.integers(1, 30), st.just(0), st.sampled_from([0.0, 0.0, 0.25, 3.0, 30.0])
+)
+
+
+@st.composite
+def layered_cases(draw: st.DrawFn) -> Case:
+    """A few requests on layers of several kinds, in memory from too small to ample."""
+    inputs, decode, kinds, gaps = (
+        np.array(column) for column in zip(*draw(st.lists(ROW, min_size=1, max_size=10)), strict=True)
+    )
+    layout = draw(LAYOUTS)
+    blocks = draw(st.integers(2, 60) | st.integers(2, 400))
+    replica = Replica(
+        blocks * layout.block_tokens,
+        layout.block_tokens,
+        max_num_seqs=draw(st.none() | st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.none() | st.integers(8, 40)),
+        layout=layout,
+    )
+    return Case(Requests(np.cumsum(gaps), inputs, decode, kinds), Timing(1.0, d1=0.01, d2=0.02), replica, {})
+
+
+@given(layered_cases())
+@examples(60)
+def test_the_simulator_does_what_an_allocator_does_block_by_block(case: Case) -> None:
+    """vLLM's scheduler with groups of layers: an iteration, a request and a block at a time."""
+    agree("vllm", case, small_runs.run("vllm", case))
+
+
+@given(layered_cases(), st.sampled_from(["vllm", "greedy", "rate-limited"]))
+@examples(10)
+def test_compiled_and_plain_runs_leave_the_same_bytes(case: Case, name: str) -> None:
+    assert bytes_of(small_runs.run(name, case)) == bytes_of(small_runs.run(name, case, compile=True))
+
+
+# ------------------------------------------------------------------------------------------------ the fluid map
+
+
+class Tables(NamedTuple):
+    """Rows as (stages, table, parts of the admissions), and what each table says of every stage."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    held: tuple[tuple[int, ...], ...]
+    read: tuple[tuple[float, ...], ...]
+
+    @property
+    def share(self) -> list[float]:
+        return [parts / sum(row[2] for row in self.rows) for *_, parts in self.rows]
+
+    def fast(self) -> FluidMap:
+        stages, kind, _ = (np.array(column) for column in zip(*self.rows, strict=True))
+        held, read = (TabledWeights(np.array(t, dtype=float), kind, stages) for t in (self.held, self.read))
+        return fluid_map(held, np.array(self.share), np.ones(stages.size), 1000.0, read=read)
+
+    def slow(self, masses: FloatArray) -> SlowMap:
+        weights = [list(map(float, self.held[kind][:n])) for n, kind, _ in self.rows]
+        return SlowMap.of_cohorts(weights, self.share, 1000.0, masses.tolist(), seats=None, nothing=1e-9)
+
+
+@st.composite
+def tables(draw: st.DrawFn, *, rising: bool = False) -> Tables:
+    rows = draw(
+        st.lists(st.tuples(st.integers(1, 10), st.integers(0, 1), st.integers(1, 9)), min_size=1, max_size=4)
+    )
+    longest = max(n for n, *_ in rows)
+    whole = st.lists(st.integers(1, 30), min_size=longest, max_size=longest)
+    held = [draw(whole) for _ in range(2)]
+    if rising:
+        held = [np.cumsum(h).tolist() for h in held]
+    read = [draw(whole) for _ in range(2)]
+    return Tables(tuple(rows), tuple(map(tuple, held)), tuple(tuple(map(float, r)) for r in read))
+
+
+@given(tables(), st.booleans())
+@examples(40)
+def test_the_map_of_any_weights_does_what_explicit_layers_do(given: Tables, compiled: bool) -> None:
+    system = given.fast()
+    for masses in collapsed_starts(system):
+        slow, history = given.slow(masses), run(system, masses, 40, compile_above=0 if compiled else 10**9)
+        for t in range(40):
+            step = slow.step()
+            assert history.completed[t] == pytest.approx(sum(step.completed), abs=1e-6)
+            assert history.evicted[t] == pytest.approx(sum(step.evicted), abs=1e-6)
+            assert history.held_tokens[t] == pytest.approx(slow.memory(), rel=1e-9)
+            read = sum(
+                n * given.read[row[1]][k]
+                for row, here in zip(given.rows, slow.by_stage(), strict=True)
+                for k, n in enumerate(here)
+            )
+            assert history.read_tokens[t] == pytest.approx(read, rel=1e-6, abs=1e-6)
+
+
+@given(tables(rising=True), st.integers(1, 5))
+def test_pulses_of_rising_weights_are_those_of_the_map(given: Tables, common: int) -> None:
+    """Admitted every g iterations: x = M/(g·Σ_j W_(g-1+jg)), the map from its own state stays there."""
+    rows = tuple((common * max(1, n // common), kind, parts) for n, kind, parts in given.rows)
+    longest = max(n for n, *_ in rows)
+    stretched = [np.cumsum(np.resize(h, longest)).tolist() for h in given.held]
+    given = Tables(rows, tuple(map(tuple, stretched)), tuple(tuple(map(float, h)) for h in stretched))
+    system = given.fast()
+    g = math.gcd(*(n for n, *_ in rows))
+    cycle = pulse_cycle(system.weights, system.read, system.share, system.prompt, 1000.0)
+    weights = [
+        sum(p * given.held[k][j] for (n, k, _), p in zip(rows, given.share, strict=True) if n > j)
+        for j in range(longest)
+    ]
+    assert cycle.throughput == pytest.approx(1000 / (g * sum(weights[g - 1 :: g])), rel=1e-9)
+    masses = np.where(np.arange(longest) % g == g - 1, g * cycle.throughput, 0.0)
+    history = run(system, masses, longest)  # rounding grows where the pulses are unstable
+    assert history.completed.sum() == pytest.approx(longest * cycle.throughput, rel=1e-9)
+    assert history.evicted.sum() == pytest.approx(longest * cycle.evictions, abs=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------- the report
+
+
+def model(layout: KvLayout, blocks: int, rate: float, *lengths: int) -> ServingModel:
+    chat = RequestClass("chat", 300, lengths, (1.0,) * len(lengths), rate)
+    timing = Timing(0.01, d1=1e-6, d2=2e-5)
+    return ServingModel(
+        (chat,), timing, Replica(blocks * layout.block_tokens, layout.block_tokens, layout=layout)
+    )
+
+
+WINDOWS = KvLayout((Layers(WINDOW, 5, 64, 100), Layers(FULL, 1, 64)), 1)
+
+
+def test_what_never_grows_evicts_nobody() -> None:
+    """Beyond its window, and within one giant page, a request weighs the same to the end: nothing is lost."""
+    only = KvLayout((Layers(WINDOW, 4, 64, 100),), 1)
+    states = KvLayout((Layers(STATE, 4, 640), Layers(FULL, 2, 64)), 1024)
+    for layout, blocks in ((only, 5000), (states, 200)):
+        said = Analyses(model(layout, blocks, 1.0, 40, 80), Plan()).worst_cycle
+        assert (said.kind, said.loss, said.evictions_per_iteration) == (CycleKind.NONE, 0, 0)
+
+
+@pytest.mark.parametrize("load", [0.4, 0.75])
+def test_iterations_and_latencies_are_those_simulated(load: float) -> None:
+    """Where held and read differ: to a percent, latencies to three."""
+    full = model(WINDOWS, 40_000, 1.0, 60, 150)
+    at = replace(full, classes=(replace(full.classes[0], rate_rps=load * saturation(full).throughput_rps),))
+    runs = study.study(at, Plan(), Load(requests=20_000), options.chosen(["vllm"], []), [0])
+    simulated, said = runs.results[0], latency(at)
+    assert simulated.iteration_time_s == pytest.approx(equilibrium(at).iteration_time_s, rel=0.01)
+    assert said.ttft_s.mean == pytest.approx(simulated.ttft_s.mean, rel=0.03)
+    assert said.itl_s.mean == pytest.approx(simulated.itl_s.mean, rel=0.03)
+    assert said.e2e_s.p99 == pytest.approx(simulated.e2e_s.p99, rel=0.04)
+
+
+def test_a_few_verdicts_survive_whole_requests() -> None:
+    found = campaign(range(8), 3000)
+    assert not [row for row in found if row.wrongly_stable], table(found)
+
+
+@pytest.mark.nightly
+def test_two_hundred_verdicts_survive_whole_requests() -> None:
+    found = campaign(range(FIRST, FIRST + 200))
+    assert sum(row.stable for row in found) >= 100
+    assert not [row for row in found if row.wrongly_stable], table(found)

@@ -1,0 +1,55 @@
+"""What is twice as long takes about twice as long to read, or to refuse, and not four times."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+
+from kvplan.decide.requirement import named, parse, parse_key
+from kvplan.errors import UsageError
+from kvplan.ingest.trace.format import FirstLine
+from kvplan.ingest.trace.formats import servegen, sharegpt
+from kvplan.model.slo import parse_slo
+from kvplan.profile.reading import parse_profile
+
+
+def profile(text: str) -> None:
+    parse_profile(text.encode(), "p.toml")
+
+
+def conversations(text: str) -> None:
+    sharegpt.FORMAT.recognises(FirstLine(text, False, (), None))
+
+
+@pytest.mark.parametrize(
+    ("read", "begins", "repeated", "ends"),
+    [
+        (parse_key, "load[", " ", ""),
+        (parse_key, "load[", '\\"', '"'),
+        (parse, "load.headroom", " ", "0.2 >"),
+        (named, "", " ", '"'),
+        (parse_slo, "ttft_s.p95 <= 2", " ", "s\n"),
+        (profile, "schema = 1\n", "\r", "name"),
+        (servegen.FORMAT.recognises, "1,1,1,,", "1", ""),
+        (servegen.FORMAT.recognises, "", " ", "{"),
+        (conversations, "[{", '"conversations":', ""),
+    ],
+)
+def test_matching_is_linear(read: Callable[[str], object], begins: str, repeated: str, ends: str) -> None:
+    def seconds(times: int) -> float:
+        text = begins + repeated * times + ends
+        best = math.inf
+        for _ in range(5):
+            start = time.process_time()
+            with contextlib.suppress(UsageError):
+                read(text)
+            best = min(best, time.process_time() - start)
+        return best
+
+    # where twice the text takes four times as long, this much takes seconds: sooner or later it shows
+    times = 250
+    while (once := seconds(times)) < 0.005 and times < 100_000:
+        times *= 2
+    assert seconds(2 * times) < 3 * once + 0.002
