@@ -102,7 +102,7 @@ _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: En
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
-_ROWS = 1 << 14  # requests that have a row at first, and more when they run out
+_ROWS = 1 << 12  # requests that have a row at first, and more when they run out
 _PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 FormBatch = Callable[[State], None]

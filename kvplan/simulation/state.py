@@ -336,20 +336,23 @@ def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntAr
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
-def new_rows(
-    requests: Requests, setup: Setup, replica: Replica, start: int, stop: int
-) -> tuple[FloatArray, IntArray]:
-    """Rows of `State.time` and `State.request` for the requests from `start` up to `stop`."""
-    further, prefill = setup.prefix_cache != NO_CACHE or requests.turns is not None, replica.prefill
-    mine = slice(start, stop)
-    time = np.full((stop - start, 3 if requests.turns is None else 5), math.nan)
-    time[:, ARRIVAL] = requests.arrival_s[mine]
+def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int, int]:
+    """Of `State.time` and `State.request`."""
     columns = _PLAIN_REQUEST_COLUMNS
     if setup.expected is not None or setup.ranks or replica.layout is not None:
         columns = _REQUEST_COLUMNS
-    if further:
+    if setup.prefix_cache != NO_CACHE or requests.turns is not None:
         columns = _ALL_REQUEST_COLUMNS
-    request = np.zeros((stop - start, columns), dtype=np.int64)
+    return 3 if requests.turns is None else 5, columns
+
+
+def begin_rows(
+    time: FloatArray, request: IntArray, requests: Requests, setup: Setup, prefill: Prefill, start: int
+) -> None:
+    """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on."""
+    mine = slice(start, start + time.shape[0])
+    time[:], request[:] = math.nan, 0
+    time[:, ARRIVAL] = requests.arrival_s[mine]
     request[:, FIRST_WEIGHT] = (
         first_tokens(prefill, requests.input_tokens[mine])
         if setup.first_weight is None
@@ -368,7 +371,6 @@ def new_rows(
         turns = requests.turns
         request[:, FOLLOWING], request[:, INSTEAD] = turns.following[mine], turns.instead[mine]
         time[:, THINK] = turns.think_s[mine]
-    return time, request
 
 
 def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
@@ -394,7 +396,10 @@ def new_state(
     longest = most_stages(requests, setup, replica.prefill)
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
-    time, request = new_rows(requests, setup, replica, 0, rows)
+    columns = row_columns(requests, setup, replica)
+    time = np.empty((rows, columns[0]))
+    request = np.empty((rows, columns[1]), dtype=np.int64)
+    begin_rows(time, request, requests, setup, replica.prefill, 0)
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
     count[OLDEST] = count[NEWEST] = count[SPARE] = NOBODY
