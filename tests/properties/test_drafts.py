@@ -4,16 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import small_runs
 from hypothesis import given
 from hypothesis import strategies as st
 from layered_campaign import FIRST, campaign, table
+from small_runs import Case, bytes_of
 from tiers import examples
 
-from kvplan.analysis.equilibrium import per_request, sustainable_rate
+from kvplan.analysis.equilibrium import equilibrium, per_request, sustainable_rate
 from kvplan.analysis.speculative import Pays, break_even, speculative, with_drafts
 from kvplan.analysis.stability import min_stable_input, stability
-from kvplan.model import Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts, stays
+from kvplan.simulation.experiments import options, study
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import with_drafts as with_what_they_emit
 
 LAW = Timing(8e-3, d1=4e-8, d2=25e-6, d3=15e-6)
 
@@ -127,6 +133,51 @@ def test_the_best_number_of_drafts_has_the_least_time_between_tokens() -> None:
 
     assert found.best_tokens == min(range(8), key=between)
     assert found.itl_speed_up == pytest.approx(between(0) / between(3), rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ the simulator
+
+
+def test_a_run_by_hand() -> None:
+    """One draft that is always accepted: tokens 1, 3, 5 and 6 of 6 in four iterations, the first without drafts."""
+    drafts = Drafts(1, (1.0,), draft_s=0.5, verify_s=0.25)
+    law = drafts.slowed(Timing(1.0, d1=0.01, d2=0.001))
+    one = Requests(np.zeros(1), np.array([100]), np.array([6]), np.zeros(1, dtype=np.int64))
+    case = Case(with_what_they_emit(one, drafts, np.random.default_rng(0)), law, Replica(200), {})
+    found = small_runs.run("vllm", case)
+    context = (100, 101, 103, 105)
+    times = [1.5 + 0.01 * t + (0.1 if i == 0 else 0.25) for i, t in enumerate(context)]
+    assert found.iterations == 4
+    assert found.first_token_s[0] == pytest.approx(times[0])
+    assert found.finish_s[0] == pytest.approx(sum(times))
+    assert found.series.kv_tokens.tolist() == [100, 103, 105, 107]  # with a draft and a slot ahead
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_iterations_are_those_simulated(load: float) -> None:
+    full = example(memory=10**6)
+    model = replace(full, classes=(replace(full.classes[0], rate_rps=load * sustainable_rate(full)[1]),))
+    runs = study.study(model, Plan(), Load(requests=20_000), options.chosen(["vllm"], []), [0, 1])
+    tau = equilibrium(model).iteration_time_s
+    assert np.mean([r.iteration_time_s for r in runs.results]) == pytest.approx(tau, rel=0.015)
+
+
+@given(st.integers(0, 100), st.integers(1, 4), st.integers(120, 900), st.sampled_from(["vllm", "greedy"]))
+@examples(10)
+def test_compiled_and_plain_runs_leave_the_same_bytes(seed: int, tokens: int, memory: int, name: str) -> None:
+    rng, drafts = np.random.default_rng(seed), Drafts(tokens, accepted(0.6, tokens), verify_s=0.1)
+    some = Requests(
+        np.cumsum(rng.exponential(2.0, 12)),
+        rng.integers(1, 60, 12),
+        rng.integers(1, 40, 12),
+        np.zeros(12, dtype=np.int64),
+    )
+    replica = Replica(memory, block_tokens=4, max_num_batched_tokens=50)
+    case = Case(with_what_they_emit(some, drafts, rng), drafts.slowed(Timing(1.0, d1=0.01)), replica, {})
+    assert bytes_of(small_runs.run(name, case)) == bytes_of(small_runs.run(name, case, compile=True))
+
+
+# ------------------------------------------------------------------------------------------------- the verdicts
 
 
 def test_a_few_verdicts_survive_whole_requests() -> None:
