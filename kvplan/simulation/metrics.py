@@ -437,20 +437,30 @@ class _Run:
         figures: Figures = {}
         intervals: Intervals = {}
         classes: list[Figures] = [{} for _ in range(self.class_count)]
-        for name, of in _PER_REQUEST.items():
-            values = of(self.requests, self.outcome)
-            counted = ~np.isnan(values)
-            # in order of arrival, which turns of sessions do not stand in
-            order = self.order if self.requests.turns is not None else slice(None)
-            sample = _Sample(_some(values[order], counted[order]))
-            figures |= sample.figures(name)
-            if self.alone and self.outcome.ending is not Ending.LIVELOCK:
-                intervals |= sample.intervals(name)
-            for index, found in enumerate(classes):
-                members = self.requests.class_index == index
-                same = self.requests.turns is None and members.all()
-                found |= (sample if same else _Sample(values[members & counted])).figures(name)
+        for name in _PER_REQUEST:
+            of_all, intervals_of_all, of_classes = self.latency(name)
+            figures |= of_all
+            intervals |= intervals_of_all
+            for found, more in zip(classes, of_classes, strict=True):
+                found |= more
         return figures, intervals, classes
+
+    def latency(self, name: str) -> tuple[Figures, Intervals, list[Figures]]:
+        """As all of them."""
+        values = _PER_REQUEST[name](self.requests, self.outcome)
+        counted = ~np.isnan(values)
+        # in order of arrival, which turns of sessions do not stand in
+        order = slice(None) if self.requests.turns is None else self.order
+        sample = _Sample(_some(values[order], counted[order]))
+        intervals: Intervals = {}
+        if self.alone and self.outcome.ending is not Ending.LIVELOCK:
+            intervals = sample.intervals(name)
+        classes = []
+        for index in range(self.class_count):
+            members = self.requests.class_index == index
+            same = self.requests.turns is None and members.all()
+            classes.append((sample if same else _Sample(values[members & counted])).figures(name))
+        return sample.figures(name), intervals, classes
 
     @cached_property
     def classes(self) -> list[Figures]:

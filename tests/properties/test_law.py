@@ -31,6 +31,7 @@ from kvplan.model import (
     Timing,
     iteration_time,
 )
+from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
@@ -336,6 +337,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "provenance": Provenance(*[Origin(Knowledge.ASSUMED, "another model's")] * 3),
         "hit_curve": ((1000.0, 0.1), (100_000.0, 0.5)),
         "arrivals": ArrivalProcess(cv=3.0),
+        "drafts": Drafts(2, (0.7, 0.4), 1e-3, 1e-5),
     },
 }
 TAKEN_APART = {

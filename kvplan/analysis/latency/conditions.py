@@ -31,6 +31,8 @@ def not_covered(model: ServingModel) -> str | None:
         return f"prefill {model.replica.prefill.value} is not covered"
     if not model.arrivals.is_poisson:
         return "arrivals that are not Poisson are not covered"
+    if model.drafts is not None:
+        return "drafts, with which an iteration emits several tokens, are not covered"
     if model.finds_prefixes:
         return "traffic that finds something in the prefix cache is not covered"
     return None
