@@ -450,15 +450,22 @@ SEEN_BY = {
 }
 
 
+PLAIN = replace(FULL, timing=replace(FULL.timing, d4=0.0, d5=0.0))  # analysed in half the time
+
+
 @cache
-def before(seen_by: str) -> object:
-    return SEEN_BY[seen_by](FULL, Plan())
+def before(group: str, seen_by: str) -> object:
+    return SEEN_BY[seen_by](base(group), Plan())
+
+
+def base(group: str) -> ServingModel:
+    return FULL if group == "timing" else PLAIN
 
 
 @pytest.mark.parametrize("seen_by", SEEN_BY)
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, names in OTHER.items() for n in names])
 def test_every_field_counts_or_is_declared_not_to(group: str, name: str, seen_by: str) -> None:
-    moved = SEEN_BY[seen_by](*changed(FULL, group, name)) != before(seen_by)
+    moved = SEEN_BY[seen_by](*changed(base(group), group, name)) != before(group, seen_by)
     assert moved == ((group, name, seen_by) not in UNMOVED)
 
 
