@@ -186,7 +186,8 @@ class _Searched(Analyses):
     def overloaded(self) -> bool:
         if not self.model.finds_prefixes or users_of(self.model):
             return super().overloaded
-        return self.load.offered_rps > self._good_rps
+        # what a warm cache serves is no less than what is guaranteed
+        return self.load.offered_rps > self.load.sustainable_rps and self.load.offered_rps > self._good_rps
 
     @cached_property
     def _good_rps(self) -> float:
@@ -421,5 +422,5 @@ def _verified(
         return None
     local = subject.analyses.__dict__.get("stability")
     known = {"stability": local} if local is not None and local.certified and not model.finds_prefixes else {}
-    changed = Subject(subject.identity, Analyses(model, subject.analyses.plan, known))
+    changed = Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
     return model if passes(changed) else None
