@@ -64,8 +64,6 @@ class Rows:
         self.first_token_s, self.finish_s = np.full(size, math.nan), np.full(size, math.nan)
         self.evictions, self.hit_tokens, self.recovered_tokens = np.zeros((3, size), dtype=np.int64)
         self.shed = np.zeros(size, dtype=np.bool_)
-        if setup.prefix_cache == BLOCKS:
-            *_, self._stream = block_streams(requests.part(0, 1), replica.block_tokens)  # one is as another
 
     def keep(self, s: State) -> None:
         """Note what has become of the requests that stand in a row."""
@@ -109,7 +107,9 @@ class Rows:
         c[OLDEST], c[NEWEST] = row[c[OLDEST]], row[c[NEWEST]]
         stream = _moved(s.stream, left, more)
         stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
-        stream[count:] = self._stream
+        *_, stream[count:] = block_streams(
+            self.requests.part(0, 1), self._replica.block_tokens
+        )  # all are alike
         request[:, LEAF] = stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(count + more)
         request[:, COPY] = request[:, COPIED] = NOBODY
         return s._replace(time=time, request=request, stream=stream)

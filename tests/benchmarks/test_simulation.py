@@ -34,7 +34,7 @@ TIMING = Timing(0.0145, d1=2.5e-7, d2=8.5e-5)
 BENCH = ServingModel(
     (RequestClass("a", 512, (128,), (1.0,), 5.0),),
     TIMING,
-    Replica(64_000, block_tokens=16, max_num_seqs=256, max_num_batched_tokens=2048),
+    Replica(64_000, block_tokens=16, max_num_seqs=256, max_num_batched_tokens=2048, prefix_caching=False),
 )
 
 
