@@ -475,9 +475,10 @@ class _Run:
     @cached_property
     def classes(self) -> list[Figures]:
         """Figures of each class."""
+        of = np.bincount(_some(self.requests.class_index, self.finished), minlength=self.class_count)
         return [
-            {"completed": int(np.count_nonzero(self.finished[self.members(index)])), **figures}
-            for index, figures in enumerate(self.latencies[2])
+            {"completed": completed, **figures}
+            for completed, figures in zip(of.tolist(), self.latencies[2], strict=False)
         ]
 
     @cached_property
