@@ -256,10 +256,13 @@ def sustainable_rate(model: ServingModel) -> tuple[str, float]:
 # ------------------------------------------------------------------------------------------------ the blocks
 
 
-def load(model: ServingModel) -> Load:
-    """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2)."""
+def load(model: ServingModel, *, sensitive: bool = True) -> Load:
+    """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2).
+
+    Not `sensitive`: without sensitivities, where they would take long.
+    """
     if model.finds_prefixes:
-        return _with_range(cached_equilibrium.load(model), model)
+        return _with_range(cached_equilibrium.load(model, sensitive=sensitive), model)
     return _with_range(_single(_load(model, per_request(model))), model)
 
 

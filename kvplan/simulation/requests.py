@@ -53,7 +53,7 @@ class Requests:
         Seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN, and behind all others,
         where a turn is brought by the one before.
     input_tokens, decode_tokens : ndarray of int64, shape (n_requests,), tokens
-        Of more than a million drawn requests int32, and so is `class_index`.
+        Of more than a million drawn requests int32, and `class_index` int16.
     class_index : ndarray of int64, shape (n_requests,)
         Position of the class in the profile; 0 for requests of a trace.
     clients
@@ -310,7 +310,7 @@ def _drawn(
         found: IntArray = values[np.minimum(row, last[kind])]
         return found
 
-    return _in_pieces(drawn, class_index.size, values)
+    return _in_pieces(drawn, class_index.size, _numbers(class_index.size, values))
 
 
 def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
@@ -328,9 +328,9 @@ def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
     return reached
 
 
-def _in_pieces(of: Callable[[slice], IntArray], size: int, values: IntArray) -> IntArray:
-    """What is drawn for each piece of so many requests in turn, one of these values for each: in little memory."""
-    result = np.empty(size, dtype=_numbers(size, values))
+def _in_pieces(of: Callable[[slice], IntArray], size: int, kind: type[np.signedinteger]) -> IntArray:
+    """What is drawn for each piece of so many requests in turn: in little memory."""
+    result = np.empty(size, dtype=kind)
     for start in range(0, size, _PIECE):
         mine = slice(start, start + _PIECE)
         result[mine] = of(mine)
@@ -422,7 +422,8 @@ def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatA
             return _by_share_of_step(schedule, rates, arrival[mine], chance)
         return np.searchsorted(shares, chance, side="right")
 
-    kind = _in_pieces(drawn, arrival.size, np.arange(rates.size))
+    small = arrival.size > _MANY and rates.size < 2**15
+    kind = _in_pieces(drawn, arrival.size, np.int16 if small else np.int64)
     return _with_lengths(model, rng, arrival, kind)
 
 

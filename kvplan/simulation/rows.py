@@ -1,6 +1,7 @@
 """Requests that are under way, or come next, as rows of a state; those that are done make room for others."""
 
 import math
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from kvplan.simulation.state import (
     COPIED,
     COPY,
     DUE_AFTER,
+    EVICTED,
     EVICTIONS,
     FINISH,
     FIRST,
@@ -26,6 +28,8 @@ from kvplan.simulation.state import (
     IN_FRONT,
     JOINED,
     LEAF,
+    LOOKED_UP,
+    LOOKED_UP_AGAIN,
     NEWEST,
     NO_CACHE,
     NOBODY,
@@ -36,6 +40,7 @@ from kvplan.simulation.state import (
     RECOVERED,
     RELEASED,
     ROWLESS,
+    SHED,
     TAIL,
     Setup,
     State,
@@ -64,18 +69,25 @@ class Rows:
         self.first_token_s, self.finish_s = np.full(size, math.nan), np.full(size, math.nan)
         self.evictions, self.hit_tokens, self.recovered_tokens = np.zeros((3, size), dtype=np.int64)
         self.shed = np.zeros(size, dtype=np.bool_)
-        if setup.prefix_cache == BLOCKS:
-            *_, self._stream = block_streams(requests.part(0, 1), replica.block_tokens)  # one is as another
+
+    @cached_property
+    def _stream(self) -> IntArray:
+        """That of a stranger, by which all are known but for their places."""
+        *_, stream = block_streams(self.requests.part(0, 1), self._replica.block_tokens)
+        return stream
 
     def keep(self, s: State) -> None:
         """Note what has become of the requests that stand in a row."""
         finish_s = s.time[:, FINISH]
         self.first_token_s[self.number] = s.time[:, FIRST_TOKEN]
         self.finish_s[self.number] = np.where(finish_s < 0, math.nan, finish_s)
-        self._note(self.evictions, s.request[:, EVICTIONS])
-        self._note(self.shed, s.request[:, PLACE] == GIVEN_UP)
-        if self._setup.prefix_cache != NO_CACHE:
+        if s.counter[EVICTED]:
+            self._note(self.evictions, s.request[:, EVICTIONS])
+        if s.counter[SHED]:
+            self._note(self.shed, s.request[:, PLACE] == GIVEN_UP)
+        if s.counter[LOOKED_UP] and self.requests.prefixes is not None:  # strangers find nothing of others
             self._note(self.hit_tokens, s.request[:, HIT])
+        if s.counter[LOOKED_UP_AGAIN]:
             self._note(self.recovered_tokens, s.request[:, RECOVERED])
 
     def _note(self, kept: NDArray[Any], found: NDArray[Any]) -> None:
@@ -111,7 +123,7 @@ class Rows:
         stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
         stream[count:] = self._stream
         request[:, LEAF] = stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(count + more)
-        request[:, COPY] = request[:, COPIED] = NOBODY
+        request[count:, COPY] = request[count:, COPIED] = NOBODY
         return s._replace(time=time, request=request, stream=stream)
 
 
