@@ -69,8 +69,12 @@ LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 _LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6  # of a rate, where it is not 0
 _FACTORS = f"0, or a number from {format_number(_LEAST_FACTOR)} to {format_number(_MOST_FACTOR)}"
 _MOST_STEPS = 1000
+_MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a few
+_MOST_SESSIONS = 32
+_MOST_REUSED = 32  # classes that ask again, each after a gap of its own
+_MOST_LENGTHS = 20_000  # of all classes together
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
-_MOST_PAGED = 10**7  # turns times page size, which the moments of sessions take memory for
+_MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 
 
 class Problem(NamedTuple):
@@ -666,8 +670,10 @@ class Document(_Table):
     gpu: Gpu
     timing: _Timing
     workload: Workload | None = None
-    classes: Annotated[list[Class], FailFast()] = _about("The traffic, class by class.", [])
-    sessions: Annotated[list[Session], FailFast()] = _about(
+    classes: Annotated[list[Class], FailFast(), Field(max_length=_MOST_CLASSES)] = _about(
+        "The traffic, class by class.", []
+    )
+    sessions: Annotated[list[Session], FailFast(), Field(max_length=_MOST_SESSIONS)] = _about(
         "Conversations instead of, or beside, classes; their turns are a class.", []
     )
     prefix: _Prefix = _Prefix()
@@ -813,6 +819,9 @@ def _conflicts(document: Document) -> Iterator[Problem]:
         {d for c in document.classes for d in c.decode}
         | {d for one in document.sessions for d in by_weight(one.decode)}
     )
+    lengths = sum(len(c.decode) for c in document.classes)
+    if lengths > _MOST_LENGTHS:
+        yield Problem(("classes",), f"{lengths} decode lengths in all; must be at most {_MOST_LENGTHS}")
     if distinct and (document.plan.segments or 1) > distinct:
         yield Problem(
             ("plan", "segments"),
@@ -839,6 +848,7 @@ def _session_conflicts(document: Document) -> Iterator[Problem]:
                     yield Problem(("classes", i, key), why)
         if document.sessions:
             yield Problem(("sessions", 0), why)
+    turns = 0
     for i, one in enumerate(document.sessions):
         if one.rate is None and one.users is None:
             yield Problem(("sessions", i), "needs a rate (sessions/s), or users", missing=True)
@@ -846,8 +856,9 @@ def _session_conflicts(document: Document) -> Iterator[Problem]:
             yield Problem(
                 ("sessions", i, "users"), "not allowed beside rate: sessions come at random, or of users"
             )
-        if one.turns.longest * document.gpu.block_tokens > _MOST_PAGED:
-            seen = f"{one.turns.longest} turns at most, in blocks of {document.gpu.block_tokens}"
+        turns += one.turns.longest
+        if turns * document.gpu.block_tokens > _MOST_PAGED:
+            seen = f"{turns} turns at most, in blocks of {document.gpu.block_tokens}"
             yield Problem(("sessions", i, "turns"), f"too many for their exact moments: {seen}")
 
 
@@ -1036,6 +1047,8 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
             if table.name in names:
                 yield Problem((kind, i, "name"), f"must be unique, and {shown(table.name)} is taken")
             names.add(table.name)
+    if sum(c.reuse is not None for c in document.classes) > _MOST_REUSED:
+        yield Problem(("classes",), f"must be at most {_MOST_REUSED} with reuse")
     for i, c in enumerate(document.classes):
         if gpu.prefill is Prefill.INLINE and c.input == 0:
             yield Problem(("classes", i, "input"), 'must be at least 1 where prefill = "inline", not 0')

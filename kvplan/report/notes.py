@@ -11,7 +11,7 @@ from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, clusters_held, has
 from kvplan.analysis.records import Load
 from kvplan.analysis.stability import UNCERTIFIED, Stability
 from kvplan.analysis.wait import Wait
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
+from kvplan.analysis.worst_cycle import MOST_STAGES, CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
@@ -184,7 +184,11 @@ def notes(
             "verdict.recovers_up_to_rps: not validated for d4, d5 and token budgets; greedy admits whole prompts."
         )
     if any(c.kind is None for c in cycle.classes):
-        found.append("worst_cycle.classes: null where a class has several decode lengths and no closed form.")
+        long = len(model.classes) * model.mix.held.stages.max() > MOST_STAGES
+        found.append(
+            "worst_cycle.classes: null where a class has several decode lengths and no closed form"
+            + (", or is one of many that stay very long." if long else ".")
+        )
     if not local.certified:
         found.append(f"Stability is uncertified: {UNCERTIFIED}.")
     elif not local.radius_certified:
