@@ -291,10 +291,11 @@ class CachedReplica:
             found: FloatArray = self.hits(x, tau, kept)
             return found
 
-        slow = self.seconds(x, np.zeros(x.shape))
-        if not self.reusable:
-            return States(x, slow, self.keeps(x, slow, kept) if warm else kept, np.zeros(x.shape))
-        fast = self.seconds(x, np.full(x.shape, self.reusable))
+        if not self.reusable or self.hit_curve or not (warm or self.private):  # nothing of it depends on τ
+            found = self.hits(x, np.ones(x.shape), kept) if self.reusable else np.zeros(x.shape)
+            tau = self.seconds(x, found)
+            return States(x, tau, self.keeps(x, tau, kept) if warm else kept, found)
+        slow, fast = self.seconds(x, np.zeros(x.shape)), self.seconds(x, np.full(x.shape, self.reusable))
         tau = falling_root(lambda t: self.seconds(x, hits(t)) - t, fast, slow)
         return States(x, tau, kept, hits(tau))
 

@@ -34,7 +34,7 @@ _REST_TOLERANCE = (
 )
 _INCOMMENSURABLE = 0.6180339887498949
 _DISTURBANCE = 0.2
-_DOUBLINGS = 3  # of a run that has not settled
+_DOUBLINGS = 5  # of a run that has not settled
 MAX_STEPS = 120_000_000  # iterations times rows of a run, about a second
 _MOST_ITERATIONS = 1 << 19  # of requests so long that these are not enough, a second as well
 _MOST_PAGED = 1 << 22  # stages times places in a page where prompts end

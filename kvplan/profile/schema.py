@@ -5,8 +5,10 @@ Nothing else in the package uses pydantic.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from functools import partial, reduce
+from itertools import pairwise
 from operator import getitem
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -26,6 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvplan.errors import UsageError, did_you_mean, shown
 from kvplan.model import Knowledge, Origin, Prefill, Replica, as_written
+from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.provenance import Range
 from kvplan.model.sessions import Sessions
@@ -59,6 +62,7 @@ from kvplan.units import (
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 _MOST_LAYERS = 10_000
+_MOST_DRAFTS = 100
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
@@ -379,6 +383,14 @@ class Gpu(_Table):
         cached = "prefix_caching" in self.model_fields_set and self.prefix_caching
         return KvLayout(layers, self.block_tokens, 2 if cached else 1)
 
+    def with_drafts(self, drafts: Drafts | None) -> Replica:
+        """The replica; of a state there is a block more for each draft."""
+        layout, replica = self.layout, self.replica
+        if drafts is None or layout is None:
+            return replica
+        more = replace(layout, state_blocks=layout.state_blocks + drafts.tokens)
+        return replace(replica, layout=more)
+
     @property
     def replica(self) -> Replica:
         return Replica(
@@ -605,6 +617,35 @@ class _Prefix(_Table):
     )
 
 
+class Speculation(_Table):
+    """Speculative decoding: drafts of an iteration, how often they are accepted, and what they cost."""
+
+    model_config = ConfigDict(title="Speculative decoding")
+
+    tokens: Annotated[int, Field(ge=1, le=_MOST_DRAFTS)] = _about("Drafts of an iteration.")
+    accepted: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=_MOST_DRAFTS)] = _about(
+        "How often each draft is accepted, of all iterations: never increasing, of as many drafts at least."
+    )
+    draft_time: _Cost = _about("Time of a draft in an iteration, whatever runs.")
+    verify_time: _Cost = _about("Time to verify a draft of a sequence.")
+    overhead: _Cost = _about("Time that drafting takes in an iteration, whatever the number of drafts.", 0.0)
+    lookahead: bool = _about(
+        "Whether a request holds a slot more for each draft: with EAGLE, MTP and draft models, not with n-grams.",
+        True,
+    )
+
+    @property
+    def drafts(self) -> Drafts:
+        return Drafts(
+            self.tokens,
+            tuple(self.accepted),
+            self.draft_time,
+            self.verify_time,
+            self.overhead,
+            self.lookahead,
+        )
+
+
 class _Provenance(_Table):
     """How the parts of the profile are known: measured, stated, estimated, assumed."""
 
@@ -636,6 +677,7 @@ class Document(_Table):
         "Conversations instead of, or beside, classes; their turns are a class.", []
     )
     prefix: _Prefix = _Prefix()
+    speculative: Speculation | None = None
     plan: _Plan = _Plan()
     slo: _Slos = _Slos()
     cost: _Costs | None = None
@@ -764,6 +806,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     """What is wrong between values that are each right."""
     yield from _memory_conflicts(document.gpu)
     yield from _layout_conflicts(document)
+    yield from _draft_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -837,6 +880,39 @@ def _layout_conflicts(document: Document) -> Iterator[Problem]:
     if layout is None:
         return
     why = "not modelled beside layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
+    for i, c in enumerate(document.classes):
+        for key in ("shared", "reuse"):
+            if getattr(c, key) is not None:
+                yield Problem(("classes", i, key), why)
+    if document.sessions:
+        yield Problem(("sessions", 0), why)
+    if document.prefix.hit_curve is not None:
+        yield Problem(("prefix", "hit_curve"), why)
+
+
+def _draft_conflicts(document: Document) -> Iterator[Problem]:
+    given = document.speculative
+    if given is None:
+        return
+    for i, (one, following) in enumerate(pairwise(given.accepted), 1):
+        if following > one:
+            yield Problem(
+                ("speculative", "accepted", i),
+                f"must be at most {format_number(one)}, like the draft before it, not {format_number(following)}",
+            )
+    if len(given.accepted) < given.tokens:
+        seen = len(given.accepted)
+        yield Problem(
+            ("speculative", "accepted"),
+            f"must say how often each of {given.tokens} drafts is accepted, not of {seen}",
+        )
+    if document.gpu.prefill is not Prefill.FUSED:
+        yield Problem(
+            ("gpu", "prefill"), f'must be "fused" beside [speculative], not "{document.gpu.prefill}"'
+        )
+    if document.timing.d5:
+        yield Problem(("timing", "d5"), "not modelled beside [speculative]; verify_time is what drafts cost")
+    why = "not modelled beside [speculative]"
     for i, c in enumerate(document.classes):
         for key in ("shared", "reuse"):
             if getattr(c, key) is not None:
@@ -1003,11 +1079,12 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
         ),
     ]
     try:
-        replica = gpu.replica
+        drafts = None if document.speculative is None else document.speculative.drafts
+        replica = gpu.with_drafts(drafts)
     except ValueError:  # as `_layout_conflicts` says
         return
     for place, name, first, last, made_of in requests:
-        held = replica.largest_held(first, last)
+        held = replica.largest_held(first, last + (drafts.slots if drafts else 0))
         # Such a request can never finish: an engine that admits it hangs (theory §2, preflight).
         if held > usable > 0:
             yield Problem(
@@ -1028,6 +1105,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("classes",): Class,
     ("sessions",): Session,
     ("prefix",): _Prefix,
+    ("speculative",): Speculation,
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,

@@ -107,6 +107,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "estimated",
             Basis.COMPUTED,
         ),
+        "speculative": Source("new: renewal of accepted tokens; the rates are the profile's", Basis.COMPUTED),
         "kv_layout": Source(
             "new: groups of layers on one pool of blocks, as vLLM makes them; the layers are the profile's",
             Basis.COMPUTED,
@@ -136,7 +137,8 @@ def notes(
         *band_notes(model, offered, drains_up_to_rps),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
-        "Not modelled: speculative decoding, swapping, pipeline bubbles, routing between replicas.",
+        f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "
+        "replicas.",
         *(_not_cached(model) if cache is None else cache_notes(cache, model)),
     ]
     model = cold
@@ -145,6 +147,11 @@ def notes(
         found.append(
             f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, preempting and "
             "recomputing whole requests costs more than the fluid figures say."
+        )
+    if model.drafts is not None:
+        found.append(
+            f"{model.drafts.tokens} drafts in each iteration but that of a prompt: d0 and d3 count drafting and "
+            "verifying, and a request holds the slots of drafts. Nested WAIT and latencies are not computed."
         )
     if replica.layout is not None:
         found.append(

@@ -32,6 +32,8 @@ def not_covered(model: ServingModel) -> str | None:
         return f"prefill {model.replica.prefill.value} is not covered"
     if not model.arrivals.is_poisson:
         return "arrivals that are not Poisson are not covered"
+    if model.drafts is not None:
+        return "drafts, with which an iteration emits several tokens, are not covered"
     if len(model.classes) > _MOST_CLASSES:
         return f"more than {_MOST_CLASSES} classes are not covered"
     if model.finds_prefixes:
