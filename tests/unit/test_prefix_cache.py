@@ -11,7 +11,7 @@ import pytest
 from cached import AGENT_LAW, AGENT_MEMORY, THINK, agents, mapped_time, one_class, root
 from session_simulator import serve_sessions
 
-from kvplan.analysis.cache_states import CachedReplica, cached_replica
+from kvplan.analysis.cache_states import CachedReplica
 from kvplan.analysis.equilibrium import load, sustainable_rates
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache, recovered_share
@@ -37,7 +37,7 @@ def test_a_prompt_that_all_share_raises_the_guaranteed_rate() -> None:
 
 def test_a_little_more_than_all_that_can_be_found_is_all() -> None:
     """A sum of hits may end a digit above what is reusable: no prompt comes less than never."""
-    cached = cached_replica(agents(13.35))
+    cached = agents(13.35)
     prompts = cached.prompts(1.0, cached.reusable * (1 + 1e-15))
     assert prompts.count.min() >= 0.0
 
