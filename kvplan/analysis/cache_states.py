@@ -235,7 +235,7 @@ class CachedReplica:
         for _ in range(_STEPS):
             before = age
             total, flow = self.memory(x, tau, age)
-            age = np.clip(age + (capacity - total) / np.maximum(flow, 1e-300), 0.0, FOREVER_S)
+            age = np.clip(age + (capacity - total) / np.maximum(flow, 1e-200), 0.0, FOREVER_S)
             if (np.abs(age - before) <= _NEAR * age).all():
                 break
         return age
@@ -255,10 +255,22 @@ class CachedReplica:
     def prompts(self, x: float, saved: float) -> Prompts:
         """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
         part = saved / self.reusable if self.reusable else 0.0  # alike for all that can be found
+        share, tokens, found = self._prompt_kinds
+        most = self.replica.max_num_batched_tokens
+        room = np.inf if most is None else max(most - x * self.stages, 0.0)
+        return Prompts(
+            np.concatenate([x * share * (1 - part), x * share * part]),
+            np.concatenate([tokens, tokens - found]),
+            room,
+        )
+
+    @cached_property
+    def _prompt_kinds(self) -> FloatArray:
+        """Of each length of prompts: its share, its prefill tokens, and how many of them can be found."""
         alike = self.reusable / self.mean("prompt") if self.hit_curve else None
         kinds = [
             (
-                x * p * kind.share,
+                p * kind.share,
                 s.prefill and kind.tokens,
                 self.saves * (kind.asked_for if alike is None else alike * kind.tokens),
             )
@@ -266,12 +278,7 @@ class CachedReplica:
             for kind in s.prompts
             if kind.share
         ]
-        count, tokens, found = np.array(kinds).T
-        most = self.replica.max_num_batched_tokens
-        room = np.inf if most is None else max(most - x * self.stages, 0.0)
-        return Prompts(
-            np.concatenate([count * (1 - part), count * part]), np.concatenate([tokens, tokens - found]), room
-        )
+        return np.array(kinds, dtype=np.float64).T
 
     def states(self, x: FloatArray, *, warm: bool = True) -> States:
         """The states at x admissions an iteration; not `warm`: where nothing that is not referenced is kept."""

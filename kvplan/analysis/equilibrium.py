@@ -82,7 +82,7 @@ def per_request(model: ServingModel) -> PerRequest:
 
 def _amounts(mix: Mix) -> tuple[Any, Any, Any]:
     """What each row adds to iterations: KV tokens read, prefill tokens and sequences."""
-    return mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
+    return mix.read.footprint, mix.prefill_tokens, mix.sequences
 
 
 def _costs(mix: Mix, timing: Timing) -> PerRequest:
@@ -517,7 +517,8 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
 
 def _alike(model: ServingModel) -> bool:
     """Whether the requests of each class have one prompt length, and weigh a token more at each stage."""
-    return model.replica.layout is None and not any(c.prompts for c in model.classes)
+    plain = model.replica.layout is None and model.drafts is None
+    return plain and not any(c.prompts for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:

@@ -12,14 +12,16 @@ import tomli
 from kvplan.errors import ProfileError
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
 from kvplan.model.gaps import Quantiles
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.profile.schema import MAX_SOURCE
+from kvplan.profile.schema import MAX_SOURCE, Gpu
 from kvplan.version import __version__
 
 _TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
 _TABLES = ("gpu", "timing", "plan", "gate", *_TRAFFIC_TABLES)
-_MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token")  # one way to give it excludes the others
+_MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
+_WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve
@@ -96,9 +98,7 @@ def composed(
         raise ProfileError(source, message) from None
 
 
-def replica_part(
-    base: Profile, values: Mapping[str, int | str], about: Iterable[str], origin: Origin
-) -> Part:
+def replica_part(base: Profile, values: Mapping[str, Any], about: Iterable[str], origin: Origin) -> Part:
     """The table [gpu] of `base` with some values found out.
 
     Examples
@@ -126,6 +126,22 @@ def replica_part(
         origin,
         tuple(key for key in rest if key not in _CONVENTIONS),
     )
+
+
+def kv_tables(layout: KvLayout) -> list[dict[str, Any]]:
+    """Layers by kind, as ``[[gpu.kv]]`` has them.
+
+    Examples
+    --------
+    >>> from kvplan.model.kv_layout import Attention, Layers
+    >>> kv_tables(KvLayout((Layers(Attention.WINDOW, 52, 8192, 1024),), 16))
+    [{'kind': 'window', 'layers': 52, 'window': 1024, 'bytes': 8192}]
+    """
+    tables = (
+        {"kind": str(one.kind), "layers": one.count, "window": one.window, "bytes": one.bytes}
+        for one in layout.layers
+    )
+    return [{key: value for key, value in table.items() if value is not None} for table in tables]
 
 
 def classes_part(classes: Sequence[RequestClass], about: Iterable[str], origin: Origin) -> Part:
@@ -309,8 +325,15 @@ def _name(base: str, replica: str | None, traffic: str | None) -> str:
 def _fitting(base: Profile, parts: Sequence[Part]) -> list[RequestClass]:
     """Classes of `base` whose longest request fits in the measured memory."""
     measured = "\n\n".join(part.body for part in parts if part.table == "gpu")
-    memory = tomli.loads(measured).get("gpu", {}).get("memory_tokens", 0)
-    return [c for c in base.model.classes if c.input_tokens + max(c.decode_tokens) <= memory]
+    if not measured:
+        return []
+    replica = Gpu.model_validate(tomli.loads(measured)["gpu"]).replica
+    return [
+        c
+        for c in base.model.classes
+        if replica.largest_held(c.input_tokens + 1, c.input_tokens + max(c.decode_tokens))
+        <= replica.capacity_tokens
+    ]
 
 
 def _class(c: RequestClass) -> str:
@@ -353,15 +376,16 @@ def _kept(base: Profile, names: Sequence[str]) -> dict[str, str]:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """Tables by name, each from the comment above a ``[name]`` to the comment above the next; those of one name
-    together.
+    """Tables by name, each from the comment above a ``[name]`` to the comment above the next; those of one name, and
+    the tables within them, together.
     """
     found: dict[str, list[str]] = {}
     name, section, remark = "", [""], [""]
     for line in [*text.split("\n"), "["]:
         if line.lstrip().startswith("["):
             found.setdefault(name, []).append("\n".join(section).strip("\n"))
-            name, section, remark = line.partition("#")[0].strip(" \t[]"), [*remark, line], []
+            header = line.partition("#")[0].strip(" \t[]")
+            name, section, remark = header.partition(".")[0], [*remark, line], []
         elif line.lstrip().startswith("#"):
             remark.append(line)
         else:
@@ -372,9 +396,12 @@ def _sections(text: str) -> dict[str, str]:
 def _table(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
     """A table, or each of a list of tables, written anew."""
     header, tables = (f"[{name}]", [value]) if isinstance(value, Mapping) else (f"[[{name}]]", value)
-    return "\n\n".join(
-        "\n".join([header, *(f"{_key(k)} = {_value(v)}" for k, v in table.items())]) for table in tables
-    )
+    written = []
+    for table in tables:
+        within = {k: v for k, v in table.items() if (name, k) == _WITHIN}
+        lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if k not in within]
+        written += ["\n".join([header, *lines]), *(_table(f"{name}.{k}", v) for k, v in within.items())]
+    return "\n\n".join(written)
 
 
 def _key(key: str) -> str:

@@ -27,6 +27,7 @@ from kvplan.simulation.actions import (
     give_up_after,
     more_to_come,
     next_arrival,
+    not_drafting,
     release,
 )
 from kvplan.simulation.coasting import coast
@@ -47,6 +48,7 @@ from kvplan.simulation.state import (
     COASTS,
     COMPLETED,
     COMPUTED,
+    DRAFTS,
     EVICTED,
     GAP_SUM,
     GONE,
@@ -84,6 +86,7 @@ from kvplan.simulation.state import (
     SHED_AFTER,
     STRIDE,
     STUCK,
+    VERIFY,
     WAITING,
     WEIGHT,
     Extended,
@@ -151,6 +154,10 @@ def loop(s: State, limit: int, patience: int) -> int:
             continue
         context = context_read(s) if layered(s) else float(tokens)
         tau = iteration_time(s.timing, context, c[PROMPTS], requests)
+        if layered(s) and s.fixed[DRAFTS] > 0:
+            prompts = not_drafting(s)
+            tau -= clock[VERIFY] * prompts
+            c[COMPUTED] += s.fixed[DRAFTS] * (requests - prompts)
         now = clock[NOW] + tau
         if now > clock[HORIZON]:
             clock[NOW] = clock[HORIZON]

@@ -9,16 +9,38 @@ clock that runs at the factor of the schedule shows when they come. That is exac
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, ServingModel
+from kvplan.model.drafts import Drafts
 from kvplan.model.schedule import Course, Steps
 from kvplan.simulation.prefixes import Prefixes, Turns
 
 _MANY = 10**6  # requests, beyond which their lengths are held in half the memory
 _PIECE = 1 << 18  # requests that are drawn at a time
+_MOST_DRAFTED = 10**8  # output tokens
 _WORTH_A_GUIDE = 100  # draws for each end of a distribution
+
+
+class Drafted(NamedTuple):
+    """What speculative decoding emits, drawn beforehand.
+
+    Attributes
+    ----------
+    drafts
+        That it was drawn for.
+    emitted : ndarray of int64
+        Tokens of a request before each of its iterations, one request after the other.
+    begin : ndarray of int64, shape (n_requests + 1,)
+        Where those of each request begin.
+    """
+
+    drafts: Drafts
+    emitted: IntArray
+    begin: IntArray
 
 
 @dataclass(frozen=True)
@@ -42,6 +64,8 @@ class Requests:
         Whose tokens are the same; None: no two requests have anything in common.
     turns
         What follows a completion; None: nothing does.
+    drafted
+        What each iteration of them emits; None: a token.
     """
 
     arrival_s: FloatArray
@@ -52,6 +76,12 @@ class Requests:
     more_later: bool = False
     prefixes: Prefixes | None = None
     turns: Turns | None = None
+    drafted: Drafted | None = None
+
+    @property
+    def iterations(self) -> IntArray:
+        """In which a request emits tokens, shape (n_requests,)."""
+        return self.decode_tokens if self.drafted is None else np.diff(self.drafted.begin)
 
     @property
     def is_open(self) -> bool:
@@ -67,6 +97,37 @@ class Requests:
             decode_tokens=self.decode_tokens[start:stop],
             class_index=self.class_index[start:stop],
         )
+
+
+def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) -> Requests:
+    """The same, with what their iterations emit: one token with the prompt, then what is accepted and one more.
+
+    Raises
+    ------
+    UsageError
+        They have too many iterations to be drawn beforehand.
+
+    Examples
+    --------
+    >>> two = Requests(np.zeros(2), np.array([9, 9]), np.array([6, 1]), np.zeros(2, dtype=np.int64))
+    >>> drafted = with_drafts(two, Drafts(1, (1.0,)), np.random.default_rng(0)).drafted
+    >>> drafted.emitted.tolist(), drafted.begin.tolist()
+    ([0, 1, 3, 5, 0], [0, 4, 5])
+    """
+    if int(requests.decode_tokens.sum()) > _MOST_DRAFTED:
+        raise UsageError(f"drafts of more than {_MOST_DRAFTED:,} tokens cannot be drawn; fewer requests can")
+    decode, accepted = requests.decode_tokens, np.array(drafts.accepted[: drafts.tokens])
+    running, emitted = np.arange(decode.size), np.ones(decode.size, dtype=np.int64)
+    rows, before = [running], [np.zeros(decode.size, dtype=np.int64)]
+    while (running := running[emitted[running] < decode[running]]).size:
+        rows.append(running)
+        before.append(emitted[running])
+        emitted[running] += 1 + (rng.random(running.size)[:, None] < accepted).sum(axis=1)
+    row = np.concatenate(rows)
+    begin = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=decode.size))])
+    return replace(
+        requests, drafted=Drafted(drafts, np.concatenate(before)[np.argsort(row, kind="stable")], begin)
+    )
 
 
 def poisson(

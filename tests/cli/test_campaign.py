@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from campaign.runner import Case, judged
 
-CASES = {"profiles": 250}
+CASES = {"profiles": 120}
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import catalogue, read_model, shape_of
 from kvplan.ingest.model.json_keys import Keys, parse_object
-from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers
 from kvplan.ingest.model.weights import named_storage
+from kvplan.model.kv_layout import Attention
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -114,58 +115,90 @@ def test_a_stated_head_size_wins_over_the_quotient() -> None:
 # -- layers that keep less --------------------------------------------------------------------------------------------
 
 
+WINDOW = {"sliding_window": 1024}
+CHUNK = {"attention_chunk_size": 1024}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+MAMBA = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}
+
+
 @pytest.mark.parametrize(
-    ("changes", "full", "sliding"),
+    ("changes", "full", "window", "chunk", "state"),
     [
-        ({"sliding_window": None}, 4, 0),
-        ({"sliding_window": 1024}, 0, 4),
-        ({"sliding_window": 1024, "use_sliding_window": False}, 4, 0),
-        ({"sliding_window": 1024, "model_type": "qwen2"}, 4, 0),
-        (
-            {
-                "sliding_window": 1024,
-                "model_type": "qwen2",
-                "use_sliding_window": True,
-                "max_window_layers": 3,
-            },
-            3,
-            1,
-        ),
-        ({"sliding_window": 1024, "max_window_layers": 28}, 4, 0),
-        ({"sliding_window": 8192}, 4, 0),
-        ({"sliding_window": 1024, "model_type": "gemma2"}, 2, 2),
-        ({"sliding_window": 1024, "sliding_window_pattern": 3}, 1, 3),
-        ({"sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"] * 2}, 2, 2),
-        ({"attention_chunk_size": 1024, "layer_types": ["chunked_attention"] * 3 + ["full_attention"]}, 1, 3),
-        ({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 1, 0),
-        ({"layers_block_type": ["mamba", "attention"] * 2}, 2, 0),
-        ({"attn_layer_indices": [1, 3]}, 2, 0),
-        ({"attn_layer_period": 4, "attn_layer_offset": 1}, 1, 0),
-        ({"full_attention_interval": 4}, 1, 0),
-        ({"hybrid_override_pattern": "M-M*"}, 1, 0),
+        ({"sliding_window": None}, 4, 0, 0, 0),
+        (WINDOW, 0, 4, 0, 0),
+        (WINDOW | {"use_sliding_window": False}, 4, 0, 0, 0),
+        (WINDOW | {"model_type": "qwen2"}, 4, 0, 0, 0),
+        (WINDOW | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3}, 3, 1, 0, 0),
+        (WINDOW | {"max_window_layers": 28}, 4, 0, 0, 0),
+        ({"sliding_window": 8192}, 4, 0, 0, 0),
+        (WINDOW | {"model_type": "gemma2"}, 2, 2, 0, 0),
+        (WINDOW | {"sliding_window_pattern": 3}, 1, 3, 0, 0),
+        (WINDOW | {"_sliding_window_pattern": 3}, 1, 3, 0, 0),
+        (WINDOW | {"layer_types": ["sliding_attention", "full_attention"] * 2}, 2, 2, 0, 0),
+        (CHUNK | {"layer_types": ["chunked_attention"] * 3 + ["full_attention"]}, 1, 0, 3, 0),
+        (CHUNK | {"model_type": "llama4_text"}, 1, 0, 3, 0),
+        (CHUNK | {"no_rope_layers": [1, 0, 1, 0]}, 2, 0, 2, 0),
+        (LINEAR | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 1, 0, 0, 3),
+        (LINEAR | {"full_attention_interval": 4}, 1, 0, 0, 3),
+        (MAMBA | {"layers_block_type": ["mamba", "attention"] * 2}, 2, 0, 0, 2),
+        (MAMBA | {"attn_layer_indices": [1, 3]}, 2, 0, 0, 2),
+        (MAMBA | {"attn_layer_period": 4, "attn_layer_offset": 1}, 1, 0, 0, 3),
+        (MAMBA | {"hybrid_override_pattern": "M-M*"}, 1, 0, 0, 2),
+        ({"attn_type_list": [1] * 4}, 4, 0, 0, 0),
     ],
 )
-def test_only_layers_with_full_attention_count(changes: dict[str, Any], full: int, sliding: int) -> None:
+def test_layers_are_told_apart_by_what_they_keep(
+    changes: dict[str, Any], full: int, window: int, chunk: int, state: int
+) -> None:
     shape = small(**changes)
-    assert (shape.full_layers, shape.sliding_layers) == (full, sliding)
-    assert shape.recurrent_layers == 4 - full - sliding
-    assert bool(shape.notes) == (full < 4)
+    found = {one.kind: one.count for one in shape.kept}
+    assert [found.get(kind, 0) for kind in Attention] == [full, window, chunk, state]
+    assert all(one.window == (1024 if one.kind in ("window", "chunk") else None) for one in shape.kept)
+    assert kv_bytes_per_token(shape) == (full or window) * LAYER
 
 
-def test_windows_are_a_bounded_extra() -> None:
+def test_windows_take_their_bytes_a_token_on_each_gpu() -> None:
     shape = small(sliding_window=1024, sliding_window_pattern=2)
-    assert kv_bytes_per_token(shape) == 2 * LAYER
-    assert window_bytes_per_request(shape) == 2 * 1024 * LAYER
-    assert window_bytes_per_request(shape, kv_dtype="fp8", tensor_parallel=2) == 2 * 1024 * LAYER // 4
-    assert window_bytes_per_request(small()) == 0
+    assert [(one.count, one.bytes) for one in kv_layers(shape)] == [(2, LAYER), (2, LAYER)]
+    halves = kv_layers(shape, kv_dtype="fp8", tensor_parallel=2)
+    assert [one.bytes for one in halves] == [LAYER // 4] * 2
 
 
-def test_where_every_layer_slides_a_token_costs_what_it_does_within_the_window() -> None:
-    shape = small(sliding_window=1024)
-    assert kv_bytes_per_token(shape) == 4 * LAYER
-    assert shape.notes == (
-        "every layer slides: a request keeps at most 1,024 tokens there, 262.1 kB in 16 bits",
-    )
+@pytest.mark.parametrize(
+    ("changes", "tensor_parallel", "expected"),
+    [
+        # 4 heads of 8 by 16 numbers; 3 inputs to 2 · 2 · 8 + 4 · 16 channels.
+        (LINEAR, 1, 4 * 8 * 16 * 2 + 3 * 96 * 2),
+        (LINEAR, 2, (4 * 8 * 16 * 2 + 3 * 96 * 2) // 2),
+        (LINEAR | {"mamba_ssm_dtype": "float32"}, 1, 4 * 8 * 16 * 4 + 3 * 96 * 2),
+        # 2 · 64 channels of 16 numbers.
+        (MAMBA, 1, 128 * 16 * 2 + 3 * 128 * 2),
+        (MAMBA, 4, (128 * 16 * 2 + 3 * 128 * 2) // 4),
+    ],
+)
+def test_a_state_by_hand(changes: dict[str, Any], tensor_parallel: int, expected: int) -> None:
+    shape = small(**changes, layer_types=["mamba"] * 3 + ["attention"])
+    assert kv_layers(shape, tensor_parallel=tensor_parallel)[1].bytes == expected
+
+
+def test_groups_of_mamba_are_copied_where_there_are_more_gpus() -> None:
+    """8 heads of 16 numbers with states of 8: 128 channels, and 2 · 8 of each of 2 groups; 4 GPUs have one each."""
+    sizes = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8, "conv_kernel": 4}
+    shape = small(**sizes, hybrid_override_pattern="MMM*")
+    found = [kv_layers(shape, tensor_parallel=t)[1].bytes for t in (1, 4)]
+    assert found == [128 * 8 * 2 + 3 * (128 + 32) * 2, (128 * 8 * 2 + 3 * (128 + 64) * 2) // 4]
+
+
+def test_states_that_cannot_be_shared_out_are_refused() -> None:
+    shape = small(**LINEAR, full_attention_interval=4)
+    with pytest.raises(UsageError, match="parallelism 4: must divide the 2 heads of the layers with states"):
+        kv_layers(shape, tensor_parallel=4)
 
 
 # -- parameters and weights -------------------------------------------------------------------------------------------
@@ -198,8 +231,7 @@ def test_where_every_layer_slides_a_token_costs_what_it_does_within_the_window()
         ("gpt-oss-120b", 116.8e9, 5.1e9 + 201088 * 2880),
         ("phi-4", 14.7e9, 14.7e9),
         ("Qwen3-235B-A22B", 235e9, 22e9),
-        # 45 linear layers and 15 output gates are counted as plain attention: 46e6 and 33.6e6 parameters less each.
-        ("Qwen3.5-397B-A17B", 397e9, 17e9 - 45 * 46e6 - 15 * 33.6e6),
+        ("Qwen3.5-397B-A17B", 397e9, 17e9),
         ("Kimi-K2", 1026e9, 32e9 + 163840 * 7168),  # the makers leave out the input table
         ("Kimi-K2.5", 1026e9, 32e9 + 163840 * 7168),
         ("MiniMax-M2.5", 229e9, 10.4e9 + 200064 * 3072),
@@ -404,7 +436,7 @@ def test_a_text_model_within_another_is_read() -> None:
         "vision_config": {},
     }
     shape = shape_of(Keys("config.json", whole), "nested")
-    assert (shape.hidden_size, shape.sliding_layers) == (64, 4)
+    assert (shape.hidden_size, [(one.kind, one.count) for one in shape.kept]) == (64, [(Attention.WINDOW, 4)])
     assert shape.counts.embeddings == 262_208 * 64
     assert "only the text model" in shape.notes[-1]
 
@@ -435,6 +467,22 @@ def test_a_text_model_within_another_is_read() -> None:
         ({"layer_types": ["mamba"] * 4}, "no layer with attention"),
         ({"attn_layer_indices": []}, "no layer with attention"),
         ({"layer_types": ["sliding_attention"] * 4}, "sliding_window: missing; must be a whole number"),
+        (
+            {"layer_types": ["conv", *["full_attention"] * 3]},
+            "layer_types: 'conv'; must be one of attention, ",
+        ),
+        ({"hybrid_override_pattern": "M*Z-"}, r"hybrid_override_pattern: 'Z'; must be one of \*, -, E, M"),
+        ({"hybrid_override_pattern": "M*"}, "hybrid_override_pattern: a list of 2; num_hidden_layers is 4"),
+        ({"hybrid_override_pattern": "M*-E"}, "layers with states of no size; must have linear_num_value"),
+        ({"hybrid_override_pattern": "***E"}, "n_routed_experts: missing; must be how many experts"),
+        ({"attn_type_list": [1, 0, 0, 1]}, "attn_type_list: layers listed by number are not supported"),
+        ({"attention_chunk_size": 9}, "no_rope_layer_interval: missing; must be a whole number"),
+        ({"attention_chunk_size": 9, "no_rope_layers": [1]}, "no_rope_layers: a list of 1; num_hidden"),
+        ({"mamba_d_state": 9}, "mamba_d_state: states in layers that no key lists; must have layer_types"),
+        (
+            LINEAR | {"full_attention_interval": 4, "mamba_ssm_dtype": "float8"},
+            "mamba_ssm_dtype: 'float8'; must be one of auto, bfloat16, float16, float32",
+        ),
         ({"use_sliding_window": "no", "sliding_window": 9}, "use_sliding_window: 'no'; must be true or"),
         ({"model_type": 3}, "model_type: 3; must be a string"),
         ({"quantization_config": "fp8"}, "quantization_config: 'fp8'; must be an object"),
@@ -506,6 +554,14 @@ READ_KEYS = st.sampled_from(
         "attn_layer_indices",
         "attn_layer_period",
         "hybrid_override_pattern",
+        "full_attention_interval",
+        "attention_chunk_size",
+        "no_rope_layers",
+        *LINEAR,
+        *MAMBA,
+        "mamba_dt_rank",
+        "mamba_ssm_dtype",
+        "expert_layer_period",
         "text_config",
         "quantization_config",
         "tie_word_embeddings",

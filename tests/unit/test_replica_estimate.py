@@ -10,6 +10,7 @@ from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu
 from kvplan.ingest.model.json_keys import Keys
 from kvplan.ingest.model.shape import ModelShape
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 
 GIB = 2**30
 # Not in the catalogue; the total is what the runs below recorded.
@@ -101,9 +102,8 @@ def test_the_capacity_by_hand() -> None:
     left = 22_725_564_825 - 16_059_990_016 - 1_255_012_551
     assert found == ReplicaEstimate(
         memory_tokens=left // (16 * 131_072) * 16,
-        block_tokens=16,
+        layout=KvLayout((Layers(Attention.FULL, 32, 4096),), 16),
         memory_bytes_for_kv=left,
-        kv_bytes_per_token=131_072,
         weights_bytes=16_059_990_016,
         overhead_bytes=1_255_012_551,
         tensor_parallel=1,
@@ -132,27 +132,40 @@ def test_smaller_weights_leave_more_room() -> None:
 def test_a_group_of_gpus_splits_weights_and_heads() -> None:
     found = estimate_replica(read_model("Llama-3.1-70B"), find_gpu("H100"), tensor_parallel=4)
     assert found.weights_bytes == 2 * read_model("Llama-3.1-70B").counts.total // 4
-    assert found.kv_bytes_per_token == 327_680 // 4
+    assert found.layout.bytes_per_token == 327_680 // 4
 
 
 def test_a_latent_cache_does_not_grow_with_the_group() -> None:
     found = estimate_replica(read_model("DeepSeek-V3"), find_gpu("H200"), tensor_parallel=8)
-    assert found.kv_bytes_per_token == 70_272
+    assert found.layout.bytes_per_token == 70_272
 
 
 def test_whole_blocks_are_counted() -> None:
     found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("L4"), block_tokens=128)
     assert found.memory_tokens % 128 == 0
-    assert 0 <= found.memory_bytes_for_kv - found.memory_tokens * found.kv_bytes_per_token < 128 * 131_072
+    assert 0 <= found.memory_bytes_for_kv - found.memory_tokens * found.layout.bytes_per_token < 128 * 131_072
 
 
-def test_what_is_left_out_is_said() -> None:
-    notes = estimate_replica(read_model("gpt-oss-20b"), find_gpu("MI325X")).notes
-    assert (
-        "sliding windows of a request take up to 3.146 MB of each GPU besides, as much as 128 tokens"
-        in notes[-2]
+def test_groups_of_layers_share_the_pool() -> None:
+    """gpt-oss-20b: two groups of 12 layers at 2,048 bytes a token and layer."""
+    found = estimate_replica(read_model("gpt-oss-20b"), find_gpu("MI325X"))
+    assert found.is_mixed
+    assert found.kv_blocks == found.memory_bytes_for_kv // (16 * 12 * 2048)
+    assert found.memory_tokens == found.kv_blocks * 16
+    assert found.notes[-1] == "memory of MI325X is the datasheet's, a few per cent off what engines see"
+
+
+@pytest.mark.parametrize(("asked", "block"), [(16, 528), (2048, 2048)])
+def test_blocks_grow_to_the_size_of_a_state(asked: int, block: int) -> None:
+    """Qwen3.5-397B: (64 · 128 · 128 · 4 + 3 · 12,288 · 2) / 8 bytes of state, 1,024 a token: 521 tokens, 33 · 16."""
+    found = estimate_replica(
+        read_model("Qwen3.5-397B-A17B"),
+        find_gpu("H200"),
+        tensor_parallel=8,
+        block_tokens=asked,
+        weight_dtype="fp8",
     )
-    assert notes[-1] == "memory of MI325X is the datasheet's, a few per cent off what engines see"
+    assert found.block_tokens == block
 
 
 @pytest.mark.parametrize(

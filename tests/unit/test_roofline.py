@@ -112,11 +112,19 @@ def test_an_8_bit_cache_is_read_in_half_the_time() -> None:
     assert roofline(shape, H100, kv_dtype="fp8").timing.d1 == roofline(shape, H100).timing.d1 / 2
 
 
-def test_every_sequence_reads_its_windows() -> None:
-    """gpt-oss-20b: 12 layers keep 128 tokens of 2 · 8 · 64 numbers of 2 bytes."""
+def test_windows_are_read_in_proportion_to_the_context_that_a_layout_counts() -> None:
+    """gpt-oss-20b: 12 layers keep all, of 2 · 8 · 64 numbers of 2 bytes; windows are a part of K."""
     timing = estimated_timing(read_model("gpt-oss-20b"), H100, PEAKS)
-    assert timing.d3 - timing.d2 == pytest.approx(12 * 128 * 2048 / 3.35e12)
     assert timing.d1 == pytest.approx(12 * 2048 / 3.35e12)
+    assert timing.d3 == timing.d2
+    assert "[[gpu.kv]]" in roofline(read_model("gpt-oss-20b"), H100).notes[-1]
+
+
+def test_every_sequence_reads_and_writes_its_states() -> None:
+    """Qwen3.5-397B: 45 layers of 64 heads of 128 by 128 numbers of 4 bytes, and 3 inputs to 12,288 channels."""
+    timing = estimated_timing(read_model("Qwen3.5-397B-A17B"), H100, PEAKS)
+    state = 64 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 64 * 128) * 2
+    assert timing.d3 - timing.d2 == pytest.approx(2 * 45 * state / 3.35e12)
 
 
 # -- experts ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import os
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import Any
 from kvplan.errors import UsageError
 from kvplan.ingest.model import named
 from kvplan.ingest.model.json_keys import Keys, read_object
-from kvplan.ingest.model.shape import ModelShape, window_bytes_per_request
+from kvplan.ingest.model.layers import Layer, read_layers, window_of
+from kvplan.ingest.model.shape import Kept, ModelShape
+from kvplan.ingest.model.state import State, read_state
 from kvplan.ingest.model.weights import count_parameters, read_kv_dtype, read_storage
-from kvplan.units import format_bytes, format_tokens
+from kvplan.model.kv_layout import Attention
 
 _LAYERS = 10_000  # at most; published models have up to 126
 _CATALOGUE = "models.toml"
@@ -21,6 +23,7 @@ _NOUN = "model in the catalogue nor file"
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 _QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
 
+_STATES = ("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "mamba_d_state")
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
@@ -28,10 +31,12 @@ _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"sliding_window_pattern": 2},
     "gemma3_text": {"sliding_window_pattern": 6, "vocab_size": 262_208},
+    "llama4_text": {"no_rope_layer_interval": 4, "n_shared_experts": 1},
     **{kind: {"use_sliding_window": False} for kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
+    **{kind: {"attn_output_gate": True} for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")},
 }
 
-# Keys that make the formulas above wrong. A refusal is better than a number that is off by a factor.
+# Keys that make the formulas wrong. A refusal is better than a number that is off by a factor.
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of the names of their classes
 _UNSUPPORTED = {
     "block_configs": "layers of different shapes",
@@ -39,14 +44,10 @@ _UNSUPPORTED = {
     "hybrid_layer_ids": "layers that share one attention",
     "cross_attention_layers": "layers that attend to images",
     "global_head_dim": "full-attention layers with heads of another size",
-    "interleave_moe_layer_step": "experts in every second layer",
     "linear_attn_config": "layers listed by a configuration of their own",
+    "moe_latent_size": "experts of smaller vectors",
     "num_kv_shared_layers": "layers that share one cache",
 }
-
-_FULL = frozenset({"full_attention", "attention"})
-_SLIDING = frozenset({"sliding_attention", "chunked_attention"})
-_RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
 
 
 def read_model(reference: str | Path) -> ModelShape:
@@ -150,29 +151,34 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     values = ChainMap(dict(part.values) if part else {}, dict(whole.values))
     keys = Keys(whole.source, values)
     defaults = _CLASS_DEFAULTS.get(keys.text("model_type"), {})
-    keys = Keys(whole.source, values.new_child({k: v for k, v in defaults.items() if values.get(k) is None}))
+    filled = {key: value for key, value in defaults.items() if values.get(key) is None}
+    keys = Keys(whole.source, values.new_child(filled))
     keys.require(*_REQUIRED)
     for key, why in _UNSUPPORTED.items():
         if keys.values.get(key):
             raise keys.error(key, f"{why} are not supported; state kv_bytes_per_token in the profile instead")
-    kinds = keys.values.get("architectures")
-    if isinstance(kinds, list) and kinds and not any(str(kind).endswith(_GENERATING) for kind in kinds):
+    classes = keys.values.get("architectures")
+    if isinstance(classes, list) and classes and not any(str(one).endswith(_GENERATING) for one in classes):
         raise keys.error("architectures", "none of these generates text, and so keeps KV")
     context = keys.optional_size("max_position_embeddings", "model_max_length", "max_seq_len")
     layers = keys.size("num_hidden_layers", most=_LAYERS)
-    full, sliding, window = _layers(keys, layers, context)
+    kinds = read_layers(keys, layers, context)
     heads = _heads(keys)
-    counts = count_parameters(keys, attention_parameters=heads.parameters, layers=layers)
+    state = _state(keys, kinds)
+    counts = count_parameters(
+        keys,
+        kinds,
+        attention_parameters=heads.parameters,
+        state_parameters=state.parameters if state else 0,
+    )
     quantization = keys.table("quantization_config") or quantization
     storage = read_storage(quantization, experts=counts.experts > 0)
     shape = ModelShape(
         name=name,
         source=whole.source,
         layers=layers,
-        full_layers=full,
-        sliding_layers=sliding,
-        recurrent_layers=layers - full - sliding,
-        window_tokens=window if sliding else None,
+        kept=_kept(keys, kinds),
+        state=state,
         hidden_size=keys.size("hidden_size"),
         heads=heads.heads,
         kv_heads=heads.kv_heads,
@@ -186,66 +192,27 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
         notes=(),
         kv_dtype=read_kv_dtype(quantization),
     )
-    return _with_notes(shape, nested=part is not None)
+    return _with_notes(shape, filled, nested=part is not None)
 
 
-# -- which layers keep what -------------------------------------------------------------------------------------------
+def _kept(keys: Keys, kinds: Sequence[Layer]) -> tuple[Kept, ...]:
+    """Layers by what they keep; an MLP alone keeps nothing."""
+    found = []
+    for kind in Attention:
+        layer = Layer(kind.value)
+        if layer in kinds:
+            window = window_of(keys, layer) if layer in (Layer.WINDOW, Layer.CHUNK) else None
+            found.append(Kept(kind, kinds.count(layer), window))
+    return tuple(found)
 
 
-def _layers(keys: Keys, count: int, context: int | None) -> tuple[int, int, int | None]:
-    """Layers with full attention, layers with a sliding window, and the window."""
-    kinds = keys.words("layer_types", "layers_block_type")
-    if kinds is not None:
-        return _listed_layers(keys, kinds, count, context)
-    attention = _attention_layers(keys, count)
-    if not attention:
-        raise keys.error("num_hidden_layers", "no layer with attention, so there is no KV cache to plan")
-    window = keys.optional_size("sliding_window")
-    if window is None or not keys.flag("use_sliding_window", default=True) or _covers(window, context):
-        return attention, 0, None
-    if (every := keys.optional_size("sliding_window_pattern")) is not None:
-        full = attention // every
-    else:
-        # Below this layer Qwen2 attends to everything; other models slide in all layers.
-        full = min(keys.size("max_window_layers", default=0, least=0), attention)
-    return full, attention - full, window
-
-
-def _listed_layers(
-    keys: Keys, kinds: list[str], count: int, context: int | None
-) -> tuple[int, int, int | None]:
-    if len(kinds) != count:
-        raise keys.error("layer_types", f"a list of {len(kinds)}; num_hidden_layers is {count}")
-    unknown = next((kind for kind in kinds if kind not in _FULL | _SLIDING | _RECURRENT), None)
-    if unknown is not None:
-        known = ", ".join(sorted(_FULL | _SLIDING | _RECURRENT))
-        raise keys.error("layer_types", f"{unknown[:40]!r}; must be one of {known}")
-    full = sum(kind in _FULL for kind in kinds)
-    sliding = sum(kind in _SLIDING for kind in kinds)
-    if not full + sliding:
-        raise keys.error("layer_types", "no layer with attention, so there is no KV cache to plan")
-    if not sliding:
-        return full, 0, None
-    window = keys.size("sliding_window", "attention_chunk_size")
-    return (full + sliding, 0, None) if _covers(window, context) else (full, sliding, window)
-
-
-def _covers(window: int, context: int | None) -> bool:
-    """No request is longer than the window, which then bounds nothing."""
-    return context is not None and window >= context
-
-
-def _attention_layers(keys: Keys, count: int) -> int:
-    """Layers with attention, in models that mix it with layers of fixed state."""
-    if (indices := keys.numbers("attn_layer_indices")) is not None:
-        return len({i for i in indices if 0 <= i < count})
-    if (period := keys.optional_size("attn_layer_period")) is not None:
-        return len(range(keys.size("attn_layer_offset", default=0, least=0), count, period))
-    if (interval := keys.optional_size("full_attention_interval")) is not None:
-        return count // interval
-    if pattern := keys.text("hybrid_override_pattern"):
-        return min(pattern.count("*"), count)
-    return count
+def _state(keys: Keys, kinds: Sequence[Layer]) -> State | None:
+    if Layer.STATE in kinds:
+        return read_state(keys)
+    for key in _STATES:
+        if keys.values.get(key) is not None:
+            raise keys.error(key, "states in layers that no key lists; must have layer_types or another list")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +237,7 @@ def _heads(keys: Keys) -> _Heads:
     kv_heads = keys.size("num_key_value_heads", "num_kv_heads", default=alone)
     if heads % kv_heads:
         raise keys.error("num_key_value_heads", f"{kv_heads}; must divide num_attention_heads, {heads}")
-    head_dim = keys.optional_size("head_dim")
+    head_dim = keys.optional_size("head_dim", "attention_head_dim")
     if head_dim is None:
         if hidden % heads:
             raise keys.error(
@@ -278,8 +245,11 @@ def _heads(keys: Keys) -> _Heads:
             )
         head_dim = hidden // heads
     kind = "MHA" if kv_heads == heads else "MQA" if kv_heads == 1 else "GQA"
-    # Queries and output, keys and values.
-    return _Heads(kind, heads, kv_heads, head_dim, 2 * hidden * head_dim * (heads + kv_heads))
+    # Queries and output, keys and values; a gate of the output is as large as the queries.
+    parameters = 2 * hidden * head_dim * (heads + kv_heads)
+    if keys.flag("attn_output_gate", default=False):
+        parameters += hidden * head_dim * heads
+    return _Heads(kind, heads, kv_heads, head_dim, parameters)
 
 
 def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> _Heads:
@@ -296,20 +266,10 @@ def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> _Heads:
 # -- what to know about it --------------------------------------------------------------------------------------------
 
 
-def _with_notes(shape: ModelShape, *, nested: bool) -> ModelShape:
+def _with_notes(shape: ModelShape, filled: Mapping[str, Any], *, nested: bool) -> ModelShape:
     notes = []
-    if shape.sliding_layers:
-        extra = format_bytes(window_bytes_per_request(shape, kv_dtype="bf16"))
-        scope = "every layer slides" if not shape.full_layers else f"{shape.sliding_layers} layers slide"
-        notes.append(
-            f"{scope}: a request keeps at most {format_tokens(shape.window_tokens)} tokens there, {extra} in "
-            "16 bits" + ("" if not shape.full_layers else ", which bytes per token leave out")
-        )
-    if shape.recurrent_layers:
-        notes.append(
-            f"{shape.recurrent_layers} of {shape.layers} layers keep a state of fixed size and no KV cache; their "
-            "parameters are counted as if they were attention, and the state is left out"
-        )
+    if sizes := [f"{key} {value:,}" for key, value in filled.items() if not isinstance(value, bool)]:
+        notes.append(f"the file lacks {', '.join(sizes)}: what models of this type have is taken")
     if not shape.storage.is_16_bit:
         notes.append(f"bytes of {shape.storage.name} weights are an estimate: scales and padding vary")
     if shape.kv_dtype != "auto":

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
+from kvplan.ingest.model.shape import ModelShape, kv_layers
 from kvplan.ingest.model.weights import Storage, named_storage
-from kvplan.units import format_bytes, format_percent, format_tokens
+from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
+from kvplan.units import format_bytes, format_percent
 
 OVERHEAD_BYTES = 750_000_000
 OVERHEAD_SHARE = 0.02
@@ -40,13 +41,27 @@ class ReplicaEstimate:
     """What one replica holds, in whole blocks, and what was assumed. Bytes are those of one GPU of its group."""
 
     memory_tokens: int
-    block_tokens: int
+    layout: KvLayout
     memory_bytes_for_kv: int
-    kv_bytes_per_token: int
     weights_bytes: int
     overhead_bytes: int
     tensor_parallel: int
     notes: tuple[str, ...]
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a page, in each layer of a group."""
+        return self.layout.block_tokens
+
+    @property
+    def kv_blocks(self) -> int:
+        """Pages of the pool."""
+        return self.memory_tokens // self.block_tokens
+
+    @property
+    def is_mixed(self) -> bool:
+        """Some layers keep less than all tokens of a request."""
+        return any(one.kind is not Attention.FULL for one in self.layout.layers)
 
 
 def estimate_replica(
@@ -66,9 +81,9 @@ def estimate_replica(
     utilization
         Share of the GPU's memory the engine may take: vLLM's ``gpu_memory_utilization``.
     kv_dtype
-        As for `kv_bytes_per_token`.
+        As for `kv_layers`.
     block_tokens
-        Tokens of a page; the capacity is rounded down to whole pages.
+        Tokens of a page, or as many as a state needs; the capacity is rounded down to whole pages.
     weight_dtype
         Keep the weights in this type instead of the configuration's: fp8, int8, int4, mxfp4, nvfp4, bf16, fp16.
 
@@ -85,7 +100,7 @@ def estimate_replica(
     >>> from kvplan.ingest.model.hardware import find_gpu
     >>> from kvplan.ingest.model.config import read_model
     >>> found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("RTX 4090"))
-    >>> found.memory_tokens, found.kv_bytes_per_token
+    >>> found.memory_tokens, found.layout.bytes_per_token
     (41264, 131072)
     """
     if not 0 < utilization <= 1:
@@ -97,17 +112,14 @@ def estimate_replica(
     tokens = setup.tokens(tensor_parallel)
     if tokens <= 0:
         raise UsageError(setup.no_room(tensor_parallel))
-    per_token = setup.bytes_per_token(tensor_parallel)
-    window = window_bytes_per_request(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
     return ReplicaEstimate(
         memory_tokens=tokens,
-        block_tokens=block_tokens,
+        layout=setup.layout(tensor_parallel),
         memory_bytes_for_kv=setup.left_for_kv(tensor_parallel),
-        kv_bytes_per_token=per_token,
         weights_bytes=setup.weights(tensor_parallel),
         overhead_bytes=setup.overhead,
         tensor_parallel=tensor_parallel,
-        notes=_notes(shape, gpu, setup.overhead, window if shape.full_layers else 0, per_token),
+        notes=_notes(shape, gpu, setup.overhead),
     )
 
 
@@ -133,15 +145,17 @@ class _Setup:
     def left_for_kv(self, gpus: int) -> int:
         return int(self.utilization * self.gpu.memory_bytes) - self.weights(gpus) - self.overhead
 
-    def bytes_per_token(self, gpus: int) -> int:
-        return kv_bytes_per_token(self.shape, kv_dtype=self.kv_dtype, tensor_parallel=gpus)
+    def layout(self, gpus: int) -> KvLayout:
+        """Pages grow to the size of a state, as engines have them."""
+        layers = kv_layers(self.shape, kv_dtype=self.kv_dtype, tensor_parallel=gpus)
+        return KvLayout(layers, max(self.block_tokens, least_block_tokens(layers)))
 
     def tokens(self, gpus: int) -> int:
-        block_bytes = self.bytes_per_token(gpus) * self.block_tokens
-        return self.left_for_kv(gpus) // block_bytes * self.block_tokens
+        layout = self.layout(gpus)
+        return self.left_for_kv(gpus) // layout.block_bytes * layout.block_tokens
 
     def no_room(self, gpus: int) -> str:
-        missing = self.bytes_per_token(gpus) * self.block_tokens - self.left_for_kv(gpus)
+        missing = self.layout(gpus).block_bytes - self.left_for_kv(gpus)
         where = self.gpu.name if gpus == 1 else f"each of {gpus} {self.gpu.name}"
         return (
             f"{self.shape.name} leaves no room for KV on {where}: {format_bytes(self.weights(gpus))} of weights and "
@@ -159,17 +173,12 @@ class _Setup:
         return f"no tensor parallelism up to {_MOST_GPUS} fits"
 
 
-def _notes(shape: ModelShape, gpu: Gpu, overhead: int, window_bytes: int, per_token: int) -> tuple[str, ...]:
+def _notes(shape: ModelShape, gpu: Gpu, overhead: int) -> tuple[str, ...]:
     notes = [
         f"capacity is an estimate: {format_bytes(overhead)} are assumed for graphs, activations and "
         "communication; the engine's own figure at start-up wins",
         *shape.notes,
     ]
-    if window_bytes:
-        notes.append(
-            f"sliding windows of a request take up to {format_bytes(window_bytes)} of each GPU besides, as much as "
-            f"{format_tokens(math.ceil(window_bytes / per_token))} tokens; the capacity leaves them out"
-        )
     if gpu.memory_from in _OFF:
         notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
     return tuple(notes)

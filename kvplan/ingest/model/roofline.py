@@ -7,11 +7,12 @@ times a share that was learnt (`Efficiency`):
 d0  bytes of weights on one GPU / bandwidth: every iteration reads them, but for the input embeddings, of which only a
     row per token is looked up, and for experts that no token chose. And a time for each layer: kernels that are
     launched, the latency of small all-reduces, whatever the batch
-d1  KV bytes per token on one GPU / bandwidth: attention reads the cache of every sequence in the batch
+d1  KV bytes per token on one GPU / bandwidth: attention reads the cache of every sequence in the batch. Layers that
+    keep every token: of windows and chunks K counts what is read, where [[gpu.kv]] lists them
 d2  2 · parameters a prompt token meets / (t · operations per second); neither embeddings nor the output table, which
     only a prompt's last token needs. For t > 1 also its activations in the two all-reduces of a layer: a ring sends
     2·(t - 1)/t of them over the link
-d3  the same for a decoded token, which is the ceiling that compute sets to decoding; and its windows of sliding layers
+d3  the same for a decoded token, which is the ceiling that compute sets to decoding; and its states, read and written
 d4  weights of the experts that more sequences wake
 ==  ================================================================================================================
 
@@ -27,12 +28,12 @@ time for latent attention, and the larger of the times for memory and arithmetic
 
 How far to trust it is there too: how many times as long as foretold the iterations of models took that the constants
 were not fitted to, by kind and number of GPUs. Half of the configurations lie within a factor of 1.07 if dense, and of
-1.16 if mixtures of experts; TTFT of a few clients within 1.6 and 1.7. Where it is off: SGLang on Blackwell takes much
+1.16 if mixtures of experts; TTFT of a few clients within 1.5 and 1.8. Where it is off: SGLang on Blackwell takes much
 longer to the first token, gpt-oss on Blackwell is faster (0.7), GLM-5, which attends sparsely, slower (1.4 to 1.7).
 
 It is the sum that is foretold, less so each term. Two runs of vLLM with Llama-3.1-8B, replayed with what is estimated
 for them: on an RTX PRO 6000 requests took 0.96 times as long as that, on an RTX 4090 0.74 times. There the replay needs
-d0 = 14.5 ms, d1 = 0.25 µs and d2 = 85 µs, and 19.4 ms, 0.15 µs and 129 µs are estimated: a GeForce reaches its peaks.
+d0 = 14.5 ms, d1 = 0.25 µs and d2 = 85 µs, and 19.4 ms, 0.15 µs and 131 µs are estimated: a GeForce reaches its peaks.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ import numpy as np
 
 from kvplan.ingest.model import named
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, window_bytes_per_request
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers
 from kvplan.ingest.model.weights import Storage, named_storage
 from kvplan.model import Timing
 
@@ -127,7 +128,7 @@ def roofline(
     >>> found = roofline(read_model("Llama-3.1-70B"), find_gpu("H100"), tensor_parallel=8, weight_dtype="fp8")
     >>> timing = found.timing
     >>> f"{timing.d0 * 1e3:.1f} ms, {timing.d1 * 1e6:.3f} µs, {timing.d2 * 1e6:.1f} µs"
-    '7.8 ms, 0.014 µs, 49.7 µs'
+    '7.8 ms, 0.014 µs, 48.9 µs'
     """
     if weight_dtype is not None:
         shape = replace(shape, storage=named_storage(weight_dtype))
@@ -142,6 +143,11 @@ def roofline(
         notes.append(
             "weights of experts are read as batches of up to 256 sequences wake them, in proportion to the root of "
             "their number; larger batches are faster than this"
+        )
+    if any(one.window for one in shape.kept):
+        notes.append(
+            "d1 is for the context that layers with full attention read, and windows or chunks in proportion: it goes "
+            "with the [[gpu.kv]] that kvplan import model writes"
         )
     return Roofline(timing, band, configurations, tuple(notes))
 
@@ -158,13 +164,14 @@ def estimated_timing(
     compute = reached.expert_compute if experts else reached.compute
     token_s = _OPERATIONS * counts.computing / (tensor_parallel * compute * _flops(shape.storage, gpu))
     token_s += _sent_per_token(shape, tensor_parallel) / (reached.link * gpu.link_bytes_per_s)
-    windows = window_bytes_per_request(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
+    layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
+    states = sum(one.count * one.bytes for one in layers if one.is_state)
     return Timing(
         d0=(always + fixed * of_experts) / tensor_parallel * memory_s
         + shape.layers * (reached.layer_s + (reached.expert_layer_s if experts else 0.0)),
         d1=per_token * memory_s,
         d2=token_s,
-        d3=token_s + (windows * memory_s if shape.full_layers else 0.0),
+        d3=token_s + 2 * states * memory_s,
         d4=per_root * of_experts / tensor_parallel * memory_s,
     )
 

@@ -5,20 +5,31 @@ Attention kinds, with bytes per token and layer on one GPU of t that share the m
 ======================  =============================================================================================
 MHA, GQA, MQA           2 · max(1, kv_heads / t) · head_dim · bytes: t > kv_heads copies heads instead of splitting
 MLA                     (kv_lora_rank + qk_rope_head_dim) · bytes on every GPU: the latent is not split
-sliding window          as above, but for the last `window_tokens` of a request at most: a bounded extra
-linear, Mamba, …        none: a state of fixed size
+window, chunk           as above, but for the last tokens of a request alone
+linear, Mamba, …        none: a state of fixed size, `kvplan.ingest.model.state`
 ======================  =============================================================================================
 """
 
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
+from kvplan.ingest.model.state import State
 from kvplan.ingest.model.weights import ParameterCounts, Storage
+from kvplan.model.kv_layout import Attention, Layers
 
 _KV_BYTES = {
     **dict.fromkeys(("auto", "bf16", "bfloat16", "fp16", "float16", "half"), 2),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many layers keep what of a request; of a window or chunk so many tokens."""
+
+    kind: Attention
+    count: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +41,9 @@ class ModelShape:
     name, source
         What it is called; the file or the catalogue.
     layers
-        All of them: those with full attention, those with a sliding window, and those without KV cache.
-    window_tokens
-        Tokens a sliding layer keeps of a request.
+        All of them, those that keep nothing too.
+    kept, state
+        What layers keep of a request, by kind; the state of those that have one.
     attention
         "MHA", "GQA", "MQA" or "MLA".
     kv_lora_rank, qk_rope_head_dim
@@ -50,10 +61,8 @@ class ModelShape:
     name: str
     source: str
     layers: int
-    full_layers: int
-    sliding_layers: int
-    recurrent_layers: int
-    window_tokens: int | None
+    kept: tuple[Kept, ...]
+    state: State | None
     hidden_size: int
     heads: int
     kv_heads: int
@@ -73,11 +82,8 @@ class ModelShape:
         return self.storage.total_bytes(self.counts)
 
 
-def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
-    """Bytes of KV cache that one token takes on each GPU of a tensor-parallel group.
-
-    Layers with a sliding window are left out, for what a request keeps there stays bounded:
-    `window_bytes_per_request`. Where every layer slides, they are what counts, up to `window_tokens` of a request.
+def kv_layers(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> tuple[Layers, ...]:
+    """Layers by what they keep, with the bytes on each GPU of a tensor-parallel group.
 
     Parameters
     ----------
@@ -94,32 +100,34 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
     Examples
     --------
     >>> from kvplan.ingest.model.config import read_model
+    >>> [(str(one.kind), one.count, one.bytes, one.window) for one in kv_layers(read_model("gpt-oss-20b"))]
+    [('full', 12, 2048, None), ('window', 12, 2048, 128)]
+    """
+    per_token = _layer_bytes(shape, kv_dtype, tensor_parallel)
+    of_state = shape.state.bytes(tensor_parallel) if shape.state else 0
+    return tuple(
+        Layers(one.kind, one.count, of_state if one.kind is Attention.STATE else per_token, one.window)
+        for one in shape.kept
+    )
+
+
+def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
+    """Bytes of KV cache that a long request takes on each GPU for one token more; parameters as for `kv_layers`.
+
+    Layers that keep a part of a request are left out, but where no layer keeps all of it.
+
+    Examples
+    --------
+    >>> from kvplan.ingest.model.config import read_model
     >>> shape = read_model("Llama-3.1-70B")
     >>> [kv_bytes_per_token(shape, tensor_parallel=t) for t in (1, 4, 8, 16)]
     [327680, 81920, 40960, 40960]
     >>> kv_bytes_per_token(read_model("DeepSeek-V3"), tensor_parallel=8)
     70272
     """
-    return (shape.full_layers or shape.sliding_layers) * _layer_bytes(shape, kv_dtype, tensor_parallel)
-
-
-def window_bytes_per_request(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
-    """Bytes of KV cache at most that a request takes on each GPU in layers with a sliding window.
-
-    Raises
-    ------
-    UsageError
-        As `kv_bytes_per_token`.
-
-    Examples
-    --------
-    12 of 24 layers keep 128 tokens of 2048 bytes:
-
-    >>> from kvplan.ingest.model.config import read_model
-    >>> window_bytes_per_request(read_model("gpt-oss-20b"))
-    3145728
-    """
-    return shape.sliding_layers * (shape.window_tokens or 0) * _layer_bytes(shape, kv_dtype, tensor_parallel)
+    layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
+    full = sum(one.count * one.bytes for one in layers if one.kind is Attention.FULL)
+    return full or sum(one.count * one.bytes for one in layers if not one.is_state)
 
 
 def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:

@@ -1,14 +1,28 @@
 """Where estimates of a replica and its timing come from, in sentences."""
 
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
 from kvplan.ingest.model.estimate import ReplicaEstimate
 from kvplan.ingest.model.hardware import Gpu, vllm_limits
 from kvplan.ingest.model.roofline import Roofline
 from kvplan.ingest.model.shape import ModelShape
-from kvplan.ingest.profile_text import Part, replica_part, timing_text
+from kvplan.ingest.profile_text import Part, kv_tables, replica_part, timing_text
 from kvplan.model import Knowledge, MeasuredRange, Origin
+from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.profile.reading import Profile
 from kvplan.units import format_bytes
 from kvplan.version import __version__
+
+_KEPT: Mapping[Attention, str] = MappingProxyType(
+    {
+        Attention.FULL: "all tokens{of}",
+        Attention.WINDOW: "the last {}{of}",
+        Attention.CHUNK: "those since a multiple of {}{of}",
+        Attention.STATE: "a state{of}",
+    }
+)
 
 
 def estimate_part(
@@ -17,21 +31,58 @@ def estimate_part(
     """The table [gpu] of an estimate; its limits are vLLM's own rather than those of a base nobody asked for."""
     several = f"{found.tensor_parallel} x " if found.tensor_parallel > 1 else ""
     each = " each" if found.tensor_parallel > 1 else ""
-    about = (
-        f"memory_tokens: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {several}{gpu.name} "
+    memory = "kv_blocks" if found.is_mixed else "memory_tokens"
+    layout = found.layout
+    per_token = "" if found.is_mixed else f" at {layout.bytes_per_token:,} bytes a token"
+    about: tuple[str, ...] = (
+        f"{memory}: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {several}{gpu.name} "
         f"({gpu.source}); what the engine logs when it starts is better: kvplan import log.",
-        f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV at {found.kv_bytes_per_token:,} bytes a token, beside "
+        f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV{per_token}, beside "
         f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
         "assumption.",
+        *((f"{line}." for line in layout_lines(layout)) if found.is_mixed else ()),
         *(f"Note: {note}." for note in found.notes),
     )
-    values = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
+    values: dict[str, Any] = {memory: found.kv_blocks if found.is_mixed else found.memory_tokens}
+    values["block_tokens"] = found.block_tokens
+    if found.is_mixed:
+        values["kv"] = kv_tables(layout)
     if found.tensor_parallel != base.model.replica.gpus:
         values["gpus"] = found.tensor_parallel
     if default_base:
         values |= vllm_limits(gpu)
         about += (f"{' and '.join(vllm_limits(gpu))}: the defaults of vllm serve on such a GPU.",)
     return replica_part(base, values, about, _origin(shape, gpu, found.tensor_parallel))
+
+
+def layout_lines(layout: KvLayout) -> Iterator[str]:
+    """Layers by kind, groups, and what a request takes, in sentences.
+
+    Examples
+    --------
+    >>> from kvplan.model.kv_layout import Layers
+    >>> window = Layers(Attention.WINDOW, 52, 8192, window=1024)
+    >>> for line in layout_lines(KvLayout((Layers(Attention.FULL, 10, 8192), window), block_tokens=16)):
+    ...     print(line)
+    10 layers keep all tokens of a request at 8,192 bytes each, 52 the last 1,024 at 8,192
+    7 groups of 10 layers share a pool: a block is 16 tokens in each layer of a group, 1,310,720 bytes
+    A long request takes 81,920 bytes for a token more, and up to 6,234 pool tokens whatever its length
+    """
+    kinds = []
+    for i, one in enumerate(layout.layers):
+        each = f" at {one.bytes:,}" + (" bytes each" if i == 0 else "")
+        kept = _KEPT[one.kind].format(
+            f"{one.window:,}" if one.window else "", of=" of a request" if i == 0 else ""
+        )
+        kinds.append(f"{one.count}{' layers keep' if i == 0 else ''} {kept}{each}")
+    yield ", ".join(kinds)
+    groups = sum(group.copies for group in layout.groups)
+    block = (
+        f"a block is {layout.block_tokens:,} tokens in each layer of a group, {layout.block_bytes:,} bytes"
+    )
+    yield f"{groups} groups of {layout.group_size} layers share a pool: {block}"
+    more = f"{layout.bytes_per_token:,} bytes for a token more"
+    yield f"A long request takes {more}, and up to {layout.fixed_tokens:,} pool tokens whatever its length"
 
 
 def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
@@ -44,7 +95,7 @@ def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel:
     >>> from kvplan.ingest.model.roofline import roofline
     >>> shape, gpu = read_model("Llama-3.1-8B"), find_gpu("RTX 4090")
     >>> print(roofline_part(roofline(shape, gpu), shape, gpu, 1).body.splitlines()[1])
-    d0 = "19.39 ms"
+    d0 = "19.4 ms"
     """
     several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     about = (

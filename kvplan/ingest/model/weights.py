@@ -1,15 +1,17 @@
 """How many parameters a language model has, counted from its sizes, and how many bytes they take."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.json_keys import Keys
+from kvplan.ingest.model.layers import Layer
 
 _SIXTEEN = 16.0  # bits
 _GROUP = 128  # weights that share a scale, where a configuration does not say
 
 # Two matrices to an MLP, up and down; all other architectures here gate the first with a third.
-_PLAIN_MLP = frozenset({"falcon", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"})
+_PLAIN_MLP = frozenset({"falcon", "gpt_neox", "nemotron", "nemotron_h", "opt", "phi", "starcoder2"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,10 @@ class Storage:
 SIXTEEN_BIT = Storage("16-bit")
 
 
-def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> ParameterCounts:
-    """Parameters of a decoder, from the text model's configuration and the parameters of one layer's attention.
+def count_parameters(
+    keys: Keys, kinds: Sequence[Layer], *, attention_parameters: int, state_parameters: int = 0
+) -> ParameterCounts:
+    """Parameters of a decoder, from the text model's configuration and those of one layer's attention or state.
 
     Raises
     ------
@@ -90,7 +94,7 @@ def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> P
     Llama-2-7B: 6.74·10⁹.
 
     >>> keys = Keys("config.json", {"hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000})
-    >>> count_parameters(keys, attention_parameters=4 * 4096 * 4096, layers=32).total
+    >>> count_parameters(keys, [Layer.FULL] * 32, attention_parameters=4 * 4096 * 4096).total
     6738149376
     """
     kind = keys.text("model_type")
@@ -99,15 +103,17 @@ def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> P
     experts = keys.size(
         "num_local_experts", "num_experts", "n_routed_experts", default=0, least=0, most=10**5
     )
-    sparse = _expert_layers(keys, layers) if experts else 0
-    other = layers * attention_parameters
-    if sparse < layers:
-        other += (layers - sparse) * matrices * hidden * keys.size("intermediate_size")
+    dense, sparse = _feed_forward(keys, kinds, experts > 0)
+    states, alone = kinds.count(Layer.STATE), kinds.count(Layer.MLP) + kinds.count(Layer.EXPERTS)
+    other = (len(kinds) - states - alone) * attention_parameters + states * state_parameters
+    if dense:
+        other += dense * matrices * hidden * keys.size("intermediate_size_mlp", "intermediate_size")
     routed = idle = 0
     if sparse:
         used = keys.size("num_experts_per_tok", "experts_per_token", most=experts)
         width = keys.size("moe_intermediate_size", "intermediate_size")
-        shared = keys.size("n_shared_experts", default=0, least=0, most=10**5) * width
+        shared = keys.size("n_shared_experts", default=0, least=0, most=10**5)
+        shared *= keys.size("moe_shared_expert_intermediate_size", default=width)
         shared += keys.size("shared_expert_intermediate_size", default=0, least=0)
         one = sparse * matrices * hidden * width
         routed, idle = experts * one, (experts - used) * one
@@ -116,12 +122,27 @@ def count_parameters(keys: Keys, *, attention_parameters: int, layers: int) -> P
     return ParameterCounts(tables * keys.size("vocab_size") * hidden, tables, routed, idle, other)
 
 
-def _expert_layers(keys: Keys, layers: int) -> int:
-    """Layers with routed experts: after the first dense ones, every so many, and not those listed as dense."""
+def _feed_forward(keys: Keys, kinds: Sequence[Layer], has_experts: bool) -> tuple[int, int]:
+    """MLPs, and layers with routed experts.
+
+    They are layers of their own, or in every other one: experts after the first dense ones, every so many, and not in
+    those listed as dense.
+    """
+    alone = kinds.count(Layer.MLP), kinds.count(Layer.EXPERTS)
+    if alone[1] and not has_experts:
+        raise keys.error("n_routed_experts", "missing; must be how many experts the layers with experts have")
+    if any(alone):
+        return alone
+    layers = len(kinds)
     first = keys.size("first_k_dense_replace", default=0, least=0)
-    step = keys.size("decoder_sparse_step", "moe_layer_freq", default=1)
-    dense = set(keys.numbers("mlp_only_layers") or ())
-    return sum(1 for i in range(first, layers) if (i + 1) % step == 0 and i not in dense)
+    step = keys.size("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", default=1)
+    listed = set(keys.numbers("mlp_only_layers") or ())
+    if (period := keys.optional_size("expert_layer_period")) is not None:
+        step, offset = period, keys.size("expert_layer_offset", default=0, least=0)
+    else:
+        offset = step - 1
+    sparse = sum(i % step == offset and i not in listed for i in range(first, layers)) if has_experts else 0
+    return layers - sparse, sparse
 
 
 def read_storage(table: Keys | None, *, experts: bool) -> Storage:

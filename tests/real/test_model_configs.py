@@ -1,0 +1,47 @@
+"""Published configurations of models with layers of several kinds: what a token costs, and how many parameters."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.shape import kv_layers
+from kvplan.model.kv_layout import KvLayout, least_block_tokens
+
+CONFIGS = Path(__file__).resolve().parents[3] / "shared/data/model-configs"
+
+pytestmark = pytest.mark.skipif(not CONFIGS.exists(), reason="the configurations are not here")
+
+# Theory §10 and engines' own formulas: tokens of a block, groups, bytes of a token more, tokens held besides at most.
+MODELS = {
+    "gpt-oss-120b": (16, 2, 36_864, 143),
+    "gemma-3-27b-it": (16, 7, 81_920, 6_234),
+    "Llama-4-Scout": (16, 4, 49_152, 3 * 8_192),
+    "Qwen3-Next-80B": (544, 4, 24_576, 1_632),
+    "Qwen3.5-27B": (784, 4, 65_536, 2_352),
+    "Nemotron-H-8B": (528, 7, 16_384, 3_168),
+    "Nemotron-3-Nano-30B": (2_096, 5, 6_144, 8_384),
+    "Jamba-v0.1": (80, 8, 16_384, 560),
+    "Kimi-K2": (16, 1, 70_272, 0),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_token_costs(name: str) -> None:
+    layers = kv_layers(read_model(CONFIGS / f"{name}.json"))
+    layout = KvLayout(layers, max(16, least_block_tokens(layers)))
+    groups = sum(group.copies for group in layout.groups)
+    found = layout.block_tokens, groups, layout.bytes_per_token, layout.fixed_tokens
+    assert found == MODELS[name]
+
+
+def published() -> list[tuple[str, float]]:
+    with (CONFIGS / "SOURCES.csv").open(encoding="utf-8") as file:
+        return [(row["file"], float(row["parameters_billion"])) for row in csv.DictReader(file)]
+
+
+def test_parameters_are_the_published_ones_within_3_percent() -> None:
+    found = {file: read_model(CONFIGS / file).counts.total / 1e9 for file, _ in published()}
+    assert found == pytest.approx(dict(published()), rel=0.03)
+    assert len(found) == len(MODELS)
