@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from small_runs import Case, bytes_of, cases, run
 
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.drafts import Drafts
 from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import poisson
+from kvplan.simulation.requests import poisson, with_drafts
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import State
 
@@ -73,6 +74,7 @@ def test_no_more_rows_are_held_than_requests_are_under_way(
 PEAKS = """
 import resource
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.drafts import Drafts
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
@@ -105,3 +107,19 @@ def test_seeds_side_by_side_are_the_same_as_one_by_one() -> None:
     assert several.results == one.results
     for mine, theirs in zip(several.runs, one.runs, strict=True):
         assert [bytes_of(run) for _, run in mine] == [bytes_of(run) for _, run in theirs]
+
+
+def test_drafts_are_the_same_in_few_rows_and_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ServingModel((RequestClass("a", 40, (5, 30), (1.0, 1.0), 9.0),), Timing(0.1), Replica(200, 8))
+    drawn = poisson(model, np.random.default_rng(2), requests=60, horizon_s=None)
+    requests = with_drafts(drawn, Drafts(2, (0.8, 0.5)), np.random.default_rng(3))
+    setup, _ = POLICIES["vllm"].prepare(
+        Scenario(model, Plan(), requests, ("a",)), Settings("vllm", {"prefix_caching": (0.0,)})
+    )
+    runs = []
+    for rows in (5, 100):
+        monkeypatch.setattr(engine, "_ROWS", rows)
+        form_batch = POLICIES["vllm"].form_batch
+        runs.append(engine.run(form_batch, requests, model.timing, model.replica, setup, compile=False))
+    assert runs[0].evictions.sum() > 0
+    assert bytes_of(runs[0]) == bytes_of(runs[1])
