@@ -23,7 +23,7 @@ requests the run was given.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
@@ -168,6 +168,7 @@ def policy_result(
     saturated: bool,
     by_chance: bool = True,
     limits: Mapping[str, float] | None = None,
+    each: Callable[[Callable[["_Run"], Figures], Sequence["_Run"]], Iterable[Figures]] = map,
 ) -> PolicyResult:
     """Figures of one policy from its runs, one a seed.
 
@@ -188,6 +189,8 @@ def policy_result(
         Another seed would give another run. If not, no figure has an interval.
     limits
         Of a request's own TTFT, TPOT and E2E, seconds: those within all of them are goodput. None: it is not asked for.
+    each
+        How the runs are summed up: `map`, or something like it that works on several at once.
 
     Examples
     --------
@@ -211,7 +214,7 @@ def policy_result(
     """
     alone = by_chance and len(runs) == 1
     views = [_Run(*run, horizon_s, limits or {}, len(class_names), alone) for run in runs]
-    per_run = [view.figures() for view in views]
+    per_run = list(each(_Run.figures, views))
     figures = _mean_over_runs(per_run)
     intervals: Intervals = dict.fromkeys(figures)
     if by_chance:
@@ -460,17 +463,12 @@ class _Run:
         if self.alone and self.outcome.ending is not Ending.LIVELOCK:
             intervals = sample.intervals(name)
         del sample  # which holds them twice
+        if self.class_count == 1 and self.requests.turns is None:
+            return figures, intervals, [figures]
         for index in range(self.class_count):
-            members = self.members(index)
-            if self.requests.turns is None and members.size == values.size:
-                classes.append(figures)
-            else:
-                classes.append(_Sample(_there(values[members])).figures(name))
+            mine = values[np.flatnonzero(self.requests.class_index == index)]
+            classes.append(_Sample(_there(mine)).figures(name))
         return figures, intervals, classes
-
-    def members(self, index: int) -> IntArray:
-        """Numbers of the requests of a class."""
-        return np.flatnonzero(self.requests.class_index == index)
 
     @cached_property
     def classes(self) -> list[Figures]:

@@ -78,10 +78,12 @@ class Requests:
     turns: Turns | None = None
     drafted: Drafted | None = None
 
-    @property
-    def iterations(self) -> IntArray:
-        """In which a request emits tokens, shape (n_requests,)."""
-        return self.decode_tokens if self.drafted is None else np.diff(self.drafted.begin)
+    def iterations(self, which: slice = slice(None)) -> IntArray:
+        """In which each request, or each of some in a row, emits tokens."""
+        if self.drafted is None:
+            return self.decode_tokens[which]
+        begin = self.drafted.begin
+        return begin[1:][which] - begin[:-1][which]
 
     @property
     def is_open(self) -> bool:

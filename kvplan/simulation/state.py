@@ -366,7 +366,7 @@ def begin_rows(
         else setup.first_weight[mine]
     )
     request[:, STAGES] = (
-        stage_count(prefill, requests.iterations[mine]) if setup.stages is None else setup.stages[mine]
+        stage_count(prefill, requests.iterations(mine)) if setup.stages is None else setup.stages[mine]
     )
     request[:, PROMPT], request[:, QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
     if requests.drafted is not None:
@@ -386,7 +386,7 @@ def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
     """Of any request; 1 where there is none."""
     if setup.stages is not None:
         return int(setup.stages.max(initial=1))
-    return int(stage_count(prefill, requests.iterations.max(initial=1, keepdims=True))[0])
+    return int(stage_count(prefill, requests.iterations().max(initial=1, keepdims=True))[0])
 
 
 def new_state(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -19,6 +19,8 @@ from kvplan.simulation.state import Setup
 
 Progress = Callable[[float], None]  # told now and then what part is done
 Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
 _LOOK_S = 0.2  # between two reports of progress
 
 
@@ -68,11 +70,25 @@ class Job(NamedTuple):
         )
 
 
-def scenarios(model: ServingModel, plan: Plan, load: Load, seeds: Sequence[int]) -> list[Scenario]:
-    """What each seed makes of a load; the same for every policy."""
+def scenarios(
+    model: ServingModel, plan: Plan, load: Load, seeds: Sequence[int], *, threads: int | None = None
+) -> list[Scenario]:
+    """What each seed makes of a load; the same for every policy. `threads` as for `run_rows`."""
     load = load.on(model)
     names = ("trace",) if load.trace is not None else tuple(c.name for c in model.classes)
-    return [Scenario(model, plan, generate(model, load, seed), names) for seed in seeds]
+    drawn = at_once(lambda seed: generate(model, load, seed), seeds, threads)
+    return [Scenario(model, plan, requests, names) for requests in drawn]
+
+
+def at_once(
+    work: Callable[[_Given], _Found], of: Sequence[_Given], threads: int | None = None
+) -> list[_Found]:
+    """The work on each of some things, in so many threads, or on all cores: for what is mostly numpy's."""
+    threads = min(len(of), threads or os.cpu_count() or 1)
+    if threads <= 1:
+        return [work(one) for one in of]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, of))
 
 
 def run_rows(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from kvplan.errors import UsageError
 from kvplan.model import MeasuredRange, Plan, ServingModel
 from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load
-from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_rows, scenarios
+from kvplan.simulation.experiments.runner import Announce, Job, Progress, at_once, run_rows, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies.limits import LIMITS
@@ -71,7 +72,7 @@ def study(
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
     objectives = of_requests(plan.slos)
-    drawn = scenarios(model, plan, load, seeds)
+    drawn = scenarios(model, plan, load, seeds, threads=threads)
     if drawn[0].requests.arrival_s.size == 0:
         raise UsageError("no request arrives before the horizon; a longer one is wanted")
     jobs = {
@@ -102,6 +103,7 @@ def study(
                 saturated=load.is_saturated,
                 by_chance=by_chance and details,
                 limits=objectives,
+                each=partial(at_once, threads=threads),
             )
             for name, mine in shown.items()
         ),
