@@ -1,9 +1,10 @@
-"""Random profiles with layers of several kinds, whose verdicts are judged by whole requests under greedy admission.
+"""Random profiles with layers of several kinds, or drafts, whose verdicts whole requests judge under greedy admission.
 
-    PYTHONPATH=tests python tests/layered_campaign.py --first 1000000 --profiles 100
+    PYTHONPATH=tests python tests/layered_campaign.py --profiles 100 --of layers
 
 The judge holds for each request, at each of its stages, what an allocator of blocks that is kept block by block says,
-and reads the tokens that each kind of layer attends to. As in `recovery_campaign`, a profile follows from its number.
+and reads the tokens that each kind of layer attends to. With drafts,
+what each request emits in each iteration is drawn. As in `recovery_campaign`, a profile follows from its number.
 """
 
 import argparse
@@ -19,7 +20,9 @@ import recovery_campaign
 from saturated_greedy import EMPTY, Residents, Server, draw, starts
 from slow_blocks import Allocator
 
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import FloatArray, Plan, Replica, ServingModel
+from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention, KvLayout, Layers, least_block_tokens
 from kvplan.report.assembly import Analyses
 from kvplan.report.words import Status
@@ -35,10 +38,16 @@ class LayeredServer(Server):
     """A server whose requests hold and read what layers of several kinds do."""
 
     layout: KvLayout | None = None
+    drafts: Drafts | None = None
 
     @cached_property
     def held(self) -> FloatArray:
-        """Blocks at each stage, one request at a time, block by block."""
+        """Blocks at each stage, one request at a time, block by block; with drafts, by tokens emitted before."""
+        if self.drafts is not None:
+            emitted = np.arange(self.stages.max())
+            ends = self.first[:, None] + emitted + np.where(emitted > 0, self.drafts.slots, 0)
+            blocks = -(-ends // self.block_tokens)
+            return np.where(emitted < self.stages[:, None], blocks, 0).astype(float)
         table = np.zeros((self.stages.size, int(self.stages.max())))
         assert self.layout is not None
         for first in np.unique(self.first):
@@ -59,8 +68,9 @@ class LayeredServer(Server):
     @cached_property
     def read(self) -> FloatArray:
         """Tokens attended to at each stage, in tokens of the layers with full attention."""
-        assert self.layout is not None
         tokens = self.first[:, None] + np.arange(self.stages.max())
+        if self.layout is None:
+            return np.where(np.arange(self.stages.max()) < self.stages[:, None], tokens, 0.0)
         full = sum(one.count * one.bytes for one in self.layout.layers if one.kind is Attention.FULL)
         kept = [one for one in self.layout.layers if one.window]
         unit = full or max((one.count * one.bytes for one in kept), default=1)
@@ -81,28 +91,52 @@ class LayeredServer(Server):
 
 
 @numba.njit(cache=True)
-def serve(held, read, stages, prompt, ready_made, pages, seats, timing, start_row, start_age, fresh, marks):
-    """Serve `fresh` in order, all there from the beginning; clock and work when so many are done as marks say."""
+def serve(
+    held,
+    read,
+    stages,
+    prompt,
+    ready_made,
+    pages,
+    seats,
+    timing,
+    start_row,
+    start_age,
+    fresh,
+    marks,
+    upto,
+    verify,
+    seed,
+):
+    """Serve `fresh` in order, all there from the beginning; clock and work when so many are done as marks say.
+
+    A request emits a token in an iteration, or as many as are drawn: one, and one more for each of the running sums
+    `upto` of the law that the draw exceeds. An age is in tokens, and work in footprints.
+    """
+    np.random.seed(seed)
     most = fresh.size + start_row.size
-    row, born = np.empty(most, np.int64), np.empty(most, np.int64)
+    row, age = np.empty(most, np.int64), np.empty(most, np.int64)
     pool = np.empty(most, np.int64)
     count = start_row.size
-    row[:count], born[:count] = start_row, -1 - start_age
+    row[:count], age[:count] = start_row, start_age
     evicted, used, done, mark = 0, 0, 0, 0
     clock, work = 0.0, 0.0
     table = np.zeros((marks.size, 2))
-    iteration = 0
     while mark < marks.size:
         kept, tokens, context = 0, 0.0, 0.0
         for i in range(count):
-            age = iteration - born[i]
-            if age == stages[row[i]]:
+            more = 1
+            if age[i] > 0 and upto.size > 0:
+                drawn = np.random.random()
+                while more <= upto.size and drawn >= upto[more - 1]:
+                    more += 1
+            if age[i] + more >= stages[row[i]]:
                 done += 1
                 work += held[row[i]].sum()
                 continue
-            row[kept], born[kept] = row[i], born[i]
-            tokens += held[row[i], age]
-            context += read[row[i], age]
+            row[kept], age[kept] = row[i], age[i] + more
+            tokens += held[row[i], age[kept]]
+            context += read[row[i], age[kept]]
             kept += 1
         count = kept
         while mark < marks.size and done >= marks[mark]:
@@ -110,12 +144,11 @@ def serve(held, read, stages, prompt, ready_made, pages, seats, timing, start_ro
             mark += 1
         while tokens > pages:
             count -= 1
-            age = iteration - born[count]
-            tokens -= held[row[count], age]
-            context -= read[row[count], age]
+            tokens -= held[row[count], age[count]]
+            context -= read[row[count], age[count]]
             pool[evicted] = row[count]
             evicted += 1
-        computed = 0
+        computed, drafting = 0, count
         while count < seats and (evicted > 0 or used < fresh.size):
             again = evicted > 0
             new = pool[evicted - 1] if again else fresh[used]
@@ -127,12 +160,13 @@ def serve(held, read, stages, prompt, ready_made, pages, seats, timing, start_ro
                 used += 1
             if again or not ready_made:
                 computed += prompt[new]
-            row[count], born[count] = new, iteration
+            row[count], age[count] = new, 0
             tokens += held[new, 0]
             context += read[new, 0]
             count += 1
-        clock += timing[0] + timing[1] * context + timing[2] * computed + timing[3] * count
-        iteration += 1
+        clock += (
+            timing[0] + timing[1] * context + timing[2] * computed + timing[3] * count + verify * drafting
+        )
     return table
 
 
@@ -142,6 +176,9 @@ def rate_rps(server: LayeredServer, start: Residents, seed: int, completions: in
     settling = max(20 * server.in_memory, 10 * int(server.stages.max()) * per_iteration)
     warm = max(completions // 2, math.ceil(settling))
     marks = warm + np.linspace(0, max(completions, 2 * warm), _BATCHES + 1).astype(np.int64)
+    drafts = server.drafts
+    verify = 0.0 if drafts is None else drafts.tokens * drafts.verify_s
+    d0, d1, d2, d3 = server.timing
     table = serve(
         server.held,
         server.read,
@@ -150,11 +187,14 @@ def rate_rps(server: LayeredServer, start: Residents, seed: int, completions: in
         server.ready_made,
         server.pages,
         server.max_num_seqs,
-        np.array(server.timing),
+        np.array((d0, d1, d2, d3 - verify)),
         start.row,
         start.age,
         draw(server, int(marks[-1]), seed),
         marks,
+        np.zeros(0) if drafts is None else 1 - np.array(drafts.accepted[: drafts.tokens]),
+        verify,
+        seed,
     )
     spent, work = table[-1] - table[0]
     return float(work / server.mean_footprint / spent)
@@ -207,10 +247,43 @@ def _layers(rng: np.random.Generator) -> tuple[Layers, ...]:
     return tuple(found)
 
 
+def drafted(number: int) -> ServingModel:
+    """The profile of a number with drafts: traffic of the other campaign, and what is accepted at random."""
+    rng = np.random.default_rng([number, 8])
+    while True:
+        base = recovery_campaign.profile(int(rng.integers(1 << 40)))
+        tokens, chance = int(rng.integers(1, 8)), rng.uniform(0.2, 0.95)
+        accepted = tuple(np.cumprod(np.full(tokens, chance)).tolist())
+        d0 = base.timing.d0
+        drafts = Drafts(
+            tokens, accepted, 0.1 * d0 * rng.random(), base.timing.d3 * rng.random(), 0.0, rng.random() < 0.7
+        )
+        block = base.replica.block_tokens
+        classes = tuple(
+            replace(c, input_tokens=max(1, c.input_tokens), **_shorter(c.decode_tokens, c.decode_weights))
+            for c in base.classes[:3]
+        )
+        replica = Replica(block, block)
+        model = ServingModel(classes, drafts.slowed(base.timing), replica, drafts=drafts)
+        server = server_of(model)
+        in_memory = math.exp(rng.uniform(math.log(8), math.log(400)))
+        pages = round(
+            in_memory * model.mix.mean(model.mix.held.footprint) / block / model.mix.mean(model.mix.stages)
+        )
+        if pages >= server.held.max():
+            break
+    model = replace(model, replica=Replica(pages * block, block))
+    factor = rng.uniform(0.3, 0.99) * sustainable_rate(model)[1] / model.total_rate_rps
+    return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in classes))
+
+
+PROFILES = {"layers": profile, "drafts": drafted}
+
+
 def server_of(model: ServingModel) -> LayeredServer:
     """The judge's view of a model."""
     plain = Server.of(model)
-    return LayeredServer(**vars(plain), layout=model.replica.layout)
+    return LayeredServer(**vars(plain), layout=model.replica.layout, drafts=model.drafts)
 
 
 @dataclass(frozen=True)
@@ -234,11 +307,12 @@ class Verdict:
         return self.worst_rps < (1 - RESOLUTION) * self.recovers_up_to_rps
 
 
-def judged(number: int, completions: int = 20_000) -> Verdict:
+def judged(number: int, completions: int = 20_000, of: str = "layers") -> Verdict:
     """Ask kvplan about a profile, and judge the answer."""
-    model = profile(number)
+    model = PROFILES[of](number)
     server, said = server_of(model), Analyses(model, Plan())
-    assert math.isclose(said.load.sustainable_rps, server.sustainable_rps, rel_tol=1e-9)
+    if model.drafts is None:
+        assert math.isclose(said.load.sustainable_rps, server.sustainable_rps, rel_tol=1e-9)
     stable, recovers = said.verdict.status is Status.STABLE, said.verdict.recovers_up_to_rps or 0.0
     claimed = max(model.total_rate_rps if stable else 0.0, recovers)
     worst = math.inf
@@ -250,9 +324,9 @@ def judged(number: int, completions: int = 20_000) -> Verdict:
     return Verdict(number, stable, model.total_rate_rps, recovers, worst)
 
 
-def campaign(numbers: Iterable[int], completions: int = 20_000) -> list[Verdict]:
+def campaign(numbers: Iterable[int], completions: int = 20_000, of: str = "layers") -> list[Verdict]:
     """Judge the profiles of some numbers."""
-    return [judged(number, completions) for number in numbers]
+    return [judged(number, completions, of) for number in numbers]
 
 
 def table(found: Sequence[Verdict]) -> str:
@@ -278,8 +352,9 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--first", type=int, default=FIRST)
     parser.add_argument("--profiles", type=int, default=100)
+    parser.add_argument("--of", choices=PROFILES, default="layers")
     options = parser.parse_args(arguments)
-    print(table(campaign(range(options.first, options.first + options.profiles))))
+    print(table(campaign(range(options.first, options.first + options.profiles), of=options.of)))
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ class CachedReplica:
         for _ in range(_STEPS):
             before = age
             total, flow = self.memory(x, tau, age)
-            age = np.clip(age + (capacity - total) / np.maximum(flow, 1e-300), 0.0, FOREVER_S)
+            age = np.clip(age + (capacity - total) / np.maximum(flow, 1e-200), 0.0, FOREVER_S)
             if (np.abs(age - before) <= _NEAR * age).all():
                 break
         return age
@@ -255,10 +255,22 @@ class CachedReplica:
     def prompts(self, x: float, saved: float) -> Prompts:
         """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
         part = saved / self.reusable if self.reusable else 0.0  # alike for all that can be found
+        share, tokens, found = self._prompt_kinds
+        most = self.replica.max_num_batched_tokens
+        room = np.inf if most is None else max(most - x * self.stages, 0.0)
+        return Prompts(
+            np.concatenate([x * share * (1 - part), x * share * part]),
+            np.concatenate([tokens, tokens - found]),
+            room,
+        )
+
+    @cached_property
+    def _prompt_kinds(self) -> FloatArray:
+        """Of each length of prompts: its share, its prefill tokens, and how many of them can be found."""
         alike = self.reusable / self.mean("prompt") if self.hit_curve else None
         kinds = [
             (
-                x * p * kind.share,
+                p * kind.share,
                 s.prefill and kind.tokens,
                 self.saves * (kind.asked_for if alike is None else alike * kind.tokens),
             )
@@ -266,12 +278,7 @@ class CachedReplica:
             for kind in s.prompts
             if kind.share
         ]
-        count, tokens, found = np.array(kinds).T
-        most = self.replica.max_num_batched_tokens
-        room = np.inf if most is None else max(most - x * self.stages, 0.0)
-        return Prompts(
-            np.concatenate([count * (1 - part), count * part]), np.concatenate([tokens, tokens - found]), room
-        )
+        return np.array(kinds, dtype=np.float64).T
 
     def states(self, x: FloatArray, *, warm: bool = True) -> States:
         """The states at x admissions an iteration; not `warm`: where nothing that is not referenced is kept."""
@@ -283,10 +290,11 @@ class CachedReplica:
             found: FloatArray = self.hits(x, tau, kept)
             return found
 
-        slow = self.seconds(x, np.zeros(x.shape))
-        if not self.reusable:
-            return States(x, slow, self.keeps(x, slow, kept) if warm else kept, np.zeros(x.shape))
-        fast = self.seconds(x, np.full(x.shape, self.reusable))
+        if not self.reusable or self.hit_curve or not (warm or self.private):  # nothing of it depends on τ
+            found = self.hits(x, np.ones(x.shape), kept) if self.reusable else np.zeros(x.shape)
+            tau = self.seconds(x, found)
+            return States(x, tau, self.keeps(x, tau, kept) if warm else kept, found)
+        slow, fast = self.seconds(x, np.zeros(x.shape)), self.seconds(x, np.full(x.shape, self.reusable))
         tau = falling_root(lambda t: self.seconds(x, hits(t)) - t, fast, slow)
         return States(x, tau, kept, hits(tau))
 

@@ -50,8 +50,11 @@ def rate_with(model: ServingModel, name: str, factor: float) -> float | None:
     return min(guaranteed_rates(cached_replica(changed)).values())
 
 
-def load(model: ServingModel) -> Load:
-    """Offered load against the guaranteed rate; work is counted without hits, and headroom in users where they ask."""
+def load(model: ServingModel, *, sensitive: bool = True) -> Load:
+    """Offered load against the guaranteed rate; work is counted without hits, and headroom in users where they ask.
+
+    Not `sensitive`: without sensitivities, which take ten times as long as all else.
+    """
     cached = cached_replica(model)
     rate = min(guaranteed_rates(cached).values())
     offered = cached.rate_rps
@@ -60,7 +63,7 @@ def load(model: ServingModel) -> Load:
         factor = population_of(cached).guaranteed / cached.users
     mix, timing = model.mix, model.timing
     amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
-    changes = {name: rate_with(model, name, _MORE) for name in Sensitivity._fields}
+    changes = {name: rate_with(model, name, _MORE) if sensitive else None for name in Sensitivity._fields}
     return Load(
         offered_rps=offered,
         work_rate=offered * float(mix.mean(timing.work(*amounts))),

@@ -8,7 +8,8 @@ from kvplan.model import ServingModel
 
 _DEVIATIONS = 12  # of a number of arrivals, beyond which nothing is added
 _HALVINGS = 60
-_LEAST_CV, _MOST_CV = 0.01, 100.0
+_LONG = 40  # cv² or 1/cv² arrivals, after which what the first one did is forgotten to the last digit
+LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps, that anybody means
 
 
 def index_of_dispersion(rate_rps: float, cv: float, window_s: float) -> float:
@@ -18,7 +19,8 @@ def index_of_dispersion(rate_rps: float, cv: float, window_s: float) -> float:
 
     References
     ----------
-    Theory §9 step 7: I(x) - 1 = (2/x)·∫₀ˣ(H(t) - λt)dt, H the renewal function, a sum of gamma laws here.
+    Theory §9 step 7: I(x) - 1 = (2/x)·∫₀ˣ(H(t) - λt)dt, H the renewal function, a sum of gamma laws here. In long
+    windows cv² + (1 - cv⁴)/6x: Cox, "Renewal Theory", 1962, §4.5.
 
     Examples
     --------
@@ -32,6 +34,8 @@ def index_of_dispersion(rate_rps: float, cv: float, window_s: float) -> float:
     from scipy.special import gammainc  # type: ignore[import-untyped]
 
     variance, scaled = cv**2, rate_rps * window_s
+    if scaled > _LONG * max(variance, 1 / variance):
+        return variance + (1 - variance**2) / (6 * scaled)
     most = scaled + _DEVIATIONS * (cv * math.sqrt(scaled) + variance) + 2
     # P(sum of n gaps <= x) is gammainc(n/cv², λx/cv²); its integral over x follows by parts
     shape, end = np.arange(1, math.ceil(most) + 1) / variance, scaled / variance
@@ -47,7 +51,7 @@ def cv_of_dispersion(rate_rps: float, index: float, window_s: float) -> float:
     >>> round(cv_of_dispersion(2.0, index_of_dispersion(2.0, 3.0, 1.0), 1.0), 6)
     3.0
     """
-    low, high = math.log(_LEAST_CV), math.log(_MOST_CV)
+    low, high = math.log(LEAST_CV), math.log(MOST_CV)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         below = index_of_dispersion(rate_rps, math.exp(middle), window_s) < index

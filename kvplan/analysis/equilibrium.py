@@ -30,6 +30,8 @@ _STEPS = 200  # of the equilibrium's iteration from below, which ends at once wh
 _GROWTH = 1.02  # ... and after those a search upwards in such steps
 _LONGEST_S = 1e15
 _MORE, _LESS = 1.1, 0.9  # a tenth more or less of a parameter, for sensitivities and levers
+_GOLDEN = (math.sqrt(5) - 1) / 2  # so that one of two points inside a smaller interval is known already
+_PEAK = 1e-9  # relative, of where a rate is highest: beside it the rate itself is lower by the square
 _FEWEST, _STEP = (
     0.1,
     1.4,
@@ -82,7 +84,7 @@ def per_request(model: ServingModel) -> PerRequest:
 
 def _amounts(mix: Mix) -> tuple[Any, Any, Any]:
     """What each row adds to iterations: KV tokens read, prefill tokens and sequences."""
-    return mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
+    return mix.read.footprint, mix.prefill_tokens, mix.sequences
 
 
 def _costs(mix: Mix, timing: Timing) -> PerRequest:
@@ -149,9 +151,15 @@ def _fastest(
     if best == len(tried) - 1:
         return limit
     low, high = tried[max(best - 1, 0)], tried[best + 1]
-    for _ in range(60):  # the largest of a function with one peak between the two
-        left, right = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (left, high) if rate(left) < rate(right) else (low, right)
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = rate(left), rate(right)
+    while high - low > _PEAK * high:  # the largest of a function with one peak between the two
+        if at_left < at_right:
+            low, left, at_left = left, right, at_right
+            at_right = rate(right := low + _GOLDEN * (high - low))
+        else:
+            high, right, at_right = right, left, at_left
+            at_left = rate(left := high - _GOLDEN * (high - low))
     return (low + high) / 2
 
 
@@ -256,10 +264,13 @@ def sustainable_rate(model: ServingModel) -> tuple[str, float]:
 # ------------------------------------------------------------------------------------------------ the blocks
 
 
-def load(model: ServingModel) -> Load:
-    """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2)."""
+def load(model: ServingModel, *, sensitive: bool = True) -> Load:
+    """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2).
+
+    Not `sensitive`: without sensitivities, where they would take long.
+    """
     if model.finds_prefixes:
-        return _with_range(cached_equilibrium.load(model), model)
+        return _with_range(cached_equilibrium.load(model, sensitive=sensitive), model)
     return _with_range(_single(_load(model, per_request(model))), model)
 
 
@@ -514,7 +525,8 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
 
 def _alike(model: ServingModel) -> bool:
     """Whether the requests of each class have one prompt length, and weigh a token more at each stage."""
-    return model.replica.layout is None and not any(c.prompts for c in model.classes)
+    plain = model.replica.layout is None and model.drafts is None
+    return plain and not any(c.prompts for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:

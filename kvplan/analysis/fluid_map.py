@@ -34,9 +34,10 @@ _REST_TOLERANCE = (
 )
 _INCOMMENSURABLE = 0.6180339887498949
 _DISTURBANCE = 0.2
-_DOUBLINGS = 3  # of a run that has not settled
+_DOUBLINGS = 5  # of a run that has not settled
 MAX_STEPS = 120_000_000  # iterations times rows of a run, about a second
 _MOST_ITERATIONS = 1 << 19  # of requests so long that these are not enough, a second as well
+_MOST_PAGED = 1 << 22  # stages times places in a page where prompts end
 _UNSETTLED = 4  # times fewer where the budget cannot settle it
 
 
@@ -98,7 +99,8 @@ def fluid_map(
 ) -> FluidMap:
     """Set up the map for a mix; rows that do not differ for it become one.
 
-    Without `read` as much context is read as is held, pages not rounded up.
+    Without `read` as much context is read as is held, pages not rounded up. Where requests stay very long, prompts end
+    in few places of a page: they are rounded up to these, and hold a little more.
 
     Examples
     --------
@@ -109,6 +111,8 @@ def fluid_map(
     if read is None:
         assert isinstance(weights, Weights)
         read = replace(weights, block_tokens=1.0)
+    if isinstance(weights, Weights):
+        weights = _in_few_places(weights, max(1, _MOST_PAGED // int(weights.stages.max())))
     rows = np.stack([weights.kind.astype(np.float64), weights.stages.astype(np.float64), prompt])
     (kind, stays, prompts), row = np.unique(rows, axis=1, return_inverse=True)
     stages = stays.astype(np.int64)
@@ -120,6 +124,21 @@ def fluid_map(
         share=sum_by(row.ravel(), share),
         prompt=prompts,
     )
+
+
+def _in_few_places(weights: Weights, most: int) -> Weights:
+    """Weights whose prompts end in at most so many places of a page.
+
+    >>> some = Weights(np.arange(21.0, 31.0), np.full(10, 9), 10)
+    >>> _in_few_places(some, 2).first.tolist()
+    [25.0, 25.0, 25.0, 25.0, 25.0, 30.0, 30.0, 30.0, 30.0, 30.0]
+    """
+    over = weights.first % weights.block_tokens
+    if np.unique(over).size <= most:
+        return weights
+    step = np.ceil(weights.block_tokens / most)
+    rounded = np.minimum(np.ceil(over / step) * step, weights.block_tokens)
+    return replace(weights, first=weights.first - over + rounded)
 
 
 class Run(NamedTuple):
@@ -344,7 +363,7 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
     steps = iterations * system.cost
     fast = steps > (_COMPILE_ABOVE if compile_above is None else compile_above)
     loop: Callable[..., bool] = compiled() if fast else iterate
-    layers = _LAYERS * system.size
+    layers = min(_LAYERS * system.size, system.size + _LAYERS * iterations)
     while True:
         out = np.zeros((len(Run._fields), iterations))
         given = (*_prepared(system, np.ascontiguousarray(masses, dtype=np.float64), layers), out)

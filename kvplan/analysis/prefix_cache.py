@@ -199,8 +199,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     ends = _ends(cached)
     curve = _curve(cached, _most(ends))
     if cached.users is None:
-        guaranteed = min(_fastest(cached, x) for x in ends.values())
-        good = max(float(_served(cached, curve).max()), guaranteed)
+        guaranteed, good = _open_rates(cached, ends, curve)
         danger = cached.rate_rps > guaranteed * (1 + _SAME)
         passes = _passes(cached, curve, cached.rate_rps)
     else:
@@ -212,7 +211,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     stable = [state for state in states if state.stable]
     beyond = [state for state in states if not state.stable]
     end = cached.states(np.array([min(ends.values())]), warm=False)
-    streams = cached.replica.capacity_tokens / cached.left if cached.private else None
+    streams = streams_in_memory(cached)
     warm = stable[0] if stable else None
     few = warm is not None and streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
     return PrefixCache(
@@ -226,6 +225,22 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
         collapsed=Collapsed(float(end.rate_rps[0]), float(end.iteration_time_s[0])) if danger else None,
         streams_in_memory=streams,
     )
+
+
+def sustainable_rates(cached: CachedReplica) -> SustainableRates:
+    """Those of `prefix_cache`, of open arrivals: the same at whatever rate they come."""
+    ends = _ends(cached)
+    return _open_rates(cached, ends, _curve(cached, _most(ends)))
+
+
+def _open_rates(cached: CachedReplica, ends: dict[str, float], curve: States) -> SustainableRates:
+    guaranteed = min(_fastest(cached, x) for x in ends.values())
+    return SustainableRates(guaranteed, max(float(_served(cached, curve).max()), guaranteed))
+
+
+def streams_in_memory(cached: CachedReplica) -> float | None:
+    """How many requests' KV memory holds where they are asked for again; None where none is."""
+    return cached.replica.capacity_tokens / cached.left if cached.private else None
 
 
 def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:

@@ -17,6 +17,7 @@ from kvplan.model.weights import Weights, prompt_stages
 
 _SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
 _MOST_SEGMENTS = 128  # ... up to this
+_AT_ONCE = 1 << 20  # segments times inputs, which take memory
 
 
 class Lengths(NamedTuple):
@@ -203,18 +204,25 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
     start = np.vstack([np.zeros((1, len(ends)), dtype=np.int64), end[:-1] + 1])
     low, high = np.append(0.0, lengths.decode)[start], lengths.decode[end]
     reached = np.minimum(start, end)  # padded segments start past the last length
-    rate, share = lengths.rate_from[reached], lengths.share_from[reached]
+    rate = lengths.rate_from[reached]
     continuing = np.ones(end.shape)
     continuing[1:] = np.where(used[1:], rate[1:] / rate[:-1], 1.0)
     below = low.copy()
     below[0] -= lengths.prompt_stages
-    pages = Weights(
-        lengths.inputs + below[..., None] + 1,
-        (high - below)[..., None].astype(np.int64),
-        lengths.block_tokens,
-    )
     b = lengths.block_tokens
-    waiting = (share * (np.ceil((lengths.inputs + low[..., None]) / b) * b)).sum(axis=-1) * used
+
+    def over_inputs(some: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Mean input, tokens held and tokens waiting, of some candidates."""
+        share, first = lengths.share_from[reached[:, some]], below[:, some, None]
+        stages = (high[:, some, None] - first).astype(np.int64)
+        held = (share * Weights(lengths.inputs + first + 1, stages, b).footprint).sum(axis=-1)
+        waiting = (share * (np.ceil((lengths.inputs + low[:, some, None]) / b) * b)).sum(axis=-1)
+        return share @ lengths.inputs, held, waiting
+
+    step = max(1, _AT_ONCE // (rows * lengths.inputs.size))
+    found = [over_inputs(slice(i, i + step)) for i in range(0, len(ends), step)]
+    input_tokens, held, waiting = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
+    waiting *= used
     waiting[0] = 0.0
     mixed = lengths.inputs.size > 1
     laws = laws_of(lengths.inputs, lengths.share_from, b) if mixed else None
@@ -224,8 +232,8 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
         end=end,
         rate=rate,
         continuing=continuing,
-        input_tokens=share @ lengths.inputs,
-        held=(share * pages.footprint).sum(axis=-1),
+        input_tokens=input_tokens,
+        held=held,
         waiting=waiting,
         work=(lengths.work_to[end + 1] - lengths.work_to[start]) / rate,
         stages=high - below,

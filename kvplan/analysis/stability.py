@@ -30,6 +30,7 @@ _RAREST = 1e-280  # share of a class so rare that asymptotic figures are beyond 
 _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search of stability
 _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
+_LAW_ERROR = 1e-10  # of weights that are means over the law of a stay, all together
 _QUICK = 3  # stays of the longest request
 
 
@@ -179,15 +180,24 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
     (15, 18.47)
     """
     mix = model.mix
-    if int(np.gcd.reduce(mix.stages)) > 1 or isinstance(mix.held, TabledWeights):
+    if int(np.gcd.reduce(mix.stages)) > 1 or model.replica.layout is not None:
         return MinStableInput(None, None)
     mean_input = float(mix.share @ mix.input_tokens)
     scale = mix.input_tokens / mean_input if mean_input > 0 else np.ones(mix.share.size)
+    smallest = 1 if model.replica.prefill is Prefill.INLINE else 0
+    slope = survival(mix.stages, mix.share * scale)
+    if isinstance(mix.held, TabledWeights):
+        constant = mix.held.survival(mix.share) - survival(mix.stages, mix.share * mix.input_tokens)
+        return MinStableInput(
+            exact=_exact_min_input(slope, constant, smallest, _LAW_ERROR),
+            asymptotic=_asymptotic_with_drafts(model),
+        )
     half_page = (model.replica.block_tokens - 1) / 2
     offset = mix.held.first - mix.input_tokens + half_page
-    smallest = 1 if model.replica.prefill is Prefill.INLINE else 0
+    constant = survival(mix.stages, mix.share * offset)
+    constant = constant + np.arange(constant.size) * survival(mix.stages, mix.share)
     return MinStableInput(
-        exact=_exact_min_input(mix.stages, scale, offset, mix.share, smallest),
+        exact=_exact_min_input(slope, constant, smallest, rounding_error(mix.stages)),
         asymptotic=_asymptotic_min_input(mix.stages, scale, mix.share, smallest),
     )
 
@@ -205,16 +215,21 @@ def _asymptotic_min_input(
     return smallest + float(share @ stages) ** 3 / (2 * math.pi**2 * spread)
 
 
+def _asymptotic_with_drafts(model: ServingModel) -> float | None:
+    """Ḡ·d²/(2π²·Var G) for one length (theory §11): a fixed length is a random number of iterations."""
+    drafts, lengths = model.drafts, np.unique(model.mix.decode_tokens)
+    if drafts is None or lengths.size > 1 or drafts.variance < _RAREST:
+        return None
+    return drafts.mean * float(lengths[0]) ** 2 / (2 * math.pi**2 * drafts.variance)
+
+
 def _exact_min_input(
-    stages: IntArray, scale: FloatArray, offset: FloatArray, share: FloatArray, smallest: int
+    slope: FloatArray, constant: FloatArray, smallest: int, relative_error: float
 ) -> int | None:
     """Smallest whole mean input that is proved stable, at or above the last crossing of the unit circle."""
-    slope = survival(stages, share * scale)
-    constant = survival(stages, share * offset) + np.arange(stages.max()) * survival(stages, share)
     if slope.size > MOST:
         return None
     start = max(smallest, math.floor(_last_crossing(slope, constant)))
-    relative_error = rounding_error(stages)
     for mean_input in range(start, start + 3):
         w = mean_input * slope + constant
         if w.min() > 0 and count_outside(w, relative_error=relative_error) == 0:
@@ -256,6 +271,8 @@ def model_spectrum(model: ServingModel) -> Spectrum:
     """`spectrum` of the survival polynomial of a model's mix; a single stage has no roots and is stable."""
     mix = model.mix
     weights = mix.held.survival(mix.share)
+    if model.drafts is not None:
+        return spectrum(weights, relative_error=_LAW_ERROR)
     return spectrum(weights, lambda: exact_survival_weights(model), relative_error=rounding_error(mix.stages))
 
 

@@ -18,10 +18,11 @@ from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Cycle, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.records import Saturation
-from kvplan.analysis.roots import largest_root
+from kvplan.analysis.roots import MOST, largest_root
 from kvplan.analysis.stability import Stability, nothing_else_attracts, rounding_error
 from kvplan.model import FloatArray, Prompts, ServingModel, StageWeights, survival
 
+MOST_STAGES = 1 << 22  # of all classes, whose closed forms look at one after the other: about a second
 _SHARE_DIGITS = 13
 _NOTHING = 1e-9  # evictions a completion, that rounding makes
 
@@ -241,8 +242,11 @@ def _loss(per_iteration: float, full: Saturation) -> float:
     return max(0.0, 1 - per_iteration / full.admissions_per_iteration)
 
 
-def closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
-    """The cycle of a mix where a formula gives it, or that there is none; None where only a run can tell."""
+def closed_form(model: ServingModel, most: int = MOST) -> tuple[CycleKind, Cycle | None] | None:
+    """The cycle of a mix where a formula gives it, or that there is none; None where only a run can tell.
+
+    Pulses that return more than `most` times to the longest request are not proved to attract.
+    """
     mix, held, seats = model.mix, model.mix.held, model.replica.max_num_seqs
     if eviction_is_impossible(model):
         return CycleKind.NONE, None
@@ -252,6 +256,8 @@ def closed_form(model: ServingModel) -> tuple[CycleKind, Cycle | None] | None:
     if g == 1:
         return None
     homogeneous = bool((held.stages == g).all())
+    if not homogeneous and held.stages.max() // g > most:
+        return None
     if not homogeneous and not pulse_is_stable(held.survival(mix.share), g, rounding_error(held.stages)):
         return None
     prompt, capacity = mix.input_tokens.astype(np.float64), float(model.replica.capacity_tokens)
@@ -356,7 +362,9 @@ def class_cycle(model: ServingModel, index: int) -> ClassCycle:
     """The closed form for one class alone: what a replica that serves nothing else would lose."""
     alone = replace(model, classes=(model.classes[index],))
     name = model.classes[index].name
-    known = closed_form(alone)
+    together = len(model.classes)
+    short = together * alone.mix.held.stages.max() <= MOST_STAGES
+    known = closed_form(alone, MOST // together) if short else None
     if known is None:
         return ClassCycle(name, None, None, None, None, None, None)
     kind, cycle = known

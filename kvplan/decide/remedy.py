@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from kvplan.analysis.concurrency import engine_max_num_seqs
-from kvplan.analysis.equilibrium import load_times
+from kvplan.analysis.equilibrium import load, load_times
 from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.records import Load, Saturation
 from kvplan.analysis.recovery import Recovery
@@ -30,6 +30,7 @@ from kvplan.model import Replica, ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
+from kvplan.report.prefix_cache import good_rps
 from kvplan.units import BYTE_UNITS
 
 MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, is no remedy
@@ -144,8 +145,10 @@ def _least(passes: Callable[[float], bool]) -> float | None:
 def _with_rate(subject: Subject, factor: float) -> Subject:
     model = subject.analyses.model
     changed = with_rates_of_users(with_part_of_users(model, factor))
-    if model.finds_prefixes or users_of(model):  # what is always in use depends on rates and memory
-        return Subject(subject.identity, Analyses(changed, subject.analyses.plan))
+    if users_of(model):
+        return Subject(subject.identity, _Searched(changed, subject.analyses.plan))
+    if model.finds_prefixes:  # what is always in use depends on rates and memory
+        return Subject(subject.identity, _SameCache(changed, subject.analyses, factor))
     return Subject(subject.identity, _SameReplica(changed, subject.analyses, factor))
 
 
@@ -160,7 +163,7 @@ def _with_replica(subject: Subject, replica: Replica) -> Subject:
     before = subject.analyses.model
     model = replace(before, replica=replica)
     if model.finds_prefixes:
-        return Subject(subject.identity, Analyses(model, subject.analyses.plan))
+        return Subject(subject.identity, _Searched(model, subject.analyses.plan))
     model.__dict__["mix"] = before.mix  # where it is cached; memory and limits are no part of it
     return Subject(subject.identity, _SameMix(model, subject.analyses))
 
@@ -170,6 +173,42 @@ def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
     if lever is Lever.MAX_NUM_SEQS:
         return _with_replica(subject, replace(replica, max_num_seqs=limit))
     return _with_replica(subject, replace(replica, max_num_batched_tokens=limit))
+
+
+class _Searched(Analyses):
+    """The analyses of a model with prefixes in common, as fast as one of many in a search needs them."""
+
+    @cached_property
+    def load(self) -> Load:
+        return load(self.model, sensitive=False)
+
+    @cached_property
+    def overloaded(self) -> bool:
+        if not self.model.finds_prefixes or users_of(self.model):
+            return super().overloaded
+        # what a warm cache serves is no less than what is guaranteed
+        return self.load.offered_rps > self.load.sustainable_rps and self.load.offered_rps > self._good_rps
+
+    @cached_property
+    def _good_rps(self) -> float:
+        return good_rps(self.model)
+
+
+class _SameCache(_Searched):
+    """The same where only the total rate of open arrivals differs, by a factor: what can be sustained stays."""
+
+    def __init__(self, model: ServingModel, like: Analyses, factor: float) -> None:
+        super().__init__(model, like.plan)
+        self._like, self._factor = like, factor
+
+    @cached_property
+    def load(self) -> Load:
+        return load_times(self._like.load, self._factor)
+
+    @cached_property
+    def _good_rps(self) -> float:
+        cache = self._like.prefix_cache
+        return good_rps(self.model) if cache is None else cache.good_rps
 
 
 class _SameMix(Analyses):
@@ -383,5 +422,5 @@ def _verified(
         return None
     local = subject.analyses.__dict__.get("stability")
     known = {"stability": local} if local is not None and local.certified and not model.finds_prefixes else {}
-    changed = Subject(subject.identity, Analyses(model, subject.analyses.plan, known))
+    changed = Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
     return model if passes(changed) else None

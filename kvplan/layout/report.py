@@ -11,6 +11,7 @@ from kvplan.analysis.latency import ClassLatency, Distribution, Latency
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
 from kvplan.analysis.records import Lever
+from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.errors import UsageError
 from kvplan.layout.elements import (
@@ -81,7 +82,11 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> document.summary.rows[0]
     ('Headroom', '+11.1%', 'theorem')
     """
-    asked = {"simulation": report.simulation, "kv_layout": report.kv_layout}
+    asked = {
+        "simulation": report.simulation,
+        "kv_layout": report.kv_layout,
+        "speculative": report.speculative,
+    }
     known = [key for key in SECTIONS if asked.get(key, key) is not None]
     for key in sections or ():
         if key not in known:
@@ -291,6 +296,30 @@ def _cost(report: Report, basis: Basis) -> Iterator[Block]:
             )
         ),
     )
+
+
+def _speculative(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.speculative
+    assert found is not None
+    yield _figures(
+        basis,
+        ("Tokens per iteration", format_number(found.tokens_per_iteration)),
+        ("Iterations of a request", format_number(found.iterations_mean)),
+        ("Sustainable rate, against no drafts", f"× {format_number(found.speed_up)}"),
+        ("Time between tokens, against none", _times_faster(found.itl_speed_up)),
+        ("Pays", _pays(found)),
+        ("Best number of drafts", format_number(found.best_tokens)),
+    )
+
+
+def _times_faster(value: float | None) -> str:
+    return ABSENT if value is None else f"× {format_number(value)} faster"
+
+
+def _pays(found: Speculative) -> str:
+    if found.break_even_sequences is None:
+        return f"{found.pays}, whatever runs"
+    return f"{found.pays} {format_number(found.break_even_sequences)} running requests"
 
 
 def _kv_layout(report: Report, basis: Basis) -> Iterator[Block]:
@@ -521,8 +550,8 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
 
 def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
     plan = report.nested_wait
-    if report.kv_layout is not None:
-        yield Paragraph("Not computed where layers keep KV of several kinds.")
+    if report.kv_layout is not None or report.speculative is not None:
+        yield Paragraph("Not computed beside drafts or layers of several kinds.")
         return
     if plan.printed is None:
         yield Paragraph(_NO_THRESHOLDS)
@@ -677,6 +706,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "cost": ("Cost", _cost),
     "saturation": ("Saturation", _saturation),
     "prefix_cache": ("Prefix cache", _prefix_cache),
+    "speculative": ("Speculative decoding", _speculative),
     "kv_layout": ("KV layout", _kv_layout),
     "worst_cycle": ("Worst cycle", _worst_cycle),
     "stability": ("Stability", _stability),

@@ -90,6 +90,8 @@ class Mix:
         Prefill work of a fresh request: s, or 0 where prompts arrive ready-made.
     computed_tokens : ndarray of int64, tokens
         All that the engine computes for a fresh request.
+    sequences : ndarray of float64
+        Iterations as time counts them: all that it stays, but for what drafts cost, which is not in the first.
     read, held
         Context that a request reads at each stage, which costs time; memory that it holds.
     rate_rps : ndarray of float64, requests/s
@@ -103,6 +105,7 @@ class Mix:
     stages: IntArray
     prefill_tokens: FloatArray
     computed_tokens: IntArray
+    sequences: FloatArray
     read: StageWeights
     held: StageWeights
     rate_rps: FloatArray

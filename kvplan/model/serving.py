@@ -12,6 +12,7 @@ import numpy as np
 from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
+from kvplan.model.drafts import Drafts, Stays, stays
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.provenance import MeasuredRange, Provenance
 from kvplan.model.replica import Replica, held_by_stage
@@ -49,6 +50,8 @@ class ServingModel:
         Points (cache tokens, hit ratio) of a trace, ascending, in place of all that classes share and reuse.
     arrivals
         How unevenly requests come, at these rates.
+    drafts
+        Of speculative decoding, whose costs `timing` has in it; None: every iteration emits a token.
 
     Examples
     --------
@@ -71,6 +74,7 @@ class ServingModel:
     provenance: Provenance = field(default_factory=Provenance)
     hit_curve: tuple[tuple[float, float], ...] = ()
     arrivals: ArrivalProcess = field(default_factory=ArrivalProcess)
+    drafts: Drafts | None = None
 
     @property
     def finds_prefixes(self) -> bool:
@@ -89,7 +93,8 @@ class ServingModel:
         index, inputs = (
             np.repeat(v, lengths) for v in ([i for i, _, _ in kinds], [p.tokens for *_, p in kinds])
         )
-        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
+        plain = _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
+        return plain if self.drafts is None else _with_drafts(plain, self.replica, self.drafts, self.timing)
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -183,6 +188,7 @@ def _mix(
         stages=stages,
         prefill_tokens=prefill_work(prefill, inputs),
         computed_tokens=computed_tokens(prefill, inputs, decode),
+        sequences=stages.astype(np.float64),
         read=read,
         held=held,
         rate_rps=rate,
@@ -204,3 +210,50 @@ def _tabled(layout: KvLayout, first: IntArray, stages: IntArray) -> tuple[Tabled
     held = np.array([held_by_stage(layout, int(a), longest) for a in distinct], dtype=np.float64)
     read = layout.read_tokens(distinct[:, None] + np.arange(longest, dtype=np.float64))
     return TabledWeights(read, kind, stages), TabledWeights(held, kind, stages, layout.block_tokens)
+
+
+def _with_drafts(mix: Mix, replica: Replica, drafts: Drafts, slowed: Timing) -> Mix:
+    """A row for each number of iterations that a request can stay; weights are means over those still there."""
+    kinds = np.stack([mix.input_tokens, mix.decode_tokens])
+    pairs, kind = np.unique(kinds, axis=1, return_inverse=True)
+    laws = [stays(drafts, int(d)) for d in pairs[1]]
+    row = np.repeat(np.arange(kind.size), [laws[k].stages.size for k in kind])
+    stages = np.concatenate([laws[k].stages for k in kind])
+    share = np.concatenate([laws[k].share for k in kind])
+    longest = int(stages.max())
+    read, held = np.zeros((2, pairs.shape[1], longest))
+    for pair, (first, law) in enumerate(zip(first_tokens(replica.prefill, pairs[0]), laws, strict=True)):
+        read[pair], held[pair] = _with_slots(replica, int(first), law, drafts.slots, longest)
+    index = kind.ravel()[row]
+    return Mix(
+        class_index=mix.class_index[row],
+        input_tokens=mix.input_tokens[row],
+        decode_tokens=mix.decode_tokens[row],
+        stages=stages,
+        prefill_tokens=mix.prefill_tokens[row],
+        computed_tokens=mix.input_tokens[row] + (stages - 1) * (1 + drafts.tokens),
+        sequences=drafts.verified(stages.astype(np.float64), slowed),
+        read=TabledWeights(read, index, stages),
+        held=TabledWeights(held, index, stages, replica.block_tokens),
+        rate_rps=mix.rate_rps[row] * share,
+        share=mix.share[row] * share,
+    )
+
+
+def _with_slots(
+    replica: Replica, first: int, law: Stays, slots: int, longest: int
+) -> tuple[FloatArray, FloatArray]:
+    """Context read and memory held at each stage on average, shape (longest,): slots but in that of the prompt."""
+    tokens = first + np.arange(int(law.begin[-1]) + law.emitted[-1].size)
+    before = np.maximum(tokens - 1, 0)
+    if replica.layout is None:
+        block = replica.block_tokens
+        context, memory = tokens.astype(np.float64), -(-(tokens + slots) // block) * block
+        memory[0] = -(-first // block) * block
+    else:
+        context = replica.layout.read_tokens(tokens.astype(np.float64))
+        memory = replica.layout.pool_tokens(before, tokens + slots)
+        memory[0] = held_by_stage(replica.layout, first, 1)[0]
+    means = (law.mean_of(amounts.astype(np.float64)) for amounts in (context, memory))
+    read, held = (np.concatenate([m, np.full(longest - m.size, m[-1])]) for m in means)
+    return read, held

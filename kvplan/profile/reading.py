@@ -345,16 +345,19 @@ def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document."""
     gpu, timing, origins = document.gpu, document.timing, document.provenance
     classes = [_request_class(c, document.workload) for c in document.classes]
+    law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
+    drafts = None if document.speculative is None else document.speculative.drafts
     model = ServingModel(
         classes=(*classes, *map(_turns, document.sessions)),
-        timing=Timing(**{name: getattr(timing, name) for name in Timing.__slots__}),
-        replica=gpu.replica,
+        timing=law if drafts is None else drafts.slowed(law),
+        replica=gpu.with_drafts(drafts),
         schedule=None if document.workload is None else _schedule(document.workload, document.classes),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)),
         provenance=Provenance(**dict(origins)),
         hit_curve=document.prefix.hit_curve or (),
         arrivals=ArrivalProcess() if document.workload is None else ArrivalProcess(document.workload.cv),
+        drafts=drafts,
     )
     if not any(table.users for table in document.sessions):
         return model

@@ -5,8 +5,10 @@ Nothing else in the package uses pydantic.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from functools import partial, reduce
+from itertools import pairwise
 from operator import getitem
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -26,6 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvplan.errors import UsageError, did_you_mean, shown
 from kvplan.model import Knowledge, Origin, Prefill, Replica, as_written
+from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.provenance import Range
 from kvplan.model.sessions import Sessions
@@ -59,14 +62,19 @@ from kvplan.units import (
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 _MOST_LAYERS = 10_000
+_MOST_DRAFTS = 100
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
 _LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6  # of a rate, where it is not 0
 _FACTORS = f"0, or a number from {format_number(_LEAST_FACTOR)} to {format_number(_MOST_FACTOR)}"
 _MOST_STEPS = 1000
+_MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a few
+_MOST_SESSIONS = 32
+_MOST_REUSED = 32  # classes that ask again, each after a gap of its own
+_MOST_LENGTHS = 20_000  # of all classes together
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
-_MOST_PAGED = 10**7  # turns times page size, which the moments of sessions take memory for
+_MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 
 
 class Problem(NamedTuple):
@@ -375,6 +383,14 @@ class Gpu(_Table):
         cached = "prefix_caching" in self.model_fields_set and self.prefix_caching
         return KvLayout(layers, self.block_tokens, 2 if cached else 1)
 
+    def with_drafts(self, drafts: Drafts | None) -> Replica:
+        """The replica; of a state there is a block more for each draft."""
+        layout, replica = self.layout, self.replica
+        if drafts is None or layout is None:
+            return replica
+        more = replace(layout, state_blocks=layout.state_blocks + drafts.tokens)
+        return replace(replica, layout=more)
+
     @property
     def replica(self) -> Replica:
         return Replica(
@@ -601,6 +617,35 @@ class _Prefix(_Table):
     )
 
 
+class Speculation(_Table):
+    """Speculative decoding: drafts of an iteration, how often they are accepted, and what they cost."""
+
+    model_config = ConfigDict(title="Speculative decoding")
+
+    tokens: Annotated[int, Field(ge=1, le=_MOST_DRAFTS)] = _about("Drafts of an iteration.")
+    accepted: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=_MOST_DRAFTS)] = _about(
+        "How often each draft is accepted, of all iterations: never increasing, of as many drafts at least."
+    )
+    draft_time: _Cost = _about("Time of a draft in an iteration, whatever runs.")
+    verify_time: _Cost = _about("Time to verify a draft of a sequence.")
+    overhead: _Cost = _about("Time that drafting takes in an iteration, whatever the number of drafts.", 0.0)
+    lookahead: bool = _about(
+        "Whether a request holds a slot more for each draft: with EAGLE, MTP and draft models, not with n-grams.",
+        True,
+    )
+
+    @property
+    def drafts(self) -> Drafts:
+        return Drafts(
+            self.tokens,
+            tuple(self.accepted),
+            self.draft_time,
+            self.verify_time,
+            self.overhead,
+            self.lookahead,
+        )
+
+
 class _Provenance(_Table):
     """How the parts of the profile are known: measured, stated, estimated, assumed."""
 
@@ -625,11 +670,14 @@ class Document(_Table):
     gpu: Gpu
     timing: _Timing
     workload: Workload | None = None
-    classes: Annotated[list[Class], FailFast()] = _about("The traffic, class by class.", [])
-    sessions: Annotated[list[Session], FailFast()] = _about(
+    classes: Annotated[list[Class], FailFast(), Field(max_length=_MOST_CLASSES)] = _about(
+        "The traffic, class by class.", []
+    )
+    sessions: Annotated[list[Session], FailFast(), Field(max_length=_MOST_SESSIONS)] = _about(
         "Conversations instead of, or beside, classes; their turns are a class.", []
     )
     prefix: _Prefix = _Prefix()
+    speculative: Speculation | None = None
     plan: _Plan = _Plan()
     slo: _Slos = _Slos()
     cost: _Costs | None = None
@@ -758,6 +806,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     """What is wrong between values that are each right."""
     yield from _memory_conflicts(document.gpu)
     yield from _layout_conflicts(document)
+    yield from _draft_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -770,6 +819,9 @@ def _conflicts(document: Document) -> Iterator[Problem]:
         {d for c in document.classes for d in c.decode}
         | {d for one in document.sessions for d in by_weight(one.decode)}
     )
+    lengths = sum(len(c.decode) for c in document.classes)
+    if lengths > _MOST_LENGTHS:
+        yield Problem(("classes",), f"{lengths} decode lengths in all; must be at most {_MOST_LENGTHS}")
     if distinct and (document.plan.segments or 1) > distinct:
         yield Problem(
             ("plan", "segments"),
@@ -796,6 +848,7 @@ def _session_conflicts(document: Document) -> Iterator[Problem]:
                     yield Problem(("classes", i, key), why)
         if document.sessions:
             yield Problem(("sessions", 0), why)
+    turns = 0
     for i, one in enumerate(document.sessions):
         if one.rate is None and one.users is None:
             yield Problem(("sessions", i), "needs a rate (sessions/s), or users", missing=True)
@@ -803,8 +856,9 @@ def _session_conflicts(document: Document) -> Iterator[Problem]:
             yield Problem(
                 ("sessions", i, "users"), "not allowed beside rate: sessions come at random, or of users"
             )
-        if one.turns.longest * document.gpu.block_tokens > _MOST_PAGED:
-            seen = f"{one.turns.longest} turns at most, in blocks of {document.gpu.block_tokens}"
+        turns += one.turns.longest
+        if turns * document.gpu.block_tokens > _MOST_PAGED:
+            seen = f"{turns} turns at most, in blocks of {document.gpu.block_tokens}"
             yield Problem(("sessions", i, "turns"), f"too many for their exact moments: {seen}")
 
 
@@ -826,6 +880,39 @@ def _layout_conflicts(document: Document) -> Iterator[Problem]:
     if layout is None:
         return
     why = "not modelled beside layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
+    for i, c in enumerate(document.classes):
+        for key in ("shared", "reuse"):
+            if getattr(c, key) is not None:
+                yield Problem(("classes", i, key), why)
+    if document.sessions:
+        yield Problem(("sessions", 0), why)
+    if document.prefix.hit_curve is not None:
+        yield Problem(("prefix", "hit_curve"), why)
+
+
+def _draft_conflicts(document: Document) -> Iterator[Problem]:
+    given = document.speculative
+    if given is None:
+        return
+    for i, (one, following) in enumerate(pairwise(given.accepted), 1):
+        if following > one:
+            yield Problem(
+                ("speculative", "accepted", i),
+                f"must be at most {format_number(one)}, like the draft before it, not {format_number(following)}",
+            )
+    if len(given.accepted) < given.tokens:
+        seen = len(given.accepted)
+        yield Problem(
+            ("speculative", "accepted"),
+            f"must say how often each of {given.tokens} drafts is accepted, not of {seen}",
+        )
+    if document.gpu.prefill is not Prefill.FUSED:
+        yield Problem(
+            ("gpu", "prefill"), f'must be "fused" beside [speculative], not "{document.gpu.prefill}"'
+        )
+    if document.timing.d5:
+        yield Problem(("timing", "d5"), "not modelled beside [speculative]; verify_time is what drafts cost")
+    why = "not modelled beside [speculative]"
     for i, c in enumerate(document.classes):
         for key in ("shared", "reuse"):
             if getattr(c, key) is not None:
@@ -960,6 +1047,8 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
             if table.name in names:
                 yield Problem((kind, i, "name"), f"must be unique, and {shown(table.name)} is taken")
             names.add(table.name)
+    if sum(c.reuse is not None for c in document.classes) > _MOST_REUSED:
+        yield Problem(("classes",), f"must be at most {_MOST_REUSED} with reuse")
     for i, c in enumerate(document.classes):
         if gpu.prefill is Prefill.INLINE and c.input == 0:
             yield Problem(("classes", i, "input"), 'must be at least 1 where prefill = "inline", not 0')
@@ -990,11 +1079,12 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
         ),
     ]
     try:
-        replica = gpu.replica
+        drafts = None if document.speculative is None else document.speculative.drafts
+        replica = gpu.with_drafts(drafts)
     except ValueError:  # as `_layout_conflicts` says
         return
     for place, name, first, last, made_of in requests:
-        held = replica.largest_held(first, last)
+        held = replica.largest_held(first, last + (drafts.slots if drafts else 0))
         # Such a request can never finish: an engine that admits it hangs (theory §2, preflight).
         if held > usable > 0:
             yield Problem(
@@ -1015,6 +1105,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("classes",): Class,
     ("sessions",): Session,
     ("prefix",): _Prefix,
+    ("speculative",): Speculation,
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,

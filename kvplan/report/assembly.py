@@ -23,6 +23,7 @@ from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
 from kvplan.analysis.prefix_cache import population_of
 from kvplan.analysis.records import Equilibrium, Lever, Load, Saturation
 from kvplan.analysis.recovery import Recovery, recovery
+from kvplan.analysis.speculative import Speculative, speculative
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.wait import Wait, wait
 from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
@@ -97,6 +98,7 @@ class Report(NamedTuple):
     goodput: Goodput
     cost: Cost | None
     prefix_cache: CacheBlock | None
+    speculative: Speculative | None
     kv_layout: LayoutBlock | None
     simulation: dict[str, Any] | None
     sources: dict[str, Source]
@@ -144,6 +146,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         goodput=found.goodput,
         cost=found.cost,
         prefix_cache=found.prefix_cache,
+        speculative=found.speculative,
         kv_layout=found.kv_layout,
         simulation=None,
         sources=found.sources,
@@ -329,6 +332,11 @@ class Analyses:
         """What a replica costs; None where the plan has no price."""
         price = self.plan.gpu_hour
         return None if price is None else cost(self.model, price, self.load, overloaded=self.overloaded)
+
+    @cached_property
+    def speculative(self) -> Speculative | None:
+        """What drafting buys."""
+        return speculative(self.model)
 
     @cached_property
     def kv_layout(self) -> LayoutBlock | None:

@@ -11,7 +11,7 @@ from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, clusters_held, has
 from kvplan.analysis.records import Load
 from kvplan.analysis.stability import UNCERTIFIED, Stability
 from kvplan.analysis.wait import Wait
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
+from kvplan.analysis.worst_cycle import MOST_STAGES, CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
@@ -107,6 +107,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "estimated",
             Basis.COMPUTED,
         ),
+        "speculative": Source("new: renewal of accepted tokens; the rates are the profile's", Basis.COMPUTED),
         "kv_layout": Source(
             "new: groups of layers on one pool of blocks, as vLLM makes them; the layers are the profile's",
             Basis.COMPUTED,
@@ -136,7 +137,8 @@ def notes(
         *band_notes(model, offered, drains_up_to_rps),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
-        "Not modelled: speculative decoding, swapping, pipeline bubbles, routing between replicas.",
+        f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "
+        "replicas.",
         *(_not_cached(model) if cache is None else cache_notes(cache, model)),
     ]
     model = cold
@@ -145,6 +147,11 @@ def notes(
         found.append(
             f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, preempting and "
             "recomputing whole requests costs more than the fluid figures say."
+        )
+    if model.drafts is not None:
+        found.append(
+            f"{model.drafts.tokens} drafts in each iteration but that of a prompt: d0 and d3 count drafting and "
+            "verifying, and a request holds the slots of drafts. Nested WAIT and latencies are not computed."
         )
     if replica.layout is not None:
         found.append(
@@ -177,7 +184,11 @@ def notes(
             "verdict.recovers_up_to_rps: not validated for d4, d5 and token budgets; greedy admits whole prompts."
         )
     if any(c.kind is None for c in cycle.classes):
-        found.append("worst_cycle.classes: null where a class has several decode lengths and no closed form.")
+        long = len(model.classes) * model.mix.held.stages.max() > MOST_STAGES
+        found.append(
+            "worst_cycle.classes: null where a class has several decode lengths and no closed form"
+            + (", or is one of many that stay very long." if long else ".")
+        )
     if not local.certified:
         found.append(f"Stability is uncertified: {UNCERTIFIED}.")
     elif not local.radius_certified:

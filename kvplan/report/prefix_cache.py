@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.prefix_cache import CacheState, population_of, prefix_cache, recovered_share
+from kvplan.analysis.prefix_cache import (
+    CacheState,
+    SustainableRates,
+    population_of,
+    prefix_cache,
+    recovered_share,
+    streams_in_memory,
+    sustainable_rates,
+)
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
 from kvplan.report.inputs import sustainable_text
@@ -64,9 +72,19 @@ class CacheBlock(NamedTuple):
     @property
     def good_rps(self) -> float:
         """Above it the replica is overloaded: with few streams in memory, what is guaranteed."""
-        few = self.streams_in_memory is not None and self.streams_in_memory < TOO_FEW_STREAMS
-        rate = self.sustainable_rps.guaranteed if few else self.sustainable_rps.good
-        return math.inf if rate is None else rate
+        return _good_rps(self.streams_in_memory, self.sustainable_rps)
+
+
+def _good_rps(streams: float | None, rates: SustainableRps | SustainableRates) -> float:
+    few = streams is not None and streams < TOO_FEW_STREAMS
+    rate = rates.guaranteed if few else rates.good
+    return math.inf if rate is None else rate
+
+
+def good_rps(model: ServingModel) -> float:
+    """`CacheBlock.good_rps` of open arrivals that have prefixes in common, in half the time of the block."""
+    cached = cached_replica(model)
+    return _good_rps(streams_in_memory(cached), sustainable_rates(cached))
 
 
 def cache_block(model: ServingModel) -> CacheBlock | None:

@@ -24,6 +24,7 @@ from kvplan.simulation.state import (
     COMING_S,
     COMPLETED,
     COMPUTED,
+    DRAFTS,
     DUE_AFTER,
     DUE_BEFORE,
     ENTERED_AT,
@@ -62,6 +63,7 @@ from kvplan.simulation.state import (
     PARTIAL,
     PARTLY,
     PASSED,
+    PATH,
     PLACE,
     PROMISE,
     PROMISED,
@@ -83,6 +85,7 @@ from kvplan.simulation.state import (
     SHED,
     SHORTEST_GAP_S,
     SILENT,
+    SLOTS,
     STAGE,
     STAGES,
     STANDS_BY,
@@ -137,7 +140,28 @@ def context_read(s: State) -> float:
 @kernel
 def members_tokens(s: State, request: int, group: int) -> int:
     """KV tokens of a member of a group."""
-    return int(s.request[request, FIRST_WEIGHT] + s.group[group, TICK] - s.request[request, START])
+    return whole_tokens(s, request, s.group[group, TICK] - s.request[request, START])
+
+
+@kernel
+def whole_tokens(s: State, request: int, stage: int) -> int:
+    """KV tokens of a request at a stage: one more at each, or as many more as are emitted."""
+    emitted = stage
+    if layered(s) and s.fixed[DRAFTS] > 0:
+        emitted = s.emitted[s.request[request, PATH] + stage]
+    return int(s.request[request, FIRST_WEIGHT] + emitted)
+
+
+@kernel
+def not_drafting(s: State) -> int:
+    """Sequences of the batch whose prompt is computed, which have no drafts."""
+    count = s.counter[MORE_REQUESTS]
+    for group in range(s.group.shape[0]):
+        request = s.list[group_list(s, group), TAIL]
+        while request != NOBODY and s.request[request, ENTERED_IN] == s.counter[ITERATIONS] + 1:
+            count += 1
+            request = s.request[request, BEFORE]
+    return int(count)
 
 
 # ----------------------------------------------------------------------------------------------------- lists
@@ -324,7 +348,7 @@ def advance(s: State, group: int) -> None:
         request = s.list[group_list(s, group), HEAD]
         while request != NOBODY:
             tokens = members_tokens(s, request, group)
-            compute(s, request, tokens - 1, tokens)
+            compute(s, request, tokens - 1, tokens + s.fixed[SLOTS])
             request = s.request[request, AFTER]
     else:
         s.counter[HELD] += s.phase[group, (1 - s.group[group, TICK]) % s.fixed[BLOCK]]

@@ -27,6 +27,7 @@ from kvplan.simulation.actions import (
     give_up_after,
     more_to_come,
     next_arrival,
+    not_drafting,
     release,
 )
 from kvplan.simulation.coasting import coast
@@ -47,6 +48,7 @@ from kvplan.simulation.state import (
     COASTS,
     COMPLETED,
     COMPUTED,
+    DRAFTS,
     EVICTED,
     GAP_SUM,
     GONE,
@@ -84,6 +86,7 @@ from kvplan.simulation.state import (
     SHED_AFTER,
     STRIDE,
     STUCK,
+    VERIFY,
     WAITING,
     WEIGHT,
     Extended,
@@ -102,7 +105,7 @@ _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: En
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
-_ROWS = 1 << 14  # requests that have a row at first, and more when they run out
+_ROWS = 1 << 12  # requests that have a row at first, and more when they run out
 _PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 FormBatch = Callable[[State], None]
@@ -151,6 +154,10 @@ def loop(s: State, limit: int, patience: int) -> int:
             continue
         context = context_read(s) if layered(s) else float(tokens)
         tau = iteration_time(s.timing, context, c[PROMPTS], requests)
+        if layered(s) and s.fixed[DRAFTS] > 0:
+            prompts = not_drafting(s)
+            tau -= clock[VERIFY] * prompts
+            c[COMPUTED] += s.fixed[DRAFTS] * (requests - prompts)
         now = clock[NOW] + tau
         if now > clock[HORIZON]:
             clock[NOW] = clock[HORIZON]

@@ -367,6 +367,12 @@ def _some(values: Any, which: NDArray[np.bool_]) -> Any:
     return values if which.all() else values[which]
 
 
+def _there(values: FloatArray) -> FloatArray:
+    """Those that are."""
+    some: FloatArray = _some(values, ~np.isnan(values))
+    return some
+
+
 def _ttft_s(requests: Requests, outcome: Outcome) -> FloatArray:
     """Of every request, shape (n_requests,), seconds; NaN where not counted. So with the following ones."""
     values = outcome.ttft_s
@@ -437,30 +443,42 @@ class _Run:
         figures: Figures = {}
         intervals: Intervals = {}
         classes: list[Figures] = [{} for _ in range(self.class_count)]
-        for name, of in _PER_REQUEST.items():
-            values = of(self.requests, self.outcome)
-            counted = ~np.isnan(values)
-            # in order of arrival, which turns of sessions do not stand in
-            order = self.order if self.requests.turns is not None else slice(None)
-            sample = _Sample(_some(values[order], counted[order]))
-            figures |= sample.figures(name)
-            if self.alone and self.outcome.ending is not Ending.LIVELOCK:
-                intervals |= sample.intervals(name)
-            for index, found in enumerate(classes):
-                members = self.requests.class_index == index
-                same = self.requests.turns is None and members.all()
-                found |= (sample if same else _Sample(values[members & counted])).figures(name)
+        for name in _PER_REQUEST:
+            of_all, intervals_of_all, of_classes = self.latency(name)
+            figures |= of_all
+            intervals |= intervals_of_all
+            for found, more in zip(classes, of_classes, strict=True):
+                found |= more
         return figures, intervals, classes
+
+    def latency(self, name: str) -> tuple[Figures, Intervals, list[Figures]]:
+        """As all of them."""
+        values = _PER_REQUEST[name](self.requests, self.outcome)
+        # in order of arrival, which turns of sessions do not stand in
+        sample = _Sample(_there(values if self.requests.turns is None else values[self.order]))
+        figures, intervals, classes = sample.figures(name), dict[str, Interval | None](), list[Figures]()
+        if self.alone and self.outcome.ending is not Ending.LIVELOCK:
+            intervals = sample.intervals(name)
+        del sample  # which holds them twice
+        for index in range(self.class_count):
+            members = self.members(index)
+            if self.requests.turns is None and members.size == values.size:
+                classes.append(figures)
+            else:
+                classes.append(_Sample(_there(values[members])).figures(name))
+        return figures, intervals, classes
+
+    def members(self, index: int) -> IntArray:
+        """Numbers of the requests of a class."""
+        return np.flatnonzero(self.requests.class_index == index)
 
     @cached_property
     def classes(self) -> list[Figures]:
         """Figures of each class."""
+        of = np.bincount(_some(self.requests.class_index, self.finished), minlength=self.class_count)
         return [
-            {
-                "completed": int(np.count_nonzero((self.requests.class_index == index) & self.finished)),
-                **figures,
-            }
-            for index, figures in enumerate(self.latencies[2])
+            {"completed": completed, **figures}
+            for completed, figures in zip(of.tolist(), self.latencies[2], strict=False)
         ]
 
     @cached_property

@@ -7,14 +7,40 @@ clock that runs at the factor of the schedule shows when they come. That is exac
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, ServingModel
+from kvplan.model.drafts import Drafts
 from kvplan.model.schedule import Course, Steps
 from kvplan.simulation.prefixes import Prefixes, Turns
+
+_MANY = 10**6  # requests, beyond which their lengths are held in half the memory
+_PIECE = 1 << 18  # requests that are drawn at a time
+_MOST_DRAFTED = 10**8  # output tokens
+_WORTH_A_GUIDE = 100  # draws for each end of a distribution
+
+
+class Drafted(NamedTuple):
+    """What speculative decoding emits, drawn beforehand.
+
+    Attributes
+    ----------
+    drafts
+        That it was drawn for.
+    emitted : ndarray of int64
+        Tokens of a request before each of its iterations, one request after the other.
+    begin : ndarray of int64, shape (n_requests + 1,)
+        Where those of each request begin.
+    """
+
+    drafts: Drafts
+    emitted: IntArray
+    begin: IntArray
 
 
 @dataclass(frozen=True)
@@ -27,6 +53,7 @@ class Requests:
         Seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN, and behind all others,
         where a turn is brought by the one before.
     input_tokens, decode_tokens : ndarray of int64, shape (n_requests,), tokens
+        Of more than a million drawn requests int32, and `class_index` int16.
     class_index : ndarray of int64, shape (n_requests,)
         Position of the class in the profile; 0 for requests of a trace.
     clients
@@ -37,6 +64,8 @@ class Requests:
         Whose tokens are the same; None: no two requests have anything in common.
     turns
         What follows a completion; None: nothing does.
+    drafted
+        What each iteration of them emits; None: a token.
     """
 
     arrival_s: FloatArray
@@ -47,6 +76,12 @@ class Requests:
     more_later: bool = False
     prefixes: Prefixes | None = None
     turns: Turns | None = None
+    drafted: Drafted | None = None
+
+    @property
+    def iterations(self) -> IntArray:
+        """In which a request emits tokens, shape (n_requests,)."""
+        return self.decode_tokens if self.drafted is None else np.diff(self.drafted.begin)
 
     @property
     def is_open(self) -> bool:
@@ -62,6 +97,37 @@ class Requests:
             decode_tokens=self.decode_tokens[start:stop],
             class_index=self.class_index[start:stop],
         )
+
+
+def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) -> Requests:
+    """The same, with what their iterations emit: one token with the prompt, then what is accepted and one more.
+
+    Raises
+    ------
+    UsageError
+        They have too many iterations to be drawn beforehand.
+
+    Examples
+    --------
+    >>> two = Requests(np.zeros(2), np.array([9, 9]), np.array([6, 1]), np.zeros(2, dtype=np.int64))
+    >>> drafted = with_drafts(two, Drafts(1, (1.0,)), np.random.default_rng(0)).drafted
+    >>> drafted.emitted.tolist(), drafted.begin.tolist()
+    ([0, 1, 3, 5, 0], [0, 4, 5])
+    """
+    if int(requests.decode_tokens.sum()) > _MOST_DRAFTED:
+        raise UsageError(f"drafts of more than {_MOST_DRAFTED:,} tokens cannot be drawn; fewer requests can")
+    decode, accepted = requests.decode_tokens, np.array(drafts.accepted[: drafts.tokens])
+    running, emitted = np.arange(decode.size), np.ones(decode.size, dtype=np.int64)
+    rows, before = [running], [np.zeros(decode.size, dtype=np.int64)]
+    while (running := running[emitted[running] < decode[running]]).size:
+        rows.append(running)
+        before.append(emitted[running])
+        emitted[running] += 1 + (rng.random(running.size)[:, None] < accepted).sum(axis=1)
+    row = np.concatenate(rows)
+    begin = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=decode.size))])
+    return replace(
+        requests, drafted=Drafted(drafts, np.concatenate(before)[np.argsort(row, kind="stable")], begin)
+    )
 
 
 def poisson(
@@ -80,7 +146,8 @@ def poisson(
     """
     rate, horizon_s = model.total_rate_rps, _unchanged(model, horizon_s)
     ticks = _ticks(rng, requests, None if horizon_s is None else rate * horizon_s)
-    return _of_any_class(model, rng, _changed(model, ticks / rate))
+    ticks /= rate
+    return _of_any_class(model, rng, _changed(model, ticks))
 
 
 def burst(
@@ -222,7 +289,8 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
 def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
     """The prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
     if not any(c.prompts for c in model.classes):
-        return np.array([c.input_tokens for c in model.classes], dtype=np.int64)[class_index]
+        each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
+        return each.astype(_numbers(class_index.size, each))[class_index]
     laws = [([p.tokens for p in c.kinds], [p.share for p in c.kinds]) for c in model.classes]
     return _drawn(laws, class_index, rng)
 
@@ -234,10 +302,44 @@ def _drawn(
     values = np.concatenate([np.array(own, dtype=np.int64) for own, _ in laws])
     # law by law: a class and a chance are one position on a line, class i from i to i + 1
     ends = np.concatenate([i + _cumulative(weights) for i, (_, weights) in enumerate(laws)])
-    row = np.searchsorted(ends, class_index + rng.random(class_index.size), side="right")
     last = np.cumsum([len(own) for own, _ in laws]) - 1
-    drawn: IntArray = values[np.minimum(row, last[class_index])]
-    return drawn
+
+    def drawn(mine: slice) -> IntArray:
+        kind = class_index[mine]
+        row = _after(ends, kind + rng.random(kind.size))
+        found: IntArray = values[np.minimum(row, last[kind])]
+        return found
+
+    return _in_pieces(drawn, class_index.size, _numbers(class_index.size, values))
+
+
+def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
+    """How many of these ascending ends each chance has reached, as `numpy.searchsorted`, in a quarter of the time.
+
+    Where a chance falls among equal parts of the line says how many ends it has reached at least, and mostly all.
+    """
+    if chance.size < _WORTH_A_GUIDE * ends.size:
+        return np.searchsorted(ends, chance, side="right")
+    parts = 1 << (8 * ends.size - 1).bit_length()  # of 1: a power of two, so that nothing is rounded
+    guide = np.searchsorted(ends, np.arange(math.ceil(ends[-1]) * parts + 1) / parts, side="right")
+    reached: IntArray = guide[(chance * parts).astype(np.int64)]
+    more = np.flatnonzero(ends[np.minimum(reached, ends.size - 1)] <= chance)
+    reached[more] = np.searchsorted(ends, chance[more], side="right")
+    return reached
+
+
+def _in_pieces(of: Callable[[slice], IntArray], size: int, kind: type[np.signedinteger]) -> IntArray:
+    """What is drawn for each piece of so many requests in turn: in little memory."""
+    result = np.empty(size, dtype=kind)
+    for start in range(0, size, _PIECE):
+        mine = slice(start, start + _PIECE)
+        result[mine] = of(mine)
+    return result
+
+
+def _numbers(size: int, values: IntArray) -> type[np.signedinteger]:
+    """How these are held for so many requests."""
+    return np.int32 if size > _MANY and values.max(initial=0) < 2**30 else np.int64
 
 
 def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) -> FloatArray:
@@ -245,7 +347,8 @@ def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) ->
     if requests is None:
         assert end is not None
         return np.sort(rng.random(rng.poisson(end))) * end
-    ticks = np.cumsum(rng.standard_exponential(requests))
+    ticks = rng.standard_exponential(requests)
+    np.cumsum(ticks, out=ticks)
     return ticks if end is None else ticks[ticks < end]
 
 
@@ -310,11 +413,17 @@ def _changed(model: ServingModel, time_s: FloatArray) -> FloatArray:
 
 def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatArray) -> Requests:
     """Draw a class for each request, by share at the time, and a decode length."""
-    rates, chance = np.array([c.rate_rps for c in model.classes]), rng.random(arrival.size)
-    if isinstance(model.schedule, Steps):
-        kind = _by_share_of_step(model.schedule, rates, arrival, chance)
-    else:
-        kind = np.searchsorted(_cumulative(rates.tolist()), chance, side="right")
+    rates, schedule = np.array([c.rate_rps for c in model.classes]), model.schedule
+    shares = _cumulative(rates.tolist())
+
+    def drawn(mine: slice) -> IntArray:
+        chance = rng.random(arrival[mine].size)
+        if isinstance(schedule, Steps):
+            return _by_share_of_step(schedule, rates, arrival[mine], chance)
+        return np.searchsorted(shares, chance, side="right")
+
+    small = arrival.size > _MANY and rates.size < 2**15
+    kind = _in_pieces(drawn, arrival.size, np.int16 if small else np.int64)
     return _with_lengths(model, rng, arrival, kind)
 
 

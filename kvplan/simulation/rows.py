@@ -1,10 +1,13 @@
 """Requests that are under way, or come next, as rows of a state; those that are done make room for others."""
 
 import math
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvplan.model import Replica
+from kvplan.model import FloatArray, IntArray, Replica
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
     BEFORE,
@@ -14,6 +17,7 @@ from kvplan.simulation.state import (
     COPIED,
     COPY,
     DUE_AFTER,
+    EVICTED,
     EVICTIONS,
     FINISH,
     FIRST,
@@ -24,6 +28,8 @@ from kvplan.simulation.state import (
     IN_FRONT,
     JOINED,
     LEAF,
+    LOOKED_UP,
+    LOOKED_UP_AGAIN,
     NEWEST,
     NO_CACHE,
     NOBODY,
@@ -34,14 +40,17 @@ from kvplan.simulation.state import (
     RECOVERED,
     RELEASED,
     ROWLESS,
+    SHED,
     TAIL,
     Setup,
     State,
+    begin_rows,
     block_streams,
-    new_rows,
 )
 
 _LINKS = slice(BEFORE, DUE_AFTER + 1)  # columns that name a row
+_QUEUED = slice(IN_FRONT, BEHIND + 1)  # of a stream
+_Array = TypeVar("_Array", FloatArray, IntArray)
 
 
 class Rows:
@@ -61,18 +70,27 @@ class Rows:
         self.evictions, self.hit_tokens, self.recovered_tokens = np.zeros((3, size), dtype=np.int64)
         self.shed = np.zeros(size, dtype=np.bool_)
 
+    @cached_property
+    def _stream(self) -> IntArray:
+        """That of a stranger, by which all are known but for their places."""
+        *_, stream = block_streams(self.requests.part(0, 1), self._replica.block_tokens)
+        return stream
+
     def keep(self, s: State) -> None:
         """Note what has become of the requests that stand in a row."""
         finish_s = s.time[:, FINISH]
         self.first_token_s[self.number] = s.time[:, FIRST_TOKEN]
         self.finish_s[self.number] = np.where(finish_s < 0, math.nan, finish_s)
-        self._note(self.evictions, s.request[:, EVICTIONS])
-        self._note(self.shed, s.request[:, PLACE] == GIVEN_UP)
-        if self._setup.prefix_cache != NO_CACHE:
+        if s.counter[EVICTED]:
+            self._note(self.evictions, s.request[:, EVICTIONS])
+        if s.counter[SHED]:
+            self._note(self.shed, s.request[:, PLACE] == GIVEN_UP)
+        if s.counter[LOOKED_UP] and self.requests.prefixes is not None:  # strangers find nothing of others
             self._note(self.hit_tokens, s.request[:, HIT])
+        if s.counter[LOOKED_UP_AGAIN]:
             self._note(self.recovered_tokens, s.request[:, RECOVERED])
 
-    def _note(self, kept: np.ndarray, found: np.ndarray) -> None:
+    def _note(self, kept: NDArray[Any], found: NDArray[Any]) -> None:
         """Keep what is not 0: memory that nobody writes to is none."""
         at = np.flatnonzero(found)
         kept[self.number[at]] = found[at]
@@ -85,31 +103,33 @@ class Rows:
         if caches:
             needed |= s.stream[:, CACHED] > 0
         c, left = s.counter, np.flatnonzero(needed)
-        start = self.requests.arrival_s.size - int(c[ROWLESS])
-        more = min(
-            max(self._at_once, left.size), int(c[ROWLESS])
-        )  # as many again, for what moving these costs
+        count, begin = left.size, self.requests.arrival_s.size - int(c[ROWLESS])
+        # at least as many again, for what moving these costs
+        more = min(max(s.time.shape[0], 2 * count) - count, int(c[ROWLESS]))
         row = np.full(self.number.size + 1, NOBODY)
-        row[left] = np.arange(left.size)
-        moved = s.request[left]
-        moved[:, _LINKS] = row[moved[:, _LINKS]]
+        row[left] = np.arange(count)
         s.list[:, HEAD], s.list[:, TAIL] = row[s.list[:, HEAD]], row[s.list[:, TAIL]]
         s.ring[:], c[PARTLY] = row[s.ring], row[c[PARTLY]]
-        c[JOINED], c[RELEASED] = left.size, left.size + more
+        c[JOINED], c[RELEASED] = count, count + more
         c[ROWLESS] -= more
-        self.number = np.concatenate((self.number[left], np.arange(start, start + more)))
-        time, request = new_rows(self.requests, self._setup, self._replica, start, start + more)
-        further = s._replace(
-            time=np.concatenate((s.time[left], time)), request=np.concatenate((moved, request))
-        )
+        self.number = np.concatenate((self.number[left], np.arange(begin, begin + more)))
+        time, request = _moved(s.time, left, more), _moved(s.request, left, more)
+        request[:count, _LINKS] = row[request[:count, _LINKS]]
+        begin_rows(time[count:], request[count:], self.requests, self._setup, self._replica.prefill, begin)
         if not caches:
-            return further
+            return s._replace(time=time, request=request)
         c[OLDEST], c[NEWEST] = row[c[OLDEST]], row[c[NEWEST]]
-        streams = s.stream[left]
-        streams[:, IN_FRONT], streams[:, BEHIND] = row[streams[:, IN_FRONT]], row[streams[:, BEHIND]]
-        _, _, others = block_streams(self.requests.part(start, start + more), self._replica.block_tokens)
-        further = further._replace(stream=np.concatenate((streams, others)))
-        each = np.arange(left.size + more)
-        further.request[:, LEAF] = further.stream[:, FIRST] = further.stream[:, ORIGINAL] = each
-        further.request[:, COPY] = further.request[:, COPIED] = NOBODY
-        return further
+        stream = _moved(s.stream, left, more)
+        stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
+        stream[count:] = self._stream
+        request[:, LEAF] = stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(count + more)
+        request[count:, COPY] = request[count:, COPIED] = NOBODY
+        return s._replace(time=time, request=request, stream=stream)
+
+
+def _moved(rows: _Array, left: IntArray, more: int) -> _Array:
+    """Those that are left, with room for more behind them; in the same memory, if it is large enough."""
+    size = left.size + more
+    result = rows[:size] if size <= rows.shape[0] else np.empty((size, rows.shape[1]), rows.dtype)
+    result[: left.size] = rows[left]
+    return result

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
-from kvplan.model.kv_layout import KvLayout
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
@@ -75,7 +74,7 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
 # Positions in `State.clock`; from LAST_RUN on when each group last ran.
-NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, LAST_RUN = range(9)
+NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, VERIFY, LAST_RUN = range(10)
 
 # In `State.fixed`.
 (
@@ -91,9 +90,11 @@ NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, LAST_RUN 
     TURNS,
     CACHES,
     KV_BINS,
+    SLOTS,  # that a request holds beyond its tokens in an iteration with drafts
+    DRAFTS,  # of an iteration
     COASTS,
     ALL,  # requests
-) = range(14)
+) = range(16)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -129,7 +130,8 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
     _REQUEST_COLUMNS,
 ) = range(_PLAIN_REQUEST_COLUMNS, _PLAIN_REQUEST_COLUMNS + 4)
 
-HOLDS = EXPECTED  # where layers keep KV of several kinds: blocks of it
+HOLDS = EXPECTED  # where layers keep KV of several kinds, or with drafts: blocks of it
+PATH = BELOW  # with drafts: where it begins in `State.emitted`
 
 # Further columns, of runs in which requests follow each other or are cached.
 (
@@ -200,7 +202,8 @@ class State(NamedTuple):
     clock : ndarray of float64
         NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens), OVERHEAD: what a request takes
         outside the engine (seconds), CACHED_SUM (tokens), SHED_AFTER: who has waited longer is given up (seconds),
-        GAP_SUM: all times between two tokens of a request (seconds), LAST_RUN: the clock when each group last ran.
+        GAP_SUM: all times between two tokens of a request (seconds), VERIFY: what drafts of a sequence cost (seconds),
+        LAST_RUN: the clock when each group last ran.
     counter : ndarray of int64
         Counters.
     time : ndarray, shape (n_rows, 3 or 5), seconds
@@ -232,6 +235,8 @@ class State(NamedTuple):
         are computed; the difference is held.
     context : ndarray of float64, shape (n_tokens,)
         There, what a request of so many tokens reads.
+    emitted : ndarray of int64
+        With drafts: tokens of a request before each of its iterations, from its PATH on.
     """
 
     timing: FloatArray
@@ -252,6 +257,7 @@ class State(NamedTuple):
     stream: IntArray
     blocks: IntArray
     context: FloatArray
+    emitted: IntArray
 
 
 class Extended(State):
@@ -267,11 +273,11 @@ def extended(s: State) -> bool:
 
 
 class Layered(State):
-    """The state of a run with layers that keep KV of several kinds; a type of its own for the same reason."""
+    """The state of a run with layers that keep KV of several kinds, or with drafts; a type of its own as well."""
 
 
 def layered(s: State) -> bool:
-    """Whether requests hold blocks for layers of several kinds; known when the loop is compiled."""
+    """Whether what requests hold and read is looked up; known when the loop is compiled."""
     return isinstance(s, Layered)
 
 
@@ -336,29 +342,35 @@ def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntAr
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
-def new_rows(
-    requests: Requests, setup: Setup, replica: Replica, start: int, stop: int
-) -> tuple[FloatArray, IntArray]:
-    """Rows of `State.time` and `State.request` for the requests from `start` up to `stop`."""
-    further, prefill = setup.prefix_cache != NO_CACHE or requests.turns is not None, replica.prefill
-    mine = slice(start, stop)
-    time = np.full((stop - start, 3 if requests.turns is None else 5), math.nan)
-    time[:, ARRIVAL] = requests.arrival_s[mine]
+def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int, int]:
+    """Of `State.time` and `State.request`."""
     columns = _PLAIN_REQUEST_COLUMNS
-    if setup.expected is not None or setup.ranks or replica.layout is not None:
+    looked_up = replica.layout is not None or requests.drafted is not None
+    if setup.expected is not None or setup.ranks or looked_up:
         columns = _REQUEST_COLUMNS
-    if further:
+    if setup.prefix_cache != NO_CACHE or requests.turns is not None:
         columns = _ALL_REQUEST_COLUMNS
-    request = np.zeros((stop - start, columns), dtype=np.int64)
+    return 3 if requests.turns is None else 5, columns
+
+
+def begin_rows(
+    time: FloatArray, request: IntArray, requests: Requests, setup: Setup, prefill: Prefill, start: int
+) -> None:
+    """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on."""
+    mine = slice(start, start + time.shape[0])
+    time[:], request[:] = math.nan, 0
+    time[:, ARRIVAL] = requests.arrival_s[mine]
     request[:, FIRST_WEIGHT] = (
         first_tokens(prefill, requests.input_tokens[mine])
         if setup.first_weight is None
         else setup.first_weight[mine]
     )
     request[:, STAGES] = (
-        stage_count(prefill, requests.decode_tokens[mine]) if setup.stages is None else setup.stages[mine]
+        stage_count(prefill, requests.iterations[mine]) if setup.stages is None else setup.stages[mine]
     )
     request[:, PROMPT], request[:, QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
+    if requests.drafted is not None:
+        request[:, PATH] = requests.drafted.begin[start : start + time.shape[0]]
     request[:, PLACE] = OUTSIDE
     if setup.promise is not None:
         request[:, PROMISE] = setup.promise[mine]
@@ -368,14 +380,13 @@ def new_rows(
         turns = requests.turns
         request[:, FOLLOWING], request[:, INSTEAD] = turns.following[mine], turns.instead[mine]
         time[:, THINK] = turns.think_s[mine]
-    return time, request
 
 
 def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
     """Of any request; 1 where there is none."""
     if setup.stages is not None:
         return int(setup.stages.max(initial=1))
-    return int(stage_count(prefill, requests.decode_tokens.max(initial=1, keepdims=True))[0])
+    return int(stage_count(prefill, requests.iterations.max(initial=1, keepdims=True))[0])
 
 
 def new_state(
@@ -394,7 +405,10 @@ def new_state(
     longest = most_stages(requests, setup, replica.prefill)
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
-    time, request = new_rows(requests, setup, replica, 0, rows)
+    columns = row_columns(requests, setup, replica)
+    time = np.empty((rows, columns[0]))
+    request = np.empty((rows, columns[1]), dtype=np.int64)
+    begin_rows(time, request, requests, setup, replica.prefill, 0)
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
     count[OLDEST] = count[NEWEST] = count[SPARE] = NOBODY
@@ -411,7 +425,7 @@ def new_state(
     group = np.zeros((groups, _GROUP_COLUMNS), dtype=np.int64)
     group[:, UNTIL], group[:, RING_SIZE] = setup.until, ring_size
     group[:, RING_START] = np.cumsum(ring_size) - ring_size
-    horizon = math.inf if horizon_s is None else horizon_s
+    horizon, drafted = math.inf if horizon_s is None else horizon_s, requests.drafted
     own_convention = setup.stages is not None
     fixed = (
         replica.memory_tokens // block if setup.capacity_blocks is None else setup.capacity_blocks,
@@ -426,7 +440,9 @@ def new_state(
         requests.turns is not None,
         setup.prefix_cache,
         replica.memory_tokens // bin_tokens + 1,
-        setup.coasts and replica.layout is None,
+        0 if drafted is None else drafted.drafts.slots,
+        0 if drafted is None else drafted.drafts.tokens,
+        setup.coasts and replica.layout is None and drafted is None,
         size,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
@@ -441,17 +457,28 @@ def new_state(
     further = setup.prefix_cache != NO_CACHE or requests.turns is not None
     kind = Extended if further or setup.shed_after_s < math.inf else State
     blocks, context = np.zeros((0, 2), dtype=np.int64), np.zeros(0)
-    if replica.layout is not None:
+    verify_s = 0.0 if drafted is None else drafted.drafts.tokens * drafted.drafts.verify_s
+    if replica.layout is not None or drafted is not None:
         kind = Layered
-        blocks, context = _layer_tables(
-            replica.layout, longest + int(requests.input_tokens.max(initial=0)) + 1
-        )
+        most = int(requests.input_tokens.max(initial=0)) + int(requests.decode_tokens.max(initial=1))
+        blocks, context = _lookup(replica, most + fixed[SLOTS] + 2)
     return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
         clock=np.array(
-            [0.0, horizon, 0.0, 0.0, request_overhead_s, 0.0, setup.shed_after_s, 0.0, *[0.0] * groups]
+            [
+                0.0,
+                horizon,
+                0.0,
+                0.0,
+                request_overhead_s,
+                0.0,
+                setup.shed_after_s,
+                0.0,
+                verify_s,
+                *[0.0] * groups,
+            ]
         ),
         counter=count,
         time=time,
@@ -467,12 +494,17 @@ def new_state(
         stream=stream,
         blocks=blocks,
         context=context,
+        emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
     )
 
 
-def _layer_tables(layout: KvLayout, longest: int) -> tuple[IntArray, FloatArray]:
+def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
     """`State.blocks` and `State.context` for requests of up to so many tokens."""
     tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
+    layout = replica.layout
+    if layout is None:
+        filled = -(-tokens // replica.block_tokens)
+        return np.stack([filled, nothing], axis=1), tokens.astype(np.float64)
     filled = layout.pool_tokens(nothing, tokens) // layout.block_tokens
     most = np.full(longest + 1, longest)
     passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens

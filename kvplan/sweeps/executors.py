@@ -218,12 +218,13 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
                 cluster = LocalCluster(
                     n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
                 )
+            if cluster is None:
+                _greet(kind)
             client = Client(cluster or kind, timeout=_CONNECT_S, set_as_default=False)
             client.wait_for_workers(1, timeout=_CONNECT_S)
-        except (OSError, ValueError) as error:
-            raise EngineError(
-                f"{kind}: no Dask scheduler with workers answers ({' '.join(str(error).split())})"
-            ) from None
+        except Exception as error:  # what listens there may say anything
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise EngineError(f"{kind}: no Dask scheduler with workers answers ({why})") from None
         try:
             gone = f"{kind}: the Dask scheduler is gone"
             threads = sum(client.ncores().values())
@@ -232,6 +233,20 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
             client.close(timeout=2)
             if cluster is not None:
                 cluster.close(timeout=5)
+
+
+def _greet(address: str) -> None:
+    """Ask a scheduler who it is: a client of anything else waits for it without end."""
+    import asyncio
+
+    from distributed import rpc
+
+    async def who() -> object:
+        async with rpc(address) as scheduler:
+            return (await scheduler.identity())["type"]
+
+    if (found := asyncio.run(asyncio.wait_for(who(), _CONNECT_S))) != "Scheduler":
+        raise ValueError(f"it is a {found}")
 
 
 def _watched(client: Any, gone: str) -> Callable[[], str | None]:

@@ -14,6 +14,7 @@ from kvplan.sweeps import executors, store
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.store import Format, Store
 
+_GO_ON = "--resume goes on from what is there"
 _LOOK_S = 0.5
 _DEATHS = 5  # of pools one after the other without a batch done between them
 
@@ -128,6 +129,11 @@ def _give_out(
             waiting.append(engine.executor.submit(lines, definition, next_start, stop, format))
             next_start = stop
         found = _result(waiting.popleft(), engine)
+        start = results.done - results.done % size
+        if not store.are_lines(found, definition, format, start, min(start + size, points)):
+            raise EngineError(
+                f"what came back is not points {start:,} to {min(start + size, points) - 1:,}; {_GO_ON}"
+            )
         results.add(found[results.done % size :])
         if progress is not None:
             progress(results.done, results.done - begun)
@@ -150,4 +156,4 @@ def _result(future: Future[list[bytes]], engine: executors.Engine) -> list[bytes
                 raise
             why = "workers die again and again over the same points; out of memory?"
         if why is not None:
-            raise EngineError(f"{why}; --resume goes on from what is there")
+            raise EngineError(f"{why}; {_GO_ON}")

@@ -226,6 +226,8 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
     if document.gpu.memory is None:
         fields = [key for key in fields if key not in ("gpu.memory", "gpu.kv_bytes_per_token")]
     fields.remove("gpu.kv_blocks" if document.gpu.kv_blocks is None else "gpu.memory_tokens")
+    if document.speculative is not None:
+        fields.append("speculative.tokens")
     if document.workload is not None:
         fields.append("workload.rate")
     found: dict[KeyPath, str] = {tuple(key.split(".")): key for key in fields}
@@ -249,6 +251,7 @@ _QUANTITIES: Mapping[str, Quantity] = {
     **{f"timing.{f.name}": _TOKENS if f.name == "knee_tokens" else _SECONDS for f in fields(Timing)},
     "timing.request_overhead": _SECONDS,
     "workload.rate": _NUMBER,
+    "speculative.tokens": _TOKENS,
     "classes.rate": _NUMBER,
     "classes.share": _NUMBER,
     "classes.input": _TOKENS,

@@ -1,21 +1,29 @@
 """How fast the simulator is, as ratios measured side by side. Run with `pytest tests/benchmarks -s -n 0`."""
 
 import os
+import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
-from measure import peak_mib, ratio
+from measure import peak_mib, ratio, seconds
 from plain_vllm import Request, serve
 
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Lognormal
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
-from kvplan.simulation import engine
+from kvplan.profile.reading import load_profile
+from kvplan.simulation import engine, native
+from kvplan.simulation.experiments import study
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -26,7 +34,7 @@ TIMING = Timing(0.0145, d1=2.5e-7, d2=8.5e-5)
 BENCH = ServingModel(
     (RequestClass("a", 512, (128,), (1.0,), 5.0),),
     TIMING,
-    Replica(64_000, block_tokens=16, max_num_seqs=256, max_num_batched_tokens=2048),
+    Replica(64_000, block_tokens=16, max_num_seqs=256, max_num_batched_tokens=2048, prefix_caching=False),
 )
 
 
@@ -138,11 +146,56 @@ def test_a_request_event_costs_little_more_than_under_greedy(
     assert whole * events[1] / events[0] <= bound
 
 
-def test_a_million_requests_need_less_than_a_gigabyte() -> None:
-    simulated = ["simulate", "--policy", "greedy", "--requests", "1000000", "--format", "csv"]
-    peak = peak_mib([sys.executable, "-m", "kvplan", *simulated])
-    print(f"\n10⁶ requests: {peak:.0f} MiB at most")
-    assert peak < 950
+@pytest.mark.parametrize("policy", ["greedy", "vllm"])
+def test_ten_million_requests_hold_60_bytes_each(policy: str) -> None:
+    """Arrivals, what becomes of each request, and all that the exact percentiles take; in the command, start to end."""
+
+    def peak(requests: int) -> float:
+        simulated = ["simulate", "--policy", policy, "--requests", str(requests), "--format", "csv"]
+        return peak_mib([sys.executable, "-m", "kvplan", *simulated])
+
+    many, few = peak(10**7), peak(10**6)
+    each = (many - few) * 2**20 / (10**7 - 10**6)
+    print(f"\n{policy}: 10⁶ requests {few:.0f} MiB at most, 10⁷ {many:.0f} MiB: {each:.1f} bytes each")
+    assert few < 260
+    assert each <= 60
+
+
+@pytest.mark.parametrize("policy", ["greedy", "vllm"])
+def test_a_million_requests_take_at_most_one_and_a_half_times_their_kernel(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From drawing them to the report's figures, of the default profile; figures alone less than the kernel."""
+    profile = load_profile("llama-3.1-8b-rtx4090", stdin=None)
+    in_kernel, in_figures = [], []
+
+    def noted(times: list[float], work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            began = perf_counter()
+            result = work(*given, **named)
+            times.append(perf_counter() - began)
+            return result
+
+        return call
+
+    def simulated() -> None:
+        load, settings = Load(requests=10**6), chosen([policy], [])
+        study.study(profile.model, profile.plan, load, settings, [1], compile=True, threads=1)
+
+    simulated()
+    monkeypatch.setattr(native.Loop, "__call__", noted(in_kernel, native.Loop.__call__))
+    monkeypatch.setattr(study, "policy_result", noted(in_figures, study.policy_result))
+    found = []
+    for _ in range(7):
+        in_kernel.clear()
+        whole = seconds(simulated)
+        found.append((whole / sum(in_kernel), in_figures[-1] / sum(in_kernel), sum(in_kernel)))
+    of_kernel, figures, kernel = map(statistics.median, zip(*found, strict=True))
+    print(
+        f"\n{policy}: kernel {kernel * 1e3:.0f} ms, all {of_kernel:.2f} times that, figures {figures:.2f} times"
+    )
+    assert of_kernel <= 1.5
+    assert figures < 1
 
 
 def test_two_cores_run_a_thousand_scenarios_faster_than_one() -> None:

@@ -128,3 +128,52 @@ def test_kv_usage_of_a_memory_that_never_fills_has_a_probability(run: Run, tmp_p
     code, out, error = run("analyze", str(path), "--format", "json")
     assert code == 0, error
     assert json.loads(out)["safety_buffer"]["overflow_probability_per_iteration"] < 1e-3
+
+
+RARE = 5e-324
+
+
+@pytest.mark.parametrize(
+    ("windows", "inputs"),
+    [
+        ("0,1e308,1,,,\n600,1e308,1,,,\n", {9: 1.0}),
+        ("0,1,1,,,\n1e308,1,1,,,\n", {9: 1.0}),
+        ("0,1,1e308,,,\n600,1,1e308,,,\n", {9: 1.0}),
+        ("0,1,-1,,,\n600,1,-1,,,\n", {9: 1.0}),
+        ("0,5e-324,1,,,\n600,5e-324,1,,,\n", {9: 1.0}),
+        ("0,1,1,,,\n600,1,1,,,\n", {9: 1e308, 10: 1e308}),
+        ("0,1,1,,,\n600,1,1,,,\n", {9: RARE}),
+        ("0,1,1,,,\n600,1,1,,,\n", {10**30: 1.0}),
+        ("0,1,1,,,\n600,1,1,,,\n", dict.fromkeys(range(20_000), 1.0)),
+    ],
+)
+def test_a_description_with_numbers_that_mean_nothing_is_refused(
+    run: Run, tmp_path: Path, windows: str, inputs: dict[int, float]
+) -> None:
+    """Warnings are errors here: nothing overflows on the way."""
+    path = tmp_path / "client-trace.csv"
+    path.write_text(windows)
+    tables = {"0": {"input_tokens": repr(inputs), "output_tokens": repr(dict.fromkeys(range(1, 1001), 1.0))}}
+    (tmp_path / "client-dataset.json").write_text(json.dumps(tables))
+    code, _, error = run("fit", str(path))
+    assert code == 2, error
+    assert "client-" in error
+
+
+def test_a_description_of_more_arrivals_than_can_be_counted_is_fitted(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "client-trace.csv"
+    path.write_text("0,1e10,3,,,\n600,2e10,1e6,,,\n")
+    tables = {"0": {"input_tokens": "{9: 1}", "output_tokens": "{9: 1}"}}
+    (tmp_path / "client-dataset.json").write_text(json.dumps(tables))
+    assert run("fit", str(path))[0] == 0
+
+
+def test_what_is_asked_for_once_in_an_age_fills_a_memory_without_a_warning(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "age.toml"
+    path.write_text(
+        NAME.format("age")
+        + "gpu = { memory_tokens = 200_000_000_000, block_tokens = 100_000 }\ntiming = { d0 = 1e-5 }\n"
+        + "[[classes]]\nname = 'a'\ninput = 14567\ndecode = 528\nrate = 2e-150\n"
+        + "reuse = { tokens = 0.8, share = 0.96, gap = { law = 'exponential', mean = 1e6 } }\n"
+    )
+    assert run("analyze", str(path))[0] == 0

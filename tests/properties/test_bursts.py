@@ -41,6 +41,13 @@ def test_the_index_is_between_1_and_that_of_long_windows(rate: float, cv: float,
     assert index_of_dispersion(rate, 1.0, window) == 1.0
 
 
+@given(st.floats(0.01, 1e15))
+def test_gaps_of_two_stages_have_the_dispersion_that_their_renewal_function_gives(arrivals: float) -> None:
+    """H(t) = t - 1/4 + exp(-4t)/4 of gaps with mean 1, a sum of two exponential ones: Cox 1962, integrated by hand."""
+    expected = 0.5 - math.expm1(-4 * arrivals) / (8 * arrivals)
+    assert index_of_dispersion(1.0, math.sqrt(0.5), arrivals) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
 @examples(10)
 @given(st.floats(1.2, 10), st.floats(0.5, 20))
 def test_the_index_is_that_of_counts(cv: float, arrivals: float) -> None:

@@ -112,7 +112,7 @@ def few_running(draw: st.DrawFn) -> ServingModel:
 
 
 @pytest.mark.parametrize("name", LIMITED)
-@examples(40)
+@examples(20)
 @given(few_running(), st.integers(0, 99))
 def test_where_no_eviction_is_possible_no_policy_evicts(name: str, model: ServingModel, seed: int) -> None:
     outcome = run(model, name, seed=seed)

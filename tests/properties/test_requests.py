@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import mix_model, models
 
-from kvplan.model import ServingModel
-from kvplan.simulation.requests import Requests, burst, closed, interleaved, poisson, renewal
+from kvplan.model import Replica, RequestClass, ServingModel, Timing
+from kvplan.simulation import requests as requests_module
+from kvplan.simulation.requests import Requests, _after, burst, closed, interleaved, poisson, renewal
 
 Generate = Callable[[ServingModel, np.random.Generator, int | None, float | None], Requests]
 
@@ -101,3 +103,40 @@ def test_a_closed_loop_starts_at_once(model: ServingModel, clients: int, request
     assert_of_the_model(some, model)
     assert some.clients == clients
     assert not some.arrival_s.any()
+
+
+@given(
+    laws=st.lists(
+        st.lists(st.sampled_from([1e-300, 1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=40),
+        min_size=1,
+        max_size=5,
+    ),
+    seed=st.integers(0, 99),
+)
+def test_positions_by_a_guide_are_those_of_a_search(laws: list[list[float]], seed: int) -> None:
+    """Chances among them that are an end, the next ones below, and the end of the line itself."""
+    ends = np.concatenate([i + np.cumsum(law) / np.cumsum(law)[-1] for i, law in enumerate(laws)])
+    chance = np.random.default_rng(seed).random(100 * ends.size) * len(laws)
+    chance = np.concatenate((chance, ends, np.nextafter(ends, 0), np.arange(len(laws) + 1)))
+    chance = chance[chance <= len(laws)]
+    assert _after(ends, chance).tolist() == np.searchsorted(ends, chance, side="right").tolist()
+
+
+def test_what_is_drawn_in_pieces_and_held_in_half_the_memory_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    classes = (
+        RequestClass("a", 100, (5, 9, 30), (1.0, 2.0, 1.0), 2.0),
+        RequestClass("b", 7, (4, 50), (1.0, 1.0), 1.0),
+    )
+    model = ServingModel(classes, Timing(0.01), Replica(9000))
+    whole = poisson(model, np.random.default_rng(5), requests=1000, horizon_s=None)
+    monkeypatch.setattr(requests_module, "_PIECE", 77)
+    monkeypatch.setattr(requests_module, "_MANY", 10)
+    pieces = poisson(model, np.random.default_rng(5), requests=1000, horizon_s=None)
+    assert pieces.arrival_s.tobytes() == whole.arrival_s.tobytes()
+    for name in ("input_tokens", "decode_tokens", "class_index"):
+        held, before = getattr(pieces, name), getattr(whole, name)
+        assert held.dtype == (np.int16 if name == "class_index" else np.int32)
+        assert before.dtype == np.int64
+        assert held.tolist() == before.tolist()

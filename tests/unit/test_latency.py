@@ -10,6 +10,7 @@ from at_once import Served, serve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import one_class
+from tiers import at_night
 
 from kvplan.analysis.latency import Distribution, latency
 from kvplan.analysis.latency.conditions import budget_binds
@@ -194,7 +195,7 @@ def test_the_engine_serves_at_once_as_the_slow_simulator_does(budget: int) -> No
     assert engine.e2e_s == pytest.approx(slow.e2e_s)
 
 
-@pytest.mark.parametrize("load", [0.05, 0.3, 0.55])
+@pytest.mark.parametrize("load", [0.3, *at_night(0.05, 0.55)])
 @pytest.mark.parametrize(
     "classes",
     [

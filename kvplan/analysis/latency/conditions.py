@@ -20,6 +20,7 @@ _MOST_WORK = 0.98  # beyond, excursions last so long that no run would settle
 _FULL = 2e-4  # of iterations with more tokens than the budget
 _PROMPTS = 8
 _FINENESS = 10  # of the recursion for memory in use
+_MOST_CLASSES = 256  # each of which has laws of its own: seconds
 _NEVER = math.log(_SELDOM / 100)
 
 
@@ -31,6 +32,10 @@ def not_covered(model: ServingModel) -> str | None:
         return f"prefill {model.replica.prefill.value} is not covered"
     if not model.arrivals.is_poisson:
         return "arrivals that are not Poisson are not covered"
+    if model.drafts is not None:
+        return "drafts, with which an iteration emits several tokens, are not covered"
+    if len(model.classes) > _MOST_CLASSES:
+        return f"more than {_MOST_CLASSES} classes are not covered"
     if model.finds_prefixes:
         return "traffic that finds something in the prefix cache is not covered"
     return None

@@ -87,7 +87,8 @@ def traffic_of(model: ServingModel) -> Traffic | None:
         law = timing.tangent(0.0, prompts_of(mix, model.replica, 1 / per_request(model).iterations), 1.0)
     tokens = np.maximum(mix.input_tokens, 1).astype(np.float64)
     of_prompt, before_stages = _context(mix, model.replica.layout, tokens)
-    prompt_s = law.per_kv_token_s * of_prompt + law.per_prefill_token_s * tokens + law.per_sequence_s
+    prompt_s = (law.per_kv_token_s + law.per_prefill_token_s) * tokens + law.per_sequence_s
+    prompt_s = prompt_s + law.per_kv_token_s * (of_prompt - tokens)
     stage_s = law.per_kv_token_s * before_stages + law.per_sequence_s
     work = _work(mix.rate_rps, prompt_s, stage_s, law.per_kv_token_s, mix.decode_tokens)
     if not (work < 1 and law.fixed_s > 0):

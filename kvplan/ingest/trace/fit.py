@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.dispersion import stay_s
+from kvplan.analysis.dispersion import LEAST_CV, MOST_CV, stay_s
 from kvplan.ingest.lengths import BINS, POINTS, cut, span
 from kvplan.ingest.trace.bursts import Bursts, described, split
 from kvplan.ingest.trace.traffic import Traffic
@@ -155,7 +155,8 @@ def bursts(traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingMod
     if traffic.counts is None:
         return None
     if traffic.start_s is None:
-        return described(traffic.counts / traffic.cell_s, traffic.cell_s, traffic.gap_cv or 1.0)
+        cv = min(max(traffic.gap_cv or 1.0, LEAST_CV), MOST_CV)
+        return described(traffic.counts / traffic.cell_s, traffic.cell_s, cv)
     stay = stay_s(ServingModel(classes, like.timing, like.replica))
     return split(traffic.counts, traffic.cell_s, stay)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
 
-MOST_HASHES = 12_000_000  # remembered; about a gigabyte where they are used
-_MOST_REQUESTS = 4_000_000
+MOST_HASHES = 8_000_000  # remembered; below a gigabyte where they are used
+_MOST_REQUESTS = 1_500_000
 
 
 class BadRowError(Exception):

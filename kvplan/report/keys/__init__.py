@@ -20,6 +20,7 @@ from kvplan.report.keys.rate_cap import RATE_CAP
 from kvplan.report.keys.record import Block, Kind, Record
 from kvplan.report.keys.safety_buffer import SAFETY_BUFFER
 from kvplan.report.keys.saturation import SATURATION
+from kvplan.report.keys.speculative import SPECULATIVE
 from kvplan.report.keys.stability import STABILITY
 from kvplan.report.keys.tail import ACTIONS, INPUTS, NOTES, SIMULATION, SOURCES, source_records
 from kvplan.report.keys.wait import WAIT
@@ -48,6 +49,7 @@ BLOCKS: Mapping[str, Block] = {
         GOODPUT,
         COST,
         PREFIX_CACHE,
+        SPECULATIVE,
         KV_LAYOUT,
         SIMULATION,
         SOURCES,

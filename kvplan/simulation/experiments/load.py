@@ -11,7 +11,16 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
 from kvplan.simulation.recorded import requests_of, stretch, thinned
-from kvplan.simulation.requests import Requests, burst, closed, interleaved, poisson, renewal, saturated
+from kvplan.simulation.requests import (
+    Requests,
+    burst,
+    closed,
+    interleaved,
+    poisson,
+    renewal,
+    saturated,
+    with_drafts,
+)
 from kvplan.simulation.sessions import (
     Burst,
     heads,
@@ -97,6 +106,8 @@ class Load(NamedTuple):
 
     def is_drawn(self, model: ServingModel) -> bool:
         """Whether seeds differ: not in what is recorded or interleaved, nor where all are alike and always there."""
+        if model.drafts is not None:
+            return True
         if self.trace is not None:
             return self.share < 1
         drawn = self.kind is not Arrivals.INTERLEAVED
@@ -114,6 +125,13 @@ def generate(model: ServingModel, load: Load, seed: int) -> Requests:
     [5, 5, 5]
     """
     load = load.on(model)
+    found = _requests(model, load, seed)
+    return (
+        found if model.drafts is None else with_drafts(found, model.drafts, np.random.default_rng([seed, 1]))
+    )
+
+
+def _requests(model: ServingModel, load: Load, seed: int) -> Requests:
     if load.trace is not None:
         if load.share == 1:
             return load.trace

@@ -36,10 +36,12 @@ class Job(NamedTuple):
 
     def prepare(self) -> tuple[Setup, dict[str, object]]:
         """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
-        if self.scenario.model.replica.layout is not None and not self.policy.layers:
+        model = self.scenario.model
+        if (model.replica.layout is not None or model.drafts is not None) and not self.policy.layers:
             able = ", ".join(sorted(name for name, policy in POLICIES.items() if policy.layers))
             raise UsageError(
-                f"policy {self.policy.name}: not modelled beside layers of several kinds; there are {able}"
+                f"policy {self.policy.name}: not modelled beside drafts or layers of several kinds; "
+                f"there are {able}"
             )
         return self.policy.prepare(self.scenario, self.settings)
 

@@ -135,5 +135,5 @@ def one_queue(requests: Requests) -> Setup:
 def as_engines_count(requests: Requests) -> Setup:
     """One queue and one group; a request holds the tokens computed so far, a prompt of one at least."""
     return one_queue(requests)._replace(
-        first_weight=np.maximum(requests.input_tokens, 1), stages=requests.decode_tokens
+        first_weight=np.maximum(requests.input_tokens, 1), stages=requests.iterations
     )

@@ -23,6 +23,7 @@ from kvplan.simulation.actions import (
     overflows,
     seat,
     seat_is_free,
+    whole_tokens,
 )
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import (
@@ -43,8 +44,8 @@ from kvplan.simulation.state import (
     AFTER,
     BLOCKS,
     CAPACITY,
+    DRAFTS,
     FILLED,
-    FIRST_WEIGHT,
     HEAD,
     HELD,
     HOLDS,
@@ -61,6 +62,7 @@ from kvplan.simulation.state import (
     PLACE,
     PROMPTS,
     RESIDENT,
+    SLOTS,
     STAGE,
     START,
     TICK,
@@ -95,7 +97,7 @@ def serve_running(s: State) -> int:
         preempt(s, last_admitted(s))
         preempted = True
     # Never below 0: whoever runs took at least a token of it when the prompt was computed.
-    budget -= s.list[group_list(s, 0), LENGTH]
+    budget -= s.list[group_list(s, 0), LENGTH] * (1 + s.fixed[DRAFTS])
     request = s.counter[PARTLY]
     if request != NOBODY and budget > 0:
         if s.counter[HELD] + further_blocks(s, request, budget) <= s.fixed[CAPACITY]:
@@ -117,7 +119,7 @@ def serve_in_order(s: State) -> bool:
     request = s.list[group_list(s, 0), HEAD]
     while request != NOBODY:
         tokens = members_tokens(s, request, 0)
-        compute(s, request, tokens - 1, tokens)
+        compute(s, request, tokens - 1, tokens + s.fixed[SLOTS])
         while overflows(s):
             last = last_admitted(s)
             preempt(s, last)
@@ -139,7 +141,7 @@ def preempt(s: State, request: int) -> None:
 @kernel
 def granted_tokens(s: State, request: int, budget: int) -> int:
     """What is left to compute of a sequence, or as much of it as the budget allows."""
-    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+    whole = whole_tokens(s, request, s.request[request, STAGE])
     return int(min(whole - s.request[request, PARKED], budget))
 
 
@@ -161,7 +163,7 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
         if request == NOBODY:
             return
         spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
-        whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+        whole = whole_tokens(s, request, s.request[request, STAGE])
         blocks, found = blocks_of(s, whole), 0
         if caches(s):
             settle(s)
@@ -185,7 +187,7 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
     done = s.request[request, PARKED] + granted
     if granted > 1:
         s.counter[PROMPTS] += granted
-    if done == s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]:
+    if done == whole_tokens(s, request, s.request[request, STAGE]):
         s.counter[PARTLY] = NOBODY
         enter(s, request, 0, s.request[request, STAGE])
     else:
@@ -205,8 +207,10 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     caching, patience_s = prefix_caching(scenario, settings), patience(settings)
-    if patience_s < math.inf and replica.layout is not None:
-        raise UsageError(f"{settings.policy}.{SHED_AFTER}: not modelled beside layers of several kinds")
+    if patience_s < math.inf and (replica.layout is not None or scenario.requests.drafted is not None):
+        raise UsageError(
+            f"{settings.policy}.{SHED_AFTER}: not modelled beside drafts or layers of several kinds"
+        )
     setup = as_engines_count(scenario.requests)._replace(
         knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
         capacity_blocks=blocks,
@@ -235,11 +239,14 @@ def watermark_share(settings: Settings) -> float:
 def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
     """Whether what was computed for those who have left stays known; as the profile says, where nothing is set."""
     replica = scenario.model.replica
-    value = settings.number("prefix_caching", float(replica.prefix_caching and replica.layout is None))
+    looked_up = replica.layout is not None or scenario.requests.drafted is not None
+    value = settings.number("prefix_caching", float(replica.prefix_caching and not looked_up))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
-    if value and replica.layout is not None:
-        raise UsageError(f"{settings.policy}.prefix_caching = 1: not modelled beside layers of several kinds")
+    if value and looked_up:
+        raise UsageError(
+            f"{settings.policy}.prefix_caching = 1: not modelled beside drafts or layers of several kinds"
+        )
     return value == 1.0
 
 

@@ -27,6 +27,12 @@ _NOT_A_DATASET = (
     *(SyntaxError, MemoryError, RecursionError),
 )
 _SUFFIXES = ("-trace.csv", "-dataset.json")
+_TINY, _HUGE = 1e-12, 1e12  # of anything but 0; far outside anything real, and no figure overflows
+_MOST_PAIRS = 1 << 24  # of an input and an output length, at a time
+
+
+def _sensible(value: float) -> bool:
+    return value == 0 or _TINY <= value <= _HUGE
 
 
 def _recognises(start: str) -> bool:
@@ -95,11 +101,11 @@ def _windows(path: Path) -> tuple[FloatArray, FloatArray, FloatArray, str]:
                 continue
             try:
                 start, rate, cv = float(row[0]), float(row[1]), float(row[2] or math.nan)
-                if not (math.isfinite(start) and 0 <= rate < math.inf):
+                if not (abs(start) <= _HUGE and _sensible(rate) and (math.isnan(cv) or _sensible(cv))):
                     raise ValueError
             except (IndexError, ValueError):
                 seen = repr(",".join(row)[:60])
-                message = f"{seen}; must be a start, a rate and a coefficient of variation"
+                message = f"{seen}; must be a start, a rate and a coefficient of variation, up to {_HUGE:g}"
                 raise ProfileError(str(path), message, line=lines.number) from None
             rows.append((start, rate, cv))
     starts, rates, cvs = np.array(sorted(rows)).reshape(-1, 3).T
@@ -128,18 +134,19 @@ def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _Length
         raise UsageError(f"{path}: not a ServeGen dataset: {error}") from None
     if not found:
         raise UsageError(f"{path}: no length distributions")
+    if max(inputs[0].size * outputs[0].size for _, inputs, outputs in found) > _MOST_PAIRS:
+        raise UsageError(f"{path}: more than {_MOST_PAIRS:,} pairs of an input and an output length")
     return sorted(found, key=lambda part: part[0]), lines.sha256
 
 
 def _distribution(text: str, most: int) -> _LengthShares:
     """Lengths and shares of a dict written in Python; ``{18: 0.25, 19: 0.75}``."""
     table = ast.literal_eval(text)
-    lengths = np.array([int(length) for length in table], dtype=np.int64)
+    usable = table and all(0 <= int(length) <= most for length in table)
     shares = np.array([float(share) for share in table.values()])
-    usable = lengths.size and lengths.min() >= 0 and lengths.max() <= most
-    if not usable or not (np.isfinite(shares).all() and shares.min() >= 0 and shares.sum() > 0):
-        raise ValueError(f"lengths must be from 0 to {most:,}, shares not negative")
-    return lengths, shares / shares.sum()
+    if not usable or not (all(map(_sensible, shares.tolist())) and shares.any()):
+        raise ValueError(f"lengths must be from 0 to {most:,}, shares 0 or from {_TINY:g} to {_HUGE:g}")
+    return np.array([int(length) for length in table], dtype=np.int64), shares / shares.sum()
 
 
 FORMAT = DescriptionFormat("ServeGen client", _recognises, _read)

@@ -1,0 +1,108 @@
+"""What drafting buys: rate, time between tokens, up to which batch it pays, the best number of drafts (theory §11)."""
+
+import math
+from dataclasses import replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from kvplan.analysis.equilibrium import iteration_time, per_request, sustainable_rate
+from kvplan.model import ServingModel
+from kvplan.model.drafts import Drafts
+
+
+class Pays(StrEnum):
+    """At which batches an iteration with drafts emits more tokens in its time."""
+
+    BELOW = "below"
+    ABOVE = "above"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Speculative(NamedTuple):
+    """The keys of the report's `speculative` block.
+
+    `speed_up` is of the sustainable rate, `itl_speed_up` of the time between two tokens at the offered rate; `pays`
+    says on which side of `break_even_sequences` drafting does.
+    """
+
+    tokens_per_iteration: float
+    iterations_mean: float
+    speed_up: float
+    itl_speed_up: float | None
+    break_even_sequences: float | None
+    pays: Pays
+    best_tokens: int
+
+
+def speculative(model: ServingModel) -> Speculative | None:
+    """What the drafts of a model buy; None where it has none.
+
+    The best number of drafts has the least time between two tokens at the offered rate; where that is more than any
+    number can serve, the largest sustainable rate.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> drafts = Drafts(3, (0.7, 0.49, 0.343), draft_s=0.9e-3, verify_s=8e-6)
+    >>> timing = drafts.slowed(Timing(8e-3, d1=4e-8, d2=25e-6, d3=15e-6))
+    >>> one = RequestClass("a", 1000, (200,), (1.0,), 15.0)
+    >>> found = speculative(ServingModel((one,), timing, Replica(120_000), drafts=drafts))
+    >>> found.best_tokens, [round(x, 4) for x in (found.tokens_per_iteration, found.iterations_mean, found.speed_up)]
+    (3, [2.533, 79.9852, 1.3034])
+    """
+    drafts = model.drafts
+    if drafts is None:
+        return None
+    plain = with_drafts(model, 0)
+    between, before = _between_tokens(model), _between_tokens(plain)
+    sequences, pays = break_even(drafts, plain)
+    numbers = range(len(drafts.accepted) + 1)
+    return Speculative(
+        tokens_per_iteration=drafts.mean,
+        iterations_mean=per_request(model).iterations,
+        speed_up=sustainable_rate(model)[1] / sustainable_rate(plain)[1],
+        itl_speed_up=None if between is None or before is None else before / between,
+        break_even_sequences=sequences,
+        pays=pays,
+        best_tokens=max(numbers, key=lambda tokens: _worth(with_drafts(model, tokens))),
+    )
+
+
+def with_drafts(model: ServingModel, tokens: int) -> ServingModel:
+    """The model with another number of drafts, up to as many as are known to be accepted how often."""
+    assert model.drafts is not None
+    timing, drafts = model.drafts.unslowed(model.timing), replace(model.drafts, tokens=tokens)
+    return replace(model, timing=drafts.slowed(timing), drafts=drafts if tokens else None)
+
+
+def break_even(drafts: Drafts, plain: ServingModel) -> tuple[float | None, Pays]:
+    """Sequences in a batch at which drafting stops, or begins, to pay; None where it always or never does.
+
+    B* = ((Ḡ - 1)·d0 - e_c - k·e0)/(v·k - (Ḡ - 1)(d1·t + d3)), t the mean context of a request that runs (theory §11).
+    """
+    timing, cost = plain.timing, per_request(plain)
+    more = drafts.mean - 1
+    gained = more * timing.d0 - drafts.fixed_s
+    context = cost.read / cost.iterations
+    lost = drafts.tokens * drafts.verify_s - more * (timing.d1 * context + timing.d3)
+    if gained <= 0 < lost:
+        return None, Pays.NEVER
+    if lost <= 0 < gained:
+        return None, Pays.ALWAYS
+    if lost == 0:
+        return None, Pays.NEVER
+    return gained / lost, Pays.BELOW if lost > 0 else Pays.ABOVE
+
+
+def _between_tokens(model: ServingModel) -> float | None:
+    """Mean seconds between two tokens of a request at the offered rate; None without an equilibrium."""
+    tau, cost = iteration_time(model), per_request(model)
+    if tau is None or model.total_rate_rps > sustainable_rate(model)[1] or cost.decode_tokens <= 1:
+        return None
+    return tau * (cost.iterations - 1) / (cost.decode_tokens - 1)
+
+
+def _worth(model: ServingModel) -> tuple[float, float]:
+    between = _between_tokens(model)
+    return -math.inf if between is None else -between, sustainable_rate(model)[1]
