@@ -46,7 +46,7 @@ def log(
     refuse_overwriting(output, [file])
     file = read_once(file, beside=base)
     kept = read_base(base)
-    found = read_engine_log(file)
+    found = read_engine_log(file, kept.model.replica)
     _write(
         kept,
         base,

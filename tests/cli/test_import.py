@@ -263,6 +263,37 @@ def test_what_is_read_is_never_written_over(run: Run, log: str, tmp_path: Path) 
         assert file.read_bytes() == before
 
 
+def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base(run: Run, tmp_path: Path) -> None:
+    """gpt-oss-20b: two groups of 12 layers; 2,048 + ⌈(127 + 8,192) / 16⌉ + 1 blocks a request of 32,768 tokens."""
+    base, log, model = tmp_path / "model.toml", tmp_path / "serve.log", ["import", "model", "gpt-oss-20b"]
+    code, text, messages = run(*model, "--gpu", "H100")
+    base.write_text(text)
+    assert code == 0
+    assert "[[gpu.kv]]" in text
+    assert (
+        "2 groups of 12 layers share a pool: a block is 16 tokens in each layer of a group, 393,216 bytes."
+        in text
+    )
+    assert "memory_tokens" not in text.partition("[timing]")[0]
+    blocks, most = 100_001, 2048 + 520 + 1
+    log.write_text(
+        f"max_num_batched_tokens=8192\nGPU KV cache size: {blocks // 2 * 16:,} tokens\n"
+        f"Maximum concurrency for 32,768 tokens per request: {blocks / most:.2f}x\n"
+    )
+    code, text, messages = run("import", "log", str(log), "--base", str(base))
+    replica = parse_profile(text.encode(), "").model.replica
+    assert code == 0
+    assert replica.layout == parse_profile(base.read_bytes(), "").model.replica.layout
+    assert f"{replica.memory_tokens // 16 / most:.2f}" == f"{blocks / most:.2f}"
+    assert "tokens are taken as blocks of 16 over 2 groups" in messages
+    log.write_text(
+        "Hybrid KV cache manager is disabled for this hybrid model\nGPU KV cache size: 7,584 tokens\n"
+    )
+    code, text, messages = run("import", "log", str(log), "--base", str(base))
+    plain = parse_profile(text.encode(), "").model.replica
+    assert (code, plain.memory_tokens, plain.layout) == (0, 7584, None)
+
+
 def test_notes_of_a_model_are_said_once(run: Run) -> None:
     _, text, messages = run("import", "model", "DeepSeek-V3", "--gpu", "H200", "--tp", "8")
     assert messages.count("bytes of fp8 weights") == 1

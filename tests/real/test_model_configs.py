@@ -45,3 +45,20 @@ def test_parameters_are_the_published_ones_within_3_percent() -> None:
     found = {file: read_model(CONFIGS / file).counts.total / 1e9 for file, _ in published()}
     assert found == pytest.approx(dict(published()), rel=0.03)
     assert len(found) == len(MODELS)
+
+
+def test_the_documentation_has_these_figures() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/attention.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:1] == "|"]
+    table = {cells[0]: cells for cells in rows if cells[0] in MODELS}
+    assert table.keys() == MODELS.keys()
+    with (CONFIGS / "SOURCES.csv").open(encoding="utf-8") as file:
+        published = {row["file"].removesuffix(".json"): row for row in csv.DictReader(file)}
+    for name, (block, groups, per_token, fixed) in MODELS.items():
+        _, _, *figures = table[name]
+        counts, source = read_model(CONFIGS / f"{name}.json").counts, published[name]
+        assert figures[0] == f"{block:,}"
+        assert figures[1].startswith(f"{groups} × ")
+        assert figures[2:4] == [f"{per_token:,}", f"{fixed:,}"]
+        assert figures[4:6] == [f"{counts.total / 1e9:.1f}", source["parameters_billion"]]
+        assert figures[6:8] == [f"{counts.active / 1e9:.1f}", source["active_billion"]]

@@ -13,8 +13,11 @@ from pathlib import Path
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.log import sglang, tensorrt_llm, tgi, vllm
-from kvplan.ingest.log.forms import BATCHED, BLOCK, SEQS, Capacity, EngineLog, whole
+from kvplan.ingest.log.forms import BATCHED, BLOCK, SEQS, UNIFIED, Capacity, EngineLog, whole
+from kvplan.ingest.log.pool import Pool, find_pool, most_blocks
 from kvplan.ingest.text_file import lines_of
+from kvplan.model import Replica
+from kvplan.model.kv_layout import KvLayout, least_block_tokens
 from kvplan.units import format_number, format_percent, format_tokens
 
 LOGS = (vllm.LOG, sglang.LOG, tensorrt_llm.LOG, tgi.LOG)
@@ -43,7 +46,7 @@ class EngineLimits:
     Attributes
     ----------
     memory_tokens
-        KV capacity, tokens.
+        KV capacity, tokens; of a pool that layers of several kinds share, pool tokens.
     block_tokens
         Tokens in a block. None: the log does not say.
     max_num_seqs, max_num_batched_tokens
@@ -58,6 +61,8 @@ class EngineLimits:
         Of the prefix cache. None: this start states none.
     notes
         What was assumed, what else the log says, and what does not fit.
+    layout
+        Layers of several kinds, in blocks as this start has them; None where the memory is for one kind.
     """
 
     source: str
@@ -71,24 +76,27 @@ class EngineLimits:
     sha256: str
     hits: ObservedHits | None
     notes: tuple[str, ...]
+    layout: KvLayout | None = None
 
 
-def read_engine_log(path: Path) -> EngineLimits:
+def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
     """The last KV capacity that a log states, which may be compressed; bytes that are not UTF-8 do no harm.
+
+    Layers of several kinds are those of `base`, without which blocks of a pool cannot be told from what the log says.
 
     Raises
     ------
     UsageError
         The file cannot be read, or states no capacity.
     ProfileError
-        The capacity is none at all, or absurd; with its line.
+        The capacity is none at all, or absurd, or contradicts the maximum concurrency; with its line.
     """
     with lines_of(path, errors="replace") as lines:
-        found = parse_engine_log(lines, lines.source)
+        found = parse_engine_log(lines, lines.source, base)
     return replace(found, sha256=lines.sha256)
 
 
-def parse_engine_log(lines: Iterable[str], source: str) -> EngineLimits:
+def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = None) -> EngineLimits:
     """The last KV capacity in some lines, which messages call `source`.
 
     Raises
@@ -109,7 +117,7 @@ def parse_engine_log(lines: Iterable[str], source: str) -> EngineLimits:
     if not reader.starts:
         forms = ", ".join(f"{log.engine}'s {log.looked_for}" for log in LOGS)
         raise UsageError(f"{source}: states no KV capacity; looked for {forms}")
-    return _limits(reader.starts, source)
+    return _limits(reader.starts, source, base)
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -118,6 +126,16 @@ def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     for line in lines:
         yield number, line
         number += not line.endswith("\r")
+
+
+@dataclass(frozen=True, slots=True)
+class _Concurrency:
+    """So many requests of a length fit, says a line."""
+
+    tokens: int
+    requests: float
+    line: int
+    text: str
 
 
 @dataclass(slots=True)
@@ -130,7 +148,7 @@ class _Statement:
     prefix: str
     line: int
     text: str
-    concurrency: tuple[int, float] | None = None
+    concurrency: _Concurrency | None = None
 
     @property
     def replica(self) -> tuple[tuple[str, str], ...]:
@@ -206,6 +224,7 @@ class _Reader:
             for name, form in log.limits
             if (found := form.search(text))
         }
+        limits |= {(log.engine, UNIFIED): number for log in LOGS if log.unified and log.unified.search(text)}
         statement = _statement(number, text)
         last = self._stated_before(number)
         if statement is not None:
@@ -222,7 +241,9 @@ class _Reader:
             ranks = _ranks(text[: found.start()])
             for stated in last.statements:  # engines start side by side, and so do their lines
                 if stated.ranks == ranks:
-                    stated.concurrency = whole(found[1]), float(found[2])
+                    stated.concurrency = _Concurrency(
+                        whole(found[1]), float(found[2]), number, _shortened(text, found.start())
+                    )
 
     @staticmethod
     def _count_hits(start: _StartUp, number: int, text: str) -> None:
@@ -283,7 +304,7 @@ def _shortened(text: str, place: int) -> str:
     return f"{'…' if start else ''}{plain}{'…' if len(text.rstrip()) > start + _SHOWN else ''}"
 
 
-def _limits(starts: list[_StartUp], source: str) -> EngineLimits:
+def _limits(starts: list[_StartUp], source: str, base: Replica | None) -> EngineLimits:
     start = starts[-1]
     used = start.chosen()
     memory = start.tokens(used)
@@ -291,23 +312,70 @@ def _limits(starts: list[_StartUp], source: str) -> EngineLimits:
         seen = f"a KV capacity of {format_tokens(memory)} tokens" if memory <= 0 else "an absurd KV capacity"
         message = f"{seen}; must be at least 1 and at most {format_tokens(_ABSURD)}: {used.text}"
         raise ProfileError(source, message, line=used.line)
+    pool = _pool(start, used, source, base)
+    block = start.block_tokens if used.kind.in_blocks else start.limits.get(BLOCK)
     return EngineLimits(
         source=source,
         engine=start.log.engine,
-        memory_tokens=memory,
-        block_tokens=start.block_tokens if used.kind.in_blocks else start.limits.get(BLOCK),
+        memory_tokens=pool.blocks * pool.layout.block_tokens if pool else memory,
+        block_tokens=pool.layout.block_tokens if pool else block,
         max_num_seqs=start.limits.get(SEQS),
         max_num_batched_tokens=start.limits.get(BATCHED),
         line=used.line,
         stated_in=used.text,
         sha256="",
         hits=start.hits,
-        notes=tuple(_notes(starts, used)),
+        notes=tuple(_notes(starts, used, pool)),
+        layout=pool.layout if pool else None,
     )
 
 
-def _notes(starts: list[_StartUp], used: _Statement) -> Iterator[str]:
+def _pool(start: _StartUp, used: _Statement, source: str, base: Replica | None) -> Pool | None:
+    """The pool that layers of several kinds share; None where there is one kind, or all are kept like it."""
+    if base is None or base.layout is None or UNIFIED in start.limits:
+        return None
+    if start.log is not vllm.LOG:
+        message = f"{start.log.engine} has no pool that layers of several kinds share, as [[gpu.kv]] of the base has"
+        raise ProfileError(source, f"{message}: {used.text}", line=used.line)
+    least = least_block_tokens(base.layout.layers)
+    layout = replace(base.layout, block_tokens=max(start.limits.get(BLOCK, base.layout.block_tokens), least))
+    if used.kind.in_blocks:
+        return Pool(used.amount, layout, f"{format_tokens(used.amount)} blocks are those of the pool")
+    said = used.concurrency
+    if said is None:
+        raise ProfileError(
+            source,
+            "no maximum concurrency after it, without which blocks of several kinds of layers cannot be told: "
+            f"{used.text}",
+            line=used.line,
+        )
+    batched = start.limits.get(BATCHED) or base.max_num_batched_tokens or said.tokens
+    found = find_pool(layout, used.amount, said.tokens, said.requests, batched)
+    if found is not None:
+        return found
+    most = most_blocks(layout, said.tokens, batched)
+    groups = sum(group.copies for group in layout.groups)
+    raise ProfileError(
+        source,
+        f"contradicts line {said.line}, with {groups} groups of layers in blocks of {layout.block_tokens} as in the "
+        f"base, and {format_tokens(most)} blocks a request of {format_tokens(said.tokens)} tokens with "
+        f"{format_tokens(batched)} batched: {used.text} | {said.text}",
+        line=used.line,
+    )
+
+
+def _notes(starts: list[_StartUp], used: _Statement, pool: Pool | None) -> Iterator[str]:
     start = starts[-1]
+    if pool is not None:
+        yield f"{format_tokens(pool.blocks)} blocks: {pool.meaning}"
+        if any(one.is_state for one in pool.layout.layers):
+            cached = "on" if pool.layout.state_blocks > 1 else "off"
+            yield f"prefix caching of states is {cached}, by the blocks that a request takes"
+    elif UNIFIED in start.limits:
+        yield (
+            f"the hybrid KV cache manager is disabled (line {start.limits[UNIFIED]:,}): every layer keeps every token, "
+            "windows and chunks too"
+        )
     if used.kind.in_blocks and BLOCK not in start.limits:
         yield (
             f"the log states no block size; {start.log.engine}'s default of {start.block_tokens} tokens is assumed"
@@ -328,15 +396,16 @@ def _notes(starts: list[_StartUp], used: _Statement) -> Iterator[str]:
         yield f"{len(replicas)} data-parallel engines; this is the capacity of one"
     if start.hits is not None:
         yield hits_text(start.hits)
-    if used.concurrency is not None:
-        length, times = used.concurrency
+    if used.concurrency is not None and pool is None:
+        length, times = used.concurrency.tokens, used.concurrency.requests
         memory = start.tokens(used)
         # The factor is rounded to two digits, which matters where it is small.
         if abs(length * times - memory) > _OFF * memory + 0.005 * length:
             yield (
                 f"the log's maximum concurrency, {format_number(times, 6)} times {format_tokens(length)} tokens, makes "
                 f"{format_tokens(length * times)} tokens, {format_percent(length * times / memory - 1, signed=True)}"
-                " of the capacity; some layers may hold less than the whole context, or blocks another size"
+                " of the capacity; some layers may hold less than the whole context, or blocks another size: a --base "
+                "with [[gpu.kv]], as kvplan import model writes it, tells"
             )
 
 

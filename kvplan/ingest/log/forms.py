@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
+UNIFIED = "unified"  # the line that says so
 NUMBER = r"(-?\d[\d,]*)"
 
 
@@ -39,6 +40,8 @@ class EngineLog(NamedTuple):
         Prompt tokens of a batch, those computed and those found.
     concurrency : pattern or None
         A length in tokens and how many requests of it fit, said right after the capacity.
+    unified : pattern or None
+        Layers of several kinds are all given the memory of full attention.
     block_tokens
         Of a block, where the log does not say.
     """
@@ -53,6 +56,7 @@ class EngineLog(NamedTuple):
     hit_rate: re.Pattern[str] | None = None
     computed_and_found: re.Pattern[str] | None = None
     concurrency: re.Pattern[str] | None = None
+    unified: re.Pattern[str] | None = None
     block_tokens: int = 1
 
 

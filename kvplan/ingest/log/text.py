@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from pathlib import PurePath
+from typing import Any
 
 from kvplan.ingest.log.engine_log import EngineLimits
-from kvplan.ingest.profile_text import Part, replica_part
+from kvplan.ingest.profile_text import Part, kv_tables, replica_part
 from kvplan.model import Knowledge, Origin
 from kvplan.profile.reading import Profile
 from kvplan.version import __version__
@@ -23,21 +24,25 @@ def log_part(found: EngineLimits, base: Profile) -> Part:
     >>> print(part.body.splitlines()[1])
     memory_tokens = 446_320
     """
-    stated = {
-        "memory_tokens": found.memory_tokens,
-        "block_tokens": found.block_tokens,
-        "max_num_seqs": found.max_num_seqs,
-        "max_num_batched_tokens": found.max_num_batched_tokens,
-    }
+    stated: dict[str, Any] = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
+    if (layout := found.layout) is not None:
+        stated = {
+            "kv_blocks": found.memory_tokens // layout.block_tokens,
+            "block_tokens": layout.block_tokens,
+            "kv": kv_tables(layout),
+        }
+        if any(one.is_state for one in layout.layers):
+            stated["prefix_caching"] = layout.state_blocks > 1
+    stated |= {"max_num_seqs": found.max_num_seqs, "max_num_batched_tokens": found.max_num_batched_tokens}
     values = {key: value for key, value in stated.items() if value is not None}
     origin = Origin(Knowledge.MEASURED, PurePath(found.source).name)
     return replica_part(base, values, _about(found, values), origin)
 
 
 def _about(found: EngineLimits, values: Iterable[str]) -> Iterable[str]:
+    keys = ", ".join(key for key in values if key != "kv")
     yield (
-        f"{', '.join(values)}: stated by {found.engine} in {found.source}, line {found.line}, as read by kvplan "
-        f"{__version__}."
+        f"{keys}: stated by {found.engine} in {found.source}, line {found.line}, as read by kvplan {__version__}."
     )
     yield f'"{found.stated_in}"'
     if found.sha256:

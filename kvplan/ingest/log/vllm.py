@@ -25,6 +25,7 @@ LOG = EngineLog(
     words=(
         *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
+        "Hybrid KV cache manager",
     ),
     capacities=(TOKENS, BLOCKS),
     limits=(
@@ -36,5 +37,6 @@ LOG = EngineLog(
     start="vLLM API server version",
     hit_rate=HIT_RATE,
     concurrency=re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x"),
+    unified=re.compile(r"Hybrid KV cache manager is disabled"),
     block_tokens=BLOCK_TOKENS,
 )

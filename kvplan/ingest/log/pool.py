@@ -1,0 +1,81 @@
+"""Blocks of vLLM's pool where layers keep KV of several kinds, from two lines of its log.
+
+``GPU KV cache size: T tokens`` has two meanings: T = ⌊N / groups⌋ · b for a pool of N blocks of b tokens, and in newer
+versions the maximum concurrency times ``max_model_len``. ``Maximum concurrency for … tokens`` has one: N over the most
+blocks that a request can hold. Both together tell N and the meaning (theory §10).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kvplan.model.kv_layout import Attention, Group, KvLayout
+from kvplan.units import format_number, format_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Blocks of a pool, the layers that share it, and which meaning of the line of tokens says so."""
+
+    blocks: int
+    layout: KvLayout
+    meaning: str
+
+
+def most_blocks(layout: KvLayout, length: int, batched_tokens: int) -> int:
+    """Blocks that a request of `length` tokens holds at most, as vLLM counts: a window or chunk may be held beside all
+    tokens of an iteration.
+
+    Examples
+    --------
+    Qwen3.5-27B: 42 blocks in layers with full attention, and a state in each of three groups.
+
+    >>> from kvplan.model.kv_layout import Layers
+    >>> layers = (Layers(Attention.FULL, 16, 4096), Layers(Attention.STATE, 48, 3_207_168))
+    >>> most_blocks(KvLayout(layers, 784), 32_768, 16_384)
+    45
+    """
+    return sum(group.copies * _most(group, layout, length, batched_tokens) for group in layout.groups)
+
+
+def _most(group: Group, layout: KvLayout, length: int, batched_tokens: int) -> int:
+    if group.kind is Attention.STATE:
+        return layout.state_blocks
+    tokens, more = length, 0
+    if group.window is not None:
+        # A window may begin within a block.
+        reach, more = (group.window - 1, 1) if group.kind is Attention.WINDOW else (group.window, 0)
+        tokens = min(reach + batched_tokens, length)
+    return -(-tokens // group.block_tokens) + more
+
+
+def find_pool(
+    layout: KvLayout, tokens: int, length: int, concurrency: float, batched_tokens: int
+) -> Pool | None:
+    """The pool that both lines are of; None where they contradict each other.
+
+    A request may have a second block for each state, with prefix caching, though the layout does not say so.
+    """
+    for one in (layout, replace(layout, state_blocks=3 - layout.state_blocks)):
+        most = most_blocks(one, length, batched_tokens)
+        for blocks, meaning in _candidates(one, tokens, length, most):
+            if f"{blocks / most:.2f}" == f"{concurrency:.2f}":
+                return Pool(blocks, one, meaning)
+    return None
+
+
+def _candidates(layout: KvLayout, tokens: int, length: int, most: int) -> Iterator[tuple[int, str]]:
+    """Numbers of blocks for which the engine would state these tokens, the fewest first."""
+    groups, block = sum(group.copies for group in layout.groups), min(g.block_tokens for g in layout.groups)
+    if tokens % block == 0:
+        for spare in range(groups):
+            yield (
+                tokens // block * groups + spare,
+                f"{format_tokens(tokens)} tokens are taken as blocks of {format_tokens(block)} over {groups} groups",
+            )
+    blocks = -(-tokens * most // length)
+    if int(blocks / most * length) == tokens:
+        yield (
+            blocks,
+            f"{format_tokens(tokens)} tokens are taken as the maximum concurrency, {format_number(blocks / most, 6)}, "
+            f"times {format_tokens(length)} tokens",
+        )

@@ -1,0 +1,148 @@
+"""Blocks of vLLM's pool from what it logs: start-up lines of real servers, and lines that do not go together."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.errors import ProfileError
+from kvplan.ingest.log.engine_log import EngineLimits, parse_engine_log
+from kvplan.ingest.log.pool import find_pool, most_blocks
+from kvplan.model import Replica
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
+
+FULL, WINDOW, CHUNK, STATE = Attention
+GIB = 2**30
+QWEN = KvLayout((Layers(FULL, 16, 4096), Layers(STATE, 48, 3_207_168)), 784)
+QWEN_FP8_TP2 = KvLayout((Layers(FULL, 16, 1024), Layers(STATE, 48, 3_207_168 // 2)), 1568)
+SCOUT_TP8 = KvLayout((Layers(FULL, 12, 512), Layers(CHUNK, 36, 512, 8192)), 16)
+GEMMA = KvLayout((Layers(FULL, 10, 8192), Layers(WINDOW, 50, 8192, 1024)), 16)
+
+# github.com/vllm-project/vllm/issues/40691; github.com/mitchross/talos-argocd-proxmox/pull/1995; Llama-4-Scout on 8
+# GPUs; github.com/tenstorrent/tt-xla/issues/5727
+QWEN_LINES = (
+    "INFO [kv_cache_utils.py:1319] GPU KV cache size: 290,864 tokens",
+    "INFO [kv_cache_utils.py:1324] Maximum concurrency for 32,768 tokens per request: 33.04x",
+)
+QWEN_FP8_LINES = (
+    "GPU KV cache size: 302,921 tokens",
+    "Maximum concurrency for 131,072 tokens per request: 2.31x",
+)
+SCOUT_LINES = (
+    "GPU KV cache size: 3,919,664 tokens",
+    "Maximum concurrency for 8,388,608 tokens per request: 1.86x",
+)
+GEMMA_LINES = (
+    "WARNING [kv_cache_utils.py:1339] Hybrid KV cache manager is disabled for this hybrid model",
+    "INFO [kv_cache_utils.py:1733] GPU KV cache size: 7,584 tokens",
+    "INFO [kv_cache_utils.py:1734] Maximum concurrency for 128 tokens per request: 59.25x",
+)
+
+
+def parsed(lines: Iterable[str], layout: KvLayout | None, batched: int | None = 8192) -> EngineLimits:
+    base = Replica(
+        10**9, layout.block_tokens if layout else 16, max_num_batched_tokens=batched, layout=layout
+    )
+    return parse_engine_log(lines, "serve.log", base)
+
+
+def test_tokens_over_the_groups() -> None:
+    """42 blocks of 784 hold 32,768 tokens, and three groups a state each: 1,487 / 45 = 33.04; 1,487 // 4 = 371."""
+    found = parsed(QWEN_LINES, QWEN, 16_384)
+    assert most_blocks(QWEN, 32_768, 16_384) == 45
+    assert found.layout == QWEN
+    assert (found.memory_tokens, found.block_tokens) == (1487 * 784, 784)
+    assert found.notes == (
+        "1,487 blocks: 290,864 tokens are taken as blocks of 784 over 4 groups",
+        "prefix caching of states is off, by the blocks that a request takes",
+    )
+
+
+def test_tokens_of_the_maximum_concurrency() -> None:
+    """84 blocks of 1,568 and two states in each of three groups: 208 / 90 · 131,072 = 302,921.96."""
+    found = parsed(QWEN_FP8_LINES, QWEN_FP8_TP2)
+    assert found.layout is not None
+    assert found.layout.state_blocks == 2
+    assert most_blocks(found.layout, 131_072, 8192) == 90
+    assert found.memory_tokens == 208 * 1568
+    assert found.notes == (
+        "208 blocks: 302,921 tokens are taken as the maximum concurrency, 2.31111, times 131,072 tokens",
+        "prefix caching of states is on, by the blocks that a request takes",
+    )
+
+
+def test_chunks_beside_the_tokens_of_an_iteration() -> None:
+    """524,288 blocks, and (8,192 + 8,192) / 16 in each of three groups; 89.71 GiB hold 979,880 blocks, give or take."""
+    found = parsed(SCOUT_LINES, SCOUT_TP8)
+    assert most_blocks(SCOUT_TP8, 8_388_608, 8192) == 524_288 + 3 * 1024
+    blocks = found.memory_tokens // 16
+    assert f"{blocks / 527_360:.2f}" == "1.86"
+    assert blocks // 4 * 16 == 3_919_664
+    of_memory = int(89.71 * GIB) // SCOUT_TP8.block_bytes
+    assert of_memory // 4 * 16 == pytest.approx(3_919_664, abs=200)
+    assert blocks == pytest.approx(of_memory, abs=60)  # two digits of the memory
+
+
+def test_without_the_hybrid_manager_every_layer_keeps_every_token() -> None:
+    found = parsed(GEMMA_LINES, GEMMA)
+    assert (found.memory_tokens, found.layout) == (7584, None)
+    assert found.notes == (
+        "the hybrid KV cache manager is disabled (line 1): every layer keeps every token, windows and chunks too",
+    )
+
+
+def test_a_window_is_held_beside_the_tokens_of_an_iteration() -> None:
+    """Of 4,096 tokens 256 blocks; ⌈(1,023 + 512) / 16⌉ + 1 = 97 in each of five groups."""
+    assert most_blocks(GEMMA, 4096, 512) == 256 + 5 * 97
+    assert most_blocks(GEMMA, 256, 512) == 16 + 5 * 17
+
+
+def test_blocks_are_those_of_the_pool() -> None:
+    found = parsed(["# GPU blocks: 1381"], GEMMA)
+    assert (found.memory_tokens, found.layout) == (1381 * 16, GEMMA)
+
+
+def test_the_block_size_of_the_log_counts() -> None:
+    small = KvLayout(QWEN.layers, 1568)
+    found = parsed(["Setting attention block size to 784 tokens to ensure that", *QWEN_LINES], small)
+    assert found.layout == QWEN
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            (QWEN_LINES[0], QWEN_LINES[1].replace("33.04", "30.04")),
+            r"^serve.log:1: contradicts line 2, with 4 groups of layers in blocks of 784 as in the base, and 45 blocks "
+            r"a request of 32,768 tokens with 8,192 batched: .*290,864 tokens \| .*30\.04x$",
+        ),
+        (QWEN_LINES[:1], r"^serve.log:1: no maximum concurrency after it, .*290,864 tokens$"),
+        (
+            ["max_total_num_tokens=2086558"],
+            r"^serve.log:1: SGLang has no pool that layers of several kinds share",
+        ),
+    ],
+)
+def test_lines_that_do_not_go_together(lines: Iterable[str], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        parsed(lines, QWEN)
+
+
+@given(
+    st.sampled_from([QWEN, QWEN_FP8_TP2, SCOUT_TP8, GEMMA]),
+    st.integers(100, 10**6),
+    st.integers(1024, 10**6),
+    st.sampled_from([2048, 8192, 16_384]),
+    st.booleans(),
+)
+def test_what_an_engine_would_log_is_read_back(
+    layout: KvLayout, blocks: int, length: int, batched: int, newer: bool
+) -> None:
+    most = most_blocks(layout, length, batched)
+    groups = sum(group.copies for group in layout.groups)
+    tokens = int(blocks / most * length) if newer else blocks // groups * layout.block_tokens
+    found = find_pool(layout, tokens, length, float(f"{blocks / most:.2f}"), batched)
+    assert found is not None
+    told = found.blocks / most_blocks(found.layout, length, batched)
+    assert f"{told:.2f}" == f"{blocks / most:.2f}"
