@@ -245,10 +245,14 @@ def say_compiling(policy: str, kept: bool) -> None:
 
 
 def say(message: str) -> None:
+    tell(_harmless(" ".join(message.splitlines())))
+
+
+def _harmless(line: str) -> str:
+    """A line that neither moves the cursor nor commands GitHub's runner, whatever names it quotes."""
     from kvplan.formats.commands import without_commands
 
-    line = "".join(c if c.isprintable() else escaped(c) for c in " ".join(message.splitlines()))
-    tell(without_commands(line))
+    return without_commands("".join(c if c.isprintable() else escaped(c) for c in line))
 
 
 def escaped(character: str) -> str:
@@ -263,4 +267,5 @@ def say_section(section: "Section") -> None:
 
     if sys.stderr is not None:
         width = shutil.get_terminal_size().columns
-        print(to_terminal.render_sections([section], origin(), width=width), file=sys.stderr)
+        text = to_terminal.render_sections([section], origin(), width=width)
+        print("\n".join(map(_harmless, text.split("\n"))), file=sys.stderr)

@@ -248,8 +248,8 @@ def comment(paragraphs: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Text without what would end a comment or confuse a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """Text without what would end a comment, confuse a terminal, or be a command to GitHub's runner."""
+    return "".join(c if c.isprintable() else "?" for c in text).replace("##[", "# #[")
 
 
 def _joined(
@@ -422,4 +422,5 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text.replace("##[", "#\\u0023[")  # no command to GitHub's runner

@@ -113,6 +113,7 @@ def _of_mix(model: ServingModel) -> dict[str, Figure]:
     two = bool((shorter | (mix.stages == mix.stages.max())).all() and not shorter.all())
     held, lengths = model.total_rate_rps * cost.held, [str(n) for n in np.unique(mix.stages)]
     footprint = "mean footprint of a request, KV token-iterations"
+    stays = "mean iterations that a request stays"
     return {
         "A": Figure("A", "KV token-iterations of memory demanded per second, Σλ·S̄", held),
         "rate": Figure("Σλ", "arrivals of all classes, requests/s", model.total_rate_rps),
@@ -123,7 +124,12 @@ def _of_mix(model: ServingModel) -> dict[str, Figure]:
             "mean prefill work of a fresh request, tokens; 0 where prefill is disaggregated",
             cost.prefill_tokens,
         ),
-        "n": Figure("n̄", "mean iterations that a request stays", cost.iterations),
+        "n": Figure("n̄", stays, cost.iterations),
+        "counted": Figure(
+            "n̄",
+            stays if model.drafts is None else f"{stays}, as d3 counts them: a prompt verifies no drafts",
+            float(mix.mean(mix.sequences)),
+        ),
         "a": Figure(
             "ā",
             "mean KV tokens held at the first stage, in whole pages",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from campaign import profiles
+from campaign import files, profiles
 from campaign.calls import broken, prepare
 
 # What a case does in a folder of its own, and what it finds broken
@@ -25,8 +25,13 @@ def _profile(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     return shlex.join(("kvplan", *call.arguments)), broken(call)
 
 
-KINDS: Mapping[str, Judge] = {"profiles": _profile}
-SHARES = {"profiles": 1.0}  # of the time
+def _file(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
+    call = files.case(rng, folder)
+    return shlex.join(("kvplan", *call.arguments)), broken(call)
+
+
+KINDS: Mapping[str, Judge] = {"profiles": _profile, "files": _file}
+SHARES = {"profiles": 0.7, "files": 0.3}  # of the time
 
 
 class Case(NamedTuple):

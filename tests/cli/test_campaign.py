@@ -7,7 +7,7 @@ from campaign.runner import Case, judged
 from hypothesis import settings
 from tiers import COMMIT
 
-CASES = {"profiles": 100}
+CASES = {"profiles": 100, "files": 60}
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -111,7 +111,8 @@ def test_its_figures_are_those_of_the_json_report(name: str) -> None:
         if label not in cells:  # its section says in a sentence why
             assert _at(report, key) is None
             continue
-        assert cells[cells.index(label) + 1] == written(_at(report, key)), key
+        figure, _, _band = cells[cells.index(label) + 1].partition(" (")
+        assert figure == written(_at(report, key)), key
 
 
 def test_names_cannot_inject_anything() -> None:

@@ -92,7 +92,7 @@ def test_the_equilibrium_curve_is_the_equilibrium_at_other_rates(name: str) -> N
             RequestClass(c.name, c.input_tokens, c.decode_tokens, c.decode_weights, c.rate_rps * factor)
             for c in model.classes
         )
-        scaled = equilibrium(ServingModel(classes, model.timing, model.replica))
+        scaled = equilibrium(replace(model, classes=classes))
         assert scaled.kv_tokens == pytest.approx(kv, rel=1e-6)
     full = np.interp(found.full_rps, found.rate_rps, found.kv_tokens)
     assert full == pytest.approx(model.replica.memory_tokens, rel=1e-2)
@@ -139,7 +139,12 @@ def test_the_steps_are_the_exact_distribution() -> None:
     assert float(steps.density @ np.diff(steps.edge_tokens)) == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("name", [n for n in SHIPPED if 1 < profile(n).model.mix.stages.max() < 500])
+def short(model: ServingModel) -> bool:
+    """Whether the roots are few, and told apart: where drafts let lengths fade out, rounding moves the innermost."""
+    return model.drafts is None and 1 < model.mix.stages.max() < 500
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if short(profile(n).model)])
 def test_leading_roots_are_those_of_the_companion_matrix(name: str) -> None:
     model = profile(name).model
     weights = model.mix.held.survival(model.mix.share)

@@ -18,6 +18,8 @@ _RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one 
 Labels = Mapping[str, str]
 Key = tuple[tuple[str, str], ...]
 
+_NAMED, _LONGEST_NAME = 8, 100  # models that a message names
+
 
 class KvCapacity(NamedTuple):
     """Of one engine, tokens; None where the size of blocks is not exported."""
@@ -152,16 +154,20 @@ def _models(labels: Labels) -> list[str]:
     return [labels[name] for name in _MODEL if labels.get(name)][:1]
 
 
+def _some(models: Sequence[str]) -> str:
+    """The first models, names cut short."""
+    more = (f"{len(models) - _NAMED} more",) if len(models) > _NAMED else ()
+    return ", ".join((*(name[:_LONGEST_NAME] for name in models[:_NAMED]), *more))
+
+
 def _of_model(
     samples: dict[str, list[tuple[Labels, float]]], models: list[str], model: str | None, source: str
 ) -> dict[str, list[tuple[Labels, float]]]:
     """The samples of one model, and those that name none."""
     if model is None and len(models) > 1:
-        raise UsageError(f"{source}: metrics of several models; name one of {', '.join(models)}")
+        raise UsageError(f"{source}: metrics of several models; name one of {_some(models)}")
     if model is not None and model not in models:
-        raise UsageError(
-            f"{source}: no metrics of the model {model}; there are {', '.join(models) or 'none'}"
-        )
+        raise UsageError(f"{source}: no metrics of the model {model}; there are {_some(models) or 'none'}")
     if model is None:
         return samples
     return {name: [s for s in group if _models(s[0]) in ([], [model])] for name, group in samples.items()}

@@ -45,7 +45,7 @@ def work_rate_here(e: Evidence) -> str:
     """That work in numbers."""
     if not e.is_linear:
         return f"{e('rate')}·{e('steepest')}"
-    return f"{e('rate')}·({_work_here(e, lambda e: e('S'), lambda e: e('s'), lambda e: e('n'))})"
+    return f"{e('rate')}·({_work_here(e, lambda e: e('S'), lambda e: e('s'), lambda e: e('counted'))})"
 
 
 # The time in which as much completes as arrives

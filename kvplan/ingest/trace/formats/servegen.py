@@ -23,7 +23,7 @@ from kvplan.model import FloatArray, IntArray
 _TRACE = re.compile(r"\ufeff?\s*[\d.]+,[\d.eE+-]+,[\d.eE+-]*,(Gamma|Weibull|Poisson)?,[^,]*,[^,]*\r?\n")
 _DATASET = re.compile(r'\ufeff?\s*\{\s*"\d+"\s*:\s*\{\s*"(input|output)_tokens"')
 _NOT_A_DATASET = (
-    *(ValueError, KeyError, TypeError, AttributeError),
+    *(ValueError, KeyError, TypeError, AttributeError, OverflowError),
     *(SyntaxError, MemoryError, RecursionError),
 )
 _SUFFIXES = ("-trace.csv", "-dataset.json")
