@@ -175,6 +175,7 @@ class _State(NamedTuple):
     last_held: FloatArray
     last_read: FloatArray
     page: IntArray
+    past_pages: IntArray  # of the stages, those that are not whole pages
     present: FloatArray
     start_held: FloatArray
     start_read: FloatArray
@@ -236,23 +237,28 @@ def iterate(s: _State) -> int:
     least_room = 1e-12 * capacity
     least_seats = least_room / start_held[0]
     for now in range(s.sizes[5]):
+        here = now % size
+        in_page = 0 if tabled else now % block
         done, done_work, gone, gone_prompts = 0.0, 0.0, 0.0, 0.0
         for j in range(n_rows):
-            admitted = now - stages[j]
-            amount = joined[admitted % size] * share[j]
+            amount = (
+                joined[here - stages[j]] * share[j]
+            )  # places are counted from the end where they are negative
             if amount > 0.0:
                 done += amount
                 done_work += amount * s.work[j]
                 if not tabled:
                     held -= amount * s.last_held[j]
                     read -= amount * s.last_read[j]
-                    turning[s.page[j] * block + admitted % block] -= amount
+                    place = in_page - s.past_pages[j]
+                    if place < 0:
+                        place += block
+                    turning[s.page[j] * block + place] -= amount
         in_flight -= done
         if not tabled:
             read += in_flight
             for g in range(n_pages):
                 held += block * turning[g * block + (offsets[g] + now - 1) % block]
-        here = now % size
         joined[here] = 0.0
         at = first_to_join[here]
         first_to_join[here] = -1
@@ -276,12 +282,14 @@ def iterate(s: _State) -> int:
             age = now - born[at]
             stage = max(age, outlasts[at])
             memory, context = 0.0, 0.0
+            full = 0 if tabled else age // block
             for g in range(n_pages):
                 if tabled:
                     memory += page_present[g * size + stage] * held_table[g * size + age]
                     context += page_present[g * size + stage] * read_table[g * size + age]
                 else:
-                    weight = -(-(offsets[g] + age) // block) * block
+                    over = offsets[g] + age - full * block
+                    weight = (full + (over > 0) + (over > block)) * block
                     memory += page_base[g * size + stage] + page_present[g * size + stage] * weight
             memory *= scale[at]
             if not tabled:
@@ -298,8 +306,9 @@ def iterate(s: _State) -> int:
                 if after[at] >= 0:
                     before[after[at]] = before[at]
             if not tabled:
+                place = born[at] % block
                 for g in range(n_pages):
-                    turning[g * block + born[at] % block] -= amount * page_present[g * size + stage]
+                    turning[g * block + place] -= amount * page_present[g * size + stage]
             in_flight -= amount * present[stage]
             read -= amount * context
             gone += amount * present[stage]
@@ -329,7 +338,7 @@ def iterate(s: _State) -> int:
             read += part * start_read[stage]
             if not tabled:
                 for g in range(n_pages):
-                    turning[g * block + now % block] += part * page_present[g * size + stage]
+                    turning[g * block + in_page] += part * page_present[g * size + stage]
             if top - bottom == slots:
                 return 0
             at = top % slots
@@ -420,6 +429,7 @@ def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int
         last_held=weights.at_end,
         last_read=read.at_end,
         page=page,
+        past_pages=weights.stages % max(block, 1),
         present=sums(np.ones(share.size)),
         start_held=sums(weights.at_start),
         start_read=sums(read.at_start),
