@@ -166,11 +166,13 @@ def _processes(workers: int) -> Iterator[Engine]:
 
     try:
         yield Engine(pool, _AHEAD * workers, nobody_died)
-    except BaseException:
+    except BaseException as error:
         for worker in set(active_children()) - others:  # what they are at is of no use any more
             worker.kill()
         # The pool waits for the rest of a result as long as anybody could send it, and could itself.
         inside._result_queue._writer.close()
+        if isinstance(error, EOFError | ConnectionError):
+            raise BrokenProcessPool("the process that forks workers died") from error
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
