@@ -206,9 +206,9 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
     from distributed import Client, LocalCluster
 
     # it reports lost workers at length; what matters of it is said by the sweep
-    talkers = ("distributed", "tornado", "asyncio")
+    talkers, silent = ("distributed", "tornado", "asyncio"), logging.CRITICAL + 1
     for name in [*talkers, *(n for n in logging.root.manager.loggerDict if n.startswith(talkers))]:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        logging.getLogger(name).setLevel(silent)
     settings = {
         "distributed.comm.timeouts.connect": f"{_CONNECT_S:g}s",
         "distributed.admin.tick.limit": "1h",
@@ -218,7 +218,13 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
         try:
             if kind == "dask":
                 cluster = LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    dashboard_address=None,
+                    # it has a server for it all the same, for all to see and at a port that can be taken
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                    silence_logs=silent,
                 )
             if cluster is None:
                 _greet(kind)

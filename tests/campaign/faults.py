@@ -30,8 +30,8 @@ _MESSAGES = ("error: ", "note: ", "warning: ")
 _SWEEPS = (
     ("--vary", "gpu.memory_tokens=2k:900k:400", "--columns", "rate_cap.*"),
     ("--vary", "timing.d0=1ms:90ms:9", "--vary", "classes[0].rate=1:60:40"),
-    ("--vary", "gpu.max_num_seqs=5:900:120", "--simulate", "--policy", "greedy,vllm", "--requests", "100"),
-    ("--vary", "gpu.memory_tokens=9k:900k:60", "--simulate", "--policy", "vllm", "--requests", "900"),
+    ("--vary", "gpu.max_num_seqs=5:900:50", "--simulate", "--policy", "greedy,vllm", "--requests", "60"),
+    ("--vary", "gpu.memory_tokens=9k:900k:45", "--simulate", "--policy", "vllm", "--requests", "600"),
 )
 _RESULTS = (
     ("analyze", "tool-calls-h100", "--format", "json"),
@@ -288,11 +288,12 @@ def _wait_for(child: subprocess.Popen[bytes], out: Path, size: int) -> None:
 def _workers(pid: int) -> list[int]:
     """Processes that do the work of one, however far down."""
     found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
         with suppress(OSError):  # it has ended
-            if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-            found += _workers(int(child))
+            for child in (thread / "children").read_text().split():
+                if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+                found += _workers(int(child))
     return found
 
 

@@ -7,7 +7,7 @@ from campaign.runner import Case, judged
 from hypothesis import settings
 from tiers import COMMIT
 
-CASES = {"profiles": 100, "files": 60, "invariants": 15, "faults": 4}
+CASES = {"profiles": 60, "files": 50, "invariants": 10, "faults": 4}
 
 
 @pytest.mark.parametrize("kind", CASES)
