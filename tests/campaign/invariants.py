@@ -75,7 +75,7 @@ def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
         return said, []
     if second.code:
         return said, [f"exit code {second.code} for {other}: {second.err}"]
-    return said, list(pair.broken(_figures(first.out), _figures(second.out)))[:_MOST_SHOWN]
+    return said, list(pair.broken(figures(first.out), figures(second.out)))[:_MOST_SHOWN]
 
 
 def _analyze(path: Path) -> Call:
@@ -209,7 +209,8 @@ def _scaled(value: Any, factor: float) -> Any:
 # ------------------------------------------------------------------------------------------------ figures
 
 
-def _figures(text: str) -> Figures:
+def figures(text: str) -> Figures:
+    """All of a report that laws are about."""
     found: Figures = {}
 
     def walk(value: Any, path: str) -> None:
