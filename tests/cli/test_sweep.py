@@ -360,7 +360,8 @@ def test_a_file_of_something_else_is_noticed(
         return said
 
     assert "is there already; --resume" in refused(profile, *command)
-    for foreign in (b"a,b\n1,2\n", b"\x00\xff" * 400, b'{"kvplan": 1}\n' + good, good[9:]):
+    nested = b"[" * 5000 + b"\n"
+    for foreign in (b"a,b\n1,2\n", b"\x00\xff" * 400, b'{"kvplan": 1}\n' + good, good[9:], nested):
         assert "is not the result of a sweep" in refused(profile, *command, "--resume", content=foreign)
     assert "columns differ" in refused(profile, *command, "--columns", "wait.fits", "--resume")
     assert "vary differ" in refused(profile, *command[2:], "--vary", "gpu.max_num_seqs=5,8", "--resume")
