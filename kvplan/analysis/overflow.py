@@ -28,7 +28,8 @@ from kvplan.analysis.kv_tail import (
 )
 from kvplan.model import ServingModel, sum_by
 
-_LEAST_SLACK = 1e-3  # of 1 - Λ; below, the shape of the law no longer changes
+_MOST_WORK = 1 - 1e-3  # Λ; above, the shape of the law no longer changes
+_ROUNDING = 1e-9
 _VACUOUS = 0.5  # a bound on a probability that says nothing
 _LEAST_WORK = 0.01  # Λ; below, the law at constant iteration time is off by less than others at their best
 _LEAST_STD = 1e-140  # tokens; squares of less underflow
@@ -208,13 +209,11 @@ def usage_law(model: ServingModel) -> UsageLaw:
     >>> law.scale.mean, law.stretch
     (60.0, 1.0)
     """
-    tau = iteration_time(model)
-    assert tau is not None
-    # As Λ → 1 usage over its mean tends to a gamma law: nearer than 1e-3, take the law there and stretch it.
-    work = 1 - tangent(model).fixed_s / tau
+    # As Λ → 1 usage over its mean tends to a gamma law: nearer than 1e-3, take the law there and stretch it. A law that
+    # is not linear has another tangent there, so that one step may not be enough.
     slower = model
-    if 1 - work < _LEAST_SLACK:
-        slower = _at_rate(model, (1 - _LEAST_SLACK) / work)
+    while (work := _tangent_work(slower)) > _MOST_WORK * (1 + _ROUNDING):
+        slower = _at_rate(slower, _MOST_WORK / work)
     at, grid = usage_scale(slower), cluster_grid(slower)
     spread = 1.0 if model.arrivals.cv <= 1 else usage_changes(slower).spread
     if spread != 1:
@@ -298,6 +297,13 @@ def _required(model: ServingModel, delta: float, found: _Tails) -> tuple[int, Ri
     lattice = mix.held.lattice_tokens
     steps = math.ceil(level / lattice - 0.5) if level > 0 else 0
     return round(max(steps * lattice, scale.largest)), basis
+
+
+def _tangent_work(model: ServingModel) -> float:
+    """Λ of the linear law that touches the iteration time."""
+    tau = iteration_time(model)
+    assert tau is not None
+    return 1 - tangent(model).fixed_s / tau
 
 
 def _at_rate(model: ServingModel, factor: float) -> ServingModel:

@@ -82,8 +82,11 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
             return np.inf
         return float(cached.seconds(x, cached.hits(x, time, cached.keeps(x, time, none)))[0]) - tau
 
-    most = float(full_memory(start).iteration_time_s[0])
-    tried = np.geomspace(float(start.seconds(np.zeros(1), np.zeros(1))[0]), most, _TIMES).tolist()
+    least = float(start.seconds(np.zeros(1), np.zeros(1))[0])
+    most = float(
+        full_memory(at(least)).iteration_time_s[0]
+    )  # of the mix that they ask for, whatever else comes
+    tried = np.geomspace(least, most, _TIMES).tolist()
     after = next((i for i, tau in enumerate(tried) if longer(tau) <= 0), None)
     tau = most
     if after is not None:

@@ -109,8 +109,11 @@ def main(argv: list[str] | None = None) -> int:
         return result if isinstance(result, int) else ExitCode.DONE  # an int is what typer.Exit carried
     except ClosedPipeError:
         return _CLOSED_PIPE
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except typer.Abort as stop:  # Typer's word for an interrupt, and for any file that ends too soon
+        cut_off = stop.__cause__
+        return _explain(cut_off) if isinstance(cut_off, EOFError) else ExitCode.INTERRUPTED
     except SystemExit as stop:  # Typer's own output: completion, or help into a pipe that closed
         closed = isinstance(stop.__context__, BrokenPipeError)
         return _CLOSED_PIPE if closed else int(stop.code or 0)

@@ -153,14 +153,14 @@ def _fitted(
 ) -> str:
     from kvplan.ingest import profile_text
     from kvplan.ingest.timing import text as timing_text
-    from kvplan.ingest.timing.reading import read_groups
+    from kvplan.ingest.timing.reading import listed, read_groups
     from kvplan.layout import calibration
 
     kept = read_base(base, silent=format is not FitFormat.TOML)
     known = kept.model.replica.memory_tokens if base is not None else None
     groups = read_groups(files, capacity_tokens=capacity, assumed_tokens=known, group=group)
     if format is FitFormat.TOML and len(groups) > 1:
-        names = ", ".join(repr(one[0].group) for one in groups)
+        names = listed([one[0].group for one in groups])
         message = f"{len(groups)} replicas; choose one with --group, or see all with --format text: {names}"
         raise UsageError(f"{files[0]}: {message}")
     found = [_calibrated(measured, kept, base is not None, capacity, estimate) for measured in groups]

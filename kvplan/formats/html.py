@@ -96,8 +96,10 @@ def quote(text: str) -> str:
     --------
     >>> print(quote("<script> \x1b[31m 'a' & \"b\""))
     &lt;script&gt; �[31m &#x27;a&#x27; &amp; &quot;b&quot;
+    >>> print(quote("##[group]"))  # a command to GitHub's runner, which shows what a job prints
+    ##&#91;group]
     """
-    return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
+    return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)).replace("##[", "##&#91;")
 
 
 def _contents(sections: Iterable[Section]) -> str:

@@ -252,6 +252,19 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text).replace("##[", "# #[")
 
 
+def quoted(text: str) -> str:
+    r"""A string of TOML; escaped too is what would confuse a terminal, or be a command to GitHub's runner.
+
+    Examples
+    --------
+    >>> print(quoted('a "word", \u202e and ##['))
+    "a \"word\", \U0000202e and #\u0023["
+    """
+    written = json.dumps(text, ensure_ascii=False)
+    shown = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in written)
+    return shown.replace("##[", "#\\u0023[")
+
+
 def _joined(
     base: Profile,
     parts: Sequence[Part],
@@ -422,5 +435,4 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    text = json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    return text.replace("##[", "#\\u0023[")  # no command to GitHub's runner
+    return quoted(str(value))

@@ -20,6 +20,7 @@ from kvplan.simulation.prefixes import Prefixes, Turns, strangers
 from kvplan.simulation.requests import Requests, lengths, prompt_lengths
 
 _LAST = 1 << 60  # tokens; of streams that nothing branches off from
+_MOST_AWAITED = 10**7  # requests of chains that began before the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,11 @@ def with_reuse(
     horizon_s
         Nothing arrives at or after it whose arrival does not depend on the run.
 
+    Raises
+    ------
+    UsageError
+        More chains than can be drawn have begun before.
+
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
@@ -193,6 +199,12 @@ def with_reuse(
     ([1, 2, -1], [64, 0, 0, 0])
     """
     reuse = [c.reuse or Reuse(0, 0.0, Quantiles((0.0,))) for c in model.classes]
+    for c, one in zip(model.classes, reuse, strict=True):
+        if (awaited := c.rate_rps * one.share * one.gap.mean_s) > _MOST_AWAITED:
+            raise UsageError(
+                f"class {c.name}: rate x reuse.share x mean gap are {awaited:.3g} requests that will be asked for "
+                f"again; {_MOST_AWAITED:,} is the most in a simulation"
+            )
     share = np.array([one.share for one in reuse])
     before = [
         _residual(one.gap, rng.poisson(c.rate_rps * one.share * one.gap.mean_s), rng)

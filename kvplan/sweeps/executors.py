@@ -166,11 +166,13 @@ def _processes(workers: int) -> Iterator[Engine]:
 
     try:
         yield Engine(pool, _AHEAD * workers, nobody_died)
-    except BaseException:
+    except BaseException as error:
         for worker in set(active_children()) - others:  # what they are at is of no use any more
             worker.kill()
         # The pool waits for the rest of a result as long as anybody could send it, and could itself.
         inside._result_queue._writer.close()
+        if isinstance(error, EOFError | ConnectionError):
+            raise BrokenProcessPool("the process that forks workers died") from error
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -204,9 +206,9 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
     from distributed import Client, LocalCluster
 
     # it reports lost workers at length; what matters of it is said by the sweep
-    talkers = ("distributed", "tornado", "asyncio")
+    talkers, silent = ("distributed", "tornado", "asyncio"), logging.CRITICAL + 1
     for name in [*talkers, *(n for n in logging.root.manager.loggerDict if n.startswith(talkers))]:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        logging.getLogger(name).setLevel(silent)
     settings = {
         "distributed.comm.timeouts.connect": f"{_CONNECT_S:g}s",
         "distributed.admin.tick.limit": "1h",
@@ -216,7 +218,13 @@ def _dask(kind: str, workers: int) -> Iterator[Engine]:
         try:
             if kind == "dask":
                 cluster = LocalCluster(
-                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    dashboard_address=None,
+                    # it has a server for it all the same, for all to see and at a port that can be taken
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                    silence_logs=silent,
                 )
             if cluster is None:
                 _greet(kind)

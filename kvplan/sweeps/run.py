@@ -7,6 +7,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from pathlib import Path
+from time import sleep
 from typing import NamedTuple
 
 from kvplan.errors import EngineError
@@ -17,6 +18,7 @@ from kvplan.sweeps.store import Format, Store
 _GO_ON = "--resume goes on from what is there"
 _LOOK_S = 0.5
 _DEATHS = 5  # of pools one after the other without a batch done between them
+_PAUSE_S = 0.2  # after each of those: who dies is there for a moment more
 
 Progress = Callable[[int, int], None]
 
@@ -113,6 +115,7 @@ def _work(
                 raise EngineError(
                     f"worker processes die again and again, now at point {results.done:,}; out of memory?"
                 ) from None
+            sleep(_PAUSE_S * deaths)
 
 
 def _give_out(

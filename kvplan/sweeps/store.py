@@ -129,7 +129,7 @@ def _number(line: bytes, names: tuple[str, ...], format: Format) -> int:
             return int(cells[0]) if len(cells) == len(names) else -1
         found = json.loads(line)
         return int(found["point"]) if tuple(found) == names else -1
-    except (ValueError, TypeError, KeyError, csv.Error):
+    except (ValueError, TypeError, KeyError, RecursionError, csv.Error):
         return -1
 
 
@@ -261,6 +261,6 @@ def _header(found: bytes) -> dict[str, Any] | None:
     line = found.decode("utf-8", "replace").removeprefix("# ")
     try:
         header = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # brackets by the thousand
         return None
     return header if isinstance(header, dict) and "kvplan_sweep" in header else None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from campaign import files, profiles
+from campaign import faults, files, invariants, profiles
 from campaign.calls import broken, prepare
 
 # What a case does in a folder of its own, and what it finds broken
@@ -30,8 +30,13 @@ def _file(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     return shlex.join(("kvplan", *call.arguments)), broken(call)
 
 
-KINDS: Mapping[str, Judge] = {"profiles": _profile, "files": _file}
-SHARES = {"profiles": 0.7, "files": 0.3}  # of the time
+KINDS: Mapping[str, Judge] = {
+    "profiles": _profile,
+    "files": _file,
+    "invariants": invariants.judge,
+    "faults": faults.judge,
+}
+SHARES = {"profiles": 0.5, "files": 0.25, "invariants": 0.15, "faults": 0.1}  # of the time
 
 
 class Case(NamedTuple):
@@ -64,7 +69,7 @@ class Counts:
 
 def judged(case: Case, folder: Path) -> Failure | None:
     """Run a case in a folder; None where nothing broke."""
-    rng = np.random.default_rng([sorted(KINDS).index(case.kind), case.seed, case.number])
+    rng = np.random.default_rng([*case.kind.encode(), case.seed, case.number])
     call, promises = KINDS[case.kind](rng, folder)
     return Failure(case, call, promises) if promises else None
 

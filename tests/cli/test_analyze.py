@@ -262,6 +262,19 @@ def test_a_defect_of_kvplan_is_one_line_and_exit_code_three(
     assert "Traceback" in capfd.readouterr().err
 
 
+def test_a_file_of_its_own_that_ends_too_soon_is_no_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As Python's cached bytecode does after a full disk; Typer takes the error for Ctrl-D."""
+
+    def cut_off(*_: object, **__: object) -> None:
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr(report, "analyze", cut_off)
+    assert cli.main(["analyze", DEFAULT_PROFILE]) == 3
+    assert "report it (EOFError: marshal data too short)" in capfd.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------ start-up
 
 

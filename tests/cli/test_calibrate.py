@@ -114,6 +114,19 @@ def test_a_file_of_several_replicas_needs_a_choice(run: Run, tmp_path: Path) -> 
     assert run("calibrate", str(path), "--group", "llama")[0] == 2
 
 
+@pytest.mark.parametrize("options", [(), ("--group", "llama")])
+def test_groups_with_endless_names_do_not_fill_the_screen(
+    run: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    header = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
+    path = tmp_path / "model.csv"
+    path.write_text(header + "".join(f"{i}{'x' * 5000},h100,128,1,128,20,20,1\n" for i in range(100)))
+    code, _, messages = run("calibrate", str(path), *options)
+    assert code == 2
+    assert 200 < len(messages.splitlines()[-1]) < 2500
+    assert messages.endswith(", …\n")
+
+
 def test_markdown_has_the_plot_in_a_fence(run: Run, table: str) -> None:
     code, text, _ = run("calibrate", table, "--format", "markdown")
     assert code == 0

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from campaign import invariants
+from campaign.profiles import toml
 from campaign.runner import Case, judged
+from command import run
 from hypothesis import settings
 from tiers import COMMIT
 
-CASES = {"profiles": 100, "files": 60}
+CASES = {"profiles": 50, "files": 50, "invariants": 8, "faults": 3}
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -15,3 +19,33 @@ def test_nothing_breaks(kind: str, tmp_path_factory: pytest.TempPathFactory) -> 
     for number in range(CASES[kind] * settings().max_examples // COMMIT):
         folder: Path = tmp_path_factory.mktemp("case")
         assert judged(Case(kind, 1, number), folder) is None
+
+
+TWO_CLASSES = {
+    "schema": 1,
+    "name": "two classes",
+    "gpu": {"memory_tokens": 48_000, "block_tokens": 16},
+    "timing": {"d0": 0.01, "d1": 1e-7, "d2": 2e-5},
+    "classes": [
+        {"name": "a", "input": 300, "decode": 40, "rate": 2.0},
+        {"name": "b", "input": 800, "decode": {"uniform": [20, 90]}, "rate": 1.0},
+    ],
+    "plan": {"horizon": 600.0},
+}
+
+
+@pytest.mark.parametrize("law", invariants.LAWS)
+def test_a_figure_that_is_one_percent_off_breaks_a_law(law: str, tmp_path: Path) -> None:
+    pair = invariants.LAWS[law](np.random.default_rng(3), TWO_CLASSES)
+    before, after = (_figures(profile, tmp_path) for profile in (pair.one, pair.other))
+    assert list(pair.broken(before, after)) == []
+    for key in ("load.sustainable_rps", "load.load_factor_max"):
+        was = (before if law == "more memory" else after)[key]  # more memory may raise it by more
+        off = after | {key: 0.99 * was}
+        assert any(key in line for line in pair.broken(before, off))
+
+
+def _figures(profile: invariants.Table, folder: Path) -> invariants.Figures:
+    path = folder / "profile.toml"
+    path.write_text(toml(profile), encoding="utf-8")
+    return invariants.figures(run("analyze", path, "--format", "json").stdout)

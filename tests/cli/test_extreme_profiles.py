@@ -39,3 +39,19 @@ def test_a_class_however_rare_is_served(
     code = main([places.get(word, word) for word in command.split()])
     overloaded = command.startswith("check") and "1e12" in classes[0]
     assert code == (1 if overloaded else 0), capfd.readouterr().err
+
+
+STEEP = """schema = 1
+name = "an equilibrium where the law is steeper than any linear one that fits"
+gpu = { memory_tokens = 429959, block_tokens = 16, max_num_batched_tokens = 927 }
+timing = { d0 = 0.0029, d4 = 0.00123, d5 = 0.000624, knee_tokens = 1887 }
+classes = [{ name = "a", input = 9867, decode = { 7 = 0.07, 16 = 1.21 }, rate = 0.5296 }]
+"""
+
+
+def test_a_law_that_is_steeper_at_its_equilibrium_than_in_all_has_a_safety_buffer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "steep.toml"
+    file.write_text(STEEP)
+    assert main(["analyze", str(file), "--format", "json"]) == 0, capfd.readouterr().err

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from io import BytesIO
 from itertools import product
@@ -359,7 +360,8 @@ def test_a_file_of_something_else_is_noticed(
         return said
 
     assert "is there already; --resume" in refused(profile, *command)
-    for foreign in (b"a,b\n1,2\n", b"\x00\xff" * 400, b'{"kvplan": 1}\n' + good, good[9:]):
+    nested = b"[" * 5000 + b"\n"
+    for foreign in (b"a,b\n1,2\n", b"\x00\xff" * 400, b'{"kvplan": 1}\n' + good, good[9:], nested):
         assert "is not the result of a sweep" in refused(profile, *command, "--resume", content=foreign)
     assert "columns differ" in refused(profile, *command, "--columns", "wait.fits", "--resume")
     assert "vary differ" in refused(profile, *command[2:], "--vary", "gpu.max_num_seqs=5,8", "--resume")
@@ -565,6 +567,13 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_noticed(tmp_path: Path)
     script.write_text(HALF_A_RESULT)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "noticed\n"), done.stderr
+
+
+@pytest.mark.parametrize("error", [EOFError("unexpected EOF"), ConnectionResetError()], ids=repr)
+def test_death_of_the_process_that_forks_workers_breaks_the_pool_as_theirs_does(error: Exception) -> None:
+    """It says no word to whoever asks it for a worker at that moment; a broken pool is replaced."""
+    with pytest.raises(BrokenProcessPool), executors.started("cores", 2):
+        raise error
 
 
 @pytest.mark.parametrize("address", ["tcp://foo", "tcp://", "tcp://host:99999", "tcp://:8786"])

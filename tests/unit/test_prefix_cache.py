@@ -5,6 +5,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -253,6 +254,19 @@ def test_more_users_than_fit_ask_for_more_than_is_served() -> None:
     assert found.offered_rps > found.sustainable_rps
     assert found.load_factor_max is not None
     assert found.load_factor_max < 1
+
+
+def test_users_who_do_not_fit_beside_others_ask_half_as_often_on_a_clock_twice_as_slow() -> None:
+    def rates(clock: float) -> list[float]:
+        (users,) = asked_by(1000).classes
+        assert users.sessions is not None
+        users = replace(users, sessions=replace(users.sessions, think=Exponential(5.0 * clock)))
+        other = RequestClass("b", 3000, (20,), (1.0,), 0.5 / clock)
+        law = Timing(0.012 * clock, 1e-7 * clock, 60e-6 * clock)
+        model = ServingModel((users, other), law, Replica(100_000))
+        return [c.rate_rps for c in with_rates_of_users(model).classes]
+
+    assert rates(2.0) == pytest.approx([rate / 2 for rate in rates(1.0)])
 
 
 def test_headroom_counts_users() -> None:

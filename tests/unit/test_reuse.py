@@ -122,6 +122,14 @@ def test_a_share_of_one_is_refused() -> None:
         heads(ServingModel((replace(CHAT, reuse=Reuse(9, 1.0, Exponential(1.0))),), LAW, Replica(9000)))
 
 
+def test_more_that_is_still_to_be_asked_for_than_memory_holds_is_refused() -> None:
+    late = replace(CHAT, reuse=Reuse(9, 0.5, Exponential(1e12)))
+    model = ServingModel((late,), LAW, Replica(9000))
+    first = poisson(heads(model), rng(), requests=5, horizon_s=None)
+    with pytest.raises(UsageError, match=r"class chat: .* is the most in a simulation"):
+        with_reuse(first, model, rng(), requests=5)
+
+
 def served(policy: str, requests: Requests, model: ServingModel, end_s: float) -> Outcome:
     scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes))
     setup, _ = POLICIES[policy].prepare(scenario, Settings(policy, {"prefix_caching": (1.0,)}))

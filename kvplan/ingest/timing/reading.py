@@ -26,6 +26,7 @@ from kvplan.ingest.timing.samples import RequestLog, Samples, Series
 from kvplan.ingest.timing.sweep import Sweep
 
 Measured = Samples | Sweep
+_MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
 def read_samples(
@@ -70,9 +71,21 @@ def read_groups(
     if group is None:
         return tuple(found.values())
     if group not in found:
-        names = ", ".join(map(repr, found)) if any(found) else "one replica without a name"
+        names = listed(found) if any(found) else "one replica without a name"
         raise UsageError(f"{paths[0]}: no group {group!r}; there are: {names}")
     return (found[group],)
+
+
+def listed(groups: Iterable[str]) -> str:
+    """Names of groups in a message, no more of them than one reads.
+
+    Examples
+    --------
+    >>> listed(["vllm", "sglang"])
+    "'vllm', 'sglang'"
+    """
+    names = [repr(name[:_LONGEST_NAME]) for name in groups]
+    return ", ".join(names[:_MOST_NAMES] + ["…"] * (len(names) > _MOST_NAMES))
 
 
 def parse_samples(

@@ -1,11 +1,10 @@
 """Where classes that were fitted to a trace come from, and what they distort, in sentences."""
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvplan.ingest.lengths import BINS, POINTS
-from kvplan.ingest.profile_text import caching_text, classes_part, comment, composed, prefix_text
+from kvplan.ingest.profile_text import caching_text, classes_part, comment, composed, prefix_text, quoted
 from kvplan.ingest.trace.bursts import LEAST, MOST, Bursts
 from kvplan.ingest.trace.fit import Distortion, bursts, describe, moment_errors
 from kvplan.ingest.trace.prefixes import Prefixes
@@ -112,7 +111,7 @@ def workload_table(found: Bursts, reference: str | None) -> str:
     """
     lines = [] if found.cv == 1 else [f"cv = {found.cv:.4g}"]
     if not found.enough and reference is not None:
-        lines.append(f"trace = {json.dumps(reference, ensure_ascii=False)}")
+        lines.append(f"trace = {quoted(reference)}")
     if (course := found.course).factors.size > 1:
         steps = zip(course.starts_s.tolist(), course.factors.tolist(), strict=True)
         lines += [f"period = {course.period_s:.12g}", "schedule = ["]

@@ -1,0 +1,274 @@
+"""Laws between reports: what another memory, clock or size, or the same traffic in other words, does to figures."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from math import isclose
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from command import process
+
+from campaign.calls import Call, TooLongError, answer
+from campaign.profiles import Table, toml, valid
+from kvplan.report.keys import CONTRACT
+
+Figures = dict[str, Any]  # of a report, by path
+Comparison = Callable[[Figures, Figures], Iterator[str]]
+
+
+class Pair(NamedTuple):
+    """Two profiles, and what is wrong between their figures."""
+
+    one: Table
+    other: Table
+    broken: Comparison
+
+
+_TOLERANCE = 1e-6  # relative: more than another order of summation changes
+_PEAK = 1e-5  # of a rate at the peak of a curve, which is looked for on a grid
+_READ_OFF = re.compile(r"latency\..*\.p\d\d")
+_BETWEEN_ATOMS = 1e-2  # of a percentile, which can fall where its law has next to nothing
+_SMALL = 1e-9  # of a share or a probability, below which one is as good as another
+_DRAWS = 50
+_MOST_SHOWN = 5
+_TIMES = ("d0", "d1", "d2", "d3", "d4", "d5", "request_overhead")
+# Prose quotes numbers, a digest is of the text; a zone is null or not by the last digit of its ends, and a percentile
+# between two lengths is that of either.
+_LEFT_OUT = re.compile(
+    r"profile|sources|notes|verdict\.summary|stability\.advice|worst_cycle\.danger|latency.*e2e_s\.p|.*reason$"
+)
+_FLUID = re.compile(
+    r"(load\.(?!sens)|equilibrium|saturation|worst_cycle|stability\.[^m]|rate_cap\.p|verdict\.b)"
+)
+_BY_CLASS = re.compile(r"classes\[|wait\.|safety_buffer\.theorem_bound")
+
+
+def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
+    """Two profiles, in the folder, of which a law says how their reports differ; and where they differ otherwise."""
+    name, one, other = str(rng.choice([*LAWS, "same bytes"])), folder / "one.toml", folder / "other.toml"
+    call = _analyze(one)
+    said = f"{shlex.join(('kvplan', *call.arguments))} ({name})"
+    try:
+        for _ in range(_DRAWS):
+            document = valid(rng)
+            # The defaults are an hour, whatever the clock.
+            document.pop("cost", None)
+            document.setdefault("plan", {}).setdefault("horizon", 3600.0)
+            pair = LAWS[name](rng, document) if name in LAWS else None
+            one.write_text(toml(pair.one if pair else document))
+            first = answer(call)
+            if first.code == 0:
+                break
+        else:
+            return said, [f"{_DRAWS} profiles in a row are refused, the last with {first.err}"]
+        if pair is None:
+            again = process(*call.arguments, env={"PYTHONHASHSEED": str(rng.integers(1 << 32))})
+            return said, [] if again.stdout == first.out else ["other bytes from another process"]
+        other.write_text(toml(pair.other))
+        second = answer(_analyze(other))
+    except TooLongError as stop:
+        return said, [f"no answer, at {stop}"]
+    if second.code == 2 and "must be" in second.err:  # the limits of what a profile may say do not scale
+        return said, []
+    if second.code:
+        return said, [f"exit code {second.code} for {other}: {second.err}"]
+    return said, list(pair.broken(figures(first.out), figures(second.out)))[:_MOST_SHOWN]
+
+
+def _analyze(path: Path) -> Call:
+    return Call(("analyze", str(path), "--format", "json"))
+
+
+# --------------------------------------------------------------------------------------------------- laws
+
+
+def more_memory(rng: np.random.Generator, document: Table) -> Pair:
+    """Never lowers what is sustainable.
+
+    But where the law is convex, and a full memory has lost its cache, the larger one is slower.
+    """
+    if _has_common(document):
+        document = document | {
+            "timing": {k: v for k, v in document["timing"].items() if k not in ("d5", "knee_tokens")}
+        }
+    memory = document["gpu"]["memory_tokens"]
+    more = min(memory + max(1, round(memory * rng.choice([0, 0.01, 0.5, 9]))), 10**12)
+
+    def broken(before: Figures, after: Figures) -> Iterator[str]:
+        for key in ("load.sustainable_rps", "load.load_factor_max"):
+            if before[key] is not None and (after[key] or 0) < before[key] * (1 - _PEAK):
+                yield f"{key}: {before[key]!r}, with more memory {after[key]!r}"
+
+    return Pair(document, document | {"gpu": document["gpu"] | {"memory_tokens": more}}, broken)
+
+
+def slower_clock(rng: np.random.Generator, document: Table) -> Pair:
+    """All takes twice as long, and requests come half as often: times double, rates halve, and no more."""
+    factor = 2.0 ** int(rng.choice([-7, -1, 1, 7]))  # digits stay as they are
+    changed = deepcopy(document)
+    workload = changed.get("workload", {})
+    _scale(changed["timing"], factor, *_TIMES)
+    _scale(changed["plan"], factor, "horizon")
+    _scale(workload, factor, "period")
+    for step in workload.get("schedule", ()):
+        _scale(step, factor, "at")
+    for bounds in changed.get("slo", {}).values():
+        _scale(bounds, factor, *bounds)
+    for source in _sources(changed):
+        _scale(source, 1 / factor, "rate")
+        for gap in (source.get("think", {}), source.get("reuse", {}).get("gap", {})):
+            _scale(gap, factor, "mean", "median", "value", "values")
+    units = {"s": factor, **dict.fromkeys(("requests/s", "tokens/s", "iterations/s"), 1 / factor)}
+    # what is cached where nothing is ever thrown away is what comes in 10^12 s
+    return Pair(document, changed, _same(units, lambda key: key != "prefix_cache.cached_tokens"))
+
+
+def larger_replica(rng: np.random.Generator, document: Table) -> Pair:
+    """Four times the memory and the traffic in iterations as long as before: four times of all, in the fluid.
+
+    Lengths stay: twice the tokens of an answer are twice the iterations. So do prompts that all share, of which there
+    is one, and the spread of the prompts that an iteration computes, of which d5 takes an expectation.
+    """
+    one = deepcopy(document)
+    gpu, timing = one["gpu"], one["timing"]
+    gpu["memory_tokens"] -= gpu["memory_tokens"] % gpu["block_tokens"]
+    _make_linear(timing)
+    _drop_shared(one)
+    other = deepcopy(one)
+    _scale(other["gpu"], 4.0, "memory_tokens", "max_num_seqs", "max_num_batched_tokens")
+    _scale(other["timing"], 1 / 4, "d1", "d2", "d3")
+    _scale(other["timing"], 1 / 2, "d4")  # of a square root
+    for source in _sources(other):
+        _scale(source, 4.0, "rate", "users")
+    for point in other.get("prefix", {}).get("hit_curve", ()):
+        point[0] *= 4
+    units = dict.fromkeys(("requests/s", "tokens/s", "iterations/s", "tokens", "requests"), 4.0)
+    return Pair(one, other, _same(units, lambda key: bool(_FLUID.match(key))))
+
+
+def split_class(rng: np.random.Generator, document: Table) -> Pair:
+    """One class as two of the same lengths: what is said of all traffic stays."""
+    one = deepcopy(document)
+    _drop_shared(one)
+    other = deepcopy(one)
+    classes = other["classes"]
+    split, part = classes[rng.integers(len(classes))], 2.0 ** -int(rng.integers(1, 4))
+    twin = deepcopy(split) | {"name": "twin"}
+    _scale(twin, part, "rate", "share")
+    _scale(split, 1 - part, "rate", "share")
+    classes.insert(int(rng.integers(len(classes) + 1)), twin)
+    return Pair(one, other, _same({}, lambda key: not _BY_CLASS.search(key)))
+
+
+def other_order(rng: np.random.Generator, document: Table) -> Pair:
+    """Of classes: listings follow, all else stays."""
+    classes = document["classes"]
+    order = rng.permutation(len(classes)).tolist()
+
+    def moved(match: re.Match[str]) -> str:
+        old = int(match[2])
+        return f"{match[1]}[{order.index(old) if old < len(order) else old}]"  # sessions follow the classes
+
+    def broken(before: Figures, after: Figures) -> Iterator[str]:
+        listed = {re.sub(r"(classes|thresholds)\[(\d+)\]", moved, key): before[key] for key in before}
+        return _same({}, lambda key: True)(listed, after)
+
+    return Pair(document, document | {"classes": [classes[i] for i in order]}, broken)
+
+
+LAWS: Mapping[str, Callable[[np.random.Generator, Table], Pair]] = {
+    "more memory": more_memory,
+    "slower clock": slower_clock,
+    "larger replica": larger_replica,
+    "split class": split_class,
+    "other order": other_order,
+}
+
+
+def _sources(document: Table) -> list[Table]:
+    """Whatever requests come from."""
+    return [document.get("workload", {}), *document["classes"], *document.get("sessions", ())]
+
+
+def _has_common(document: Table) -> bool:
+    """Whether there can be anything for a prefix cache to find."""
+    common = any("shared" in one or "reuse" in one for one in document["classes"])
+    return common or "sessions" in document or "prefix" in document
+
+
+def _make_linear(timing: Table) -> None:
+    for key in ("d5", "knee_tokens"):
+        timing.pop(key, None)
+
+
+def _drop_shared(document: Table) -> None:
+    for one in document["classes"]:
+        one.pop("shared", None)
+    for session in document.get("sessions", ()):
+        session["shared"] = 0
+
+
+def _scale(table: Table, factor: float, *keys: str) -> None:
+    table |= {key: _scaled(table[key], factor) for key in keys if key in table}
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    if isinstance(value, list):
+        return [_scaled(one, factor) for one in value]
+    if isinstance(value, str):
+        value = float(value.removesuffix(" s"))
+    return type(value)(value * factor)
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def figures(text: str) -> Figures:
+    """All of a report that laws are about."""
+    found: Figures = {}
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(inner, f"{path}.{key}".lstrip("."))
+        elif isinstance(value, list):
+            for i, inner in enumerate(value):
+                walk(inner, f"{path}[{i}]")
+        elif not _LEFT_OUT.match(path):
+            found[path] = value
+
+    walk(json.loads(text), "")
+    return found
+
+
+def _unit(path: str) -> str:
+    key = re.sub(r"\[\d+\]", "[]", path)
+    record = CONTRACT.get(key) or CONTRACT.get(key.removesuffix("[]"))  # of two numbers there is one
+    return record.unit if record else ""  # a block that is null has none
+
+
+def _same(factors: Mapping[str, float], judged: Callable[[str], bool]) -> Comparison:
+    """Every figure times the factor of its unit."""
+
+    def near(key: str, was: Any, now: Any) -> bool:
+        if not _is_number(was) or not _is_number(now):
+            return bool(was == now)
+        unit, tolerance = _unit(key), _BETWEEN_ATOMS if _READ_OFF.match(key) else _TOLERANCE
+        wanted, least = was * factors.get(unit, 1.0), 0.0 if unit else _SMALL
+        return isclose(wanted, now, rel_tol=tolerance, abs_tol=least)
+
+    def broken(before: Figures, after: Figures) -> Iterator[str]:
+        for key in filter(judged, sorted(before.keys() | after.keys())):
+            was, now = before.get(key), after.get(key)
+            if not near(key, was, now):
+                yield f"{key}: {was!r}, then {now!r}"
+
+    return broken
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
