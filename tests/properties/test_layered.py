@@ -174,8 +174,11 @@ def test_what_never_grows_evicts_nobody() -> None:
     only = KvLayout((Layers(WINDOW, 4, 64, 100),), 1)
     states = KvLayout((Layers(STATE, 4, 640), Layers(FULL, 2, 64)), 1024)
     for layout, blocks in ((only, 5000), (states, 200)):
-        said = Analyses(model(layout, blocks, 1.0, 40, 80), Plan()).worst_cycle
+        found = Analyses(model(layout, blocks, 1.0, 40, 80), Plan())
+        said = found.worst_cycle
         assert (said.kind, said.loss, said.evictions_per_iteration) == (CycleKind.NONE, 0, 0)
+        assert all(one.loss == one.evictions_per_iteration == 0 for one in said.classes)
+        assert found.sources["stability"].kind == found.sources["worst_cycle"].kind == "theorem"
 
 
 @pytest.mark.parametrize("load", [0.4, 0.75])
