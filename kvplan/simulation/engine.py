@@ -25,6 +25,7 @@ from kvplan.simulation.actions import (
     context_read,
     finish_iteration,
     give_up_after,
+    held_tokens,
     more_to_come,
     next_arrival,
     not_drafting,
@@ -42,7 +43,6 @@ from kvplan.simulation.state import (
     ARRIVAL,
     BATCH_PEAK,
     BIN,
-    BLOCK,
     BUSY,
     CACHED_SUM,
     COASTS,
@@ -52,7 +52,6 @@ from kvplan.simulation.state import (
     EVICTED,
     GAP_SUM,
     GONE,
-    HELD,
     HORIZON,
     ITERATIONS,
     JOINED,
@@ -91,12 +90,14 @@ from kvplan.simulation.state import (
     WEIGHT,
     Extended,
     Layered,
+    Pooled,
     Setup,
     State,
     extended,
     layered,
     most_stages,
     new_state,
+    pooled,
 )
 
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS = range(5)
@@ -182,7 +183,7 @@ def loop(s: State, limit: int, patience: int) -> int:
 def note(s: State) -> None:
     """Record what is held while the batch runs."""
     c = s.counter
-    held = c[HELD] * s.fixed[BLOCK]
+    held = held_tokens(s)
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
     cached = cached_tokens(s)
@@ -226,7 +227,11 @@ def compiled(
             if code is None:
                 from kvplan.simulation.translate import translated
 
-                known = {extended: kind == Extended.__name__, layered: kind == Layered.__name__}
+                known = {
+                    extended: kind == Extended.__name__,
+                    layered: kind in (Layered.__name__, Pooled.__name__),
+                    pooled: kind == Pooled.__name__,
+                }
                 text = translated(bound(policy), State, known)
                 code = native.object_code(text, goes_on)
                 if code is None:

@@ -78,6 +78,42 @@ def test_compiled_and_plain_runs_leave_the_same_bytes(case: Case, name: str) -> 
     assert bytes_of(small_runs.run(name, case)) == bytes_of(small_runs.run(name, case, compile=True))
 
 
+@st.composite
+def two_pools(draw: st.DrawFn) -> Case:
+    """Full attention beside windows, pages and bytes of any sizes; whose pool of windows lacks room or has plenty."""
+    case = draw(layered_cases())
+    size = st.sampled_from([16, 32, 64])
+    layers = (
+        Layers(WINDOW, draw(st.integers(1, 12)), draw(size), draw(st.integers(1, 20))),
+        Layers(FULL, draw(st.integers(1, 12)), draw(size)),
+    )
+    layout = KvLayout(layers, draw(st.integers(1, 5)))
+    replica = replace(
+        case.replica,
+        memory_tokens=draw(st.integers(20, 300)) * layout.block_tokens,
+        block_tokens=layout.block_tokens,
+        layout=layout,
+    )
+    parameters = {
+        "swa_full_tokens_ratio": (draw(st.sampled_from([0.1, 0.4, 0.8, 1.0])),),
+        "conservativeness": (draw(st.sampled_from([0.0, 0.3, 1.0])),),
+        "max_new": (30.0,) * small_runs.CLASSES,
+    }
+    return replace(case, replica=replica, parameters=parameters)
+
+
+@given(two_pools())
+@examples(60)
+def test_windows_have_a_pool_of_their_own_in_sglang(case: Case) -> None:
+    agree("sglang", case, small_runs.run("sglang", case))
+
+
+@given(two_pools())
+@examples(5)
+def test_compiled_and_plain_runs_with_two_pools_leave_the_same_bytes(case: Case) -> None:
+    assert bytes_of(small_runs.run("sglang", case)) == bytes_of(small_runs.run("sglang", case, compile=True))
+
+
 # ------------------------------------------------------------------------------------------------ the fluid map
 
 
