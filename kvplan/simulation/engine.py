@@ -24,6 +24,7 @@ from kvplan.simulation.actions import (
     context_read,
     finish_iteration,
     give_up_after,
+    held_tokens,
     more_to_come,
     next_arrival,
     not_drafting,
@@ -41,7 +42,6 @@ from kvplan.simulation.state import (
     ARRIVAL,
     BATCH_PEAK,
     BIN,
-    BLOCK,
     BUSY,
     CACHED_SUM,
     COASTS,
@@ -51,7 +51,6 @@ from kvplan.simulation.state import (
     EVICTED,
     GAP_SUM,
     GONE,
-    HELD,
     HORIZON,
     ITERATIONS,
     JOINED,
@@ -90,12 +89,14 @@ from kvplan.simulation.state import (
     WEIGHT,
     Extended,
     Layered,
+    Pooled,
     Setup,
     State,
     extended,
     layered,
     most_stages,
     new_state,
+    pooled,
 )
 
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS = range(5)
@@ -181,7 +182,7 @@ def loop(s: State, limit: int, patience: int) -> int:
 def note(s: State) -> None:
     """Record what is held while the batch runs."""
     c = s.counter
-    held = c[HELD] * s.fixed[BLOCK]
+    held = held_tokens(s)
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
     cached = cached_tokens(s)
@@ -215,7 +216,11 @@ def compiled(
     """The loop with a policy in it, compiled: by this process, or by an earlier one."""
     with _locks[policy, kind]:
         if (policy, kind) not in _loops:
-            known = {extended: kind == Extended.__name__, layered: kind == Layered.__name__}
+            known = {
+                extended: kind == Extended.__name__,
+                layered: kind in (Layered.__name__, Pooled.__name__),
+                pooled: kind == Pooled.__name__,
+            }
             made = compiling.compiled(bound(policy), State, _file(policy, kind), known, goes_on)
             if made is None:
                 raise _StopError
