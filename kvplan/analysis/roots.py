@@ -26,7 +26,7 @@ from kvplan.model import FloatArray
 
 ComplexArray = NDArray[np.complex128]
 
-MOST = 1 << 16  # coefficients; longer polynomials would take longer than anybody waits
+MOST = 1 << 17  # coefficients; longer polynomials would take longer than anybody waits
 _MIN_TOLERANCE = 1e-10  # relative half width of the bracket that certifies a modulus ...
 _TOLERANCE_PER_COEFFICIENT = 1e-11  # ... wider for long polynomials, whose roots crowd together
 _ORDER = 14  # Taylor coefficients an arc; the tail (π/8)^14/14! is 2e-17 of Σw

@@ -1,6 +1,6 @@
 """What happens to requests in a run: the vocabulary that policies are written in.
 
-Everything here, and in the policies, is in the part of Python that `kvplan.simulation.translate` knows, and marked with
+Everything here, and in the policies, is in the part of Python that `kvplan.compiling.translate` knows, and marked with
 `kernel`. It costs a constant amount of work for each request that arrives, is admitted, evicted or done, and for each
 group of each iteration.
 """

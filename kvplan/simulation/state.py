@@ -7,6 +7,7 @@ members in order of admission, and in a ring of lists by the tick at which they 
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ NOBODY = -1
 _NO_END = 1 << 60  # tokens
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
+_AT_ONCE = 4096  # rows
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
@@ -401,6 +403,18 @@ def begin_rows(
     time: FloatArray, request: IntArray, requests: Requests, setup: Setup, prefill: Prefill, start: int
 ) -> None:
     """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on."""
+    for some in _near(time.shape[0]):
+        _begin(time[some], request[some], requests, setup, prefill, start + some.start)
+
+
+def _near(rows: int) -> Iterator[slice]:
+    """Rows by the thousand, to be written column by column while they are in the processor's cache."""
+    return (slice(low, low + _AT_ONCE) for low in range(0, rows, _AT_ONCE))
+
+
+def _begin(
+    time: FloatArray, request: IntArray, requests: Requests, setup: Setup, prefill: Prefill, start: int
+) -> None:
     mine = slice(start, start + time.shape[0])
     time[:], request[:] = math.nan, 0
     time[:, ARRIVAL] = requests.arrival_s[mine]
@@ -457,7 +471,7 @@ def new_state(
     count[STRIDE], count[PARTLY] = 1, NOBODY
     count[OLDEST] = count[NEWEST] = count[SPARE] = NOBODY
     if requests.clients is None:
-        count[RELEASED] = np.count_nonzero(~np.isnan(time[:, ARRIVAL]))
+        count[RELEASED] = np.count_nonzero(~np.isnan(requests.arrival_s[:rows]))
     else:
         count[RELEASED] = min(size, requests.clients)
         time[count[RELEASED] :, ARRIVAL] = math.nan
@@ -494,8 +508,9 @@ def new_state(
     if setup.prefix_cache == BLOCKS:
         count[FREE] = count[BLANK] = fixed[CAPACITY]
         some = requests if rows == size else requests.part(0, rows)
-        request[:, LEAF], request[:, COPY], stream = block_streams(some, block)
-        request[:, COPIED] = NOBODY
+        leaf, copy, stream = block_streams(some, block)
+        for near in _near(rows):
+            request[near, LEAF], request[near, COPY], request[near, COPIED] = leaf[near], copy[near], NOBODY
     elif setup.prefix_cache == RADIX_TREE:
         request[:, LEAF], stream, count[ROWS] = radix_streams(requests, block, fixed[CAPACITY])
         request[:, NODE] = NOBODY

@@ -46,8 +46,8 @@ PROFILES = {
     "a thousand of a million tokens": lambda: head() + many(1000, lambda rng: rng.randint(900_000, 10**6)),
     "even lengths to a million": lambda: head() + many(256, lambda rng: even(rng, 10**6)),
     "all lengths to 131,072": lambda: head() + many(1, lambda rng: "{ uniform = [1, 131_072] }"),
-    "odd pages of a million tokens": lambda: (
-        head(10**11, "block_tokens = 997, prefix_caching = false") + many(70, lambda rng: "{ geometric = 28_571 }")
+    "odd pages of long lengths": lambda: (
+        head(10**11, "block_tokens = 997, prefix_caching = false") + many(70, lambda rng: "{ geometric = 20_000 }")
     ),
     "a knee and many that come again": lambda: (
         head(10**10, "max_num_batched_tokens = 90_000", "d5 = 1e-5, knee_tokens = 50_000")
