@@ -30,9 +30,9 @@ class Pair(NamedTuple):
 
 _TOLERANCE = 1e-6  # relative: more than another order of summation changes
 _PEAK = 1e-5  # of a rate at the peak of a curve, which is looked for on a grid
-# A percentile can fall where its law has next to nothing, a simulated cycle never quite repeats, and a rate can be that
-# at which a formula ends.
-_ROUGH = re.compile(r"latency\..*\.p\d\d|worst_cycle|verdict\.recovers|goodput")
+# A percentile can fall where its law has next to nothing, a simulated cycle never quite repeats, a rate can be that at
+# which a formula ends, and rounding can say in which group of like requests some are counted.
+_ROUGH = re.compile(r"latency\..*\.p\d\d|worst_cycle|verdict\.recovers|goodput|safety_buffer\.overflow")
 _ROUGHLY = 2e-2
 _SMALL = 1e-9  # of a share or a probability, below which one is as good as another
 _DRAWS = 50
