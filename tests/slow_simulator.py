@@ -143,6 +143,15 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     to min(1, (outputs of those left + 20 each)/(their max_new + 1)). It is the first one again where nothing is
     resident. Livelock: the only one is retracted, which is counted; or the next in line would not fit even alone.
 
+    With layers of several kinds `vllm` frees what a request's windows have passed when its turn comes. `sglang` has two
+    pools (swa_full_tokens_ratio): as many bytes as the profile's pool are t tokens of the layers with full attention
+    and ratio times t of those with a window, each rounded down to whole pages; the rules above are of the first. Who
+    decodes frees what his window has passed, all of them before anybody is retracted, and blocks of either pool may
+    lack. Who is admitted needs tokens of the second for what the budget lets it compute now, and for a window at
+    least, beside those computed or admitted in this same iteration, which set aside as much in whole pages, of what
+    was free at first. A prompt that goes on computes no more than both pools have pages for, once it has freed what
+    its window has passed; where that is nothing, the others decode.
+
 Two rules are additions without which runs would not end: the cap's idle iterations, and the drain.
 """
 
@@ -156,7 +165,7 @@ from typing import Any
 from slow_blocks import Allocator
 
 from kvplan.model import Prefill, Replica, Timing
-from kvplan.model.kv_layout import Attention
+from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.simulation.requests import Requests
 
 
@@ -778,6 +787,19 @@ class Vllm(Run):
         return work
 
 
+def attended(layout: KvLayout, tokens: int) -> float:
+    """Context that a step reads, in tokens of the layers with full attention."""
+    kinds = layout.layers
+    full = sum(one.count * one.bytes for one in kinds if one.kind is Attention.FULL)
+    bounded = [one for one in kinds if one.window]
+    unit = full or max((one.count * one.bytes for one in bounded), default=1)
+    total = tokens * full / unit
+    for one in bounded:
+        seen = tokens if one.kind is Attention.WINDOW else (tokens - 1) % one.window + 1
+        total += min(seen, one.window) * one.count * one.bytes / unit
+    return total
+
+
 class LayeredVllm(Vllm):
     """With layers of several kinds: a request frees what its windows have passed when its turn comes."""
 
@@ -813,18 +835,6 @@ class LayeredVllm(Vllm):
         kinds = zip(self.layout.layers, self.layout.groups, strict=True)
         return sum(g.copies * (1 if one.is_state else math.ceil(tokens / g.block_tokens)) for one, g in kinds)
 
-    def attended(self, tokens: int) -> float:
-        """Context that a step reads, in tokens of the layers with full attention."""
-        kinds = self.layout.layers
-        full = sum(one.count * one.bytes for one in kinds if one.kind is Attention.FULL)
-        bounded = [one for one in kinds if one.window]
-        unit = full or max((one.count * one.bytes for one in bounded), default=1)
-        total = tokens * full / unit
-        for one in bounded:
-            seen = tokens if one.kind is Attention.WINDOW else (tokens - 1) % one.window + 1
-            total += min(seen, one.window) * one.count * one.bytes / unit
-        return total
-
     def walk_the_running_list(self) -> bool:
         preempted = False
         position = 0
@@ -859,7 +869,7 @@ class LayeredVllm(Vllm):
 
     def execute(self, batch: list[Request]) -> Work:
         work = super().execute(batch)
-        work.kv_tokens = sum(self.attended(request.computed) for request in batch)
+        work.kv_tokens = sum(attended(self.layout, request.computed) for request in batch)
         return work
 
 
@@ -1078,6 +1088,125 @@ class Sglang(Vllm):
         return -request.generated, request.input_tokens, self.resident.index(request)
 
 
+class LayeredSglang(Sglang):
+    """With windows in a pool of their own, kept page by page."""
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        assert replica.layout is not None
+        self.layout = replica.layout
+        (self.windows,) = (one for one in self.layout.layers if one.window)
+        (full,) = (one for one in self.layout.layers if not one.window)
+        ratio = float(params.get("swa_full_tokens_ratio", 0.8))
+        self.bytes = full.count * full.bytes, self.windows.count * self.windows.bytes
+        memory = replica.memory_tokens // self.block * self.layout.block_bytes
+        tokens = int(memory / (self.bytes[0] + ratio * self.bytes[1]))
+        self.usable_blocks, self.window_blocks = tokens // self.block, int(tokens * ratio) // self.block
+        self.tables: dict[Request, Allocator] = {}
+
+    def free_windows(self) -> int:
+        return self.window_blocks - sum(len(self.tables[request].blocks) for request in self.resident)
+
+    def hold(self, request: Request, tokens: int) -> None:
+        self.tables[request].step(request.computed, tokens, 0)
+        request.blocks = math.ceil((request.computed + tokens) / self.block)
+
+    def compute_prompts(self) -> None:
+        limit = self.replica.max_num_batched_tokens
+        self.budget = math.inf if limit is None else limit
+        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        running = [request for request in self.resident if request is not self.begun]
+        whole = 0  # to come of those computed in this iteration
+        room = self.free_windows() * self.block
+        if self.begun is not None:
+            begun, uncomputed = self.begun, self.begun.input_tokens + self.begun.generated
+            self.budget = min(self.budget, self.most(begun, uncomputed - begun.computed))
+            if self.budget == 0:
+                return
+            whole += self.remaining(begun)
+            room -= self.compute_some(begun)
+        while self.queue and self.budget > 0 and len(self.resident) < seats:
+            request = self.queue[0]
+            sequence = request.input_tokens + request.generated
+            kept = self.ratio * sum(self.remaining(other) for other in running) + whole
+            if sequence + self.remaining(request) > self.free_blocks() * self.block - kept:
+                return
+            if max(min(sequence, self.budget), self.windows.window) > room:
+                return
+            self.resident.append(self.queue.pop(0))
+            self.tables[request] = Allocator(self.windows, self.block)
+            whole += self.remaining(request)
+            room -= self.compute_some(request)
+
+    def most(self, begun: Request, uncomputed: int) -> int:
+        """Of the tokens left of a prompt, as many as fit; all that its last pages have room for where it is cut."""
+        most = 0
+        others = [request for request in self.resident if request is not begun]
+        window_room = self.window_blocks - sum(len(self.tables[request].blocks) for request in others)
+        full_room = self.usable_blocks - sum(request.blocks for request in others)
+        while True:
+            table = Allocator(self.windows, self.block)
+            windows = table.step(begun.computed, most + 1, 0)
+            if windows > window_room or math.ceil((begun.computed + most + 1) / self.block) > full_room:
+                return most
+            most += 1
+            if most > uncomputed + 10_000:
+                return most
+
+    def compute_some(self, request: Request) -> int:
+        """Tokens set aside for it in the pool of windows."""
+        uncomputed = request.input_tokens + request.generated - request.computed
+        tokens = int(min(uncomputed, self.budget))
+        self.hold(request, tokens)
+        self.grant(request, tokens)
+        self.begun = request if tokens < uncomputed else None
+        return max(math.ceil(tokens / self.block) * self.block, self.windows.window)
+
+    def decode(self) -> None:
+        self.budget = math.inf
+        if not self.resident:
+            self.ratio = self.first_ratio
+            return
+        running = [request for request in self.resident if request is not self.begun]
+        for request in running:
+            self.hold(request, 1)
+        retracted = False
+        while self.free_blocks() < 0 or self.free_windows() < 0:
+            victim = max(running, key=self.goes_first)
+            self.resident.remove(victim)
+            running.remove(victim)
+            self.preempt(victim)
+            self.queue.append(self.queue.pop(0))
+            retracted = True
+            if not self.resident:
+                raise LivelockError
+        for request in running:
+            self.grant(request, 1)
+        if retracted:
+            generated = sum(request.generated for request in running)
+            longest = sum(map(self.max_new, running))
+            self.ratio = min(1.0, (generated + 20 * len(running)) / (longest + 1))
+        else:
+            least = 0.14 * self.first_ratio
+            self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
+
+    def form(self, drain: bool) -> list[Request]:
+        super().form(drain)
+        return [request for request in self.resident if request.granted > 0]
+
+    def kv_held(self, batch: list[Request]) -> int:
+        full = sum(request.blocks for request in self.resident) * self.bytes[0]
+        windows = sum(len(self.tables[request].blocks) for request in self.resident) * self.bytes[1]
+        return (full + windows) * self.block // (self.layout.block_bytes // self.block)
+
+    def execute(self, batch: list[Request]) -> Work:
+        work = super().execute(batch)
+        work.kv_tokens = sum(attended(self.layout, request.computed) for request in batch)
+        return work
+
+
 POLICIES: dict[str, type[Run]] = {
     "greedy": Greedy,
     "rate-limited": RateLimited,
@@ -1097,6 +1226,9 @@ POLICIES: dict[str, type[Run]] = {
 }
 
 
+_LAYERED: dict[str, type[Run]] = {"vllm": LayeredVllm, "sglang": LayeredSglang}
+
+
 def simulate(
     policy: str,
     requests: Requests,
@@ -1108,7 +1240,7 @@ def simulate(
     request_overhead_s: float = 0.0,
 ) -> SlowResult:
     """Run one policy on one list of requests; the module's docstring says how."""
-    kind = POLICIES[policy] if replica.layout is None else LayeredVllm
+    kind = POLICIES[policy] if replica.layout is None else _LAYERED[policy]
     run = kind(requests, timing, replica, params)
     run.request_overhead_s = request_overhead_s
     return run.run(horizon_s)

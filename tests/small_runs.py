@@ -52,7 +52,16 @@ class Case:
         )
 
     def slow(self, name: str) -> slow_simulator.SlowResult:
-        single = ("beta", "watermark", "budget", "alpha", "shortest", "conservativeness", "cap")
+        single = (
+            "beta",
+            "watermark",
+            "budget",
+            "alpha",
+            "shortest",
+            "conservativeness",
+            "cap",
+            "swa_full_tokens_ratio",
+        )
         given: dict[str, Any] = {k: v[0] if k in single else v for k, v in self.parameters.items()}
         if "assume" in given:
             given["assume"] = ("exact", "max")[int(given["assume"][0])]

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.analysis.mixing import COMPILED_CLASSES
 from kvplan.analysis.placement import Placement
 from kvplan.analysis.pool import Pool, pool, subset
 from kvplan.model import ServingModel
@@ -54,7 +53,6 @@ def diversifications(model: ServingModel, placement: Placement) -> tuple[Change,
     >>> (first.old_decode, first.new_decode), first.pool.stable, first.pool.loss, first.offered_tokens_per_s
     ((6, 5), True, 0.0, -1.0)
     """
-    compiled = len(model.classes) >= COMPILED_CLASSES
     found = []
     for at, group in enumerate(placement.groups):
         if group.pool.loss == 0:
@@ -64,7 +62,7 @@ def diversifications(model: ServingModel, placement: Placement) -> tuple[Change,
                 changed = _with_limit(model, i, step)
                 if changed is None:
                     continue
-                after = pool(subset(changed, group.classes), compiled=compiled)
+                after = pool(subset(changed, group.classes))
                 served = group.pool.worst_rps * group.pool.decode_tokens
                 found.append(
                     Change(

@@ -9,22 +9,21 @@ A *layer* is what was admitted together from one source. Evicted at some stage, 
 are left, so a layer is two numbers: how much of the traffic, and the stage κ that its requests all outlast. Requests in
 flight are a stack of layers in the order of their admission, the pool of evicted ones is another, and evictions move
 layers from one top to the other: of one iteration's admissions the latest go first, as where requests are whole.
-`iterate` is written in the subset of Python that numba compiles; short runs call it as it is, on lists.
+`iterate` is in the part of Python that `kvplan.compiling.translate` knows; short runs call it as it is, on lists.
 """
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan import compiling
 from kvplan.model import FloatArray, IntArray, Mix, StageWeights, TabledWeights, Weights, sum_by, survival
 
-_COMPILE_ABOVE = 150_000  # iterations times rows; compiling pays off beyond about a second of plain Python
+_COMPILE_ABOVE = 2_000  # iterations times rows; plain Python takes longer than loading what is compiled
 _LAYERS = 16  # an iteration on average that there is room for at first
 _PROBES = 32
 _TABLED_STEPS = 4  # weights of layers that take as long as a row
@@ -157,55 +156,71 @@ class Run(NamedTuple):
     read_tokens: FloatArray
 
 
-class _Rows(NamedTuple):
-    """What the map asks about rows: their stages, and what leaves with them."""
+class _State(NamedTuple):
+    """What `iterate` works on: amounts as floats, stages and places as whole numbers.
 
+    Of rows their stages and what leaves with them. Of all rows that outlast stage κ, for κ = 0, …, L - 1, sums:
+    `present` to `page_base`, of the last two a series for each kind. Rows of one kind weigh the same at each stage: in
+    pages, kinds are offsets of prompts in their last page; with `block` 0 they are tables, and all layers are weighed
+    anew in each iteration. `turning` says how many requests fill a page in an iteration, of each kind and each
+    iteration modulo the page; what the last page does not say is in `page_base`. The last seven arrays are filled, and
+    are a `Run`.
+    """
+
+    sizes: IntArray  # rows, stages, layers that there is room for, kinds, tokens of a block, iterations
+    limits: FloatArray  # capacity, seats
     stages: IntArray
     share: FloatArray
     work: FloatArray
     last_held: FloatArray
     last_read: FloatArray
     page: IntArray
-
-
-class _Outlasting(NamedTuple):
-    """Sums over the rows that outlast stage κ, for κ = 0, …, L - 1; of the last two one series for each page offset."""
-
+    past_pages: IntArray  # of the stages, those that are not whole pages
     present: FloatArray
     start_held: FloatArray
     start_read: FloatArray
     prompt: FloatArray
     page_present: FloatArray
     page_base: FloatArray
+    offsets: IntArray
+    held_table: FloatArray
+    read_table: FloatArray
+    masses: FloatArray
+    scale: FloatArray
+    outlasts: IntArray
+    born: IntArray
+    before: IntArray
+    after: IntArray
+    first_to_join: IntArray
+    joined: FloatArray
+    turning: FloatArray
+    pool_scale: FloatArray
+    pool_outlasts: IntArray
+    throughput: FloatArray
+    completed: FloatArray
+    evicted: FloatArray
+    evicted_prompts: FloatArray
+    in_flight: FloatArray
+    held_tokens: FloatArray
+    read_tokens: FloatArray
 
 
-def iterate(
-    capacity: Any,
-    seats: Any,
-    block: Any,
-    tables: Any,
-    rows: Any,
-    outlasting: Any,
-    masses: Any,
-    work: Any,
-    out: Any,
-) -> bool:
-    """Run the map from cohorts of the given masses, the composition of the traffic in each; fills `out`.
-
-    False where `work` has too little room for layers. Rows of one kind weigh the same at each stage. In pages,
-    kinds are offsets of prompts in their last page, and `turning` says how many requests fill a page in an iteration,
-    of each kind and each iteration modulo the page; what the last page does not say is in `base`. With `block` 0 kinds
-    are tables, and all layers are weighed anew in each iteration.
-    """
-    stages, share, completed_work, last_held, last_read, page = rows
-    present, start_held, start_read, prompt, page_present, page_base = outlasting
-    offsets, held_table, read_table = tables
-    scale, outlasts, born, before, after, first_to_join, joined, turning, pool_scale, pool_outlasts = work
-    n_rows, size, slots, n_pages = len(stages), len(masses), len(scale), len(offsets)
+def iterate(s: _State) -> int:
+    """Run the map from cohorts of the given masses, the composition of the traffic in each; 0 if layers lack room."""
+    n_rows, size, slots, n_pages, block = s.sizes[0], s.sizes[1], s.sizes[2], s.sizes[3], s.sizes[4]
+    capacity, seats = s.limits[0], s.limits[1]
+    stages, share, joined, offsets = s.stages, s.share, s.joined, s.offsets
+    present, page_present, page_base = s.present, s.page_present, s.page_base
+    start_held, start_read = s.start_held, s.start_read
+    scale, outlasts, born, before, after = s.scale, s.outlasts, s.born, s.before, s.after
+    first_to_join, turning = s.first_to_join, s.turning
+    pool_scale, pool_outlasts = s.pool_scale, s.pool_outlasts
+    masses, held_table, read_table = s.masses, s.held_table, s.read_table
     tabled = block == 0
     bottom, top, pooled = 0, 0, 0  # layers are a ring, oldest first
     in_flight, held, read = 0.0, 0.0, 0.0
-    for age in range(size - 1, -1, -1):
+    for younger in range(size):
+        age = size - 1 - younger
         if masses[age] > 0.0:
             scale[top], outlasts[top], born[top] = masses[age], 0, -1 - age
             joined[(-1 - age) % size] = masses[age]
@@ -221,24 +236,29 @@ def iterate(
             top += 1
     least_room = 1e-12 * capacity
     least_seats = least_room / start_held[0]
-    for now in range(len(out[0])):
+    for now in range(s.sizes[5]):
+        here = now % size
+        in_page = 0 if tabled else now % block
         done, done_work, gone, gone_prompts = 0.0, 0.0, 0.0, 0.0
         for j in range(n_rows):
-            admitted = now - stages[j]
-            amount = joined[admitted % size] * share[j]
+            amount = (
+                joined[here - stages[j]] * share[j]
+            )  # places are counted from the end where they are negative
             if amount > 0.0:
                 done += amount
-                done_work += amount * completed_work[j]
+                done_work += amount * s.work[j]
                 if not tabled:
-                    held -= amount * last_held[j]
-                    read -= amount * last_read[j]
-                    turning[page[j] * block + admitted % block] -= amount
+                    held -= amount * s.last_held[j]
+                    read -= amount * s.last_read[j]
+                    place = in_page - s.past_pages[j]
+                    if place < 0:
+                        place += block
+                    turning[s.page[j] * block + place] -= amount
         in_flight -= done
         if not tabled:
             read += in_flight
             for g in range(n_pages):
                 held += block * turning[g * block + (offsets[g] + now - 1) % block]
-        here = now % size
         joined[here] = 0.0
         at = first_to_join[here]
         first_to_join[here] = -1
@@ -262,12 +282,14 @@ def iterate(
             age = now - born[at]
             stage = max(age, outlasts[at])
             memory, context = 0.0, 0.0
+            full = 0 if tabled else age // block
             for g in range(n_pages):
                 if tabled:
                     memory += page_present[g * size + stage] * held_table[g * size + age]
                     context += page_present[g * size + stage] * read_table[g * size + age]
                 else:
-                    weight = -(-(offsets[g] + age) // block) * block
+                    over = offsets[g] + age - full * block
+                    weight = (full + (over > 0) + (over > block)) * block
                     memory += page_base[g * size + stage] + page_present[g * size + stage] * weight
             memory *= scale[at]
             if not tabled:
@@ -284,14 +306,15 @@ def iterate(
                 if after[at] >= 0:
                     before[after[at]] = before[at]
             if not tabled:
+                place = born[at] % block
                 for g in range(n_pages):
-                    turning[g * block + born[at] % block] -= amount * page_present[g * size + stage]
+                    turning[g * block + place] -= amount * page_present[g * size + stage]
             in_flight -= amount * present[stage]
             read -= amount * context
             gone += amount * present[stage]
-            gone_prompts += amount * prompt[stage]
+            gone_prompts += amount * s.prompt[stage]
             if pooled == slots:
-                return False
+                return 0
             pool_scale[pooled], pool_outlasts[pooled] = amount, stage
             pooled += 1
             if part < 1.0:
@@ -315,9 +338,9 @@ def iterate(
             read += part * start_read[stage]
             if not tabled:
                 for g in range(n_pages):
-                    turning[g * block + now % block] += part * page_present[g * size + stage]
+                    turning[g * block + in_page] += part * page_present[g * size + stage]
             if top - bottom == slots:
-                return False
+                return 0
             at = top % slots
             top += 1
             scale[at], outlasts[at], born[at], before[at], after[at] = part, stage, now, -1, -1
@@ -330,27 +353,29 @@ def iterate(
             else:
                 joined[here] += part
             held = capacity - room
-        out[0][now] = done_work
-        out[1][now] = done
-        out[2][now] = gone
-        out[3][now] = gone_prompts
-        out[4][now] = in_flight
-        out[5][now] = held
-        out[6][now] = read
-    return True
+        s.throughput[now] = done_work
+        s.completed[now] = done
+        s.evicted[now] = gone
+        s.evicted_prompts[now] = gone_prompts
+        s.in_flight[now] = in_flight
+        s.held_tokens[now] = held
+        s.read_tokens[now] = read
+    return 1
 
 
 @cache
-def compiled() -> Callable[..., bool]:
-    """`iterate`, compiled by numba (seconds once, then kept on disk where that is possible)."""
-    return compiling.compiled(iterate, inspect.getsource(sys.modules[__name__]))  # type: ignore[no-any-return]
+def compiled() -> Callable[[_State], int]:
+    """`iterate` as machine code, kept on disk where that is possible."""
+    file = compiling.file("fluid-map", [sys.modules[__name__]])
+    found = compiling.compiled(iterate, _State, file, {})
+    assert found is not None
+    return found
 
 
-def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above: int | None = None) -> Run:
+def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above: int = _COMPILE_ABOVE) -> Run:
     """Run the map from the cohorts of the given masses, shape (L,), at stage 0, 1, …
 
-    `compile_above` is the number of rows and iterations from which the compiled loop is used: less than by default
-    pays off where many runs follow each other.
+    `compile_above` is the number of rows and iterations from which the compiled loop is used.
 
     Examples
     --------
@@ -361,20 +386,20 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
     [0.0, 0.0, 0.0, 2.4, 0.0, 0.0, 2.4]
     """
     steps = iterations * system.cost
-    fast = steps > (_COMPILE_ABOVE if compile_above is None else compile_above)
-    loop: Callable[..., bool] = compiled() if fast else iterate
+    fast = steps > compile_above
+    loop = compiled() if fast else iterate
     layers = min(_LAYERS * system.size, system.size + _LAYERS * iterations)
     while True:
-        out = np.zeros((len(Run._fields), iterations))
-        given = (*_prepared(system, np.ascontiguousarray(masses, dtype=np.float64), layers), out)
-        arguments = given if fast else tuple(_as_lists(part) for part in given)
-        if loop(*arguments):
-            return Run(*np.asarray(arguments[-1]))
+        state = _prepared(system, masses, iterations, layers)
+        if not fast:
+            state = _State._make(array.tolist() for array in state)  # faster, one number at a time
+        if loop(state):
+            return Run(*(np.asarray(getattr(state, name)) for name in Run._fields))
         layers *= 2
 
 
-def _prepared(system: FluidMap, masses: FloatArray, layers: int) -> tuple[Any, ...]:
-    """Arguments of `iterate`, all but the last, with room for so many layers."""
+def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int) -> _State:
+    """Before the first iteration, with room for so many layers."""
     weights, read, share, size = system.weights, system.read, system.share, system.size
     base = np.zeros(share.size)
     held_table = read_table = np.zeros(0)
@@ -388,46 +413,46 @@ def _prepared(system: FluidMap, masses: FloatArray, layers: int) -> tuple[Any, .
         over = weights.first.astype(np.int64) % block
         offsets, page = np.unique(over, return_inverse=True)
         base = weights.first - over
-    rows = _Rows(
+
+    def sums(amounts: FloatArray) -> FloatArray:
+        return survival(weights.stages, share * amounts)
+
+    pages = [page == g for g in range(offsets.size)]
+    links = np.zeros(layers, dtype=np.int64)
+    counts = share.size, size, layers, offsets.size, block, iterations
+    state = _State(
+        sizes=np.array(counts),
+        limits=np.array([system.capacity, system.seats]),
         stages=weights.stages,
         share=share,
         work=weights.footprint / system.footprint,
         last_held=weights.at_end,
         last_read=read.at_end,
         page=page,
-    )
-
-    def sums(amounts: FloatArray) -> FloatArray:
-        return np.ascontiguousarray(survival(weights.stages, share * amounts))
-
-    pages = [page == g for g in range(offsets.size)]
-    outlasting = _Outlasting(
+        past_pages=weights.stages % max(block, 1),
         present=sums(np.ones(share.size)),
         start_held=sums(weights.at_start),
         start_read=sums(read.at_start),
         prompt=sums(system.prompt),
         page_present=np.concatenate([sums(mine.astype(np.float64)) for mine in pages]),
         page_base=np.concatenate([sums(mine * base) for mine in pages]),
+        offsets=offsets,
+        held_table=held_table,
+        read_table=read_table,
+        masses=masses.astype(np.float64),
+        scale=np.zeros(layers),
+        outlasts=links.copy(),
+        born=links.copy(),
+        before=links.copy(),
+        after=links.copy(),
+        first_to_join=np.full(size, -1, dtype=np.int64),
+        joined=np.zeros(size),
+        turning=np.zeros(offsets.size * block),
+        pool_scale=np.zeros(layers),
+        pool_outlasts=links,
+        **{name: np.zeros(iterations) for name in Run._fields},
     )
-    amounts, links = np.zeros(layers), np.zeros(layers, dtype=np.int64)
-    work = (
-        amounts,
-        links,
-        *(links.copy() for _ in range(3)),
-        np.full(size, -1, dtype=np.int64),
-        np.zeros(size),
-        np.zeros(offsets.size * block),
-        amounts.copy(),
-        links.copy(),
-    )
-    tables = offsets, held_table, read_table
-    return system.capacity, system.seats, block, tables, tuple(rows), tuple(outlasting), masses, work
-
-
-def _as_lists(part: Any) -> Any:
-    if isinstance(part, tuple):
-        return tuple(_as_lists(one) for one in part)
-    return part.tolist() if isinstance(part, np.ndarray) else part
+    return _State._make(map(np.ascontiguousarray, state))
 
 
 def collapsed_starts(system: FluidMap) -> list[FloatArray]:
@@ -485,7 +510,7 @@ def usual_iterations(longest: int) -> int:
     return max(min(max(40 * longest, 4_000), 60_000), 4 * longest)
 
 
-def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int | None = None) -> Cycle:
+def find_attractor(system: FluidMap, masses: FloatArray) -> Cycle:
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
     It mostly has after some 40·L iterations (theory §3, "As validated"); where it has not, it runs longer, within a
@@ -497,7 +522,7 @@ def find_attractor(system: FluidMap, masses: FloatArray, *, compile_above: int |
         most //= _UNSETTLED
     for longer in range(_DOUBLINGS + 1):
         iterations = min(usual << longer, most)
-        found = _second_half(system, run(system, masses, iterations, compile_above=compile_above))
+        found = _second_half(system, run(system, masses, iterations))
         if found.settled or iterations == most:
             break
     return found._replace(settled=found.settled and usual <= most)

@@ -33,7 +33,6 @@ MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
 MAX_NEAR = 4  # placements that the formulas do not tell apart for sure and that are worth a simulation
 MAX_POOLS = 2_000  # sets of classes that a local search may analyse
-COMPILED_CLASSES = 5  # so many classes have so many subsets that compiling the fluid map pays off
 _RANDOM_STARTS = 4
 
 Partition = tuple[int, ...]  # groups of classes as bit masks, in the order of their lowest bits
@@ -154,7 +153,7 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
         analysed += 1
         if progress is not None:
             progress(min(analysed / most, 1.0))
-        return pool(subset(model, tuple(_members(mask))), compiled=count >= COMPILED_CLASSES)
+        return pool(subset(model, tuple(_members(mask))))
 
     apart, together = _segregated(model, replicas, pool_of), ((1 << count) - 1,)
     if count <= MAX_EXACT:

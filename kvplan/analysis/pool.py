@@ -59,10 +59,8 @@ class Pool(NamedTuple):
         return 1 - self.worst_rps / self.sustainable_rps
 
 
-def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
+def pool(model: ServingModel) -> Pool:
     """Stability and worst cycle of a model's classes together on one of its replicas.
-
-    `compiled` runs the fluid map compiled where it is needed, which pays off for many pools.
 
     References
     ----------
@@ -85,7 +83,6 @@ def pool(model: ServingModel, *, compiled: bool = False) -> Pool:
         stable=nothing_else_attracts(
             stages, stable=found.stable, certified=found.certified, radius=found.radius
         ),
-        compile_above=0 if compiled else None,
     )
     sustainable = sustainable_rate(model)[1]
     worst = sustainable if cycle is None else cycle_throughput_rps(model, cycle)

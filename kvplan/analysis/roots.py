@@ -8,6 +8,8 @@ where F(θ) = Σ_k w_k r^-k e^(-ikθ) winds once clockwise for every root *outsi
   tail and the rounding of the FFT are bounded, so on every arc F provably stays in a half plane, once the arcs
   that pass near a root have been halved often enough. Where the bounds do not suffice the answer is None, never
   a guess.
+  Where all ratios of neighbouring coefficients are below r, or all above, no circle is needed: every root is inside,
+  or every one outside (Eneström-Kakeya).
 * `largest_root` brackets the spectral radius between radii with and without roots outside, finds the roots
   near a circle by Newton steps on the same Taylor polynomials, and proves that none lies further out.
 
@@ -125,7 +127,7 @@ def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float =
     Returns
     -------
     int or None
-        None also when a root lies on the circle, and beyond `MOST` coefficients.
+        None also when a root lies on the circle, and beyond `MOST` coefficients that do not all fall or rise.
 
     Examples
     --------
@@ -138,6 +140,12 @@ def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float =
     """
     if w.size == 1:
         return 0
+    ratios = w[1:] / w[:-1]
+    slack = 1 + 3 * relative_error + 4 * _EPS
+    if ratios.max() * slack < radius:
+        return 0
+    if ratios.min() > radius * slack:
+        return w.size - 1
     if w.size > MOST:
         return None
     return _count_outside(*_on_radius(w, radius, relative_error), _middle(w.size))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.concurrency import never_grows
 from kvplan.analysis.roots import (
     MOST,
     ComplexArray,
@@ -31,6 +32,7 @@ _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search 
 _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
 _LAW_ERROR = 1e-10  # of weights that are means over the law of a stay, all together
+_BELOW_1 = math.nextafter(1, 0)
 _QUICK = 3  # stays of the longest request
 
 
@@ -122,9 +124,10 @@ def spectrum(
             stable = all_inside_exact(exact()) if exact and w.size <= _EXACT_MAX_STAGES else None
             if stable is None:
                 return Spectrum(root.modulus, root.certified, None, stable=False, certified=False)
-            radius = min(root.modulus, math.nextafter(1, 0)) if stable else max(root.modulus, 1.0)
+            radius = min(root.modulus, _BELOW_1) if stable else max(root.modulus, 1.0)
             return Spectrum(radius, root.certified, outside, stable=stable, certified=True)
-    return Spectrum(root.modulus, root.certified, outside, stable=outside == 0, certified=True)
+    radius = root.modulus if outside else min(root.modulus, _BELOW_1)
+    return Spectrum(radius, root.certified, outside, stable=outside == 0, certified=True)
 
 
 def rounding_error(stages: IntArray) -> float:
@@ -273,7 +276,22 @@ def model_spectrum(model: ServingModel) -> Spectrum:
     weights = mix.held.survival(mix.share)
     if model.drafts is not None:
         return spectrum(weights, relative_error=_LAW_ERROR)
+    if never_grows(model):
+        return _of_falling(weights, int(np.gcd.reduce(mix.held.drops)), rounding_error(mix.stages))
     return spectrum(weights, lambda: exact_survival_weights(model), relative_error=rounding_error(mix.stages))
+
+
+def _of_falling(w: FloatArray, gcd: int, relative_error: float) -> Spectrum:
+    """Of weights that never rise, and fall where `gcd` is the greatest common divisor of the stages.
+
+    None is outside the unit circle (Eneström-Kakeya). From (z - 1)P(z), one on it has z^k = 1 at each k where they
+    fall: there are gcd - 1, and none but for a common divisor. No root needs to be found for the verdict.
+    """
+    if gcd > 1:
+        return Spectrum(1.0, radius_certified=True, unstable_modes=0, stable=False, certified=True)
+    root = largest_root(w, relative_error=relative_error)
+    radius = min(root.modulus, _BELOW_1)
+    return Spectrum(radius, root.certified, unstable_modes=0, stable=True, certified=True)
 
 
 def stability(model: ServingModel) -> Stability:

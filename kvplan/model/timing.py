@@ -13,7 +13,7 @@ proportion, and so can be added up over them, and the rest, which is d0 where th
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -68,7 +68,7 @@ class Timing:
     @property
     def constants(self) -> tuple[float, ...]:
         """All of them in order, as `iteration_time` takes them."""
-        return astuple(self)
+        return self.d0, self.d1, self.d2, self.d3, self.d4, self.d5, self.knee_tokens
 
     @property
     def is_linear(self) -> bool:

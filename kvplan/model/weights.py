@@ -126,6 +126,11 @@ class Weights(_ByValue):
         return False
 
     @property
+    def drops(self) -> IntArray:
+        """Stages at which some request has gone that was there at the one before, or weighs less."""
+        return np.unique(self.stages)
+
+    @property
     def kind(self) -> FloatArray:
         """What is the same of requests that weigh the same at each stage; shape (n_rows,)."""
         return self.first
@@ -283,6 +288,18 @@ class TabledWeights(_ByValue):
     def falls(self) -> bool:
         """Whether some request ever weighs less than at the stage before."""
         return any(bool((np.diff(row) < 0).any()) for row in self._used())
+
+    @property
+    def drops(self) -> IntArray:
+        """Stages at which some request has gone that was there at the one before, or weighs less.
+
+        Examples
+        --------
+        >>> TabledWeights(np.array([[4.0, 2.0, 2.0, 1.0]]), np.array([0]), np.array([3])).drops.tolist()
+        [1, 3]
+        """
+        falls = [np.flatnonzero(np.diff(row) < 0) + 1 for row in self._used()]
+        return np.unique(np.concatenate([self.stages, *falls]))
 
     def of(self, kind: FloatArray | IntArray, stages: IntArray) -> "TabledWeights":
         """Those of requests of these kinds that stay so long."""

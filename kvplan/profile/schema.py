@@ -4,6 +4,7 @@ Pydantic checks every value for itself; what relates several values is checked a
 Nothing else in the package uses pydantic.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime
@@ -377,9 +378,12 @@ class Gpu(_Table):
         ValueError
             Layers and block size do not go together.
         """
-        layers = tuple(Layers(one.kind, one.layers, one.bytes, one.window) for one in self.kv)
-        if {one.kind for one in layers} <= {Attention.FULL} and len({one.bytes for one in layers}) <= 1:
+        counts = Counter[tuple[Attention, int, int | None]]()
+        for one in self.kv:
+            counts[one.kind, one.bytes, one.window] += one.layers
+        if len(counts) <= 1 and {one.kind for one in self.kv} <= {Attention.FULL}:
             return None
+        layers = tuple(Layers(kind, n, size, window) for (kind, size, window), n in counts.items())
         cached = "prefix_caching" in self.model_fields_set and self.prefix_caching
         return KvLayout(layers, self.block_tokens, 2 if cached else 1)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvplan.analysis.admission import RateCap
-from kvplan.analysis.concurrency import eviction_is_impossible
+from kvplan.analysis.concurrency import eviction_is_impossible, never_grows
 from kvplan.analysis.dispersion import excess_dispersion, stay_s
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, clusters_held, has_doubtful_tail
@@ -77,8 +77,15 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         "equilibrium": cached,
         "saturation": cached,
         "worst_cycle": cycle_source,
-        "stability": Source(
-            "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
+        "stability": (
+            Source(
+                "Eneström-Kakeya: no request grows, so no root is outside the unit circle; its radius is computed",
+                Basis.THEOREM,
+            )
+            if never_grows(model) and model.drafts is None
+            else Source(
+                "SIC eq. 9-13, Theorem 3; root count certified in floating point (new)", Basis.COMPUTED
+            )
         ),
         "rate_cap": Source(f"SIC 5.1; FC Prop. 3.2, Theorem 3.3 for integer budgets{extension}", basis),
         "wait": Source(

@@ -1,6 +1,6 @@
 """What happens to requests in a run: the vocabulary that policies are written in.
 
-Everything here, and in the policies, is in the part of Python that `kvplan.simulation.translate` knows, and marked with
+Everything here, and in the policies, is in the part of Python that `kvplan.compiling.translate` knows, and marked with
 `kernel`. It costs a constant amount of work for each request that arrives, is admitted, evicted or done, and for each
 group of each iteration.
 """
@@ -36,6 +36,7 @@ from kvplan.simulation.state import (
     FIRST_TOKEN,
     FIRST_WEIGHT,
     FOLLOWING,
+    FULL_BYTES,
     GAP_SUM,
     GAPS,
     GAPS_IN_E,
@@ -44,6 +45,7 @@ from kvplan.simulation.state import (
     HEAD,
     HELD,
     HOLDS,
+    HOLDS_WINDOWS,
     ITERATIONS,
     JOINED,
     KV_BINS,
@@ -65,6 +67,7 @@ from kvplan.simulation.state import (
     PASSED,
     PATH,
     PLACE,
+    POOL_BYTES,
     PROMISE,
     PROMISED,
     PROMPT,
@@ -99,9 +102,13 @@ from kvplan.simulation.state import (
     UNTIL,
     WAITING,
     WEIGHT,
+    WINDOW_BYTES,
+    WINDOWED,
+    WINDOWS,
     State,
     extended,
     layered,
+    pooled,
 )
 
 
@@ -117,6 +124,10 @@ def blocks_of(s: State, tokens: int) -> int:
 def compute(s: State, request: int, begin: int, end: int) -> None:
     """Of layers of several kinds, hold what a step takes that has computed `begin` tokens and has slots for `end`."""
     blocks = s.blocks[end, FILLED] - s.blocks[begin, PASSED]
+    if pooled(s):
+        s.counter[WINDOWED] += blocks - s.request[request, HOLDS_WINDOWS]
+        s.request[request, HOLDS_WINDOWS] = blocks
+        blocks = s.blocks[end, FILLED]
     s.counter[HELD] += blocks - s.request[request, HOLDS]
     s.request[request, HOLDS] = blocks
 
@@ -129,12 +140,19 @@ def context_read(s: State) -> float:
         if s.group[group, RUNS]:
             request = s.list[group_list(s, group), HEAD]
             while request != NOBODY:
-                total += s.context[members_tokens(s, request, group)]
+                if s.group[group, RUNS] != STANDS_BY or just_entered(s, request):
+                    total += s.context[members_tokens(s, request, group)]
                 request = s.request[request, AFTER]
     request = s.counter[PARTLY]
-    if request != NOBODY:
+    if request != NOBODY and s.counter[MORE_SILENT] > 0:
         total += s.context[s.request[request, PARKED]]
     return total
+
+
+@kernel
+def just_entered(s: State, request: int) -> bool:
+    """Whether a member came into its group in the iteration being formed."""
+    return bool(s.request[request, ENTERED_IN] == s.counter[ITERATIONS] + 1)
 
 
 @kernel
@@ -158,7 +176,7 @@ def not_drafting(s: State) -> int:
     count = s.counter[MORE_REQUESTS]
     for group in range(s.group.shape[0]):
         request = s.list[group_list(s, group), TAIL]
-        while request != NOBODY and s.request[request, ENTERED_IN] == s.counter[ITERATIONS] + 1:
+        while request != NOBODY and just_entered(s, request):
             count += 1
             request = s.request[request, BEFORE]
     return int(count)
@@ -388,7 +406,18 @@ def fits(s: State, tokens: int) -> bool:
 @kernel
 def overflows(s: State) -> bool:
     """Whether more is held than fits."""
+    if pooled(s) and s.counter[WINDOWED] > s.fixed[WINDOWS]:
+        return True
     return bool(s.counter[HELD] > s.fixed[CAPACITY])
+
+
+@kernel
+def held_tokens(s: State) -> int:
+    """KV tokens held, in whole blocks."""
+    if pooled(s):
+        full, windows = s.counter[HELD] * s.fixed[FULL_BYTES], s.counter[WINDOWED] * s.fixed[WINDOW_BYTES]
+        return int((full + windows) // s.fixed[POOL_BYTES])
+    return int(s.counter[HELD] * s.fixed[BLOCK])
 
 
 @kernel
@@ -453,6 +482,9 @@ def free(s: State, request: int, tokens: int, computed: int) -> None:
     if layered(s):
         s.counter[HELD] -= s.request[request, HOLDS]
         s.request[request, HOLDS] = 0
+        if pooled(s):
+            s.counter[WINDOWED] -= s.request[request, HOLDS_WINDOWS]
+            s.request[request, HOLDS_WINDOWS] = 0
     elif not caches(s):
         s.counter[HELD] -= blocks_of(s, tokens)
     elif s.fixed[CACHES] == RADIX_TREE:

@@ -4,7 +4,6 @@ A compiled loop is kept on disk between processes, see `kvplan.compiling`. It is
 each policy, made from the same code, so policies cost each other nothing.
 """
 
-import inspect
 import math
 import os
 import sys
@@ -25,6 +24,7 @@ from kvplan.simulation.actions import (
     context_read,
     finish_iteration,
     give_up_after,
+    held_tokens,
     more_to_come,
     next_arrival,
     not_drafting,
@@ -42,7 +42,6 @@ from kvplan.simulation.state import (
     ARRIVAL,
     BATCH_PEAK,
     BIN,
-    BLOCK,
     BUSY,
     CACHED_SUM,
     COASTS,
@@ -52,7 +51,6 @@ from kvplan.simulation.state import (
     EVICTED,
     GAP_SUM,
     GONE,
-    HELD,
     HORIZON,
     ITERATIONS,
     JOINED,
@@ -91,12 +89,14 @@ from kvplan.simulation.state import (
     WEIGHT,
     Extended,
     Layered,
+    Pooled,
     Setup,
     State,
     extended,
     layered,
     most_stages,
     new_state,
+    pooled,
 )
 
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS = range(5)
@@ -182,7 +182,7 @@ def loop(s: State, limit: int, patience: int) -> int:
 def note(s: State) -> None:
     """Record what is held while the batch runs."""
     c = s.counter
-    held = c[HELD] * s.fixed[BLOCK]
+    held = held_tokens(s)
     s.clock[KV_SUM] += held
     s.histogram[held // s.fixed[BIN]] += 1
     cached = cached_tokens(s)
@@ -201,13 +201,9 @@ def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
 @cache
 def _file(policy: FormBatch, kind: str) -> str | None:
     """Where its compiled loop is kept: by the texts of all modules that can go into it."""
-    from kvplan.simulation import native, translate
-
     used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
     modules = {sys.modules[f.__module__] for f in (*used, policy, loop, State, iteration_time)}
-    texts = sorted(inspect.getsource(module) for module in (*modules, native, translate))
-    which = f"{policy.__module__}.{policy.__qualname__} {kind}"
-    return compiling.file(f"loop-{kind}", which, native.machine(), *texts)
+    return compiling.file(f"loop-{kind}", modules, f"{policy.__module__}.{policy.__qualname__} {kind}")
 
 
 class _StopError(Exception):
@@ -220,19 +216,15 @@ def compiled(
     """The loop with a policy in it, compiled: by this process, or by an earlier one."""
     with _locks[policy, kind]:
         if (policy, kind) not in _loops:
-            from kvplan.simulation import native
-
-            code = compiling.load(_file(policy, kind))
-            if code is None:
-                from kvplan.simulation.translate import translated
-
-                known = {extended: kind == Extended.__name__, layered: kind == Layered.__name__}
-                text = translated(bound(policy), State, known)
-                code = native.object_code(text, goes_on)
-                if code is None:
-                    raise _StopError
-                compiling.save(_file(policy, kind), code)
-            _loops[policy, kind] = native.Loop(code, 2)
+            known = {
+                extended: kind == Extended.__name__,
+                layered: kind in (Layered.__name__, Pooled.__name__),
+                pooled: kind == Pooled.__name__,
+            }
+            made = compiling.compiled(bound(policy), State, _file(policy, kind), known, goes_on)
+            if made is None:
+                raise _StopError
+            _loops[policy, kind] = made
         return _loops[policy, kind]
 
 

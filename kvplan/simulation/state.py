@@ -70,8 +70,9 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     LOOKED_UP_AGAIN,  # of further ones
     ROWS,  # of a radix tree: those of its nodes that have been used
     SPARE,  # one that is free again
+    WINDOWED,  # blocks of the pool of windows
     _COUNTERS,
-) = range(40)
+) = range(41)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
@@ -96,7 +97,12 @@ NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, VERIFY, L
     DRAFTS,  # of an iteration
     COASTS,
     ALL,  # requests
-) = range(16)
+    WINDOW,  # tokens; this and what follows: of `Pools`
+    WINDOWS,
+    FULL_BYTES,
+    WINDOW_BYTES,
+    POOL_BYTES,
+) = range(21)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -133,6 +139,7 @@ ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.ti
 ) = range(_PLAIN_REQUEST_COLUMNS, _PLAIN_REQUEST_COLUMNS + 4)
 
 HOLDS = EXPECTED  # where layers keep KV of several kinds, or with drafts: blocks of it
+HOLDS_WINDOWS = ABOVE  # and of the pool of windows
 PATH = BELOW  # with drafts: where it begins in `State.emitted`
 
 # Further columns, of runs in which requests follow each other or are cached.
@@ -234,7 +241,7 @@ class State(NamedTuple):
         Of a radix tree its nodes too.
     blocks : ndarray of int64, shape (n_tokens, 2)
         Where layers keep KV of several kinds: FILLED once there are slots for so many tokens, and PASSED once so many
-        are computed; the difference is held.
+        are computed; the difference is held. With two pools of windows alone, of the other FILLED is held.
     context : ndarray of float64, shape (n_tokens,)
         There, what a request of so many tokens reads.
     emitted : ndarray of int64
@@ -283,6 +290,40 @@ def layered(s: State) -> bool:
     return isinstance(s, Layered)
 
 
+class Pooled(Layered):
+    """The same with windows in a pool of their own."""
+
+
+def pooled(s: State) -> bool:
+    """Whether there are two pools; known when the loop is compiled."""
+    return isinstance(s, Pooled)
+
+
+class Pools(NamedTuple):
+    """Two pools of pages with a token in every layer: of those with full attention, and of those with a window.
+
+    Memory that is held is told in tokens of the profile's pool, by its bytes.
+
+    Attributes
+    ----------
+    window
+        Tokens.
+    blocks, windows
+        Pages of the pool of full attention, and of windows.
+    full_bytes, window_bytes
+        Of a page in each.
+    pool_bytes
+        Of a token of the profile's pool.
+    """
+
+    window: int
+    blocks: int
+    windows: int
+    full_bytes: int
+    window_bytes: int
+    pool_bytes: int
+
+
 class Setup(NamedTuple):
     """What a policy needs of the engine.
 
@@ -314,6 +355,8 @@ class Setup(NamedTuple):
     coasts
         One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
         admitted, evicted or done: who did not fit then does not fit now. See `kvplan.simulation.coasting`.
+    pools
+        Where windows have a pool of their own.
     """
 
     queue_of: IntArray
@@ -330,6 +373,7 @@ class Setup(NamedTuple):
     prefix_cache: int = NO_CACHE
     shed_after_s: float = math.inf
     coasts: bool = False
+    pools: Pools | None = None
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -458,6 +502,7 @@ def new_state(
         0 if drafted is None else drafted.drafts.tokens,
         setup.coasts and replica.layout is None and drafted is None,
         size,
+        *_of_pools(setup.pools),
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
@@ -477,6 +522,10 @@ def new_state(
         kind = Layered
         most = int(requests.input_tokens.max(initial=0)) + int(requests.decode_tokens.max(initial=1))
         blocks, context = _lookup(replica, most + fixed[SLOTS] + 2)
+    if setup.pools is not None:
+        kind, tokens = Pooled, np.arange(context.size)
+        filled, passed = tokens + block - 1, np.maximum(tokens - setup.pools.window + 1, 0)
+        blocks = np.stack([filled, passed], axis=1) // block
     return kind(
         timing=np.array(timing.constants, dtype=np.float64),
         fixed=np.array(fixed, dtype=np.int64),
@@ -511,6 +560,13 @@ def new_state(
         context=context,
         emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
     )
+
+
+def _of_pools(pools: Pools | None) -> tuple[int, ...]:
+    """`State.fixed` from WINDOW on."""
+    if pools is None:
+        return (0,) * 5
+    return pools.window, pools.windows, pools.full_bytes, pools.window_bytes, pools.pool_bytes
 
 
 def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:

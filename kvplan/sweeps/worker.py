@@ -4,6 +4,6 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: cores are shared out already
 
+import kvplan.compiling.native
 import kvplan.simulation.experiments.study
-import kvplan.simulation.native
 import kvplan.sweeps.run  # noqa: F401

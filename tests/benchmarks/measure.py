@@ -4,7 +4,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -24,13 +25,35 @@ def ratio(ours: Callable[[], object], theirs: Callable[[], object], pairs: int, 
     return middle
 
 
+class Used(NamedTuple):
+    """What a command, and all that it started, took and said."""
+
+    code: int
+    seconds: float  # of processors
+    mib: float  # the most that one process held
+    out: str
+    err: str
+
+
 # A process counts what its parent held when it was started, so a small one stands between.
-_PEAK = """import resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
+_WATCH = """import os, subprocess, sys
+child = subprocess.Popen(sys.argv[1:])
+_, status, used = os.wait4(child.pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, file=sys.stderr)"""
 
 
-def peak_mib(command: list[str]) -> float:
+def used(command: Sequence[str], **more: Any) -> Used:
+    """Run a command, as `subprocess.run` would with the rest."""
+    started = [sys.executable, "-c", _WATCH, *command]
+    more = {"stdout": subprocess.PIPE, **more}
+    done = subprocess.run(started, check=True, stderr=subprocess.PIPE, text=True, **more)
+    *said, last = done.stderr.splitlines(keepends=True)
+    code, seconds, mib = last.split()
+    return Used(int(code), float(seconds), float(mib), done.stdout, "".join(said))
+
+
+def peak_mib(command: Sequence[str]) -> float:
     """The most memory that a command, or any process that it starts, holds; MiB."""
-    done = subprocess.run([sys.executable, "-c", _PEAK, *command], check=True, capture_output=True, text=True)
-    return int(done.stdout) / 1024
+    found = used(command)
+    assert found.code == 0, found.err
+    return found.mib

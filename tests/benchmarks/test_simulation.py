@@ -15,12 +15,13 @@ import pytest
 from measure import peak_mib, ratio, seconds
 from plain_vllm import Request, serve
 
+from kvplan.compiling import native
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Lognormal
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.profile.reading import load_profile
-from kvplan.simulation import engine, native
+from kvplan.simulation import engine
 from kvplan.simulation.experiments import study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT, process
+from measure import used
 from tiers import at_night
 
 from kvplan.errors import UsageError
@@ -132,20 +133,13 @@ for block in range(1000):
     ))
 """
     rows = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=ENVIRONMENT)
-    fit = subprocess.Popen(
-        [sys.executable, "-m", "kvplan", "fit", "-"],
-        stdin=rows.stdout,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=ENVIRONMENT,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)),
-    )
-    with rows, fit:
-        assert rows.stdout is not None
-        assert fit.stdout is not None
-        rows.stdout.close()
-        said = fit.stdout.read().decode()
-        _, status, used = os.wait4(fit.pid, 0)
-        assert status == 0, said
-        assert "10,000,000" in said
-        assert used.ru_maxrss < 1_000_000
+    with rows:
+        fit = used(
+            [sys.executable, "-m", "kvplan", "fit", "-"],
+            stdin=rows.stdout,
+            env=ENVIRONMENT,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)),
+        )
+    assert fit.code == 0, fit.err
+    assert "10,000,000" in fit.out
+    assert fit.mib < 1000

@@ -1,6 +1,5 @@
 """`analyze` answers within seconds, in less than a gigabyte, whatever a profile says."""
 
-import os
 import random
 import subprocess
 import sys
@@ -9,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT
+from measure import used
 from tiers import at_night
 
-SECONDS, MEGABYTES = 10, 1000
+SECONDS, MEBIBYTES = 10, 1000
 HEAD = (
     'schema = 1\nname = "much"\ngpu = {{ memory_tokens = {}, {} }}\ntiming = {{ d0 = 0.01, d1 = 1e-7, {} }}\n'
 )
@@ -63,13 +63,7 @@ def test_an_answer_takes_seconds(name: str, tmp_path: Path) -> None:
     path = tmp_path / "much.toml"
     path.write_text(PROFILES[name]())
     command = [sys.executable, "-m", "kvplan", "analyze", str(path), "--format", "json"]
-    with (
-        open(os.devnull, "wb") as nowhere,
-        subprocess.Popen(command, stdout=nowhere, stderr=subprocess.PIPE, env=ENVIRONMENT) as process,
-    ):
-        assert process.stderr is not None
-        said = process.stderr.read()
-        _, status, used = os.wait4(process.pid, 0)
-    assert (status, said) == (0, b"")
-    assert used.ru_utime + used.ru_stime < SECONDS
-    assert used.ru_maxrss < MEGABYTES * 1000
+    took = used(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    assert (took.code, took.err) == (0, "")
+    assert took.seconds < SECONDS
+    assert took.mib < MEBIBYTES

@@ -10,28 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 COMMAND = [sys.executable, "-m", "kvplan", "simulate", "tool-calls-h100", "--policy", "greedy"]
 COMMAND += ["--requests", "60000", "--format", "csv"]
-BY_NUMBA = """
-from kvplan.compiling import compiled
 
 
-def one_more(x):
-    return x + 1
-
-
-print(compiled(one_more, "one more")(41))
-"""
-
-
-def process(
-    folder: Path, *command: str, prepare: Callable[[], None] | None = None
-) -> subprocess.CompletedProcess[str]:
+def process(folder: Path, prepare: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     """One that keeps compiled code in a folder."""
     return subprocess.run(
-        command or COMMAND,
+        COMMAND,
         capture_output=True,
         text=True,
         check=True,
@@ -52,22 +38,19 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("command", [(), (sys.executable, "-c", BY_NUMBA)], ids=["the loop", "by numba"])
-def test_damaged_code_is_compiled_again_and_renewed_with_one_note(
-    tmp_path: Path, command: tuple[str, ...]
-) -> None:
-    first = process(tmp_path, *command)
+def test_damaged_code_is_compiled_again_and_renewed_with_one_note(tmp_path: Path) -> None:
+    first = process(tmp_path)
     assert first.stderr == ""
     file = kept(tmp_path)
     whole = file.read_bytes()
     for damage in DAMAGES.values():
         file.write_bytes(damage(whole))
-        done = process(tmp_path, *command)
+        done = process(tmp_path)
         assert done.stdout == first.stdout
         assert done.stderr == f"note: compiled code in {str(file.parent)!r} was damaged, compiling again\n"
         renewed = file.read_bytes()
         assert renewed[:32] == hashlib.sha256(renewed[32:]).digest()
-    later = process(tmp_path, *command)
+    later = process(tmp_path)
     assert (later.stdout, later.stderr) == (first.stdout, "")
 
 
@@ -112,7 +95,7 @@ def test_processes_that_write_at_once_leave_one_whole_file(tmp_path: Path) -> No
 SLOW_TO_COMPILE = """
 import sys
 from kvplan.cli.app import main
-from kvplan.simulation import native
+from kvplan.compiling import native
 
 native.__file__ = sys.argv[1]  # instead of LLVM
 print("begins", flush=True)

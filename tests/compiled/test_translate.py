@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplan.compiling.native import Loop, _object_code, object_code
+from kvplan.compiling.translate import translated
 from kvplan.model import FloatArray, IntArray
-from kvplan.simulation.native import Loop, _object_code, object_code
-from kvplan.simulation.translate import translated
 
 
 class Small(NamedTuple):

@@ -304,7 +304,7 @@ def test_from_empty_one_class_falls_into_its_worst_cycle(decode: int, input_toke
 
 @given(mixtures(), st.data())
 def test_compiled_and_plain_loop_agree_to_the_last_bit(mixture: Mixture, data: st.DataObject) -> None:
-    """One function, once in Python on lists, once compiled by numba on arrays."""
+    """One function, once in Python on lists, once compiled on arrays."""
     system = mixture.fast()
     masses = mixture.filling(data.draw(cohorts(mixture.size)), 1.0)
     plain = run(system, masses, 8 * mixture.size, compile_above=PLAIN)
@@ -320,8 +320,7 @@ def test_long_runs_are_compiled_and_a_run_leaves_its_start_alone(monkeypatch: py
     before = start.copy()
     short = run(system, start, 123)
     monkeypatch.setattr(module, "iterate", None)  # the plain loop
-    monkeypatch.setattr(module, "_COMPILE_ABOVE", 2 * 500 - 1)
-    long = run(system, start, 500)
+    long = run(system, start, 1001)
     assert (start == before).all()
     assert long.completed[:123].tolist() == short.completed.tolist()
 

@@ -1,6 +1,7 @@
 """Layers that keep KV of several kinds: the fluid map, its closed forms, the simulator and the verdicts."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -75,6 +76,42 @@ def test_the_simulator_does_what_an_allocator_does_block_by_block(case: Case) ->
 @examples(10)
 def test_compiled_and_plain_runs_leave_the_same_bytes(case: Case, name: str) -> None:
     assert bytes_of(small_runs.run(name, case)) == bytes_of(small_runs.run(name, case, compile=True))
+
+
+@st.composite
+def two_pools(draw: st.DrawFn) -> Case:
+    """Full attention beside windows, pages and bytes of any sizes; whose pool of windows lacks room or has plenty."""
+    case = draw(layered_cases())
+    size = st.sampled_from([16, 32, 64])
+    layers = (
+        Layers(WINDOW, draw(st.integers(1, 12)), draw(size), draw(st.integers(1, 20))),
+        Layers(FULL, draw(st.integers(1, 12)), draw(size)),
+    )
+    layout = KvLayout(layers, draw(st.integers(1, 5)))
+    replica = replace(
+        case.replica,
+        memory_tokens=draw(st.integers(20, 300)) * layout.block_tokens,
+        block_tokens=layout.block_tokens,
+        layout=layout,
+    )
+    parameters = {
+        "swa_full_tokens_ratio": (draw(st.sampled_from([0.1, 0.4, 0.8, 1.0])),),
+        "conservativeness": (draw(st.sampled_from([0.0, 0.3, 1.0])),),
+        "max_new": (30.0,) * small_runs.CLASSES,
+    }
+    return replace(case, replica=replica, parameters=parameters)
+
+
+@given(two_pools())
+@examples(60)
+def test_windows_have_a_pool_of_their_own_in_sglang(case: Case) -> None:
+    agree("sglang", case, small_runs.run("sglang", case))
+
+
+@given(two_pools())
+@examples(5)
+def test_compiled_and_plain_runs_with_two_pools_leave_the_same_bytes(case: Case) -> None:
+    assert bytes_of(small_runs.run("sglang", case)) == bytes_of(small_runs.run("sglang", case, compile=True))
 
 
 # ------------------------------------------------------------------------------------------------ the fluid map
@@ -174,8 +211,59 @@ def test_what_never_grows_evicts_nobody() -> None:
     only = KvLayout((Layers(WINDOW, 4, 64, 100),), 1)
     states = KvLayout((Layers(STATE, 4, 640), Layers(FULL, 2, 64)), 1024)
     for layout, blocks in ((only, 5000), (states, 200)):
-        said = Analyses(model(layout, blocks, 1.0, 40, 80), Plan()).worst_cycle
+        found = Analyses(model(layout, blocks, 1.0, 40, 80), Plan())
+        said = found.worst_cycle
         assert (said.kind, said.loss, said.evictions_per_iteration) == (CycleKind.NONE, 0, 0)
+        assert all(one.loss == one.evictions_per_iteration == 0 for one in said.classes)
+        assert found.sources["stability"].kind == found.sources["worst_cycle"].kind == "theorem"
+
+
+NO_SPIKE = KvLayout((Layers(WINDOW, 5, 64, 350), Layers(FULL, 1, 64)), 1)
+STATES = KvLayout((Layers(STATE, 4, 640), Layers(FULL, 2, 64)), 16)
+RISING = (  # a layout, and what a request of so many tokens holds
+    (NO_SPIKE, lambda tokens: 5 * min(tokens, 350) + tokens),
+    (STATES, lambda tokens: 16 * (2 + math.ceil(tokens / 16))),
+)
+
+
+@pytest.mark.parametrize(("layout", "held"), RISING)
+def test_what_never_falls_has_closed_forms(layout: KvLayout, held: Callable[[int], int]) -> None:
+    """One length, x_w = M/(n·w(n-1)) and e = x_w·(w(n-1)/w(0) - 1); two in pulses, M/(g·Σ_j W_(g-1+jg))."""
+    memory = 40_000 * layout.block_tokens
+    first, middle, last = held(301), held(340), held(380)
+    one = Analyses(model(layout, 40_000, 1.0, 80), Plan())
+    worst = memory / (80 * last)
+    said = one.worst_cycle
+    assert (said.kind, said.period, one.sources["worst_cycle"].kind) == (
+        CycleKind.HOMOGENEOUS,
+        80,
+        "computed",
+    )
+    assert said.throughput_per_iteration == pytest.approx(worst, rel=1e-9)
+    assert said.evictions_per_iteration == pytest.approx(worst * (last / first - 1), rel=1e-9)
+    mean = sum(held(301 + k) for k in range(80)) / 80
+    assert said.loss == pytest.approx(1 - mean / last, rel=1e-9)
+    two = Analyses(model(layout, 40_000, 1.0, 40, 80), Plan()).worst_cycle
+    assert (two.kind, two.period) == (CycleKind.PULSE, 40)
+    assert two.throughput_per_iteration == pytest.approx(memory / (40 * (middle + last / 2)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        KvLayout((Layers(CHUNK, 3, 64, 64), Layers(FULL, 1, 64)), 1),
+        KvLayout((Layers(WINDOW, 5, 64, 350), Layers(FULL, 1, 64)), 16),  # a page that a window frees
+        WINDOWS,  # the prompt's spike
+    ],
+)
+def test_what_falls_has_none(layout: KvLayout) -> None:
+    for lengths in ((80,), (40, 80)):
+        found = Analyses(model(layout, 4000, 1.0, *lengths), Plan())
+        said = found.worst_cycle
+        assert (said.kind, found.sources["worst_cycle"].kind) == (CycleKind.SIMULATED, "simulated")
+        assert said.iterations is not None
+        assert 0 < said.throughput_per_iteration < found.saturation.admissions_per_iteration
+        assert [one.kind for one in said.classes] == [None]
 
 
 @pytest.mark.parametrize("load", [0.4, 0.75])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracles import count_roots
 
 from kvplan.analysis.roots import (
+    MOST,
     all_inside_exact,
     count_outside,
     expand_on_circle,
@@ -75,6 +76,17 @@ def test_the_root_count_is_exact_or_refused(w: list[int]) -> None:
     assert found in ((None,) if exact.on else (exact.outside, None))
     if exact.on == 0 and np.abs(eigenvalue_moduli(w) - 1).min(initial=1) > 1e-6:
         assert found == exact.outside
+
+
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=14), st.booleans(), st.sampled_from([0.8, 1.0, 1.3]))
+def test_what_falls_or_rises_needs_no_circle(steps: list[int], rises: bool, radius: float) -> None:
+    """Eneström-Kakeya: all roots inside, or all outside, also of so many coefficients that no circle is looked at."""
+    w = np.cumsum(steps)[:: 1 if rises else -1] * radius ** np.arange(len(steps))
+    moduli = eigenvalue_moduli(w)
+    assert count_outside(w, radius) == (w.size - 1 if rises else 0) == np.count_nonzero(moduli > radius)
+    long = np.linspace(1.0, 2.0, MOST + 1)[:: 1 if rises else -1]
+    assert count_outside(long) == (MOST if rises else 0)
+    assert count_outside(long, relative_error=1e-3) is None
 
 
 @given(with_roots_on_the_circle())

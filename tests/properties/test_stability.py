@@ -21,6 +21,7 @@ from kvplan.analysis.stability import (
 )
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import FloatArray, Prefill, ServingModel
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 
 
 def polynomial(model: ServingModel) -> list[int]:
@@ -196,6 +197,48 @@ def test_the_verdict_is_where_the_map_goes_from_a_disturbed_equilibrium(
     else:
         assert away > 1e-3 * n_star
         assert history.evicted[iterations // 2 :].sum() > 1e-6 * n_star
+
+
+NEVER_GROW = {  # 12 tokens and up to 40 more: a prompt held whole and then its window, or blocks of 1,024 beside states
+    "windows": KvLayout((Layers(Attention.WINDOW, 4, 64, 9),), 1),
+    "states": KvLayout((Layers(Attention.STATE, 4, 640), Layers(Attention.FULL, 2, 64)), 1024),
+}
+
+
+@given(
+    st.sampled_from(sorted(NEVER_GROW)),
+    st.lists(st.tuples(st.integers(1, 13), st.integers(1, 9)), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_without_growth_every_root_is_in_the_closed_disc(
+    layout: str, rows: list[tuple[int, int]], common: int
+) -> None:
+    """Eneström-Kakeya, and the eigenvalues: on the circle iff all that falls does so at multiples of one number."""
+    model = mix_model(*((12, common * d, float(rate)) for d, rate in rows), block_tokens=1)
+    kv = NEVER_GROW[layout]
+    replica = replace(model.replica, memory_tokens=10**6, block_tokens=kv.block_tokens, layout=kv)
+    found = model_spectrum(replace(model, replica=replica))
+    held = {"windows": [13] + [9] * 40, "states": [3 * 1024] * 41}[layout]
+    weights = [held[k] * sum(rate for d, rate in rows if common * d > k) for k in range(41)]
+    w = np.array([x for x in weights if x])
+    moduli = np.abs(np.roots(w))
+    on = int(np.count_nonzero(moduli > 1 - 1e-6))
+    assert moduli.max(initial=0) < 1 + 1e-6
+    assert on == (math.gcd(*(common * d for d, _ in rows)) - 1 if layout == "states" or w.size == 1 else 0)
+    assert (found.stable, found.certified, found.unstable_modes) == (on == 0, True, 0)
+    assert found.radius == pytest.approx(moduli.max(initial=0), abs=1e-6)
+    assert (found.radius < 1) == found.stable
+
+
+def test_no_growth_is_decided_however_long_the_outputs() -> None:
+    """Where neither floats nor integers are asked: 100,000 and 150,000 stages, and one more."""
+    kv = KvLayout((Layers(Attention.STATE, 4, 640), Layers(Attention.FULL, 2, 64)), 1 << 20)
+    for other, gcd in ((150_000, 50_000), (150_001, 1)):
+        model = mix_model((100, 100_000, 1.0), (100, other, 1.0))
+        replica = replace(model.replica, memory_tokens=1 << 26, block_tokens=1 << 20, layout=kv)
+        found = stability(replace(model, replica=replica))
+        assert (found.gcd, found.stable, found.certified) == (gcd, gcd == 1, True)
+        assert (found.spectral_radius < 1) == (gcd == 1)
 
 
 def brute_force_min_input(

@@ -1,13 +1,17 @@
 """Published configurations of models with layers of several kinds: what a token costs, and how many parameters."""
 
 import csv
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from slow_blocks import Allocator
 
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.shape import kv_layers
 from kvplan.model.kv_layout import KvLayout, least_block_tokens
+from kvplan.model.replica import held_by_stage
 
 CONFIGS = Path(__file__).resolve().parents[3] / "shared/data/model-configs"
 
@@ -27,13 +31,40 @@ MODELS = {
 }
 
 
+def layout_of(name: str) -> KvLayout:
+    layers = kv_layers(read_model(CONFIGS / f"{name}.json"))
+    return KvLayout(layers, max(16, least_block_tokens(layers)))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_token_costs(name: str) -> None:
-    layers = kv_layers(read_model(CONFIGS / f"{name}.json"))
-    layout = KvLayout(layers, max(16, least_block_tokens(layers)))
+    layout = layout_of(name)
     groups = sum(group.copies for group in layout.groups)
     found = layout.block_tokens, groups, layout.bytes_per_token, layout.fixed_tokens
     assert found == MODELS[name]
+
+
+def allocated(layout: KvLayout, computed: list[int]) -> list[int]:
+    """Pool tokens of a request in the steps from each of these numbers of computed tokens to the next."""
+    kinds = zip(layout.layers, layout.groups, strict=True)
+    tables = [(g, None if one.is_state else Allocator(one, g.block_tokens)) for one, g in kinds]
+    return [
+        layout.block_tokens
+        * sum(g.copies * (1 if table is None else table.step(begin, end - begin, 0)) for g, table in tables)
+        for begin, end in pairwise(computed)
+    ]
+
+
+@pytest.mark.parametrize("tokens", [1_366, 16_384])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_request_takes_what_an_allocator_gives_it(name: str, tokens: int) -> None:
+    """To the block: a prompt that is computed at once, or in chunks of 2,048, and four tokens more."""
+    layout, prompt = layout_of(name), tokens - 4
+    decodes = [prompt, prompt + 1, prompt + 2, prompt + 3, tokens]
+    assert held_by_stage(layout, prompt, 5).tolist() == allocated(layout, [0, *decodes])
+    steps = [*range(0, prompt, 2_048), *decodes]
+    found = layout.pool_tokens(np.array(steps[:-1]), np.array(steps[1:]))
+    assert found.tolist() == allocated(layout, steps)
 
 
 def published() -> list[tuple[str, float]]:

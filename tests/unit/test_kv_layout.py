@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slow_blocks import Allocator
+from tiers import examples
 
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 
@@ -38,15 +39,17 @@ LAYERS = st.builds(
     st.lists(LAYERS, min_size=1, max_size=3),
     st.integers(1, 24),
     st.tuples(st.integers(1, 150), st.integers(1, 80), st.integers(0, 90), st.integers(0, 4)),
+    st.integers(1, 4),
 )
+@examples(70)  # at night 2,000
 def test_pool_tokens_are_those_of_an_allocator(
-    kinds: list[Layers], block: int, request: tuple[int, int, int, int]
+    kinds: list[Layers], block: int, request: tuple[int, int, int, int], states: int
 ) -> None:
     """Kept block by block: one request in chunks of its prompt, then token by token, with slots to spare."""
     layers = tuple(kinds)
     if any(one.is_state for one in layers):
         block = 16 * block
-    layout = KvLayout(layers, block)
+    layout = KvLayout(layers, block, states)
     counts = [one.count for one in layers]
     size = max(counts) if max(counts) * 2 < 3 * min(counts) else min(counts)
     assert layout.group_size == size
@@ -57,7 +60,9 @@ def test_pool_tokens_are_those_of_an_allocator(
         for one in layers
     ]
     for computed, new in steps(prompt, chunk, decode):
-        held = sum(n * (1 if table is None else table.step(computed, new, ahead)) for n, _, table in tables)
+        held = sum(
+            n * (states if table is None else table.step(computed, new, ahead)) for n, _, table in tables
+        )
         found = layout.pool_tokens(np.array([computed]), np.array([computed + new + ahead]))
         assert found.tolist() == [block * held]
 

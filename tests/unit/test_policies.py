@@ -8,8 +8,12 @@ import pytest
 import slow_simulator
 from strategies import one_class
 
+from kvplan.errors import UsageError
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.model.drafts import Drafts
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.simulation import engine, policies
+from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.limits import LIMITS
@@ -47,6 +51,55 @@ def run(name: str, requests: Requests, replica: Replica = TIGHT) -> Outcome:
     scenario = Scenario(ServingModel((one_class(1, 1),), timing, replica), Plan(), requests, ("trace",))
     setup, _ = POLICIES[name].prepare(scenario, Settings(name, GIVEN.get(name, {})))
     return engine.run(POLICIES[name].form_batch, requests, timing, replica, setup, compile=False)
+
+
+WINDOW, FULL = Layers(Attention.WINDOW, 5, 64, 10), Layers(Attention.FULL, 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("layers", "given", "message"),
+    [
+        ((FULL, Layers(Attention.STATE, 2, 64)), {}, "only full attention beside windows of one size"),
+        ((FULL, Layers(Attention.CHUNK, 2, 64, 10)), {}, "only full attention beside windows of one size"),
+        ((FULL, WINDOW, Layers(Attention.WINDOW, 2, 64, 20)), {}, "only full attention beside windows"),
+        ((WINDOW,), {}, "only full attention beside windows of one size"),
+        ((FULL, WINDOW), {"swa_full_tokens_ratio": (0.0,)}, "ratio = 0: a share of the tokens, above 0 and"),
+        (
+            (FULL, WINDOW),
+            {"swa_full_tokens_ratio": (1.5,)},
+            "ratio = 1.5: a share of the tokens, above 0 and",
+        ),
+        (
+            (FULL, WINDOW),
+            {"shed_after": (1.0,)},
+            "shed_after: not modelled beside drafts or layers of several",
+        ),
+        ((FULL, WINDOW), {"prefix_caching": (1.0,)}, "prefix_caching = 1: not modelled beside drafts or"),
+        ((), {"swa_full_tokens_ratio": (0.5,)}, "ratio: the profile has no layers with a window"),
+    ],
+)
+def test_what_sglang_has_no_pools_for_is_refused(
+    layers: tuple[Layers, ...], given: dict[str, tuple[float, ...]], message: str
+) -> None:
+    layout = KvLayout(layers, 16) if layers else None
+    replica = Replica(1600, block_tokens=16, layout=layout)
+    model = ServingModel((one_class(1, 1),), Timing(1.0), replica)
+    scenario = Scenario(model, Plan(), crowd(LENGTHS), ("trace",))
+    with pytest.raises(UsageError, match=message):
+        POLICIES["sglang"].prepare(scenario, Settings("sglang", given))
+
+
+def test_drafts_and_layers_are_refused_where_they_are_not_modelled() -> None:
+    alone = ServingModel((one_class(1, 1),), Timing(1.0), ROOMY)
+    drafting = replace(alone, drafts=Drafts(2, (0.7, 0.5)))
+    layered = replace(alone, replica=Replica(1600, 16, layout=KvLayout((FULL, WINDOW), 16)))
+    for name, model, said in (
+        ("sglang", drafting, "drafts; there are greedy, rate-limited, vllm"),
+        ("mc", layered, "layers of several kinds; there are greedy, rate-limited, sglang, vllm"),
+    ):
+        job = Job(Settings(name, {}), Scenario(model, Plan(), crowd(LENGTHS), ("trace",)))
+        with pytest.raises(UsageError, match=f"policy {name}: not modelled beside {said}$"):
+            job.prepare()
 
 
 def test_every_module_is_a_policy_under_its_own_name_with_a_second_opinion() -> None:

@@ -54,6 +54,14 @@ def test_layers_that_keep_all_are_one_kind() -> None:
     assert parse_profile(one.encode(), "x.toml").model.replica.layout is None
 
 
+def test_layers_alike_are_counted_together() -> None:
+    """In as many tables as anybody likes: they are in groups of one size all the same."""
+    full = '[[gpu.kv]]\nkind = "full"\nlayers = 4\nbytes = 8192\n'
+    apart = changed("layers = 10\n", "layers = 6\n").replace("[timing]", full + "[timing]")
+    found = parse_profile(apart.encode(), "x.toml").model.replica
+    assert found == parse_profile(PROFILE.encode(), "x.toml").model.replica
+
+
 @pytest.mark.parametrize(
     ("caching", "states"), [("", 1), ("prefix_caching = true\n", 2), ("prefix_caching = false\n", 1)]
 )
@@ -97,12 +105,6 @@ def test_a_prefix_cache_that_is_asked_for_keeps_a_second_state(caching: str, sta
         ),
         ("bytes = 8192\nwindow", "bytes = 5000\nwindow", 5, "gpu.block_tokens: 5000 bytes; must divide"),
         (
-            "rate = 1\n",
-            "rate = 1\nshared = 50\n",
-            22,
-            "classes[0].shared: not modelled beside layers of several kinds",
-        ),
-        (
             "kv_blocks = 500\n",
             "kv_blocks = 59\n",
             17,
@@ -115,6 +117,72 @@ def test_what_is_wrong_is_said_in_a_line(old: str, new: str, line: int, message:
         parse_profile(changed(old, new).encode(), "x.toml")
     assert str(error.value).startswith(f"x.toml:{line}: ")
     assert message in str(error.value)
+
+
+WINDOW = 'kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n'
+KINDS = {
+    "window": WINDOW,
+    "chunk": WINDOW.replace('"window"', '"chunk"'),
+    "state": 'kind = "state"\nlayers = 50\nbytes = 131_072\n\n',
+}
+SESSIONS = (
+    '[[sessions]]\nname = "a"\nrate = 0.1\nfirst = 100\nuser = 30\ndecode = 20\nturns = 2\n'
+    'think = { law = "exponential", mean = "10 s" }\n'
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("more", "line", "key"),
+    [
+        ("shared = 50\n", 22, "classes[0].shared"),
+        ("shared = [{ tokens = 30, weight = 0.6 }]\n", 22, "classes[0].shared"),
+        (
+            'reuse = { tokens = 0.8, share = 0.9, gap = { law = "fixed", value = "3 s" }, from = "arrival" }\n',
+            22,
+            "classes[0].reuse",
+        ),
+        (SESSIONS, 22, "sessions[0]"),
+        ("[prefix]\nhit_curve = [[1_000, 0.05], [3_000, 0.1]]\n", 23, "prefix.hit_curve"),
+    ],
+)
+def test_what_requests_share_is_refused_with_the_reason(kind: str, more: str, line: int, key: str) -> None:
+    text = changed(WINDOW, KINDS[kind]) + more
+    with pytest.raises(ProfileError) as error:
+        parse_profile(text.encode(), "x.toml")
+    assert str(error.value) == (
+        f"x.toml:{line}: {key}: not modelled beside layers of several kinds: of windows, chunks and states a prefix "
+        "cache keeps too little"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("memory", "key"),
+    [("memory_tokens = 8000", "memory_tokens"), ('memory = "1 GiB"\nkv_bytes_per_token = 9', "memory")],
+)
+def test_memory_in_tokens_is_refused_beside_any_kind(kind: str, memory: str, key: str) -> None:
+    text = changed(WINDOW, KINDS[kind]).replace("kv_blocks = 500", memory)
+    with pytest.raises(ProfileError) as error:
+        parse_profile(text.encode(), "x.toml")
+    assert str(error.value) == f"x.toml:4: gpu.{key}: not allowed beside [[gpu.kv]]; give kv_blocks"
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "message"),
+    [
+        (KINDS["chunk"].replace("window = 1024\n", ""), 6, "gpu.kv[0]: needs window, the tokens of a chunk"),
+        (
+            KINDS["state"] + "window = 9\n",
+            11,
+            'gpu.kv[0].window: goes with kind = "window" or "chunk", not "state"',
+        ),
+    ],
+)
+def test_a_size_goes_with_windows_and_chunks_alone(kind: str, line: int, message: str) -> None:
+    with pytest.raises(ProfileError) as error:
+        parse_profile(changed(WINDOW, kind).encode(), "x.toml")
+    assert str(error.value) == f"x.toml:{line}: {message}"
 
 
 def test_blocks_without_layers_are_refused() -> None:

@@ -6,11 +6,10 @@ of caches of every size (Mattson, Gecsei, Slutz, Traiger 1970). A tree of sums o
 makes that O(N log N).
 """
 
-import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,7 +55,8 @@ def stack_distances(
     used = np.full(blocks, -1, dtype=np.int64)
     sums = np.zeros(node.size + private_tokens.size + 1, dtype=np.int64)
     fill = _compiled() if node.size >= _COMPILE_FROM else _fill
-    fill(node, begin, looked_up, private_tokens, block_tokens, used, sums, distances)
+    size = np.array([block_tokens])
+    fill(_State(node, begin, looked_up, private_tokens, size, used, sums, distances))
     return distances
 
 
@@ -92,23 +92,30 @@ def knots(size: IntArray, ratio: FloatArray, within: float, most: int) -> IntArr
     return np.array(kept)
 
 
-def _fill(
-    node: Any,
-    begin: Any,
-    looked_up: Any,
-    private_tokens: Any,
-    block: int,
-    used: Any,
-    sums: Any,
-    distances: Any,
-) -> None:
-    """`used` is when each block was used last, -1 before; `sums` a Fenwick tree of the tokens used last each time."""
-    end = sums.size
+class _State(NamedTuple):
+    """What `_fill` works on: as `stack_distances` has it, and when each block was used last (-1 before).
+
+    `sums` is a Fenwick tree of the tokens used last each time; the block's size stands alone in `block_tokens`.
+    """
+
+    node: IntArray
+    begin: IntArray
+    looked_up: IntArray
+    private_tokens: IntArray
+    block_tokens: IntArray
+    used: IntArray
+    sums: IntArray
+    distances: IntArray
+
+
+def _fill(s: _State) -> int:
+    node, used, sums, block = s.node, s.used, s.sums, s.block_tokens[0]
+    end = s.sums.shape[0]
     now = 0
     total = 0
-    for request in range(private_tokens.size):
-        first, last = begin[request], begin[request + 1]
-        for i in range(first, first + looked_up[request]):
+    for request in range(s.private_tokens.shape[0]):
+        first, last = s.begin[request], s.begin[request + 1]
+        for i in range(first, first + s.looked_up[request]):
             then = used[node[i]]
             if then < 0:
                 break  # nobody has had this one, so nobody has had what follows it
@@ -117,14 +124,15 @@ def _fill(
             while place > 0:
                 older += sums[place]
                 place -= place & -place
-            distances[i] = total - older
+            s.distances[i] = total - older
         place = now + 1
         while place < end:
-            sums[place] += private_tokens[request]
+            sums[place] += s.private_tokens[request]
             place += place & -place
-        total += private_tokens[request]
+        total += s.private_tokens[request]
         now += 1
-        for i in range(last - 1, first - 1, -1):
+        for behind in range(1, last - first + 1):
+            i = last - behind
             then = used[node[i]]
             if then < 0:
                 total += block
@@ -139,9 +147,13 @@ def _fill(
                 place += place & -place
             used[node[i]] = now
             now += 1
+    return now
 
 
 @cache
-def _compiled() -> Callable[..., None]:
-    """The same, compiled by numba (a second once, then kept on disk where that is possible)."""
-    return compiling.compiled(_fill, inspect.getsource(sys.modules[__name__]))  # type: ignore[no-any-return]
+def _compiled() -> Callable[[_State], int]:
+    """The same as machine code, kept on disk where that is possible."""
+    file = compiling.file("stack-distances", [sys.modules[__name__]])
+    found = compiling.compiled(_fill, _State, file, {})
+    assert found is not None
+    return found

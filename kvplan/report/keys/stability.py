@@ -45,7 +45,7 @@ STABILITY = Block(
             "stability.certified",
             "Whether the verdict on stability is proved, rounding errors included.",
             formula="winding number of P on |z| = 1 with an error bound; in exact integers where a root is near the "
-            "circle",
+            "circle; none is needed where W_k never rises (Eneström-Kakeya)",
             source="new",
             kind=Kind.TRUTH,
         ),

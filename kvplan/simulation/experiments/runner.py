@@ -39,12 +39,13 @@ class Job(NamedTuple):
     def prepare(self) -> tuple[Setup, dict[str, object]]:
         """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
         model = self.scenario.model
-        if (model.replica.layout is not None or model.drafts is not None) and not self.policy.layers:
-            able = ", ".join(sorted(name for name, policy in POLICIES.items() if policy.layers))
-            raise UsageError(
-                f"policy {self.policy.name}: not modelled beside drafts or layers of several kinds; "
-                f"there are {able}"
-            )
+        for flag, what, given in (
+            ("layers", "layers of several kinds", model.replica.layout),
+            ("drafts", "drafts", model.drafts),
+        ):
+            if given is not None and not getattr(self.policy, flag):
+                able = ", ".join(sorted(name for name, policy in POLICIES.items() if getattr(policy, flag)))
+                raise UsageError(f"policy {self.policy.name}: not modelled beside {what}; there are {able}")
         return self.policy.prepare(self.scenario, self.settings)
 
     def run(

@@ -29,4 +29,5 @@ POLICY = Policy(
     parameters=MOST_RUNNING,
     limits=frozenset(MOST_RUNNING),
     layers=True,
+    drafts=True,
 )

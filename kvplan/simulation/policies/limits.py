@@ -26,11 +26,16 @@ def token_budget(scenario: Scenario, settings: Settings) -> int | None:
     return _limit(settings, TOKENS, scenario.model.replica.max_num_batched_tokens)
 
 
-def patience(settings: Settings) -> float:
+def patience(scenario: Scenario, settings: Settings) -> float:
     """How long a request waits that has never run, seconds; infinite: to the end."""
     seconds = settings.number(SHED_AFTER, math.inf)
     if seconds < 0:
         raise UsageError(f"{settings.policy}.{SHED_AFTER} = {seconds:g}: seconds, 0 or more")
+    looked_up = scenario.model.replica.layout is not None or scenario.requests.drafted is not None
+    if seconds < math.inf and looked_up:
+        raise UsageError(
+            f"{settings.policy}.{SHED_AFTER}: not modelled beside drafts or layers of several kinds"
+        )
     return seconds
 
 

@@ -103,6 +103,8 @@ class Policy(NamedTuple):
         May evict; if not, whoever is admitted stays to the end, as far as the lengths that it goes by are true.
     layers
         Counts what layers of several kinds hold; others count every token of a request.
+    drafts
+        Counts what drafts hold and cost.
     may_livelock
         Can come to a standstill though every request fits when alone.
     """
@@ -119,6 +121,7 @@ class Policy(NamedTuple):
     gathers: bool = False
     evicts: bool = True
     layers: bool = False
+    drafts: bool = False
     may_livelock: bool = False
 
 

@@ -80,4 +80,5 @@ POLICY = Policy(
     parameters={"beta": "admissions per iteration; rate_cap.per_iteration", **MOST_RUNNING},
     limits=frozenset(MOST_RUNNING),
     layers=True,
+    drafts=True,
 )

@@ -49,7 +49,7 @@ def form_batch(s: State) -> None:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; no cap unless one is set."""
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
-    patience_s = patience(settings)
+    patience_s = patience(scenario, settings)
     cap = settings.number("cap", NO_CAP)
     if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")

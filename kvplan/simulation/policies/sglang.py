@@ -16,6 +16,14 @@ is asked for, and needs room for what is not found alone. Full pages of prompts 
 those of answers when the request is done; a retracted one leaves there what had come into it. Leaves go when room
 lacks, and when somebody is retracted, so that 20 tokens for each of those left are free.
 
+Windows beside full attention have a pool of their own (its `SWATokenToKVPoolAllocator`), of `swa_full_tokens_ratio`
+times as many tokens:
+
+- A request frees the pages of a window that it has passed before it takes others, as in `vllm`; those who decode, all
+  of them first.
+- Whoever is admitted needs room in the pool of windows for what is computed now, and for a window at least.
+- A prompt that goes on is cut to what both pools have room for. Where that is nothing, the others decode.
+
 Left out: the page that admission sets aside beyond whole blocks, chunks cut to whole pages, and the flag that spares
 SGLang from asking again until a request has ended.
 """
@@ -23,6 +31,7 @@ SGLang from asking again until a request has ended.
 import numpy as np
 
 from kvplan.errors import UsageError
+from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.simulation.actions import (
     advance,
     append,
@@ -58,14 +67,17 @@ from kvplan.simulation.state import (
     BLOCK,
     CAPACITY,
     ENTERED,
+    FILLED,
     FIRST_WEIGHT,
     HEAD,
     HELD,
+    HOLDS_WINDOWS,
     LENGTH,
     NO_CACHE,
     NOBODY,
     PARKED,
     PARTLY,
+    PASSED,
     PROMISE,
     PROMISED,
     QUEUE,
@@ -76,8 +88,13 @@ from kvplan.simulation.state import (
     TAIL,
     TICK,
     WEIGHT,
+    WINDOW,
+    WINDOWED,
+    WINDOWS,
+    Pools,
     Setup,
     State,
+    pooled,
 )
 
 RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS = range(1, 6)
@@ -94,25 +111,66 @@ def form_batch(s: State) -> None:
     begun = s.counter[PARTLY]
     if s.knobs[EXCESS] > 0 and (begun != NOBODY or next_fits(s, reserve(s))):
         s.knobs[EXCESS] = excess(s)
-    reserved = reserve(s)
-    if begun == NOBODY and not next_fits(s, reserved):
+    reserved, room = reserve(s), window_room(s)
+    budget = int(s.knobs[MAX_TOKENS])
+    if begun == NOBODY and not (next_fits(s, reserved) and window_fits(s, room, budget)):
         decode(s)
         return
+    if begun != NOBODY and pooled(s):
+        budget = min(budget, room_for_more(s, begun))
+        if budget <= 0:
+            decode(s)
+            return
     stand_by(s, 0)
-    budget = int(s.knobs[MAX_TOKENS])
     if begun != NOBODY:
         reserved += outlook(s, begun)
         s.knobs[EXCESS] += longest_left(s, begun) - outlook(s, begun)
-        budget -= compute_prompt(s, begun, budget)
-    while budget > 0 and next_fits(s, reserved):
+        granted = compute_prompt(s, begun, budget)
+        budget -= granted
+        room -= window_need(s, granted)
+    while budget > 0 and next_fits(s, reserved) and window_fits(s, room, budget):
         request = s.list[0, HEAD]
         seat(s, request)
         s.request[request, PARKED] = hold_found(s, request) if caches(s) else 0
         reserved += outlook(s, request)
         s.knobs[EXCESS] += longest_left(s, request) - outlook(s, request)
-        budget -= compute_prompt(s, request, budget)
+        granted = compute_prompt(s, request, budget)
+        budget -= granted
+        room -= window_need(s, granted)
     if caches(s):
         make_room(s, 0)
+
+
+@kernel
+def window_room(s: State) -> int:
+    """Free tokens of the pool of windows."""
+    return int((s.fixed[WINDOWS] - s.counter[WINDOWED]) * s.fixed[BLOCK])
+
+
+@kernel
+def window_need(s: State, tokens: int) -> int:
+    """What it sets aside where so many are computed of a prompt: whole pages, and a window at least."""
+    return int(max(-(-tokens // s.fixed[BLOCK]) * s.fixed[BLOCK], s.fixed[WINDOW]))
+
+
+@kernel
+def window_fits(s: State, room: int, budget: int) -> bool:
+    """Whether the next in line fits into so much of it, with what the budget allows to compute."""
+    if not pooled(s):
+        return True
+    request = s.list[0, HEAD]
+    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
+    return bool(max(min(whole, budget), s.fixed[WINDOW]) <= room)
+
+
+@kernel
+def room_for_more(s: State, request: int) -> int:
+    """Tokens that both pools have room for of a prompt that goes on, once it has freed what its window has passed."""
+    done = s.request[request, PARKED]
+    held = s.blocks[done, FILLED]
+    of_windows = s.fixed[WINDOWS] - s.counter[WINDOWED] + s.request[request, HOLDS_WINDOWS]
+    more = min(s.fixed[CAPACITY] - s.counter[HELD], of_windows + s.blocks[done, PASSED] - held)
+    return int((held + more) * s.fixed[BLOCK] - done)
 
 
 @kernel
@@ -245,17 +303,24 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     seats, tokens = most_running(scenario, settings, _MOST_RUNNING), token_budget(scenario, settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
-    usable = replica.memory_tokens // replica.block_tokens * replica.block_tokens
+    ratio = settings.number(_RATIO, _WINDOW_SHARE)
+    if replica.layout is None and settings.numbers(_RATIO) is not None:
+        raise UsageError(f"sglang.{_RATIO}: the profile has no layers with a window")
+    pools = None if replica.layout is None else two_pools(replica.layout, replica.memory_tokens, ratio)
+    blocks = replica.memory_tokens // replica.block_tokens if pools is None else pools.blocks
+    usable = blocks * replica.block_tokens
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
-    caching, patience_s = prefix_caching(scenario, settings), patience(settings)
+    caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
     setup = as_engines_count(requests)._replace(
         knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
         seats=seats,
         prefix_cache=RADIX_TREE if caching else NO_CACHE,
         shed_after_s=patience_s,
+        capacity_blocks=blocks,
+        pools=pools,
     )
     return setup, {
         "conservativeness": conservativeness,
@@ -264,7 +329,48 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         SHED_AFTER: known(patience_s),
         _MOST_RUNNING: seats,
         TOKENS: tokens,
+        **({} if pools is None else {_RATIO: ratio}),
     }
+
+
+def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
+    """The bytes of the profile's pool as pages of two: the second of windows, with `ratio` times as many tokens.
+
+    Raises
+    ------
+    UsageError
+        There are other layers than full attention and windows of one size, or the windows' pool is no share.
+
+    Examples
+    --------
+    gpt-oss-20b, 1,000 blocks of 16 tokens in 12 layers of 2,048 bytes:
+
+    >>> from kvplan.model.kv_layout import Layers
+    >>> window, full = Layers(Attention.WINDOW, 12, 2048, 128), Layers(Attention.FULL, 12, 2048)
+    >>> pools = two_pools(KvLayout((window, full), 16), 16_000, 0.8)
+    >>> pools.blocks, pools.windows  # 555 + 444, each as many bytes as one of the profile's
+    (555, 444)
+    """
+    if not 0 < ratio <= 1:
+        raise UsageError(f"sglang.{_RATIO} = {ratio:g}: a share of the tokens, above 0 and up to 1")
+    sizes = {one.window for one in layout.layers}
+    if {one.kind for one in layout.layers} != {Attention.FULL, Attention.WINDOW} or len(sizes) != 2:
+        raise UsageError(
+            "policy sglang: of layers of several kinds, only full attention beside windows of one size is modelled; "
+            "there is vllm"
+        )
+    block = layout.block_tokens
+    full, windows = (
+        sum(one.count * one.bytes for one in layout.layers if one.kind is kind)
+        for kind in (Attention.FULL, Attention.WINDOW)
+    )
+    memory = memory_tokens // block * layout.block_bytes
+    tokens = int(memory / (full + ratio * windows))
+    window = max(one.window or 0 for one in layout.layers)
+    per_token = layout.block_bytes // layout.block_tokens
+    return Pools(
+        window, tokens // block, int(tokens * ratio) // block, full * block, windows * block, per_token
+    )
 
 
 def ratios(conservativeness: float) -> tuple[float, float, float]:
@@ -282,6 +388,7 @@ def ratios(conservativeness: float) -> tuple[float, float, float]:
     return first, least, (first - least) / _DECAY_ITERATIONS
 
 
+_RATIO, _WINDOW_SHARE = "swa_full_tokens_ratio", 0.8
 _MOST_RUNNING = "max_running_requests"
 
 POLICY = Policy(
@@ -296,7 +403,9 @@ POLICY = Policy(
         **PATIENCE,
         _MOST_RUNNING: MOST_RUNNING[SEQUENCES],
         TOKENS: "most tokens of prompts in an iteration; the profile's",
+        _RATIO: "tokens of the pool of windows, as a share of the other's, where there are windows; 0.8",
     },
     engine=True,
     limits=frozenset(LIMITS),
+    layers=True,
 )

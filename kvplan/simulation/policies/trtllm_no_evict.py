@@ -65,7 +65,7 @@ def admit_promised(s: State, budget: int) -> None:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
-    patience_s = patience(settings)
+    patience_s = patience(scenario, settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
     longest = np.maximum(requests.input_tokens, 1) + np.array(max_new, dtype=np.int64)[requests.class_index]

@@ -4,8 +4,6 @@ Memory is counted as the engine does: tokens computed so far, in whole blocks, o
 ends a prefill emits a token whose KV is computed in the next one.
 """
 
-import math
-
 import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
@@ -180,11 +178,12 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
 @kernel
 def compute_prompt(s: State, request: int, budget: int) -> int:
     """Compute the next part of a sequence; returns its tokens."""
-    blocks, granted = further_blocks(s, request, budget), granted_tokens(s, request, budget)
-    s.counter[HELD] += blocks
-    if layered(s):
-        s.request[request, HOLDS] += blocks
+    granted = granted_tokens(s, request, budget)
     done = s.request[request, PARKED] + granted
+    if layered(s):
+        compute(s, request, done - granted, done)
+    else:
+        s.counter[HELD] += further_blocks(s, request, budget)
     if granted > 1:
         s.counter[PROMPTS] += granted
     if done == whole_tokens(s, request, s.request[request, STAGE]):
@@ -206,11 +205,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     watermark = watermark_share(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    caching, patience_s = prefix_caching(scenario, settings), patience(settings)
-    if patience_s < math.inf and (replica.layout is not None or scenario.requests.drafted is not None):
-        raise UsageError(
-            f"{settings.policy}.{SHED_AFTER}: not modelled beside drafts or layers of several kinds"
-        )
+    caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
     setup = as_engines_count(scenario.requests)._replace(
         knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
         capacity_blocks=blocks,
@@ -265,4 +260,5 @@ POLICY = Policy(
     engine=True,
     limits=frozenset(LIMITS),
     layers=True,
+    drafts=True,
 )

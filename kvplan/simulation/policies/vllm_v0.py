@@ -84,7 +84,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     replica = scenario.model.replica
     watermark = vllm.watermark_share(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
-    patience_s = patience(settings)
+    patience_s = patience(scenario, settings)
     blocks = replica.memory_tokens // replica.block_tokens
     setup = as_engines_count(scenario.requests)._replace(
         knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),

@@ -67,7 +67,7 @@ def _target() -> Any:
 
 
 class Loop:
-    """A function `loop(state, *whole numbers)` of object code, see `kvplan.simulation.translate`."""
+    """A function `loop(state, *whole numbers)` of object code, see `kvplan.compiling.translate`."""
 
     def __init__(self, code: bytes, numbers: int) -> None:
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())

@@ -4,12 +4,13 @@ A file that is damaged, or cannot be written, costs a compilation and a line on 
 """
 
 import hashlib
+import inspect
 import os
-import pickle
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from kvplan.version import __version__
@@ -44,46 +45,40 @@ def lasts() -> bool:
     return path is not None and os.access(path, os.W_OK)
 
 
-def file(name: str, *made_of: str) -> str | None:
-    """Where code is kept that is made of these texts; None where nothing is."""
-    path, texts = folder(), "\0".join(made_of)
-    return path and os.path.join(path, f"{name}-{_DIGEST(texts.encode()).hexdigest()[:32]}")
+def file(name: str, modules: Iterable[ModuleType], which: str = "") -> str | None:
+    """Where code is kept that is made of what these modules say; None where nothing is."""
+    from kvplan.compiling import native, translate
+
+    path = folder()
+    if path is None:
+        return None
+    texts = sorted(inspect.getsource(module) for module in {*modules, native, translate})
+    digest = _DIGEST("\0".join((which, native.machine(), *texts)).encode()).hexdigest()
+    return os.path.join(path, f"{name}-{digest[:32]}")
 
 
-def compiled(function: Callable[..., Any], made_of: str) -> Any:
-    """A function compiled by numba, or loaded: compiled anew once the text `made_of` is another one."""
-    import numba
+def compiled(
+    loop: Callable[..., int],
+    state: type[tuple[Any, ...]],
+    kept: str | None,
+    constants: dict[Callable[..., Any], bool],
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Callable[..., int] | None:
+    """A loop on a state as machine code, from a file or made and kept there; None if it is not to go on.
 
-    dispatcher: Any = numba.njit(nogil=True)(function)
-    if hasattr(dispatcher, "_cache"):  # it has none where numba is told to compile nothing
-        dispatcher._cache = _Cache(function.__name__, numba.__version__, made_of)
-    return dispatcher
+    See `kvplan.compiling.translate` for what a loop, a state and `constants` are.
+    """
+    from kvplan.compiling import native
 
+    code = load(kept)
+    if code is None:
+        from kvplan.compiling.translate import translated
 
-class _Cache:
-    """What numba asks of a cache: a file for each signature, which begins with the digest of the rest."""
-
-    def __init__(self, name: str, *made_of: str) -> None:
-        self._name, self._made_of, self.cache_path = name, made_of, folder()
-
-    def _file(self, signature: Any, codegen: Any) -> str | None:
-        return file(self._name, *self._made_of, repr((signature, codegen.magic_tuple())))
-
-    def load_overload(self, signature: Any, target: Any) -> Any:
-        """The compiled function; None if it has to be compiled."""
-        from numba.core.compiler import CompileResult
-
-        rebuild: Any = CompileResult._rebuild
-        target.refresh()
-        content = load(self._file(signature, target.codegen()))
-        return None if content is None else rebuild(target, *pickle.loads(content))
-
-    def save_overload(self, signature: Any, result: Any) -> None:
-        """Keep it, if that is possible."""
-        from numba.core import serialize
-
-        dumps: Any = serialize.dumps
-        save(self._file(signature, result.codegen), dumps(result._reduce()))
+        code = native.object_code(translated(loop, state, constants), goes_on)
+        if code is None:
+            return None
+        save(kept, code)
+    return native.Loop(code, len(inspect.signature(loop).parameters) - 1)
 
 
 def load(file: str | None) -> bytes | None:

@@ -3,7 +3,7 @@
 A kernel has whole numbers, floats and truth values, and a variable stays what it first was. It reads and writes
 elements of the state's arrays, calls kernels, and has `if`, `while`, and `for` over a `range`; all else is refused with
 a `TypeError`. Elements are counted from the end where an index is negative, and nothing checks the ends. Types follow
-from annotations, so that there is nothing to infer: numba, which can do far more, takes ten times as long.
+from annotations, so that there is nothing to infer, and little time to take.
 """
 
 import ast
@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-
-from kvplan.model import FloatArray
+from numpy.typing import NDArray
 
 INT, FLOAT, BOOL, VOID = ir.IntType(64), ir.DoubleType(), ir.IntType(1), ir.VoidType()
 _ANNOTATED = {"int": INT, "float": FLOAT, "bool": BOOL}
@@ -62,7 +61,7 @@ class _Unit:
         self.constants, self._functions = constants, dict[Any, ir.Function]()
         columns = inspect.get_annotations(state) or inspect.get_annotations(state.__mro__[1])
         self.fields = list(columns)
-        self.elements = [FLOAT if kind == FloatArray else INT for kind in columns.values()]
+        self.elements = [FLOAT if kind == NDArray[np.float64] else INT for kind in columns.values()]
         self.state = ir.LiteralStructType(
             [part for element in self.elements for part in (element.as_pointer(), INT, INT)]
         )
@@ -426,6 +425,8 @@ class _Body:
                 return self.b.mul(a, b) if whole else self.b.fmul(a, b)
             case ast.Div():
                 return self.b.fdiv(self.as_type(a, FLOAT), self.as_type(b, FLOAT))
+            case ast.BitAnd() if whole:
+                return self.b.and_(a, b)
         if not whole or not isinstance(node.op, ast.FloorDiv | ast.Mod):
             raise self.refused(node)
         rest = self.b.srem(a, b)  # of the sign of a, in Python of that of b
