@@ -217,7 +217,7 @@ def _of_cycle(model: ServingModel, report: Report) -> dict[str, Figure]:
         "tau_w": Figure(
             "τ_w",
             "mean iteration time of the cycle, s",
-            cycle.throughput_per_iteration / cycle.throughput_rps,
+            cycle.throughput_per_iteration / cycle.throughput_rps if cycle.throughput_rps else None,
         ),
         "x_low": Figure("x_low", "completions per iteration that whole requests keep", worst.throughput),
         "tau_low": Figure("τ_low", "iteration time while they do, s", worst.iteration_time_s),

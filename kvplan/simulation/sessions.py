@@ -239,7 +239,7 @@ def with_reuse(
         Requests(arrival, kind, kind, kind), [c.shared for c in model.classes], rng
     ).prefixes
     assert roots is not None
-    ends = np.append(begins[1:], True)
+    ends = np.append(begins, True)[1:]
     none = np.full(chain.size, -1)
     return _in_order(
         Requests(

@@ -127,6 +127,28 @@ def test_groups_with_endless_names_do_not_fill_the_screen(
     assert messages.endswith(", …\n")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Avg prompt throughput: {'1' * 5000} tokens/s, Avg generation throughput: 9.0 tokens/s, Running: 4 reqs, "
+        "Waiting: 0 reqs, GPU KV cache usage: 4.6%, Prefix cache hit rate: 0.0%",
+        "GPU KV cache usage: 4..6%",
+        f"vLLM API server version {'1' * 5000}.2",
+        f"decode_log_interval={'1' * 5000}",
+        f"Prefill batch. #new-token: {'1' * 5000}",
+    ],
+    ids=lambda line: line[:30],
+)
+def test_numbers_of_a_log_that_are_none_are_passed_over(run: Run, tmp_path: Path, line: str) -> None:
+    path, log = tmp_path / "serve.log", Path(__file__).parents[2] / "docs/example/serve.log"
+    path.write_text(f"{log.read_text()}INFO 03-02 10:00:00 [loggers.py:259] Engine 000: {line}\n")
+    whole, found = (run("calibrate", str(one), "--capacity", "41408") for one in (log, path))
+    assert (whole[0], found[0]) == (0, 0)
+    assert (
+        parse_profile(found[1].encode(), "").model.timing == parse_profile(whole[1].encode(), "").model.timing
+    )
+
+
 def test_markdown_has_the_plot_in_a_fence(run: Run, table: str) -> None:
     code, text, _ = run("calibrate", table, "--format", "markdown")
     assert code == 0

@@ -41,6 +41,23 @@ def test_a_class_however_rare_is_served(
     assert code == (1 if overloaded else 0), capfd.readouterr().err
 
 
+ENDLESS = """schema = 1
+name = "answers so long that the budget of the fluid map ends before the first"
+gpu = { memory_tokens = 272161381, block_tokens = 16, prefix_caching = false }
+timing = { d0 = 0.308, d3 = 0.00235 }
+classes = [{ name = "a", input = 2244, decode = { uniform = [228945, 242617] }, rate = 87.0 }]
+"""
+
+
+@pytest.mark.nightly
+def test_a_cycle_of_which_nothing_was_seen_to_be_done_is_explained(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "endless.toml"
+    file.write_text(ENDLESS)
+    assert main(["explain", "worst_cycle.throughput_rps", str(file)]) == 0, capfd.readouterr().err
+
+
 STEEP = """schema = 1
 name = "an equilibrium where the law is steeper than any linear one that fits"
 gpu = { memory_tokens = 429959, block_tokens = 16, max_num_batched_tokens = 927 }

@@ -94,6 +94,11 @@ def test_vllm_arguments_give_the_limits() -> None:
     assert limits(parsed(chunked, TOKENS)) == (None, None, 2048)
 
 
+def test_a_limit_that_no_profile_can_have_limits_nothing() -> None:
+    endless = ARGUMENTS.replace("'max_num_seqs': 32", f"'max_num_seqs': {'1' * 5000}")
+    assert limits(parsed(SERVER, endless, TOKENS)) == (32, None, 8192)
+
+
 def test_sglang_states_limits_in_one_line() -> None:
     assert limits(parsed(SGLANG)) == (None, 33, 8192)
     whole = SGLANG.replace("chunked_prefill_size=8192", "chunked_prefill_size=-1")

@@ -130,6 +130,12 @@ def test_more_that_is_still_to_be_asked_for_than_memory_holds_is_refused() -> No
         with_reuse(first, model, rng(), requests=5)
 
 
+def test_so_many_users_that_no_request_is_left_for_others_leave_none() -> None:
+    model = ServingModel((CHAT,), LAW, Replica(9000))
+    first = poisson(heads(model), rng(), requests=0, horizon_s=None)
+    assert with_reuse(first, model, rng(), requests=0).arrival_s.size == 0
+
+
 def served(policy: str, requests: Requests, model: ServingModel, end_s: float) -> Outcome:
     scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes))
     setup, _ = POLICIES[policy].prepare(scenario, Settings(policy, {"prefix_caching": (1.0,)}))

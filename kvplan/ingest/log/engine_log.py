@@ -18,6 +18,7 @@ from kvplan.ingest.log.pool import Pool, find_pool, most_blocks
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica
 from kvplan.model.kv_layout import KvLayout, least_block_tokens
+from kvplan.profile.laws import MAX_MEMORY_TOKENS
 from kvplan.units import format_number, format_percent, format_tokens
 
 LOGS = (vllm.LOG, sglang.LOG, tensorrt_llm.LOG, tgi.LOG)
@@ -219,10 +220,11 @@ class _Reader:
             self._begun = True
             self._waiting.clear()
         limits = {
-            (log.engine, name): whole(found[1])
+            (log.engine, name): limit
             for log in LOGS
             for name, form in log.limits
-            if (found := form.search(text))
+            # one beyond all that a profile may say limits nothing
+            if (found := form.search(text)) and (limit := whole(found[1])) <= MAX_MEMORY_TOKENS
         }
         limits |= {(log.engine, UNIFIED): number for log in LOGS if log.unified and log.unified.search(text)}
         statement = _statement(number, text)

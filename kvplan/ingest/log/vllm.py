@@ -13,7 +13,7 @@ BLOCKS = Capacity(
     re.compile(rf"\b(?:GPU|cuda|rocm|xpu|hpu|tpu|neuron) blocks: {NUMBER}", re.IGNORECASE), in_blocks=True
 )
 BLOCK_SIZE = argument("block_size")
-VERSION = re.compile(r"(?:API server version|LLM engine \(v) ?v?(\d+)\.(\d+)")
+VERSION = re.compile(r"(?:API server version|LLM engine \(v) ?v?(\d{1,9})\.(\d{1,9})")
 HIT_RATE = re.compile(
     r"\bPrefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
 )  # in a line of statistics; V0: in the next one

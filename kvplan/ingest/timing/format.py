@@ -213,14 +213,16 @@ def row_of(document: Document) -> Row:
 
 
 def floats(found: re.Match[str] | None) -> list[float] | None:
-    """Numbers of a line; None where one of them is not, or the line has another form.
+    """Numbers of a line; None where one of them is none that can be, or the line has another form.
 
     Examples
     --------
     >>> floats(re.search("([0-9]+) of ([0-9.]+)", "3 of 1.5")), floats(None)
     ([3.0, 1.5], None)
+    >>> floats(re.search("([0-9]+)", "9" * 400))
     """
     try:
-        return [float(text) for text in found.groups()] if found else None
+        values = [float(text) for text in found.groups()] if found else []
     except ValueError:
         return None
+    return values if values and max(values) <= _MOST else None

@@ -9,8 +9,8 @@ _DECODE = re.compile(
     r"Decode batch[.,] #running-req: (\d+), #(?:full )?token: (\d+),"
     r"(?:(?!Decode batch).)*?gen throughput \(token/s\): ([\d.]+)"
 )
-_PREFILL = re.compile(r"Prefill batch[.,](?:(?!Prefill batch).)*?#new-token: (\d+)")
-_INTERVAL = re.compile(r"decode_log_interval=(\d+)")
+_PREFILL = re.compile(r"Prefill batch[.,](?:(?!Prefill batch).)*?#new-token: (\d{1,12})(?!\d)")
+_INTERVAL = re.compile(r"decode_log_interval=(\d{1,12})(?!\d)")
 _DEFAULT_INTERVAL = 40  # decode batches from one line to the next
 
 

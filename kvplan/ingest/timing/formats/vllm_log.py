@@ -60,8 +60,8 @@ class _Reader:
     def line(self, number: int, text: str) -> None:
         if self._collector.given_tokens is None:
             self._state(text)
-        if found := _USAGE.search(text):
-            self._usage = float(found[1])
+        if values := floats(_USAGE.search(text)):
+            self._usage = values[0]
         if found := vllm.VERSION.search(text):
             self._version = int(found[1]), int(found[2])
         if "Iteration(" in text:
