@@ -309,7 +309,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     replica, requests = scenario.model.replica, scenario.requests
     ratio = settings.number(_RATIO, _WINDOW_SHARE)
     if replica.layout is None and settings.numbers(_RATIO) is not None:
-        raise UsageError(f"sglang.{_RATIO}: the profile has no layers with a window")
+        raise UsageError(f"sglang.{_RATIO} = {ratio:g}: the profile has no layers with a window")
     pools = None if replica.layout is None else two_pools(replica.layout, replica.memory_tokens, ratio)
     blocks = replica.memory_tokens // replica.block_tokens if pools is None else pools.blocks
     usable = blocks * replica.block_tokens
