@@ -150,7 +150,8 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     lack. Who is admitted needs tokens of the second for what the budget lets it compute now, and for a window at
     least, beside those computed or admitted in this same iteration, which set aside as much in whole pages, of what
     was free at first. A prompt that goes on computes no more than both pools have pages for, once it has freed what
-    its window has passed; where that is nothing, the others decode.
+    its window has passed; where that is nothing, the others decode; where none of them is left then, it goes
+    on.
 
 Two rules are additions without which runs would not end: the cap's idle iterations, and the drain.
 """
@@ -1194,6 +1195,8 @@ class LayeredSglang(Sglang):
 
     def form(self, drain: bool) -> list[Request]:
         super().form(drain)
+        if self.resident == [self.begun] and self.begun.granted == 0:
+            self.compute_prompts()
         return [request for request in self.resident if request.granted > 0]
 
     def kv_held(self, batch: list[Request]) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import small_runs
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from layered_campaign import FIRST, campaign, table
 from oracles import SlowMap
@@ -102,7 +102,21 @@ def two_pools(draw: st.DrawFn) -> Case:
     return replace(case, replica=replica, parameters=parameters)
 
 
+GIVES_WAY = Case(  # a prompt that goes on waits for a page, and the only one who decodes is retracted
+    Requests(np.zeros(2), np.array([0, 6]), np.array([13, 12]), np.zeros(2, dtype=np.int64)),
+    Timing(1.0, d1=0.01, d2=0.02),
+    Replica(
+        308,
+        4,
+        max_num_batched_tokens=8,
+        layout=KvLayout((Layers(WINDOW, 1, 16, 14), Layers(FULL, 1, 16)), 4),
+    ),
+    {"swa_full_tokens_ratio": (0.1,), "conservativeness": (0.0,), "max_new": (30.0,) * small_runs.CLASSES},
+)
+
+
 @given(two_pools())
+@example(GIVES_WAY)
 @examples(60)
 def test_windows_have_a_pool_of_their_own_in_sglang(case: Case) -> None:
     agree("sglang", case, small_runs.run("sglang", case))

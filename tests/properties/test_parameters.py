@@ -16,6 +16,7 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import ITERATIONS, new_state
 
 EVERY = [(name, key) for name, policy in POLICIES.items() for key in policy.parameters]
+SHARES = ("alpha", "watermark", "assume", "prefix_caching", "swa_full_tokens_ratio")  # 1 at most
 RUBBISH = (1e19, 1e308, -1.0, 0.0, math.nan, math.inf, -math.inf)
 MODEL = ServingModel((RequestClass("a", 5, (7,), (1.0,), 0.01),), Timing(1.0), Replica(60))
 FEW = Requests(np.arange(3.0), np.full(3, 5), np.full(3, 7), np.zeros(3, dtype=np.int64))
@@ -52,7 +53,7 @@ def test_rubbish_is_refused_in_one_line(name: str, key: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [one for one in EVERY if one[1] not in ("alpha", "watermark", "assume", "prefix_caching")],
+    [(name, key) for name, key in EVERY if key not in SHARES],
 )
 def test_the_largest_that_is_not_refused_runs(name: str, key: str) -> None:
     largest, others = 10**6 if key == "shortest" else LARGEST, needed(name, key)

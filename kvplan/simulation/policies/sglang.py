@@ -22,7 +22,8 @@ times as many tokens:
 - A request frees the pages of a window that it has passed before it takes others, as in `vllm`; those who decode, all
   of them first.
 - Whoever is admitted needs room in the pool of windows for what is computed now, and for a window at least.
-- A prompt that goes on is cut to what both pools have room for. Where that is nothing, the others decode.
+- A prompt that goes on is cut to what both pools have room for. Where that is nothing, the others decode; where none
+  of them is left then, it goes on.
 
 Left out: the page that admission sets aside beyond whole blocks, chunks cut to whole pages, and the flag that spares
 SGLang from asking again until a request has ended.
@@ -111,16 +112,19 @@ def form_batch(s: State) -> None:
     begun = s.counter[PARTLY]
     if s.knobs[EXCESS] > 0 and (begun != NOBODY or next_fits(s, reserve(s))):
         s.knobs[EXCESS] = excess(s)
-    reserved, room = reserve(s), window_room(s)
     budget = int(s.knobs[MAX_TOKENS])
+    if begun != NOBODY and pooled(s):
+        if room_for_more(s, begun) <= 0:
+            decode(s)
+            if s.list[group_list(s, 0), LENGTH] > 0:
+                return
+        budget = min(budget, room_for_more(s, begun))
+        if budget <= 0:
+            return
+    reserved, room = reserve(s), window_room(s)
     if begun == NOBODY and not (next_fits(s, reserved) and window_fits(s, room, budget)):
         decode(s)
         return
-    if begun != NOBODY and pooled(s):
-        budget = min(budget, room_for_more(s, begun))
-        if budget <= 0:
-            decode(s)
-            return
     stand_by(s, 0)
     if begun != NOBODY:
         reserved += outlook(s, begun)
@@ -305,7 +309,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     replica, requests = scenario.model.replica, scenario.requests
     ratio = settings.number(_RATIO, _WINDOW_SHARE)
     if replica.layout is None and settings.numbers(_RATIO) is not None:
-        raise UsageError(f"sglang.{_RATIO}: the profile has no layers with a window")
+        raise UsageError(f"sglang.{_RATIO} = {ratio:g}: the profile has no layers with a window")
     pools = None if replica.layout is None else two_pools(replica.layout, replica.memory_tokens, ratio)
     blocks = replica.memory_tokens // replica.block_tokens if pools is None else pools.blocks
     usable = blocks * replica.block_tokens
