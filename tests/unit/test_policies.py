@@ -75,7 +75,7 @@ WINDOW, FULL = Layers(Attention.WINDOW, 5, 64, 10), Layers(Attention.FULL, 1, 64
             "shed_after: not modelled beside drafts or layers of several",
         ),
         ((FULL, WINDOW), {"prefix_caching": (1.0,)}, "prefix_caching = 1: not modelled beside drafts or"),
-        ((), {"swa_full_tokens_ratio": (0.5,)}, "ratio: the profile has no layers with a window"),
+        ((), {"swa_full_tokens_ratio": (0.5,)}, "ratio = 0.5: the profile has no layers with a window"),
     ],
 )
 def test_what_sglang_has_no_pools_for_is_refused(
