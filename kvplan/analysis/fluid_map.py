@@ -34,8 +34,9 @@ _REST_TOLERANCE = (
 _INCOMMENSURABLE = 0.6180339887498949
 _DISTURBANCE = 0.2
 _DOUBLINGS = 5  # of a run that has not settled
+_LONGER = 1.5  # times; less is not worth another run
 MAX_STEPS = 120_000_000  # iterations times rows of a run, about a second
-_MOST_ITERATIONS = 1 << 19  # of requests so long that these are not enough, a second as well
+_MOST_ITERATIONS = 1 << 18  # of requests so long that these are not enough, a second as well
 _MOST_PAGED = 1 << 22  # stages times places in a page where prompts end
 _UNSETTLED = 4  # times fewer where the budget cannot settle it
 
@@ -523,7 +524,7 @@ def find_attractor(system: FluidMap, masses: FloatArray) -> Cycle:
     for longer in range(_DOUBLINGS + 1):
         iterations = min(usual << longer, most)
         found = _second_half(system, run(system, masses, iterations))
-        if found.settled or iterations == most:
+        if found.settled or most < _LONGER * iterations:
             break
     return found._replace(settled=found.settled and usual <= most)
 

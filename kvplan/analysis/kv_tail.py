@@ -32,7 +32,7 @@ _BISECTIONS = 60
 _PMF_POINTS = 1 << 16
 _PMF_STANDARD_DEVIATIONS = 40
 _PMF_LARGEST_JUMPS = 8
-_MAX_JUMP = 1 << 22  # steps of the lattice; for longer requests the saddlepoint alone is used
+_MAX_JUMP = 1 << 22  # pages; for longer requests the saddlepoint alone is used
 PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
 
 
@@ -357,7 +357,7 @@ def usage_pmf(held: StageWeights, per_stage: FloatArray, *, max_points: int = _P
     Returns
     -------
     UsagePmf or None
-        None where a request holds more than four million steps of the lattice.
+        None where a request holds more than four million pages.
 
     References
     ----------
@@ -371,7 +371,7 @@ def usage_pmf(held: StageWeights, per_stage: FloatArray, *, max_points: int = _P
     [0.135335, 0.270671, 0.270671]
     """
     lattice, largest = held.lattice_tokens, float(held.largest.max())
-    if largest > _MAX_JUMP * lattice:
+    if largest > _MAX_JUMP * float(held.block_tokens):
         return None
     mean, std = float(per_stage @ held.footprint), math.sqrt(float(per_stage @ held.squares))
     span = (mean + _PMF_STANDARD_DEVIATIONS * std + _PMF_LARGEST_JUMPS * largest) / lattice + 2

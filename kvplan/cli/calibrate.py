@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvplan.ingest.model.hardware import Gpu
     from kvplan.ingest.model.roofline import Roofline
     from kvplan.ingest.model.shape import ModelShape
+    from kvplan.ingest.timing.drafts import DraftRuns
     from kvplan.ingest.timing.reading import Measured
     from kvplan.layout.calibration import Calibration
     from kvplan.profile.reading import Profile
@@ -153,10 +154,15 @@ def _fitted(
 ) -> str:
     from kvplan.ingest import profile_text
     from kvplan.ingest.timing import text as timing_text
+    from kvplan.ingest.timing.drafts import read_drafts
     from kvplan.ingest.timing.reading import listed, read_groups
     from kvplan.layout import calibration
 
     kept = read_base(base, silent=format is not FitFormat.TOML)
+    if (drafts := read_drafts(files[0], group)) is not None:
+        if len(files) > 1:
+            raise UsageError(f"{files[1]}: runs with drafts are fitted alone")
+        return _drafted(drafts, kept, base is None, format, output)
     known = kept.model.replica.memory_tokens if base is not None else None
     groups = read_groups(files, capacity_tokens=capacity, assumed_tokens=known, group=group)
     if format is FitFormat.TOML and len(groups) > 1:
@@ -176,6 +182,23 @@ def _fitted(
         replica=None if base is not None else f"replica of {files[0].name}",
         default_base=base is None,
     ).text
+
+
+def _drafted(
+    measured: "DraftRuns", base: "Profile", default_base: bool, format: FitFormat, output: Path | None
+) -> str:
+    from kvplan.ingest.profile_text import composed
+    from kvplan.ingest.timing.drafts import drafts_part, fit_drafts
+    from kvplan.layout import drafts
+
+    found = fit_drafts(measured)
+    section = drafts.build(found)
+    if format is not FitFormat.TOML:
+        return sections_text([section], output, as_markdown=format is FitFormat.MARKDOWN)
+    say_section(section)
+    known = base.model.drafts
+    part = drafts_part(found, lookahead=known is None or known.lookahead)
+    return composed(base, [part], source=measured.source, default_base=default_base).text
 
 
 def _calibrated(
@@ -198,7 +221,10 @@ def _calibrated(
     else:
         prior = None if wanted else priors.of_measured(measured)
     believed = wanted or prior is not None
-    prior = prior or priors.Prior(base.model.timing, base.source)
+    drafts, timing = base.model.drafts, base.model.timing
+    if wanted and drafts is not None:
+        say("note: what is measured is taken to be without the drafts of the base")
+    prior = prior or priors.Prior(timing if drafts is None else drafts.unslowed(timing), base.source)
     replica = base.model.replica if wanted else None
     with progress_bar() as progress:
         fit = fit_measured(

@@ -23,6 +23,7 @@ from kvplan.cli.common import (
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
+    from kvplan.ingest.drafts import ObservedDrafts
     from kvplan.ingest.hits import ObservedHits
     from kvplan.ingest.profile_text import Part
     from kvplan.profile.reading import Profile
@@ -55,6 +56,7 @@ def log(
         file,
         replica=f"replica of {file.name}",
         hits=found.hits,
+        drafts=found.drafts,
         output=output,
     )
 
@@ -109,6 +111,7 @@ def metrics(
         replica=f"replica of {file.name}" if found.memory_tokens is not None else None,
         traffic=file.name if found.classes else None,
         hits=found.hits,
+        drafts=found.drafts,
         output=output,
     )
 
@@ -177,11 +180,20 @@ def _write(
     replica: str | None = None,
     traffic: str | None = None,
     hits: "ObservedHits | None" = None,
+    drafts: "ObservedDrafts | None" = None,
     output: Path | None,
 ) -> None:
     """Write the profile with these parts measured, and say what there is to say."""
     from kvplan.ingest.profile_text import composed
 
+    if drafts is not None:
+        from kvplan.ingest.drafts import drafts_part
+
+        part = drafts_part(drafts, kept, file.name)
+        if part is None:
+            notes = (*notes, "accepted drafts go into a --base with [speculative], which says what they cost")
+        else:
+            parts = (*parts, part)
     profile = composed(
         kept, parts, source=str(file), replica=replica, traffic=traffic, default_base=base is None
     )

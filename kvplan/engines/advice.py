@@ -300,6 +300,8 @@ def advise(
         if cap is not None
         else limits([one.candidate for one in chosen]).get(LIMITS[Kind.RUNNING], math.inf)
     )
+    number = 0 if model.drafts is None else model.drafts.tokens
+    drafts = (engine.drafts(number),) if number and engine.drafts is not None else ()
     return Advice(
         engine=engine,
         headroom=gate.headroom({}),
@@ -307,7 +309,7 @@ def advise(
         together=all_at_once,
         mentions=engine.mentions(report, model, plan, cap_set),
         notes=(*_of_cap(cap, broken), *_notes(engine, report, model, without, requests)),
-        planned=tuple(planned(engine, report, model)),
+        planned=(*drafts, *planned(engine, report, model)),
     )
 
 

@@ -122,6 +122,8 @@ class Engine(NamedTuple):
         None where the engine has no bound on its queue.
     finds_prefixes
         Whether its policy has a prefix cache.
+    drafts
+        Sets how many drafts the profile has in an iteration, of a number; None where the policy knows of none.
     """
 
     name: str
@@ -134,6 +136,7 @@ class Engine(NamedTuple):
     note: str = ""
     mentions: Callable[[Report, ServingModel, Plan, float], tuple[Mention, ...]] = _no_mentions
     assigns: str = " "
+    drafts: Callable[[int], Planned] | None = None
 
     def settings_for(self, model: ServingModel) -> tuple[Setting, ...]:
         """What can be set, one of a kind."""

@@ -35,6 +35,16 @@ def queue_limit(report: Report, model: ServingModel, plan: Plan, cap: float) -> 
     return (mention,)
 
 
+def drafts(tokens: int) -> Planned:
+    """The number of drafts; which model makes them the profile does not know."""
+    return Planned(
+        "--speculative-config",
+        f"'{{\"num_speculative_tokens\": {tokens}}}'",
+        "the drafts of an iteration in the profile; what makes them, its method and model, belongs in it too",
+        "vLLM 0.8.2 and later.",
+    )
+
+
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
@@ -80,4 +90,5 @@ ENGINE = Engine(
     ),
     queue=_QUEUE,
     mentions=queue_limit,
+    drafts=drafts,
 )

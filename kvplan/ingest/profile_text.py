@@ -11,6 +11,7 @@ import tomli
 
 from kvplan.errors import ProfileError
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
+from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Quantiles
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.reuse import Reuse, SharedPrompt
@@ -19,7 +20,7 @@ from kvplan.profile.schema import MAX_SOURCE, Gpu
 from kvplan.version import __version__
 
 _TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
-_TABLES = ("gpu", "timing", "plan", "gate", *_TRAFFIC_TABLES)
+_TABLES = ("gpu", "timing", "speculative", "plan", "slo", "cost", "gate", *_TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
@@ -122,7 +123,7 @@ def replica_part(base: Profile, values: Mapping[str, Any], about: Iterable[str],
     return Part(
         "gpu",
         (*about, *kept),
-        _table("gpu", table),
+        table_text("gpu", table),
         origin,
         tuple(key for key in rest if key not in _CONVENTIONS),
     )
@@ -231,6 +232,31 @@ def timing_text(
     return "\n".join(["[timing]", *(f"{name} = {text}" for name, text in table.items())])
 
 
+def speculative_text(drafts: Drafts) -> str:
+    """TOML of drafts.
+
+    Examples
+    --------
+    >>> print(speculative_text(Drafts(2, (0.75, 0.61), draft_s=1.02e-3, overhead_s=1.28e-3, lookahead=False)))
+    [speculative]
+    tokens = 2
+    accepted = [0.75, 0.61]
+    draft_time = "1.02 ms"
+    verify_time = 0
+    overhead = "1.28 ms"
+    lookahead = false
+    """
+    table = {
+        "tokens": str(drafts.tokens),
+        "accepted": _value(list(drafts.accepted)),
+        "draft_time": _duration(drafts.draft_s),
+        "verify_time": _duration(drafts.verify_s),
+        "overhead": _duration(drafts.overhead_s),
+        "lookahead": _value(drafts.lookahead),
+    }
+    return "\n".join(["[speculative]", *(f"{name} = {text}" for name, text in table.items())])
+
+
 def _with_overhead(base: Profile, part: Part) -> Part:
     """A timing keeps what a request of `base` takes outside the engine, unless it says that itself."""
     overhead = base.model.request_overhead_s
@@ -286,7 +312,7 @@ def _joined(
     text = [
         comment([about]),
         f"schema = 1\nname = {_value(_name(base.name, replica, traffic))}",
-        _table("provenance", {f.name: _origin(getattr(origins, f.name)) for f in fields(Provenance)}),
+        table_text("provenance", {f.name: _origin(getattr(origins, f.name)) for f in fields(Provenance)}),
     ]
     text += [tables[name] for name in _TABLES if name in tables]
     return parse_profile(("\n\n".join(text) + "\n").encode(), "<composed>")
@@ -301,6 +327,8 @@ def _provenance(base: Profile, parts: Sequence[Part], default_base: bool) -> Pro
     found = {}
     for part in parts:
         name = "workload" if part.table == "classes" else part.table
+        if name not in Provenance.__dataclass_fields__:
+            continue
         found[name] = _together(part, getattr(kept, name), base.source) if part.kept else part.origin
     return replace(kept, **found)
 
@@ -385,7 +413,7 @@ def _kept(base: Profile, names: Sequence[str]) -> dict[str, str]:
             return verbatim
     except tomli.TOMLDecodeError:
         pass
-    return {key: _table(key, table) for key, table in wanted.items()}
+    return {key: table_text(key, table) for key, table in wanted.items()}
 
 
 def _sections(text: str) -> dict[str, str]:
@@ -406,14 +434,14 @@ def _sections(text: str) -> dict[str, str]:
     return {name: "\n\n".join(texts) for name, texts in found.items()}
 
 
-def _table(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+def table_text(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
     """A table, or each of a list of tables, written anew."""
     header, tables = (f"[{name}]", [value]) if isinstance(value, Mapping) else (f"[[{name}]]", value)
     written = []
     for table in tables:
         within = {k: v for k, v in table.items() if (name, k) == _WITHIN}
         lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if k not in within]
-        written += ["\n".join([header, *lines]), *(_table(f"{name}.{k}", v) for k, v in within.items())]
+        written += ["\n".join([header, *lines]), *(table_text(f"{name}.{k}", v) for k, v in within.items())]
     return "\n\n".join(written)
 
 

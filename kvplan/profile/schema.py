@@ -63,7 +63,7 @@ from kvplan.units import (
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 _MOST_LAYERS = 10_000
-_MOST_DRAFTS = 100
+MOST_DRAFTS = 100
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
@@ -626,8 +626,8 @@ class Speculation(_Table):
 
     model_config = ConfigDict(title="Speculative decoding")
 
-    tokens: Annotated[int, Field(ge=1, le=_MOST_DRAFTS)] = _about("Drafts of an iteration.")
-    accepted: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=_MOST_DRAFTS)] = _about(
+    tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = _about("Drafts of an iteration.")
+    accepted: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MOST_DRAFTS)] = _about(
         "How often each draft is accepted, of all iterations: never increasing, of as many drafts at least."
     )
     draft_time: _Cost = _about("Time of a draft in an iteration, whatever runs.")

@@ -11,7 +11,7 @@ from command import run
 from hypothesis import settings
 from tiers import COMMIT
 
-CASES = {"profiles": 50, "files": 50, "invariants": 8, "faults": 3}
+CASES = {"profiles": 40, "files": 30, "invariants": 4, "faults": 2}
 
 
 @pytest.mark.parametrize("kind", CASES)

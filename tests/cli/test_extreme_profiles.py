@@ -1,5 +1,6 @@
 """Every command takes any profile that is valid: classes so rare that a float cannot hold what they add."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,27 @@ gpu = { memory_tokens = 272161381, block_tokens = 16, prefix_caching = false }
 timing = { d0 = 0.308, d3 = 0.00235 }
 classes = [{ name = "a", input = 2244, decode = { uniform = [228945, 242617] }, rate = 87.0 }]
 """
+
+
+HUGE = """schema = 1
+name = "requests of one length, which is a billion"
+gpu = { memory_tokens = 1_000_000_000_000, block_tokens = 1, prefill = "disaggregated" }
+timing = { d0 = 0.01 }
+classes = [{ name = "a", input = 999_999_999, decode = 1, rate = 0.001 }]
+"""
+
+
+def test_pages_by_the_billion_are_not_counted_one_by_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "huge.toml"
+    file.write_text(HUGE)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 33, most))
+    try:
+        assert main(["analyze", str(file), "--format", "json"]) == 0, capfd.readouterr().err
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 @pytest.mark.nightly

@@ -10,8 +10,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "kvplan", "simulate", "tool-calls-h100", "--policy", "greedy"]
-COMMAND += ["--requests", "60000", "--format", "csv"]
+CODE = """
+import numpy as np
+from kvplan.analysis.fluid_map import fluid_map, run
+from kvplan.model import Weights
+
+lone = fluid_map(Weights(np.array([3.0]), np.array([3])), np.ones(1), np.array([2.0]), 12.0)
+print(run(lone, np.zeros(3), 7, compile_above=0).completed.tolist())
+"""
+COMMAND = [sys.executable, "-c", CODE]
 
 
 def process(folder: Path, prepare: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:

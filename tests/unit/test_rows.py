@@ -229,7 +229,7 @@ def servegen(folder: Path) -> Path:
         json.dumps(
             {
                 "0": {"input_tokens": "{10: 0.5, 20: 0.5}", "output_tokens": "{4: 1.0}"},
-                "600": {"input_tokens": "{10: 1.0}", "output_tokens": "{4: 0.25, 8: 0.75}"},
+                "600": {"input_tokens": "{10: 1.0}", "output_tokens": "{4: 0.25, 8: 0.75, 9: 0}"},
                 "1200": {"input_tokens": "{}", "output_tokens": "{}"},
             }
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.drafts import ObservedDrafts, drafts_text, observed
 from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.log import sglang, tensorrt_llm, tgi, vllm
 from kvplan.ingest.log.forms import BATCHED, BLOCK, SEQS, UNIFIED, Capacity, EngineLog, whole
@@ -60,6 +61,8 @@ class EngineLimits:
         Of the file; empty for lines from elsewhere.
     hits
         Of the prefix cache. None: this start states none.
+    drafts
+        Accepted ones. None: this start states none.
     notes
         What was assumed, what else the log says, and what does not fit.
     layout
@@ -76,6 +79,7 @@ class EngineLimits:
     stated_in: str
     sha256: str
     hits: ObservedHits | None
+    drafts: ObservedDrafts | None
     notes: tuple[str, ...]
     layout: KvLayout | None = None
 
@@ -167,6 +171,8 @@ class _StartUp:
     hit_rate: tuple[float, int] | None = None  # the last one, percent, and its line
     computed: int = 0
     found: int = 0
+    drafted: int = 0  # tokens
+    accepted: tuple[float, ...] = ()  # of them by position, times drafted tokens
 
     def includes(self, new: _Statement) -> bool:
         """Whether a statement is of another rank or another pool of this start, and not of a later start."""
@@ -203,6 +209,21 @@ class _StartUp:
             return ObservedHits(self.found / total, counted)
         return None
 
+    @property
+    def drafts(self) -> ObservedDrafts | None:
+        """What was accepted of drafts, over the whole run."""
+        if not self.drafted:
+            return None
+        stated = f"{format_tokens(self.drafted)} tokens drafted, by its lines of metrics"
+        return observed([share / self.drafted for share in self.accepted], stated)
+
+    def count_drafts(self, drafted: int, accepted: list[float]) -> None:
+        """Of another number of drafts than before, what came before does not count."""
+        if len(accepted) != len(self.accepted):
+            self.drafted, self.accepted = 0, (0.0,) * len(accepted)
+        self.drafted += drafted
+        self.accepted = tuple(a + drafted * b for a, b in zip(self.accepted, accepted, strict=True))
+
     def chosen(self) -> _Statement:
         return min(reversed(self.telling()), key=self.tokens)
 
@@ -237,7 +258,7 @@ class _Reader:
         else:
             self._waiting.update(limits)
         if self.starts and not self._begun:
-            self._count_hits(self.starts[-1], number, text)
+            self._count(self.starts[-1], number, text)
         last = self._stated_before(number)
         if last and last.log.concurrency and (found := last.log.concurrency.search(text)):
             ranks = _ranks(text[: found.start()])
@@ -248,13 +269,15 @@ class _Reader:
                     )
 
     @staticmethod
-    def _count_hits(start: _StartUp, number: int, text: str) -> None:
+    def _count(start: _StartUp, number: int, text: str) -> None:
         log = start.log
         if log.hit_rate and (found := log.hit_rate.search(text)):
             start.hit_rate = float(found[1]), number
         if log.computed_and_found and (found := log.computed_and_found.search(text)):
             start.computed += whole(found[1])
             start.found += whole(found[2])
+        if log.accepted and (found := log.accepted.search(text)):
+            start.count_drafts(whole(found[1]), [float(share) for share in found[2].split(", ")])
 
     def _stated_before(self, number: int) -> _StartUp | None:
         """The start that stated a capacity in this line or right before it."""
@@ -327,6 +350,7 @@ def _limits(starts: list[_StartUp], source: str, base: Replica | None) -> Engine
         stated_in=used.text,
         sha256="",
         hits=start.hits,
+        drafts=start.drafts,
         notes=tuple(_notes(starts, used, pool)),
         layout=pool.layout if pool else None,
     )
@@ -398,6 +422,8 @@ def _notes(starts: list[_StartUp], used: _Statement, pool: Pool | None) -> Itera
         yield f"{len(replicas)} data-parallel engines; this is the capacity of one"
     if start.hits is not None:
         yield hits_text(start.hits)
+    if start.drafts is not None:
+        yield drafts_text(start.drafts)
     if used.concurrency is not None and pool is None:
         length, times = used.concurrency.tokens, used.concurrency.requests
         memory = start.tokens(used)

@@ -40,6 +40,8 @@ class EngineLog(NamedTuple):
         Prompt tokens of a batch, those computed and those found.
     concurrency : pattern or None
         A length in tokens and how many requests of it fit, said right after the capacity.
+    accepted : pattern or None
+        Tokens drafted since the last such line, and the share of drafts accepted at each position.
     unified : pattern or None
         Layers of several kinds are all given the memory of full attention.
     block_tokens
@@ -56,6 +58,7 @@ class EngineLog(NamedTuple):
     hit_rate: re.Pattern[str] | None = None
     computed_and_found: re.Pattern[str] | None = None
     concurrency: re.Pattern[str] | None = None
+    accepted: re.Pattern[str] | None = None
     unified: re.Pattern[str] | None = None
     block_tokens: int = 1
 

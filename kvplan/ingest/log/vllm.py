@@ -25,7 +25,7 @@ LOG = EngineLog(
     words=(
         *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
-        "Hybrid KV cache manager",
+        *("Hybrid KV cache manager", "SpecDecoding metrics"),
     ),
     capacities=(TOKENS, BLOCKS),
     limits=(
@@ -37,6 +37,9 @@ LOG = EngineLog(
     start="vLLM API server version",
     hit_rate=HIT_RATE,
     concurrency=re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x"),
+    accepted=re.compile(
+        r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
+    ),
     unified=re.compile(r"Hybrid KV cache manager is disabled"),
     block_tokens=BLOCK_TOKENS,
 )

@@ -6,12 +6,14 @@ replica.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.drafts import ObservedDrafts, drafts_text, observed
 from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.lengths import MAX_INPUT_TOKENS
 from kvplan.ingest.metrics import sglang, vllm
@@ -49,6 +51,8 @@ class ServerMetrics:
         Tokens, by sum and count of the histograms.
     hits
         Of the prefix cache. None: not exported, or nothing was looked up.
+    drafts
+        Accepted ones. None: not exported, or there were none.
     notes
         What was assumed or left out, and what does not fit.
     """
@@ -67,6 +71,7 @@ class ServerMetrics:
     mean_input: float | None
     mean_decode: float | None
     hits: ObservedHits | None
+    drafts: ObservedDrafts | None
     notes: tuple[str, ...]
 
 
@@ -143,7 +148,7 @@ class _Reader:
         seconds, rate_from = self.period(interval_s, now_s) if requests else (math.inf, "")
         rate = requests / seconds / self.engines if requests else None
         memory, block = self.capacity()
-        hits = self.hits()
+        hits, drafts = self.hits(), self.drafts()
         return ServerMetrics(
             source=late.source,
             engine=names.engine,
@@ -159,6 +164,7 @@ class _Reader:
             mean_input=prompts.mean if prompts and prompts.count else None,
             mean_decode=generations.mean if generations and generations.count else None,
             hits=hits,
+            drafts=drafts,
             notes=tuple(self.notes),
         )
 
@@ -263,6 +269,26 @@ class _Reader:
                 found = ObservedHits(math.fsum(rates) / len(rates), f"by {name} at that moment")
         if found is not None:
             self.notes.append(f"{hits_text(found)}; the classes take none of that into account")
+        return found
+
+    def drafts(self) -> ObservedDrafts | None:
+        """What was accepted of drafts, by position."""
+        if self.names.drafts is None:
+            return None
+        drafts, accepted = self.names.drafts
+        counts = self.increase(accepted)
+        if not counts or not (times := self.total(drafts)):
+            return None
+        by_position: dict[int, float] = {}
+        for key, value in counts.items():
+            text = dict(key).get("position", "")
+            if re.fullmatch(r"\d{1,3}", text, re.ASCII) is None:
+                message = f"position={text[:20]!r}; must be a whole number"
+                raise ProfileError(self.late.source, message, key=accepted)
+            by_position[int(text)] = by_position.get(int(text), 0.0) + value
+        shares = [by_position[position] / times for position in sorted(by_position)]
+        found = observed(shares, f"drafted {format_number(times)} times, by {drafts}")
+        self.notes.append(drafts_text(found))
         return found
 
     def period(self, interval_s: float | None, now_s: float | None) -> tuple[float, str]:

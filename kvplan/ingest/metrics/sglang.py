@@ -22,6 +22,7 @@ METRICS = EngineMetrics(
     preemptions=("sglang:num_retracted_requests_total", "sglang:num_retracted_reqs_total"),
     hits=(("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),),
     hit_rates=("sglang:cache_hit_rate",),
+    drafts=None,
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms=(

@@ -33,8 +33,9 @@ class EngineMetrics:
     """What an engine calls its metrics, after a common prefix and a colon; the first that is there counts.
 
     `hits` are counters of prompt tokens that the prefix cache found and of those looked up, `hit_rates` gauges of what
-    it finds. `capacity` names the metric, and `capacities` reads it for each engine, with notes; `without_histograms`
-    says why a server may not export lengths.
+    it finds; `drafts` are counters of iterations with drafts and of those accepted at each position. `capacity` names
+    the metric, and `capacities` reads it for each engine, with notes; `without_histograms` says why a server may not
+    export lengths.
     """
 
     engine: str
@@ -45,6 +46,7 @@ class EngineMetrics:
     preemptions: tuple[str, ...]
     hits: tuple[tuple[str, str], ...]
     hit_rates: tuple[str, ...]
+    drafts: tuple[str, str] | None
     capacity: str
     capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"
     without_histograms: str

@@ -36,6 +36,7 @@ METRICS = EngineMetrics(
         ("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),  # before 0.9
     ),
     hit_rates=("vllm:gpu_prefix_cache_hit_rate",),  # V0; -1 without a cache
+    drafts=("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total"),
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms="vLLM exports them unless it runs with --disable-log-stats",

@@ -17,6 +17,7 @@ from kvplan.ingest.timing.format import (
     Row,
     TableFormat,
     csv_rows,
+    names,
     row_of,
 )
 from kvplan.ingest.timing.formats import FORMATS
@@ -26,6 +27,8 @@ from kvplan.ingest.timing.samples import RequestLog, Samples, Series
 from kvplan.ingest.timing.sweep import Sweep
 
 Measured = Samples | Sweep
+DRAFTS = names("drafts numspeculativetokens")
+EMITTED = names("meanacceptancelength tokensperiteration")
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
@@ -155,6 +158,8 @@ def _parsed(
     else:
         header = next(csv.reader([first]))
         format = _table(map(plain_name, header))
+        if tells_of_drafts(header):
+            raise UsageError(f"{source}: runs with drafts come from a file of their own, and not by a pipe")
         filled = ((number, line) for number, line in numbered if line.strip())
         if format is not None:
             _add_table(format, csv_rows(source, header, filled), collector)
@@ -169,6 +174,12 @@ def _parsed(
         f"prompt_throughput, gen_throughput, running and kv_cache_pct; the file begins {shown(first)}",
         line=number,
     )
+
+
+def tells_of_drafts(header: Iterable[str]) -> bool:
+    """Whether a table has runs with different numbers of drafts, which `kvplan.ingest.timing.drafts` reads."""
+    columns = set(map(plain_name, header))
+    return all(columns & set(names) for names in (DRAFTS, EMITTED))
 
 
 def _table(columns: Iterable[str]) -> TableFormat | None:

@@ -56,6 +56,7 @@ class _Reader:
         self._averages: list[_Average] = []
         self._version: tuple[int, int] | None = None
         self._details = False
+        self._drafts = False
 
     def line(self, number: int, text: str) -> None:
         if self._collector.given_tokens is None:
@@ -64,6 +65,7 @@ class _Reader:
             self._usage = values[0]
         if found := vllm.VERSION.search(text):
             self._version = int(found[1]), int(found[2])
+        self._drafts |= "SpecDecoding metrics" in text
         if "Iteration(" in text:
             self._details = True
             self._iteration(number, text)
@@ -78,6 +80,11 @@ class _Reader:
 
     def end(self) -> None:
         for one in self._averages:
+            if self._drafts:
+                self._collector.skip(
+                    "an average of iterations with drafts, which emit several tokens", one.line
+                )
+                continue
             if self._details:
                 self._collector.skip("an average, where iterations are logged one by one", one.line)
                 continue

@@ -146,7 +146,8 @@ def _distribution(text: str, most: int) -> _LengthShares:
     shares = np.array([float(share) for share in table.values()])
     if not usable or not (all(map(_sensible, shares.tolist())) and shares.any()):
         raise ValueError(f"lengths must be from 0 to {most:,}, shares 0 or from {_TINY:g} to {_HUGE:g}")
-    return np.array([int(length) for length in table], dtype=np.int64), shares / shares.sum()
+    seen = shares > 0
+    return np.array([int(length) for length in table], dtype=np.int64)[seen], shares[seen] / shares.sum()
 
 
 FORMAT = DescriptionFormat("ServeGen client", _recognises, _read)

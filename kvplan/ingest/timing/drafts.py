@@ -1,0 +1,206 @@
+"""What drafts cost, from runs with different numbers of them: an iteration takes τ + e_c + k·e0 + v·k·B (theory §11).
+
+Of each run are known the number k of drafts, the tokens that an iteration emits on average, the time between two tokens
+of a request, and how many requests B ran. The time of an iteration is the time between tokens, times the tokens. τ is
+that of a run without drafts, of as many requests.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.profile_text import Part, speculative_text
+from kvplan.ingest.text_file import STANDARD_INPUT, lines_of
+from kvplan.ingest.timing.format import Row, csv_rows, names
+from kvplan.ingest.timing.reading import DRAFTS, EMITTED, listed, tells_of_drafts
+from kvplan.model import FloatArray, Knowledge, Origin
+from kvplan.model.drafts import Drafts
+from kvplan.profile.schema import MOST_DRAFTS
+from kvplan.units import format_percent
+from kvplan.version import __version__
+
+_BETWEEN = {**names("tpotms itlms meantpotms meanitlms", 1e-3), **names("tpots itls")}
+_BATCH = names("sequences concurrency maxconcurrency batch batchsize running", 1.0)
+_GROUP = "method"
+
+
+class DraftRun(NamedTuple):
+    """A run: drafts, tokens of an iteration, seconds between tokens, requests at a time."""
+
+    drafts: int
+    emitted: float
+    between_s: float
+    sequences: float
+
+    @property
+    def iteration_s(self) -> float:
+        return self.emitted * self.between_s
+
+
+class DraftRuns(NamedTuple):
+    """Those of one file and one method of drafting, ordered."""
+
+    source: str
+    sha256: str
+    method: str
+    runs: tuple[DraftRun, ...]
+
+
+class DraftsFit(NamedTuple):
+    """What was fitted, and the error of the times between tokens, of the runs and of each foretold from the others.
+
+    `drafts.tokens` is the number with the least time between tokens, among the runs of the most requests.
+    """
+
+    measured: DraftRuns
+    drafts: Drafts
+    fitted_s: tuple[float, ...]
+    held_out_s: tuple[float | None, ...]
+    tells_verifying: bool
+
+
+def read_drafts(path: Path, method: str | None = None) -> DraftRuns | None:
+    """The runs of a table with the columns drafts, mean_acceptance_length and tpot_ms; None where it is none.
+
+    A column `sequences` says how many requests ran at once, 1 without it; `method` parts ways of drafting. Rows without
+    drafts belong to all of them.
+
+    Raises
+    ------
+    UsageError
+        There are several methods and none is chosen, or a run without drafts is missing.
+    ProfileError
+        A value cannot be, with its line.
+    """
+    if path is STANDARD_INPUT or not path.is_file():  # what can be read once
+        return None
+    with lines_of(path) as lines:
+        header = next(csv.reader([next(iter(lines), "")]), [])
+        if not tells_of_drafts(header):
+            return None
+        numbered = ((number, line) for number, line in enumerate(lines, 2) if line.strip())
+        try:
+            rows = [(row.text(_GROUP), _run(row)) for row in csv_rows(str(path), header, numbered)]
+        except csv.Error as error:
+            raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
+    methods = sorted({name for name, run in rows if run.drafts})
+    chosen = methods[0] if method is None and len(methods) == 1 else method
+    if chosen not in methods:
+        wrong = (
+            f"{len(methods)} ways of drafting; choose one with --group" if method is None else repr(method)
+        )
+        raise UsageError(f"{path}: {wrong}; there are: {listed(methods) or 'none'}")
+    runs = tuple(sorted(run for name, run in rows if name == chosen or not run.drafts))
+    plain = {run.sequences for run in runs if not run.drafts}
+    if missing := sorted({run.sequences for run in runs} - plain):
+        raise UsageError(
+            f"{path}: no run without drafts of {missing[0]:g} requests at a time, to compare with"
+        )
+    return DraftRuns(str(path), lines.sha256, chosen, runs)
+
+
+def _run(row: Row) -> DraftRun:
+    drafts, emitted = row.number(DRAFTS), row.number(EMITTED)
+    if drafts != int(drafts) or drafts > MOST_DRAFTS:
+        message = f"{drafts:g}; must be a whole number, at most {MOST_DRAFTS}"
+        raise ProfileError(row.source, message, key="drafts", line=row.line)
+    if not 1 <= emitted <= drafts + 1:
+        message = f"{emitted:g}; must be from 1 to {drafts + 1:g}, with {drafts:g} drafts"
+        raise ProfileError(row.source, message, key="mean_acceptance_length", line=row.line)
+    between_s, sequences = row.number(_BETWEEN), row.number(_BATCH, default=1.0)
+    if not (between_s > 0 and sequences > 0):
+        raise ProfileError(row.source, "times and sequences must be more than 0", line=row.line)
+    return DraftRun(int(drafts), emitted, between_s, sequences)
+
+
+def fit_drafts(measured: DraftRuns) -> DraftsFit:
+    """Least squares of the relative error of iterations, no term below 0; with one batch e0 has v·B in it.
+
+    Examples
+    --------
+    >>> runs = [DraftRun(k, e, (8 + k + 0.01 * k * b) / 1e3 / e, b) for k, e in ((1, 1.7), (3, 2.5)) for b in (1, 50)]
+    >>> plain = [DraftRun(0, 1.0, 7e-3, b) for b in (1, 50)]
+    >>> found = fit_drafts(DraftRuns("", "", "", (*plain, *runs))).drafts
+    >>> [round(cost * 1e3, 6) for cost in (found.overhead_s, found.draft_s, found.verify_s)], found.accepted
+    ([1.0, 1.0, 0.01], (0.7, 0.4, 0.4))
+    """
+    plain = {run.sequences: run.between_s for run in measured.runs if not run.drafts}
+    runs = [run for run in measured.runs if run.drafts]
+    tells = len({run.sequences for run in runs}) > 1
+    costs = _costs(runs, plain, tells)
+    fitted = tuple(_between_s(costs, run, plain) for run in runs)
+    held_out = tuple(
+        _between_s(_costs(rest, plain, tells), run, plain) if len({r.drafts for r in rest}) > 1 else None
+        for run in runs
+        for rest in [[other for other in runs if other != run]]
+    )
+    most = max(plain)
+    fastest = min((run for run in runs if run.sequences == most), key=lambda run: run.between_s)
+    overhead_s, draft_s, verify_s = costs.tolist()
+    drafts = Drafts(fastest.drafts, _accepted(runs), draft_s, verify_s, overhead_s)
+    return DraftsFit(measured, drafts, fitted, held_out, tells)
+
+
+def _terms(run: DraftRun, tells: bool) -> list[float]:
+    return [1.0, run.drafts, run.drafts * run.sequences * tells]
+
+
+def _costs(runs: Sequence[DraftRun], plain: dict[float, float], tells: bool) -> FloatArray:
+    """e_c, e0 and v, seconds."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+    seconds = np.array([run.iteration_s for run in runs])
+    more = seconds - [plain[run.sequences] for run in runs]
+    found, _ = nnls(np.array([_terms(run, tells) for run in runs]) / seconds[:, None], more / seconds)
+    return np.asarray(found)
+
+
+def _between_s(costs: FloatArray, run: DraftRun, plain: dict[float, float]) -> float:
+    more = float(costs @ _terms(run, tells=True))
+    return (plain[run.sequences] + more) / run.emitted
+
+
+def _accepted(runs: Sequence[DraftRun]) -> tuple[float, ...]:
+    """How often each position is accepted: what one draft more emits; between numbers that were not run, evenly."""
+    from scipy.optimize import isotonic_regression
+
+    emitted = {0: 1.0}
+    for k in sorted({run.drafts for run in runs}):
+        emitted[k] = float(np.mean([run.emitted for run in runs if run.drafts == k]))
+    rates: list[float] = []
+    for few, many in pairwise(emitted):
+        rates += [(emitted[many] - emitted[few]) / (many - few)] * (many - few)
+    falling = isotonic_regression(rates, increasing=False).x
+    return tuple(np.clip(falling, 0.0, 1.0).round(4).tolist())
+
+
+def drafts_part(found: DraftsFit, *, lookahead: bool) -> Part:
+    """The table [speculative] of what was fitted."""
+    measured = found.measured
+    name = Path(measured.source).name
+    about = [
+        f"Drafts{f' by {measured.method}' if measured.method else ''}: fitted by kvplan {__version__} to "
+        f"{len(found.fitted_s)} runs of {name} (sha256 {measured.sha256}); mean error of the time between tokens "
+        f"{format_percent(mean_error(found, found.fitted_s))}.",
+        "tokens: the number with the least time between tokens of those that were run.",
+    ]
+    if not found.tells_verifying:
+        about.append(
+            "All runs have as many requests at a time: what verifying costs is in draft_time, and verify_time is 0, "
+            "which is too little for more requests."
+        )
+    body = speculative_text(replace(found.drafts, lookahead=lookahead))
+    return Part("speculative", tuple(about), body, Origin(Knowledge.MEASURED, name))
+
+
+def mean_error(found: DraftsFit, foretold_s: Sequence[float | None]) -> float:
+    """Of the times between tokens, relative, of the runs with drafts that something is foretold for."""
+    runs = [run for run in found.measured.runs if run.drafts]
+    off = [abs(b / run.between_s - 1) for run, b in zip(runs, foretold_s, strict=True) if b is not None]
+    return float(np.mean(off)) if off else 0.0
