@@ -27,6 +27,7 @@ import shipped
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
 from kvplan.analysis.latency import Latency, latency
 from kvplan.model import Plan, Prompt, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.drafts import Drafts
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Job, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
@@ -147,6 +148,7 @@ _SHIPPED = (
     "tool-calls-h100",
     "two-tier-99-125",
     "two-tier-100-125",
+    "eagle-3-h100",
 )
 _SMALL, _MIDDLE, _LARGE = (
     Timing(8e-3, 5e-8, 25e-6, 20e-6),
@@ -158,6 +160,8 @@ _SPREAD = replace(
     prompts=(Prompt(100, 0.4), Prompt(800, 0.3), Prompt(3000, 0.2), Prompt(8000, 0.1)),
 )
 _CHAT, _RAG = _one(300, "exponential", 150, 3.0, "chat"), _one(4000, "fixed", 100, 1.0, "rag")
+_THREE = Drafts(3, (0.7, 0.49, 0.343), draft_s=0.9e-3, verify_s=8e-6)
+_FIVE = Drafts(5, (0.5, 0.25, 0.125, 0.06, 0.03), draft_s=0.5e-3, verify_s=30e-6, overhead_s=1e-3)
 _OTHERS = {
     "chat": ServingModel((_one(200, "fixed", 400),), _SMALL, Replica(1_000_000, 16)),
     "assistant": ServingModel((_one(1155, "fixed", 211),), _MIDDLE, Replica(94_160, 16)),
@@ -184,6 +188,12 @@ _OTHERS = {
         (_one(12_000, "exponential", 250),),
         Timing(12e-3, 4e-8, 30e-6, 10e-6),
         Replica(3_000_000, 16, max_num_batched_tokens=2048),
+    ),
+    "three drafts": ServingModel(
+        (_one(1000, "fixed", 200),), _THREE.slowed(_SMALL), Replica(400_000, 16), drafts=_THREE
+    ),
+    "chat and documents, five drafts": ServingModel(
+        (_CHAT, _RAG), _FIVE.slowed(Timing(12e-3, 6e-8, 40e-6, 15e-6)), Replica(500_000, 16), drafts=_FIVE
     ),
 }
 

@@ -158,7 +158,8 @@ def notes(
     if model.drafts is not None:
         found.append(
             f"{model.drafts.tokens} drafts in each iteration but that of a prompt: d0 and d3 count drafting and "
-            "verifying, and a request holds the slots of drafts. Nested WAIT and latencies are not computed."
+            "verifying, and a request holds the slots of drafts. ITL is of iterations, which emit a token or more. "
+            "Nested WAIT is not computed."
         )
     if replica.layout is not None:
         found.append(

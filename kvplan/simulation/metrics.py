@@ -605,7 +605,7 @@ class _Run:
         finished = self.finished[order]
         first = batch_edges(self.completed)[:-1]
         passed = _some((self.outcome.finish_s - self.outcome.first_token_s)[order], finished)
-        gaps = _some((self.requests.decode_tokens - 1)[order], finished).astype(np.float64)
+        gaps = _some((self.requests.iterations() - 1)[order], finished).astype(np.float64)
         return ratio_half_width(np.add.reduceat(passed, first), np.add.reduceat(gaps, first))
 
     def batches(self) -> dict[str, FloatArray]:

@@ -46,6 +46,14 @@ def test_an_objective_of_the_command_line_takes_the_place_of_the_profiles(run: R
     assert looser["rate_rps"] > own["rate_rps"]
 
 
+def test_drafts_have_goodput_and_latency_per_iteration(run: Run) -> None:
+    """Iterations of a request take longer than one with nobody: d0 and what five drafts of EAGLE-3 cost."""
+    found = document(run, "analyze", "eagle-3-h100", "--slo", "itl_s.mean <= 20 ms")
+    assert found["latency"]["itl_s"]["mean"] > 7.07e-3 + 1.28e-3 + 5 * 1.02e-3
+    assert found["goodput"]["binding"] == "itl_s.mean"
+    assert found["load"]["offered_rps"] < found["goodput"]["rate_rps"] < found["load"]["sustainable_rps"]
+
+
 def test_without_objectives_and_price_there_is_neither(run: Run) -> None:
     found = document(run, "analyze", "tool-calls-h100")
     assert found["goodput"] == dict.fromkeys(("rate_rps", "binding", "reason", "at_least_rps"))

@@ -1,7 +1,18 @@
 """Latencies by the closed form are those of simulations: what the campaign says of some profiles."""
 
 import pytest
-from latency_campaign import JUDGING, NAMED, RANDOM, REQUESTS, Compared, compare, named_at_shares, profile
+from latency_campaign import (
+    JUDGING,
+    NAMED,
+    RANDOM,
+    REQUESTS,
+    Compared,
+    at_share,
+    compare,
+    named,
+    named_at_shares,
+    profile,
+)
 
 # Prompts so long or so many that what waits lengthens the iterations that let it wait, seen and not solved.
 KNOWN_MISSES = {
@@ -20,6 +31,13 @@ def test_a_few_random_profiles(number: int) -> None:
     found = compare(str(number), profile(number), RANDOM, 30_000)
     assert found.reason is None
     assert found.misses(RANDOM) == []
+
+
+def test_drafts_at_most_of_what_can_be_sustained() -> None:
+    model = at_share(named()["chat and documents, five drafts"], 0.6)
+    found = compare("drafts", model, NAMED, 20_000)
+    assert found.reason is None
+    assert found.misses(NAMED) == []
 
 
 @pytest.mark.nightly

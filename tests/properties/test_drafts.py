@@ -162,6 +162,19 @@ def test_iterations_are_those_simulated(load: float) -> None:
     assert np.mean([r.iteration_time_s for r in runs.results]) == pytest.approx(tau, rel=0.015)
 
 
+def test_the_interval_of_itl_counts_iterations() -> None:
+    """Drafts that are always accepted: 41 tokens in the iterations of 21 without."""
+    drafts, law = Drafts(1, (1.0,)), Timing(8e-3, d2=25e-6)
+
+    def itl(decode: int, drafts: Drafts | None) -> tuple[float, float]:
+        one = RequestClass("a", 500, (decode,), (1.0,), 20.0)
+        model = ServingModel((one,), law, Replica(10**7), drafts=drafts)
+        runs = study.study(model, Plan(), Load(requests=5_000), options.chosen(["vllm"], []), [0])
+        return runs.results[0].ci95["itl_s.mean"]
+
+    assert itl(41, drafts) == pytest.approx(itl(21, None))
+
+
 @given(st.integers(0, 100), st.integers(1, 4), st.integers(120, 900), st.sampled_from(["vllm", "greedy"]))
 @examples(10)
 def test_compiled_and_plain_runs_leave_the_same_bytes(seed: int, tokens: int, memory: int, name: str) -> None:

@@ -32,6 +32,7 @@ from kvplan.model import (
     ServingModel,
     Timing,
 )
+from kvplan.model.drafts import Drafts
 from kvplan.model.reuse import SharedPrompt
 from kvplan.model.schedule import Steps
 from kvplan.simulation.experiments.load import Load
@@ -100,7 +101,7 @@ def slow_process(traffic: Traffic, horizon: int) -> tuple[FloatArray, FloatArray
     """C(j) of each lag, u(m) of each row, and r: responses to one request, iteration by iteration."""
     k = np.arange(horizon)
     work = np.where(k == 0, traffic.prompt_s[:, None], traffic.stage_s[:, None] + traffic.token_s * k)
-    present = k < traffic.decode_tokens[:, None]
+    present = k < traffic.stages[:, None]
     rate = traffic.rate_rps
     begets = rate @ (work * present)  # of a second, so many seconds k + 1 iterations later
     past_prefill = rate @ (work * present * (k > 0))
@@ -132,7 +133,7 @@ def test_the_process_of_iteration_times_is_that_of_its_recursion() -> None:
     tau = traffic.iteration_s
     later = [
         sum(tau + covariance[m + 1] / tau + response[i, m] for m in range(1, d))
-        for i, d in enumerate(traffic.decode_tokens.tolist())
+        for i, d in enumerate(traffic.stages.tolist())
     ]
     mean = means(traffic, found)
     assert mean.later_s == pytest.approx(later, rel=1e-6)
@@ -154,7 +155,7 @@ def test_the_slow_part_has_the_moments_of_its_requests() -> None:
     traffic = traffic_of(served(*MIXED))
     assert traffic is not None
     law = slow_part(traffic, 1.7)
-    d, tau = traffic.decode_tokens, traffic.iteration_s
+    d, tau = traffic.stages, traffic.iteration_s
     stages = [traffic.stage_s[i] + traffic.token_s * np.arange(1, n) for i, n in enumerate(d.tolist())]
     rate = tau * traffic.rate_rps
     mean = traffic.fixed_s + sum(r * v.sum() for r, v in zip(rate, stages, strict=True))
@@ -290,7 +291,7 @@ def test_percentiles_are_in_order_and_above_what_a_request_takes_alone(model: Se
         for figures, low in ((at.ttft_s, least), (at.itl_s, traffic.fixed_s), (at.e2e_s, least)):
             if figures == NONE:
                 assert figures is at.itl_s
-                assert (traffic.decode_tokens[mine] == 1).all()
+                assert (traffic.stages[mine] == 1).all()
                 continue
             assert low * 0.98 <= figures.p50 <= figures.p90 <= figures.p95 <= figures.p99
             assert figures.mean >= low
@@ -330,6 +331,32 @@ def test_requests_of_one_token_end_with_the_first() -> None:
     assert latency(served(one_class(500, 1, 5.0))).itl_s == NONE
 
 
+@pytest.mark.parametrize("rate", [0.5, 20.0])
+def test_drafts_that_are_always_accepted_halve_the_iterations(rate: float) -> None:
+    """Of 401 tokens the first comes with the prompt, the others two by two: as 201 tokens of slower iterations."""
+    drafts, law = Drafts(1, (1.0,), draft_s=1e-3, overhead_s=5e-4), replace(FAST, d1=0.0)
+    drafted = replace(served(one_class(200, 401, rate), timing=drafts.slowed(law)), drafts=drafts)
+    plain = served(one_class(200, 201, rate), timing=replace(law, d0=law.d0 + 1.5e-3))
+    for found, same in zip(latency(drafted)[:3], latency(plain)[:3], strict=True):
+        assert [x for x in found if x is not None] == pytest.approx([x for x in same if x is not None])
+
+
+def test_drafts_of_a_request_that_is_alone() -> None:
+    """Tokens 1, 3 and 5 in three iterations; the first verifies nothing, the others read 101 and 103 tokens."""
+    drafts = Drafts(1, (1.0,), draft_s=1e-3, verify_s=7e-4)
+    found = latency(
+        replace(
+            served(one_class(100, 5, 1e-6), timing=drafts.slowed(Timing(8e-3, d1=1e-5, d2=2e-5, d3=3e-5))),
+            drafts=drafts,
+        )
+    )
+    prompt = 9e-3 + 100 * 3e-5 + 3e-5
+    later = [9e-3 + 1e-5 * context + 3e-5 + 7e-4 for context in (101, 103)]
+    assert found.ttft_s.mean == pytest.approx(prompt)
+    assert found.itl_s.mean == pytest.approx(sum(later) / 2)
+    assert found.e2e_s.mean == pytest.approx(prompt + sum(later))
+
+
 def test_a_percentile_in_a_gap_has_a_range() -> None:
     """One iteration in twenty with a prompt of four times its length: p95 is either."""
     model = served(one_class(1280, 100, 1.0), timing=Timing(0.01, d2=2.5e-5))
@@ -360,6 +387,13 @@ SMALL = Replica(20_000, block_tokens=16)
         (
             served(replace(CHAT, shared=(SharedPrompt(64),))),
             "traffic that finds something in the prefix cache is not covered",
+        ),
+        (
+            replace(
+                served(CHAT, replica=replace(AMPLE, max_num_batched_tokens=1000)),
+                drafts=Drafts(3, (0.5,) * 3),
+            ),
+            "a max_num_batched_tokens that binds is not covered beside drafts",
         ),
         (served(replace(CHAT, rate_rps=200.0)), "more work comes in than can be done"),
         (served(replace(CHAT, rate_rps=47.0)), "requests take 98.7 % of all time, above 98 %"),

@@ -97,7 +97,7 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     """
     rate, tokens = traffic.rate_rps, traffic.prompt_tokens
     tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
-    decoding = traffic.iteration_s * float(rate @ (traffic.decode_tokens - 1))
+    decoding = traffic.iteration_s * float(rate @ (traffic.stages - 1))
     room = budget - decoding
     if room <= 0:
         return f"decodes take {100 * decoding / budget:.0f} % of max_num_batched_tokens"
@@ -111,7 +111,7 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
 
 def room_of(traffic: Traffic, budget: float, slow_s: FloatArray, mean_s: float) -> FloatArray:
     """T', what the decodes leave where the slow part is `slow_s`."""
-    decoding = traffic.iteration_s * float(traffic.rate_rps @ (traffic.decode_tokens - 1))
+    decoding = traffic.iteration_s * float(traffic.rate_rps @ (traffic.stages - 1))
     usual = mean_s - traffic.fixed_s
     return budget - (decoding * (slow_s - traffic.fixed_s) / usual if usual > 0 else 0.0 * slow_s)
 
@@ -196,7 +196,7 @@ def _decodes_behind(
     ndarray, shape (n_cells,)
         Seconds.
     """
-    stages, rate = traffic.decode_tokens, traffic.rate_rps
+    stages, rate = traffic.stages, traffic.rate_rps
     present, level = survival(stages, rate)[1:], survival(stages, rate * traffic.stage_s)[1:]
     per_token = (level + traffic.token_s * np.arange(1, present.size + 1) * present) / tokens_rps
     joint = weight[:, None] * stationary
@@ -463,7 +463,7 @@ def gaps_law(
 ) -> tuple[Law, float]:
     """Between two tokens of a request of the rows `mine`, whose mean slow part is known; and its mean."""
     queue, served, alone = found.queue, found.served, found.alone
-    stages, rate, group = traffic.decode_tokens[mine], traffic.rate_rps[mine], prompts.group[mine]
+    stages, rate, group = traffic.stages[mine], traffic.rate_rps[mine], prompts.group[mine]
     number = float(rate @ (stages - 1))
     stationary = queue.stationary
     before = np.zeros_like(stationary)
@@ -510,14 +510,14 @@ def short_stays(
         mixed[:, 0] += idle * alone.queue
     x = queue.seconds
     sums = np.zeros((*x.shape, 3))
-    variance = np.full(traffic.decode_tokens.shape, np.inf)
+    variance = np.full(traffic.stages.shape, np.inf)
     skewness = np.zeros(variance.shape)
-    short = traffic.decode_tokens <= _SHORT
-    for d in range(1, int(traffic.decode_tokens[short].max(initial=0)) + 1):
+    short = traffic.stages <= _SHORT
+    for d in range(1, int(traffic.stages[short].max(initial=0)) + 1):
         one, two, three = np.moveaxis(queue.moves @ sums, -1, 0)
         sums = np.stack([x + one, x**2 + 2 * x * one + two, x**3 + 3 * x * (x * one + two) + three], axis=-1)
         y1, y2, y3 = np.moveaxis(sums, -1, 0)
-        for row in np.flatnonzero(traffic.decode_tokens == d).tolist():
+        for row in np.flatnonzero(traffic.stages == d).tolist():
             law, w1, w2, w3 = at[prompts.group[row]]
             first = float((w1 + law * y1).sum())
             second = float((w2 + 2 * w1 * y1 + law * y2).sum())
@@ -533,7 +533,7 @@ def slow_mean(traffic: Traffic, feedback: Feedback, later_s: FloatArray) -> Floa
 
     An iteration without a budget computes the prompts that came in the one before: its slow part is what is left.
     """
-    tau, d = traffic.iteration_s, traffic.decode_tokens
+    tau, d = traffic.iteration_s, traffic.stages
     like = feedback.covariance / tau
     first = tau + like[1] + traffic.prompt_s
     last = (

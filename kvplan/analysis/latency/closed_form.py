@@ -46,6 +46,8 @@ def latency(model: ServingModel) -> Latency:
     if (reason := waits(model, traffic, process)) is not None:
         return _none(model, reason)
     if budget_binds(model, traffic):
+        if model.drafts is not None:
+            return _none(model, "a max_num_batched_tokens that binds is not covered beside drafts")
         return _budgeted(model, traffic, process)
     return _unbudgeted(model, traffic, process)
 
@@ -67,7 +69,7 @@ def _unbudgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Lat
     wait_s = float((mean.ttft_s - traffic.prompt_s)[0])
     mean = mean._replace(ttft_s=mean.ttft_s + saved_by_idling(traffic, wait_s, empty, idle))
     rate = traffic.rate_rps
-    gaps = rate * (traffic.decode_tokens - 1)
+    gaps = rate * (traffic.stages - 1)
     rows = [traffic.class_index == i for i in range(len(model.classes))]
 
     first = [
@@ -98,7 +100,7 @@ def _latency(
     method: str,
 ) -> Latency:
     rate = traffic.rate_rps
-    gaps = rate * (traffic.decode_tokens - 1)
+    gaps = rate * (traffic.stages - 1)
     added = model.request_overhead_s
     per_class = traffic.of_classes
     requests = per_class(rate)
@@ -135,7 +137,7 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
     slow_s = slow_mean(traffic, process, mean.later_s)
     later = np.zeros_like(slow_s)
     rate = traffic.rate_rps
-    gaps = rate * (traffic.decode_tokens - 1)
+    gaps = rate * (traffic.stages - 1)
     rows = [traffic.class_index == i for i in range(len(model.classes))]
     first = [
         mixture(waiting, sum_by(prompts.group[mine], rate[mine], prompts.seconds.size).tolist())
@@ -149,7 +151,7 @@ def _budgeted(model: ServingModel, traffic: Traffic, process: Feedback) -> Laten
         usual = float(rate[mine] @ slow_s[mine] / gaps[mine].sum())
         law, of_gap = gaps_law(traffic, prompts, slow, found, idle, mine, usual)
         between.append(law)
-        later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.decode_tokens[mine] - 1)
+        later[mine] = slow_s[mine] + (of_gap - usual) * (traffic.stages[mine] - 1)
     mean = Means(ttft[prompts.group], later)
     short = short_stays(traffic, prompts, found, idle)
     whole = end_to_end_laws(traffic, process, slow, mean, first, short)

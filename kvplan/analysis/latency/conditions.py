@@ -32,8 +32,6 @@ def not_covered(model: ServingModel) -> str | None:
         return f"prefill {model.replica.prefill.value} is not covered"
     if not model.arrivals.is_poisson:
         return "arrivals that are not Poisson are not covered"
-    if model.drafts is not None:
-        return "drafts, with which an iteration emits several tokens, are not covered"
     if len(model.classes) > _MOST_CLASSES:
         return f"more than {_MOST_CLASSES} classes are not covered"
     if model.finds_prefixes:
@@ -87,7 +85,8 @@ def budget_binds(model: ServingModel, traffic: Traffic) -> bool:
     if budget is None:
         return False
     tau, rate, prompt = traffic.iteration_s, traffic.rate_rps, traffic.prompt_tokens
-    decoding = tau * float(rate @ (traffic.decode_tokens - 1))
+    of_one = 1 if model.drafts is None else 1 + model.drafts.tokens
+    decoding = tau * float(rate @ (traffic.stages - 1)) * of_one
     room = budget - decoding
     if float(prompt.max()) > room - 3 * math.sqrt(decoding):
         return True

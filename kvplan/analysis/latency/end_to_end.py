@@ -50,7 +50,7 @@ def end_to_end_laws(
         skewness = np.where(known, short[1], skewness).clip(_LEAST_SKEWNESS, _MOST_SKEWNESS)
     laws = []
     for index, ttft in enumerate(first):
-        of_class, single = traffic.class_index == index, traffic.decode_tokens == 1
+        of_class, single = traffic.class_index == index, traffic.stages == 1
         mine = of_class & ~single
         if not mine.any():
             laws.append(ttft)
@@ -87,7 +87,7 @@ def _shape(
     ----------
     New. A gamma law from the least time on, as in theory §9, has too little variance where prompts take most.
     """
-    d, prompt = traffic.decode_tokens, traffic.prompt_s
+    d, prompt = traffic.stages, traffic.prompt_s
     brought = _brought(traffic)
     sums = _Moments(*(np.append(0.0, np.cumsum(x))[d] for x in brought))
     at_prompt = _Moments(*(x[d - 1] for x in brought))
@@ -124,7 +124,7 @@ def _shape(
 
 def _own_s(traffic: Traffic) -> FloatArray:
     """What a request of each row adds itself past prefill, seconds."""
-    d = traffic.decode_tokens
+    d = traffic.stages
     return (d - 1) * (traffic.stage_s + traffic.token_s * d / 2)
 
 
@@ -157,12 +157,12 @@ def _window(traffic: Traffic, feedback: Feedback) -> FloatArray:
     """Variance of the sum of d iterations, whoever is in them."""
     later = np.append(0.0, np.cumsum(feedback.covariance[1:]))
     sums = np.append(0.0, np.cumsum(feedback.covariance[0] + 2 * later[:-1]))
-    return np.asarray(sums[traffic.decode_tokens])
+    return np.asarray(sums[traffic.stages])
 
 
 def _time_bias(traffic: Traffic, means: Means) -> FloatArray:
     """By how much more others add to the iterations of a request than to any."""
-    later, usual = traffic.decode_tokens - 1, traffic.iteration_s - traffic.fixed_s
+    later, usual = traffic.stages - 1, traffic.iteration_s - traffic.fixed_s
     if usual <= 0:
         return np.ones(later.size)
     others = means.later_s - _own_s(traffic) - later * traffic.fixed_s

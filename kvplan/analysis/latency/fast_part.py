@@ -243,7 +243,7 @@ class _Stages(NamedTuple):
 
     @classmethod
     def of(cls, traffic: Traffic, prompts: Prompts, mine: NDArray[np.bool_]) -> "_Stages":
-        stages = traffic.decode_tokens[mine]
+        stages = traffic.stages[mine]
         rate, group = traffic.rate_rps[mine], prompts.group[mine]
         groups = prompts.rate_rps.size
         gaps, level = (
@@ -320,8 +320,8 @@ def _mean_exp(value: FloatArray, weight: FloatArray, z: ComplexArray) -> Complex
 
 def _spread(atoms: FloatArray, mass: FloatArray) -> Law:
     """Atoms that stand for a smooth law: each spread to half way to its neighbours."""
-    order = np.argsort(atoms)
-    atoms, mass = atoms[order], mass[order]
+    atoms, at = np.unique(atoms, return_inverse=True)
+    mass = sum_by(at, mass)
     between = (atoms[1:] + atoms[:-1]) / 2
     if between.size == 0:
         return certain(float(atoms[0]), float(mass[0]))

@@ -71,7 +71,7 @@ def feedback(traffic: Traffic) -> Feedback:
     def work_of_stages(amount: FloatArray) -> FloatArray:
         """Σ amount·v(k) of those past prefill, at every stage k."""
         k = np.arange(longest)
-        present, level = (survival(traffic.decode_tokens, x) for x in (amount, amount * traffic.stage_s))
+        present, level = (survival(traffic.stages, x) for x in (amount, amount * traffic.stage_s))
         work = level + traffic.token_s * k * present
         work[0] = 0.0
         return work
@@ -105,7 +105,7 @@ def _products(traffic: Traffic) -> FloatArray:
 
     def sums(amount: FloatArray, times: int) -> FloatArray:
         """Σ amount times n, n(n + 1)/2 or n(n + 1)(n + 2)/6, n = d - 1 - j the stages that have one j later."""
-        values = survival(traffic.decode_tokens, amount)[1:]
+        values = survival(traffic.stages, amount)[1:]
         for _ in range(times):
             values = np.cumsum(values[::-1])[::-1]
         return values

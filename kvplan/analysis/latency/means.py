@@ -46,7 +46,7 @@ def means(traffic: Traffic, feedback: Feedback) -> Means:
     past = np.concatenate([[0.0], np.cumsum(one[:-1])])
     ages = np.cumsum(past)
     sums = [np.concatenate([[0.0, 0.0], np.cumsum(x[1:])]) for x in (like[1:], one, past, ages)]
-    alike, prompt, level, slope = (x[traffic.decode_tokens] for x in sums)
-    later = (traffic.decode_tokens - 1) * tau + alike
+    alike, prompt, level, slope = (x[traffic.stages] for x in sums)
+    later = (traffic.stages - 1) * tau + alike
     later += traffic.prompt_s * prompt + traffic.stage_s * level + traffic.token_s * slope
     return Means(ttft, later)

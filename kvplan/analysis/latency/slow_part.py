@@ -104,14 +104,13 @@ def slow_part(traffic: Traffic, variance_ratio: float) -> SlowPart:
 def _jumps(traffic: Traffic) -> tuple[FloatArray, FloatArray]:
     """Requests past prefill, by what they add: mean numbers and seconds, of like prompts and stages together."""
     rate = traffic.rate_rps * traffic.iteration_s
-    alike = alike_in_one(traffic.prompt_tokens, rate * traffic.decode_tokens, _PROMPTS)
+    alike = alike_in_one(traffic.prompt_tokens, rate * traffic.stages, _PROMPTS)
     edges = np.unique(np.linspace(1, traffic.longest, _CELLS + 1).astype(np.int64))
     numbers, seconds = [], []
     for group in range(int(alike.max()) + 1):
         mine = alike == group
         present, level = (
-            survival(traffic.decode_tokens[mine], x)[1:]
-            for x in (rate[mine], rate[mine] * traffic.stage_s[mine])
+            survival(traffic.stages[mine], x)[1:] for x in (rate[mine], rate[mine] * traffic.stage_s[mine])
         )
         if present.size == 0:
             continue

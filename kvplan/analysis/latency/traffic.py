@@ -10,10 +10,10 @@ from kvplan.model.kv_layout import KvLayout
 
 
 class Traffic(NamedTuple):
-    """Requests by class, prompt and decode length, one row each, and the seconds that they add to iterations.
+    """Requests by class, prompt and number of iterations, one row each, and the seconds that they add to iterations.
 
     A request takes `prompt_s` of the iteration that computes its prompt and emits its first token, and
-    `stage_s + k·token_s` of the k-th after it, k = 1 … d - 1.
+    `stage_s + k·token_s` of the k-th after it, k = 1 … n - 1. Without drafts n is the decode length.
 
     Attributes
     ----------
@@ -21,7 +21,8 @@ class Traffic(NamedTuple):
         d0, an iteration's without requests.
     iteration_s
         τ*, the mean over iterations.
-    class_index, decode_tokens : ndarray of int64, shape (n_rows,)
+    class_index, stages : ndarray of int64, shape (n_rows,)
+        The latter n.
     prompt_tokens : ndarray, shape (n_rows,)
     rate_rps, prompt_s, stage_s : ndarray, shape (n_rows,)
     """
@@ -30,7 +31,7 @@ class Traffic(NamedTuple):
     token_s: float
     iteration_s: float
     class_index: IntArray
-    decode_tokens: IntArray
+    stages: IntArray
     prompt_tokens: FloatArray
     rate_rps: FloatArray
     prompt_s: FloatArray
@@ -49,17 +50,17 @@ class Traffic(NamedTuple):
     @property
     def work(self) -> float:
         """Λ."""
-        return _work(self.rate_rps, self.prompt_s, self.stage_s, self.token_s, self.decode_tokens)
+        return _work(self.rate_rps, self.prompt_s, self.stage_s, self.token_s, self.stages)
 
     @property
     def in_flight(self) -> float:
         """Requests running in an iteration, on average."""
-        return self.iteration_s * float(self.rate_rps @ self.decode_tokens)
+        return self.iteration_s * float(self.rate_rps @ self.stages)
 
     @property
     def longest(self) -> int:
         """L, iterations."""
-        return int(self.decode_tokens.max())
+        return int(self.stages.max())
 
     def of_classes(self, amounts: FloatArray) -> FloatArray:
         """Sums over the rows of each class."""
@@ -86,19 +87,22 @@ def traffic_of(model: ServingModel) -> Traffic | None:
     if not timing.is_linear and per_request(model).iterations * model.total_rate_rps * law.fixed_s < 1:
         law = timing.tangent(0.0, prompts_of(mix, model.replica, 1 / per_request(model).iterations), 1.0)
     tokens = np.maximum(mix.input_tokens, 1).astype(np.float64)
-    of_prompt, before_stages = _context(mix, model.replica.layout, tokens)
-    prompt_s = (law.per_kv_token_s + law.per_prefill_token_s) * tokens + law.per_sequence_s
+    pace = 1.0 if model.drafts is None else model.drafts.mean
+    of_prompt, before_stages = _context(mix, model.replica.layout, tokens, pace)
+    prompt_s = (law.per_kv_token_s + law.per_prefill_token_s) * tokens
+    prompt_s = prompt_s + law.per_sequence_s * (mix.sequences - mix.stages + 1)
     prompt_s = prompt_s + law.per_kv_token_s * (of_prompt - tokens)
     stage_s = law.per_kv_token_s * before_stages + law.per_sequence_s
-    work = _work(mix.rate_rps, prompt_s, stage_s, law.per_kv_token_s, mix.decode_tokens)
+    token_s = law.per_kv_token_s * pace
+    work = _work(mix.rate_rps, prompt_s, stage_s, token_s, mix.stages)
     if not (work < 1 and law.fixed_s > 0):
         return None
     return Traffic(
         law.fixed_s,
-        law.per_kv_token_s,
+        token_s,
         law.fixed_s / (1 - work),
         mix.class_index,
-        mix.decode_tokens,
+        mix.stages,
         tokens,
         mix.rate_rps,
         prompt_s,
@@ -106,23 +110,25 @@ def traffic_of(model: ServingModel) -> Traffic | None:
     )
 
 
-def _context(mix: Mix, layout: KvLayout | None, tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Context read with the prompt, and what it would be before the k-th stage after it if each read a token more.
+def _context(
+    mix: Mix, layout: KvLayout | None, tokens: FloatArray, pace: float
+) -> tuple[FloatArray, FloatArray]:
+    """Context read with the prompt, and what it would be before the k-th stage after it if each read `pace` more.
 
-    Where a stage reads less than that, the stages of a request read as much together.
+    Where a stage reads less than that, or drafts let it differ, the stages of a request read as much together.
     """
-    if layout is None:
-        return tokens, tokens
-    assert isinstance(mix.read, TabledWeights)
+    of_prompt = tokens if layout is None else layout.read_tokens(tokens)
+    if not isinstance(mix.read, TabledWeights):
+        return of_prompt, tokens
     later = np.maximum(mix.stages - 1, 1)
-    read = mix.read.of(
-        mix.read.kind, later
-    ).footprint  # a stage of `mix` reads a token that engines have not computed
-    return layout.read_tokens(tokens), read / later - (later + 1) / 2
+    # a stage of `mix` reads a token that engines have not computed: of steps of one that is the stage before
+    before = mix.read.of(mix.read.kind, later).footprint
+    read = before if pace == 1 else mix.read.footprint - mix.read.at_start - later
+    return of_prompt, read / later - pace * (later + 1) / 2
 
 
 def _work(
-    rate_rps: FloatArray, prompt_s: FloatArray, stage_s: FloatArray, token_s: float, decode_tokens: IntArray
+    rate_rps: FloatArray, prompt_s: FloatArray, stage_s: FloatArray, token_s: float, stages: IntArray
 ) -> float:
-    later = decode_tokens - 1.0
+    later = stages - 1.0
     return float(rate_rps @ (prompt_s + later * (stage_s + token_s * (later + 1) / 2)))
