@@ -71,6 +71,12 @@ class CacheState(NamedTuple):
         None where iterations lengthen themselves even with the same hits, as they can where the law is convex.
     stable
         Whether the curve λ(x) rises there.
+    host_hit_ratio
+        Of the prompt tokens, those that the host tier loads: part of the hit ratio.
+    host_time_s
+        T2, after which the host has nothing left either; None where everything fits. T without a host tier.
+    link_utilization
+        Share of the time in which it loads.
     """
 
     rate_rps: float
@@ -85,6 +91,9 @@ class CacheState(NamedTuple):
     cached_tokens: float
     loop_gain: float | None
     stable: bool
+    host_hit_ratio: float
+    host_time_s: float | None
+    link_utilization: float
 
 
 class PrefixCache(NamedTuple):
@@ -312,13 +321,16 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
     hits, rate = float(found.hits[0]), float(found.rate_rps[0])
     in_flight = float(cached.memory(x, tau, np.zeros(1))[0][0])
     kept = float(cached.memory(x, tau, age)[0][0])
-    everything = bool(age[0] >= FOREVER_S) or bool(cached.hit_curve)
+
+    def until_gone(seconds: float) -> float | None:
+        return None if seconds >= FOREVER_S or cached.hit_curve else seconds
+
     return CacheState(
         rate_rps=rate,
         admissions_per_iteration=float(x[0]),
         iteration_time_s=float(tau[0]),
         requests_in_flight=float(x[0]) * cached.stages,
-        characteristic_time_s=None if everything else float(age[0]),
+        characteristic_time_s=until_gone(float(age[0])),
         hit_tokens=hits,
         hit_ratio=hits / cached.mean("prompt"),
         prefill_tokens_per_s=rate * (cached.prefill - cached.saves * hits),
@@ -326,6 +338,9 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
         cached_tokens=kept - in_flight,
         loop_gain=0.0 if cached.hit_curve else loop_gain(cached, found),
         stable=stable,
+        host_hit_ratio=float(found.loads[0]) / cached.mean("prompt"),
+        host_time_s=until_gone(float(found.reaches_s[0])),
+        link_utilization=float(link_utilization(cached, found)[0]),
     )
 
 
@@ -338,11 +353,28 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
     ----------
     New, theory §8; shared prompts, gaps from arrivals and other laws of the iteration time here.
     """
-    x, tau, age = found[:3]
+    x, tau = found[:2]
     rate = float(found.rate_rps[0])
+    of_gpu, of_all = (_hits_by_tau(cached, x, tau, age) for age in (found.keeps_s, found.reaches_s))
+    # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
+    by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
+    by_tau += rate * float(found.loads[0]) * cached.load_s
+    by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
+    if by_tau >= 1:
+        return None
+    by_loads = float(x[0]) * cached.load_s
+    gain = (by_hits * of_all + by_loads * (of_all - of_gpu)) / (1 - by_tau)
+    return gain if abs(gain) > _SAME else 0.0
+
+
+def _hits_by_tau(cached: CachedReplica, x: FloatArray, tau: FloatArray, age: FloatArray) -> float:
+    """By how much a longer iteration, at the same rate, changes the tokens found of a request; of one state.
+
+    `age` is what fills a memory, and changes with it.
+    """
+    rate = float(x[0]) / float(tau[0])
     share, tokens, stages = cached.shared
     window = float(age[0]) + np.array([one.stages * float(tau[0]) for one in cached.private])
-    # by how much a longer τ, and a longer T, change memory and the tokens found of a request, at this rate
     memory_by_tau, hits_by_tau, hits_by_age = rate * cached.held, 0.0, 0.0
     for one, until in zip(cached.private, window.tolist(), strict=True):
         density = one.reused * one.gap.density(until)
@@ -357,13 +389,7 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
         hits_by_tau += float(slope @ stages)
     if 0 < age[0] < FOREVER_S:
         hits_by_tau -= hits_by_age * memory_by_tau / float(cached.memory(x, tau, age)[1][0])
-    # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
-    by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
-    by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
-    if by_tau >= 1:
-        return None
-    gain = by_hits * hits_by_tau / (1 - by_tau)
-    return gain if abs(gain) > _SAME else 0.0
+    return hits_by_tau
 
 
 def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> float:
@@ -390,11 +416,9 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
     rate, capacity = cached.rate_rps, cached.replica.capacity_tokens
     before = cached.mean("left_squares") / (2 * cached.left) if cached.left else 0.0
 
-    def hits(tau: FloatArray) -> FloatArray:
-        x, none = rate * tau, np.zeros(tau.shape)
-        kept = np.minimum(cached.keeps(x, tau, none), FOREVER_S / _AGES[-1])
-        age = np.concatenate([none[:, None], kept[:, None] * _AGES], axis=1)
-        x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (x, tau))
+    def hits(tau: FloatArray, kept: FloatArray, capacity: int) -> FloatArray:
+        age = np.minimum(kept, FOREVER_S / _AGES[-1])[:, None] * np.append(0.0, _AGES)
+        x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (rate * tau, tau))
         total = cached.memory(x, tau, age)[0]
         spread = np.sqrt(x * cached.mean("held_squares") + cached.stock_variance(x, tau, age))
         found = normal((capacity - before - total) / spread)
@@ -403,8 +427,16 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
         total_hits: FloatArray = stages[:, 0] + passed.sum(axis=1)
         return total_hits
 
+    def found(tau: FloatArray) -> States:
+        sharp = cached.found(rate * tau, tau, np.zeros(tau.shape), np.zeros(tau.shape))
+        here = hits(tau, sharp.keeps_s, capacity)
+        if cached.reach_tokens == capacity:
+            return sharp._replace(hits=here)
+        everywhere = np.maximum(hits(tau, sharp.reaches_s, cached.reach_tokens), here)
+        return sharp._replace(hits=everywhere, loads=everywhere - here)
+
     def longer(tau: FloatArray) -> FloatArray:
-        return cached.seconds(rate * tau, hits(tau)) - tau
+        return cached.next_seconds(found(tau)) - tau
 
     least = float(cached.seconds(np.zeros(1), np.zeros(1))[0])
     most = float(cached.states(np.array([_ends(cached)["memory"]]), warm=False).iteration_time_s[0])
@@ -413,9 +445,7 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
     if not settled.size:
         return None
     i = max(int(settled[0]), 1)
-    tau = falling_root(longer, tau[i - 1 : i], tau[i : i + 1])
-    x = rate * tau
-    return _state(cached, States(x, tau, cached.keeps(x, tau, np.zeros(1)), hits(tau)), True)
+    return _state(cached, found(falling_root(longer, tau[i - 1 : i], tau[i : i + 1])), True)
 
 
 def recovered_share(decode_tokens: float, victim_tokens: float) -> float:
@@ -536,10 +566,22 @@ def _curve(cached: CachedReplica, most: float) -> States:
 
 
 def _served(cached: CachedReplica, found: States) -> FloatArray:
-    """Rates of states that the token budget allows, else 0."""
+    """Rates of states that the token budget and the link to the host allow, else 0."""
     budget = cached.replica.max_num_batched_tokens
     computed = found.admissions * (cached.computed - cached.saves * found.hits)
-    return np.where(computed > (budget or math.inf) * (1 + _SAME), 0.0, found.rate_rps)
+    too_much = (computed > (budget or math.inf) * (1 + _SAME)) | (link_utilization(cached, found) > 1 + _SAME)
+    return np.where(too_much, 0.0, found.rate_rps)
+
+
+def link_utilization(cached: CachedReplica, found: States) -> FloatArray:
+    """Share of the time in which the link to the host loads; 0 without one.
+
+    References
+    ----------
+    New, theory §13: dx·H2.
+    """
+    tier = cached.replica.offload
+    return found.rate_rps * found.loads * (0.0 if tier is None else tier.load_s)
 
 
 def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:
@@ -551,12 +593,10 @@ def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[Sta
     rising = above[found + 1]
     sign = np.where(rising, 1.0, -1.0)
     low, high = curve.at(found), curve.at(found + 1)
-    kept = np.minimum(low.keeps_s, high.keeps_s)
+    kept, reach = np.minimum(low.keeps_s, high.keeps_s), np.minimum(low.reaches_s, high.reaches_s)
 
     def longer(tau: FloatArray) -> FloatArray:  # than τ itself, at this rate: theory's map
-        x = rate * tau
-        hits = cached.hits(x, tau, cached.keeps(x, tau, kept))
-        return sign * (cached.seconds(x, hits) - tau)
+        return sign * (cached.next_seconds(cached.found(rate * tau, tau, kept, reach)) - tau)
 
     def short_of(x: FloatArray) -> FloatArray:
         return sign * (rate - _served(cached, cached.states(x)))

@@ -25,8 +25,7 @@ from kvplan.simulation.actions import (
     finish_iteration,
     give_up_after,
     held_tokens,
-    more_to_come,
-    next_arrival,
+    next_event_s,
     not_drafting,
     release,
 )
@@ -58,6 +57,8 @@ from kvplan.simulation.state import (
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
+    LINK_BUSY,
+    LOADING,
     LOOKED_UP,
     LOOKED_UP_AGAIN,
     MORE_LATER,
@@ -88,11 +89,13 @@ from kvplan.simulation.state import (
     WAITING,
     WEIGHT,
     Extended,
+    Hosted,
     Layered,
     Pooled,
     Setup,
     State,
     extended,
+    hosted,
     layered,
     most_stages,
     new_state,
@@ -132,6 +135,8 @@ def loop(s: State, limit: int, patience: int) -> int:
         clear_batch(s)
         if extended(s):
             give_up_after(s, 0, clock[SHED_AFTER])
+        if hosted(s):
+            clock[LOADING] = 0.0
         evictions, admissions, whole = c[EVICTED], c[SEQUENCE], c[PARTLY] == NOBODY
         form_batch(s)
         if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
@@ -144,13 +149,13 @@ def loop(s: State, limit: int, patience: int) -> int:
         if requests == 0:
             if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
                 continue
-            if not more_to_come(s):
+            wake_s = next_event_s(s)
+            if wake_s == math.inf and not s.fixed[MORE_LATER]:
                 return LIVELOCK
-            coming = next_arrival(s)
-            if coming == NOBODY or s.time[coming, ARRIVAL] > clock[HORIZON]:
+            if wake_s > clock[HORIZON]:
                 clock[NOW] = clock[HORIZON]
                 return OUT_OF_TIME
-            clock[NOW] = max(clock[NOW], s.time[coming, ARRIVAL])
+            clock[NOW] = max(clock[NOW], wake_s)
             continue
         context = context_read(s) if layered(s) else float(tokens)
         tau = iteration_time(s.timing, context, c[PROMPTS], requests)
@@ -158,6 +163,8 @@ def loop(s: State, limit: int, patience: int) -> int:
             prompts = not_drafting(s)
             tau -= clock[VERIFY] * prompts
             c[COMPUTED] += s.fixed[DRAFTS] * (requests - prompts)
+        if hosted(s):
+            tau += clock[LOADING]
         now = clock[NOW] + tau
         if now > clock[HORIZON]:
             clock[NOW] = clock[HORIZON]
@@ -217,7 +224,8 @@ def compiled(
     with _locks[policy, kind]:
         if (policy, kind) not in _loops:
             known = {
-                extended: kind == Extended.__name__,
+                extended: kind in (Extended.__name__, Hosted.__name__),
+                hosted: kind == Hosted.__name__,
                 layered: kind in (Layered.__name__, Pooled.__name__),
                 pooled: kind == Pooled.__name__,
             }
@@ -358,4 +366,6 @@ def _found(s: State, rows: Rows, cached: IntArray) -> Found:
         looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
         cached_sum=float(s.clock[CACHED_SUM]),
         cached_tokens=cached,
+        loaded_tokens=rows.loaded_tokens if hosted(s) else None,
+        link_busy_s=float(s.clock[LINK_BUSY]),
     )
