@@ -87,6 +87,9 @@ class CachedReplica:
 
     `hit_curve` are points (cache tokens, hit ratio) of a trace, ascending. It stands for everything that the streams
     reuse and share: arrivals that do not wait for answers hit by memory alone, whatever iterations take.
+
+    `wait_s` is what requests wait in the queue: part of a gap that begins with an answer, since nothing is looked up
+    before it is over.
     """
 
     streams: tuple[Stream, ...]
@@ -95,6 +98,16 @@ class CachedReplica:
     hit_curve: tuple[tuple[float, float], ...] = ()
     users: int | None = None
     think_s: float = 0.0
+    wait_s: float = 0.0
+
+    @cached_property
+    def on_gpu_alone(self) -> "CachedReplica":
+        """The same without a host tier."""
+        return (
+            self
+            if self.replica.offload is None
+            else replace(self, replica=replace(self.replica, offload=None))
+        )
 
     @cached_property
     def rate_rps(self) -> float:
@@ -200,7 +213,7 @@ class CachedReplica:
         """Tokens of a request that are found where what nobody asks for is kept for `age` seconds."""
         found = np.zeros(np.shape(age))
         for one in self.private:
-            found += one.reused * one.gap.until(age + one.stages * tau)[0]
+            found += one.reused * self._until(one, tau, age)[0]
         share, tokens, _ = self.shared
         if share.size:
             found -= np.expm1(-self._uses(x, tau, age)) @ (share * tokens)
@@ -215,10 +228,9 @@ class CachedReplica:
         flow = self.left
         stock = (self.left - sum(one.reused for one in self.private)) * age
         for one in self.private:
-            stay = one.stages * tau
-            reached, passed = one.gap.until(age + stay)
+            reached, passed = self._until(one, tau, age)
             flow = flow - one.reused * reached
-            stock = stock + one.reused * (passed - stay)
+            stock = stock + one.reused * passed
         flow, total = rate * flow, x * self.held + rate * stock
         share, tokens, stages = self.shared
         if share.size:
@@ -226,6 +238,15 @@ class CachedReplica:
             flow = flow + rate * (gone @ (share * tokens))
             total = total - ((x[..., None] * share * stages - 1 + gone) @ tokens)
         return total, flow
+
+    def _until(self, one: _Private, tau: Any, age: Any) -> tuple[Any, Any]:
+        """P(it is asked for within `age` of being left), and how much of that time passes before, on average."""
+        if one.stages or not self.wait_s:  # between arrivals, both wait as long
+            stay = one.stages * tau
+            reached, passed = one.gap.until(age + stay)
+            return reached, passed - stay
+        reached, passed = one.gap.until(np.maximum(age - self.wait_s, 0.0))
+        return reached, np.minimum(age, self.wait_s) + passed
 
     def stock_variance(self, x: Any, tau: Any, age: Any) -> Any:
         """Variance of what was left in the last `age` seconds and not asked for since, KV tokens squared.

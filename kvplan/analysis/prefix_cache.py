@@ -3,10 +3,15 @@
 All of it is read off one curve, the rate λ(x) that is served at x admissions an iteration (`cache_states`). Reuse of
 one's own earlier turns lifts the middle of the curve but not its end, where requests in flight fill memory: above the
 rate there, one burst can empty the cache for good. A prompt that all share is always in use, and lifts the end too.
+
+A host tier lifts the end as long as nobody waits: what it keeps is found though requests in flight fill the GPU. But
+turns that wait in a queue are looked up later, and a queue long enough outlasts whatever is kept. So it guarantees
+nothing either; `host_tier` says how long a queue may be.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +28,7 @@ _ZOOM, _ZOOMS = 9, 3  # points on either side of the peak, so many times
 _AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
 _TIMES = 33  # iteration times at which the least with fluctuations is looked for
 FLUCTUATING_STREAMS = 500  # in memory, below which fluctuations count
+_WAITS = 17  # in a queue that are looked at
 _SAME = 1e-9
 _STEP = 1e-4  # relative, for slopes
 
@@ -205,10 +211,9 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     >>> rates(reuse=Reuse(800, 1.0, Exponential(1.0)))[0]
     9.2232
     """
-    ends = _ends(cached)
-    curve = _curve(cached, _most(ends))
+    curve = _curve(cached, _most(_ends(cached)))
     if cached.users is None:
-        guaranteed, good = _open_rates(cached, ends, curve)
+        guaranteed, good = _open_rates(cached, curve)
         danger = cached.rate_rps > guaranteed * (1 + _SAME)
         passes = _passes(cached, curve, cached.rate_rps)
     else:
@@ -219,7 +224,8 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     states = tuple(_state(cached, found, rising) for found, rising in passes)
     stable = [state for state in states if state.stable]
     beyond = [state for state in states if not state.stable]
-    end = cached.states(np.array([min(ends.values())]), warm=False)
+    alone = cached.on_gpu_alone
+    end = alone.states(np.array([min(_ends(alone).values())]), warm=False)
     streams = streams_in_memory(cached)
     warm = stable[0] if stable else None
     few = warm is not None and streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
@@ -238,12 +244,11 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
 
 def sustainable_rates(cached: CachedReplica) -> SustainableRates:
     """Those of `prefix_cache`, of open arrivals: the same at whatever rate they come."""
-    ends = _ends(cached)
-    return _open_rates(cached, ends, _curve(cached, _most(ends)))
+    return _open_rates(cached, _curve(cached, _most(_ends(cached))))
 
 
-def _open_rates(cached: CachedReplica, ends: dict[str, float], curve: States) -> SustainableRates:
-    guaranteed = min(_fastest(cached, x) for x in ends.values())
+def _open_rates(cached: CachedReplica, curve: States) -> SustainableRates:
+    guaranteed = min(guaranteed_rates(cached).values())
     return SustainableRates(guaranteed, max(float(_served(cached, curve).max()), guaranteed))
 
 
@@ -256,7 +261,23 @@ def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
     """The guaranteed rate under each limit alone, requests/s, by the limit's name; of users, under all of them."""
     if cached.users is not None:
         return {"memory": population_of(cached).guaranteed_rps}
-    return {name: _fastest(cached, x) for name, x in _ends(cached).items()}
+    alone = cached.on_gpu_alone
+    rates = {name: _fastest(alone, x) for name, x in _ends(alone).items()}
+    if cached is not alone:  # loads can take longer than what they save
+        rates["memory"] = min(rates["memory"], full_rate(cached))
+    return rates
+
+
+def full_rate(cached: CachedReplica) -> float:
+    """Rate at which requests leave where those in flight fill the replica and others wait, requests/s.
+
+    The host tier still has what was left in the last T2 seconds; what requests wait, `cached.wait_s`, is part of it.
+
+    References
+    ----------
+    New, theory §13, where nobody waits.
+    """
+    return min(_fastest(cached, x) for x in _ends(cached).values())
 
 
 class Population(NamedTuple):
@@ -281,11 +302,23 @@ def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Popu
     users, rates = _users(cached, curve), _served(cached, curve)
     falls = np.flatnonzero(np.diff(users) < 0)
     peak = int(falls[0]) if falls.size else users.size - 1
-    good, guaranteed = float(users[peak]), part * float(users[peak:].min())
+    least = min(float(users[peak:].min()), _least_waiting_users(cached))
+    good, guaranteed = float(users[peak]), part * least
     first = users[: peak + 1] <= guaranteed
     return Population(
         guaranteed, good, float(rates[: peak + 1][first].max(initial=0.0)), float(rates[: peak + 1].max())
     )
+
+
+def _least_waiting_users(cached: CachedReplica) -> float:
+    """The fewest users of whom some wait: where a queue makes the host tier find less, fewer than fill the replica."""
+    if cached.replica.offload is None:
+        return math.inf
+    running = min(_ends(cached).values()) * cached.stages
+    forever = replace(cached, wait_s=FOREVER_S)
+    longest = float(forever.states(np.array([_ends(forever)["memory"]]), warm=False).reaches_s[0])
+    waits: list[float] = np.linspace(0.0, longest, _WAITS).tolist()
+    return min(running + full_rate(replace(cached, wait_s=w)) * (w + cached.think_s) for w in waits)
 
 
 def _users(cached: CachedReplica, found: States) -> FloatArray:
@@ -312,8 +345,12 @@ def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[t
 
 
 def full_memory(cached: CachedReplica) -> States:
-    """The state in which requests in flight fill memory, and no more is found than what they have in common."""
-    return cached.states(np.array([_ends(cached)["memory"]]), warm=False)
+    """The state in which requests in flight fill memory, and no more is found than what they have in common.
+
+    So it is with a host tier as well, once a queue has outlasted what that keeps.
+    """
+    alone = cached.on_gpu_alone
+    return alone.states(np.array([_ends(alone)["memory"]]), warm=False)
 
 
 def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
@@ -535,7 +572,9 @@ def _fastest(cached: CachedReplica, end: float) -> float:
     """Largest rate served without anything kept, at up to so many admissions an iteration."""
 
     def rates(x: FloatArray) -> FloatArray:
-        return cached.states(x, warm=False).rate_rps
+        found = cached.states(x, warm=False)
+        served: FloatArray = found.rate_rps / np.maximum(link_utilization(cached, found), 1.0)
+        return served
 
     if not cached.timing.is_convex:
         return float(rates(np.array([end]))[0])
