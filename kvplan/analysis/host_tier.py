@@ -39,8 +39,8 @@ class HostTier(NamedTuple):
     longest_wait_s
         The longest queue, in seconds of waiting, from which it comes back at the offered rate; None where it comes
         back from any, or from none.
-    good_rps_without
-        What a warm cache on the GPU alone serves.
+    without
+        Rates that the GPU alone serves.
     """
 
     hit_ratio: float | None
@@ -48,7 +48,7 @@ class HostTier(NamedTuple):
     link_utilization: float | None
     recovers_up_to_rps: float
     longest_wait_s: float | None
-    good_rps_without: float
+    without: SustainableRates
 
 
 def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None:
@@ -65,20 +65,19 @@ def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None
     >>> replica = Replica(400_000, offload=Offload(800_000, 5e-6, overlap=False))
     >>> cached = cached_replica(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), replica))
     >>> found = host_tier(cached, None)
-    >>> [round(value, 2) for value in (found.recovers_up_to_rps, found.longest_wait_s, found.good_rps_without)]
+    >>> [round(value, 2) for value in (found.recovers_up_to_rps, found.longest_wait_s, found.without.good)]
     [4.82, 12.68, 4.1]
     """
     if cached.replica.offload is None:
         return None
     alone = cached.on_gpu_alone
-    without = sustainable_rates(alone) if cached.users is None else _of_users(alone)
     return HostTier(
         hit_ratio=warm and warm.host_hit_ratio,
         characteristic_time_s=warm and warm.host_time_s,
         link_utilization=warm and warm.link_utilization,
         recovers_up_to_rps=full_rate(cached),
         longest_wait_s=longest_wait_s(cached),
-        good_rps_without=without.good,
+        without=sustainable_rates(alone) if cached.users is None else _of_users(alone),
     )
 
 

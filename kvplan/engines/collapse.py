@@ -13,6 +13,7 @@ from kvplan.model import ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.prefix_cache import patience_s, running_cap
 from kvplan.report.words import Status
+from kvplan.simulation.policies import POLICIES
 from kvplan.units import format_number, format_seconds
 
 _WHAT = "one burst can empty the prefix cache for good"
@@ -69,10 +70,14 @@ def served_under(cap: int, model: ServingModel) -> float:
 
 
 def as_simulated(engine: Engine, model: ServingModel) -> ServingModel:
-    """The model for runs of an engine: where its policy has no prefix cache, neither has what stands in for it."""
-    if engine.finds_prefixes:
+    """The model for runs of an engine: without a prefix cache, or a host tier, where its policy has none."""
+    if not engine.finds_prefixes:
+        return replace(
+            model, replica=replace(model.replica, prefix_caching=False, offload=None), hit_curve=()
+        )
+    if POLICIES[engine.policy].host_tier:
         return model
-    return replace(model, replica=replace(model.replica, prefix_caching=False), hit_curve=())
+    return replace(model, replica=replace(model.replica, offload=None))
 
 
 def cache_notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:

@@ -105,6 +105,8 @@ class Policy(NamedTuple):
         Counts what layers of several kinds hold; others count every token of a request.
     drafts
         Counts what drafts hold and cost.
+    host_tier
+        Has a tier of host memory behind its prefix cache, where the profile has one.
     may_livelock
         Can come to a standstill though every request fits when alone.
     """
@@ -122,6 +124,7 @@ class Policy(NamedTuple):
     evicts: bool = True
     layers: bool = False
     drafts: bool = False
+    host_tier: bool = False
     may_livelock: bool = False
 
 

@@ -296,4 +296,5 @@ POLICY = Policy(
     limits=frozenset(LIMITS),
     layers=True,
     drafts=True,
+    host_tier=True,
 )
