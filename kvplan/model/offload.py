@@ -17,12 +17,15 @@ class Offload:
         Whether every full block is written to the host as it is computed; else only what the GPU throws away.
     overlap
         Whether requests wait for their loads while others run; else loads take their time of the iteration.
+    memory_bytes
+        The memory in bytes, as an engine is told; 0 where nothing says it.
     """
 
     memory_tokens: int
     load_s: float
     inclusive: bool = True
     overlap: bool = True
+    memory_bytes: int = 0
 
     def reach_tokens(self, gpu_tokens: int) -> int:
         """Tokens in use and left behind that are there, on a GPU that holds so many, or on the host.

@@ -445,7 +445,7 @@ class Gpu(_Table):
         if tier is None or size is None:
             return None
         tokens = tier.memory_tokens or (tier.memory or 0) // size
-        return Offload(tokens, size / tier.bandwidth, tier.inclusive, tier.overlap)
+        return Offload(tokens, size / tier.bandwidth, tier.inclusive, tier.overlap, tokens * size)
 
     def with_drafts(self, drafts: Drafts | None) -> Replica:
         """The replica; of a state there is a block more for each draft."""

@@ -38,7 +38,9 @@ def tier(text: str) -> Offload | None:
 
 def test_memory_and_bandwidth_are_told_in_tokens() -> None:
     """2 GiB are 16,384 tokens of 128 KiB, and each takes 131,072/25e9 s."""
-    assert tier(PROFILE) == Offload(16_384, pytest.approx(5.24288e-6), inclusive=True, overlap=True)  # type: ignore[arg-type]
+    assert tier(PROFILE) == Offload(
+        16_384, pytest.approx(5.24288e-6), inclusive=True, overlap=True, memory_bytes=2**31
+    )  # type: ignore[arg-type]
 
 
 def test_memory_in_tokens_and_the_other_kind() -> None:
@@ -47,13 +49,15 @@ def test_memory_in_tokens_and_the_other_kind() -> None:
             'memory = "2 GiB"', "memory_tokens = 500"
         )
     )
-    assert found == Offload(500, pytest.approx(5.24288e-6), inclusive=False, overlap=False)  # type: ignore[arg-type]
+    assert found == Offload(
+        500, pytest.approx(5.24288e-6), inclusive=False, overlap=False, memory_bytes=500 * 131_072
+    )  # type: ignore[arg-type]
 
 
 def test_layers_of_one_kind_say_the_bytes_of_a_token() -> None:
     """32 layers of 4,096 bytes on each of two GPUs: 256 KiB a token."""
     found = tier(changed(GIVEN, f"gpus = 2\n{LAYERS}"))
-    assert found == Offload(8192, pytest.approx(262_144 / 25e9))  # type: ignore[arg-type]
+    assert found == Offload(8192, pytest.approx(262_144 / 25e9), memory_bytes=2**31)  # type: ignore[arg-type]
 
 
 def test_bytes_of_memory_are_enough() -> None:
