@@ -73,7 +73,8 @@ def with_drafts(model: ServingModel, tokens: int) -> ServingModel:
     """The model with another number of drafts, up to as many as are known to be accepted how often."""
     assert model.drafts is not None
     timing, drafts = model.drafts.unslowed(model.timing), replace(model.drafts, tokens=tokens)
-    return replace(model, timing=drafts.slowed(timing), drafts=drafts if tokens else None)
+    replica = model.replica.with_states(tokens - model.drafts.tokens)
+    return replace(model, timing=drafts.slowed(timing), replica=replica, drafts=drafts if tokens else None)
 
 
 def break_even(drafts: Drafts, plain: ServingModel) -> tuple[float | None, Pays]:

@@ -110,6 +110,11 @@ class Stays(NamedTuple):
     begin: IntArray
     emitted: tuple[FloatArray, ...]
 
+    @property
+    def most_emitted(self) -> int:
+        """Before any iteration."""
+        return max(int(b) + p.size for b, p in zip(self.begin, self.emitted, strict=True)) - 1
+
     def mean_of(self, amounts: FloatArray) -> FloatArray:
         """Mean in each iteration of amounts by tokens emitted before it, shape (most stages,)."""
         return np.array([p @ amounts[b : b + p.size] for b, p in zip(self.begin, self.emitted, strict=True)])

@@ -77,6 +77,11 @@ class ServingModel:
     drafts: Drafts | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether requests grow by a token in each iteration: layers are of one kind, and nothing is drafted."""
+        return self.replica.layout is None and self.drafts is None
+
+    @property
     def finds_prefixes(self) -> bool:
         """Whether there is a prefix cache, and traffic that finds something of others in it."""
         return self.replica.prefix_caching and (bool(self.hit_curve) or any(c.hits for c in self.classes))
@@ -244,16 +249,14 @@ def _with_slots(
     replica: Replica, first: int, law: Stays, slots: int, longest: int
 ) -> tuple[FloatArray, FloatArray]:
     """Context read and memory held at each stage on average, shape (longest,): slots but in that of the prompt."""
-    tokens = first + np.arange(int(law.begin[-1]) + law.emitted[-1].size)
-    before = np.maximum(tokens - 1, 0)
+    tokens = first + np.arange(law.most_emitted + 1)
     if replica.layout is None:
         block = replica.block_tokens
         context, memory = tokens.astype(np.float64), -(-(tokens + slots) // block) * block
         memory[0] = -(-first // block) * block
     else:
         context = replica.layout.read_tokens(tokens.astype(np.float64))
-        memory = replica.layout.pool_tokens(before, tokens + slots)
-        memory[0] = held_by_stage(replica.layout, first, 1)[0]
+        memory = held_by_stage(replica.layout, first, tokens.size, slots)
     means = (law.mean_of(amounts.astype(np.float64)) for amounts in (context, memory))
     read, held = (np.concatenate([m, np.full(longest - m.size, m[-1])]) for m in means)
     return read, held
