@@ -16,6 +16,7 @@ from kvplan.analysis.speculative import Pays, break_even, speculative, with_draf
 from kvplan.analysis.stability import min_stable_input, stability
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts, stays
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Requests
@@ -73,6 +74,32 @@ def test_the_published_example() -> None:
     assert (cost.held, cost.read) == (pytest.approx(88_395.6, abs=0.05), pytest.approx(87_921.7, abs=0.05))
     assert sustainable_rate(with_drafts(model, 0))[1] == pytest.approx(19.426, abs=5e-4)
     assert sustainable_rate(model)[1] == pytest.approx(25.320, abs=5e-4)
+
+
+def test_many_drafts_leave_gaps_between_what_can_be_emitted() -> None:
+    """One token or 65: requests drawn, and the context that they read."""
+    drafts = Drafts(64, (0.9,) * 64)
+    one = RequestClass("a", 1000, (200,), (1.0,), 1.0)
+    cost = per_request(ServingModel((one,), LAW, Replica(10**6), drafts=drafts))
+    stages, total = drawn(drafts, 200, 40_000)
+    assert cost.iterations == pytest.approx(stages.mean(), rel=0.003)
+    assert cost.read == pytest.approx((1001 * stages + total).mean(), rel=0.003)
+
+
+def test_no_drafts_are_those_of_a_profile_without_any() -> None:
+    """A state takes a block more for each draft: 4 of 7 with three drafts, 1 of 4 without."""
+    layers = (Layers(Attention.STATE, 3, 100_000), Layers(Attention.FULL, 3, 4096))
+
+    def rate(states: int, drafts: Drafts | None, law: Timing) -> float:
+        replica = Replica(4000 * 1024, 1024, layout=KvLayout(layers, 1024, states))
+        return sustainable_rate(replace(example(), timing=law, replica=replica, drafts=drafts))[1]
+
+    drafted = example()
+    with_states = replace(drafted, replica=Replica(4000 * 1024, 1024, layout=KvLayout(layers, 1024, 4)))
+    found = speculative(with_states)
+    assert found is not None
+    expected = rate(4, drafted.drafts, drafted.timing) / rate(1, None, LAW)
+    assert found.speed_up == pytest.approx(expected, rel=1e-12)
 
 
 def test_drafts_make_a_fixed_length_stable() -> None:
