@@ -220,10 +220,10 @@ def _asymptotic_min_input(
 
 def _asymptotic_with_drafts(model: ServingModel) -> float | None:
     """Ḡ·d²/(2π²·Var G) for one length (theory §11): a fixed length is a random number of iterations."""
-    drafts, lengths = model.drafts, np.unique(model.mix.decode_tokens)
-    if drafts is None or lengths.size > 1 or drafts.variance < _RAREST:
+    drafts, lengths = model.drafts, {d for c in model.classes for d in c.decode_tokens}
+    if drafts is None or len(lengths) > 1 or drafts.variance < _RAREST:
         return None
-    return drafts.mean * float(lengths[0]) ** 2 / (2 * math.pi**2 * drafts.variance)
+    return drafts.mean * float(*lengths) ** 2 / (2 * math.pi**2 * drafts.variance)
 
 
 def _exact_min_input(
