@@ -14,7 +14,8 @@ import numpy as np
 from kvplan.model.arrays import FloatArray, IntArray
 from kvplan.model.timing import Timing
 
-_NEVER = 1e-13  # what is as good as no chance
+_NEVER = 1e-13  # a chance to end that is as good as none
+_NOWHERE = 1e-16  # to have emitted so many tokens: what is left out adds up over thousands of iterations
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def stays(drafts: Drafts, lengths: Sequence[int], weights: Sequence[float], amou
     while True:
         here = slice(start, start + reached.size)
         staying = reached * longer[here]
-        kept = np.flatnonzero(staying > _NEVER)
+        kept = np.flatnonzero(staying > _NOWHERE)
         if not kept.size:
             break
         total = float(staying.sum())
@@ -154,7 +155,7 @@ def stays(drafts: Drafts, lengths: Sequence[int], weights: Sequence[float], amou
     some = np.flatnonzero(ended[:, 0] > _NEVER)
     chance, of_length = ended[some].T
     mean_length = np.clip(of_length / chance, min(lengths), most)
-    return Stays(some + 1, chance / chance.sum(), mean_length, np.array(means).T)
+    return Stays(some + 1, chance / chance.sum(), mean_length, np.array(means[: some[-1] + 1]).T)
 
 
 def _from_here_on(part: FloatArray) -> FloatArray:
