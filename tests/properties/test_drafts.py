@@ -17,6 +17,7 @@ from kvplan.analysis.stability import min_stable_input, stability
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts, stays
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.slo import parse_slo
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Requests
@@ -55,6 +56,24 @@ def test_stays_are_those_of_requests_that_are_drawn(tokens: int, chance: float, 
     assert variance == pytest.approx(stages.var(), rel=0.06, abs=0.02)
     alive = [float(law.share[law.stages > k].sum()) for k in range(int(law.stages.max()))]
     assert float(np.dot(alive, law.means[0])) == pytest.approx(total.mean(), rel=0.005, abs=0.2)
+
+
+def test_lengths_share_one_process() -> None:
+    """Weights of a mix are those of its lengths alone, by their shares; requests emit as many tokens."""
+    drafts, lengths, parts = Drafts(3, accepted(0.7, 3)), (1, 2, 9, 30), (0.1, 0.2, 0.3, 0.4)
+
+    def law(lengths: tuple[int, ...], weights: tuple[float, ...]) -> tuple[np.ndarray, float]:
+        one = RequestClass("a", 50, lengths, weights, 1.0)
+        mix = ServingModel((one,), LAW, Replica(10**6, 16), drafts=drafts).mix
+        found = np.zeros(30)
+        found[: mix.stages.max()] = mix.held.survival(mix.share)
+        return found, mix.mean(mix.decode_tokens)
+
+    together, tokens = law(lengths, parts)
+    apart = [law((d,), (1.0,)) for d in lengths]
+    expected = sum(p * found for p, (found, _) in zip(parts, apart, strict=True))
+    assert together == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert tokens == pytest.approx(0.1 * 1 + 0.2 * 2 + 0.3 * 9 + 0.4 * 30, rel=1e-12)
 
 
 def example(input_tokens: int = 1000, memory: int = 120_000) -> ServingModel:
@@ -199,6 +218,26 @@ def test_the_interval_of_itl_counts_iterations() -> None:
         return runs.results[0].ci95["itl_s.mean"]
 
     assert itl(41, drafts) == pytest.approx(itl(21, None))
+
+
+def test_an_objective_on_itl_is_on_iterations() -> None:
+    """Requests alone, drafts that are always accepted: iterations of 8 ms, half of that a token."""
+    one = RequestClass("a", 10, (41,), (1.0,), 0.1)
+    model = ServingModel((one,), Timing(8e-3), Replica(10**6), drafts=Drafts(1, (1.0,)))
+    within = [
+        study.study(
+            model,
+            Plan(slos=(parse_slo(f"{time}.p95 <= 6 ms"),)),
+            Load(requests=50),
+            options.chosen(["vllm"], []),
+            [0],
+        )
+        .results[0]
+        .goodput_rps
+        for time in ("itl_s", "tpot_s")
+    ]
+    assert within[0] == 0
+    assert within[1] > 0
 
 
 @given(st.integers(0, 100), st.integers(1, 4), st.integers(120, 900), st.sampled_from(["vllm", "greedy"]))
