@@ -258,13 +258,15 @@ def test_compiled_and_plain_runs_leave_the_same_bytes(seed: int, tokens: int, me
 # ------------------------------------------------------------------------------------------------- the verdicts
 
 
-def test_a_few_verdicts_survive_whole_requests() -> None:
-    found = campaign(range(6), 3000, "drafts")
+@pytest.mark.parametrize("of", ["drafts", "both"])
+def test_a_few_verdicts_survive_whole_requests(of: str) -> None:
+    found = campaign(range(4), 3000, of)
     assert not [row for row in found if row.wrongly_stable], table(found)
 
 
 @pytest.mark.nightly
-def test_two_hundred_verdicts_survive_whole_requests() -> None:
-    found = campaign(range(FIRST, FIRST + 200), of="drafts")
+@pytest.mark.parametrize("of", ["drafts", "both"])
+def test_two_hundred_verdicts_survive_whole_requests(of: str) -> None:
+    found = campaign(range(FIRST, FIRST + 200), of=of)
     assert sum(row.stable for row in found) >= 100
     assert not [row for row in found if row.wrongly_stable], table(found)

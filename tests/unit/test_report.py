@@ -216,7 +216,7 @@ def test_completing_more_short_requests_does_not_make_up_for_starved_long_ones()
 
 @pytest.mark.parametrize("beside", ["drafts", "layers"])
 def test_nothing_is_promised_of_what_is_not_modelled(beside: str) -> None:
-    """Beside drafts and layers of several kinds neither Nested WAIT nor prefix caches are modelled, no theorem holds."""
+    """Beside drafts and layers of several kinds: Nested WAIT, prefix caching, theorems on plain requests."""
     plain = mix_model((20, 4, 1.0), memory=4000, prefill="fused")
     layers = KvLayout((Layers(Attention.WINDOW, 2, 8, 10), Layers(Attention.FULL, 1, 8)), 1)
     special = {
