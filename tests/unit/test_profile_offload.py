@@ -81,6 +81,12 @@ def test_bytes_of_memory_are_enough() -> None:
             7,
             "beside layers of several",
         ),
+        (
+            GIVEN,
+            LAYERS.replace("}]", '}, { kind = "full", layers = 1, bytes = 2048 }]'),
+            7,
+            "beside layers of several",
+        ),
         ("kv_bytes_per_token = 131_072\n", "", 3, "gpu: needs kv_bytes_per_token beside memory_tokens"),
         ('memory = "2 GiB"\n', "", 7, "gpu.offload: needs memory, or memory_tokens"),
         (
