@@ -263,7 +263,8 @@ def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
         return {"memory": population_of(cached).guaranteed_rps}
     alone = cached.on_gpu_alone
     rates = {name: _fastest(alone, x) for name, x in _ends(alone).items()}
-    if cached is not alone:  # loads can take longer than what they save
+    tier = cached.replica.offload
+    if tier is not None and tier.load_s > cached.timing.d2:  # loads can take longer than what they save
         rates["memory"] = min(rates["memory"], full_rate(cached))
     return rates
 
