@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import slow_host_tier
 from cached_cases import CASES
+from host_tier_cases import busy_case
 from hypothesis import given
 from hypothesis import strategies as st
 from session_shapes import Shape
 from small_runs import Case, bytes_of, run
-from tiers import examples
+from tiers import at_night, examples
 
 from kvplan.model import Replica, Timing
 from kvplan.model.offload import Offload
@@ -60,6 +61,13 @@ def agree(case: Case, fast: Outcome) -> None:
 def test_every_request_finds_what_two_pools_of_blocks_have_for_it(case: Case, tier: Offload) -> None:
     case = hosted(case, tier)
     agree(case, run("vllm", case))
+
+
+@pytest.mark.parametrize("seeds", [range(250), *at_night(range(250, 20_000))])
+def test_so_it_does_where_both_memories_are_full(seeds: range) -> None:
+    for seed in seeds:
+        case = busy_case(seed)
+        agree(case, run("vllm", case))
 
 
 @given(case=CASES, tier=TIERS)
