@@ -22,11 +22,10 @@ Done = subprocess.CompletedProcess[str]
 Run = Callable[..., tuple[int, str, str]]  # the fixture of that name: exit code, output and messages
 
 
-def run(*arguments: object, env: Mapping[str, str] = {}, input: str = "") -> Done:
+def run(*arguments: object, env: Mapping[str, str] = {}, input: str | bytes = b"") -> Done:
     """What the command prints and returns, without the half second that a process takes to start."""
-    read, out, error = (
-        io.TextIOWrapper(io.BytesIO(text), encoding="utf-8") for text in (input.encode(), b"", b"")
-    )
+    given = input.encode() if isinstance(input, str) else input
+    read, out, error = (io.TextIOWrapper(io.BytesIO(text), encoding="utf-8") for text in (given, b"", b""))
     argv = [str(argument) for argument in arguments]
     with (
         mock.patch.multiple(sys, stdin=read, stdout=out, stderr=error),

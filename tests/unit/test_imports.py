@@ -44,15 +44,16 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+
+
 @cache
 def imports() -> dict[str, frozenset[str]]:
     """What each module of kvplan names in any import statement, inside functions and for annotations too."""
-    return {
-        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): frozenset(
-            _imports_of(path)
-        )
-        for path in ROOT.rglob("*.py")
-    }
+    return {module: frozenset(_imports_of(path)) for module, path in MODULES.items()}
 
 
 def _imports_of(path: Path) -> Iterator[str]:
@@ -82,7 +83,7 @@ def test_every_room_has_its_layer() -> None:
     assert {room(module) for module in imports()} == set(LEVEL)
 
 
-@pytest.mark.parametrize("module", sorted(imports()))
+@pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_is_below_its_room_or_in_it(module: str) -> None:
     mine = room(module)
     up = {other for other in own_imports(module) if room(other) != mine and LEVEL[room(other)] >= LEVEL[mine]}
@@ -94,7 +95,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({module: own_imports(module) - {module} for module in imports()}).prepare()
 
 
-@pytest.mark.parametrize("module", sorted(module for module in imports() if room(module) in CORE))
+@pytest.mark.parametrize("module", [module for module in MODULES if room(module) in CORE])
 def test_the_core_imports_nothing_of_the_outer_world(module: str) -> None:
     assert not {other.split(".")[0] for other in imports()[module]} & NOT_IN_THE_CORE
 
