@@ -47,6 +47,17 @@ def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) 
     )
 
 
+def python(program: str, env: Mapping[str, str] = {}) -> Done:
+    """A program in a process of its own, which ends well."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+        env=ENVIRONMENT | dict(env),
+    )
+
+
 def document(run: Run, *arguments: str) -> dict[str, Any]:
     """What a command says as JSON, without a message."""
     code, text, messages = run(*arguments, "--format", "json")

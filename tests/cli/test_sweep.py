@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import ENVIRONMENT
 
 from kvplan.cli.app import main
 from kvplan.profile.reading import load_profile, parse_profile
@@ -285,7 +286,7 @@ def test_a_terminal_shows_the_rate_and_the_time_left(profile: Path, tmp_path: Pa
         "-o",
         str(tmp_path / "out.csv"),
     ]
-    env = os.environ | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
+    env = ENVIRONMENT | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
     done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, env=env, check=True)
     os.close(theirs)
     said = b""

@@ -1,12 +1,11 @@
 """A run is the same however few requests have a row of its state at a time."""
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from command import python
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import Case, bytes_of, cases, run
@@ -91,12 +90,8 @@ for requests in (1_100_000, 2_200_000):
 @pytest.mark.skipif(sys.platform != "linux", reason="counted in KiB there")
 def test_many_requests_hold_60_bytes_each_from_drawing_to_percentiles() -> None:
     """The most that a process holds at any time, of a run twice as long; it was 300 bytes."""
-    apart = os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 20)
-    }  # large arrays go back to the system at once
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS], check=True, capture_output=True, text=True, env=apart
-    )
+    apart = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # large arrays go back to the system at once
+    done = python(PEAKS, env=apart)
     few, many = map(int, done.stdout.split())
     assert (many - few) * 1024 / 1_100_000 <= 60
 

@@ -1,14 +1,13 @@
 """What imports what: arrows point one way, the core stays free of the outer layers, and starting up stays cheap."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from command import python
 
 import kvplan
 
@@ -103,7 +102,7 @@ def test_the_core_imports_nothing_of_the_outer_world(module: str) -> None:
 def test_a_report_is_made_without_loading_what_is_slow_to_load() -> None:
     """`import kvplan.report.assembly` in a fresh process loads neither scipy nor numba, nor the layers around it."""
     code = "import sys, kvplan.report.assembly; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     loaded = set(done.stdout.split())
     assert "numpy" in loaded
     assert not loaded & {"scipy", "numba", "llvmlite", "pydantic", "typer", "rich"}
