@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from at_once import Served, serve
 from strategies import one_class
+from tiers import at_night
 
 from kvplan.analysis.latency import latency
 from kvplan.analysis.latency.budget import budgeted
@@ -70,8 +71,8 @@ def simulated(model: ServingModel) -> tuple[Served, IntArray]:
 @pytest.mark.parametrize(
     "classes",
     [
-        (one_class(1500, (20, 60), 2.7),),
         (one_class(300, 40, 3.0, name="chat"), one_class(4000, 20, 0.5, name="rag")),
+        *at_night((one_class(1500, (20, 60), 2.7),)),
     ],
 )
 def test_simulated_latencies(classes: tuple[RequestClass, ...]) -> None:
