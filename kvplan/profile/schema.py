@@ -30,6 +30,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from kvplan.errors import UsageError, did_you_mean, shown
 from kvplan.model import Knowledge, Origin, Prefill, Replica, as_written
 from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.provenance import Range
 from kvplan.model.sessions import Sessions
@@ -51,11 +52,13 @@ from kvplan.profile.laws import (
 )
 from kvplan.profile.positions import KeyPath
 from kvplan.units import (
+    BANDWIDTH_UNITS,
     BYTE_UNITS,
     TIME_UNITS,
     format_number,
     format_seconds,
     format_tokens,
+    parse_bandwidth,
     parse_bytes,
     quantity_pattern,
 )
@@ -64,6 +67,7 @@ MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 _MOST_LAYERS = 10_000
 MOST_DRAFTS = 100
+_MOST_REPLICAS = 10_000  # of a fleet
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
@@ -113,6 +117,15 @@ def _bytes(value: object) -> int:
         raise refusal(f'must be a string such as "5.05 GiB", not {shown(value)}')
     try:
         return parse_bytes(value)
+    except UsageError as error:
+        raise refusal(str(error)) from None
+
+
+def _bandwidth(value: object) -> float:
+    if not isinstance(value, str):
+        raise refusal(f'must be a string such as "20 GB/s", not {shown(value)}')
+    try:
+        return parse_bandwidth(value)
     except UsageError as error:
         raise refusal(str(error)) from None
 
@@ -210,12 +223,19 @@ _File = Annotated[
 _Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
 _Rate = Annotated[float, Field(ge=1e-300, le=HUGE)]  # however rare, the formulas hold
 _Duration = Annotated[float, Field(ge=TINY, le=HUGE), BeforeValidator(seconds), _seconds_schema(TINY)]
+_Count = Annotated[int, Field(ge=1, le=_MOST_REPLICAS)]
 _Cost = Annotated[float, Field(ge=0, le=HUGE), BeforeValidator(seconds), _seconds_schema(0)]
 _Bytes = Annotated[
     int,
     Field(ge=1, le=10**18),
     BeforeValidator(_bytes),
     WithJsonSchema({"type": "string", "pattern": quantity_pattern(BYTE_UNITS)}),
+]
+_Bandwidth = Annotated[
+    float,
+    Field(ge=1, le=1e18),
+    BeforeValidator(_bandwidth),
+    WithJsonSchema({"type": "string", "pattern": quantity_pattern(BANDWIDTH_UNITS)}),
 ]
 _Decode = Annotated[
     dict[int, float],
@@ -281,6 +301,12 @@ _RATES_ONE_WAY: JsonDict = {
     "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
     "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
     "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
+}
+_TOGETHER_OR_SPLIT: JsonDict = {
+    "oneOf": [
+        {"required": ["replicas"], "properties": {"prefill": False, "decode": False, "transfer": False}},
+        {"required": ["prefill", "decode"], "properties": {"replicas": False}},
+    ]
 }
 _RATE_OR_USERS: JsonDict = {"oneOf": [{"required": ["rate"]}, {"required": ["users"]}]}
 _SOME: JsonDict = {"minItems": 1}
@@ -368,6 +394,13 @@ class Gpu(_Table):
         if self.kv_blocks is not None:
             return self.kv_blocks * self.block_tokens
         return self.memory_tokens or 0
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of a token of memory, which is a pool token where layers differ; None where they are not given."""
+        if self.layout is not None:
+            return self.layout.block_bytes / self.block_tokens
+        return self.kv_bytes_per_token or sum(one.layers * one.bytes for one in self.kv) or None
 
     @property
     def layout(self) -> KvLayout | None:
@@ -650,6 +683,26 @@ class Speculation(_Table):
         )
 
 
+class _Fleet(_Table):
+    """Several replicas of this kind, whose requests are those of the profile."""
+
+    model_config = ConfigDict(title="Fleet", json_schema_extra=_TOGETHER_OR_SPLIT)
+
+    replicas: _Count | None = _about("Replicas that prefill and decode.", None)
+    prefill: _Count | None = _about("Replicas that only compute prompts; with decode.", None)
+    decode: _Count | None = _about("Replicas that only generate; with prefill.", None)
+    transfer: _Bandwidth | None = _about(
+        'Rate at which the KV cache of a prompt goes from prefill to decode, such as "20 GB/s"; without one it takes '
+        "no time.",
+        None,
+    )
+    routing: Annotated[Routing, Field(strict=False)] = _about(
+        "Which replica a request goes to: any (random), each in turn (round-robin), the one with the fewest requests "
+        "(least-requests) or the least KV cache in use (least-kv), or always that of its session (session).",
+        Routing.LEAST_REQUESTS,
+    )
+
+
 class _Provenance(_Table):
     """How the parts of the profile are known: measured, stated, estimated, assumed."""
 
@@ -682,6 +735,7 @@ class Document(_Table):
     )
     prefix: _Prefix = _Prefix()
     speculative: Speculation | None = None
+    fleet: _Fleet | None = None
     plan: _Plan = _Plan()
     slo: _Slos = _Slos()
     cost: _Costs | None = None
@@ -811,6 +865,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     yield from _memory_conflicts(document.gpu)
     yield from _layout_conflicts(document)
     yield from _draft_conflicts(document)
+    yield from _fleet_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -925,6 +980,34 @@ def _draft_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(("sessions", 0), why)
     if document.prefix.hit_curve is not None:
         yield Problem(("prefix", "hit_curve"), why)
+
+
+def _fleet_conflicts(document: Document) -> Iterator[Problem]:
+    given, gpu = document.fleet, document.gpu
+    if given is None:
+        return
+    if given.replicas is not None:
+        for key in ("prefill", "decode", "transfer"):
+            if getattr(given, key) is not None:
+                yield Problem(("fleet", key), "not allowed beside replicas, which prefill and decode")
+        return
+    for key, other in (("prefill", "decode"), ("decode", "prefill")):
+        if getattr(given, key) is None:
+            what = (
+                "needs replicas, or prefill and decode" if getattr(given, other) is None else f"needs {key}"
+            )
+            yield Problem(("fleet",), what, missing=True)
+            return
+    if gpu.prefill is Prefill.DISAGGREGATED:
+        why = (
+            'must be "fused" or "inline" beside [fleet] prefill: there it says that prompts arrive ready-made'
+        )
+        yield Problem(("gpu", "prefill"), f'{why}, not "{gpu.prefill}"')
+    if given.transfer is not None and not (gpu.kv_bytes_per_token or gpu.kv):
+        why = "needs the bytes of a token: kv_bytes_per_token with memory, or [[gpu.kv]] with kv_blocks, in [gpu]"
+        yield Problem(("fleet", "transfer"), why)
+    if document.speculative is not None:
+        yield Problem(("fleet", "prefill"), "not modelled beside [speculative]; give replicas")
 
 
 def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
@@ -1110,6 +1193,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("sessions",): Session,
     ("prefix",): _Prefix,
     ("speculative",): Speculation,
+    ("fleet",): _Fleet,
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,
