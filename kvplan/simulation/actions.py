@@ -42,6 +42,7 @@ from kvplan.simulation.state import (
     GAPS_IN_E,
     GIVEN_UP,
     GONE,
+    HANDED_OVER,
     HEAD,
     HELD,
     HOLDS,
@@ -57,6 +58,7 @@ from kvplan.simulation.state import (
     MORE_SILENT,
     MORE_TOKENS,
     NEVER_FITS,
+    NEXT_OF_CLIENTS,
     NOBODY,
     NOW,
     OUTSIDE,
@@ -107,6 +109,7 @@ from kvplan.simulation.state import (
     WINDOWS,
     State,
     extended,
+    in_fleet,
     layered,
     pooled,
 )
@@ -253,7 +256,7 @@ def release(s: State) -> None:
             release_brought(s, c[JOINED])
         join(s, c[JOINED])
         c[JOINED] += 1
-    if extended(s):
+    if extended(s) and not in_fleet(s):
         release_brought(s, NOBODY)
     if c[WAITING] > c[QUEUE_PEAK]:
         c[QUEUE_PEAK] = c[WAITING]
@@ -262,7 +265,7 @@ def release(s: State) -> None:
 @kernel
 def release_brought(s: State, before: int) -> None:
     """Of those whom others have brought, all that come by now, and before somebody else."""
-    while s.counter[TO_COME] > 0:
+    while s.fleet[0, TO_COME] > 0:
         request = s.request[0, COMING]
         if s.time[0, COMING_S] > s.clock[NOW]:
             return
@@ -284,7 +287,7 @@ def next_arrival(s: State) -> int:
     """The next request to come of those whose arrival is known; NOBODY: there is none."""
     c = s.counter
     unasked = c[JOINED] if c[JOINED] < c[RELEASED] else NOBODY
-    if not extended(s) or c[TO_COME] == 0:
+    if not extended(s) or s.fleet[0, TO_COME] == 0 or in_fleet(s):
         return int(unasked)
     brought = s.request[0, COMING]
     if unasked == NOBODY or comes_before(s.time[0, COMING_S], brought, s.time[unasked, ARRIVAL], unasked):
@@ -471,7 +474,7 @@ def evict(s: State, request: int) -> None:
     c[EVICTED] += 1
     c[RECOMPUTED] += lost
     s.request[request, EVICTIONS] += 1
-    if c[RESIDENT] == 0:  # alone, and still too large
+    if c[RESIDENT] == 0 and c[HELD] == 0:  # alone, and still too large
         c[STUCK] = NEVER_FITS
     put_first(s, s.request[request, QUEUE], request)
 
@@ -516,7 +519,7 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
 def last_admitted(s: State) -> int:
     """The resident request that was admitted last, of all groups and of those parked; NOBODY if there is none."""
     last = s.counter[PARTLY]
-    for where in range(s.fixed[QUEUES], s.list.shape[0]):
+    for where in range(s.fixed[QUEUES], s.fixed[QUEUES] + 2 * s.group.shape[0]):
         request = s.list[where, TAIL]
         if request != NOBODY and (
             last == NOBODY or s.request[request, ADMISSION] > s.request[last, ADMISSION]
@@ -585,7 +588,10 @@ def finish_iteration(s: State) -> None:
             stage = s.group[group, TICK] - s.request[request, START] + 1
             tokens = leave(s, request, group)
             if stage == s.request[request, STAGES]:
-                free(s, request, tokens, tokens)
+                if hands_over(s, request):
+                    s.request[request, PARKED] = tokens  # held until it is fetched
+                else:
+                    free(s, request, tokens, tokens)
                 complete(s, request, now)
             else:
                 s.request[request, STAGE], s.request[request, PARKED] = stage, tokens
@@ -658,6 +664,22 @@ def gap_position(gap_s: float) -> float:
 
 
 @kernel
+def hands_over(s: State, request: int) -> bool:
+    """Whether a request goes on at a decode replica, once its prompt is computed."""
+    if not extended(s) or request >= s.fixed[HANDED_OVER]:
+        return False
+    return bool(s.request[request + s.fixed[HANDED_OVER], STAGES] > 1)
+
+
+@kernel
+def was_fetched(s: State, request: int) -> bool:
+    """Whether a request waits with the KV of its prompt, which another replica has computed."""
+    if not extended(s) or s.fixed[HANDED_OVER] == 0:
+        return False
+    return bool(request >= s.fixed[HANDED_OVER] and s.request[request, EVICTIONS] == 0)
+
+
+@kernel
 def complete(s: State, request: int, now: float) -> None:
     """A request is done; in a closed loop its client sends the next one."""
     c = s.counter
@@ -666,8 +688,15 @@ def complete(s: State, request: int, now: float) -> None:
     c[PROMISED] -= s.request[request, PROMISE]
     c[COMPLETED] += 1
     c[LAST_COMPLETION] = c[ITERATIONS]
+    if hands_over(s, request):
+        bring(s, request + s.fixed[HANDED_OVER], now)
+        return
     answered = now + s.clock[OVERHEAD]  # when the client has it, and has sent the next
-    if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
+    if s.fixed[CLIENTS] and in_fleet(s):
+        if s.fleet[0, NEXT_OF_CLIENTS] < (s.fixed[HANDED_OVER] if s.fixed[HANDED_OVER] > 0 else s.time.shape[0]):
+            bring(s, s.fleet[0, NEXT_OF_CLIENTS], answered)
+            s.fleet[0, NEXT_OF_CLIENTS] += 1
+    elif s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
         s.time[c[RELEASED], ARRIVAL] = answered
         c[RELEASED] += 1
     if extended(s) and s.fixed[TURNS]:

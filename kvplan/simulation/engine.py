@@ -51,6 +51,8 @@ from kvplan.simulation.state import (
     EVICTED,
     GAP_SUM,
     GONE,
+    HELD,
+    HELD_BEFORE,
     HORIZON,
     ITERATIONS,
     JOINED,
@@ -66,9 +68,11 @@ from kvplan.simulation.state import (
     NEVER_FITS,
     NOBODY,
     NOW,
+    OUTSTANDING,
     OVERFLOWS,
     OVERHEAD,
     PARTLY,
+    PAUSE,
     PEAK,
     PROMPTS,
     PROMPTS_PEAK,
@@ -93,13 +97,14 @@ from kvplan.simulation.state import (
     Setup,
     State,
     extended,
+    in_fleet,
     layered,
     most_stages,
     new_state,
     pooled,
 )
 
-GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS = range(5)
+GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS, IDLE = range(6)
 _ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
@@ -117,9 +122,12 @@ def form_batch(s: State) -> None:
 
 
 def loop(s: State, limit: int, patience: int) -> int:
-    """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all."""
+    """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all.
+
+    A replica of a fleet also up to its PAUSE, or until it has nothing to do.
+    """
     c, clock = s.counter, s.clock
-    while c[ITERATIONS] < limit:
+    while c[ITERATIONS] < limit and clock[NOW] < clock[PAUSE]:
         release(s)
         if c[JOINED] == c[RELEASED] and c[ROWLESS] > 0:
             return LACKS_ROWS
@@ -145,7 +153,7 @@ def loop(s: State, limit: int, patience: int) -> int:
             if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
                 continue
             if not more_to_come(s):
-                return LIVELOCK
+                return IDLE if in_fleet(s) else LIVELOCK
             coming = next_arrival(s)
             if coming == NOBODY or s.time[coming, ARRIVAL] > clock[HORIZON]:
                 clock[NOW] = clock[HORIZON]
@@ -170,6 +178,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[PROMPTS_PEAK] = max(c[PROMPTS_PEAK], c[PROMPTS])
         c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
         note(s)
+        c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], c[HELD]
         finish_iteration(s)
         if s.fixed[COASTS] and c[PARTLY] == NOBODY:
             same = whole and c[SEQUENCE] == admissions and c[EVICTED] == evictions

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.model.weights import first_tokens, stage_count
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
 
@@ -58,7 +59,6 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
-    TO_COME,  # requests whose arrival another one has fixed
     ROWLESS,  # requests that come after those that have a row of their own
     SHED,
     GONE,  # these, and those that therefore never come
@@ -71,13 +71,29 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     ROWS,  # of a radix tree: those of its nodes that have been used
     SPARE,  # one that is free again
     WINDOWED,  # blocks of the pool of windows
+    OUTSTANDING,  # requests before the last iteration ended: waiting or resident
+    HELD_BEFORE,  # blocks, before the last iteration ended
     _COUNTERS,
-) = range(41)
+) = range(42)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
 # Positions in `State.clock`; from LAST_RUN on when each group last ran.
-NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, VERIFY, LAST_RUN = range(10)
+(
+    NOW,
+    HORIZON,
+    BUSY,
+    KV_SUM,
+    OVERHEAD,
+    CACHED_SUM,
+    SHED_AFTER,
+    GAP_SUM,
+    VERIFY,
+    PAUSE,  # no iteration begins from then on; this and what follows: of a replica of a fleet
+    CALM,  # until then nobody can be done, if nobody arrives
+    SECONDS_PER_TOKEN,  # of KV that comes from another replica
+    LAST_RUN,
+) = range(13)
 
 # In `State.fixed`.
 (
@@ -102,7 +118,9 @@ NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, VERIFY, L
     FULL_BYTES,
     WINDOW_BYTES,
     POOL_BYTES,
-) = range(21)
+    SITE_NUMBER,  # of the replica in its fleet
+    HANDED_OVER,  # requests of a fleet whose prompts are computed apart: rows from here on are theirs at decode replicas
+) = range(23)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -176,6 +194,8 @@ PATH = BELOW  # with drafts: where it begins in `State.emitted`
 END, OF = BEGIN, FIRST  # blocks down to its end, stream that this is in
 TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or NOBODY
 
+SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
+
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
 FILLED, PASSED = range(2)  # columns of `State.blocks`
@@ -195,6 +215,28 @@ COUNT, TOP = range(2)  # columns of `State.rank`
 
 
 STANDS_BY = 2
+
+# Columns of `State.fleet`, in its first row ...
+(
+    TO_COME,  # requests whose arrival another one has fixed
+    UNASKED,  # who comes next of the others, and who comes no more
+    UNASKED_END,
+    NEXT_OF_CLIENTS,  # in a closed loop, who comes when somebody is done
+    RULE,
+    BRINGS,  # whether a completion may bring somebody
+    _FLEET_COLUMNS,
+) = range(7)
+# ... and in those of the replicas.
+(
+    ROLE,
+    SEEN,  # requests there, and blocks that they hold, as the router sees it
+    SEEN_HELD,
+    IDLES,
+) = range(4)
+BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
+WHOLE, PREFILL, DECODE = range(3)  # roles
+
+ACTS, LINK_FREE, LINK_COLUMNS = range(3)  # columns of `State.link`
 
 
 class State(NamedTuple):
@@ -246,6 +288,10 @@ class State(NamedTuple):
         There, what a request of so many tokens reads.
     emitted : ndarray of int64
         With drafts: tokens of a request before each of its iterations, from its PATH on.
+    fleet : ndarray of int64, shape (1 + n_replicas, n_columns)
+        Shared by all replicas of a fleet; without one a row.
+    link : ndarray, shape (n_replicas, 2), seconds
+        Likewise: when the replica next begins or ends something, and until when it sends or receives KV.
     """
 
     timing: FloatArray
@@ -267,6 +313,8 @@ class State(NamedTuple):
     blocks: IntArray
     context: FloatArray
     emitted: IntArray
+    fleet: IntArray
+    link: FloatArray
 
 
 class Extended(State):
@@ -297,6 +345,12 @@ class Pooled(Layered):
 def pooled(s: State) -> bool:
     """Whether there are two pools; known when the loop is compiled."""
     return isinstance(s, Pooled)
+
+
+@kernel
+def in_fleet(s: State) -> bool:
+    """Whether this is a replica of several, whose router says who comes."""
+    return bool(s.link.shape[0] > 0)
 
 
 class Pools(NamedTuple):
@@ -503,6 +557,8 @@ def new_state(
         setup.coasts and replica.layout is None and drafted is None,
         size,
         *_of_pools(setup.pools),
+        0,
+        0,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
@@ -541,6 +597,9 @@ def new_state(
                 setup.shed_after_s,
                 0.0,
                 verify_s,
+                math.inf,
+                0.0,
+                0.0,
                 *[0.0] * groups,
             ]
         ),
@@ -559,6 +618,8 @@ def new_state(
         blocks=blocks,
         context=context,
         emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
+        fleet=np.zeros((1, _FLEET_COLUMNS), dtype=np.int64),
+        link=np.zeros((0, LINK_COLUMNS)),
     )
 
 

@@ -21,6 +21,7 @@ from kvplan.simulation.actions import (
     overflows,
     seat,
     seat_is_free,
+    was_fetched,
     whole_tokens,
 )
 from kvplan.simulation.kernels import kernel
@@ -162,15 +163,19 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             return
         spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
         whole = whole_tokens(s, request, s.request[request, STAGE])
-        blocks, found = blocks_of(s, whole), 0
-        if caches(s):
+        blocks, found, fetched = blocks_of(s, whole), 0, was_fetched(s, request)
+        if caches(s) and not fetched:
             settle(s)
             found = hits(s, request)
             blocks += hits_in_queue(s, request, found) - found
-        if s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
+        if not fetched and s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
             return
         seat(s, request)
-        s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
+        if fetched:  # with room for the next token, which is taken with it
+            s.request[request, PARKED] = whole - 1
+            s.counter[HELD] -= blocks - blocks_of(s, whole - 1)
+        else:
+            s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
         most -= 1
         budget -= compute_prompt(s, request, budget)
 

@@ -1,0 +1,180 @@
+"""The loop of a fleet: it sends each arrival to a replica, and lets the replicas run their own loops up to the next.
+
+No replica runs past an arrival that it does not know of: only up to the next one that is known, and, where completions
+bring others, up to when some other replica could be done with somebody. The router looks at what there is while an
+iteration runs, before its end.
+"""
+
+import math
+
+from kvplan.simulation.actions import append, join
+from kvplan.simulation.coming import comes_before, take_first
+from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LIVELOCK, OUT_OF_TIME, loop
+from kvplan.simulation.fleet.transfer import (
+    WAITS_FOR_ROOM,
+    fetch,
+    let_sent_go,
+    next_transfer_s,
+    receive,
+)
+from kvplan.simulation.kernels import kernel
+from kvplan.simulation.state import (
+    ACTS,
+    ARRIVAL,
+    BLIND,
+    BRINGS,
+    BY_KV,
+    CALM,
+    COMING,
+    COMING_S,
+    DECODE,
+    FIRST_TOKEN,
+    HANDED_OVER,
+    HELD,
+    HELD_BEFORE,
+    HORIZON,
+    IDLES,
+    ITERATIONS,
+    NOBODY,
+    NOW,
+    OUTSTANDING,
+    PAUSE,
+    PREFILL,
+    RESIDENT,
+    ROLE,
+    RULE,
+    SEEN,
+    SEEN_HELD,
+    SITE,
+    THINK,
+    TO_COME,
+    UNASKED,
+    UNASKED_END,
+    WAITING,
+    WHOLE,
+    State,
+)
+
+_SLICE = 1 << 40  # iterations
+
+
+def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
+    """Serve until nobody comes any more and nobody is left, nothing moves, or so many steps are made."""
+    s = states[0]
+    while steps > 0:
+        steps -= 1
+        coming, coming_s = next_request(s), math.inf
+        if coming != NOBODY:
+            coming_s = s.time[coming, ARRIVAL]
+            if coming_s > s.clock[HORIZON]:
+                coming, coming_s = NOBODY, math.inf
+        first, first_s, then_s = NOBODY, math.inf, math.inf
+        if coming == NOBODY or s.fleet[0, RULE] != BLIND or s.fleet[0, BRINGS]:
+            for replica in range(s.link.shape[0]):
+                acts_s = s.link[replica, ACTS]
+                if acts_s < first_s:
+                    first, first_s, then_s = replica, acts_s, first_s
+                elif acts_s < then_s:
+                    then_s = acts_s
+        if first_s < coming_s:
+            until_s = min(coming_s, then_s) if s.fleet[0, BRINGS] else coming_s
+            if run_replica(states, first, until_s, coming_s, patience) == LIVELOCK:
+                return LIVELOCK
+        elif coming == NOBODY:
+            return FINISHED
+        else:
+            replica = chosen(s, coming)
+            if not s.fleet[1 + replica, IDLES] and states[replica].clock[NOW] < coming_s:
+                if run_replica(states, replica, coming_s, coming_s, patience) == LIVELOCK:
+                    return LIVELOCK
+            else:
+                send(states[replica], replica, coming, coming_s)
+    return GOES_ON
+
+
+@kernel
+def next_request(s: State) -> int:
+    """Who comes next, of those who come unasked and those whom others have brought; NOBODY: there is none known."""
+    unasked = s.fleet[0, UNASKED] if s.fleet[0, UNASKED] < s.fleet[0, UNASKED_END] else NOBODY
+    if s.fleet[0, TO_COME] == 0:
+        return int(unasked)
+    brought = s.request[0, COMING]
+    if unasked == NOBODY or comes_before(s.time[0, COMING_S], brought, s.time[unasked, ARRIVAL], unasked):
+        return int(brought)
+    return int(unasked)
+
+
+@kernel
+def chosen(s: State, request: int) -> int:
+    """The replica that a request goes to: the one it is meant for, or, of those for it, that with least; the first."""
+    if s.fleet[0, RULE] == BLIND:
+        return int(s.request[request, SITE])
+    role = WHOLE
+    if s.fixed[HANDED_OVER] > 0:
+        role = DECODE if request >= s.fixed[HANDED_OVER] else PREFILL
+    best = NOBODY
+    for replica in range(s.link.shape[0]):
+        row = 1 + replica
+        if s.fleet[row, ROLE] == role:
+            if best == NOBODY:
+                best = replica
+            elif s.fleet[0, RULE] == BY_KV and s.fleet[row, SEEN_HELD] != s.fleet[1 + best, SEEN_HELD]:
+                if s.fleet[row, SEEN_HELD] < s.fleet[1 + best, SEEN_HELD]:
+                    best = replica
+            elif s.fleet[row, SEEN] < s.fleet[1 + best, SEEN]:
+                best = replica
+    return int(best)
+
+
+@kernel
+def send(s: State, replica: int, request: int, now: float) -> None:
+    """A request comes to a replica."""
+    if request < s.fleet[0, UNASKED_END]:
+        s.fleet[0, UNASKED] += 1
+    else:
+        take_first(s)
+    s.request[request, SITE] = replica
+    if s.fleet[1 + replica, ROLE] == DECODE:
+        append(s, s.list.shape[0] + WAITS_FOR_ROOM, request)
+        s.counter[WAITING] += 1
+    else:
+        join(s, request)
+    s.counter[OUTSTANDING] += 1
+    s.fleet[1 + replica, SEEN] += 1
+    s.link[replica, ACTS] = min(s.link[replica, ACTS], max(s.clock[NOW], now))
+
+
+@kernel
+def run_replica(
+    states: tuple[State, ...], replica: int, until_s: float, coming_s: float, patience: int
+) -> int:
+    """Let one replica run until then, or, where others act at the same time, for an iteration."""
+    s = states[replica]
+    c, clock, row = s.counter, s.clock, 1 + replica
+    if s.fleet[row, IDLES]:
+        clock[NOW] = max(clock[NOW], s.link[replica, ACTS])
+    transfer = THINK
+    if s.fleet[row, ROLE] == PREFILL:
+        let_sent_go(s)
+    elif s.fleet[row, ROLE] == DECODE:
+        receive(s)
+        fetch(states, replica)
+        transfer = FIRST_TOKEN
+    at_once = 1 if until_s <= clock[NOW] else _SLICE
+    until_s = coming_s if until_s <= clock[NOW] else until_s
+    if s.fleet[row, ROLE] != WHOLE:
+        until_s = min(until_s, next_transfer_s(s, transfer))
+    clock[PAUSE], clock[CALM] = until_s, 0.0
+    code = loop(s, c[ITERATIONS] + at_once, patience)
+    s.fleet[row, IDLES] = code == IDLE
+    s.fleet[row, SEEN], s.fleet[row, SEEN_HELD] = c[WAITING] + c[RESIDENT], c[HELD]
+    acts_s = math.inf
+    if code == GOES_ON:
+        acts_s = max(clock[NOW], clock[CALM])
+        if c[OUTSTANDING] != s.fleet[row, SEEN] or s.fleet[0, RULE] == BY_KV:
+            acts_s = clock[NOW]
+        s.fleet[row, SEEN], s.fleet[row, SEEN_HELD] = c[OUTSTANDING], c[HELD_BEFORE]
+    if code != OUT_OF_TIME and s.fleet[row, ROLE] != WHOLE:
+        acts_s = min(acts_s, max(clock[NOW], next_transfer_s(s, transfer)))
+    s.link[replica, ACTS] = acts_s
+    return code
