@@ -2,8 +2,9 @@
 
 A kernel has whole numbers, floats and truth values, and a variable stays what it first was. It reads and writes
 elements of the state's arrays, calls kernels, and has `if`, `while`, and `for` over a `range`; all else is refused with
-a `TypeError`. Several states of one type can be given as a tuple, from which a kernel takes one by its index. Elements are counted from the end where an index is negative, and nothing checks the ends. Types follow
-from annotations, so that there is nothing to infer, and little time to take.
+a `TypeError`. Of several states, given as a tuple, it takes one by its index. Elements are counted from the end where
+an index is negative, and nothing checks the ends. Types follow from annotations, so that there is nothing to infer, and
+little time to take.
 """
 
 import ast
@@ -335,10 +336,12 @@ class _Body:
         return known if isinstance(known, _State | _States | _Array) else self.b.load(known)
 
     def of_attribute(self, node: ast.Attribute) -> Any:
-        if isinstance(node.value, ast.Name):
-            state = self.variables.get(node.value.id)
-            if isinstance(state, _State):
-                return _Array(state.pointer, self.unit.fields.index(node.attr))
+        of = node.value
+        state = self.variables.get(of.id) if isinstance(of, ast.Name) else None
+        if isinstance(of, ast.Subscript):
+            state = self.value(of)
+        if isinstance(state, _State):
+            return _Array(state.pointer, self.unit.fields.index(node.attr))
         return self.literal(self.static(node), node)
 
     def of_subscript(self, node: ast.Subscript) -> Any:

@@ -11,6 +11,7 @@ from kvplan.simulation.coming import bring, comes_before, skip, take_first
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.radix_cache import leave_tree
+from kvplan.simulation.ranks import count
 from kvplan.simulation.state import (
     ADMISSION,
     AFTER,
@@ -24,6 +25,7 @@ from kvplan.simulation.state import (
     COMING_S,
     COMPLETED,
     COMPUTED,
+    COUNTS_QUEUES,
     DRAFTS,
     DUE_AFTER,
     DUE_BEFORE,
@@ -101,6 +103,8 @@ from kvplan.simulation.state import (
     TICK,
     TO_COME,
     TURNS,
+    UNASKED,
+    UNASKED_END,
     UNTIL,
     WAITING,
     WEIGHT,
@@ -280,6 +284,8 @@ def join(s: State, request: int) -> None:
     """A request has arrived."""
     append(s, s.request[request, QUEUE], request)
     s.counter[WAITING] += 1
+    if s.fixed[COUNTS_QUEUES]:
+        count(s, s.request[request, QUEUE], 1)
 
 
 @kernel
@@ -298,6 +304,8 @@ def next_arrival(s: State) -> int:
 @kernel
 def more_to_come(s: State) -> bool:
     """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
+    if in_fleet(s) and (s.fleet[0, UNASKED] < s.fleet[0, UNASKED_END] or s.fleet[0, TO_COME] > 0):
+        return True
     return bool(next_arrival(s) != NOBODY or s.fixed[MORE_LATER])
 
 
@@ -693,7 +701,9 @@ def complete(s: State, request: int, now: float) -> None:
         return
     answered = now + s.clock[OVERHEAD]  # when the client has it, and has sent the next
     if s.fixed[CLIENTS] and in_fleet(s):
-        if s.fleet[0, NEXT_OF_CLIENTS] < (s.fixed[HANDED_OVER] if s.fixed[HANDED_OVER] > 0 else s.time.shape[0]):
+        if s.fleet[0, NEXT_OF_CLIENTS] < (
+            s.fixed[HANDED_OVER] if s.fixed[HANDED_OVER] > 0 else s.time.shape[0]
+        ):
             bring(s, s.fleet[0, NEXT_OF_CLIENTS], answered)
             s.fleet[0, NEXT_OF_CLIENTS] += 1
     elif s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:

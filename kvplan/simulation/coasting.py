@@ -130,7 +130,9 @@ def coast(s: State, limit: int, patience: int) -> None:
         if iterations > begun:
             c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], held
         if now >= clock[PAUSE]:
-            clock[CALM] = now + still_calm(s, slot, held) * iteration_time(s.timing, weight + members, 0, members)
+            clock[CALM] = now + still_calm(s, slot, held) * iteration_time(
+                s.timing, weight + members, 0, members
+            )
 
 
 @kernel

@@ -5,19 +5,13 @@ each policy, made from the same code, so policies cost each other nothing.
 """
 
 import math
-import os
-import sys
 import types
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
-from threading import Lock
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from kvplan import compiling
 from kvplan.model import IntArray, Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
@@ -31,9 +25,9 @@ from kvplan.simulation.actions import (
     release,
 )
 from kvplan.simulation.coasting import coast
-from kvplan.simulation.kernels import KERNELS
 from kvplan.simulation.outcome import Ending, Found, Outcome, Series
 from kvplan.simulation.prefix_cache import cached_tokens, caches
+from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
 from kvplan.simulation.recording import record
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.rows import Rows
@@ -91,9 +85,6 @@ from kvplan.simulation.state import (
     VERIFY,
     WAITING,
     WEIGHT,
-    Extended,
-    Layered,
-    Pooled,
     Setup,
     State,
     extended,
@@ -101,19 +92,16 @@ from kvplan.simulation.state import (
     layered,
     most_stages,
     new_state,
-    pooled,
 )
 
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS, IDLE = range(6)
-_ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
+ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
 _ROWS = 1 << 12  # requests that have a row at first, and more when they run out
-_PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
-
-FormBatch = Callable[[State], None]
+PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 
 def form_batch(s: State) -> None:
@@ -152,8 +140,10 @@ def loop(s: State, limit: int, patience: int) -> int:
         if requests == 0:
             if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
                 continue
+            if in_fleet(s):
+                return IDLE
             if not more_to_come(s):
-                return IDLE if in_fleet(s) else LIVELOCK
+                return LIVELOCK
             coming = next_arrival(s)
             if coming == NOBODY or s.time[coming, ARRIVAL] > clock[HORIZON]:
                 clock[NOW] = clock[HORIZON]
@@ -202,60 +192,19 @@ def note(s: State) -> None:
 
 
 @cache
-def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
+def bound(policy: FormBatch) -> Loop:
     """The loop with a policy in it, as plain Python."""
-    return types.FunctionType(loop.__code__, {**globals(), "form_batch": policy}, loop.__name__)
+    return with_names(loop, form_batch=policy)
 
 
-@cache
-def _file(policy: FormBatch, kind: str) -> str | None:
-    """Where its compiled loop is kept: by the texts of all modules that can go into it."""
-    used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
-    modules = {sys.modules[f.__module__] for f in (*used, policy, loop, State, iteration_time)}
-    return compiling.file(f"loop-{kind}", modules, f"{policy.__module__}.{policy.__qualname__} {kind}")
+def with_names(function: Callable[..., Any], **names: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, in which some global names stand for something else."""
+    made = types.FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+    made.__annotations__ = function.__annotations__
+    return made
 
 
-class _StopError(Exception):
-    """Whoever watches wants no more, while a loop is compiled."""
-
-
-def compiled(
-    policy: FormBatch, kind: str, goes_on: Callable[[], bool] = lambda: True
-) -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, compiled: by this process, or by an earlier one."""
-    with _locks[policy, kind]:
-        if (policy, kind) not in _loops:
-            known = {
-                extended: kind == Extended.__name__,
-                layered: kind in (Layered.__name__, Pooled.__name__),
-                pooled: kind == Pooled.__name__,
-            }
-            made = compiling.compiled(bound(policy), State, _file(policy, kind), known, goes_on)
-            if made is None:
-                raise _StopError
-            _loops[policy, kind] = made
-        return _loops[policy, kind]
-
-
-def at_hand(policy: FormBatch, kind: str) -> bool:
-    """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
-    if (policy, kind) in _loops:
-        return True
-    file = _file(policy, kind)
-    return file is not None and os.path.exists(file)
-
-
-def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
-    """Whether to go on compiled after so many seconds of plain Python; at once where an earlier run has loaded it."""
-    if (policy, kind) in _loops:
-        return True
-    if seconds <= _PLAIN_SECONDS:
-        return False
-    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or at_hand(policy, kind)
-
-
-_loops: dict[tuple[FormBatch, str], Callable[[State, int, int], int]] = {}  # of this process
-_locks: defaultdict[tuple[FormBatch, str], Lock] = defaultdict(Lock)
+PROGRAM = Program("loop", bound, (loop,))
 
 
 def run(
@@ -304,23 +253,16 @@ def run(
     def goes_on() -> bool:
         return watch is None or watch(int(state.counter[COMPLETED]))
 
-    patience, started = _PATIENCE * longest + 1000, perf_counter()
-    while True:
-        fast = compile or (compile is None and _is_worth_it(policy, kind, perf_counter() - started))
-        if fast and announce is not None and not at_hand(policy, kind):
-            announce(compiling.lasts())
-            announce = None
-        try:
-            step = compiled(policy, kind, goes_on) if fast else bound(policy)
-        except _StopError:
-            return _outcome(state, rows, Ending.INTERRUPTED)
-        code = step(state, int(state.counter[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
-        if code in _ENDINGS:
-            return _outcome(state, rows, _ENDINGS[code])
+    patience = PATIENCE * longest + 1000
+
+    def step(loop: Loop, fast: bool) -> Ending | None:
+        nonlocal state
+        code = loop(state, int(state.counter[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
         if code == LACKS_ROWS:
             state = rows.refilled(state)
-        if not goes_on():
-            return _outcome(state, rows, Ending.INTERRUPTED)
+        return ENDINGS.get(code)
+
+    return _outcome(state, rows, until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce))
 
 
 def _outcome(s: State, rows: Rows, ending: Ending) -> Outcome:

@@ -118,9 +118,10 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
     FULL_BYTES,
     WINDOW_BYTES,
     POOL_BYTES,
+    COUNTS_QUEUES,
     SITE_NUMBER,  # of the replica in its fleet
-    HANDED_OVER,  # requests of a fleet whose prompts are computed apart: rows from here on are theirs at decode replicas
-) = range(23)
+    HANDED_OVER,  # requests of a fleet that computes prompts apart: rows from here on are theirs for decode replicas
+) = range(24)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -232,7 +233,8 @@ STANDS_BY = 2
     SEEN,  # requests there, and blocks that they hold, as the router sees it
     SEEN_HELD,
     IDLES,
-) = range(4)
+    ASKED,  # what it does where nobody comes any more
+) = range(5)
 BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
 WHOLE, PREFILL, DECODE = range(3)  # roles
 
@@ -411,6 +413,8 @@ class Setup(NamedTuple):
         admitted, evicted or done: who did not fit then does not fit now. See `kvplan.simulation.coasting`.
     pools
         Where windows have a pool of their own.
+    counts_queues
+        The ranks are those of queues, by who waits in each.
     """
 
     queue_of: IntArray
@@ -428,6 +432,7 @@ class Setup(NamedTuple):
     shed_after_s: float = math.inf
     coasts: bool = False
     pools: Pools | None = None
+    counts_queues: bool = False
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -557,6 +562,7 @@ def new_state(
         setup.coasts and replica.layout is None and drafted is None,
         size,
         *_of_pools(setup.pools),
+        setup.counts_queues,
         0,
         0,
     )

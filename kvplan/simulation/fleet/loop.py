@@ -21,6 +21,7 @@ from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import (
     ACTS,
     ARRIVAL,
+    ASKED,
     BLIND,
     BRINGS,
     BY_KV,
@@ -81,7 +82,11 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
             if run_replica(states, first, until_s, coming_s, patience) == LIVELOCK:
                 return LIVELOCK
         elif coming == NOBODY:
-            return FINISHED
+            first = held_back(states)
+            if first == NOBODY:
+                return FINISHED
+            if run_replica(states, first, math.inf, math.inf, patience) == LIVELOCK:
+                return LIVELOCK
         else:
             replica = chosen(s, coming)
             if not s.fleet[1 + replica, IDLES] and states[replica].clock[NOW] < coming_s:
@@ -90,6 +95,18 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
             else:
                 send(states[replica], replica, coming, coming_s)
     return GOES_ON
+
+
+@kernel
+def held_back(states: tuple[State, ...]) -> int:
+    """A replica whose policy may have waited for more to come, and has not been asked since; NOBODY: there is none."""
+    for replica in range(states[0].link.shape[0]):
+        s = states[replica]
+        if s.counter[WAITING] > 0 and not s.fleet[1 + replica, ASKED] and s.clock[NOW] < s.clock[HORIZON]:
+            s.fleet[1 + replica, ASKED] = 1
+            s.link[replica, ACTS] = s.clock[NOW]
+            return replica
+    return NOBODY
 
 
 @kernel
