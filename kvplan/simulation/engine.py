@@ -262,7 +262,8 @@ def run(
             state = rows.refilled(state)
         return ENDINGS.get(code)
 
-    return _outcome(state, rows, until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce))
+    ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
+    return _outcome(state, rows, ending)
 
 
 def _outcome(s: State, rows: Rows, ending: Ending) -> Outcome:

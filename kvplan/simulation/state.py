@@ -230,15 +230,13 @@ STANDS_BY = 2
 # ... and in those of the replicas.
 (
     ROLE,
-    SEEN,  # requests there, and blocks that they hold, as the router sees it
-    SEEN_HELD,
     IDLES,
     ASKED,  # what it does where nobody comes any more
-) = range(5)
+) = range(3)
 BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
 WHOLE, PREFILL, DECODE = range(3)  # roles
 
-ACTS, LINK_FREE, LINK_COLUMNS = range(3)  # columns of `State.link`
+ACTS, LOAD, DECODE_LOAD, LINK_FREE, _LINK_COLUMNS = range(5)  # of `State.link`
 
 
 class State(NamedTuple):
@@ -292,8 +290,10 @@ class State(NamedTuple):
         With drafts: tokens of a request before each of its iterations, from its PATH on.
     fleet : ndarray of int64, shape (1 + n_replicas, n_columns)
         Shared by all replicas of a fleet; without one a row.
-    link : ndarray, shape (n_replicas, 2), seconds
-        Likewise: when the replica next begins or ends something, and until when it sends or receives KV.
+    link : ndarray, shape (2 n_leaves, n_columns)
+        Likewise, see `kvplan.simulation.fleet.trees`: ACTS, when a replica next begins or ends something, seconds;
+        LOAD, what the router sees of it, and DECODE_LOAD, of decode replicas; LINK_FREE, until when it sends or
+        receives KV, seconds.
     """
 
     timing: FloatArray
@@ -625,7 +625,7 @@ def new_state(
         context=context,
         emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
         fleet=np.zeros((1, _FLEET_COLUMNS), dtype=np.int64),
-        link=np.zeros((0, LINK_COLUMNS)),
+        link=np.zeros((0, _LINK_COLUMNS)),
     )
 
 

@@ -17,6 +17,7 @@ from kvplan.simulation.fleet.transfer import (
     next_transfer_s,
     receive,
 )
+from kvplan.simulation.fleet.trees import least_of, least_of_others, tell, told
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import (
     ACTS,
@@ -29,6 +30,7 @@ from kvplan.simulation.state import (
     COMING,
     COMING_S,
     DECODE,
+    DECODE_LOAD,
     FIRST_TOKEN,
     HANDED_OVER,
     HELD,
@@ -36,6 +38,7 @@ from kvplan.simulation.state import (
     HORIZON,
     IDLES,
     ITERATIONS,
+    LOAD,
     NOBODY,
     NOW,
     OUTSTANDING,
@@ -44,8 +47,6 @@ from kvplan.simulation.state import (
     RESIDENT,
     ROLE,
     RULE,
-    SEEN,
-    SEEN_HELD,
     SITE,
     THINK,
     TO_COME,
@@ -56,7 +57,7 @@ from kvplan.simulation.state import (
     State,
 )
 
-_SLICE = 1 << 40  # iterations
+_SLICE, _MANY = 1 << 40, 1 << 30  # iterations, requests
 
 
 def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
@@ -69,16 +70,12 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
             coming_s = s.time[coming, ARRIVAL]
             if coming_s > s.clock[HORIZON]:
                 coming, coming_s = NOBODY, math.inf
-        first, first_s, then_s = NOBODY, math.inf, math.inf
+        first, first_s = NOBODY, math.inf
         if coming == NOBODY or s.fleet[0, RULE] != BLIND or s.fleet[0, BRINGS]:
-            for replica in range(s.link.shape[0]):
-                acts_s = s.link[replica, ACTS]
-                if acts_s < first_s:
-                    first, first_s, then_s = replica, acts_s, first_s
-                elif acts_s < then_s:
-                    then_s = acts_s
+            first = least_of(s, ACTS)
+            first_s = told(s, ACTS, first)
         if first_s < coming_s:
-            until_s = min(coming_s, then_s) if s.fleet[0, BRINGS] else coming_s
+            until_s = min(coming_s, least_of_others(s, ACTS, first)) if s.fleet[0, BRINGS] else coming_s
             if run_replica(states, first, until_s, coming_s, patience) == LIVELOCK:
                 return LIVELOCK
         elif coming == NOBODY:
@@ -89,7 +86,8 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
                 return LIVELOCK
         else:
             replica = chosen(s, coming)
-            if not s.fleet[1 + replica, IDLES] and states[replica].clock[NOW] < coming_s:
+            behind = states[replica].clock[NOW] < coming_s
+            if told(s, ACTS, replica) < coming_s or (behind and not s.fleet[1 + replica, IDLES]):
                 if run_replica(states, replica, coming_s, coming_s, patience) == LIVELOCK:
                     return LIVELOCK
             else:
@@ -100,11 +98,11 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
 @kernel
 def held_back(states: tuple[State, ...]) -> int:
     """A replica whose policy may have waited for more to come, and has not been asked since; NOBODY: there is none."""
-    for replica in range(states[0].link.shape[0]):
+    for replica in range(states[0].fleet.shape[0] - 1):
         s = states[replica]
         if s.counter[WAITING] > 0 and not s.fleet[1 + replica, ASKED] and s.clock[NOW] < s.clock[HORIZON]:
             s.fleet[1 + replica, ASKED] = 1
-            s.link[replica, ACTS] = s.clock[NOW]
+            tell(s, ACTS, replica, s.clock[NOW])
             return replica
     return NOBODY
 
@@ -126,21 +124,8 @@ def chosen(s: State, request: int) -> int:
     """The replica that a request goes to: the one it is meant for, or, of those for it, that with least; the first."""
     if s.fleet[0, RULE] == BLIND:
         return int(s.request[request, SITE])
-    role = WHOLE
-    if s.fixed[HANDED_OVER] > 0:
-        role = DECODE if request >= s.fixed[HANDED_OVER] else PREFILL
-    best = NOBODY
-    for replica in range(s.link.shape[0]):
-        row = 1 + replica
-        if s.fleet[row, ROLE] == role:
-            if best == NOBODY:
-                best = replica
-            elif s.fleet[0, RULE] == BY_KV and s.fleet[row, SEEN_HELD] != s.fleet[1 + best, SEEN_HELD]:
-                if s.fleet[row, SEEN_HELD] < s.fleet[1 + best, SEEN_HELD]:
-                    best = replica
-            elif s.fleet[row, SEEN] < s.fleet[1 + best, SEEN]:
-                best = replica
-    return int(best)
+    goes_on = s.fixed[HANDED_OVER] > 0 and request >= s.fixed[HANDED_OVER]
+    return least_of(s, DECODE_LOAD if goes_on else LOAD)
 
 
 @kernel
@@ -157,8 +142,17 @@ def send(s: State, replica: int, request: int, now: float) -> None:
     else:
         join(s, request)
     s.counter[OUTSTANDING] += 1
-    s.fleet[1 + replica, SEEN] += 1
-    s.link[replica, ACTS] = min(s.link[replica, ACTS], max(s.clock[NOW], now))
+    show(s, replica, s.counter[OUTSTANDING], s.counter[HELD_BEFORE])
+    tell(s, ACTS, replica, min(told(s, ACTS, replica), max(s.clock[NOW], now)))
+
+
+@kernel
+def show(s: State, replica: int, requests: int, blocks: int) -> None:
+    """Let the router see what is at a replica; it looks when somebody comes there or is done."""
+    load = float(requests)
+    if s.fleet[0, RULE] == BY_KV:
+        load = blocks + requests / _MANY  # of equal memory, the fewest requests
+    tell(s, DECODE_LOAD if s.fleet[1 + replica, ROLE] == DECODE else LOAD, replica, load)
 
 
 @kernel
@@ -169,7 +163,7 @@ def run_replica(
     s = states[replica]
     c, clock, row = s.counter, s.clock, 1 + replica
     if s.fleet[row, IDLES]:
-        clock[NOW] = max(clock[NOW], s.link[replica, ACTS])
+        clock[NOW] = max(clock[NOW], told(s, ACTS, replica))
     transfer = THINK
     if s.fleet[row, ROLE] == PREFILL:
         let_sent_go(s)
@@ -182,16 +176,18 @@ def run_replica(
     if s.fleet[row, ROLE] != WHOLE:
         until_s = min(until_s, next_transfer_s(s, transfer))
     clock[PAUSE], clock[CALM] = until_s, 0.0
+    seen = c[OUTSTANDING]
     code = loop(s, c[ITERATIONS] + at_once, patience)
     s.fleet[row, IDLES] = code == IDLE
-    s.fleet[row, SEEN], s.fleet[row, SEEN_HELD] = c[WAITING] + c[RESIDENT], c[HELD]
-    acts_s = math.inf
+    here, acts_s = c[WAITING] + c[RESIDENT], math.inf
     if code == GOES_ON:
-        acts_s = max(clock[NOW], clock[CALM])
-        if c[OUTSTANDING] != s.fleet[row, SEEN] or s.fleet[0, RULE] == BY_KV:
-            acts_s = clock[NOW]
-        s.fleet[row, SEEN], s.fleet[row, SEEN_HELD] = c[OUTSTANDING], c[HELD_BEFORE]
+        acts_s = clock[NOW] if c[OUTSTANDING] != here else max(clock[NOW], clock[CALM])
+        if c[OUTSTANDING] != seen:
+            show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
+    else:
+        c[OUTSTANDING], c[HELD_BEFORE] = here, c[HELD]
+        show(s, replica, here, c[HELD])
     if code != OUT_OF_TIME and s.fleet[row, ROLE] != WHOLE:
         acts_s = min(acts_s, max(clock[NOW], next_transfer_s(s, transfer)))
-    s.link[replica, ACTS] = acts_s
+    tell(s, ACTS, replica, acts_s)
     return code

@@ -20,7 +20,6 @@ from kvplan.simulation.prefixes import Turns
 from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
-    ACTS,
     ALL,
     ARRIVAL,
     BATCH_PEAK,
@@ -33,6 +32,8 @@ from kvplan.simulation.state import (
     CACHED_SUM,
     COMPLETED,
     COMPUTED,
+    DECODE,
+    DECODE_LOAD,
     EVICTIONS,
     FINISH,
     FIRST_TOKEN,
@@ -46,6 +47,8 @@ from kvplan.simulation.state import (
     JOINED,
     KV_BINS,
     KV_SUM,
+    LINK_FREE,
+    LOAD,
     LOOKED_UP,
     LOOKED_UP_AGAIN,
     MORE_LATER,
@@ -200,8 +203,14 @@ def _states(
     fleet[0, RULE], fleet[0, BRINGS] = _RULES.get(routing, BLIND), brings
     fleet[1:, ROLE] = np.repeat([group.role for group in groups], [group.replicas for group in groups])
     fleet[1:, IDLES] = 1
-    link = np.zeros((replicas, firsts[0].link.shape[1]))
-    link[:, ACTS] = math.inf
+    leaves = 1 << (replicas - 1).bit_length()
+    link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
+    link[:, LINK_FREE] = 0.0
+    role = fleet[1:, ROLE]
+    link[leaves : leaves + replicas, LOAD][role != DECODE] = 0.0
+    link[leaves : leaves + replicas, DECODE_LOAD][role == DECODE] = 0.0
+    for node in reversed(range(1, leaves)):
+        link[node] = link[2 * node : 2 * node + 2].min(axis=0)
     apart = requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups)
     states: list[State] = []
     for group, first in zip(groups, firsts, strict=True):

@@ -8,6 +8,7 @@ and is held on both sides until it is over. A prefill replica keeps a list of th
 import math
 
 from kvplan.simulation.actions import append, blocks_of, free, put_first, take_out
+from kvplan.simulation.fleet.trees import tell, told
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import (
     ACTS,
@@ -48,10 +49,10 @@ def fetch(states: tuple[State, ...], replica: int) -> None:
         take_out(s, request)
         prompt = request - s.fixed[HANDED_OVER]
         sender = s.request[prompt, SITE]
-        begins_s = max(s.clock[NOW], s.link[sender, LINK_FREE], s.link[replica, LINK_FREE])
+        begins_s = max(s.clock[NOW], told(s, LINK_FREE, sender), told(s, LINK_FREE, replica))
         ends_s = begins_s + s.request[prompt, PROMPT] * s.clock[SECONDS_PER_TOKEN]
-        s.link[sender, LINK_FREE] = ends_s
-        s.link[replica, LINK_FREE] = ends_s
+        tell(s, LINK_FREE, sender, ends_s)
+        tell(s, LINK_FREE, replica, ends_s)
         # the answer begins when the decode replica can send it
         s.time[request, FIRST_TOKEN], s.time[request, FINISH] = ends_s, -ends_s
         s.time[prompt, THINK] = ends_s
@@ -65,7 +66,7 @@ def at_sender(s: State, prompt: int) -> None:
     """Have the prefill replica look up when the KV of a prompt has gone."""
     append(s, s.list.shape[0] + ON_ITS_WAY, prompt)
     number = s.fixed[SITE_NUMBER]
-    s.link[number, ACTS] = min(s.link[number, ACTS], max(s.time[prompt, THINK], s.clock[NOW]))
+    tell(s, ACTS, number, min(told(s, ACTS, number), max(s.time[prompt, THINK], s.clock[NOW])))
 
 
 @kernel
