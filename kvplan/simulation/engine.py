@@ -10,9 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
-
-from kvplan.model import IntArray, Replica, Timing, iteration_time
+from kvplan.model import Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
     context_read,
@@ -25,10 +23,11 @@ from kvplan.simulation.actions import (
     release,
 )
 from kvplan.simulation.coasting import coast
-from kvplan.simulation.outcome import Ending, Found, Outcome, Series
-from kvplan.simulation.prefix_cache import cached_tokens, caches
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
 from kvplan.simulation.recording import record
+from kvplan.simulation.remains import outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
@@ -43,44 +42,34 @@ from kvplan.simulation.state import (
     COMPUTED,
     DRAFTS,
     EVICTED,
-    GAP_SUM,
     GONE,
     HELD,
     HELD_BEFORE,
     HORIZON,
     ITERATIONS,
     JOINED,
-    KV_BINS,
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
-    LOOKED_UP,
-    LOOKED_UP_AGAIN,
     MORE_LATER,
     MORE_REQUESTS,
     MORE_TOKENS,
-    NEVER_FITS,
     NOBODY,
     NOW,
     OUTSTANDING,
     OVERFLOWS,
-    OVERHEAD,
     PARTLY,
     PAUSE,
     PEAK,
     PROMPTS,
     PROMPTS_PEAK,
-    QUEUE_PEAK,
     QUEUES,
-    RECOMPUTED,
-    RECORDED,
     RELEASED,
     RESIDENT,
     ROWLESS,
     RUNS,
     SEQUENCE,
     SHED_AFTER,
-    STRIDE,
     STUCK,
     VERIFY,
     WAITING,
@@ -100,7 +89,7 @@ ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: End
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
-_ROWS = 1 << 12  # requests that have a row at first, and more when they run out
+ROWS = 1 << 12  # requests that have a row at first, and more when they run out
 PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 
@@ -245,7 +234,7 @@ def run(
         raise ValueError("a closed loop has no turns beside it")
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
-    rows = Rows(requests, setup, replica, _ROWS)
+    rows = Rows(requests, setup, replica, ROWS)
     state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size)
     kind = type(state).__name__
     longest = most_stages(requests, setup, replica.prefill) + int(requests.input_tokens.max(initial=1))
@@ -257,57 +246,12 @@ def run(
 
     def step(loop: Loop, fast: bool) -> Ending | None:
         nonlocal state
-        code = loop(state, int(state.counter[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
+        c = state.counter
+        code = loop(state, int(c[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
         if code == LACKS_ROWS:
-            state = rows.refilled(state)
+            (state,), c[JOINED], c[RELEASED] = rows.refilled((state,), int(c[ROWLESS]))
+            c[ROWLESS] -= c[RELEASED] - c[JOINED]
         return ENDINGS.get(code)
 
     ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
-    return _outcome(state, rows, ending)
-
-
-def _outcome(s: State, rows: Rows, ending: Ending) -> Outcome:
-    c = s.counter
-    rows.keep(s)
-    records = s.record[: int(c[RECORDED])]
-    clock, busy = records[:, :2].T
-    kv, waiting, running, evictions, completions, cached = records[:, 2:].T.astype(np.int64)
-    return Outcome(
-        arrival_s=rows.requests.arrival_s if rows.requests.is_open else s.time[:, ARRIVAL].copy(),
-        first_token_s=rows.first_token_s,
-        finish_s=rows.finish_s,
-        evictions=rows.evictions,
-        ending=ending,
-        end_s=float(s.clock[NOW]),
-        iterations=int(c[ITERATIONS]),
-        recomputed_tokens=int(c[RECOMPUTED]),
-        computed_tokens=int(c[COMPUTED]),
-        kv_sum=float(s.clock[KV_SUM]),
-        busy_s=float(s.clock[BUSY]),
-        kv_peak=int(c[PEAK]),
-        resident=int(c[RESIDENT]),
-        stuck=bool(c[STUCK] == NEVER_FITS),
-        queue_peak=int(c[QUEUE_PEAK]),
-        kv_histogram=s.histogram[: s.fixed[KV_BINS]],
-        gap_histogram=s.histogram[s.fixed[KV_BINS] :],
-        gap_sum_s=float(s.clock[GAP_SUM]),
-        bin_tokens=int(s.fixed[BIN]),
-        prefill_peak=int(c[PROMPTS_PEAK]),
-        batch_peak=int(c[BATCH_PEAK]),
-        overflows=int(c[OVERFLOWS]),
-        request_overhead_s=float(s.clock[OVERHEAD]),
-        shed=rows.shed,
-        found=_found(s, rows, cached) if caches(s) else None,
-        series=Series(int(c[STRIDE]), clock, kv, waiting, running, evictions, completions, busy),
-    )
-
-
-def _found(s: State, rows: Rows, cached: IntArray) -> Found:
-    return Found(
-        hit_tokens=rows.hit_tokens,
-        recovered_tokens=rows.recovered_tokens,
-        looked_up_tokens=int(s.counter[LOOKED_UP]),
-        looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
-        cached_sum=float(s.clock[CACHED_SUM]),
-        cached_tokens=cached,
-    )
+    return outcome((state,), rows, ending)

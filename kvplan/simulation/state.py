@@ -225,8 +225,9 @@ STANDS_BY = 2
     NEXT_OF_CLIENTS,  # in a closed loop, who comes when somebody is done
     RULE,
     BRINGS,  # whether a completion may bring somebody
+    FURTHER,  # requests that have no row yet
     _FLEET_COLUMNS,
-) = range(7)
+) = range(8)
 # ... and in those of the replicas.
 (
     ROLE,

@@ -9,7 +9,7 @@ import math
 
 from kvplan.simulation.actions import append, join
 from kvplan.simulation.coming import comes_before, take_first
-from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LIVELOCK, OUT_OF_TIME, loop
+from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LACKS_ROWS, LIVELOCK, OUT_OF_TIME, loop
 from kvplan.simulation.fleet.transfer import (
     WAITS_FOR_ROOM,
     fetch,
@@ -32,6 +32,7 @@ from kvplan.simulation.state import (
     DECODE,
     DECODE_LOAD,
     FIRST_TOKEN,
+    FURTHER,
     HANDED_OVER,
     HELD,
     HELD_BEFORE,
@@ -65,6 +66,8 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
     s = states[0]
     while steps > 0:
         steps -= 1
+        if s.fleet[0, UNASKED] == s.fleet[0, UNASKED_END] and s.fleet[0, FURTHER] > 0:
+            return LACKS_ROWS
         coming, coming_s = next_request(s), math.inf
         if coming != NOBODY:
             coming_s = s.time[coming, ARRIVAL]

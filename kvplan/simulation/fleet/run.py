@@ -1,4 +1,4 @@
-"""Run a policy on the replicas of a fleet, compiled or not, and put together what they leave behind."""
+"""Run a policy on the replicas of a fleet, compiled or not."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,73 +11,46 @@ import numpy as np
 from kvplan.model import FloatArray, IntArray, Replica, Timing
 from kvplan.model.fleet import Routing
 from kvplan.simulation import engine
-from kvplan.simulation.engine import GOES_ON, LIVELOCK
+from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK
 from kvplan.simulation.fleet import loop as fleet_loop
-from kvplan.simulation.fleet import transfer
-from kvplan.simulation.outcome import Ending, Found, Outcome, Series
-from kvplan.simulation.prefix_cache import caches
+from kvplan.simulation.fleet import transfer, trees
+from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.prefixes import Turns
 from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
+from kvplan.simulation.remains import outcome
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
     ALL,
     ARRIVAL,
-    BATCH_PEAK,
-    BIN,
     BLIND,
     BRINGS,
-    BUSY,
     BY_KV,
     BY_REQUESTS,
-    CACHED_SUM,
     COMPLETED,
-    COMPUTED,
     DECODE,
     DECODE_LOAD,
-    EVICTIONS,
-    FINISH,
-    FIRST_TOKEN,
-    GAP_SUM,
-    GIVEN_UP,
+    FURTHER,
     HANDED_OVER,
-    HIT,
     HORIZON,
     IDLES,
-    ITERATIONS,
     JOINED,
-    KV_BINS,
-    KV_SUM,
     LINK_FREE,
     LOAD,
-    LOOKED_UP,
-    LOOKED_UP_AGAIN,
-    MORE_LATER,
-    NEVER_FITS,
     NEXT_OF_CLIENTS,
     NOBODY,
     NOW,
-    OVERFLOWS,
     OVERHEAD,
-    PEAK,
-    PLACE,
-    PROMPTS_PEAK,
-    QUEUE_PEAK,
     RADIX_TREE,
-    RECOMPUTED,
-    RECORDED,
-    RECORDS,
-    RECOVERED,
     RELEASED,
-    RESIDENT,
     ROLE,
     ROWLESS,
     RULE,
     SECONDS_PER_TOKEN,
+    SITE,
     SITE_NUMBER,
     STAGE,
-    STAGES,
-    STRIDE,
-    STUCK,
+    UNASKED,
     UNASKED_END,
     WHOLE,
     Setup,
@@ -93,10 +66,10 @@ class Group(NamedTuple):
 
     Attributes
     ----------
-    role
-        WHOLE, PREFILL or DECODE.
     setup
         From the policy's `prepare`.
+    role
+        WHOLE, PREFILL or DECODE.
     """
 
     replicas: int
@@ -122,12 +95,15 @@ def run(
 ) -> Outcome:
     """Run a policy on a list of requests that a router sends to replicas.
 
+    All else is as for `kvplan.simulation.engine.run`, which does the same with one replica, to the last bit.
+
     Parameters
     ----------
     groups
         One of role WHOLE; or one of prefill and one of decode replicas, in this order.
     routing
-        `session`: the turns of a session come to one replica, sessions to one after the other.
+        `session`: the turns of a session come to one replica, sessions to one after the other. `least-kv` goes by what
+        a replica held when somebody last came to it or left it.
     seed
         Of routing at random.
     seconds_per_token
@@ -139,103 +115,47 @@ def run(
         Of the fleet: memory in the mean over the replicas; the most of it, and of a batch, of any of them. What waits
         at its peak is the most of those recorded, where there are several replicas.
     """
-    states = _states(requests, groups, routing, seed, seconds_per_token, request_overhead_s, horizon_s)
     split = len(groups) > 1
-    longest = int(requests.iterations().max(initial=1) + requests.input_tokens.max(initial=1)) + 1
+    known = [requests] * len(groups)
+    if split:
+        known[0] = replace(requests, decode_tokens=np.ones_like(requests.decode_tokens))
+    if (split or not requests.is_open) and requests.turns is None:
+        known = [replace(one, turns=_no_turns(one.arrival_s.size)) for one in known]
+    at_once = engine.ROWS * sum(group.replicas for group in groups)
+    rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
+    sites = _sites(known[0], groups, routing, seed)
+    states = _states(known, groups, routing, sites, rows.number.size)
+    for s in states:
+        s.clock[HORIZON] = math.inf if horizon_s is None else horizon_s
+        s.clock[OVERHEAD], s.clock[SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
+    longest = int(requests.iterations().max(initial=1) + requests.input_tokens.max(initial=1))
+    patience = engine.PATIENCE * longest + 1000
 
     def goes_on() -> bool:
-        return watch is None or watch(int(sum(s.counter[COMPLETED] for s in states)) >> split)
+        return watch is None or watch(int(sum(s.counter[COMPLETED] for s in states)) // len(groups))
 
     def step(loop: Loop, fast: bool) -> Ending | None:
-        code = loop(states, _STEPS if fast else _PLAIN_STEPS, engine.PATIENCE * longest + 1000)
-        return None if code == GOES_ON else _ending(states, requests, code)
+        nonlocal states
+        code, shared = loop(states, _STEPS if fast else _PLAIN_STEPS, patience), states[0].fleet[0]
+        if code == LACKS_ROWS:
+            states, shared[UNASKED], shared[UNASKED_END] = rows.refilled(states, int(shared[FURTHER]))
+            new = slice(int(shared[UNASKED]), None)
+            shared[FURTHER] -= rows.number[new].size
+            states[0].request[new, SITE] = sites[0][rows.number[new]]
+        return None if code in (GOES_ON, LACKS_ROWS) else _ending(states, rows, code)
 
     kind = type(states[0]).__name__
     ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
-    return _outcome(states, requests, ending)
+    return outcome(states, rows, ending)
 
 
 @cache
 def _bound(policy: FormBatch) -> Loop:
-    replica = engine.with_names(fleet_loop.run_replica, loop=engine.bound(policy))
-    return engine.with_names(fleet_loop.serve, run_replica=replica)
+    run_replica = engine.with_names(fleet_loop.run_replica, loop=engine.bound(policy))
+    return engine.with_names(fleet_loop.serve, run_replica=run_replica)
 
 
-PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, transfer.fetch))
-
-
-def _states(
-    requests: Requests,
-    groups: Sequence[Group],
-    routing: Routing,
-    seed: int,
-    seconds_per_token: float,
-    request_overhead_s: float,
-    horizon_s: float | None,
-) -> tuple[State, ...]:
-    """Before anything has arrived: a state for each replica, which share what is known of requests."""
-    split, size = len(groups) > 1, requests.arrival_s.size
-    brings = split or not requests.is_open
-    known = replace(requests, turns=_no_turns(size)) if brings and requests.turns is None else requests
-    legs = [known]
-    if split:
-        legs = [replace(known, decode_tokens=np.ones(size, dtype=np.int64)), known]
-    firsts = [
-        new_state(leg, group.timing, group.replica, group.setup, horizon_s, request_overhead_s)
-        for leg, group in zip(legs, groups, strict=True)
-    ]
-    time = np.concatenate([first.time for first in firsts])
-    if split:
-        firsts[1].request[:, STAGE] = 1
-        time[size:, ARRIVAL] = math.nan
-    if requests.clients is not None:
-        time[requests.clients :, ARRIVAL] = math.nan
-    site = [_meant_for(routing, known, group.replicas, seed, i) for i, group in enumerate(groups)]
-    if split:
-        site[1] += groups[0].replicas
-    request = np.concatenate(
-        [np.column_stack((first.request, s)) for first, s in zip(firsts, site, strict=True)]
-    )
-    replicas = sum(group.replicas for group in groups)
-    fleet = np.zeros((1 + replicas, firsts[0].fleet.shape[1]), dtype=np.int64)
-    fleet[0, UNASKED_END] = np.count_nonzero(~np.isnan(time[:size, ARRIVAL]))
-    fleet[0, NEXT_OF_CLIENTS] = requests.clients or 0
-    fleet[0, RULE], fleet[0, BRINGS] = _RULES.get(routing, BLIND), brings
-    fleet[1:, ROLE] = np.repeat([group.role for group in groups], [group.replicas for group in groups])
-    fleet[1:, IDLES] = 1
-    leaves = 1 << (replicas - 1).bit_length()
-    link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
-    link[:, LINK_FREE] = 0.0
-    role = fleet[1:, ROLE]
-    link[leaves : leaves + replicas, LOAD][role != DECODE] = 0.0
-    link[leaves : leaves + replicas, DECODE_LOAD][role == DECODE] = 0.0
-    for node in reversed(range(1, leaves)):
-        link[node] = link[2 * node : 2 * node + 2].min(axis=0)
-    apart = requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups)
-    states: list[State] = []
-    for group, first in zip(groups, firsts, strict=True):
-        first.counter[[RELEASED, JOINED, ROWLESS]] = 0
-        first.fixed[[ALL, MORE_LATER]] = -1, 0
-        first.fixed[HANDED_OVER] = size if split else 0
-        first.clock[SECONDS_PER_TOKEN] = seconds_per_token
-        lists = np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2)))
-        for _ in range(group.replicas):
-            shared = {"time": time, "request": request, "fleet": fleet, "link": link, "list": lists.copy()}
-            if apart:  # a stranger leaves its blocks where it has been, and nobody else's
-                shared["stream"] = first.stream
-            mine = first._replace(
-                **shared,
-                **{name: getattr(first, name).copy() for name in _OWN if name not in shared},
-            )
-            mine.fixed[SITE_NUMBER] = len(states)
-            states.append(mine)
-    return tuple(states)
-
-
-_OWN = (
-    "fixed", "knobs", "clock", "counter", "group", "phase", "ring", "future", "rank", "histogram", "record", "stream",
-)  # fmt: skip
-_RULES = {Routing.LEAST_REQUESTS: BY_REQUESTS, Routing.LEAST_KV: BY_KV}
+PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, transfer.fetch, trees.tell))
 
 
 def _no_turns(size: int) -> Turns:
@@ -243,115 +163,97 @@ def _no_turns(size: int) -> Turns:
     return Turns(nobody, np.zeros(size), nobody)
 
 
-def _meant_for(routing: Routing, requests: Requests, replicas: int, seed: int, side: int) -> IntArray:
-    """The replica that each request goes to; NOBODY: the router looks."""
+_RULES = {Routing.LEAST_REQUESTS: BY_REQUESTS, Routing.LEAST_KV: BY_KV}
+
+
+def _sites(requests: Requests, groups: Sequence[Group], routing: Routing, seed: int) -> list[IntArray]:
+    """The replica that each request is meant for, of each group; nothing where the router looks."""
+    found = [_meant_for(routing, requests, group.replicas, [seed, i]) for i, group in enumerate(groups)]
+    return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(found)]
+
+
+def _meant_for(routing: Routing, requests: Requests, replicas: int, seed: Sequence[int]) -> IntArray:
     size = requests.arrival_s.size
     match routing:
         case Routing.RANDOM:
-            return np.random.default_rng([seed, side, replicas]).integers(replicas, size=size)
-        case Routing.ROUND_ROBIN:
-            return np.arange(size) % replicas
-        case Routing.SESSION:
-            stream = np.arange(size) if requests.prefixes is None else requests.prefixes.stream
-            _, first, session = np.unique(stream, return_index=True, return_inverse=True)
+            return np.random.default_rng(seed).integers(replicas, size=size)
+        case Routing.SESSION if requests.prefixes is not None:
+            _, first, session = np.unique(requests.prefixes.stream, return_index=True, return_inverse=True)
             place = np.empty(first.size, dtype=np.int64)
             place[np.argsort(first, kind="stable")] = np.arange(first.size)
             return place[session] % replicas
-    return np.full(size, NOBODY)
+        case _:
+            return np.arange(size) % replicas
 
 
-def _ending(states: Sequence[State], requests: Requests, code: int) -> Ending:
+def _states(
+    known: Sequence[Requests],
+    groups: Sequence[Group],
+    routing: Routing,
+    sites: Sequence[IntArray],
+    rows: int,
+) -> tuple[State, ...]:
+    """Before anything has arrived: a state for each replica, which share what is known of requests."""
+    requests, split = known[0], len(groups) > 1
+    size = requests.arrival_s.size
+    firsts = [
+        new_state(one, group.timing, group.replica, group.setup, None, rows=rows)
+        for one, group in zip(known, groups, strict=True)
+    ]
+    time, request = _tables(firsts, sites)
+    replicas = sum(group.replicas for group in groups)
+    fleet = np.zeros((1 + replicas, firsts[0].fleet.shape[1]), dtype=np.int64)
+    fleet[0, UNASKED_END], fleet[0, FURTHER] = firsts[0].counter[RELEASED], size - rows
+    fleet[0, NEXT_OF_CLIENTS] = requests.clients or 0
+    fleet[0, RULE], fleet[0, BRINGS] = _RULES.get(routing, BLIND), not requests.is_open
+    role = fleet[1:, ROLE] = np.repeat([group.role for group in groups], [group.replicas for group in groups])
+    fleet[1:, IDLES] = 1
+    leaves = 1 << (replicas - 1).bit_length()
+    link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
+    mine = link[leaves : leaves + replicas]
+    mine[role != DECODE, LOAD] = mine[role == DECODE, DECODE_LOAD] = mine[:, LINK_FREE] = 0.0
+    for node in reversed(range(1, leaves)):
+        link[node] = link[2 * node : 2 * node + 2].min(axis=0)
+    # a stranger leaves its blocks where it has been, and nobody else's
+    apart = requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups)
+    shared = {"time": time, "request": request, "fleet": fleet, "link": link}
+    states: list[State] = []
+    for group, first in zip(groups, firsts, strict=True):
+        first.counter[[RELEASED, JOINED, ROWLESS]] = 0
+        first.fixed[ALL], first.fixed[HANDED_OVER] = NOBODY, size if split else 0
+        own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
+        for _ in range(group.replicas):
+            copies = {
+                name: array.copy()
+                for name, array in own._asdict().items()
+                if name not in shared and not (apart and name == "stream")
+            }
+            copies["fixed"][SITE_NUMBER] = len(states)
+            states.append(own._replace(**copies))
+    return tuple(states)
+
+
+def _tables(firsts: Sequence[State], sites: Sequence[IntArray]) -> tuple[FloatArray, IntArray]:
+    """`State.time` and `State.request` of all, with SITE: what stands for decode replicas behind the others."""
+    rows, width = firsts[0].request.shape
+    time = np.concatenate([first.time for first in firsts])
+    request = np.empty((time.shape[0], width + 1), dtype=np.int64)
+    for i, (first, site) in enumerate(zip(firsts, sites, strict=True)):
+        mine = slice(i * rows, (i + 1) * rows)
+        request[mine, :SITE], request[mine, SITE] = first.request, site[:rows]
+        if i > 0:  # begins when it is brought, and with a token
+            time[mine, ARRIVAL], request[mine, STAGE] = math.nan, 1
+    return time, request
+
+
+def _ending(states: Sequence[State], rows: Rows, code: int) -> Ending:
     if code == LIVELOCK:
         return Ending.LIVELOCK
-    first = states[0]
-    size = requests.arrival_s.size
-    gone = first.request[:size, PLACE] == GIVEN_UP
-    if not requests.more_later and np.all((_last(first, FINISH) >= 0) | gone):
+    rows.keep(states)
+    if not rows.requests.more_later and np.all(~np.isnan(rows.finish_s) | rows.shed):
         return Ending.FINISHED
-    if first.clock[HORIZON] < math.inf:
+    if states[0].clock[HORIZON] < math.inf:
         for s in states:
             s.clock[NOW] = s.clock[HORIZON]
         return Ending.HORIZON
     return Ending.LIVELOCK
-
-
-def _last(s: State, column: int) -> FloatArray:
-    """A column of `State.time` by request: what the decode replica has noted, of those that go on there."""
-    size = int(s.fixed[HANDED_OVER])
-    values: FloatArray = s.time[:, column].copy()
-    if size == 0:
-        return values
-    return np.where(s.request[size:, STAGES] > 1, values[size:], values[:size])
-
-
-def _outcome(states: Sequence[State], requests: Requests, ending: Ending) -> Outcome:
-    first, size = states[0], requests.arrival_s.size
-    counts = np.sum([s.counter for s in states], axis=0)
-    clocks = np.sum([s.clock for s in states], axis=0)
-    most = np.max([s.counter for s in states], axis=0)
-    bins = [s.fixed[KV_BINS] for s in states]
-    kv_histogram = np.zeros(max(bins), dtype=np.int64)
-    for s, own in zip(states, bins, strict=True):
-        kv_histogram[:own] += s.histogram[:own]
-    finish_s = _last(first, FINISH)
-    evictions = first.request[:size, EVICTIONS].copy()
-    if first.fixed[HANDED_OVER]:
-        evictions += first.request[size:, EVICTIONS]
-    end_s = max(float(s.clock[NOW]) for s in states)
-    series, cached = _together(states, end_s, int(counts[ITERATIONS]))
-    looked_up = [s for s in states if caches(s)]
-    gone = first.request[:size, PLACE] == GIVEN_UP
-    return Outcome(
-        arrival_s=first.time[:size, ARRIVAL].copy(),
-        first_token_s=_last(first, FIRST_TOKEN),
-        finish_s=np.where(finish_s < 0, math.nan, finish_s),
-        evictions=evictions,
-        ending=ending,
-        end_s=end_s,
-        iterations=int(counts[ITERATIONS]),
-        recomputed_tokens=int(counts[RECOMPUTED]),
-        computed_tokens=int(counts[COMPUTED]),
-        kv_sum=float(clocks[KV_SUM]),
-        busy_s=float(clocks[BUSY]),
-        kv_peak=int(most[PEAK]),
-        resident=int(counts[RESIDENT]),
-        stuck=any(s.counter[STUCK] == NEVER_FITS for s in states),
-        queue_peak=int(most[QUEUE_PEAK]) if len(states) == 1 else int(series.waiting.max(initial=0)),
-        kv_histogram=kv_histogram,
-        gap_histogram=np.sum([s.histogram[s.fixed[KV_BINS] :] for s in states], axis=0),
-        gap_sum_s=float(clocks[GAP_SUM]),
-        bin_tokens=int(first.fixed[BIN]),
-        prefill_peak=int(most[PROMPTS_PEAK]),
-        batch_peak=int(most[BATCH_PEAK]),
-        overflows=int(counts[OVERFLOWS]),
-        request_overhead_s=float(first.clock[OVERHEAD]),
-        shed=gone,
-        found=None
-        if not looked_up
-        else Found(
-            hit_tokens=first.request[:size, HIT].copy(),
-            recovered_tokens=first.request[:size, RECOVERED].copy(),
-            looked_up_tokens=int(counts[LOOKED_UP]),
-            looked_up_again_tokens=int(counts[LOOKED_UP_AGAIN]),
-            cached_sum=float(clocks[CACHED_SUM]),
-            cached_tokens=cached,
-        ),
-        series=series,
-    )
-
-
-def _together(states: Sequence[State], end_s: float, iterations: int) -> tuple[Series, IntArray]:
-    """The records of all replicas at even times, memory in the mean over them; and what is cached."""
-    records = [s.record[: int(s.counter[RECORDED])] for s in states]
-    if len(states) == 1:
-        time_s, total, stride = records[0][:, 0], records[0][:, 1:], int(states[0].counter[STRIDE])
-    else:
-        time_s = np.linspace(0.0, end_s, min(RECORDS, max(map(len, records))) + 1)[1:]
-        stride = max(1, round(iterations / max(time_s.size, 1)))
-        total = np.zeros((time_s.size, first_columns := states[0].record.shape[1] - 1))
-        for record in records:
-            at = np.searchsorted(record[:, 0], time_s, side="right")
-            total += np.vstack((np.zeros(first_columns), record[:, 1:]))[at]
-        total[:, [1, -1]] /= len(states)
-    kv, waiting, running, evictions, completions, cached = total[:, 1:].T.astype(np.int64)
-    return Series(stride, time_s, kv, waiting, running, evictions, completions, total[:, 0]), cached
