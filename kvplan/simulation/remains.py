@@ -45,10 +45,10 @@ def outcome(states: Sequence[State], rows: Rows, ending: Ending) -> Outcome:
     counts = np.sum([s.counter for s in states], axis=0)
     clocks = np.sum([s.clock for s in states], axis=0)
     most = np.max([s.counter for s in states], axis=0)
-    bins = [s.fixed[KV_BINS] for s in states]
-    kv_histogram = np.zeros(max(bins), dtype=np.int64)
-    for s, own in zip(states, bins, strict=True):
-        kv_histogram[:own] += s.histogram[:own]
+    counted = {id(s.histogram): s for s in states}.values()  # replicas may share one
+    kv_histogram = np.zeros(max(s.fixed[KV_BINS] for s in counted), dtype=np.int64)
+    for s in counted:
+        kv_histogram[: s.fixed[KV_BINS]] += s.histogram[: s.fixed[KV_BINS]]
     end_s = max(float(s.clock[NOW]) for s in states)
     series, cached = _together(states, end_s, int(counts[ITERATIONS]))
     looked_up = [s for s in states if caches(s)]
@@ -69,7 +69,7 @@ def outcome(states: Sequence[State], rows: Rows, ending: Ending) -> Outcome:
         stuck=any(s.counter[STUCK] == NEVER_FITS for s in states),
         queue_peak=int(most[QUEUE_PEAK]) if len(states) == 1 else int(series.waiting.max(initial=0)),
         kv_histogram=kv_histogram,
-        gap_histogram=np.sum([s.histogram[s.fixed[KV_BINS] :] for s in states], axis=0),
+        gap_histogram=np.sum([s.histogram[s.fixed[KV_BINS] :] for s in counted], axis=0),
         gap_sum_s=float(clocks[GAP_SUM]),
         bin_tokens=int(first.fixed[BIN]),
         prefill_peak=int(most[PROMPTS_PEAK]),

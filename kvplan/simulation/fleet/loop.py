@@ -8,6 +8,7 @@ iteration runs, before its end.
 import math
 
 from kvplan.simulation.actions import append, join
+from kvplan.simulation.coasting import coast
 from kvplan.simulation.coming import comes_before, take_first
 from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LACKS_ROWS, LIVELOCK, OUT_OF_TIME, loop
 from kvplan.simulation.fleet.transfer import (
@@ -27,6 +28,7 @@ from kvplan.simulation.state import (
     BRINGS,
     BY_KV,
     CALM,
+    COASTS,
     COMING,
     COMING_S,
     DECODE,
@@ -43,6 +45,7 @@ from kvplan.simulation.state import (
     NOBODY,
     NOW,
     OUTSTANDING,
+    PARTLY,
     PAUSE,
     PREFILL,
     RESIDENT,
@@ -145,6 +148,7 @@ def send(s: State, replica: int, request: int, now: float) -> None:
     else:
         join(s, request)
     s.counter[OUTSTANDING] += 1
+    s.clock[CALM] = 0.0
     show(s, replica, s.counter[OUTSTANDING], s.counter[HELD_BEFORE])
     tell(s, ACTS, replica, min(told(s, ACTS, replica), max(s.clock[NOW], now)))
 
@@ -174,13 +178,15 @@ def run_replica(
         receive(s)
         fetch(states, replica)
         transfer = FIRST_TOKEN
-    at_once = 1 if until_s <= clock[NOW] else _SLICE
+    limit = c[ITERATIONS] + (1 if until_s <= clock[NOW] else _SLICE)
     until_s = coming_s if until_s <= clock[NOW] else until_s
     if s.fleet[row, ROLE] != WHOLE:
         until_s = min(until_s, next_transfer_s(s, transfer))
+    seen, calm = c[OUTSTANDING], clock[CALM] > clock[NOW]
     clock[PAUSE], clock[CALM] = until_s, 0.0
-    seen = c[OUTSTANDING]
-    code = loop(s, c[ITERATIONS] + at_once, patience)
+    if s.fixed[COASTS] and c[PARTLY] == NOBODY and (calm or c[WAITING] == 0):
+        coast(s, limit, patience)
+    code = loop(s, limit, patience)
     s.fleet[row, IDLES] = code == IDLE
     here, acts_s = c[WAITING] + c[RESIDENT], math.inf
     if code == GOES_ON:

@@ -59,6 +59,7 @@ from kvplan.simulation.state import (
 )
 
 _STEPS, _PLAIN_STEPS = 200_000, 1_000  # between two looks at what the caller wants
+_ROWS = 1 << 8  # requests for each replica that have a row at first
 
 
 class Group(NamedTuple):
@@ -121,7 +122,7 @@ def run(
         known[0] = replace(requests, decode_tokens=np.ones_like(requests.decode_tokens))
     if (split or not requests.is_open) and requests.turns is None:
         known = [replace(one, turns=_no_turns(one.arrival_s.size)) for one in known]
-    at_once = engine.ROWS * sum(group.replicas for group in groups)
+    at_once = max(engine.ROWS, _ROWS * sum(group.replicas for group in groups))
     rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
     states = _states(known, groups, routing, sites, rows.number.size)
@@ -214,8 +215,11 @@ def _states(
     mine[role != DECODE, LOAD] = mine[role == DECODE, DECODE_LOAD] = mine[:, LINK_FREE] = 0.0
     for node in reversed(range(1, leaves)):
         link[node] = link[2 * node : 2 * node + 2].min(axis=0)
-    # a stranger leaves its blocks where it has been, and nobody else's
-    apart = requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups)
+    # replicas of a group count in one histogram, which so stays in the processor's cache; and a stranger leaves its
+    # blocks where it has been, and nobody else's
+    of_group = {"histogram"}
+    if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):
+        of_group.add("stream")
     shared = {"time": time, "request": request, "fleet": fleet, "link": link}
     states: list[State] = []
     for group, first in zip(groups, firsts, strict=True):
@@ -226,7 +230,7 @@ def _states(
             copies = {
                 name: array.copy()
                 for name, array in own._asdict().items()
-                if name not in shared and not (apart and name == "stream")
+                if name not in shared and name not in of_group
             }
             copies["fixed"][SITE_NUMBER] = len(states)
             states.append(own._replace(**copies))
