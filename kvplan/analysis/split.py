@@ -133,7 +133,8 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
     A prompt longer than the token budget is held for as many iterations as it takes.
     """
     mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
-    tokens = mix.computed_tokens - mix.stages + 1.0
+    tokens = mix.computed_tokens - mix.stages + 1
+    held: FloatArray = mix.held.at_start * np.maximum(1.0, tokens / budget)
     share = mix.of_classes(mix.share)
     lengths = mix.of_classes(mix.share * mix.prefill_tokens) / share
 
@@ -145,7 +146,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
         read=mix.mean(mix.read.at_start),
         prefill_tokens=mix.mean(mix.prefill_tokens),
         sequences=1.0,
-        held=mix.mean(np.asarray(mix.held.at_start * np.maximum(1.0, tokens / budget))),
+        held=mix.mean(held),
         waiting=_waiting(model, fleet),
         computed_tokens=mix.mean(tokens),
         prompts=prompts,
