@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.fleet import one_replica
 from kvplan.model import Plan, ServingModel
 from kvplan.plots import data, prefix_cache
 from kvplan.report.assembly import Report
@@ -59,6 +60,7 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     >>> plots[3].caption
     'All requests have one decode length, so there is one segment.'
     """
+    model = one_replica(model)
     cold = with_cold_cache(model)  # what the report's own figures below are about
     found = [
         rate_throughput(report),
