@@ -26,7 +26,7 @@ from kvplan.model import Prefill, ServingModel
 from kvplan.model.fleet import Fleet
 
 _TIE = 1e-9  # relative, of rates neither of which wins
-_BETWEEN = ("itl_s", "tpot_s")  # objectives that limit the time of an iteration
+_BETWEEN = ("itl_s.", "tpot_s.")  # objectives that limit the time of an iteration
 
 
 class Winner(StrEnum):
@@ -111,6 +111,11 @@ def one_replica(model: ServingModel) -> ServingModel:
     return replace(part, arrivals=model.arrivals.split(fleet.size), fleet=None)
 
 
+def between_tokens_s(limits: Mapping[str, float]) -> float | None:
+    """The tightest objective on the time between tokens, whatever figure of it that is about; None without one."""
+    return min((bound for key, bound in limits.items() if key.startswith(_BETWEEN)), default=None)
+
+
 def fleet_figures(
     model: ServingModel, limits: Mapping[str, float], now: Latency, most: Goodput
 ) -> FleetFigures | None:
@@ -146,8 +151,8 @@ def fleet_figures(
     if reason is not None:
         apart = SplitFleet(fleet.prefill, fleet.decode, gpus) if fleet.is_split else SplitFleet()
         return FleetFigures(apart, JoinedFleet(fleet.size, gpus), uncovered=reason)
-    bounds = [bound for key, bound in limits.items() if key.partition(".")[0] in _BETWEEN]
-    limit = min(bounds, default=math.inf)
+    own = between_tokens_s(limits)
+    limit = math.inf if own is None else own
     found = sides(model, fleet)
     prefill, decode, both = served(found.prefill), served(found.decode, limit), served(found.together, limit)
     best = best_split(found, gpus, limit)
@@ -173,7 +178,7 @@ def fleet_figures(
         winner=_winner(split, joined, *at_least),
         crossing=None if chosen is None else crossing(found, chosen.prefill, chosen.decode, gpus),
         at_least_rps=at_least,
-        itl_limit_s=None if limit == math.inf else limit,
+        itl_limit_s=own,
         prefill=prefill,
         decode=decode,
         both=both,

@@ -332,11 +332,8 @@ class Analyses:
     @cached_property
     def goodput(self) -> Goodput:
         """The largest rate that meets the objectives of the plan; nothing where it has none."""
-        return goodput(self.model, self._limits) if self._limits else Goodput()
-
-    @property
-    def _limits(self) -> dict[str, float]:
-        return {slo.key: slo.bound for slo in self.plan.slos}
+        limits = self.plan.limits
+        return goodput(self.model, limits) if limits else Goodput()
 
     @cached_property
     def cost(self) -> Cost | None:
@@ -359,7 +356,7 @@ class Analyses:
         """What the fleet serves with prefill and decode apart, or together."""
         if self.whole.fleet is None:
             return None
-        found = fleet_figures(self.whole, self._limits, self.latency, self.goodput)
+        found = fleet_figures(self.whole, self.plan.limits, self.latency, self.goodput)
         return fleet_block(found, linear=self.model.timing.is_linear)
 
     @cached_property
