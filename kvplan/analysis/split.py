@@ -18,7 +18,8 @@ transfers nor sequences bind: a request takes (c_p + d0·s/T_b) + c_d/(1 - d0/IT
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,7 @@ class Side:
     max_num_seqs: float = math.inf
     max_num_batched_tokens: float = math.inf
     gpus: int = 1
-    prompts: Callable[[float], Prompts] | None = field(default=None, compare=False)
+    prompts: Callable[[float], Prompts] | None = None
 
     @property
     def work_s(self) -> float:
@@ -133,7 +134,8 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
     A prompt longer than the token budget is held for as many iterations as it takes.
     """
     mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
-    tokens = mix.computed_tokens - mix.stages + 1.0
+    tokens = mix.computed_tokens - mix.stages + 1
+    held: FloatArray = mix.held.at_start * np.maximum(1.0, tokens / budget)
     share = mix.of_classes(mix.share)
     lengths = mix.of_classes(mix.share * mix.prefill_tokens) / share
 
@@ -145,7 +147,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
         read=mix.mean(mix.read.at_start),
         prefill_tokens=mix.mean(mix.prefill_tokens),
         sequences=1.0,
-        held=mix.mean(np.asarray(mix.held.at_start * np.maximum(1.0, tokens / budget))),
+        held=mix.mean(held),
         waiting=_waiting(model, fleet),
         computed_tokens=mix.mean(tokens),
         prompts=prompts,
@@ -241,22 +243,28 @@ def served(side: Side, itl_s: float = math.inf) -> Served:
     ----------
     New, theory §12.
     """
+    requests, binding = _most(side)
+    if (in_time := _by_time(side, itl_s, requests)) < requests:
+        requests, binding = in_time, ITL
+    if requests == math.inf:
+        return Served(1 / side.work_s if side.work_s > 0 else math.inf, math.inf, COMPUTE)
+    time = side.iteration_time(requests)
+    return Served(requests / time, time, binding)
+
+
+@lru_cache(maxsize=256)
+def _most(side: Side) -> tuple[float, str]:
+    """Requests an iteration at which a replica serves most, and the limit that keeps it from more of them."""
     limits = {
         "kv_memory": _by_memory(side),
         "max_num_seqs": _over(side.max_num_seqs, side.sequences),
         "max_num_batched_tokens": _over(side.max_num_batched_tokens, side.computed_tokens),
     }
-    limits[ITL] = _by_time(side, itl_s, min(limits.values()))
     binding = min(limits, key=lambda name: limits[name])
     requests = limits[binding]
-    if requests == math.inf:
-        return Served(1 / side.work_s if side.work_s > 0 else math.inf, math.inf, COMPUTE)
-    if requests <= 0:
-        return Served(0.0, side.iteration_time(0.0), binding)
-    if side.timing.is_convex and (best := _fastest(side, requests)) < requests:
-        requests, binding = best, COMPUTE
-    time = side.iteration_time(requests)
-    return Served(requests / time, time, binding)
+    if side.timing.is_convex and requests < math.inf and (best := _fastest(side, requests)) < requests:
+        return best, COMPUTE
+    return requests, binding
 
 
 def _over(limit: float, need: float) -> float:
@@ -318,7 +326,7 @@ def _fastest(side: Side, most: float) -> float:
 
 
 def split_rps(found: Sides, prefill: int, decode: int, itl_s: float = math.inf) -> float:
-    """Requests/s of so many replicas on each side; no token is late by more than `itl_s` on average."""
+    """Requests/s of so many replicas on each side, iterations that answers wait for being no longer than `itl_s`."""
     return min(prefill * served(found.prefill).rate_rps, decode * served(found.decode, itl_s).rate_rps)
 
 

@@ -394,8 +394,8 @@ UNMOVED = {
         for what in ("side by side", "sweep", "simulate")
     },
     **{
-        ("model", "fleet", what): "no figure knows of it yet"
-        for what in ("analyze", "side by side", "sweep", "simulate", "explain")
+        ("model", "fleet", what): "given one replica, whose share of the requests is taken before"
+        for what in ("side by side", "simulate")
     },
     **{("timing", name, "side by side"): "linear laws only" for name in ("d4", "d5", "knee_tokens")},
 }

@@ -372,7 +372,7 @@ def test_hardware_that_differs_is_counted_in_gpus() -> None:
     assert together_rps(three, 14, 0.03) == 4 * served(found.together, 0.03).rate_rps
 
 
-@pytest.mark.parametrize("memory", [1e3, 1e18])
+@pytest.mark.parametrize("memory", [1e3, 7.7e18])
 def test_memory_that_is_small_or_endless_is_used_to_the_last_token(memory: float) -> None:
     side = Side(LAW, read=4e5, sequences=199, held=4e5, waiting=30.0, memory_tokens=memory)
     found = served(side)
