@@ -26,6 +26,7 @@ class Scenario(NamedTuple):
     plan: Plan
     requests: Requests
     names: tuple[str, ...]  # of the classes that the requests belong to; of a trace there is one
+    seed: int = 0  # of the requests, and of routing at random
 
 
 class Settings(NamedTuple):
@@ -105,6 +106,8 @@ class Policy(NamedTuple):
         Counts what layers of several kinds hold; others count every token of a request.
     drafts
         Counts what drafts hold and cost.
+    fetches
+        Admits requests whose prompt another replica has computed.
     may_livelock
         Can come to a standstill though every request fits when alone.
     """
@@ -122,6 +125,7 @@ class Policy(NamedTuple):
     evicts: bool = True
     layers: bool = False
     drafts: bool = False
+    fetches: bool = False
     may_livelock: bool = False
 
 

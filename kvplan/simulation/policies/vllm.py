@@ -266,4 +266,5 @@ POLICY = Policy(
     limits=frozenset(LIMITS),
     layers=True,
     drafts=True,
+    fetches=True,
 )
