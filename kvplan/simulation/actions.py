@@ -70,6 +70,7 @@ from kvplan.simulation.state import (
     PARTLY,
     PASSED,
     PATH,
+    PAUSE,
     PLACE,
     POOL_BYTES,
     PROMISE,
@@ -490,6 +491,8 @@ def evict(s: State, request: int) -> None:
 @kernel
 def free(s: State, request: int, tokens: int, computed: int) -> None:
     """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
+    if extended(s) and s.fixed[HANDED_OVER] > 0:  # there may be room now for somebody whose KV is elsewhere
+        s.clock[PAUSE] = min(s.clock[PAUSE], s.clock[NOW])
     if layered(s):
         s.counter[HELD] -= s.request[request, HOLDS]
         s.request[request, HOLDS] = 0

@@ -12,6 +12,7 @@ from kvplan.simulation.fleet.trees import tell, told
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import (
     ACTS,
+    CALM,
     CAPACITY,
     FINISH,
     FIRST_TOKEN,
@@ -46,6 +47,7 @@ def fetch(states: tuple[State, ...], replica: int) -> None:
         if s.counter[HELD] + blocks > s.fixed[CAPACITY]:
             return
         s.counter[HELD] += blocks
+        s.clock[CALM] = 0.0
         take_out(s, request)
         prompt = request - s.fixed[HANDED_OVER]
         sender = s.request[prompt, SITE]
@@ -75,6 +77,7 @@ def let_sent_go(s: State) -> None:
     sent = s.list.shape[0] + ON_ITS_WAY
     prompt = s.list[sent, HEAD]
     while prompt != NOBODY and s.time[prompt, THINK] <= s.clock[NOW]:
+        s.clock[CALM] = 0.0
         take_out(s, prompt)
         free(s, prompt, s.request[prompt, PARKED], s.request[prompt, PARKED])
         prompt = s.list[sent, HEAD]
@@ -86,6 +89,7 @@ def receive(s: State) -> None:
     coming = s.list.shape[0] + ON_ITS_WAY
     request = s.list[coming, HEAD]
     while request != NOBODY and s.time[request, FIRST_TOKEN] <= s.clock[NOW]:
+        s.clock[CALM] = 0.0
         take_out(s, request)
         put_first(s, s.request[request, QUEUE], request)
         request = s.list[coming, HEAD]
