@@ -13,7 +13,8 @@ from tiers import examples
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.gaps import Exponential
-from kvplan.model.reuse import Reuse
+from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.fleet import run as fleet_run
@@ -29,7 +30,12 @@ UNCACHED = {"prefix_caching": (0.0,)}
 
 
 def simulated(
-    model: ServingModel, load: Load, policy: str = "vllm", compile: bool = False, seed: int = 1, **given: float
+    model: ServingModel,
+    load: Load,
+    policy: str = "vllm",
+    compile: bool = False,
+    seed: int = 1,
+    **given: float,
 ) -> Outcome:
     requests = generate(model, load, seed)
     scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes), seed)
@@ -72,19 +78,25 @@ AGAIN = replace(CHAT, reuse=Reuse(0.9, 0.8, Exponential(3.0)))
 
 
 def test_a_fleet_of_one_finds_the_same_prefixes() -> None:
-    for model in (replace(MODEL, classes=(AGAIN,)), replace(MODEL, classes=(replace(CHAT, shared=128),))):
+    for model in (
+        replace(MODEL, classes=(AGAIN,)),
+        replace(MODEL, classes=(replace(CHAT, shared=(SharedPrompt(128),)),)),
+    ):
         alone = simulated(model, Load(requests=200))
         assert alone.found is not None
         assert alone.found.hit_tokens.sum() > 0
         assert not differing(alone, simulated(replace(model, fleet=Fleet(replicas=1)), Load(requests=200)))
 
 
-def sites(monkeypatch: pytest.MonkeyPatch, model: ServingModel, load: Load, **given: Any) -> tuple[Outcome, Any]:
+def sites(
+    monkeypatch: pytest.MonkeyPatch, model: ServingModel, load: Load, **given: Any
+) -> tuple[Outcome, Any]:
     """A run, and the replica that each request came to."""
     seen: list[State] = []
     states = fleet_run._states
-    monkeypatch.setattr(fleet_run, "_states", lambda *a: seen.extend(states(*a)) or tuple(seen))
-    found = simulated(model, load, **given)
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet_run, "_states", lambda *a: seen.extend(states(*a)) or tuple(seen))
+        found = simulated(model, load, **given)
     return found, seen[0].request[:, SITE]
 
 
@@ -117,9 +129,11 @@ def test_turns_of_a_session_stay_together_and_find_more(monkeypatch: pytest.Monk
         again = replace(AGAIN, rate_rps=8.0)
         model = replace(MODEL, classes=(again,), fleet=Fleet(replicas=4, routing=routing))
         found, site = sites(monkeypatch, model, Load(requests=300))
-        stream = generate(model, Load(requests=300), 1).prefixes.stream
-        places = {(s, r) for s, r in zip(stream.tolist(), site.tolist(), strict=True)}
-        assert (len(places) == np.unique(stream).size) == (routing is Routing.SESSION)
+        following = generate(model, Load(requests=300), 1).turns.following
+        brings = np.flatnonzero(following >= 0)
+        assert brings.size > 100
+        stays = site[brings] == site[following[brings]]
+        assert stays.all() if routing is Routing.SESSION else not stays.all()
         hits[routing] = found.found.hit_tokens.sum()
     assert hits[Routing.SESSION] > 1.5 * hits[Routing.LEAST_REQUESTS]
 
@@ -219,9 +233,7 @@ class Site:
             self.ends_s = now + d0 + d1 * context + d2 * prompts + d3 * len(self.batch)
 
 
-def obvious(
-    model: ServingModel, requests: Any
-) -> tuple[list[float], list[float], list[int]]:
+def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float], list[int]]:
     """First tokens, ends and preemptions of requests that go where there are the fewest."""
     fleet = model.fleet
     roles = ["prefill"] * fleet.prefill + ["decode"] * fleet.decode + ["whole"] * fleet.replicas
@@ -229,7 +241,7 @@ def obvious(
     size = requests.arrival_s.size
     first_s, finish_s, preempted = [math.nan] * size, [math.nan] * size, [0] * size
     arrivals = list(zip(requests.arrival_s.tolist(), range(size), strict=True))
-    handed: list[tuple[float, One, Site]] = []
+    handed: list[One] = []
     holders: dict[int, Site] = {}
 
     def least(role: str) -> Site:
@@ -247,7 +259,7 @@ def obvious(
             sender.sent.append((one.comes_s, sender.blocks(one.prompt)))
             site.coming.append(one)
 
-    while arrivals or handed or any(s.load or s.batch for s in all_sites):
+    while arrivals or any(s.load or s.batch for s in all_sites):
         times = [s.ends_s for s in all_sites if s.batch]
         times += [arrivals[0][0]] if arrivals else []
         times += [one.comes_s for s in all_sites if not s.batch for one in s.coming]
@@ -274,13 +286,15 @@ def obvious(
                         site.free += site.blocks(one.computed)
                         finish_s[one.number] = now
                     else:
-                        one.preempted = 0
-                        holders[one.number] = site
-                        least("decode").inbox.append(one)
+                        one.preempted, holders[one.number] = 0, site
+                        handed.append(one)
             site.batch, site.ends_s = [], math.inf
+        for one in sorted(handed, key=lambda one: one.number):
+            least("decode").inbox.append(one)
+        handed.clear()
         for site in all_sites:
-            if not site.batch:
-                site.begin(now) if site.role != "decode" else None
+            if not site.batch and site.role != "decode":
+                site.begin(now)
         for site in all_sites:
             if site.role == "decode" and not site.batch:
                 arrived = [x for x in site.coming if x.comes_s <= now]
@@ -324,3 +338,59 @@ def test_fleets_do_what_an_obvious_model_of_them_does(
     np.testing.assert_allclose(found.finish_s, finish_s, rtol=1e-9)
     assert found.evictions.tolist() == preempted
     assert found.kv_peak <= memory
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        Fleet(replicas=5),
+        Fleet(replicas=3, routing=Routing.LEAST_KV),
+        Fleet(2, 3, transfer_bytes_per_s=1e6, bytes_per_token=100.0),
+        Fleet(1, 2, transfer_bytes_per_s=1e6, bytes_per_token=100.0, routing=Routing.ROUND_ROBIN),
+    ],
+    ids=["least requests", "least KV", "split", "split, in turn"],
+)
+def test_compiled_fleets_leave_the_same_bytes(fleet: Fleet) -> None:
+    for classes, memory in (
+        ((replace(CHAT, rate_rps=12.0),), 2400),
+        ((replace(AGAIN, rate_rps=10.0),), 6000),
+    ):
+        model = replace(MODEL, classes=classes, fleet=fleet, replica=replace(REPLICA, memory_tokens=memory))
+        plain = simulated(model, Load(requests=150))
+        assert plain.ending is Ending.FINISHED
+        assert not differing(plain, simulated(model, Load(requests=150), compile=True))
+
+
+def test_rows_come_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replace(MODEL, classes=(replace(CHAT, rate_rps=12.0),), fleet=Fleet(replicas=3))
+    whole = simulated(model, Load(requests=400), seed=2)
+    monkeypatch.setattr(engine, "ROWS", 16)
+    monkeypatch.setattr(fleet_run, "_ROWS", 16)
+    assert not differing(whole, simulated(model, Load(requests=400), seed=2))
+
+
+def test_least_requests_is_what_arrivals_and_ends_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replace(MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4))
+    found, site = sites(monkeypatch, model, Load(requests=300), policy="greedy")
+    for i, now in enumerate(found.arrival_s):
+        here = np.bincount(site[:i][found.finish_s[:i] > now], minlength=4)
+        assert site[i] == np.argmin(here)
+
+
+def test_random_routing_is_a_share_of_the_arrivals_each() -> None:
+    """Of Poisson arrivals each replica sees a Poisson stream: means are those of one at its rate."""
+    load, seeds = Load(requests=4000), range(6)
+    fleet = replace(
+        MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4, routing=Routing.RANDOM)
+    )
+    for figure in (
+        lambda run: run.ttft_s.mean(),
+        lambda run: run.mean_e2e_s,
+        lambda run: run.kv_sum / run.iterations,
+    ):
+        ours, alone = (
+            np.array([figure(simulated(model, load, compile=True, seed=seed)) for seed in seeds])
+            for model in (fleet, MODEL)
+        )
+        sure = 4 * math.sqrt((ours.var(ddof=1) + alone.var(ddof=1)) / len(seeds))
+        assert abs(ours.mean() - alone.mean()) < sure

@@ -103,8 +103,8 @@ def run(
     groups
         One of role WHOLE; or one of prefill and one of decode replicas, in this order.
     routing
-        `session`: the turns of a session come to one replica, sessions to one after the other. `least-kv` goes by what
-        a replica held when somebody last came to it or left it.
+        `session`: what a completion brings comes to the same replica, all others to one after the other. `least-kv`
+        goes by what a replica held when somebody last came to it or left it.
     seed
         Of routing at random.
     seconds_per_token
@@ -178,13 +178,22 @@ def _meant_for(routing: Routing, requests: Requests, replicas: int, seed: Sequen
     match routing:
         case Routing.RANDOM:
             return np.random.default_rng(seed).integers(replicas, size=size)
-        case Routing.SESSION if requests.prefixes is not None:
-            _, first, session = np.unique(requests.prefixes.stream, return_index=True, return_inverse=True)
-            place = np.empty(first.size, dtype=np.int64)
-            place[np.argsort(first, kind="stable")] = np.arange(first.size)
-            return place[session] % replicas
+        case Routing.SESSION if requests.turns is not None:
+            first = _first_turns(requests.turns)
+            begins = np.flatnonzero(first == np.arange(size))
+            return np.searchsorted(begins, first) % replicas
         case _:
             return np.arange(size) % replicas
+
+
+def _first_turns(turns: Turns) -> IntArray:
+    """Of each request the first one of those that brought it, one after the other; itself, if it came unasked."""
+    first = np.arange(turns.following.size)
+    followed = turns.following >= 0
+    first[turns.following[followed]] = np.flatnonzero(followed)
+    while not np.array_equal(earlier := first[first], first):
+        first = earlier
+    return first
 
 
 def _states(
