@@ -56,13 +56,9 @@ class Job(NamedTuple):
 
     def _check(self) -> None:
         model = self.scenario.model
-        for flag, what, given in (
-            ("layers", "layers of several kinds", model.replica.layout),
-            ("drafts", "drafts", model.drafts),
-        ):
-            if given is not None and not getattr(self.policy, flag):
-                able = ", ".join(sorted(name for name, policy in POLICIES.items() if getattr(policy, flag)))
-                raise UsageError(f"policy {self.policy.name}: not modelled beside {what}; there are {able}")
+        if (what := self.policy.lacks(model)) is not None:
+            able = ", ".join(sorted(name for name, policy in POLICIES.items() if policy.lacks(model) is None))
+            raise UsageError(f"policy {self.policy.name}: not modelled beside {what}; there are {able}")
 
     def run(
         self,

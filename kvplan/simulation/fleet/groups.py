@@ -30,8 +30,6 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     if not fleet.is_split:
         setup, parameters = policy.prepare(alone, settings)
         return [Group(fleet.replicas, model.timing, model.replica, setup, WHOLE)], parameters
-    if not policy.fetches:
-        raise UsageError(f"policy {policy.name}: not modelled with prefill and decode apart; vllm is")
     for what, given in (("layers of several kinds", model.replica.layout), ("drafts", model.drafts)):
         if given is not None:
             raise UsageError(
