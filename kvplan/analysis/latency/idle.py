@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvplan.analysis.equilibrium import iteration_time
 from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
 from kvplan.analysis.latency.traffic import Traffic
 from kvplan.model import ServingModel
@@ -32,6 +33,8 @@ def empty_probability(model: ServingModel, traffic: Traffic) -> float:
     if traffic.in_flight > _MOST_IN_FLIGHT:
         return 0.0
     model = _in_parts(model)
+    if iteration_time(model) is None:  # if every part read a whole prompt, there would be no end of work
+        return 0.0
     nothing = -1000.0 / float(model.mix.held.at_start.min())
     return math.exp(float(cumulants(cluster_grid(model), np.array([nothing]))[0, 0]))
 
