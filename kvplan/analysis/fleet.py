@@ -310,9 +310,8 @@ def _goodput(
         passed = later.total_rate_rps * split.decode / (first.total_rate_rps * split.prefill)
         parts.append(_of_side(later, between, split.decode / passed))
     least = min(part.at_least_rps or 0.0 for part in parts)
-    if any(part.rate_rps is None for part in parts):
-        return Goodput(at_least_rps=least)
-    return Goodput(least, at_least_rps=least)
+    known = any(part.rate_rps == least for part in parts)  # whatever more the other side could do
+    return Goodput(least if known else None, at_least_rps=least)
 
 
 def _of_side(one: ServingModel, limits: Mapping[str, float], factor: float) -> Goodput:

@@ -398,6 +398,7 @@ SMALL = Replica(20_000, block_tokens=16)
         (served(replace(CHAT, rate_rps=200.0)), "more work comes in than can be done"),
         (served(replace(CHAT, rate_rps=47.0)), "requests take 98.7 % of all time, above 98 %"),
         (served(one_class(4000, 2, 8.0)), "prompts take 80.2 % of all time, above 78 %"),
+        (served(one_class(4000, 1, 9.0)), "prompts take 90.2 % of all time, above 90 %"),
     ],
 )
 def test_a_sentence_says_why_there_is_none(model: ServingModel, reason: str) -> None:
@@ -490,6 +491,7 @@ EXTREMES = {
     "one long in a million": served(
         RequestClass("a", 500, (1, 2, 10_000), (1e6, 1.0, 1.0), 1.0), timing=Timing(0.01, 1e-6)
     ),
+    "parts without end": served(one_class(18_764, 3, 3e-8), timing=Timing(4.6e-3, d1=5.37)),
     "convex": served(one_class(1000, 50, 3.0), timing=replace(FAST, d5=1e-3, knee_tokens=2000.0)),
 }
 
