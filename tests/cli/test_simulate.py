@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import ENVIRONMENT
 
 from kvplan.cli.app import main
 from kvplan.version import __version__
@@ -472,7 +472,7 @@ def interrupted(*command: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, "simulate", "tool-calls-h100", *command],
         capture_output=True,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        env=ENVIRONMENT,
         text=True,
         timeout=200,
     )

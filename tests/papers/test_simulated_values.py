@@ -314,7 +314,7 @@ def test_the_memory_of_nested_wait_is_enough(
 ) -> None:
     mixed = RequestClass("mixed", s, lengths, rates, sum(rates))
     model = ServingModel((mixed,), timing, Replica(10**6, prefill=Prefill.INLINE))
-    iterations, runs = 10_000, 50
+    iterations, runs = 10_000, 25
     counts = np.array(thresholds, dtype=np.float64)[:, None]
     segments = segments_of(lengths_of(model), [np.arange(len(lengths))])
     filled_s = float((timing.d0 + (counts * segments.work).sum(axis=0))[0])

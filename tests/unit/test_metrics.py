@@ -2,13 +2,12 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from command import python
 from runs import NAN, a_run, a_series, counts, one_server
 
 from kvplan.simulation.intervals import queue_grows
@@ -353,5 +352,5 @@ def test_half_of_the_seeds_decide() -> None:
 
 def test_metrics_load_without_scipy() -> None:
     code = "import sys, kvplan.simulation.metrics; print('scipy' in sys.modules, 'numba' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     assert done.stdout.split() == ["False", "False"]
