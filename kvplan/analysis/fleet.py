@@ -214,10 +214,9 @@ def _timed(
     """The split with its times and its goodput, and what is known of that; each side gets requests at random."""
     assert split.prefill is not None
     assert split.decode is not None
-    uncovered = model.replica.prefill is not Prefill.FUSED or model.replica.layout is not None
-    if (
-        uncovered or model.timing.is_convex
-    ):  # past a knee a prompt that is there already would count as computed
+    if model.replica.prefill is not Prefill.FUSED or model.replica.layout is not None:
+        return split, Goodput()
+    if model.timing.is_convex:  # past its knee a prompt that is there already would count as computed
         return split, Goodput()
     first, later = prefill_replica(model, split.prefill), decode_replica(model, split.decode)
     transfer_s = float(model.mix.mean(transfers_s(model, fleet)))

@@ -221,16 +221,15 @@ def _replica(model: ServingModel) -> Side:
 
 
 def _waiting(model: ServingModel, fleet: Fleet) -> float:
-    """KV token-seconds that a request holds on either side for its transfer; those of one token have none."""
-    mix = model.mix
-    return float(mix.mean(np.where(mix.stages > 1, mix.held.at_start * transfers_s(model, fleet), 0.0)))
+    """KV token-seconds that a request holds on either side for its transfer."""
+    return float(model.mix.mean(model.mix.held.at_start * transfers_s(model, fleet)))
 
 
 def transfers_s(model: ServingModel, fleet: Fleet) -> FloatArray:
-    """Seconds that the KV cache of each row's prompt takes from side to side, shape (n_rows,)."""
-    tokens = model.mix.input_tokens
+    """Seconds that the KV cache of each row's prompt takes from side to side, shape (n_rows,); 0 where it need not."""
+    tokens, goes_on = model.mix.input_tokens, model.mix.stages > 1
     moved = tokens if model.replica.layout is None else model.replica.held_first(tokens)
-    return np.asarray(moved * fleet.transfer_s(1.0))
+    return np.asarray(np.where(goes_on, moved * fleet.transfer_s(1.0), 0.0))
 
 
 # --------------------------------------------------------------------------------------------------- one replica

@@ -117,5 +117,6 @@ def fleet_notes(fleet: Fleet) -> tuple[str, ...]:
         f"Every block but `fleet` is about one of {fleet.size} replicas that prefill and decode, and gets requests at "
         "random.",
         "fleet: rates are fluid limits, goodput and times those of replicas to which requests come at random. A router "
-        "that looks at load does better; prompts that come in lumps make tails longer than a limit on iterations says.",
+        "that looks at load does better; prompts that come in lumps make tails longer than a limit on iterations says. "
+        "Memory held for transfers counts in rates only.",
     )

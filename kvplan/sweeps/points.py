@@ -74,7 +74,8 @@ def _point(document: schema.Document, axes: Sequence[Axis], values: Sequence[Num
     """The point, or why there is none."""
     changes: dict[KeyPath, object] = {}
     for axis, value in zip(axes, values, strict=True):
-        changes[axis.path] = {value: 1.0} if axis.path[-1] == "decode" else value
+        of_class = axis.path[0] == "classes"
+        changes[axis.path] = {value: 1.0} if of_class and axis.path[-1] == "decode" else value
     if ("gpu", "memory_tokens") in changes:  # takes the place of what says the same
         changes |= {("gpu", "memory"): None, ("gpu", "kv_bytes_per_token"): None}
     try:

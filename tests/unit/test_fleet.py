@@ -19,10 +19,11 @@ from kvplan.analysis.fleet import (
 )
 from kvplan.analysis.goodput import Goodput, goodput
 from kvplan.analysis.latency import latency
-from kvplan.analysis.split import served, sides
+from kvplan.analysis.split import served, sides, transfers_s
 from kvplan.model import ArrivalProcess, Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.slo import parse_slo
 from kvplan.report.assembly import Analyses
 
@@ -78,6 +79,19 @@ def test_a_budget_limits_the_sequences_that_decode() -> None:
     assert later is not None
     assert (later.replica.max_num_seqs, later.replica.max_num_batched_tokens) == (8192, None)
     assert decode_replica(replace(chat(), classes=(one_class(100, 1),)), 3) is None
+
+
+def test_only_what_goes_on_is_moved() -> None:
+    """Of answers of 1 and of 200 tokens half, and of layers of several kinds what the blocks of a prompt hold."""
+    model = replace(chat(), classes=(one_class(2000, (1, 200), 60.0),))
+    first = latency(prefill_replica(model, 5)).ttft_s.mean
+    found = fleet(model).split.ttft_s
+    assert first is not None
+    assert found == pytest.approx(first + 0.5 * SPLIT.transfer_s(2000))
+    layers = (Layers(Attention.FULL, 10, 8192), Layers(Attention.WINDOW, 50, 8192, window=1024))
+    mixed = replace(chat(), replica=replace(chat().replica, layout=KvLayout(layers, 16)))
+    held = 6 * 2000  # in whole blocks of six groups of ten layers
+    assert transfers_s(mixed, SPLIT).tolist() == pytest.approx([SPLIT.transfer_s(held)])
 
 
 class Simulated:
