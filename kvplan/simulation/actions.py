@@ -82,6 +82,7 @@ from kvplan.simulation.state import (
     QUEUES,
     RADIX_TREE,
     READY_MADE,
+    READY_S,
     RECOMPUTED,
     RELEASED,
     RESIDENT,
@@ -114,6 +115,7 @@ from kvplan.simulation.state import (
     WINDOWS,
     State,
     extended,
+    hosted,
     in_fleet,
     layered,
     pooled,
@@ -300,6 +302,17 @@ def next_arrival(s: State) -> int:
     if unasked == NOBODY or comes_before(s.time[0, COMING_S], brought, s.time[unasked, ARRIVAL], unasked):
         return int(brought)
     return int(unasked)
+
+
+@kernel
+def next_event_s(s: State) -> float:
+    """When the next request comes, or the first load is done; infinite where neither is known."""
+    coming, event_s = next_arrival(s), math.inf
+    if coming != NOBODY:
+        event_s = s.time[coming, ARRIVAL]
+    if hosted(s) and s.list[parked_list(s, 0), HEAD] != NOBODY:
+        event_s = min(event_s, s.time[s.list[parked_list(s, 0), HEAD], READY_S])
+    return event_s
 
 
 @kernel

@@ -17,8 +17,7 @@ from kvplan.simulation.actions import (
     finish_iteration,
     give_up_after,
     held_tokens,
-    more_to_come,
-    next_arrival,
+    next_event_s,
     not_drafting,
     release,
 )
@@ -32,7 +31,6 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
     ALL,
-    ARRIVAL,
     BATCH_PEAK,
     BIN,
     BUSY,
@@ -51,6 +49,7 @@ from kvplan.simulation.state import (
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
+    LOADING,
     MORE_LATER,
     MORE_REQUESTS,
     MORE_TOKENS,
@@ -77,6 +76,7 @@ from kvplan.simulation.state import (
     Setup,
     State,
     extended,
+    hosted,
     in_fleet,
     layered,
     most_stages,
@@ -117,6 +117,8 @@ def loop(s: State, limit: int, patience: int) -> int:
         clear_batch(s)
         if extended(s):
             give_up_after(s, 0, clock[SHED_AFTER])
+        if hosted(s):
+            clock[LOADING] = 0.0
         evictions, admissions, whole = c[EVICTED], c[SEQUENCE], c[PARTLY] == NOBODY
         form_batch(s)
         if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
@@ -131,13 +133,13 @@ def loop(s: State, limit: int, patience: int) -> int:
                 continue
             if in_fleet(s):
                 return IDLE
-            if not more_to_come(s):
+            wake_s = next_event_s(s)
+            if wake_s == math.inf and not s.fixed[MORE_LATER]:
                 return LIVELOCK
-            coming = next_arrival(s)
-            if coming == NOBODY or s.time[coming, ARRIVAL] > clock[HORIZON]:
+            if wake_s > clock[HORIZON]:
                 clock[NOW] = clock[HORIZON]
                 return OUT_OF_TIME
-            clock[NOW] = max(clock[NOW], s.time[coming, ARRIVAL])
+            clock[NOW] = max(clock[NOW], wake_s)
             continue
         context = context_read(s) if layered(s) else float(tokens)
         tau = iteration_time(s.timing, context, c[PROMPTS], requests)
@@ -145,6 +147,8 @@ def loop(s: State, limit: int, patience: int) -> int:
             prompts = not_drafting(s)
             tau -= clock[VERIFY] * prompts
             c[COMPUTED] += s.fixed[DRAFTS] * (requests - prompts)
+        if hosted(s):
+            tau += clock[LOADING]
         now = clock[NOW] + tau
         if now > clock[HORIZON]:
             clock[NOW] = clock[HORIZON]

@@ -15,7 +15,17 @@ from kvplan import compiling
 from kvplan.model import iteration_time
 from kvplan.simulation.kernels import KERNELS
 from kvplan.simulation.outcome import Ending
-from kvplan.simulation.state import Extended, Layered, Pooled, State, extended, layered, pooled
+from kvplan.simulation.state import (
+    Extended,
+    Hosted,
+    Layered,
+    Pooled,
+    State,
+    extended,
+    hosted,
+    layered,
+    pooled,
+)
 
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
@@ -59,7 +69,8 @@ class Program(NamedTuple):
         with _locks[key]:
             if key not in _loops:
                 known = {
-                    extended: kind == Extended.__name__,
+                    extended: kind in (Extended.__name__, Hosted.__name__),
+                    hosted: kind == Hosted.__name__,
                     layered: kind in (Layered.__name__, Pooled.__name__),
                     pooled: kind == Pooled.__name__,
                 }

@@ -19,6 +19,7 @@ from kvplan.simulation.state import (
     ITERATIONS,
     KV_BINS,
     KV_SUM,
+    LINK_BUSY,
     LOOKED_UP,
     LOOKED_UP_AGAIN,
     NEVER_FITS,
@@ -35,6 +36,7 @@ from kvplan.simulation.state import (
     STRIDE,
     STUCK,
     State,
+    hosted,
 )
 
 
@@ -86,6 +88,8 @@ def outcome(states: Sequence[State], rows: Rows, ending: Ending) -> Outcome:
             looked_up_again_tokens=int(counts[LOOKED_UP_AGAIN]),
             cached_sum=float(clocks[CACHED_SUM]),
             cached_tokens=cached,
+            loaded_tokens=rows.loaded_tokens if hosted(first) else None,
+            link_busy_s=float(clocks[LINK_BUSY]),
         ),
         series=series,
     )

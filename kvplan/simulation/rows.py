@@ -29,6 +29,7 @@ from kvplan.simulation.state import (
     HIT,
     IN_FRONT,
     LEAF,
+    LOADED,
     LOOKED_UP,
     LOOKED_UP_AGAIN,
     NEWEST,
@@ -56,18 +57,19 @@ _Array = TypeVar("_Array", FloatArray, IntArray)
 class Rows:
     """Which request stands in each row, and what has become of those that stood in one.
 
-    Where requests follow each other, have prompts in common or are ranked, all have a row from the beginning to the
-    end. Of strangers that a cache keeps, each has a stream of its own, in the same row.
+    Where requests follow each other, have prompts in common, are ranked or leave something on the host, all have a row
+    from the beginning to the end. Of strangers that a cache keeps, each has a stream of its own, in the same row.
     """
 
     def __init__(self, requests: Requests, setup: Setup, replica: Replica, at_once: int) -> None:
         size = requests.arrival_s.size
         apart = setup.prefix_cache == NO_CACHE or (setup.prefix_cache == BLOCKS and requests.prefixes is None)
-        all_the_time = not requests.is_open or not apart or setup.ranks > 0
+        all_the_time = not requests.is_open or not apart or setup.ranks > 0 or setup.host is not None
         self.number = np.arange(size if all_the_time else min(size, at_once))
         self.requests, self._setup, self._replica, self._at_once = requests, setup, replica, at_once
         self.first_token_s, self.finish_s = np.full(size, math.nan), np.full(size, math.nan)
         self.evictions, self.hit_tokens, self.recovered_tokens = np.zeros((3, size), dtype=np.int64)
+        self.loaded_tokens = np.zeros(size if setup.host is not None else 0, dtype=np.int64)
         self.shed = np.zeros(size, dtype=np.bool_)
 
     @cached_property
@@ -89,6 +91,8 @@ class Rows:
             self._note(self.shed, s.request[:size, PLACE] == GIVEN_UP)
         if counter[LOOKED_UP] and self.requests.prefixes is not None:  # strangers find nothing of others
             self._note(self.hit_tokens, s.request[:size, HIT])
+            if self._setup.host is not None:
+                self._note(self.loaded_tokens, s.request[:size, LOADED])
         if counter[LOOKED_UP_AGAIN]:
             self._note(self.recovered_tokens, s.request[:size, RECOVERED])
 

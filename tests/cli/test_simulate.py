@@ -41,6 +41,8 @@ KEYS = {
         "hit_tokens",
         "recovered_tokens",
         "cached_tokens_mean",
+        "host_hit_rate",
+        "link_utilization",
     },
     "iteration_time_s": None,
     "ttft_s": LATENCY,

@@ -30,7 +30,11 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     if not fleet.is_split:
         setup, parameters = policy.prepare(alone, settings)
         return [Group(fleet.replicas, model.timing, model.replica, setup, WHOLE)], parameters
-    for what, given in (("layers of several kinds", model.replica.layout), ("drafts", model.drafts)):
+    for what, given in (
+        ("layers of several kinds", model.replica.layout),
+        ("drafts", model.drafts),
+        ("a host tier", model.replica.offload),
+    ):
         if given is not None:
             raise UsageError(
                 f"prefill and decode apart are not modelled beside {what}; `replicas` together are"

@@ -7,7 +7,7 @@ iteration runs, before its end.
 
 import math
 
-from kvplan.simulation.actions import append, join
+from kvplan.simulation.actions import append, join, next_event_s
 from kvplan.simulation.coasting import coast
 from kvplan.simulation.coming import comes_before, take_first
 from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LACKS_ROWS, LIVELOCK, OUT_OF_TIME, loop
@@ -32,7 +32,6 @@ from kvplan.simulation.state import (
     COMING,
     COMING_S,
     DECODE,
-    DECODE_LOAD,
     FIRST_TOKEN,
     FURTHER,
     HANDED_OVER,
@@ -41,7 +40,6 @@ from kvplan.simulation.state import (
     HORIZON,
     IDLES,
     ITERATIONS,
-    LOAD,
     NOBODY,
     NOW,
     OUTSTANDING,
@@ -51,6 +49,8 @@ from kvplan.simulation.state import (
     RESIDENT,
     ROLE,
     RULE,
+    SEEN,
+    SEEN_DECODING,
     SITE,
     THINK,
     TO_COME,
@@ -131,7 +131,7 @@ def chosen(s: State, request: int) -> int:
     if s.fleet[0, RULE] == BLIND:
         return int(s.request[request, SITE])
     goes_on = s.fixed[HANDED_OVER] > 0 and request >= s.fixed[HANDED_OVER]
-    return least_of(s, DECODE_LOAD if goes_on else LOAD)
+    return least_of(s, SEEN_DECODING if goes_on else SEEN)
 
 
 @kernel
@@ -159,7 +159,7 @@ def show(s: State, replica: int, requests: int, blocks: int) -> None:
     load = float(requests)
     if s.fleet[0, RULE] == BY_KV:
         load = blocks + requests / _MANY  # of equal memory, the fewest requests
-    tell(s, DECODE_LOAD if s.fleet[1 + replica, ROLE] == DECODE else LOAD, replica, load)
+    tell(s, SEEN_DECODING if s.fleet[1 + replica, ROLE] == DECODE else SEEN, replica, load)
 
 
 @kernel
@@ -194,6 +194,7 @@ def run_replica(
         if c[OUTSTANDING] != seen:
             show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
     else:
+        acts_s = next_event_s(s) if code == IDLE else math.inf
         c[OUTSTANDING], c[HELD_BEFORE] = here, c[HELD]
         show(s, replica, here, c[HELD])
     if code != OUT_OF_TIME and s.fleet[row, ROLE] != WHOLE:

@@ -29,14 +29,11 @@ from kvplan.simulation.state import (
     BY_REQUESTS,
     COMPLETED,
     DECODE,
-    DECODE_LOAD,
     FURTHER,
     HANDED_OVER,
     HORIZON,
     IDLES,
     JOINED,
-    LINK_FREE,
-    LOAD,
     NEXT_OF_CLIENTS,
     NOBODY,
     NOW,
@@ -47,9 +44,12 @@ from kvplan.simulation.state import (
     ROWLESS,
     RULE,
     SECONDS_PER_TOKEN,
+    SEEN,
+    SEEN_DECODING,
     SITE,
     SITE_NUMBER,
     STAGE,
+    TRANSFERS_UNTIL,
     UNASKED,
     UNASKED_END,
     WHOLE,
@@ -221,7 +221,7 @@ def _states(
     leaves = 1 << (replicas - 1).bit_length()
     link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
     mine = link[leaves : leaves + replicas]
-    mine[role != DECODE, LOAD] = mine[role == DECODE, DECODE_LOAD] = mine[:, LINK_FREE] = 0.0
+    mine[role != DECODE, SEEN] = mine[role == DECODE, SEEN_DECODING] = mine[:, TRANSFERS_UNTIL] = 0.0
     for node in reversed(range(1, leaves)):
         link[node] = link[2 * node : 2 * node + 2].min(axis=0)
     # replicas of a group count in one histogram, which so stays in the processor's cache; and a stranger leaves its

@@ -20,7 +20,6 @@ from kvplan.simulation.state import (
     HANDED_OVER,
     HEAD,
     HELD,
-    LINK_FREE,
     NOBODY,
     NOW,
     PARKED,
@@ -30,6 +29,7 @@ from kvplan.simulation.state import (
     SITE,
     SITE_NUMBER,
     THINK,
+    TRANSFERS_UNTIL,
     State,
 )
 
@@ -51,10 +51,10 @@ def fetch(states: tuple[State, ...], replica: int) -> None:
         take_out(s, request)
         prompt = request - s.fixed[HANDED_OVER]
         sender = s.request[prompt, SITE]
-        begins_s = max(s.clock[NOW], told(s, LINK_FREE, sender), told(s, LINK_FREE, replica))
+        begins_s = max(s.clock[NOW], told(s, TRANSFERS_UNTIL, sender), told(s, TRANSFERS_UNTIL, replica))
         ends_s = begins_s + s.request[prompt, PROMPT] * s.clock[SECONDS_PER_TOKEN]
-        tell(s, LINK_FREE, sender, ends_s)
-        tell(s, LINK_FREE, replica, ends_s)
+        tell(s, TRANSFERS_UNTIL, sender, ends_s)
+        tell(s, TRANSFERS_UNTIL, replica, ends_s)
         # the answer begins when the decode replica can send it
         s.time[request, FIRST_TOKEN], s.time[request, FINISH] = ends_s, -ends_s
         s.time[prompt, THINK] = ends_s

@@ -108,6 +108,8 @@ class Policy(NamedTuple):
         Counts what drafts hold and cost.
     fetches
         Admits requests whose prompt another replica has computed.
+    host_tier
+        Has a tier of host memory behind its prefix cache, where the profile has one.
     may_livelock
         Can come to a standstill though every request fits when alone.
     """
@@ -126,6 +128,7 @@ class Policy(NamedTuple):
     layers: bool = False
     drafts: bool = False
     fetches: bool = False
+    host_tier: bool = False
     may_livelock: bool = False
 
     def lacks(self, model: ServingModel) -> str | None:
