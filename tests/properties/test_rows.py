@@ -82,7 +82,7 @@ from kvplan.simulation.experiments.study import study
 
 classes = RequestClass("a", 512, (60, 128), (1.0, 1.0), 5.0), RequestClass("b", 90, (20,), (1.0,), 1.0)
 model = ServingModel(classes, Timing(0.0145, d1=2.5e-7, d2=8.5e-5), Replica(64_000, block_tokens=16))
-for requests in (500_000, 1_000_000):
+for requests in (1_100_000, 1_600_000):  # beyond a million lengths are held in half the memory
     study(model, Plan(), Load(requests=requests), chosen(["vllm"], []), [1], compile=True, threads=1)
     with open("/proc/self/status") as status:  # what getrusage tells has in it what the parent held
         print(*re.findall(r"VmHWM:\\s+(\\d+) kB", status.read()))
