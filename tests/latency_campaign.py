@@ -28,6 +28,7 @@ from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
 from kvplan.analysis.latency import Latency, latency
 from kvplan.model import Plan, Prompt, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Job, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
@@ -162,6 +163,12 @@ _SPREAD = replace(
 _CHAT, _RAG = _one(300, "exponential", 150, 3.0, "chat"), _one(4000, "fixed", 100, 1.0, "rag")
 _THREE = Drafts(3, (0.7, 0.49, 0.343), draft_s=0.9e-3, verify_s=8e-6)
 _FIVE = Drafts(5, (0.5, 0.25, 0.125, 0.06, 0.03), draft_s=0.5e-3, verify_s=30e-6, overhead_s=1e-3)
+_FULL = Layers(Attention.FULL, 10, 8192)
+_LAYERS = {
+    "windows": KvLayout((_FULL, Layers(Attention.WINDOW, 52, 8192, window=1024)), 16),
+    "chunks": KvLayout((_FULL, Layers(Attention.CHUNK, 30, 8192, window=512)), 16),
+    "states": KvLayout((_FULL, Layers(Attention.STATE, 30, 3_207_168)), 400, 1 + _THREE.tokens),
+}
 _OTHERS = {
     "chat": ServingModel((_one(200, "fixed", 400),), _SMALL, Replica(1_000_000, 16)),
     "assistant": ServingModel((_one(1155, "fixed", 211),), _MIDDLE, Replica(94_160, 16)),
@@ -195,6 +202,15 @@ _OTHERS = {
     "chat and documents, five drafts": ServingModel(
         (_CHAT, _RAG), _FIVE.slowed(Timing(12e-3, 6e-8, 40e-6, 15e-6)), Replica(500_000, 16), drafts=_FIVE
     ),
+    **{
+        f"{kind}, three drafts": ServingModel(
+            (_CHAT, _RAG),
+            _THREE.slowed(_SMALL),
+            Replica(5_000 * 400, layout.block_tokens, layout=layout),
+            drafts=_THREE,
+        )
+        for kind, layout in _LAYERS.items()
+    },
 }
 
 

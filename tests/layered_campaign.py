@@ -10,7 +10,7 @@ what each request emits in each iteration is drawn. As in `recovery_campaign`, a
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from saturated_greedy import EMPTY, Residents, Server, draw, starts
 from slow_blocks import Allocator
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.model import FloatArray, Plan, Replica, ServingModel
+from kvplan.model import FloatArray, Plan, Prefill, Replica, ServingModel
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention, KvLayout, Layers, least_block_tokens
 from kvplan.report.assembly import Analyses
@@ -43,7 +43,7 @@ class LayeredServer(Server):
     @cached_property
     def held(self) -> FloatArray:
         """Blocks at each stage, one request at a time, block by block; with drafts, by tokens emitted before."""
-        if self.drafts is not None:
+        if self.drafts is not None and self.layout is None:
             emitted = np.arange(self.stages.max())
             ends = self.first[:, None] + emitted + np.where(emitted > 0, self.drafts.slots, 0)
             blocks = -(-ends // self.block_tokens)
@@ -55,15 +55,24 @@ class LayeredServer(Server):
             whole = np.zeros(table.shape[1])
             for one, group in zip(self.layout.layers, self.layout.groups, strict=True):
                 if one.is_state:
-                    whole += group.copies
+                    whole += group.copies * (1 if self.drafts is None else 1 + self.drafts.tokens)
                     continue
-                allocator = Allocator(one, group.block_tokens)
-                whole[0] += group.copies * allocator.step(0, int(first), 0)
-                for k in range(1, whole.size):
-                    whole[k] += group.copies * allocator.step(int(first) + k - 1, 1, 0)
+                whole[0] += group.copies * Allocator(one, group.block_tokens).step(0, int(first), 0)
+                for k, held in enumerate(self._later(one, group.block_tokens, int(first), whole.size), 1):
+                    whole[k] += group.copies * held
             for row in rows:
                 table[row, : self.stages[row]] = whole[: self.stages[row]]
         return table
+
+    def _later(self, layers: Layers, block_tokens: int, first: int, most: int) -> Iterator[int]:
+        """Blocks in one group after the prompt; with drafts whoever has emitted so many came there in any way."""
+        allocator = Allocator(layers, block_tokens)
+        allocator.step(0, first, 0)
+        for k in range(1, most):
+            if self.drafts is not None:
+                yield Allocator(layers, block_tokens).step(first + k - 1, 1, self.drafts.slots)
+            else:
+                yield allocator.step(first + k - 1, 1, 0)
 
     @cached_property
     def read(self) -> FloatArray:
@@ -277,7 +286,24 @@ def drafted(number: int) -> ServingModel:
     return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in classes))
 
 
-PROFILES = {"layers": profile, "drafts": drafted}
+def drafted_layers(number: int) -> ServingModel:
+    """The profile of a number with layers of several kinds, and the drafts of one with drafts."""
+    drafts = drafted(number).drafts
+    assert drafts is not None
+    model = profile(number)
+    block = model.replica.block_tokens
+    shape = replace(model.replica.with_states(drafts.tokens), prefill=Prefill.FUSED)
+    classes = tuple(replace(c, input_tokens=max(1, c.input_tokens)) for c in model.classes)
+    model = replace(model, classes=classes, timing=drafts.slowed(model.timing), replica=shape, drafts=drafts)
+    least = max(shape.largest_held(c.input_tokens + 1, c.max_tokens, drafts.slots) for c in classes)
+    memory = max(least, shape.memory_tokens)
+    model = replace(model, replica=replace(shape, memory_tokens=memory // block * block))
+    part = np.random.default_rng([number, 9]).uniform(0.3, 0.99)
+    factor = part * sustainable_rate(model)[1] / model.total_rate_rps
+    return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
+
+
+PROFILES = {"layers": profile, "drafts": drafted, "both": drafted_layers}
 
 
 def server_of(model: ServingModel) -> LayeredServer:

@@ -69,4 +69,4 @@ def _blocks_held(model: ServingModel, one: RequestClass, last: int) -> int:
     """The most that the longest request of a class holds, which has `last` tokens at its end."""
     replica, slots = model.replica, 0 if model.drafts is None else model.drafts.slots
     first = max(last - one.decode_tokens[-1], 0) + 1
-    return max(replica.largest_held(min(first, last), last + slots) // replica.block_tokens, 1)
+    return max(replica.largest_held(min(first, last), last, slots) // replica.block_tokens, 1)

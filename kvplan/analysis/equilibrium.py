@@ -525,8 +525,7 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
 
 def _alike(model: ServingModel) -> bool:
     """Whether the requests of each class have one prompt length, and weigh a token more at each stage."""
-    plain = model.replica.layout is None and model.drafts is None
-    return plain and not any(c.prompts for c in model.classes)
+    return model.is_plain and not any(c.prompts for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:

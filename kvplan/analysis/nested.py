@@ -335,7 +335,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     ([(80, 15), (160, 2)], False)
     """
     nothing = NestedWait(False, (), None, None, None, None, None, False, None, None, None, None, None)
-    if model.replica.layout is not None or model.drafts is not None:
+    if not model.is_plain:
         return nothing
     means = None if model.schedule is None else class_windows(model)
     lengths = lengths_of(model if means is None else at_rates(model, means.mean_rps))

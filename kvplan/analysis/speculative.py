@@ -9,6 +9,10 @@ from kvplan.analysis.equilibrium import iteration_time, per_request, sustainable
 from kvplan.model import ServingModel
 from kvplan.model.drafts import Drafts
 
+_MOST_WORK = (
+    2e7  # numbers of drafts, each of which takes time as the longest output to the power of 1.5: some seconds
+)
+
 
 class Pays(StrEnum):
     """At which batches an iteration with drafts emits more tokens in its time."""
@@ -32,14 +36,14 @@ class Speculative(NamedTuple):
     itl_speed_up: float | None
     break_even_sequences: float | None
     pays: Pays
-    best_tokens: int
+    best_tokens: int | None
 
 
 def speculative(model: ServingModel) -> Speculative | None:
     """What the drafts of a model buy; None where it has none.
 
     The best number of drafts has the least time between two tokens at the offered rate; where that is more than any
-    number can serve, the largest sustainable rate.
+    number can serve, the largest sustainable rate; None where outputs are too long to try all numbers.
 
     Examples
     --------
@@ -57,7 +61,8 @@ def speculative(model: ServingModel) -> Speculative | None:
     plain = with_drafts(model, 0)
     between, before = _between_tokens(model), _between_tokens(plain)
     sequences, pays = break_even(drafts, plain)
-    numbers = range(len(drafts.accepted) + 1)
+    longest = max(c.decode_tokens[-1] for c in model.classes)
+    numbers = range(len(drafts.accepted) + 1) if len(drafts.accepted) * longest**1.5 <= _MOST_WORK else ()
     return Speculative(
         tokens_per_iteration=drafts.mean,
         iterations_mean=per_request(model).iterations,
@@ -65,7 +70,7 @@ def speculative(model: ServingModel) -> Speculative | None:
         itl_speed_up=None if between is None or before is None else before / between,
         break_even_sequences=sequences,
         pays=pays,
-        best_tokens=max(numbers, key=lambda tokens: _worth(with_drafts(model, tokens))),
+        best_tokens=max(numbers, key=lambda tokens: _worth(with_drafts(model, tokens)), default=None),
     )
 
 
@@ -73,7 +78,8 @@ def with_drafts(model: ServingModel, tokens: int) -> ServingModel:
     """The model with another number of drafts, up to as many as are known to be accepted how often."""
     assert model.drafts is not None
     timing, drafts = model.drafts.unslowed(model.timing), replace(model.drafts, tokens=tokens)
-    return replace(model, timing=drafts.slowed(timing), drafts=drafts if tokens else None)
+    replica = model.replica.with_states(tokens - model.drafts.tokens)
+    return replace(model, timing=drafts.slowed(timing), replica=replica, drafts=drafts if tokens else None)
 
 
 def break_even(drafts: Drafts, plain: ServingModel) -> tuple[float | None, Pays]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.concurrency import never_grows
+from kvplan.analysis.concurrency import eviction_free_limit, never_grows
 from kvplan.analysis.roots import (
     MOST,
     ComplexArray,
@@ -135,6 +135,11 @@ def rounding_error(stages: IntArray) -> float:
     return (2 * stages.size + 8) * float(np.finfo(np.float64).eps)
 
 
+def survival_error(model: ServingModel) -> float:
+    """Bound on the relative error of a model's survival weights, all together where they are means over a law."""
+    return rounding_error(model.mix.stages) if model.drafts is None else _LAW_ERROR
+
+
 def exact_survival_weights(model: ServingModel) -> list[int]:
     """Integers proportional to the survival weights, from the decimals written in the profile.
 
@@ -220,10 +225,10 @@ def _asymptotic_min_input(
 
 def _asymptotic_with_drafts(model: ServingModel) -> float | None:
     """Ḡ·d²/(2π²·Var G) for one length (theory §11): a fixed length is a random number of iterations."""
-    drafts, lengths = model.drafts, np.unique(model.mix.decode_tokens)
-    if drafts is None or lengths.size > 1 or drafts.variance < _RAREST:
+    drafts, lengths = model.drafts, {d for c in model.classes for d in c.decode_tokens}
+    if drafts is None or len(lengths) > 1 or drafts.variance < _RAREST:
         return None
-    return drafts.mean * float(lengths[0]) ** 2 / (2 * math.pi**2 * drafts.variance)
+    return drafts.mean * float(*lengths) ** 2 / (2 * math.pi**2 * drafts.variance)
 
 
 def _exact_min_input(
@@ -366,11 +371,11 @@ def _stabilising_change(model: ServingModel) -> str | None:
 def _radius_if_stable(model: ServingModel, index: int, decode: int) -> float | None:
     """Spectral radius with another decode limit for one class; None unless it is possible and proved stable."""
     limited = replace(model.classes[index], decode_tokens=(decode,))
-    if decode < 1 or limited.max_tokens > model.replica.memory_tokens:
-        return None
     changed = replace(model, classes=(*model.classes[:index], limited, *model.classes[index + 1 :]))
+    if decode < 1 or eviction_free_limit(changed) < 1:
+        return None
     weights = changed.mix.held.survival(changed.mix.share)
-    error = rounding_error(changed.mix.stages)
+    error = survival_error(changed)
     if count_outside(weights, relative_error=error) != 0:
         return None
     return largest_root(weights, relative_error=error).modulus

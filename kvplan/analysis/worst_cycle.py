@@ -19,7 +19,7 @@ from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Cycle, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.records import Saturation
 from kvplan.analysis.roots import MOST, largest_root
-from kvplan.analysis.stability import Stability, nothing_else_attracts, rounding_error
+from kvplan.analysis.stability import Stability, nothing_else_attracts, survival_error
 from kvplan.model import FloatArray, Prompts, ServingModel, StageWeights, survival
 
 MOST_STAGES = 1 << 22  # of all classes, whose closed forms look at one after the other: about a second
@@ -258,7 +258,7 @@ def closed_form(model: ServingModel, most: int = MOST) -> tuple[CycleKind, Cycle
     homogeneous = bool((held.stages == g).all())
     if not homogeneous and held.stages.max() // g > most:
         return None
-    if not homogeneous and not pulse_is_stable(held.survival(mix.share), g, rounding_error(held.stages)):
+    if not homogeneous and not pulse_is_stable(held.survival(mix.share), g, survival_error(model)):
         return None
     prompt, capacity = mix.input_tokens.astype(np.float64), float(model.replica.capacity_tokens)
     limit = math.inf if seats is None else float(seats)

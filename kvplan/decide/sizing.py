@@ -19,7 +19,7 @@ from kvplan.decide.routing import Routing, routing
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
 from kvplan.model.slo import KEYS, Slo
-from kvplan.units import format_seconds
+from kvplan.units import format_number, format_seconds
 
 MAX_REPLICAS = 10**6
 QUEUE = "queue"  # what is missed where the simulated queue grows
@@ -371,7 +371,12 @@ def _without_company(model: ServingModel, slo: Slo) -> str:
         model.request_overhead_s > 0
     )
     if slo.key.startswith("tpot_s"):
-        return f", for an iteration takes at least d0 = {format_seconds(model.timing.d0)}"
+        least = f", for an iteration takes at least d0 = {format_seconds(model.timing.d0)}"
+        return (
+            least
+            if model.drafts is None
+            else f"{least} and emits {format_number(model.drafts.mean, 3)} tokens"
+        )
     if slo.key.startswith("ttft_s"):
         prompt = model.timing(0, float(model.mix.share @ model.mix.prefill_tokens), 0)
         return f", for the iteration of a prompt takes {format_seconds(prompt)} on average (d0 + d2·tokens){outside}"

@@ -251,7 +251,7 @@ def advise(
     Raises
     ------
     UsageError
-        With the engine's defaults some request never fits.
+        With the engine's defaults some request never fits, or the model has what the engine's policy does not model.
 
     Examples
     --------
@@ -264,6 +264,10 @@ def advise(
     >>> advise(ENGINE, report, model, Plan(), requests=99, measure=lambda tried: [same] * len(tried)).emitted
     ()
     """
+    if (what := POLICIES[engine.policy].lacks(model)) is not None:
+        raise UsageError(
+            f"--engine {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
+        )
     cap = protecting_cap(report)
     before = SettingsGate(model, plan, required, report.profile, report.stability)
     gate, measure, broken = before, _with_cap(engine, cap, measure), None

@@ -90,7 +90,7 @@ ENGINE = Engine(
     cache_off=Planned(
         "--disable-radix-cache",
         None,
-        "prefix_caching = false in the profile, and the engine's default is on",
+        "prefix_caching = false in the profile, and the engine's default is mostly on",
         _LONG_THERE,
     ),
     queue=Queue(

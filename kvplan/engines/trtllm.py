@@ -47,7 +47,7 @@ ENGINE = Engine(
     cache_off=Planned(
         "enable_block_reuse",
         "false",
-        "prefix_caching = false in the profile, and the engine's default is on",
+        "prefix_caching = false in the profile, and the engine's default is mostly on",
         f"Documented for TensorRT-LLM 1.3 and 1.4. {_FILE}",
         section="kv_cache_config",
     ),

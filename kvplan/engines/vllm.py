@@ -85,7 +85,7 @@ ENGINE = Engine(
     cache_off=Planned(
         "--no-enable-prefix-caching",
         None,
-        "prefix_caching = false in the profile, and the engine's default is on",
+        "prefix_caching = false in the profile, and the engine's default is mostly on",
         "vLLM V1.",
     ),
     queue=_QUEUE,

@@ -46,6 +46,7 @@ _MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are i
 _CLASS = words("Class")
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
+_NOT_BESIDE = "Not {} beside drafts or layers of several kinds."
 _NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
 _OFFERED = {"poisson": "Poisson", "gamma": "in clumps as the profile says", "trace": "as its trace has them"}
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
@@ -382,7 +383,8 @@ def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
 def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
     cache = report.prefix_cache
     if cache is None:
-        yield Paragraph("None: the engine keeps no prefixes.")
+        modelled = report.kv_layout is None and report.speculative is None
+        yield Paragraph("None: the engine keeps no prefixes." if modelled else _NOT_BESIDE.format("modelled"))
         return
     recovered = ("Recovered after a preemption", format_percent(cache.preemption_recovered_share))
     if cache.reusable_ratio is None:
@@ -582,7 +584,7 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
 def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
     plan = report.nested_wait
     if report.kv_layout is not None or report.speculative is not None:
-        yield Paragraph("Not computed beside drafts or layers of several kinds.")
+        yield Paragraph(_NOT_BESIDE.format("computed"))
         return
     if plan.printed is None:
         yield Paragraph(_NO_THRESHOLDS)

@@ -50,6 +50,7 @@ _IF_ANY = {
 _OWN = {
     "ttft_s": "TTFT",
     "tpot_s": "TPOT (the mean of its inter-token latencies)",
+    "itl_s": "ITL (the mean over its iterations)",
     "e2e_s": "E2E",
 }
 _NAMED = 5  # unfinished requests

@@ -83,7 +83,9 @@ class Mix:
     ----------
     class_index : ndarray of int64, shape (n_rows,)
         Position of the row's class in the profile.
-    input_tokens, decode_tokens : ndarray of int64, tokens
+    input_tokens : ndarray of int64, tokens
+    decode_tokens : ndarray, tokens
+        With drafts the mean of those who stay so long.
     stages : ndarray of int64
         Iterations n that a request of the row stays.
     prefill_tokens : ndarray of float64, tokens
@@ -101,7 +103,7 @@ class Mix:
 
     class_index: IntArray
     input_tokens: IntArray
-    decode_tokens: IntArray
+    decode_tokens: IntArray | FloatArray
     stages: IntArray
     prefill_tokens: FloatArray
     computed_tokens: IntArray

@@ -5,8 +5,8 @@ adds itself an iteration emits G tokens, P(G ≥ 1 + i) = r_i. The iteration of 
 until a request is done is a renewal process, so that a fixed length becomes a random number of iterations.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from kvplan.model.arrays import FloatArray, IntArray
 from kvplan.model.timing import Timing
 
-_NEVER = 1e-13  # what is as good as no chance
+_NEVER = 1e-13  # a chance to end that is as good as none
+_NOWHERE = 1e-16  # to have emitted so many tokens: what is left out adds up over thousands of iterations
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,54 +94,69 @@ class Drafts:
 
 
 class Stays(NamedTuple):
-    """How long requests of one decode length stay, and how far they are meanwhile.
+    """How long requests stay, and what amounts are meanwhile.
 
     Attributes
     ----------
-    stages, share : ndarray, shape (n_lengths,)
+    stages, share : ndarray, shape (n_stays,)
         Iterations, the first with the prompt, and how often.
-    begin : ndarray of int64, shape (most stages,)
-        Tokens emitted before each iteration: the least that is possible, but for no chance.
-    emitted : tuple of ndarray
-        Chances of as many, of one more, … of those that are still there; they sum to 1.
+    decode_tokens : ndarray, shape (n_stays,)
+        Mean decode length of those who stay so long.
+    means : ndarray, shape (n_amounts, most stages)
+        Of each amount in each iteration, over those still there.
     """
 
     stages: IntArray
     share: FloatArray
-    begin: IntArray
-    emitted: tuple[FloatArray, ...]
-
-    def mean_of(self, amounts: FloatArray) -> FloatArray:
-        """Mean in each iteration of amounts by tokens emitted before it, shape (most stages,)."""
-        return np.array([p @ amounts[b : b + p.size] for b, p in zip(self.begin, self.emitted, strict=True)])
+    decode_tokens: FloatArray
+    means: FloatArray
 
 
-@lru_cache(maxsize=64)
-def stays(drafts: Drafts, decode_tokens: int) -> Stays:
-    """The renewal process of one decode length, by convolution (theory §11; new).
+def stays(drafts: Drafts, lengths: Sequence[int], weights: Sequence[float], amounts: FloatArray) -> Stays:
+    """The renewal process until a decode length, by convolution (theory §11; new).
+
+    What is emitted does not depend on the length that ends it, so that all lengths have one process.
+
+    Parameters
+    ----------
+    lengths, weights
+        Decode lengths, and how often, not normalised.
+    amounts : ndarray, shape (n_amounts, max(lengths))
+        By tokens emitted before an iteration.
 
     Examples
     --------
     A draft that is always accepted: after the prompt's iteration two tokens at a time.
 
-    >>> found = stays(Drafts(1, (1.0,)), 6)
-    >>> found.stages.tolist(), found.share.tolist(), found.begin.tolist()
-    ([4], [1.0], [0, 1, 3, 5])
+    >>> found = stays(Drafts(1, (1.0,)), (2, 6), (1.0, 3.0), np.arange(6.0)[None])
+    >>> found.stages.tolist(), found.share.tolist(), found.decode_tokens.tolist(), found.means.tolist()
+    ([2, 4], [0.25, 0.75], [2.0, 6.0], [[0.0, 1.0, 3.0, 5.0]])
     """
-    most, pmf = decode_tokens, drafts.emitted
-    begin, emitted, alive = [0], [np.ones(1)], [1.0]
-    start, there = 1, np.ones(1 if most > 1 else 0)
-    while there.size:
-        total = float(there.sum())
-        begin.append(start)
-        emitted.append(there / total)
-        alive.append(total)
-        later = np.convolve(there, pmf)[: most - start - 1]
-        kept = np.flatnonzero(later > _NEVER)
+    most, pmf = max(lengths), drafts.emitted
+    share = np.bincount(lengths, weights)[1:] / sum(weights)
+    longer, tokens = (_from_here_on(part) for part in (share, share * np.arange(1, most + 1)))
+    there: list[tuple[float, float]] = []  # how many are, and the tokens of all of them in the end
+    means: list[FloatArray] = []
+    start, reached, step = 0, np.ones(1), np.ones(1)  # the iteration of the prompt emits a token
+    while True:
+        here = slice(start, start + reached.size)
+        staying = reached * longer[here]
+        kept = np.flatnonzero(staying > _NOWHERE)
         if not kept.size:
             break
-        start += 1 + int(kept[0])
-        there = later[kept[0] : kept[-1] + 1]
-    chance = np.array(alive) - np.array([*alive[1:], 0.0])
-    some = np.flatnonzero(chance > 0)
-    return Stays(some + 1, chance[some] / chance[some].sum(), np.array(begin), tuple(emitted))
+        total = float(staying.sum())
+        there.append((total, float(reached @ tokens[here])))
+        means.append(amounts[:, here] @ (staying / total))
+        start += int(kept[0]) + 1
+        reached = np.convolve(reached[kept[0] : kept[-1] + 1], step)[: most - start]
+        step = pmf
+    ended = np.array(there)
+    ended[:-1] -= ended[1:]
+    some = np.flatnonzero(ended[:, 0] > _NEVER)
+    chance, of_length = ended[some].T
+    mean_length = np.clip(of_length / chance, min(lengths), most)
+    return Stays(some + 1, chance / chance.sum(), mean_length, np.array(means[: some[-1] + 1]).T)
+
+
+def _from_here_on(part: FloatArray) -> FloatArray:
+    return np.asarray(part[::-1].cumsum()[::-1])

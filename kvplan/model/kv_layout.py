@@ -115,6 +115,11 @@ class KvLayout:
         """Most bytes per token and layer; of a model of states only, as if a token were 16th of a state."""
         return _token_bytes(self.layers)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(one.is_state for one in self.layers)
+
     @cached_property
     def group_size(self) -> int:
         """Layers of a group: the largest count of a kind if that wastes little, else the smallest."""

@@ -1,6 +1,6 @@
 """One serving replica, and what a plan for it should guarantee."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,21 +31,33 @@ class Replica:
         """Memory in whole pages, b·⌊M/b⌋ tokens."""
         return self.memory_tokens - self.memory_tokens % self.block_tokens
 
+    def with_states(self, more: int) -> "Replica":
+        """With so many blocks more of each state that a request has: drafts have one each."""
+        if self.layout is None:
+            return self
+        return replace(self, layout=replace(self.layout, state_blocks=self.layout.state_blocks + more))
+
     def held_first(self, tokens: IntArray) -> IntArray:
         """What is held for prompts of so many tokens while they are computed."""
         if self.layout is None:
             return -(-tokens // self.block_tokens) * self.block_tokens
         return self.layout.pool_tokens(np.zeros_like(tokens), tokens)
 
-    def largest_held(self, first: int, last: int) -> int:
-        """The most tokens that a request holds at any stage, from `first` tokens at stage 0 to `last` at its end."""
+    def largest_held(self, first: int, last: int, slots: int = 0) -> int:
+        """The most tokens that a request holds at any stage, from `first` tokens at stage 0 to `last` at its end.
+
+        With drafts it has `slots` more than its tokens, but at stage 0.
+        """
         if self.layout is None:
-            return -(-last // self.block_tokens) * self.block_tokens
-        return int(held_by_stage(self.layout, first, last - first + 1).max())
+            tokens = last + slots if last > first else last
+            return -(-tokens // self.block_tokens) * self.block_tokens
+        return int(held_by_stage(self.layout, first, last - first + 1, slots).max())
 
 
-def held_by_stage(layout: KvLayout, first: int, stages: int) -> IntArray:
-    """Pool tokens of a request at each of its stages, shape (stages,): a prompt is held whole at stage 0.
+def held_by_stage(layout: KvLayout, first: int, stages: int, slots: int = 0) -> IntArray:
+    """Pool tokens of a request at each number of its tokens, shape (stages,): a prompt is held whole at stage 0.
+
+    After that it has `slots` more than its tokens.
 
     Examples
     --------
@@ -57,9 +69,9 @@ def held_by_stage(layout: KvLayout, first: int, stages: int) -> IntArray:
     [14, 12, 13]
     """
     tokens = first + np.arange(stages)
-    before = tokens - 1
-    before[0] = 0
-    return layout.pool_tokens(before, tokens)
+    before, end = tokens - 1, tokens + slots
+    before[0], end[0] = 0, first
+    return layout.pool_tokens(before, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,13 +81,23 @@ class ServingModel:
     fleet: Fleet | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether requests grow by a token in each iteration: layers are of one kind, and nothing is drafted."""
+        return self.replica.layout is None and self.drafts is None
+
+    @property
     def finds_prefixes(self) -> bool:
         """Whether there is a prefix cache, and traffic that finds something of others in it."""
         return self.replica.prefix_caching and (bool(self.hit_curve) or any(c.hits for c in self.classes))
 
     @cached_property
     def mix(self) -> Mix:
-        """The traffic as arrays, one row per class, prompt and decode length; what a prefix cache finds not counted."""
+        """The traffic as arrays, one row per class, prompt and decode length; what a prefix cache finds not counted.
+
+        With drafts a row per class, prompt and number of iterations.
+        """
+        if self.drafts is not None:
+            return _drafting(self, self.drafts)
         kinds = [(i, c, prompt) for i, c in enumerate(self.classes) for prompt in c.kinds]
         lengths = [len(c.decode_tokens) for _, c, _ in kinds]
         decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for _, c, _ in kinds])
@@ -97,8 +107,7 @@ class ServingModel:
         index, inputs = (
             np.repeat(v, lengths) for v in ([i for i, _, _ in kinds], [p.tokens for *_, p in kinds])
         )
-        plain = _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
-        return plain if self.drafts is None else _with_drafts(plain, self.replica, self.drafts, self.timing)
+        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -216,48 +225,56 @@ def _tabled(layout: KvLayout, first: IntArray, stages: IntArray) -> tuple[Tabled
     return TabledWeights(read, kind, stages), TabledWeights(held, kind, stages, layout.block_tokens)
 
 
-def _with_drafts(mix: Mix, replica: Replica, drafts: Drafts, slowed: Timing) -> Mix:
-    """A row for each number of iterations that a request can stay; weights are means over those still there."""
-    kinds = np.stack([mix.input_tokens, mix.decode_tokens])
-    pairs, kind = np.unique(kinds, axis=1, return_inverse=True)
-    laws = [stays(drafts, int(d)) for d in pairs[1]]
-    row = np.repeat(np.arange(kind.size), [laws[k].stages.size for k in kind])
-    stages = np.concatenate([laws[k].stages for k in kind])
-    share = np.concatenate([laws[k].share for k in kind])
-    longest = int(stages.max())
-    read, held = np.zeros((2, pairs.shape[1], longest))
-    for pair, (first, law) in enumerate(zip(first_tokens(replica.prefill, pairs[0]), laws, strict=True)):
-        read[pair], held[pair] = _with_slots(replica, int(first), law, drafts.slots, longest)
-    index = kind.ravel()[row]
+def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
+    """A row for each number of iterations that requests can stay; weights are means over those still there."""
+    replica, prefill = model.replica, model.replica.prefill
+    kinds = [(i, c, prompt) for i, c in enumerate(model.classes) for prompt in c.kinds]
+    laws = [
+        _stays(replica.layout, replica.block_tokens, p.tokens, drafts, c.decode_tokens, c.decode_weights)
+        for _, c, p in kinds
+    ]
+    kind = np.repeat(np.arange(len(kinds)), [law.stages.size for law in laws])
+    index, inputs = (np.array(v)[kind] for v in ([i for i, *_ in kinds], [p.tokens for *_, p in kinds]))
+    stages = np.concatenate([law.stages for law in laws])
+    rate = np.concatenate(
+        [c.rate_rps * p.share * law.share for (_, c, p), law in zip(kinds, laws, strict=True)]
+    )
+    read, held = np.zeros((2, len(kinds), int(stages.max())))
+    for row, law in enumerate(laws):
+        n = law.means.shape[1]
+        read[row, :n], held[row, :n] = law.means
+        read[row, n:], held[row, n:] = law.means[:, -1:]
     return Mix(
-        class_index=mix.class_index[row],
-        input_tokens=mix.input_tokens[row],
-        decode_tokens=mix.decode_tokens[row],
+        class_index=index,
+        input_tokens=inputs,
+        decode_tokens=np.concatenate([law.decode_tokens for law in laws]),
         stages=stages,
-        prefill_tokens=mix.prefill_tokens[row],
-        computed_tokens=mix.input_tokens[row] + (stages - 1) * (1 + drafts.tokens),
-        sequences=drafts.verified(stages.astype(np.float64), slowed),
-        read=TabledWeights(read, index, stages),
-        held=TabledWeights(held, index, stages, replica.block_tokens),
-        rate_rps=mix.rate_rps[row] * share,
-        share=mix.share[row] * share,
+        prefill_tokens=prefill_work(prefill, inputs),
+        computed_tokens=inputs + (stages - 1) * (1 + drafts.tokens),
+        sequences=drafts.verified(stages.astype(np.float64), model.timing),
+        read=TabledWeights(read, kind, stages),
+        held=TabledWeights(held, kind, stages, replica.block_tokens),
+        rate_rps=rate,
+        share=rate / rate.sum(),
     )
 
 
-def _with_slots(
-    replica: Replica, first: int, law: Stays, slots: int, longest: int
-) -> tuple[FloatArray, FloatArray]:
-    """Context read and memory held at each stage on average, shape (longest,): slots but in that of the prompt."""
-    tokens = first + np.arange(int(law.begin[-1]) + law.emitted[-1].size)
-    before = np.maximum(tokens - 1, 0)
-    if replica.layout is None:
-        block = replica.block_tokens
-        context, memory = tokens.astype(np.float64), -(-(tokens + slots) // block) * block
+@lru_cache(maxsize=256)
+def _stays(
+    layout: KvLayout | None,
+    block: int,
+    input_tokens: int,
+    drafts: Drafts,
+    lengths: tuple[int, ...],
+    weights: tuple[float, ...],
+) -> Stays:
+    """The context that requests read, and the memory that they hold, by stage: with slots but in that of the prompt."""
+    first = input_tokens + 1  # prompts are `fused`
+    tokens = first + np.arange(max(lengths))
+    if layout is None:
+        context, memory = tokens.astype(np.float64), -(-(tokens + drafts.slots) // block) * block
         memory[0] = -(-first // block) * block
     else:
-        context = replica.layout.read_tokens(tokens.astype(np.float64))
-        memory = replica.layout.pool_tokens(before, tokens + slots)
-        memory[0] = held_by_stage(replica.layout, first, 1)[0]
-    means = (law.mean_of(amounts.astype(np.float64)) for amounts in (context, memory))
-    read, held = (np.concatenate([m, np.full(longest - m.size, m[-1])]) for m in means)
-    return read, held
+        context = layout.read_tokens(tokens.astype(np.float64))
+        memory = held_by_stage(layout, first, tokens.size, drafts.slots)
+    return stays(drafts, lengths, weights, np.stack([context, memory.astype(np.float64)]))

@@ -6,7 +6,6 @@ Nothing else in the package uses pydantic.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import date, datetime
 from functools import partial, reduce
 from itertools import pairwise
@@ -417,16 +416,17 @@ class Gpu(_Table):
         if len(counts) <= 1 and {one.kind for one in self.kv} <= {Attention.FULL}:
             return None
         layers = tuple(Layers(kind, n, size, window) for (kind, size, window), n in counts.items())
-        cached = "prefix_caching" in self.model_fields_set and self.prefix_caching
-        return KvLayout(layers, self.block_tokens, 2 if cached else 1)
+        return KvLayout(layers, self.block_tokens, 2 if self._caches_prefixes else 1)
+
+    @property
+    def _caches_prefixes(self) -> bool:
+        """As it is said; engines do by default, but where layers keep states."""
+        states = any(one.kind is Attention.STATE for one in self.kv)
+        return self.prefix_caching and not (states and "prefix_caching" not in self.model_fields_set)
 
     def with_drafts(self, drafts: Drafts | None) -> Replica:
         """The replica; of a state there is a block more for each draft."""
-        layout, replica = self.layout, self.replica
-        if drafts is None or layout is None:
-            return replica
-        more = replace(layout, state_blocks=layout.state_blocks + drafts.tokens)
-        return replace(replica, layout=more)
+        return self.replica if drafts is None else self.replica.with_states(drafts.tokens)
 
     @property
     def replica(self) -> Replica:
@@ -437,7 +437,7 @@ class Gpu(_Table):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             gpus=self.gpus,
-            prefix_caching=self.prefix_caching,
+            prefix_caching=self._caches_prefixes,
             layout=self.layout,
         )
 
@@ -1171,7 +1171,7 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
     except ValueError:  # as `_layout_conflicts` says
         return
     for place, name, first, last, made_of in requests:
-        held = replica.largest_held(first, last + (drafts.slots if drafts else 0))
+        held = replica.largest_held(first, last, drafts.slots if drafts else 0)
         # Such a request can never finish: an engine that admits it hangs (theory §2, preflight).
         if held > usable > 0:
             yield Problem(

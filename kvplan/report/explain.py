@@ -244,7 +244,8 @@ def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 def _entry_name(record: Record, document: Mapping[str, Any], k: int, entry: Any) -> str:
     if isinstance(entry, dict):
-        return str(entry.get("name", f"segment {k + 1}"))
+        one = record.list_key.rpartition(".")[2].removesuffix("s")
+        return str(entry.get("name", f"{one} {k + 1}"))
     return str(document[record.block]["classes"][k]["name"]) if record.is_by_class else ""
 
 

@@ -34,11 +34,14 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     """Where the numbers of each block come from, by its name."""
     replica, timing = model.replica, model.timing
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
-    paged = replica.block_tokens > 1 or replica.layout is not None
-    beyond_papers = timing.goes_beyond_papers or paged or limited
+    paged = replica.block_tokens > 1
+    beyond_papers = timing.goes_beyond_papers or paged or limited or not model.is_plain
     basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
-    terms = "d2, d3" if timing.is_linear else "d2 to d5"
-    extension = f"; {terms}, pages and engine limits: new" if beyond_papers else ""
+    terms = ["d2, d3" if timing.is_linear else "d2 to d5"]
+    terms += ["drafts"] * (model.drafts is not None) + ["layers of several kinds"] * (
+        replica.layout is not None
+    )
+    extension = f"; {', '.join(terms)}, pages and engine limits: new" if beyond_papers else ""
     equilibrium_source = Source(f"WAIT-s eq. 3-6, WAIT Prop. 1, 2{extension}", basis)
     cycle_source = {
         CycleKind.HOMOGENEOUS: Source(f"SIC eq. 25, worst cycle of one decode length{extension}", basis),
@@ -163,12 +166,13 @@ def notes(
         found.append(
             f"{model.drafts.tokens} drafts in each iteration but that of a prompt: d0 and d3 count drafting and "
             "verifying, and a request holds the slots of drafts. ITL is of iterations, which emit a token or more. "
-            "Nested WAIT is not computed."
+            "Not modelled beside drafts: prefix caching, Nested WAIT."
         )
     if replica.layout is not None:
         found.append(
             "Layers keep KV of several kinds: tokens of memory are those of blocks, of all groups of layers together; "
-            "a prompt is held whole in the iteration that computes it. Nested WAIT is not computed."
+            "a prompt is held whole in the iteration that computes it. Not modelled beside them: prefix caching, "
+            "Nested WAIT."
         )
     elif replica.block_tokens > 1:
         found.append(
@@ -206,18 +210,18 @@ def notes(
     elif not local.radius_certified:
         found.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
     several = any(len(c.decode_tokens) > 1 for c in model.classes)
-    if several:
-        found.append(
-            "wait: classes of several decode lengths enter with their means; so far, memory and fit hold in the mean."
-        )
+    if several or model.drafts is not None:
+        what = "classes of several decode lengths" if several else "numbers of iterations"
+        found.append(f"wait: {what} enter with their means; so far, memory and fit hold in the mean.")
     if waiting.smallest is False:
         found.append(
             "wait: so near a work rate of 1 the thresholds keep up, but are not proved the smallest."
         )
     if saturation(model).admissions_per_iteration < len(model.classes):
+        blocks, suit = ("wait, nested_wait", "both suit") if model.is_plain else ("wait", "it suits")
         found.append(
-            "wait, nested_wait: whole thresholds keep at least one request at every stage, which is far more than "
-            "this traffic has in flight; both suit many small requests."
+            f"{blocks}: whole thresholds keep at least one request at every stage, which is far more than this traffic "
+            f"has in flight; {suit} many small requests."
         )
     if buffer.required_kv_tokens is not None:
         if held < FEW_REQUESTS:
@@ -225,10 +229,11 @@ def notes(
                 "safety_buffer: with so few requests in memory, probabilities below 0.001 can be off by "
                 "a factor of two."
             )
-        found.append(
-            f"nested_wait: for Poisson arrivals{_not_these(model)}, an overflow within "
-            f"{format_seconds(plan.horizon_s)} has probability {format_number(plan.delta)} at most."
-        )
+        if model.is_plain:
+            found.append(
+                f"nested_wait: for Poisson arrivals{_not_these(model)}, an overflow within "
+                f"{format_seconds(plan.horizon_s)} has probability {format_number(plan.delta)} at most."
+            )
         found += _of_buffer(model, plan, buffer)
     waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
     if waits:

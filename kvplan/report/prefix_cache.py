@@ -88,7 +88,7 @@ def good_rps(model: ServingModel) -> float:
 
 
 def cache_block(model: ServingModel) -> CacheBlock | None:
-    """What the report says of the prefix cache; None where there is none.
+    """What the report says of the prefix cache; None where there is none, or it is not modelled.
 
     Victims of a preemption are those admitted last, and have computed little beyond their prompt.
 
@@ -100,7 +100,7 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
     >>> found.hit_ratio, round(found.preemption_recovered_share, 2)
     (None, 0.44)
     """
-    if not model.replica.prefix_caching:
+    if not (model.replica.prefix_caching and model.is_plain):
         return None
     mix = model.mix
     recovered = recovered_share(mix.mean(mix.decode_tokens), max(mix.mean(mix.input_tokens), 1.0))

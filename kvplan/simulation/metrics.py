@@ -384,10 +384,18 @@ def _ttft_s(requests: Requests, outcome: Outcome) -> FloatArray:
 
 
 def _tpot_s(requests: Requests, outcome: Outcome) -> FloatArray:
-    later_tokens = requests.decode_tokens - 1
+    return _mean_gap_s(outcome, requests.decode_tokens - 1)
+
+
+def _itl_s(requests: Requests, outcome: Outcome) -> FloatArray:
+    """With drafts a gap is between two iterations."""
+    return _mean_gap_s(outcome, requests.iterations() - 1)
+
+
+def _mean_gap_s(outcome: Outcome, gaps: IntArray) -> FloatArray:
     values = outcome.finish_s - outcome.first_token_s
-    values /= np.maximum(later_tokens, 1)
-    values[later_tokens <= 0] = np.nan
+    values /= np.maximum(gaps, 1)
+    values[gaps <= 0] = np.nan
     return values
 
 
@@ -396,6 +404,7 @@ def _e2e_s(requests: Requests, outcome: Outcome) -> FloatArray:
 
 
 _PER_REQUEST = {"ttft_s": _ttft_s, "tpot_s": _tpot_s, "e2e_s": _e2e_s}
+_LIMITED = {**_PER_REQUEST, "itl_s": _itl_s}
 
 
 def _found(run: Outcome) -> Figures:
@@ -540,7 +549,7 @@ class _Run:
         """Which completed requests were served within all limits; one without a figure does not exceed it."""
         good = self.finished.copy()
         for name, limit in self.limits.items():
-            good &= ~(_PER_REQUEST[name](self.requests, self.outcome) > limit)
+            good &= ~(_LIMITED[name](self.requests, self.outcome) > limit)
         return good
 
     @property

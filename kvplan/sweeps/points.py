@@ -111,8 +111,7 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
     }
     if _shares_stability(sweep):
         cold = with_cold_cache(one_replica(point.model))
-        alike = replace(cold, timing=_ANY_TIMING, request_overhead_s=0.0, replica=_roomy(cold))
-        known["stability"] = _stability(alike)
+        known["stability"] = _stability(_with_room(cold))
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}
     error = None
@@ -142,8 +141,12 @@ def _shares_stability(sweep: Sweep) -> bool:
     return "stability.advice" not in names and any(c.block in _ON_STABILITY for c in sweep.columns)
 
 
-def _roomy(model: ServingModel) -> Replica:
-    return Replica(laws.MAX_MEMORY_TOKENS, model.replica.block_tokens, model.replica.prefill)
+def _with_room(model: ServingModel) -> ServingModel:
+    """A model that is the same for all of the same stability."""
+    replica, drafts = model.replica, model.drafts
+    room = Replica(laws.MAX_MEMORY_TOKENS, replica.block_tokens, replica.prefill, layout=replica.layout)
+    timing = _ANY_TIMING if drafts is None else drafts.slowed(_ANY_TIMING)
+    return replace(model, timing=timing, request_overhead_s=0.0, replica=room)
 
 
 @lru_cache(maxsize=256)

@@ -97,6 +97,8 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
 def text(rng: np.random.Generator) -> str:
     """A profile; half of them are valid, as far as one can tell before reading them."""
     document = valid(rng)
+    if rng.random() < 0.3:
+        _layered_or_drafting(rng, document)
     kind = rng.random()
     if kind < 0.3:
         for _ in range(int(rng.integers(1, 4))):
@@ -218,6 +220,53 @@ def _fleet(rng: np.random.Generator) -> Table:
     if rng.random() < 0.5:
         return {"replicas": _whole(rng, 1e4)}
     return {"prefill": _whole(rng, 1e4), "decode": _whole(rng, 1e4)}
+
+
+def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
+    """Layers of several kinds, drafts, or both, and nothing that goes with neither; a request may not fit."""
+    gpu, which = document["gpu"], rng.random()
+    for key in ("sessions", "prefix"):
+        document.pop(key, None)
+    for one in document["classes"]:
+        one.pop("shared", None)
+        one.pop("reuse", None)
+    if which < 0.7:
+        gpu["kv"] = [_layers(rng) for _ in range(int(rng.integers(1, 5)))]
+        sizes = [(one["kind"] == "state", one["bytes"]) for one in gpu["kv"]]
+        token = max((size for state, size in sizes if not state), default=0)
+        state = max((size for state, size in sizes if state), default=0)
+        if state:
+            least = 16 * -(-state // (16 * (token or -(-state // 16))))
+            gpu["block_tokens"] = max(gpu["block_tokens"], least)
+        groups = sum(one["layers"] for one in gpu["kv"])
+        gpu["kv_blocks"] = max(1, gpu.pop("memory_tokens") // gpu["block_tokens"]) * int(
+            rng.choice([1, groups])
+        )
+    if which > 0.4:
+        gpu["prefill"] = "fused"
+        document["timing"].pop("d5", None)
+        document["timing"].pop("knee_tokens", None)
+        document.pop("fleet", None)
+        tokens = _whole(rng, 64)
+        law = str(rng.choice(["geometric", "always", "never", "any"], p=[0.5, 0.1, 0.1, 0.3]))
+        chances = {
+            "geometric": np.cumprod(np.full(tokens, rng.random())),
+            "always": np.ones(tokens),
+            "never": np.zeros(tokens),
+            "any": np.sort(rng.random(tokens))[::-1],
+        }
+        costs = {key: 0 if rng.random() < 0.2 else _time(rng) for key in ("draft_time", "verify_time")}
+        document["speculative"] = {"tokens": tokens, "accepted": chances[law].tolist(), **costs}
+        _maybe(rng, document["speculative"], 0.3, overhead=_time(rng), lookahead=bool(rng.random() < 0.5))
+
+
+def _layers(rng: np.random.Generator) -> Table:
+    kind = str(rng.choice(["full", "window", "chunk", "state"]))
+    size = _whole(rng, 1e7) if kind == "state" else int(rng.choice([64, 4096, 8192]))
+    one: Table = {"kind": kind, "layers": _whole(rng, 100), "bytes": size}
+    if kind in ("window", "chunk"):
+        one["window"] = _whole(rng, 1e4)
+    return one
 
 
 def _class(rng: np.random.Generator, i: int) -> Table:

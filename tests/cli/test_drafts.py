@@ -195,7 +195,10 @@ def test_the_number_of_drafts_goes_to_the_engine(run: Run, base: str) -> None:
     assert "--speculative-config '{\"num_speculative_tokens\": 3}'" in text.splitlines()
     for engine in ("sglang", "trtllm"):
         code, _, error = run("emit", "--engine", engine, base)
-        assert (code, "not modelled beside drafts" in error) == (2, True)
+        assert (code, f"--engine {engine}: its scheduler is not simulated beside drafts" in error) == (
+            2,
+            True,
+        )
 
 
 def test_what_a_base_says_of_drafts_aims_and_costs_is_kept(run: Run, base: str, tmp_path: Path) -> None:

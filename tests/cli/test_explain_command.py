@@ -62,6 +62,12 @@ def test_a_block_is_listed(run: Run) -> None:
     assert out.count("\nsaturation.") == 3
 
 
+def test_entries_without_a_name_are_called_what_they_are(run: Run) -> None:
+    code, out, _ = run("explain", "kv_layout.groups[].layers", "gemma-3-27b-h100")
+    assert code == 0
+    assert "group 2: 52" in " ".join(out.split())
+
+
 def test_without_a_profile_the_default_is_used_and_named(run: Run) -> None:
     code, out, error = run("explain", "load.headroom")
     assert (code, error) == (0, f"note: no profile given; using the shipped {DEFAULT_PROFILE}\n")

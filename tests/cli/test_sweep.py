@@ -94,14 +94,22 @@ def analyzed(folder: Path, profile: str) -> dict[str, Any]:
     return report
 
 
-def test_without_columns_there_are_the_verdict_and_a_few(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "varied"),
+    [
+        ("tool-calls-h100", "classes[0].rate=45"),
+        ("gemma-3-27b-h100", "gpu.kv_blocks=15246"),
+        ("eagle-3-h100", "speculative.tokens=5"),
+    ],
+)
+def test_without_columns_there_are_the_verdict_and_a_few(name: str, varied: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    assert run("tool-calls-h100", "--vary", "classes[0].rate=45", "-o", out) == 0
+    assert run(name, "--vary", varied, "-o", out) == 0
     (row,) = rows(out)
-    report = analyzed(tmp_path, load_profile("tool-calls-h100", stdin=BytesIO()).text)
+    report = analyzed(tmp_path, load_profile(name, stdin=BytesIO()).text)
     assert len(row) == 12
     for key, value in row.items():
-        if key not in ("point", "classes[0].rate", "error"):
+        if key not in ("point", varied.partition("=")[0], "error"):
             block, _, name = key.partition(".")
             assert value == report[block][name]
 

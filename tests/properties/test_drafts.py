@@ -16,6 +16,8 @@ from kvplan.analysis.speculative import Pays, break_even, speculative, with_draf
 from kvplan.analysis.stability import min_stable_input, stability
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts, stays
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.slo import parse_slo
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Requests
@@ -46,15 +48,32 @@ def drawn(drafts: Drafts, decode: int, count: int) -> tuple[np.ndarray, np.ndarr
 @examples(10)
 def test_stays_are_those_of_requests_that_are_drawn(tokens: int, chance: float, decode: int) -> None:
     drafts = Drafts(tokens, accepted(chance, tokens))
-    law = stays(drafts, decode)
+    law = stays(drafts, (decode,), (1.0,), np.arange(float(decode))[None])
     stages, total = drawn(drafts, decode, 40_000)
     mean = float(law.share @ law.stages)
     assert mean == pytest.approx(stages.mean(), rel=0.003, abs=0.02)
     variance = float(law.share @ (law.stages - mean) ** 2)
     assert variance == pytest.approx(stages.var(), rel=0.06, abs=0.02)
     alive = [float(law.share[law.stages > k].sum()) for k in range(int(law.stages.max()))]
-    before = law.mean_of(np.arange(decode + 1.0))
-    assert float(np.dot(alive, before)) == pytest.approx(total.mean(), rel=0.005, abs=0.2)
+    assert float(np.dot(alive, law.means[0])) == pytest.approx(total.mean(), rel=0.005, abs=0.2)
+
+
+def test_lengths_share_one_process() -> None:
+    """Weights of a mix are those of its lengths alone, by their shares; requests emit as many tokens."""
+    drafts, lengths, parts = Drafts(3, accepted(0.7, 3)), (1, 2, 9, 30), (0.1, 0.2, 0.3, 0.4)
+
+    def law(lengths: tuple[int, ...], weights: tuple[float, ...]) -> tuple[np.ndarray, float]:
+        one = RequestClass("a", 50, lengths, weights, 1.0)
+        mix = ServingModel((one,), LAW, Replica(10**6, 16), drafts=drafts).mix
+        found = np.zeros(30)
+        found[: mix.stages.max()] = mix.held.survival(mix.share)
+        return found, mix.mean(mix.decode_tokens)
+
+    together, tokens = law(lengths, parts)
+    apart = [law((d,), (1.0,)) for d in lengths]
+    expected = sum(p * found for p, (found, _) in zip(parts, apart, strict=True))
+    assert together == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert tokens == pytest.approx(0.1 * 1 + 0.2 * 2 + 0.3 * 9 + 0.4 * 30, rel=1e-12)
 
 
 def example(input_tokens: int = 1000, memory: int = 120_000) -> ServingModel:
@@ -73,6 +92,32 @@ def test_the_published_example() -> None:
     assert (cost.held, cost.read) == (pytest.approx(88_395.6, abs=0.05), pytest.approx(87_921.7, abs=0.05))
     assert sustainable_rate(with_drafts(model, 0))[1] == pytest.approx(19.426, abs=5e-4)
     assert sustainable_rate(model)[1] == pytest.approx(25.320, abs=5e-4)
+
+
+def test_many_drafts_leave_gaps_between_what_can_be_emitted() -> None:
+    """One token or 65: requests drawn, and the context that they read."""
+    drafts = Drafts(64, (0.9,) * 64)
+    one = RequestClass("a", 1000, (200,), (1.0,), 1.0)
+    cost = per_request(ServingModel((one,), LAW, Replica(10**6), drafts=drafts))
+    stages, total = drawn(drafts, 200, 40_000)
+    assert cost.iterations == pytest.approx(stages.mean(), rel=0.003)
+    assert cost.read == pytest.approx((1001 * stages + total).mean(), rel=0.003)
+
+
+def test_no_drafts_are_those_of_a_profile_without_any() -> None:
+    """A state takes a block more for each draft: 4 of 7 with three drafts, 1 of 4 without."""
+    layers = (Layers(Attention.STATE, 3, 100_000), Layers(Attention.FULL, 3, 4096))
+
+    def rate(states: int, drafts: Drafts | None, law: Timing) -> float:
+        replica = Replica(4000 * 1024, 1024, layout=KvLayout(layers, 1024, states))
+        return sustainable_rate(replace(example(), timing=law, replica=replica, drafts=drafts))[1]
+
+    drafted = example()
+    with_states = replace(drafted, replica=Replica(4000 * 1024, 1024, layout=KvLayout(layers, 1024, 4)))
+    found = speculative(with_states)
+    assert found is not None
+    expected = rate(4, drafted.drafts, drafted.timing) / rate(1, None, LAW)
+    assert found.speed_up == pytest.approx(expected, rel=1e-12)
 
 
 def test_drafts_make_a_fixed_length_stable() -> None:
@@ -175,6 +220,26 @@ def test_the_interval_of_itl_counts_iterations() -> None:
     assert itl(41, drafts) == pytest.approx(itl(21, None))
 
 
+def test_an_objective_on_itl_is_on_iterations() -> None:
+    """Requests alone, drafts that are always accepted: iterations of 8 ms, half of that a token."""
+    one = RequestClass("a", 10, (41,), (1.0,), 0.1)
+    model = ServingModel((one,), Timing(8e-3), Replica(10**6), drafts=Drafts(1, (1.0,)))
+    within = [
+        study.study(
+            model,
+            Plan(slos=(parse_slo(f"{time}.p95 <= 6 ms"),)),
+            Load(requests=50),
+            options.chosen(["vllm"], []),
+            [0],
+        )
+        .results[0]
+        .goodput_rps
+        for time in ("itl_s", "tpot_s")
+    ]
+    assert within[0] == 0
+    assert within[1] > 0
+
+
 @given(st.integers(0, 100), st.integers(1, 4), st.integers(120, 900), st.sampled_from(["vllm", "greedy"]))
 @examples(10)
 def test_compiled_and_plain_runs_leave_the_same_bytes(seed: int, tokens: int, memory: int, name: str) -> None:
@@ -193,13 +258,15 @@ def test_compiled_and_plain_runs_leave_the_same_bytes(seed: int, tokens: int, me
 # ------------------------------------------------------------------------------------------------- the verdicts
 
 
-def test_a_few_verdicts_survive_whole_requests() -> None:
-    found = campaign(range(6), 3000, "drafts")
+@pytest.mark.parametrize("of", ["drafts", "both"])
+def test_a_few_verdicts_survive_whole_requests(of: str) -> None:
+    found = campaign(range(4), 3000, of)
     assert not [row for row in found if row.wrongly_stable], table(found)
 
 
 @pytest.mark.nightly
-def test_two_hundred_verdicts_survive_whole_requests() -> None:
-    found = campaign(range(FIRST, FIRST + 200), of="drafts")
+@pytest.mark.parametrize("of", ["drafts", "both"])
+def test_two_hundred_verdicts_survive_whole_requests(of: str) -> None:
+    found = campaign(range(FIRST, FIRST + 200), of=of)
     assert sum(row.stable for row in found) >= 100
     assert not [row for row in found if row.wrongly_stable], table(found)

@@ -1,6 +1,7 @@
 """Blocks of vLLM's pool from what it logs: start-up lines of real servers, and lines that do not go together."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,11 @@ GEMMA_LINES = (
 
 def parsed(lines: Iterable[str], layout: KvLayout | None, batched: int | None = 8192) -> EngineLimits:
     base = Replica(
-        10**9, layout.block_tokens if layout else 16, max_num_batched_tokens=batched, layout=layout
+        10**9,
+        layout.block_tokens if layout else 16,
+        max_num_batched_tokens=batched,
+        prefix_caching=False,
+        layout=layout,
     )
     return parse_engine_log(lines, "serve.log", base)
 
@@ -51,7 +56,7 @@ def test_tokens_over_the_groups() -> None:
     """42 blocks of 784 hold 32,768 tokens, and three groups a state each: 1,487 / 45 = 33.04; 1,487 // 4 = 371."""
     found = parsed(QWEN_LINES, QWEN, 16_384)
     assert most_blocks(QWEN, 32_768, 16_384) == 45
-    assert found.layout == QWEN
+    assert (found.layout, found.prefix_caching) == (QWEN, False)
     assert (found.memory_tokens, found.block_tokens) == (1487 * 784, 784)
     assert found.notes == (
         "1,487 blocks: 290,864 tokens are taken as blocks of 784 over 4 groups",
@@ -63,13 +68,28 @@ def test_tokens_of_the_maximum_concurrency() -> None:
     """84 blocks of 1,568 and two states in each of three groups: 208 / 90 · 131,072 = 302,921.96."""
     found = parsed(QWEN_FP8_LINES, QWEN_FP8_TP2)
     assert found.layout is not None
-    assert found.layout.state_blocks == 2
+    assert (found.layout.state_blocks, found.prefix_caching) == (2, True)
     assert most_blocks(found.layout, 131_072, 8192) == 90
     assert found.memory_tokens == 208 * 1568
     assert found.notes == (
         "208 blocks: 302,921 tokens are taken as the maximum concurrency, 2.31111, times 131,072 tokens",
         "prefix caching of states is on, by the blocks that a request takes",
     )
+
+
+@pytest.mark.parametrize(("states", "cached"), [(4, False), (5, True)])
+def test_drafts_have_states_of_their_own(states: int, cached: bool) -> None:
+    """With three drafts 84 blocks of 1,568, and 4 states in each of three groups, or 5: 208 / 96, 208 / 99."""
+    layout = replace(QWEN_FP8_TP2, state_blocks=4)
+    most = 84 + 3 * states
+    tokens = int(208 / most * 131_072)
+    lines = (
+        f"GPU KV cache size: {tokens:,} tokens",
+        f"Maximum concurrency for 131,072 tokens per request: {208 / most:.2f}x",
+    )
+    found = parsed(lines, layout)
+    assert (found.memory_tokens, found.prefix_caching) == (208 * 1568, cached)
+    assert found.layout == replace(layout, state_blocks=states)
 
 
 def test_chunks_beside_the_tokens_of_an_iteration() -> None:
@@ -99,8 +119,12 @@ def test_a_window_is_held_beside_the_tokens_of_an_iteration() -> None:
 
 
 def test_blocks_are_those_of_the_pool() -> None:
-    found = parsed(["# GPU blocks: 1381"], GEMMA)
-    assert (found.memory_tokens, found.layout) == (1381 * 16, GEMMA)
+    """What states take of them is not said."""
+    for layout in (GEMMA, QWEN):
+        found = parsed(["# GPU blocks: 1381"], layout)
+        assert (found.memory_tokens, found.layout) == (1381 * layout.block_tokens, layout)
+        assert found.prefix_caching is None
+        assert not any("caching of states" in note for note in found.notes)
 
 
 def test_the_block_size_of_the_log_counts() -> None:

@@ -180,3 +180,11 @@ def test_a_sentence_says_why_there_is_none(model: ServingModel, reason: str) -> 
     assert found.reason is not None
     assert reason in found.reason
     assert found[:3] == (NONE, NONE, NONE)
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.5, 2.6, 4.0])
+def test_parts_of_prompts_can_leave_no_time(rate: float) -> None:
+    """46 parts of 184 tokens, each of 7 ms for its request: from 2.52 requests/s on nobody is ever without work."""
+    slow = served(one_class(184, 4, rate), budget=4, timing=Timing(1.2e-3, d2=2.2e-4, d3=7.3e-3))
+    found = latency(slow)
+    assert (found.method is None) == (found.reason is not None)

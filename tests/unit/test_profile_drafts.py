@@ -39,6 +39,25 @@ def test_drafts_cost_time() -> None:
     assert (model.timing.d0, model.timing.d3) == (pytest.approx(12.5e-3), pytest.approx(50e-6))
 
 
+WINDOW = 'kv_blocks = {}\n[[gpu.kv]]\nkind = "window"\nlayers = 1\nbytes = 64\nwindow = 120\n'
+
+
+@pytest.mark.parametrize(
+    ("memory", "decode", "needed"),
+    [
+        ("memory_tokens = {}\n", 50, 154),  # 150 tokens, two drafts and as many slots ahead
+        ("memory_tokens = {}\n", 1, 101),  # the iteration of the prompt drafts nothing
+        (WINDOW, 50, 124),  # a window of 120, and four slots beyond what is computed
+        (WINDOW, 1, 101),
+    ],
+)
+def test_the_longest_request_just_fits(memory: str, decode: int, needed: int) -> None:
+    text = changed("memory_tokens = 8000\n", memory).replace("decode = 50", f"decode = {decode}")
+    parse_profile(text.format(needed).encode(), "x.toml")
+    with pytest.raises(ProfileError, match=f"its longest request holds {needed} KV tokens"):
+        parse_profile(text.format(needed - 1).encode(), "x.toml")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "message"),
     [

@@ -68,9 +68,13 @@ def test_layers_alike_are_counted_together() -> None:
 def test_a_prefix_cache_that_is_asked_for_keeps_a_second_state(caching: str, states: int) -> None:
     text = changed("block_tokens = 16\n", "block_tokens = 400\n" + caching)
     text = text.replace('kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n', STATE)
-    layout = parse_profile(text.encode(), "x.toml").model.replica.layout
-    assert layout is not None
-    assert layout.state_blocks == states
+    replica = parse_profile(text.encode(), "x.toml").model.replica
+    assert replica.layout is not None
+    assert (replica.layout.state_blocks, replica.prefix_caching) == (states, states == 2)
+
+
+def test_beside_windows_engines_cache_prefixes_unless_told_otherwise() -> None:
+    assert parse_profile(PROFILE.encode(), "x.toml").model.replica.prefix_caching
 
 
 @pytest.mark.parametrize(

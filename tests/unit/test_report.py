@@ -13,6 +13,8 @@ from hypothesis import given
 from strategies import mix_model, models
 
 from kvplan.model import ServingModel, Timing
+from kvplan.model.drafts import Drafts
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.report.assembly import analyze, to_document
 from kvplan.report.schema import json_schema
 from kvplan.version import __version__
@@ -210,3 +212,21 @@ def test_completing_more_short_requests_does_not_make_up_for_starved_long_ones()
     assert found["worst_cycle"]["throughput_per_iteration"] == pytest.approx(20, rel=1e-6)
     assert found["worst_cycle"]["loss"] == pytest.approx(1 - 20 / n_star, rel=1e-6)
     assert found["verdict"]["status"] == "needs_cap"
+
+
+@pytest.mark.parametrize("beside", ["drafts", "layers"])
+def test_nothing_is_promised_of_what_is_not_modelled(beside: str) -> None:
+    """Beside drafts and layers of several kinds: Nested WAIT, prefix caching, theorems on plain requests."""
+    plain = mix_model((20, 4, 1.0), memory=4000, prefill="fused")
+    layers = KvLayout((Layers(Attention.WINDOW, 2, 8, 10), Layers(Attention.FULL, 1, 8)), 1)
+    special = {
+        "drafts": replace(plain, drafts=Drafts(2, (0.7, 0.5))),
+        "layers": replace(plain, replica=replace(plain.replica, layout=layers)),
+    }[beside]
+    for model, modelled in ((plain, True), (special, False)):
+        found = to_document(analyze(model, name="a", sha256=""))
+        assert (found["prefix_cache"] is not None) == modelled
+        assert found["nested_wait"]["feasible"] == modelled
+        assert any("nested_wait: " in note for note in found["notes"]) == modelled
+        assert (found["sources"]["load"]["kind"] == "theorem") == modelled
+        assert any("Nested WAIT" in note for note in found["notes"]) != modelled

@@ -33,7 +33,7 @@ def empty_probability(model: ServingModel, traffic: Traffic) -> float:
     if traffic.in_flight > _MOST_IN_FLIGHT:
         return 0.0
     model = _in_parts(model)
-    if iteration_time(model) is None:  # if every part read a whole prompt, there would be no end of work
+    if iteration_time(model) is None:  # the further iterations alone leave no time
         return 0.0
     nothing = -1000.0 / float(model.mix.held.at_start.min())
     return math.exp(float(cumulants(cluster_grid(model), np.array([nothing]))[0, 0]))

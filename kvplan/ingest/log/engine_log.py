@@ -67,6 +67,8 @@ class EngineLimits:
         What was assumed, what else the log says, and what does not fit.
     layout
         Layers of several kinds, in blocks as this start has them; None where the memory is for one kind.
+    prefix_caching
+        Whether states are cached. None: this start does not say.
     """
 
     source: str
@@ -82,6 +84,7 @@ class EngineLimits:
     drafts: ObservedDrafts | None
     notes: tuple[str, ...]
     layout: KvLayout | None = None
+    prefix_caching: bool | None = None
 
 
 def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
@@ -353,6 +356,7 @@ def _limits(starts: list[_StartUp], source: str, base: Replica | None) -> Engine
         drafts=start.drafts,
         notes=tuple(_notes(starts, used, pool)),
         layout=pool.layout if pool else None,
+        prefix_caching=pool.caches_states if pool else None,
     )
 
 
@@ -376,7 +380,8 @@ def _pool(start: _StartUp, used: _Statement, source: str, base: Replica | None) 
             line=used.line,
         )
     batched = start.limits.get(BATCHED) or base.max_num_batched_tokens or said.tokens
-    found = find_pool(layout, used.amount, said.tokens, said.requests, batched)
+    cached = base.prefix_caching and layout.has_states
+    found = find_pool(layout, used.amount, said.tokens, said.requests, batched, caches_states=cached)
     if found is not None:
         return found
     most = most_blocks(layout, said.tokens, batched)
@@ -394,8 +399,8 @@ def _notes(starts: list[_StartUp], used: _Statement, pool: Pool | None) -> Itera
     start = starts[-1]
     if pool is not None:
         yield f"{format_tokens(pool.blocks)} blocks: {pool.meaning}"
-        if any(one.is_state for one in pool.layout.layers):
-            cached = "on" if pool.layout.state_blocks > 1 else "off"
+        if pool.caches_states is not None:
+            cached = "on" if pool.caches_states else "off"
             yield f"prefix caching of states is {cached}, by the blocks that a request takes"
     elif UNIFIED in start.limits:
         yield (

@@ -14,11 +14,15 @@ from kvplan.units import format_number, format_tokens
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Blocks of a pool, the layers that share it, and which meaning of the line of tokens says so."""
+    """Blocks of a pool, the layers that share it, and which meaning of the line of tokens says so.
+
+    `caches_states` says whether a request has a block more of each state; None: not told.
+    """
 
     blocks: int
     layout: KvLayout
     meaning: str
+    caches_states: bool | None = None
 
 
 def most_blocks(layout: KvLayout, length: int, batched_tokens: int) -> int:
@@ -49,17 +53,25 @@ def _most(group: Group, layout: KvLayout, length: int, batched_tokens: int) -> i
 
 
 def find_pool(
-    layout: KvLayout, tokens: int, length: int, concurrency: float, batched_tokens: int
+    layout: KvLayout,
+    tokens: int,
+    length: int,
+    concurrency: float,
+    batched_tokens: int,
+    *,
+    caches_states: bool = False,
 ) -> Pool | None:
     """The pool that both lines are of; None where they contradict each other.
 
-    A request may have a second block for each state, with prefix caching, though the layout does not say so.
+    With prefix caching a request has a block more of each state. `caches_states` says whether the layout counts it; the
+    log may say otherwise.
     """
-    for one in (layout, replace(layout, state_blocks=3 - layout.state_blocks)):
+    other = replace(layout, state_blocks=layout.state_blocks + (-1 if caches_states else 1))
+    for one, cached in ((layout, caches_states), (other, not caches_states)):
         most = most_blocks(one, length, batched_tokens)
         for blocks, meaning in _candidates(one, tokens, length, most):
             if f"{blocks / most:.2f}" == f"{concurrency:.2f}":
-                return Pool(blocks, one, meaning)
+                return Pool(blocks, one, meaning, cached if one.has_states else None)
     return None
 
 

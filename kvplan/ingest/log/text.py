@@ -31,9 +31,11 @@ def log_part(found: EngineLimits, base: Profile) -> Part:
             "block_tokens": layout.block_tokens,
             "kv": kv_tables(layout),
         }
-        if any(one.is_state for one in layout.layers):
-            stated["prefix_caching"] = layout.state_blocks > 1
-    stated |= {"max_num_seqs": found.max_num_seqs, "max_num_batched_tokens": found.max_num_batched_tokens}
+    stated |= {
+        "prefix_caching": found.prefix_caching,
+        "max_num_seqs": found.max_num_seqs,
+        "max_num_batched_tokens": found.max_num_batched_tokens,
+    }
     values = {key: value for key, value in stated.items() if value is not None}
     origin = Origin(Knowledge.MEASURED, PurePath(found.source).name)
     return replica_part(base, values, _about(found, values), origin)

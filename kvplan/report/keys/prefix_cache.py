@@ -202,6 +202,7 @@ PREFIX_CACHE = Block(
             in_contract=False,
         ),
     ),
-    absent="The engine keeps no prefixes: prefix_caching = false.",
+    absent="The engine keeps no prefixes: prefix_caching = false. Or it is not modelled: beside drafts, and layers of "
+    "several kinds.",
     nullable=True,
 )

@@ -58,6 +58,7 @@ SPECULATIVE = Block(
             "largest sustainable rate.",
             source=_NEW,
             whole=True,
+            absent="Outputs are too long to try every number.",
         ),
     ),
     absent="The profile has no [speculative].",

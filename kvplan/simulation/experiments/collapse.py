@@ -12,7 +12,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
-from kvplan.simulation.experiments.pools import footprint, served_rps
+from kvplan.simulation.experiments.pools import footprint, mean_footprint, served_rps
 from kvplan.simulation.experiments.runner import Job, run_to_the_end
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
@@ -43,7 +43,7 @@ def confirmed_rate(model: ServingModel, plan: Plan) -> float | None:
     if not all(run.finished for run in runs):
         return None
     sizes = footprint(flood.input_tokens, flood.decode_tokens)
-    mean = model.mix.mean(footprint(model.mix.input_tokens, model.mix.decode_tokens))
+    mean = mean_footprint(model)
     return min(served_rps(run, sizes / mean) for run in runs)
 
 

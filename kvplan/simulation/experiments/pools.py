@@ -8,6 +8,7 @@ is and however many replicas that has, so that placements are compared on the sa
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -106,7 +107,7 @@ def _measured(
     [runs] = run_to_the_end([jobs], progress, announce)
     if not all(run.finished for run in runs):
         return None
-    mean = seen.mix.mean(footprint(seen.mix.input_tokens, seen.mix.decode_tokens))
+    mean = mean_footprint(seen)
     rates = (
         served_rps(run, footprint(requests.input_tokens, requests.decode_tokens) / mean)
         for run, requests in zip(runs, drawn, strict=True)
@@ -119,9 +120,15 @@ def _measured(
     )
 
 
-def footprint(input_tokens: IntArray, decode_tokens: IntArray) -> FloatArray:
+def footprint(input_tokens: IntArray, decode_tokens: IntArray | FloatArray) -> FloatArray:
     """KV token-iterations, about."""
     return decode_tokens * (input_tokens + (decode_tokens + 1) / 2)
+
+
+def mean_footprint(model: ServingModel) -> float:
+    """Of the requests of a model, by their decode lengths."""
+    mix = replace(model, drafts=None).mix
+    return float(mix.mean(footprint(mix.input_tokens, mix.decode_tokens)))
 
 
 def arrivals(part: ServingModel, group: Pooled, seed: int, *, saturated: bool) -> Requests:

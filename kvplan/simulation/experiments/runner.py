@@ -39,13 +39,9 @@ class Job(NamedTuple):
     def prepare(self) -> tuple[Setup, dict[str, object]]:
         """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
         model = self.scenario.model
-        for flag, what, given in (
-            ("layers", "layers of several kinds", model.replica.layout),
-            ("drafts", "drafts", model.drafts),
-        ):
-            if given is not None and not getattr(self.policy, flag):
-                able = ", ".join(sorted(name for name, policy in POLICIES.items() if getattr(policy, flag)))
-                raise UsageError(f"policy {self.policy.name}: not modelled beside {what}; there are {able}")
+        if (what := self.policy.lacks(model)) is not None:
+            able = ", ".join(sorted(name for name, policy in POLICIES.items() if policy.lacks(model) is None))
+            raise UsageError(f"policy {self.policy.name}: not modelled beside {what}; there are {able}")
         return self.policy.prepare(self.scenario, self.settings)
 
     def run(

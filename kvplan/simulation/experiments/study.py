@@ -71,7 +71,7 @@ def study(
     load = load.on(model)
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
-    objectives = of_requests(plan.slos)
+    objectives = of_requests(plan.slos, drafts=model.drafts is not None)
     drawn = scenarios(model, plan, load, seeds, threads=threads)
     if drawn[0].requests.arrival_s.size == 0:
         raise UsageError("no request arrives before the horizon; a longer one is wanted")

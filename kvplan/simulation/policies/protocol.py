@@ -124,6 +124,12 @@ class Policy(NamedTuple):
     drafts: bool = False
     may_livelock: bool = False
 
+    def lacks(self, model: ServingModel) -> str | None:
+        """What a model has that is not modelled; None: nothing."""
+        if model.replica.layout is not None and not self.layers:
+            return "layers of several kinds"
+        return "drafts" if model.drafts is not None and not self.drafts else None
+
 
 def one_queue(requests: Requests) -> Setup:
     """One queue and one group, which nobody leaves before the end."""
