@@ -246,6 +246,7 @@ def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
         gpu["prefill"] = "fused"
         document["timing"].pop("d5", None)
         document["timing"].pop("knee_tokens", None)
+        document.pop("fleet", None)
         tokens = _whole(rng, 64)
         law = str(rng.choice(["geometric", "always", "never", "any"], p=[0.5, 0.1, 0.1, 0.3]))
         chances = {

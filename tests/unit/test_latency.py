@@ -491,7 +491,6 @@ EXTREMES = {
     "one long in a million": served(
         RequestClass("a", 500, (1, 2, 10_000), (1e6, 1.0, 1.0), 1.0), timing=Timing(0.01, 1e-6)
     ),
-    "parts without end": served(one_class(18_764, 3, 3e-8), timing=Timing(4.6e-3, d1=5.37)),
     "convex": served(one_class(1000, 50, 3.0), timing=replace(FAST, d5=1e-3, knee_tokens=2000.0)),
 }
 
