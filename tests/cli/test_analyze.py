@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT, Done, process, python, run
+from tiers import at_night
 
 import kvplan
 from kvplan.cli import app as cli
@@ -48,11 +49,10 @@ def test_a_profile_is_read_from_a_path_and_from_standard_input() -> None:
     assert run("analyze", "-", "--format", "json", input=path.read_text("utf-8")).stdout == shipped
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.nightly) for name in ("reasoning-h100", "two-tier-99-125")]
-
-
-# one each of: several lengths, segments, many lengths, a cycle that is simulated
-@pytest.mark.parametrize("name", [DEFAULT_PROFILE, "paper-wait-nested", *SLOW])
+# one each of: segments, several lengths, many lengths, a cycle that is simulated
+@pytest.mark.parametrize(
+    "name", ["paper-wait-nested", *at_night(DEFAULT_PROFILE, "reasoning-h100", "two-tier-99-125")]
+)
 def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
     first, second = (
         process("analyze", name, "--format", "json", env={"PYTHONHASHSEED": seed}).stdout

@@ -279,7 +279,7 @@ def test_a_sweep_has_the_same_bits_as_one_report_after_the_other() -> None:
         "saturation.throughput_rps",
         "wait.kv_tokens",
     ]
-    found = sweep(bent, {"timing.d4": ["0 ms", "0.2 ms", "1 ms"], "timing.d5": ["0 us", "40 us"]}, keys)
+    found = sweep(bent, {"timing.d4": ["0 ms", "1 ms"], "timing.d5": ["0 us", "40 us"]}, keys)
     for i, (d4, d5) in enumerate(zip(found["timing.d4"], found["timing.d5"], strict=True)):
         model = replace(bent.model, timing=replace(bent.model.timing, d4=float(d4), d5=float(d5)))
         report = report_of(model, name="", sha256="")
