@@ -29,10 +29,11 @@ BYTE_UNITS: Mapping[str, Fraction] = {
     "GiB": Fraction(2**30),
     "TiB": Fraction(2**40),
 }
+BANDWIDTH_UNITS: Mapping[str, Fraction] = {f"{unit}/s": size for unit, size in BYTE_UNITS.items()}
 
 # The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.
 _UNSIGNED = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
-_QUANTITY = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]+)")
+_QUANTITY = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]+(?:/s)?)")
 _QUANTITY_OR_NUMBER = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]*)")
 
 
@@ -94,6 +95,25 @@ def parse_bytes(text: str) -> int:
     5422396211
     """
     return _parse(text, BYTE_UNITS, "an amount of memory", "5.05 GiB").__floor__()
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second in a rate such as ``20 GB/s``.
+
+    Raises
+    ------
+    UsageError
+        Not a number and one of B/s, kB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, GiB/s, TiB/s.
+
+    Examples
+    --------
+    >>> parse_bandwidth("20 GB/s")
+    20000000000.0
+    """
+    try:
+        return float(_parse(text, BANDWIDTH_UNITS, "a bandwidth", "20 GB/s"))
+    except OverflowError:
+        raise UsageError(f"{_quoted(text)} is too large for a bandwidth") from None
 
 
 def _parse(text: str, units: Mapping[str, Fraction], noun: str, example: str) -> Fraction:

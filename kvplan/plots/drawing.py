@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.plots import charts, data, planning, prefix_cache
+from kvplan.plots import charts, data, fleet, planning, prefix_cache
 from kvplan.plots.palette import LIGHT
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ def _drawn(content: PlotData) -> "Figure":
             charts.cache_branches(axes, content)
         case prefix_cache.CacheHits():
             charts.cache_hits(axes, content)
+        case fleet.FleetRates():
+            charts.fleet_rates(axes, content)
         case data.UsageDensity():
             _density(axes, content)
         case data.SegmentMemory():

@@ -208,11 +208,18 @@ def valid(rng: np.random.Generator) -> Table:
         "provenance": {"gpu": str(rng.choice(["measured", "stated", "estimated", "assumed"]))},
         "gate": {"require": [f"{rng.choice(KEYS)} >= 0"], "accept": ["gpu", "timing", "workload"]},
         "prefix": {"hit_curve": [[_whole(rng, 1e6), 0.1], [10**7, 0.6]]},
+        "fleet": _fleet(rng),
     }
     for key, table in optional.items():
         if table and (key == "workload" or rng.random() < 0.15):
             document[key] = table
     return document
+
+
+def _fleet(rng: np.random.Generator) -> Table:
+    if rng.random() < 0.5:
+        return {"replicas": _whole(rng, 1e4)}
+    return {"prefill": _whole(rng, 1e4), "decode": _whole(rng, 1e4)}
 
 
 def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
@@ -239,6 +246,7 @@ def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
         gpu["prefill"] = "fused"
         document["timing"].pop("d5", None)
         document["timing"].pop("knee_tokens", None)
+        document.pop("fleet", None)
         tokens = _whole(rng, 64)
         law = str(rng.choice(["geometric", "always", "never", "any"], p=[0.5, 0.1, 0.1, 0.3]))
         chances = {

@@ -41,6 +41,8 @@ KEYS = {
         "hit_tokens",
         "recovered_tokens",
         "cached_tokens_mean",
+        "host_hit_rate",
+        "link_utilization",
     },
     "iteration_time_s": None,
     "ttft_s": LATENCY,
@@ -444,10 +446,10 @@ def test_why_a_run_that_clears_all_of_memory_is_stuck(
 INTERRUPTED = """
 import os, signal, sys
 from kvplan.cli.app import main
-from kvplan.simulation import engine
+from kvplan.simulation import engine, programs
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
-engine._is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
+programs.Program.is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
 run = engine.run
 
 

@@ -32,6 +32,7 @@ from kvplan.model import (
     iteration_time,
 )
 from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
@@ -338,6 +339,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "hit_curve": ((1000.0, 0.1), (100_000.0, 0.5)),
         "arrivals": ArrivalProcess(cv=3.0),
         "drafts": Drafts(2, (0.7, 0.4), 1e-3, 1e-5),
+        "fleet": Fleet(1, 2),
     },
 }
 TAKEN_APART = {
@@ -390,6 +392,10 @@ UNMOVED = {
     **{
         ("model", "provenance", what): "where figures come from, moves none"
         for what in ("side by side", "sweep", "simulate")
+    },
+    **{
+        ("model", "fleet", what): "given one replica, whose share of the requests is taken before"
+        for what in ("side by side", "simulate")
     },
     **{("timing", name, "side by side"): "linear laws only" for name in ("d4", "d5", "knee_tokens")},
 }

@@ -398,6 +398,7 @@ SMALL = Replica(20_000, block_tokens=16)
         (served(replace(CHAT, rate_rps=200.0)), "more work comes in than can be done"),
         (served(replace(CHAT, rate_rps=47.0)), "requests take 98.7 % of all time, above 98 %"),
         (served(one_class(4000, 2, 8.0)), "prompts take 80.2 % of all time, above 78 %"),
+        (served(one_class(4000, 1, 9.0)), "prompts take 90.2 % of all time, above 90 %"),
     ],
 )
 def test_a_sentence_says_why_there_is_none(model: ServingModel, reason: str) -> None:

@@ -142,6 +142,10 @@ def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:
     assert (use.hit_tokens, use.recovered_tokens, use.cached_tokens_mean) == (48, 48, 150.0)
     assert result_of(run).shed == 1
     assert result_of(by_hand()).prefix_cache.hit_rate is None
+    assert (use.host_hit_rate, use.link_utilization) == (None, None)
+    with_host = replace(found, loaded_tokens=np.array([16, 0, 8]), link_busy_s=2.0)
+    use = result_of(by_hand(found=with_host, end_s=8.0)).prefix_cache
+    assert (use.host_hit_rate, use.link_utilization) == (0.05, 0.25)
 
 
 def test_latencies_of_turns_are_in_order_of_arrival() -> None:

@@ -21,6 +21,7 @@ from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.analysis.roots import largest_root, leading_roots
 from kvplan.model import Plan, RequestClass, ServingModel, Timing
 from kvplan.plots import catalogue, data, drawing
+from kvplan.plots.fleet import FleetRates
 from kvplan.plots.palette import LIGHT
 from kvplan.plots.prefix_cache import CacheBranches, cache_branches, cache_hits
 from kvplan.report.assembly import analyze
@@ -302,6 +303,29 @@ def test_only_requests_with_something_in_common_have_plots_of_it() -> None:
         assert {"cache-branches", "cache-hits"} < plots(name).keys()
         assert "equilibrium-kv" not in plots(name)  # KV usage does not tell
     assert not {"cache-branches", "cache-hits"} & plots("tool-calls-h100").keys()
+
+
+def test_only_fleets_have_a_plot_of_split_and_together() -> None:
+    """Lines by hand: 3 decode replicas at 1 - d0/ITL, no more than 5 of prefill; eight together; even at 49.4 ms."""
+    assert "fleet-rates" not in plots("tool-calls-h100")
+    plot = plots("prefill-decode")["fleet-rates"]
+    assert plot.numbers.startswith(
+        "Even at 49.4 ms; objective: 20 ms; a full prefill iteration takes 213 ms."
+    )
+    found = plot.data
+    assert isinstance(found, FleetRates)
+    assert (found.split, found.together) == ("5 + 3 apart", "8 together")
+    short = found.itl_s < 0.02
+    work = 0.04e-6 * sum(range(2002, 2201)) + 15e-6 * 199
+    gain = 1 - 8e-3 / found.itl_s
+    assert found.split_rps[short] == pytest.approx((3 * gain / work)[short], rel=1e-6)
+    work += 0.04e-6 * 2001 + 15e-6 + 25e-6 * 2000
+    assert found.together_rps[short] == pytest.approx((8 * gain / work)[short], rel=1e-6)
+    ahead = found.split_rps > found.together_rps
+    assert (ahead == (found.itl_s < found.crossing_itl_s)).all()
+    assert (found.parts_rps >= found.split_rps * (1 - 1e-9)).all()
+    svg = svgs("prefill-decode")["fleet-rates"]
+    assert all(f">{label}<" in svg for label in ("5 + 3 apart", "8 together", "even", "objective"))
 
 
 def test_the_branches_are_told_in_words() -> None:

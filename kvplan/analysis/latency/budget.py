@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.analysis.latency.conditions import MOST_OF_PROMPTS_ALONE
 from kvplan.analysis.latency.fast_part import Prompts
 from kvplan.analysis.latency.feedback import Feedback
 from kvplan.analysis.latency.law import Law, certain
@@ -93,7 +94,7 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     --------
     >>> traffic = Traffic(1.0, 0.01, 2.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.05], [0.0]]))
     >>> too_full(traffic, 100), too_full(traffic, 15)
-    (None, 'prompts take 122 % of max_num_batched_tokens, above 85 %')
+    (None, 'prompts take 122 % of max_num_batched_tokens, above 90 %')
     """
     rate, tokens = traffic.rate_rps, traffic.prompt_tokens
     tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
@@ -104,6 +105,8 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     slow_s = traffic.iteration_s * (1 - traffic.prompt_work)
     full_s = slow_s + traffic.prompt_work * room / tokens_rps + traffic.token_s * square / (2 * tokens_rps)
     most = _MOST_USE if square <= room * tokens_rps else _MOST_USE_BY_LONG
+    if traffic.longest == 1:
+        most = MOST_OF_PROMPTS_ALONE
     if (use := tokens_rps * full_s / room) > most:
         return f"prompts take {100 * use:.0f} % of max_num_batched_tokens, above {100 * most:.0f} %"
     return None
