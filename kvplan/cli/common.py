@@ -268,4 +268,4 @@ def say_section(section: "Section") -> None:
     if sys.stderr is not None:
         width = shutil.get_terminal_size().columns
         text = to_terminal.render_sections([section], origin(), width=width)
-        print("\n".join(map(_harmless, text.split("\n"))), file=sys.stderr)
+        tell("\n".join(map(_harmless, text.split("\n"))))

@@ -56,6 +56,7 @@ _HOSTILE_VALUES = (
 )  # fmt: skip
 _TIMES = ("ns", "us", "ms", "s", "min", "h")
 FORMATS = ("text", "json", "markdown", "html")
+MOST_DRAFTS = 100
 
 
 def case(rng: np.random.Generator, folder: Path) -> Call:
@@ -63,13 +64,14 @@ def case(rng: np.random.Generator, folder: Path) -> Call:
     path = folder / "profile.toml"
     path.write_bytes(text(rng).encode(errors="surrogatepass"))
     env = GITHUB if rng.random() < 0.3 else {}
-    return Call(_command(rng, str(path)), env, twice=rng.random() < 0.05)
+    command = _command(rng, str(path))
+    return Call(command, env, twice=rng.random() < 0.05 and command[0] != "sweep")
 
 
 def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
     kind = rng.choice(
-        ["analyze", "check", "explain", "simulate", "emit", "mix", "diff"],
-        p=[0.62, 0.15, 0.12, 0.05, 0.02, 0.02, 0.02],
+        ["analyze", "check", "explain", "simulate", "emit", "mix", "size", "sweep", "import", "diff"],
+        p=[0.58, 0.13, 0.11, 0.05, 0.02, 0.02, 0.02, 0.03, 0.02, 0.02],
     )
     three = str(rng.choice(FORMATS[:3]))
     match kind:
@@ -88,6 +90,13 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
             return ("emit", path, "--engine", engine, "--requests", "60", "--seeds", "2", "--format", three)
         case "mix":
             return ("mix", path, "--replicas", "2", "--no-simulate", "--format", three)
+        case "size":
+            rate = repr(_rate(rng))
+            return ("size", path, "--rate", rate, "--requests", "60", "--seeds", "2", "--format", three)
+        case "sweep":
+            return ("sweep", path, "--vary", f"timing.d0={_time(rng)},{_time(rng)}", "-o", f"{path}.csv")
+        case "import":
+            return ("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--base", path)
     return ("diff", path, str(rng.choice(["tool-calls-h100", "agents-collapse"])), "--format", three)
 
 
@@ -210,7 +219,52 @@ def valid(rng: np.random.Generator) -> Table:
     for key, table in optional.items():
         if table and (key == "workload" or rng.random() < 0.15):
             document[key] = table
+    if rng.random() < 0.2:
+        _without_prefixes(document)
+        if rng.random() < 0.7:
+            _layers(rng, gpu, longest)
+        if rng.random() < 0.5:
+            document["speculative"] = _drafts(rng)
+            gpu["prefill"] = "fused"
+            document["timing"].pop("d5", None)
     return document
+
+
+def _without_prefixes(document: Table) -> None:
+    """Neither layers of several kinds nor drafts go with what requests have in common."""
+    for key in ("sessions", "prefix"):
+        document.pop(key, None)
+    for one in document["classes"]:
+        for key in ("shared", "reuse"):
+            one.pop(key, None)
+
+
+def _layers(rng: np.random.Generator, gpu: Table, longest: int) -> None:
+    """Layers of several kinds in place of `memory_tokens`; the pool holds the longest request, mostly."""
+    block = gpu["block_tokens"] = int(rng.choice([1, 16, 64, 784]))
+    kinds = rng.choice(["full", "window", "chunk", "state"], size=int(rng.integers(1, 6)))
+    gpu["kv"] = [_layer(rng, str(kind), block) for kind in kinds]
+    most = sum(one["layers"] for one in gpu["kv"]) * (longest // block + 3 + MOST_DRAFTS)
+    gpu["kv_blocks"] = min(round(most * _log_uniform(rng, 0.1, 1e4)), 10**12 // block)
+    del gpu["memory_tokens"]
+
+
+def _layer(rng: np.random.Generator, kind: str, block: int) -> Table:
+    one: Table = {"kind": kind, "layers": _whole(rng, 100), "bytes": 1 << int(rng.integers(10, 14))}
+    if kind in ("window", "chunk"):
+        one["window"] = _whole(rng, 1e5)
+    if kind == "state":
+        one["bytes"] = _whole(rng, 1024 * block)
+    return one
+
+
+def _drafts(rng: np.random.Generator) -> Table:
+    tokens = min(_whole(rng, MOST_DRAFTS), MOST_DRAFTS)
+    accepted = sorted(rng.random(tokens + int(rng.integers(3))).tolist(), reverse=True)[:MOST_DRAFTS]
+    drafts: Table = {"tokens": tokens, "accepted": accepted, "lookahead": bool(rng.random() < 0.5)}
+    for key in ("draft_time", "verify_time", "overhead"):
+        drafts[key] = (0, _log_uniform(rng, 1e-6, 1e-2), _time(rng))[rng.integers(3)]
+    return drafts
 
 
 def _class(rng: np.random.Generator, i: int) -> Table:
