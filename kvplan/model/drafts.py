@@ -5,8 +5,8 @@ adds itself an iteration emits G tokens, P(G ≥ 1 + i) = r_i. The iteration of 
 until a request is done is a renewal process, so that a fixed length becomes a random number of iterations.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -93,54 +93,77 @@ class Drafts:
 
 
 class Stays(NamedTuple):
-    """How long requests of one decode length stay, and how far they are meanwhile.
+    """How long requests of several decode lengths stay, and what they are meanwhile.
 
     Attributes
     ----------
-    stages, share : ndarray, shape (n_lengths,)
-        Iterations, the first with the prompt, and how often.
-    begin : ndarray of int64, shape (most stages,)
-        Tokens emitted before each iteration: the least that is possible, but for no chance.
-    emitted : tuple of ndarray
-        Chances of as many, of one more, … of those that are still there; they sum to 1.
+    stages, share : tuples of ndarray, each of shape (n_stays,)
+        Of each length: iterations, the first with the prompt, and how often.
+    means : tuple of ndarray, each of shape (n_lengths, most stages)
+        Of each of some amounts: the mean in each iteration, of those still there; after the last its own.
     """
 
-    stages: IntArray
-    share: FloatArray
-    begin: IntArray
-    emitted: tuple[FloatArray, ...]
-
-    def mean_of(self, amounts: FloatArray) -> FloatArray:
-        """Mean in each iteration of amounts by tokens emitted before it, shape (most stages,)."""
-        return np.array([p @ amounts[b : b + p.size] for b, p in zip(self.begin, self.emitted, strict=True)])
+    stages: tuple[IntArray, ...]
+    share: tuple[FloatArray, ...]
+    means: tuple[FloatArray, ...]
 
 
-@lru_cache(maxsize=64)
-def stays(drafts: Drafts, decode_tokens: int) -> Stays:
-    """The renewal process of one decode length, by convolution (theory §11; new).
+def stays(drafts: Drafts, decode_tokens: IntArray, kind: IntArray, amounts: Sequence[FloatArray]) -> Stays:
+    """The renewal process of decode lengths, by convolution (theory §11; new).
+
+    Until a request is done, what it has emitted does not depend on its length: one convolution serves all of them.
+
+    Parameters
+    ----------
+    decode_tokens, kind : ndarray of int64, shape (n_lengths,)
+    amounts : ndarrays, each of shape (n_kinds, longest)
+        Of each kind by tokens emitted before an iteration.
 
     Examples
     --------
     A draft that is always accepted: after the prompt's iteration two tokens at a time.
 
-    >>> found = stays(Drafts(1, (1.0,)), 6)
-    >>> found.stages.tolist(), found.share.tolist(), found.begin.tolist()
-    ([4], [1.0], [0, 1, 3, 5])
+    >>> found = stays(Drafts(1, (1.0,)), np.array([6]), np.array([0]), [np.arange(6.0)[None]])
+    >>> found.stages[0].tolist(), found.share[0].tolist(), found.means[0].tolist()
+    ([4], [1.0], [[0.0, 1.0, 3.0, 5.0]])
     """
-    most, pmf = decode_tokens, drafts.emitted
-    begin, emitted, alive = [0], [np.ones(1)], [1.0]
+    alive, means = list[FloatArray](), [list[FloatArray]() for _ in amounts]
+    for begin, chances in _emitted(drafts, int(decode_tokens.max())):
+        reached = (decode_tokens - begin).clip(0, chances.size)  # of the chances, those of requests not done
+        there = _up_to(chances[None], 0, reached)
+        for found, amount in zip(means, amounts, strict=True):
+            now = _up_to(chances * amount[:, begin : begin + chances.size], kind, reached)
+            found.append(np.divide(now, there, where=there > 0, out=found[-1].copy() if found else now))
+        alive.append(there)
+    survivors = np.stack([*alive, np.zeros(decode_tokens.size)], axis=1)
+    chance = survivors[:, :-1] - survivors[:, 1:]
+    some = [np.flatnonzero(row > 0) for row in chance]
+    return Stays(
+        tuple(n + 1 for n in some),
+        tuple(row[n] / row[n].sum() for row, n in zip(chance, some, strict=True)),
+        tuple(np.stack(found, axis=1) for found in means),
+    )
+
+
+def _emitted(drafts: Drafts, most: int) -> Iterator[tuple[int, FloatArray]]:
+    """Before each iteration: the fewest tokens that can be emitted, and the chances of as many, of one more, ….
+
+    Only those below `most`, but for no chance.
+    """
+    yield 0, np.ones(1)
     start, there = 1, np.ones(1 if most > 1 else 0)
     while there.size:
-        total = float(there.sum())
-        begin.append(start)
-        emitted.append(there / total)
-        alive.append(total)
-        later = np.convolve(there, pmf)[: most - start - 1]
+        yield start, there
+        later = np.convolve(there, drafts.emitted)[: most - start - 1]
         kept = np.flatnonzero(later > _NEVER)
         if not kept.size:
-            break
+            return
         start += 1 + int(kept[0])
         there = later[kept[0] : kept[-1] + 1]
-    chance = np.array(alive) - np.array([*alive[1:], 0.0])
-    some = np.flatnonzero(chance > 0)
-    return Stays(some + 1, chance[some] / chance[some].sum(), np.array(begin), tuple(emitted))
+
+
+def _up_to(rows: FloatArray, row: IntArray | int, count: IntArray) -> FloatArray:
+    """Sum of the first so many of a row, for each of several."""
+    sums = np.zeros((rows.shape[0], rows.shape[1] + 1))
+    np.cumsum(rows, axis=1, out=sums[:, 1:])
+    return np.asarray(sums[row, count])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from kvplan.model.provenance import MeasuredRange, Provenance
 from kvplan.model.replica import Replica, held_by_stage
 from kvplan.model.timing import Timing
 from kvplan.model.weights import (
+    Prefill,
     StageWeights,
     TabledWeights,
     Weights,
@@ -216,15 +217,11 @@ def _with_drafts(mix: Mix, replica: Replica, drafts: Drafts, slowed: Timing) -> 
     """A row for each number of iterations that a request can stay; weights are means over those still there."""
     kinds = np.stack([mix.input_tokens, mix.decode_tokens])
     pairs, kind = np.unique(kinds, axis=1, return_inverse=True)
-    laws = [stays(drafts, int(d)) for d in pairs[1]]
-    row = np.repeat(np.arange(kind.size), [laws[k].stages.size for k in kind])
-    stages = np.concatenate([laws[k].stages for k in kind])
-    share = np.concatenate([laws[k].share for k in kind])
-    longest = int(stages.max())
-    read, held = np.zeros((2, pairs.shape[1], longest))
-    for pair, (first, law) in enumerate(zip(first_tokens(replica.prefill, pairs[0]), laws, strict=True)):
-        read[pair], held[pair] = _with_slots(replica, int(first), law, drafts.slots, longest)
-    index = kind.ravel()[row]
+    law = _stays(drafts, replica.prefill, replica.block_tokens, replica.layout, pairs.tobytes())
+    row = np.repeat(np.arange(kind.size), [law.stages[k].size for k in kind])
+    stages = np.concatenate([law.stages[k] for k in kind])
+    share = np.concatenate([law.share[k] for k in kind])
+    index, (read, held) = kind.ravel()[row], law.means
     return Mix(
         class_index=mix.class_index[row],
         input_tokens=mix.input_tokens[row],
@@ -240,20 +237,23 @@ def _with_drafts(mix: Mix, replica: Replica, drafts: Drafts, slowed: Timing) -> 
     )
 
 
-def _with_slots(
-    replica: Replica, first: int, law: Stays, slots: int, longest: int
-) -> tuple[FloatArray, FloatArray]:
-    """Context read and memory held at each stage on average, shape (longest,): slots but in that of the prompt."""
-    tokens = first + np.arange(int(law.begin[-1]) + law.emitted[-1].size)
-    before = np.maximum(tokens - 1, 0)
-    if replica.layout is None:
-        block = replica.block_tokens
-        context, memory = tokens.astype(np.float64), -(-(tokens + slots) // block) * block
-        memory[0] = -(-first // block) * block
+@lru_cache(maxsize=4)
+def _stays(
+    drafts: Drafts, prefill: Prefill, block_tokens: int, layout: KvLayout | None, pairs: bytes
+) -> Stays:
+    """How long requests stay, by pairs of input and decode tokens, and the context that they read and memory they hold.
+
+    `Stays.means` are those two; memory has slots for drafts but in the iteration of the prompt.
+    """
+    inputs, decode = np.frombuffer(pairs, dtype=np.int64).reshape(2, -1)
+    first, kind = np.unique(first_tokens(prefill, inputs), return_inverse=True)
+    tokens = first[:, None] + np.arange(int(decode.max()))
+    if layout is None:
+        context = tokens.astype(np.float64)
+        memory = -(-(tokens + drafts.slots) // block_tokens) * block_tokens
+        memory[:, 0] = -(-first // block_tokens) * block_tokens
     else:
-        context = replica.layout.read_tokens(tokens.astype(np.float64))
-        memory = replica.layout.pool_tokens(before, tokens + slots)
-        memory[0] = held_by_stage(replica.layout, first, 1)[0]
-    means = (law.mean_of(amounts.astype(np.float64)) for amounts in (context, memory))
-    read, held = (np.concatenate([m, np.full(longest - m.size, m[-1])]) for m in means)
-    return read, held
+        context = layout.read_tokens(tokens.astype(np.float64))
+        memory = layout.pool_tokens(np.maximum(tokens - 1, 0), tokens + drafts.slots)
+        memory[:, 0] = layout.pool_tokens(np.zeros_like(first), first)
+    return stays(drafts, decode, kind.ravel(), [context, memory.astype(np.float64)])

@@ -63,6 +63,7 @@ from kvplan.units import (
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 _MOST_LAYERS = 10_000
+_MOST_KINDS = 64  # of layers
 MOST_DRAFTS = 100
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
@@ -74,6 +75,12 @@ _MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a
 _MOST_SESSIONS = 32
 _MOST_REUSED = 32  # classes that ask again, each after a gap of its own
 _MOST_LENGTHS = 20_000  # of all classes together
+_MOST_TABLED = 6 * 10**6  # lengths or prompts times the longest: tables of what no formula says
+_MOST_DRAFTED = 1000  # lengths, each of which becomes many
+_LONGEST_TABLED = 2**17  # tokens of an output ...
+_LONGEST_DRAFTED = (
+    2**16
+)  # ... and where an iteration emits a random number of them; of all classes, twice as many
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
 _MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 
@@ -345,7 +352,9 @@ class Gpu(_Table):
         "Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]].",
         None,
     )
-    kv: list[Kv] = _about("Layers by kind, where they differ in what they keep of a request.", [])
+    kv: Annotated[list[Kv], FailFast(), Field(max_length=_MOST_KINDS)] = _about(
+        "Layers by kind, where they differ in what they keep of a request.", []
+    )
     block_tokens: _Tokens = _about("Page size of the KV cache, tokens; 16 in vLLM.", 1)
     prefill: Annotated[Prefill, Field(strict=False)] = _about(
         "Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an "
@@ -811,6 +820,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     yield from _memory_conflicts(document.gpu)
     yield from _layout_conflicts(document)
     yield from _draft_conflicts(document)
+    yield from _table_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -925,6 +935,38 @@ def _draft_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(("sessions", 0), why)
     if document.prefix.hit_curve is not None:
         yield Problem(("prefix", "hit_curve"), why)
+
+
+def _table_conflicts(document: Document) -> Iterator[Problem]:
+    """Beside drafts, or layers of several kinds, there is a table of each length, or each prompt, at each stage."""
+    if document.speculative is not None:
+        beside, longest, rows = (
+            "[speculative]",
+            _LONGEST_DRAFTED,
+            sum(len(c.decode) for c in document.classes),
+        )
+    elif document.gpu.kv:
+        beside, longest, rows = "[[gpu.kv]]", _LONGEST_TABLED, len({c.input for c in document.classes})
+    else:
+        return
+    seen = [max(c.decode) for c in document.classes]
+    for i, most in enumerate(seen):
+        if most > longest:
+            yield Problem(("classes", i, "decode"), f"must be at most {longest} beside {beside}, not {most}")
+    if document.speculative is not None and sum(seen) > 2 * longest:
+        what = f"the longest outputs of all classes add up to {sum(seen)} tokens"
+        yield Problem(("classes",), f"{what}; must be at most {2 * longest} beside {beside}")
+    if document.speculative is not None and rows > _MOST_DRAFTED:
+        yield Problem(
+            ("classes",), f"{rows} decode lengths in all; must be at most {_MOST_DRAFTED} beside {beside}"
+        )
+    if rows * max(seen, default=0) > _MOST_TABLED:
+        what = "decode lengths" if document.speculative is not None else "prompts"
+        limit = format_tokens(_MOST_TABLED)
+        yield Problem(
+            ("classes",),
+            f"{rows} {what}, outputs up to {max(seen)} tokens: the product must be at most {limit} beside {beside}",
+        )
 
 
 def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:

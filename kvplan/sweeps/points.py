@@ -109,7 +109,8 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
     }
     if _shares_stability(sweep):
         cold = with_cold_cache(point.model)
-        alike = replace(cold, timing=_ANY_TIMING, request_overhead_s=0.0, replica=_roomy(cold))
+        timing = _ANY_TIMING if cold.drafts is None else cold.drafts.slowed(_ANY_TIMING)
+        alike = replace(cold, timing=timing, request_overhead_s=0.0, replica=_roomy(cold))
         known["stability"] = _stability(alike)
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}

@@ -46,14 +46,18 @@ def drawn(drafts: Drafts, decode: int, count: int) -> tuple[np.ndarray, np.ndarr
 @examples(10)
 def test_stays_are_those_of_requests_that_are_drawn(tokens: int, chance: float, decode: int) -> None:
     drafts = Drafts(tokens, accepted(chance, tokens))
-    law = stays(drafts, decode)
+    longer = decode + 40  # beside it, and of no consequence
+    law = stays(
+        drafts, np.array([longer, decode]), np.array([0, 1]), [np.arange(longer) * np.array([[9.0], [1.0]])]
+    )
+    length, share = law.stages[1], law.share[1]
     stages, total = drawn(drafts, decode, 40_000)
-    mean = float(law.share @ law.stages)
+    mean = float(share @ length)
     assert mean == pytest.approx(stages.mean(), rel=0.003, abs=0.02)
-    variance = float(law.share @ (law.stages - mean) ** 2)
+    variance = float(share @ (length - mean) ** 2)
     assert variance == pytest.approx(stages.var(), rel=0.06, abs=0.02)
-    alive = [float(law.share[law.stages > k].sum()) for k in range(int(law.stages.max()))]
-    before = law.mean_of(np.arange(decode + 1.0))
+    alive = [float(share[length > k].sum()) for k in range(int(length.max()))]
+    before = law.means[0][1, : len(alive)]
     assert float(np.dot(alive, before)) == pytest.approx(total.mean(), rel=0.005, abs=0.2)
 
 
