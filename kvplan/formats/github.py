@@ -42,7 +42,9 @@ def _annotation(checked: Checked, line: int | None, message: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    """As the runner reads it, with nothing that would move the cursor of a terminal, or turn the line around."""
+    said = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in said)
 
 
 def _property(text: str) -> str:

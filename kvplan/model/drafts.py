@@ -137,7 +137,7 @@ def stays(drafts: Drafts, decode_tokens: IntArray, kind: IntArray, amounts: Sequ
         alive.append(there)
     survivors = np.stack([*alive, np.zeros(decode_tokens.size)], axis=1)
     chance = survivors[:, :-1] - survivors[:, 1:]
-    some = [np.flatnonzero(row > 0) for row in chance]
+    some = [np.flatnonzero(row > _NEVER) for row in chance]
     return Stays(
         tuple(n + 1 for n in some),
         tuple(row[n] / row[n].sum() for row, n in zip(chance, some, strict=True)),
