@@ -26,7 +26,7 @@ from kvplan.model import FloatArray, IntArray, Mix, StageWeights, TabledWeights,
 _COMPILE_ABOVE = 2_000  # iterations times rows; plain Python takes longer than loading what is compiled
 _LAYERS = 16  # an iteration on average that there is room for at first
 _PROBES = 32
-_TABLED_STEPS = 4  # weights of layers that take as long as a row
+_TABLED_STEPS = 2  # weights of layers that take as long as a row
 _PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
 _REST_TOLERANCE = (
     2e-3  # of n*, between the mean throughputs of two parts of a run that does not repeat itself

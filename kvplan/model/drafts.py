@@ -127,21 +127,22 @@ def stays(drafts: Drafts, decode_tokens: IntArray, kind: IntArray, amounts: Sequ
     >>> found.stages[0].tolist(), found.share[0].tolist(), found.means[0].tolist()
     ([4], [1.0], [[0.0, 1.0, 3.0, 5.0]])
     """
-    alive, means = list[FloatArray](), [list[FloatArray]() for _ in amounts]
-    for begin, chances in _emitted(drafts, int(decode_tokens.max())):
-        reached = (decode_tokens - begin).clip(0, chances.size)  # of the chances, those of requests not done
-        there = _up_to(chances[None], 0, reached)
-        for found, amount in zip(means, amounts, strict=True):
-            now = _up_to(chances * amount[:, begin : begin + chances.size], kind, reached)
-            found.append(np.divide(now, there, where=there > 0, out=found[-1].copy() if found else now))
-        alive.append(there)
-    survivors = np.stack([*alive, np.zeros(decode_tokens.size)], axis=1)
-    chance = survivors[:, :-1] - survivors[:, 1:]
-    some = [np.flatnonzero(row > _NEVER) for row in chance]
+    rows = np.concatenate([np.ones((1, int(decode_tokens.max()))), *amounts])
+    row = np.stack([np.zeros_like(kind), *(kind + 1 + i * len(a) for i, a in enumerate(amounts))])
+    sums = []
+    for begin, chances in _emitted(drafts, rows.shape[1]):
+        last = decode_tokens - 1 - begin  # of the chances, that of whoever is not done
+        below = np.cumsum(rows[:, begin : begin + chances.size] * chances, axis=1)
+        sums.append(np.where(last >= 0, below[row, last.clip(0, chances.size - 1)], 0.0))
+    alive, *totals = np.stack(sums, axis=2)
+    chance = alive - np.pad(alive[:, 1:], ((0, 0), (0, 1)))
+    some = [np.flatnonzero(one > _NEVER) for one in chance]
+    at = np.minimum(np.arange(alive.shape[1]), np.count_nonzero(alive, axis=1)[:, None] - 1)
+    alive = np.take_along_axis(alive, at, 1)
     return Stays(
         tuple(n + 1 for n in some),
-        tuple(row[n] / row[n].sum() for row, n in zip(chance, some, strict=True)),
-        tuple(np.stack(found, axis=1) for found in means),
+        tuple(one[n] / one[n].sum() for one, n in zip(chance, some, strict=True)),
+        tuple(np.take_along_axis(total, at, 1) / alive for total in totals),
     )
 
 
@@ -151,19 +152,13 @@ def _emitted(drafts: Drafts, most: int) -> Iterator[tuple[int, FloatArray]]:
     Only those below `most`, but for no chance.
     """
     yield 0, np.ones(1)
+    pmf = drafts.emitted
     start, there = 1, np.ones(1 if most > 1 else 0)
     while there.size:
         yield start, there
-        later = np.convolve(there, drafts.emitted)[: most - start - 1]
+        later = np.convolve(there, pmf)[: most - start - 1]
         kept = np.flatnonzero(later > _NEVER)
         if not kept.size:
             return
         start += 1 + int(kept[0])
         there = later[kept[0] : kept[-1] + 1]
-
-
-def _up_to(rows: FloatArray, row: IntArray | int, count: IntArray) -> FloatArray:
-    """Sum of the first so many of a row, for each of several."""
-    sums = np.zeros((rows.shape[0], rows.shape[1] + 1))
-    np.cumsum(rows, axis=1, out=sums[:, 1:])
-    return np.asarray(sums[row, count])

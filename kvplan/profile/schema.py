@@ -75,12 +75,10 @@ _MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a
 _MOST_SESSIONS = 32
 _MOST_REUSED = 32  # classes that ask again, each after a gap of its own
 _MOST_LENGTHS = 20_000  # of all classes together
-_MOST_TABLED = 6 * 10**6  # lengths or prompts times the longest: tables of what no formula says
-_MOST_DRAFTED = 1000  # lengths, each of which becomes many
-_LONGEST_TABLED = 2**17  # tokens of an output ...
-_LONGEST_DRAFTED = (
-    2**16
-)  # ... and where an iteration emits a random number of them; of all classes, twice as many
+_MOST_TABLED = 2 * 10**6  # lengths or prompts times the longest: tables of what no formula says
+_MOST_DRAFTED = 512  # lengths, each of which becomes many
+_LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for each number of drafts
+_LONGEST_TABLED = 2**17
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
 _MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 
@@ -938,35 +936,30 @@ def _draft_conflicts(document: Document) -> Iterator[Problem]:
 
 
 def _table_conflicts(document: Document) -> Iterator[Problem]:
-    """Beside drafts, or layers of several kinds, there is a table of each length, or each prompt, at each stage."""
-    if document.speculative is not None:
-        beside, longest, rows = (
-            "[speculative]",
-            _LONGEST_DRAFTED,
-            sum(len(c.decode) for c in document.classes),
-        )
-    elif document.gpu.kv:
-        beside, longest, rows = "[[gpu.kv]]", _LONGEST_TABLED, len({c.input for c in document.classes})
-    else:
+    """Beside layers of several kinds and drafts there is a table of each prompt, or length, at each stage."""
+    longest, drafts = [max(c.decode) for c in document.classes], document.speculative
+    if not longest or not (drafts or document.gpu.kv):
         return
-    seen = [max(c.decode) for c in document.classes]
-    for i, most in enumerate(seen):
-        if most > longest:
-            yield Problem(("classes", i, "decode"), f"must be at most {longest} beside {beside}, not {most}")
-    if document.speculative is not None and sum(seen) > 2 * longest:
-        what = f"the longest outputs of all classes add up to {sum(seen)} tokens"
-        yield Problem(("classes",), f"{what}; must be at most {2 * longest} beside {beside}")
-    if document.speculative is not None and rows > _MOST_DRAFTED:
+    beside, rows = "[[gpu.kv]]", len({c.input for c in document.classes})
+    most = _LONGEST_TABLED
+    if drafts is not None:
+        beside, rows = "[speculative]", sum(len(c.decode) for c in document.classes)
+        most = _LONGEST_DRAFTED // (len(drafts.accepted) + 1)
+        if rows > _MOST_DRAFTED:
+            limit = f"must be at most {_MOST_DRAFTED} beside {beside}"
+            yield Problem(("classes",), f"{rows} decode lengths in all; {limit}")
+    total = sum(longest) if drafts is not None else max(longest)
+    if total > most:
+        what = "the longest of each class together" if drafts is not None else "the longest"
         yield Problem(
-            ("classes",), f"{rows} decode lengths in all; must be at most {_MOST_DRAFTED} beside {beside}"
+            ("classes",), f"outputs of up to {total} tokens, {what}; must be at most {most} beside {beside}"
         )
-    if rows * max(seen, default=0) > _MOST_TABLED:
-        what = "decode lengths" if document.speculative is not None else "prompts"
-        limit = format_tokens(_MOST_TABLED)
-        yield Problem(
-            ("classes",),
-            f"{rows} {what}, outputs up to {max(seen)} tokens: the product must be at most {limit} beside {beside}",
+    if rows * max(longest) > _MOST_TABLED:
+        seen = (
+            f"{rows} {'decode lengths' if drafts is not None else 'prompts'} of up to {max(longest)} tokens"
         )
+        limit = f"the product must be at most {format_tokens(_MOST_TABLED)} beside {beside}"
+        yield Problem(("classes",), f"{seen}: {limit}")
 
 
 def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
