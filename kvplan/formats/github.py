@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvplan.decide.check import Checked
+from kvplan.formats.commands import printable
 from kvplan.layout.check import advice_text, got_text, title, wanted_text
 
 
@@ -42,9 +43,7 @@ def _annotation(checked: Checked, line: int | None, message: str) -> str:
 
 
 def _data(text: str) -> str:
-    """As the runner reads it, with nothing that would move the cursor of a terminal, or turn the line around."""
-    said = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in said)
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _property(text: str) -> str:
