@@ -46,7 +46,10 @@ def launch(command: list[str]) -> Callable[[], object]:
 
 
 def test_analyze_takes_little_more_than_its_imports() -> None:
-    """What it cannot do without: `rich` and `pydantic` by name alone import next to nothing of what is used of them."""
+    """What it cannot do without: `rich` and `pydantic` by name alone import next to nothing of what is used of them.
+
+    Latency beside a token budget, which the default profile has, takes as long as these imports.
+    """
     needed = "import numpy.fft, rich.console, rich.table, tomli, typer; from pydantic import BaseModel, Field"
     imports = [sys.executable, "-c", needed]
     for profile, bound in (("tool-calls-h100", 2.5), (DEFAULT_PROFILE, 3.5)):
