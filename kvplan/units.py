@@ -29,7 +29,6 @@ BYTE_UNITS: Mapping[str, Fraction] = {
     "GiB": Fraction(2**30),
     "TiB": Fraction(2**40),
 }
-
 BANDWIDTH_UNITS: Mapping[str, Fraction] = {f"{unit}/s": size for unit, size in BYTE_UNITS.items()}
 
 # The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.

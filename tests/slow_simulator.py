@@ -295,6 +295,14 @@ class Run:
             return self.to_come[0].arrival_s
         return math.inf if self.more_later else None
 
+    def next_event(self) -> float | None:
+        """When something happens though nothing runs; None: never."""
+        return self.next_arrival()
+
+    def beside_s(self) -> float:
+        """What takes time of an iteration beside its batch."""
+        return 0.0
+
     def run(self, horizon_s: float | None) -> SlowResult:
         horizon = math.inf if horizon_s is None else horizon_s
         kv, waiting, evicted = [], [], []
@@ -314,7 +322,7 @@ class Run:
                 batch = self.form(drain=False)
                 if all(request.finish_s is not None or request.gone for request in self.all):
                     continue
-                if not batch and self.next_arrival() is None:
+                if not batch and self.next_event() is None:
                     batch = self.form(drain=True)
                     if not batch:
                         raise LivelockError
@@ -322,9 +330,9 @@ class Run:
                 livelock = True
                 break
             if not batch:
-                coming = self.next_arrival()
+                coming = self.next_event()
                 assert coming is not None
-                self.now = min(coming, horizon)
+                self.now = min(max(coming, self.now), horizon)
                 continue
 
             held, labels = self.kv_held(batch), [(request.index, self.label(request)) for request in batch]
@@ -337,6 +345,7 @@ class Run:
                 + t.d3 * work.sequences
                 + t.d4 * work.sequences**0.5
                 + t.d5 * max(0.0, work.prefill_tokens + work.sequences - t.knee_tokens)
+                + self.beside_s()
             )
             if end > horizon:
                 self.now = horizon
@@ -714,6 +723,10 @@ class Vllm(Run):
             self.admit_from_the_queue()
         return [request for request in self.resident if request.granted > 0]
 
+    def is_alone(self) -> bool:
+        """Whether whoever was just preempted had all the memory."""
+        return not self.resident
+
     def walk_the_running_list(self) -> bool:
         """Grant tokens to the running requests in order; True if somebody was preempted."""
         preempted = False
@@ -727,7 +740,7 @@ class Vllm(Run):
                 victim = self.resident.pop()
                 self.preempt(victim)
                 preempted = True
-                if not self.resident:
+                if self.is_alone():
                     raise LivelockError
                 if victim is request:
                     return preempted

@@ -9,6 +9,9 @@ is gone (Che's approximation for least recently used), τ the iteration time, λ
 have exactly one solution: a longer τ means a lower rate, hence a longer T, hence more hits and a *shorter* iteration.
 So the states of a replica lie on one curve λ(x), x from 0 to where requests in flight fill memory (T = 0). What theory
 §8 calls fixed points at a load λ are where the curve passes λ, stable where it rises; the good rate is its peak.
+
+A tier of host memory keeps what the GPU has thrown away until a second time T2 is over, from the same equation with the
+memory that GPU and host reach together (theory §13). What it finds beyond the GPU is loaded, which can take time.
 """
 
 from collections.abc import Callable
@@ -52,12 +55,18 @@ class States(NamedTuple):
         τ and T.
     hits
         Prompt tokens of a request that are found, on average.
+    reaches_s
+        T2, after which the host tier has nothing left either; T where there is none.
+    loads
+        Of the tokens found, those that the host tier loads.
     """
 
     admissions: FloatArray
     iteration_time_s: FloatArray
     keeps_s: FloatArray
     hits: FloatArray
+    reaches_s: FloatArray
+    loads: FloatArray
 
     @property
     def rate_rps(self) -> FloatArray:
@@ -78,6 +87,9 @@ class CachedReplica:
 
     `hit_curve` are points (cache tokens, hit ratio) of a trace, ascending. It stands for everything that the streams
     reuse and share: arrivals that do not wait for answers hit by memory alone, whatever iterations take.
+
+    `wait_s` is what requests wait in the queue: part of a gap that begins with an answer, since nothing is looked up
+    before it is over.
     """
 
     streams: tuple[Stream, ...]
@@ -86,6 +98,16 @@ class CachedReplica:
     hit_curve: tuple[tuple[float, float], ...] = ()
     users: int | None = None
     think_s: float = 0.0
+    wait_s: float = 0.0
+
+    @cached_property
+    def on_gpu_alone(self) -> "CachedReplica":
+        """The same without a host tier."""
+        return (
+            self
+            if self.replica.offload is None
+            else replace(self, replica=replace(self.replica, offload=None))
+        )
 
     @cached_property
     def rate_rps(self) -> float:
@@ -175,14 +197,23 @@ class CachedReplica:
         share, tokens, _ = self.shared
         return sum(one.reused for one in self.private) + float(share @ tokens)
 
+    @cached_property
+    def reach_tokens(self) -> int:
+        """What GPU and host together keep of what is in use and left behind; all there is without a host tier."""
+        capacity, tier = self.replica.capacity_tokens, self.replica.offload
+        return capacity if tier is None else tier.reach_tokens(capacity)
+
+    @property
+    def load_s(self) -> float:
+        """Seconds that a token loaded from the host adds to an iteration."""
+        tier = self.replica.offload
+        return 0.0 if tier is None or tier.overlap else tier.load_s
+
     def hits(self, x: Any, tau: Any, age: Any) -> Any:
         """Tokens of a request that are found where what nobody asks for is kept for `age` seconds."""
-        if self.hit_curve:
-            ratio = hit_ratio(self.hit_curve, self.replica.capacity_tokens)
-            return np.full(np.shape(age), ratio * self.mean("prompt"))
         found = np.zeros(np.shape(age))
         for one in self.private:
-            found += one.reused * one.gap.until(age + one.stages * tau)[0]
+            found += one.reused * self._until(one, tau, age)[0]
         share, tokens, _ = self.shared
         if share.size:
             found -= np.expm1(-self._uses(x, tau, age)) @ (share * tokens)
@@ -197,10 +228,9 @@ class CachedReplica:
         flow = self.left
         stock = (self.left - sum(one.reused for one in self.private)) * age
         for one in self.private:
-            stay = one.stages * tau
-            reached, passed = one.gap.until(age + stay)
+            reached, passed = self._until(one, tau, age)
             flow = flow - one.reused * reached
-            stock = stock + one.reused * (passed - stay)
+            stock = stock + one.reused * passed
         flow, total = rate * flow, x * self.held + rate * stock
         share, tokens, stages = self.shared
         if share.size:
@@ -208,6 +238,15 @@ class CachedReplica:
             flow = flow + rate * (gone @ (share * tokens))
             total = total - ((x[..., None] * share * stages - 1 + gone) @ tokens)
         return total, flow
+
+    def _until(self, one: _Private, tau: Any, age: Any) -> tuple[Any, Any]:
+        """P(it is asked for within `age` of being left), and how much of that time passes before, on average."""
+        if one.stages or not self.wait_s:  # between arrivals, both wait as long
+            stay = one.stages * tau
+            reached, passed = one.gap.until(age + stay)
+            return reached, passed - stay
+        reached, passed = one.gap.until(np.maximum(age - self.wait_s, 0.0))
+        return reached, np.minimum(age, self.wait_s) + passed
 
     def stock_variance(self, x: Any, tau: Any, age: Any) -> Any:
         """Variance of what was left in the last `age` seconds and not asked for since, KV tokens squared.
@@ -226,12 +265,15 @@ class CachedReplica:
         share, _, stages = self.shared
         return x[..., None] * share * (stages + (age / tau)[..., None])
 
-    def keeps(self, x: FloatArray, tau: FloatArray, start: FloatArray) -> FloatArray:
+    def keeps(
+        self, x: FloatArray, tau: FloatArray, start: FloatArray, capacity: int | None = None
+    ) -> FloatArray:
         """T: for how long the memory that is left keeps what nobody asks for, seconds; 0 where none is left.
 
-        The stock is concave in T, so that Newton's method comes to it from below, from wherever it starts.
+        The stock is concave in T, so that Newton's method comes to it from below, from wherever it starts. Of the GPU's
+        memory, or of so many tokens.
         """
-        capacity, age = self.replica.capacity_tokens, start
+        capacity, age = self.replica.capacity_tokens if capacity is None else capacity, start
         for _ in range(_STEPS):
             before = age
             total, flow = self.memory(x, tau, age)
@@ -240,8 +282,34 @@ class CachedReplica:
                 break
         return age
 
+    def found(
+        self, x: FloatArray, tau: FloatArray, kept: FloatArray, reach: FloatArray, *, warm: bool = True
+    ) -> States:
+        """What is found where iterations take τ, from guesses of T and T2: a state only if that makes them take τ.
+
+        Not `warm`: where the GPU keeps nothing that is not referenced.
+        """
+        kept = self.keeps(x, tau, kept) if warm else np.zeros(x.shape)
+        if self.hit_curve:
+            sizes = self.replica.capacity_tokens, self.reach_tokens
+            here, all_told = (hit_ratio(self.hit_curve, size) * self.mean("prompt") for size in sizes)
+            return States(x, tau, kept, np.full(x.shape, all_told), kept, np.full(x.shape, all_told - here))
+        hits = self.hits(x, tau, kept)
+        if self.replica.offload is None:
+            return States(x, tau, kept, hits, kept, np.zeros(x.shape))
+        reach = np.maximum(self.keeps(x, tau, reach, self.reach_tokens), kept)
+        all_hits = self.hits(x, tau, reach)
+        return States(x, tau, kept, all_hits, reach, np.maximum(all_hits - hits, 0.0))
+
+    def next_seconds(self, found: States) -> FloatArray:
+        """How long iterations take that find so much: theory's map τ → T → hits → τ'."""
+        time: FloatArray = (
+            self.seconds(found.admissions, found.hits) + found.admissions * found.loads * self.load_s
+        )
+        return time
+
     def seconds(self, x: FloatArray, hits: FloatArray) -> FloatArray:
-        """τ of iterations that admit x requests of which so many tokens each are found."""
+        """τ of iterations that admit x requests of which so many tokens each are found, and none of them loaded."""
         saved = self.saves * hits
         linear = x * (self.work_s - self.timing.d2 * saved)
         if not self.timing.is_convex:
@@ -282,22 +350,24 @@ class CachedReplica:
         return np.array(kinds, dtype=np.float64).T
 
     def states(self, x: FloatArray, *, warm: bool = True) -> States:
-        """The states at x admissions an iteration; not `warm`: where nothing that is not referenced is kept."""
-        kept = np.zeros(x.shape)
+        """The states at x admissions an iteration; not `warm`: where the GPU keeps nothing that is not referenced."""
+        nothing = np.zeros(x.shape)
+        found = States(*[nothing] * 6)
 
-        def hits(tau: FloatArray) -> FloatArray:
-            nonlocal kept
-            kept = self.keeps(x, tau, kept) if warm else kept
-            found: FloatArray = self.hits(x, tau, kept)
-            return found
+        def longer(tau: FloatArray) -> FloatArray:
+            nonlocal found
+            found = self.found(x, tau, found.keeps_s, found.reaches_s, warm=warm)
+            return self.next_seconds(found) - tau
 
-        if not self.reusable or self.hit_curve or not (warm or self.private):  # nothing of it depends on τ
-            found = self.hits(x, np.ones(x.shape), kept) if self.reusable else np.zeros(x.shape)
-            tau = self.seconds(x, found)
-            return States(x, tau, self.keeps(x, tau, kept) if warm else kept, found)
-        slow, fast = self.seconds(x, np.zeros(x.shape)), self.seconds(x, np.full(x.shape, self.reusable))
-        tau = falling_root(lambda t: self.seconds(x, hits(t)) - t, fast, slow)
-        return States(x, tau, kept, hits(tau))
+        tiers = self.replica.offload is not None
+        if (
+            not self.reusable or self.hit_curve or not (warm or self.private or tiers)
+        ):  # nothing of it depends on τ
+            tau = self.next_seconds(self.found(x, np.ones(x.shape), nothing, nothing, warm=False))
+            return self.found(x, tau, nothing, nothing, warm=warm)
+        slow = self.seconds(x, nothing) + x * self.reusable * self.load_s
+        longer(tau := falling_root(longer, self.seconds(x, np.full(x.shape, self.reusable)), slow))
+        return found._replace(iteration_time_s=tau)
 
 
 def hit_ratio(curve: tuple[tuple[float, float], ...], tokens: float) -> float:

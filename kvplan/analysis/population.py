@@ -85,7 +85,7 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
         x = cached.rate_rps * time
         if cached.memory(x, time, none)[0][0] > cached.replica.capacity_tokens:
             return np.inf
-        return float(cached.seconds(x, cached.hits(x, time, cached.keeps(x, time, none)))[0]) - tau
+        return float(cached.next_seconds(cached.found(x, time, none, none))[0]) - tau
 
     least = float(start.seconds(np.zeros(1), np.zeros(1))[0])
     most = float(

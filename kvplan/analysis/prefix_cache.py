@@ -3,10 +3,15 @@
 All of it is read off one curve, the rate λ(x) that is served at x admissions an iteration (`cache_states`). Reuse of
 one's own earlier turns lifts the middle of the curve but not its end, where requests in flight fill memory: above the
 rate there, one burst can empty the cache for good. A prompt that all share is always in use, and lifts the end too.
+
+A host tier lifts the end as long as nobody waits: what it keeps is found though requests in flight fill the GPU. But
+turns that wait in a queue are looked up later, and a queue long enough outlasts whatever is kept. So it guarantees
+nothing either; `host_tier` says how long a queue may be.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +28,7 @@ _ZOOM, _ZOOMS = 9, 3  # points on either side of the peak, so many times
 _AGES = np.geomspace(1e-3, 1e3, 121)  # over the characteristic time, for what fluctuations do
 _TIMES = 33  # iteration times at which the least with fluctuations is looked for
 FLUCTUATING_STREAMS = 500  # in memory, below which fluctuations count
+_WAITS = 17  # in a queue that are looked at
 _SAME = 1e-9
 _STEP = 1e-4  # relative, for slopes
 
@@ -71,6 +77,12 @@ class CacheState(NamedTuple):
         None where iterations lengthen themselves even with the same hits, as they can where the law is convex.
     stable
         Whether the curve λ(x) rises there.
+    host_hit_ratio
+        Of the prompt tokens, those that the host tier loads: part of the hit ratio.
+    host_time_s
+        T2, after which the host has nothing left either; None where everything fits. T without a host tier.
+    link_utilization
+        Share of the time in which it loads.
     """
 
     rate_rps: float
@@ -85,6 +97,9 @@ class CacheState(NamedTuple):
     cached_tokens: float
     loop_gain: float | None
     stable: bool
+    host_hit_ratio: float
+    host_time_s: float | None
+    link_utilization: float
 
 
 class PrefixCache(NamedTuple):
@@ -196,10 +211,9 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     >>> rates(reuse=Reuse(800, 1.0, Exponential(1.0)))[0]
     9.2232
     """
-    ends = _ends(cached)
-    curve = _curve(cached, _most(ends))
+    curve = _curve(cached, _most(_ends(cached)))
     if cached.users is None:
-        guaranteed, good = _open_rates(cached, ends, curve)
+        guaranteed, good = _open_rates(cached, curve)
         danger = cached.rate_rps > guaranteed * (1 + _SAME)
         passes = _passes(cached, curve, cached.rate_rps)
     else:
@@ -210,7 +224,8 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     states = tuple(_state(cached, found, rising) for found, rising in passes)
     stable = [state for state in states if state.stable]
     beyond = [state for state in states if not state.stable]
-    end = cached.states(np.array([min(ends.values())]), warm=False)
+    alone = cached.on_gpu_alone
+    end = alone.states(np.array([min(_ends(alone).values())]), warm=False)
     streams = streams_in_memory(cached)
     warm = stable[0] if stable else None
     few = warm is not None and streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
@@ -229,12 +244,11 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
 
 def sustainable_rates(cached: CachedReplica) -> SustainableRates:
     """Those of `prefix_cache`, of open arrivals: the same at whatever rate they come."""
-    ends = _ends(cached)
-    return _open_rates(cached, ends, _curve(cached, _most(ends)))
+    return _open_rates(cached, _curve(cached, _most(_ends(cached))))
 
 
-def _open_rates(cached: CachedReplica, ends: dict[str, float], curve: States) -> SustainableRates:
-    guaranteed = min(_fastest(cached, x) for x in ends.values())
+def _open_rates(cached: CachedReplica, curve: States) -> SustainableRates:
+    guaranteed = min(guaranteed_rates(cached).values())
     return SustainableRates(guaranteed, max(float(_served(cached, curve).max()), guaranteed))
 
 
@@ -247,7 +261,23 @@ def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
     """The guaranteed rate under each limit alone, requests/s, by the limit's name; of users, under all of them."""
     if cached.users is not None:
         return {"memory": population_of(cached).guaranteed_rps}
-    return {name: _fastest(cached, x) for name, x in _ends(cached).items()}
+    alone = cached.on_gpu_alone
+    rates = {name: _fastest(alone, x) for name, x in _ends(alone).items()}
+    if cached is not alone:  # loads can take longer than what they save
+        rates["memory"] = min(rates["memory"], full_rate(cached))
+    return rates
+
+
+def full_rate(cached: CachedReplica) -> float:
+    """Rate at which requests leave where those in flight fill the replica and others wait, requests/s.
+
+    The host tier still has what was left in the last T2 seconds; what requests wait, `cached.wait_s`, is part of it.
+
+    References
+    ----------
+    New, theory §13, where nobody waits.
+    """
+    return min(_fastest(cached, x) for x in _ends(cached).values())
 
 
 class Population(NamedTuple):
@@ -272,11 +302,23 @@ def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Popu
     users, rates = _users(cached, curve), _served(cached, curve)
     falls = np.flatnonzero(np.diff(users) < 0)
     peak = int(falls[0]) if falls.size else users.size - 1
-    good, guaranteed = float(users[peak]), part * float(users[peak:].min())
+    least = min(float(users[peak:].min()), _least_waiting_users(cached))
+    good, guaranteed = float(users[peak]), part * least
     first = users[: peak + 1] <= guaranteed
     return Population(
         guaranteed, good, float(rates[: peak + 1][first].max(initial=0.0)), float(rates[: peak + 1].max())
     )
+
+
+def _least_waiting_users(cached: CachedReplica) -> float:
+    """The fewest users of whom some wait: where a queue makes the host tier find less, fewer than fill the replica."""
+    if cached.replica.offload is None:
+        return math.inf
+    running = min(_ends(cached).values()) * cached.stages
+    forever = replace(cached, wait_s=FOREVER_S)
+    longest = float(forever.states(np.array([_ends(forever)["memory"]]), warm=False).reaches_s[0])
+    waits: list[float] = np.linspace(0.0, longest, _WAITS).tolist()
+    return min(running + full_rate(replace(cached, wait_s=w)) * (w + cached.think_s) for w in waits)
 
 
 def _users(cached: CachedReplica, found: States) -> FloatArray:
@@ -303,8 +345,12 @@ def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[t
 
 
 def full_memory(cached: CachedReplica) -> States:
-    """The state in which requests in flight fill memory, and no more is found than what they have in common."""
-    return cached.states(np.array([_ends(cached)["memory"]]), warm=False)
+    """The state in which requests in flight fill memory, and no more is found than what they have in common.
+
+    So it is with a host tier as well, once a queue has outlasted what that keeps.
+    """
+    alone = cached.on_gpu_alone
+    return alone.states(np.array([_ends(alone)["memory"]]), warm=False)
 
 
 def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
@@ -312,13 +358,16 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
     hits, rate = float(found.hits[0]), float(found.rate_rps[0])
     in_flight = float(cached.memory(x, tau, np.zeros(1))[0][0])
     kept = float(cached.memory(x, tau, age)[0][0])
-    everything = bool(age[0] >= FOREVER_S) or bool(cached.hit_curve)
+
+    def until_gone(seconds: float) -> float | None:
+        return None if seconds >= FOREVER_S or cached.hit_curve else seconds
+
     return CacheState(
         rate_rps=rate,
         admissions_per_iteration=float(x[0]),
         iteration_time_s=float(tau[0]),
         requests_in_flight=float(x[0]) * cached.stages,
-        characteristic_time_s=None if everything else float(age[0]),
+        characteristic_time_s=until_gone(float(age[0])),
         hit_tokens=hits,
         hit_ratio=hits / cached.mean("prompt"),
         prefill_tokens_per_s=rate * (cached.prefill - cached.saves * hits),
@@ -326,6 +375,9 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
         cached_tokens=kept - in_flight,
         loop_gain=0.0 if cached.hit_curve else loop_gain(cached, found),
         stable=stable,
+        host_hit_ratio=float(found.loads[0]) / cached.mean("prompt"),
+        host_time_s=until_gone(float(found.reaches_s[0])),
+        link_utilization=float(link_utilization(cached, found)[0]),
     )
 
 
@@ -338,11 +390,28 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
     ----------
     New, theory §8; shared prompts, gaps from arrivals and other laws of the iteration time here.
     """
-    x, tau, age = found[:3]
+    x, tau = found[:2]
     rate = float(found.rate_rps[0])
+    of_gpu, of_all = (_hits_by_tau(cached, x, tau, age) for age in (found.keeps_s, found.reaches_s))
+    # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
+    by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
+    by_tau += rate * float(found.loads[0]) * cached.load_s
+    by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
+    if by_tau >= 1:
+        return None
+    by_loads = float(x[0]) * cached.load_s
+    gain = (by_hits * of_all + by_loads * (of_all - of_gpu)) / (1 - by_tau)
+    return gain if abs(gain) > _SAME else 0.0
+
+
+def _hits_by_tau(cached: CachedReplica, x: FloatArray, tau: FloatArray, age: FloatArray) -> float:
+    """By how much a longer iteration, at the same rate, changes the tokens found of a request; of one state.
+
+    `age` is what fills a memory, and changes with it.
+    """
+    rate = float(x[0]) / float(tau[0])
     share, tokens, stages = cached.shared
     window = float(age[0]) + np.array([one.stages * float(tau[0]) for one in cached.private])
-    # by how much a longer τ, and a longer T, change memory and the tokens found of a request, at this rate
     memory_by_tau, hits_by_tau, hits_by_age = rate * cached.held, 0.0, 0.0
     for one, until in zip(cached.private, window.tolist(), strict=True):
         density = one.reused * one.gap.density(until)
@@ -357,13 +426,7 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
         hits_by_tau += float(slope @ stages)
     if 0 < age[0] < FOREVER_S:
         hits_by_tau -= hits_by_age * memory_by_tau / float(cached.memory(x, tau, age)[1][0])
-    # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
-    by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
-    by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
-    if by_tau >= 1:
-        return None
-    gain = by_hits * hits_by_tau / (1 - by_tau)
-    return gain if abs(gain) > _SAME else 0.0
+    return hits_by_tau
 
 
 def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> float:
@@ -390,11 +453,9 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
     rate, capacity = cached.rate_rps, cached.replica.capacity_tokens
     before = cached.mean("left_squares") / (2 * cached.left) if cached.left else 0.0
 
-    def hits(tau: FloatArray) -> FloatArray:
-        x, none = rate * tau, np.zeros(tau.shape)
-        kept = np.minimum(cached.keeps(x, tau, none), FOREVER_S / _AGES[-1])
-        age = np.concatenate([none[:, None], kept[:, None] * _AGES], axis=1)
-        x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (x, tau))
+    def hits(tau: FloatArray, kept: FloatArray, capacity: int) -> FloatArray:
+        age = np.minimum(kept, FOREVER_S / _AGES[-1])[:, None] * np.append(0.0, _AGES)
+        x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (rate * tau, tau))
         total = cached.memory(x, tau, age)[0]
         spread = np.sqrt(x * cached.mean("held_squares") + cached.stock_variance(x, tau, age))
         found = normal((capacity - before - total) / spread)
@@ -403,8 +464,16 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
         total_hits: FloatArray = stages[:, 0] + passed.sum(axis=1)
         return total_hits
 
+    def found(tau: FloatArray) -> States:
+        sharp = cached.found(rate * tau, tau, np.zeros(tau.shape), np.zeros(tau.shape))
+        here = hits(tau, sharp.keeps_s, capacity)
+        if cached.reach_tokens == capacity:
+            return sharp._replace(hits=here)
+        everywhere = np.maximum(hits(tau, sharp.reaches_s, cached.reach_tokens), here)
+        return sharp._replace(hits=everywhere, loads=everywhere - here)
+
     def longer(tau: FloatArray) -> FloatArray:
-        return cached.seconds(rate * tau, hits(tau)) - tau
+        return cached.next_seconds(found(tau)) - tau
 
     least = float(cached.seconds(np.zeros(1), np.zeros(1))[0])
     most = float(cached.states(np.array([_ends(cached)["memory"]]), warm=False).iteration_time_s[0])
@@ -413,9 +482,7 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
     if not settled.size:
         return None
     i = max(int(settled[0]), 1)
-    tau = falling_root(longer, tau[i - 1 : i], tau[i : i + 1])
-    x = rate * tau
-    return _state(cached, States(x, tau, cached.keeps(x, tau, np.zeros(1)), hits(tau)), True)
+    return _state(cached, found(falling_root(longer, tau[i - 1 : i], tau[i : i + 1])), True)
 
 
 def recovered_share(decode_tokens: float, victim_tokens: float) -> float:
@@ -505,7 +572,9 @@ def _fastest(cached: CachedReplica, end: float) -> float:
     """Largest rate served without anything kept, at up to so many admissions an iteration."""
 
     def rates(x: FloatArray) -> FloatArray:
-        return cached.states(x, warm=False).rate_rps
+        found = cached.states(x, warm=False)
+        served: FloatArray = found.rate_rps / np.maximum(link_utilization(cached, found), 1.0)
+        return served
 
     if not cached.timing.is_convex:
         return float(rates(np.array([end]))[0])
@@ -536,10 +605,22 @@ def _curve(cached: CachedReplica, most: float) -> States:
 
 
 def _served(cached: CachedReplica, found: States) -> FloatArray:
-    """Rates of states that the token budget allows, else 0."""
+    """Rates of states that the token budget and the link to the host allow, else 0."""
     budget = cached.replica.max_num_batched_tokens
     computed = found.admissions * (cached.computed - cached.saves * found.hits)
-    return np.where(computed > (budget or math.inf) * (1 + _SAME), 0.0, found.rate_rps)
+    too_much = (computed > (budget or math.inf) * (1 + _SAME)) | (link_utilization(cached, found) > 1 + _SAME)
+    return np.where(too_much, 0.0, found.rate_rps)
+
+
+def link_utilization(cached: CachedReplica, found: States) -> FloatArray:
+    """Share of the time in which the link to the host loads; 0 without one.
+
+    References
+    ----------
+    New, theory §13: dx·H2.
+    """
+    tier = cached.replica.offload
+    return found.rate_rps * found.loads * (0.0 if tier is None else tier.load_s)
 
 
 def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:
@@ -551,12 +632,10 @@ def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[Sta
     rising = above[found + 1]
     sign = np.where(rising, 1.0, -1.0)
     low, high = curve.at(found), curve.at(found + 1)
-    kept = np.minimum(low.keeps_s, high.keeps_s)
+    kept, reach = np.minimum(low.keeps_s, high.keeps_s), np.minimum(low.reaches_s, high.reaches_s)
 
     def longer(tau: FloatArray) -> FloatArray:  # than τ itself, at this rate: theory's map
-        x = rate * tau
-        hits = cached.hits(x, tau, cached.keeps(x, tau, kept))
-        return sign * (cached.seconds(x, hits) - tau)
+        return sign * (cached.next_seconds(cached.found(rate * tau, tau, kept, reach)) - tau)
 
     def short_of(x: FloatArray) -> FloatArray:
         return sign * (rate - _served(cached, cached.states(x)))

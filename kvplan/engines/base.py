@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvplan.model import Plan, ServingModel
+from kvplan.model import Plan, Replica, ServingModel
+from kvplan.model.offload import Offload
 from kvplan.report.assembly import Report
 
 
@@ -122,6 +123,8 @@ class Engine(NamedTuple):
         None where the engine has no bound on its queue.
     finds_prefixes
         Whether its policy has a prefix cache.
+    host_tier
+        Sets the host tier of a replica; None where it is not known how.
     drafts
         Sets how many drafts the profile has in an iteration, of a number; None where the policy knows of none.
     """
@@ -137,6 +140,7 @@ class Engine(NamedTuple):
     mentions: Callable[[Report, ServingModel, Plan, float], tuple[Mention, ...]] = _no_mentions
     assigns: str = " "
     drafts: Callable[[int], Planned] | None = None
+    host_tier: Callable[[Offload, Replica], Iterator[Planned]] | None = None
 
     def settings_for(self, model: ServingModel) -> tuple[Setting, ...]:
         """What can be set, one of a kind."""

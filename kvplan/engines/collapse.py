@@ -13,6 +13,7 @@ from kvplan.model import ServingModel
 from kvplan.report.assembly import Report
 from kvplan.report.prefix_cache import patience_s, running_cap
 from kvplan.report.words import Status
+from kvplan.simulation.policies import POLICIES
 from kvplan.units import format_number, format_seconds
 
 _WHAT = "one burst can empty the prefix cache for good"
@@ -41,6 +42,9 @@ def planned(engine: Engine, report: Report, model: ServingModel) -> Iterator[Pla
     """
     if not model.replica.prefix_caching:
         yield engine.cache_off
+    tier = model.replica.offload
+    if tier is not None and engine.host_tier is not None:
+        yield from engine.host_tier(tier, model.replica)
     cap, cache = protecting_cap(report), report.prefix_cache
     if cap is None or cache is None or cache.separatrix_in_flight is None:
         return
@@ -69,10 +73,14 @@ def served_under(cap: int, model: ServingModel) -> float:
 
 
 def as_simulated(engine: Engine, model: ServingModel) -> ServingModel:
-    """The model for runs of an engine: where its policy has no prefix cache, neither has what stands in for it."""
-    if engine.finds_prefixes:
+    """The model for runs of an engine: without a prefix cache, or a host tier, where its policy has none."""
+    if not engine.finds_prefixes:
+        return replace(
+            model, replica=replace(model.replica, prefix_caching=False, offload=None), hit_curve=()
+        )
+    if POLICIES[engine.policy].host_tier:
         return model
-    return replace(model, replica=replace(model.replica, prefix_caching=False), hit_curve=())
+    return replace(model, replica=replace(model.replica, offload=None))
 
 
 def cache_notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:
@@ -89,6 +97,7 @@ def cache_notes(engine: Engine, report: Report, model: ServingModel) -> Iterator
             "What prevents a collapse was not simulated here; kvplan simulate --burst-sessions shows it, with "
             "max_num_seqs and shed_after set. Runs are with that cap."
         )
+    yield from _host_notes(engine, report, model)
     if model.finds_prefixes:
         runs = (
             "are of the requests that the profile describes, from an empty cache"
@@ -101,3 +110,21 @@ def cache_notes(engine: Engine, report: Report, model: ServingModel) -> Iterator
         )
     elif not model.replica.prefix_caching and any(c.hits for c in model.classes):
         yield "The profile switches the prefix cache off, although requests have prefixes in common."
+
+
+def _host_notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:
+    tier, cache = model.replica.offload, report.prefix_cache
+    if tier is None or cache is None:
+        return
+    if engine.host_tier is None:
+        yield f"The host tier of the profile is not written for {engine.title}."
+        return
+    if not [*engine.host_tier(tier, model.replica)]:
+        yield f"{engine.title} wants more host memory than the KV cache of the GPU has: the host tier is left out."
+    elif not POLICIES[engine.policy].host_tier:
+        yield "Runs are without the host tier."
+    elif not tier.inclusive or not tier.overlap:
+        yield f"{engine.title} writes blocks as they are computed, and loads them while others run."
+    if cache.host.longest_wait_s is not None:
+        wait = format_seconds(cache.host.longest_wait_s, 2)
+        yield f"Have a gateway give up requests that wait longer than {wait}: until then the host tier ends a collapse."

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from kvplan.analysis.equilibrium import saturation
 from kvplan.engines.base import Engine, Kind, Mention, Planned, Queue, Setting, Value
 from kvplan.engines.candidates import SHARES, kv_spread, running
-from kvplan.model import Plan, ServingModel
+from kvplan.model import Plan, Replica, ServingModel
+from kvplan.model.offload import Offload
 from kvplan.report.assembly import Report
 from kvplan.simulation.policies.sglang import FORESIGHT, ratios
 from kvplan.units import format_tokens
@@ -67,6 +68,25 @@ def memory_fraction(report: Report, model: ServingModel, plan: Plan, cap: float)
     return (mention,)
 
 
+def host_tier(tier: Offload, replica: Replica) -> Iterator[Planned]:
+    """Of a pool that must be larger than the GPU's."""
+    ratio = tier.memory_tokens / replica.memory_tokens
+    if ratio <= 1:
+        return
+    why, version = "the host tier of the profile", "As SGLang documents HiCache in 2026."
+    yield Planned("--enable-hierarchical-cache", None, why, version)
+    yield Planned(
+        "--hicache-ratio",
+        f"{ratio:.4g}",
+        f"{format_tokens(tier.memory_tokens)} tokens on the host for {format_tokens(replica.memory_tokens)} on the "
+        "GPU; it must be larger than 1",
+        f"{version} Or --hicache-size {tier.memory_bytes // replica.gpus // 10**9}, gigabytes of each rank.",
+    )
+    policy = "write_through" if tier.inclusive else "write_back"
+    when = "as they are computed" if tier.inclusive else "when the GPU throws them away"
+    yield Planned("--hicache-write-policy", policy, f"blocks are written to the host {when}", version)
+
+
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
@@ -103,4 +123,5 @@ ENGINE = Engine(
         "their class."
     ),
     mentions=memory_fraction,
+    host_tier=host_tier,
 )

@@ -1,10 +1,12 @@
 """vLLM."""
 
 import math
+from collections.abc import Iterator
 
 from kvplan.engines.base import Engine, Kind, Mention, Planned, Queue, Setting
 from kvplan.engines.candidates import batched_tokens, running, watermark
-from kvplan.model import Plan, ServingModel
+from kvplan.model import Plan, Replica, ServingModel
+from kvplan.model.offload import Offload
 from kvplan.report.assembly import Report
 from kvplan.report.verdict import requests_in_memory
 from kvplan.report.words import Status
@@ -42,6 +44,20 @@ def drafts(tokens: int) -> Planned:
         f"'{{\"num_speculative_tokens\": {tokens}}}'",
         "the drafts of an iteration in the profile; what makes them, its method and model, belongs in it too",
         "vLLM 0.8.2 and later.",
+    )
+
+
+def host_tier(tier: Offload, replica: Replica) -> Iterator[Planned]:
+    """Bytes of the host, of all ranks together."""
+    size = f"{tier.memory_bytes / 2**30:.4g}"
+    extra = f'{{"cpu_bytes_to_use": {tier.memory_bytes}, "offload_prompt_only": false}}'
+    yield Planned(
+        "--kv-transfer-config",
+        f'\'{{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {extra}}}\'',
+        "the host tier of the profile, bytes of all ranks together; generated tokens are kept too, which the connector "
+        "does not do unless told",
+        f"As vLLM documents its OffloadingConnector in 2026. Shorter, without generated tokens: --kv-offloading-size "
+        f"{size} (GiB, of all ranks; before pull request 32421 of January 2026 with --kv-offloading-backend native).",
     )
 
 
@@ -91,4 +107,5 @@ ENGINE = Engine(
     queue=_QUEUE,
     mentions=queue_limit,
     drafts=drafts,
+    host_tier=host_tier,
 )

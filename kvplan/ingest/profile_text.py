@@ -116,7 +116,10 @@ def replica_part(base: Profile, values: Mapping[str, Any], about: Iterable[str],
     """
     old: dict[str, Any] = tomli.loads(base.text)["gpu"]
     if any(key in values for key in _MEMORY):
-        old = {key: value for key, value in old.items() if key not in _MEMORY}
+        loads = (
+            "offload" in old and "memory_tokens" in values
+        )  # bytes of a token, which memory no longer says
+        old = {k: v for k, v in old.items() if k not in _MEMORY or (loads and k == "kv_bytes_per_token")}
     table = {**values, **{key: value for key, value in old.items() if key not in values}}
     rest = [key for key in table if key not in values]
     kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if rest else []

@@ -30,6 +30,7 @@ from kvplan.layout.elements import (
 )
 from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
 from kvplan.report.inputs import headroom_range_text, range_text
+from kvplan.report.prefix_cache import CacheBlock
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.units import (
@@ -412,6 +413,7 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
         ("Collapsed throughput", _rps(end.throughput_rps)),
         ("Collapsed iteration time", format_seconds(end.iteration_time_s)),
         ("Streams in memory", format_number(cache.streams_in_memory, 3)),
+        *(_host_tier(cache) if cache.host.recovers_up_to_rps is not None else ()),
     )
     if len(cache.branches) > 1:
         yield Paragraph("States at the offered rate, by running requests, without fluctuations:")
@@ -436,6 +438,16 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
             ),
         )
     yield _figures(Basis.ESTIMATED, recovered)
+
+
+def _host_tier(cache: CacheBlock) -> Iterator[tuple[str, str]]:
+    host = cache.host
+    yield "Rate of a warm cache, GPU alone", _rps(cache.sustainable_rps_without_host.good)
+    yield "Loaded from the host", format_percent(host.hit_ratio)
+    yield "Characteristic time of the host", format_seconds(host.characteristic_time_s)
+    yield "Link to the host busy", format_percent(host.link_utilization)
+    yield "A full replica recovers up to", _rps(host.recovers_up_to_rps)
+    yield "Longest wait that it survives", format_seconds(host.longest_wait_s)
 
 
 def _worst_cycle(report: Report, basis: Basis) -> Iterator[Block]:

@@ -28,6 +28,8 @@ _FIGURES = (
     ("KV tokens, p99", "kv_tokens.p99", "count"),
     ("KV tokens, peak", "kv_tokens.peak", "count"),
     ("Hit rate", "prefix_cache.hit_rate", "share"),
+    ("Loaded from the host", "prefix_cache.host_hit_rate", "share"),
+    ("Link to the host busy", "prefix_cache.link_utilization", "share"),
     ("Hit rate of readmissions", "prefix_cache.readmission_hit_rate", "share"),
     ("Recovered tokens", "prefix_cache.recovered_tokens", "count"),
     ("Cached tokens, mean", "prefix_cache.cached_tokens_mean", "count"),

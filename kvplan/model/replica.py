@@ -6,6 +6,7 @@ import numpy as np
 
 from kvplan.model.arrays import IntArray
 from kvplan.model.kv_layout import KvLayout
+from kvplan.model.offload import Offload
 from kvplan.model.slo import Slo
 from kvplan.model.weights import Prefill
 
@@ -14,7 +15,8 @@ from kvplan.model.weights import Prefill
 class Replica:
     """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached.
 
-    With a `layout` layers keep KV of several kinds: memory is in pool tokens, and its blocks are the pages.
+    With a `layout` layers keep KV of several kinds: memory is in pool tokens, and its blocks are the pages. `offload`
+    is a tier of host memory behind the prefix cache.
     """
 
     memory_tokens: int
@@ -25,6 +27,7 @@ class Replica:
     gpus: int = 1
     prefix_caching: bool = True
     layout: KvLayout | None = None
+    offload: Offload | None = None
 
     @property
     def capacity_tokens(self) -> int:

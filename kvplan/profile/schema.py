@@ -31,6 +31,7 @@ from kvplan.model import Knowledge, Origin, Prefill, Replica, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.offload import Offload
 from kvplan.model.provenance import Range
 from kvplan.model.sessions import Sessions
 from kvplan.profile.laws import (
@@ -285,17 +286,22 @@ _Origin = Annotated[Any, PlainValidator(_origin), WithJsonSchema(_ORIGIN_SCHEMA)
 
 _MEMORY_WAYS = (("memory_tokens",), ("memory", "kv_bytes_per_token"), ("kv_blocks", "kv"))
 _MEMORY_KEYS = tuple(key for way in _MEMORY_WAYS for key in way)
+_TOKEN_BYTES = "kv_bytes_per_token"  # said beside memory_tokens too where a link moves them
 
 # What relates keys, as JSON Schema says it; `_conflicts` says it to people.
 _MEMORY_ONE_WAY: JsonDict = {
     "oneOf": [
         {
             "required": [*mine],
-            "properties": dict.fromkeys((key for key in _MEMORY_KEYS if key not in mine), False),
+            "properties": dict.fromkeys(
+                (key for key in _MEMORY_KEYS if key not in (*mine, _TOKEN_BYTES)), False
+            ),
+            "dependentRequired": {} if _TOKEN_BYTES in mine else {_TOKEN_BYTES: ["offload"]},
         }
         for mine in _MEMORY_WAYS
     ]
 }
+_HOST_MEMORY_ONE_WAY: JsonDict = {"oneOf": [{"required": ["memory"]}, {"required": ["memory_tokens"]}]}
 _RATES_ONE_WAY: JsonDict = {
     "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
     "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
@@ -354,6 +360,26 @@ class Kv(_Table):
     window: _Tokens | None = _about("Tokens of a window or chunk.", None)
 
 
+class HostTier(_Table):
+    """Host memory behind the prefix cache, and the link to it."""
+
+    model_config = ConfigDict(title="Host tier", json_schema_extra=_HOST_MEMORY_ONE_WAY)
+
+    memory: _Bytes | None = _about('Host memory for KV cache of the replica, such as "200 GiB".', None)
+    memory_tokens: _Tokens | None = _about("The same in tokens.", None)
+    bandwidth: _Bandwidth = _about(
+        'From host to GPU, such as "25 GB/s": of the replica, the links of all its GPUs together.'
+    )
+    inclusive: bool = _about(
+        "Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away.",
+        True,
+    )
+    overlap: bool = _about(
+        "Whether a request waits for its load while others run; otherwise loads are part of the iteration's time.",
+        True,
+    )
+
+
 class Gpu(_Table):
     """One replica: its KV memory and what the engine limits."""
 
@@ -385,6 +411,7 @@ class Gpu(_Table):
     prefix_caching: bool = _about(
         "Whether the engine keeps the KV cache of prefixes, as vLLM and SGLang do by default.", True
     )
+    offload: HostTier | None = None
 
     @property
     def capacity_tokens(self) -> int:
@@ -424,6 +451,22 @@ class Gpu(_Table):
         states = any(one.kind is Attention.STATE for one in self.kv)
         return self.prefix_caching and not (states and "prefix_caching" not in self.model_fields_set)
 
+    @property
+    def token_bytes(self) -> int | None:
+        """Bytes of KV cache per token of the replica, all layers and GPUs; None where nothing says it."""
+        if self.kv:
+            return self.gpus * sum(one.layers * one.bytes for one in self.kv)
+        return self.kv_bytes_per_token
+
+    @property
+    def host_tier(self) -> Offload | None:
+        """The host tier in tokens; `token_bytes` must be known."""
+        tier, size = self.offload, self.token_bytes
+        if tier is None or size is None:
+            return None
+        tokens = tier.memory_tokens or (tier.memory or 0) // size
+        return Offload(tokens, size / tier.bandwidth, tier.inclusive, tier.overlap, tokens * size)
+
     def with_drafts(self, drafts: Drafts | None) -> Replica:
         """The replica; of a state there is a block more for each draft."""
         return self.replica if drafts is None else self.replica.with_states(drafts.tokens)
@@ -439,6 +482,7 @@ class Gpu(_Table):
             gpus=self.gpus,
             prefix_caching=self._caches_prefixes,
             layout=self.layout,
+            offload=self.host_tier,
         )
 
 
@@ -866,6 +910,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     yield from _layout_conflicts(document)
     yield from _draft_conflicts(document)
     yield from _fleet_conflicts(document)
+    yield from _offload_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -1010,6 +1055,36 @@ def _fleet_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(("fleet", "prefill"), "not modelled beside [speculative]; give replicas")
 
 
+def _offload_conflicts(document: Document) -> Iterator[Problem]:
+    gpu, tier = document.gpu, document.gpu.offload
+    if tier is None:
+        return
+    place = ("gpu", "offload")
+    if not gpu.prefix_caching:
+        yield Problem(place, "goes with a prefix cache, and prefix_caching = false")
+    if gpu.prefill is Prefill.DISAGGREGATED:
+        yield Problem(
+            place, 'not where prefill = "disaggregated": no prompt is computed that a load would save'
+        )
+    if document.speculative is not None:
+        yield Problem(place, "not modelled beside [speculative]")
+    if {one.kind for one in gpu.kv} - {Attention.FULL} or len({one.bytes for one in gpu.kv}) > 1:
+        yield Problem(place, "not modelled beside layers of several kinds")
+    elif gpu.token_bytes is None:
+        why = "needs kv_bytes_per_token beside memory_tokens: what a token takes of the bandwidth"
+        yield Problem(("gpu",), why, missing=True)
+    if tier.memory is None and tier.memory_tokens is None:
+        yield Problem(place, "needs memory, or memory_tokens", missing=True)
+    elif tier.memory is not None and tier.memory_tokens is not None:
+        yield Problem((*place, "memory_tokens"), "not allowed beside memory, which says it already")
+    elif (
+        held := gpu.host_tier
+    ) is not None and not gpu.block_tokens <= held.memory_tokens <= MAX_MEMORY_TOKENS:
+        limits = f"{format_tokens(gpu.block_tokens)} to {format_tokens(MAX_MEMORY_TOKENS)} tokens"
+        key = "memory" if tier.memory_tokens is None else "memory_tokens"
+        yield Problem((*place, key), f"must hold {limits}, not {format_tokens(held.memory_tokens)}")
+
+
 def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
     if gpu.kv or gpu.kv_blocks is not None:
         for key in ("memory_tokens", "memory", "kv_bytes_per_token"):
@@ -1027,7 +1102,7 @@ def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
             limit = format_tokens(MAX_MEMORY_TOKENS // gpu.block_tokens)
             yield Problem(("gpu", "kv_blocks"), f"must be at most {limit} in blocks of {gpu.block_tokens}")
     elif gpu.memory_tokens is not None:
-        for key in ("memory", "kv_bytes_per_token"):
+        for key in ("memory",) if gpu.offload is not None else ("memory", _TOKEN_BYTES):
             if getattr(gpu, key) is not None:
                 yield Problem(("gpu", key), "not allowed beside memory_tokens, which says it already")
     elif gpu.memory is None or gpu.kv_bytes_per_token is None:
@@ -1187,6 +1262,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     (): Document,
     ("gpu",): Gpu,
     ("gpu", "kv"): Kv,
+    ("gpu", "offload"): HostTier,
     ("timing",): _Timing,
     ("timing", "measured"): _Measured,
     ("classes",): Class,

@@ -49,6 +49,7 @@ def cache_figures(model: ServingModel, report: Report) -> dict[str, Figure]:
         for name, symbol, meaning, value in (
             *_of_requests(cached),
             *_of_warm_state(cached, block, report.equilibrium.iteration_time_s),
+            *_of_host_tier(cached, block, report.equilibrium.iteration_time_s),
             *_of_full_memory(cached, model),
             *_of_states(cached, block),
         )
@@ -80,17 +81,23 @@ def _of_requests(cached: CachedReplica) -> _Rows:
 
 def _of_warm_state(cached: CachedReplica, block: CacheBlock, tau: float | None) -> _Rows:
     found, saved, age, rest = None, None, block.characteristic_time_s, None
+    tiers, reach, loads = None, block.host.characteristic_time_s, 0.0
     if tau is not None and block.hit_ratio is not None:
         saved = cached.saves * block.hit_ratio * cached.mean("prompt")
         found = _found(cached, cached.rate_rps, tau, FOREVER_S if age is None else age)
-        rest = _rest(cached, cached.rate_rps * tau, tau, saved)
+        tiers = found
+        if block.host.hit_ratio is not None:
+            tiers = _found(cached, cached.rate_rps, tau, FOREVER_S if reach is None else reach)
+            loads = cached.load_s * block.host.hit_ratio * cached.mean("prompt")
+        rest = _rest(cached, cached.rate_rps * tau, tau, saved) - cached.rate_rps * tau * loads
     streams = block.streams_in_memory
     few = streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
     hits = (
-        None if few or cached.hit_curve or found is None else found.common_hits
+        None if few or cached.hit_curve or tiers is None else tiers.common_hits
     )  # else not those of T alone
     yield "saved", "h", "prompt tokens of a request that the cache saves, on average", saved
-    yield "F", "F(T)", "share of the gaps up to T", found and found.reached
+    yield "loads", "dx·h₂", "time that loads from the host add to iterations for a request, s", loads
+    yield "F", "F(T)", "share of the gaps up to T, T₂ with a host tier", tiers and tiers.reached
     yield "f", "f(T)", "density of the gaps at T, 1/s", None if age is None else _density(cached, age)
     yield "common_hits", "Σ p_g·c_g·(…)", "tokens of shared prompts found, on average", hits
     yield "D", "D", _TWICE, found and found.twice
@@ -99,6 +106,35 @@ def _of_warm_state(cached: CachedReplica, block: CacheBlock, tau: float | None) 
     filled = None if age is None and not cached.hit_curve else cached.replica.capacity_tokens
     yield "M_filled", "M", "KV tokens that memory holds, in whole pages", filled
     yield "F_equilibrium", "F", law_text.REST, rest
+
+
+def _of_host_tier(cached: CachedReplica, block: CacheBlock, tau: float | None) -> _Rows:
+    """What the two tiers find apart; nothing without a warm state, by a curve, or where fluctuations count."""
+    tier, host = cached.replica.offload, block.host
+    here = there = None
+    few = block.streams_in_memory is not None and block.streams_in_memory < FLUCTUATING_STREAMS
+    if tau is not None and host.hit_ratio is not None and not cached.hit_curve and not few:
+        ages = (block.characteristic_time_s, host.characteristic_time_s)
+        here, there = (
+            _found(cached, cached.rate_rps, tau, FOREVER_S if age is None else age) for age in ages
+        )
+    yield "load_s", "dx", "time of the link for a token, s", None if tier is None else tier.load_s
+    yield "F_gpu", "F(T)", "share of the gaps up to T", here and here.reached
+    yield (
+        "common_gpu",
+        "Σ p_g·c_g·(…)",
+        "tokens of shared prompts found on the GPU",
+        here and here.common_hits,
+    )
+    yield (
+        "asked_for_host",
+        "C_a",
+        "KV tokens that both tiers keep and will be asked for",
+        there and there.asked_for,
+    )
+    kept = "KV tokens that both tiers keep of shared prompts not in use"
+    yield "common_kept_host", "C_g", kept, there and there.common_kept
+    yield "M_reach", "M₂", "KV tokens that both tiers keep, in use or not", cached.reach_tokens
 
 
 def _of_full_memory(cached: CachedReplica, model: ServingModel) -> _Rows:
@@ -156,7 +192,7 @@ def _found(cached: CachedReplica, rate: float, tau: float, age: float) -> _Found
 def _density(cached: CachedReplica, age_s: float) -> float | None:
     """Of the gaps, where the closed form of the loop gain holds."""
     is_one = len(cached.private) == 1 and not cached.private[0].stages and not cached.shared[0].size
-    if not (is_one and cached.saves and cached.timing.is_linear):
+    if not (is_one and cached.saves and cached.timing.is_linear) or cached.replica.offload is not None:
         return None
     return float(cached.private[0].gap.density(age_s))
 

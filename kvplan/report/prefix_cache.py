@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.host_tier import host_tier
 from kvplan.analysis.prefix_cache import (
     CacheState,
     SustainableRates,
@@ -34,6 +35,16 @@ class SustainableRps(NamedTuple):
     good: float | None = None
 
 
+class HostState(NamedTuple):
+    """What a host tier finds at the offered rate, and from what it brings a full replica back."""
+
+    hit_ratio: float | None = None
+    characteristic_time_s: float | None = None
+    link_utilization: float | None = None
+    recovers_up_to_rps: float | None = None
+    longest_wait_s: float | None = None
+
+
 class CollapsedState(NamedTuple):
     """What is served once the cache is empty for good."""
 
@@ -42,7 +53,7 @@ class CollapsedState(NamedTuple):
 
 
 class CacheBlock(NamedTuple):
-    """The report's `prefix_cache`: all None but the last where requests have nothing in common.
+    """The report's `prefix_cache`: all None but the recovered share where requests have nothing in common.
 
     Beside the contract, for text and plots: `branches` are all states at the offered rate without fluctuations,
     `capacity_tokens` what they share; `users` are those of a closed population, `good_users` how many have a warm
@@ -64,6 +75,8 @@ class CacheBlock(NamedTuple):
     collapsed: CollapsedState = CollapsedState()
     streams_in_memory: float | None = None
     preemption_recovered_share: float = 0.0
+    host: HostState = HostState()
+    sustainable_rps_without_host: SustainableRps = SustainableRps()
     branches: tuple[CacheState, ...] = ()
     capacity_tokens: int = 0
     users: int | None = None
@@ -109,6 +122,7 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
     cached = cached_replica(model)
     found = prefix_cache(cached)
     state = found.expected
+    tier = host_tier(cached, state)
     return CacheBlock(
         hit_ratio=state and state.hit_ratio,
         reusable_ratio=found.reusable_ratio,
@@ -123,6 +137,8 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
         collapsed=CollapsedState(*(found.collapsed or (None, None))),
         streams_in_memory=found.streams_in_memory,
         preemption_recovered_share=recovered,
+        host=HostState() if tier is None else HostState(*tier[:-1]),
+        sustainable_rps_without_host=SustainableRps() if tier is None else SustainableRps(*tier.without),
         branches=found.states,
         capacity_tokens=model.replica.capacity_tokens,
         users=cached.users,
@@ -135,6 +151,11 @@ def collapse_summary(cache: CacheBlock, offered: Load) -> str:
     good, end = cache.sustainable_rps.good, cache.collapsed
     rates = _rates(offered)
     warm = f"a warm prefix cache serves up to {format_number(good)}, but one burst can empty it for good"
+    if (wait := cache.host.longest_wait_s) is not None:
+        warm = (
+            f"a warm prefix cache with its host tier serves up to {format_number(good)}, but waits longer than "
+            f"{format_seconds(wait)} can empty it for good"
+        )
     if end.throughput_rps is None:
         return f"{rates}: {warm}, and leave the replica in a second, slower state."
     slow = f"{format_number(end.throughput_rps)} are served in iterations of {format_seconds(end.iteration_time_s)}"
@@ -171,7 +192,12 @@ def collapse_actions(cache: CacheBlock, model: ServingModel, offered: Load) -> t
     found = []
     cap, wait, limit = running_cap(cache), patience_s(cache), model.replica.max_num_seqs
     bound = "for long" if wait is None else f"longer than {format_seconds(wait, 2)}"
-    if cap is not None:
+    if (queue := cache.host.longest_wait_s) is not None:
+        found.append(
+            f"give up requests that wait longer than {format_seconds(queue, 2)}: from there on the host tier brings a "
+            "full replica back by itself, without a cap."
+        )
+    elif cap is not None:
         found.append(
             f"cap running requests at {cap} (vLLM --max-num-seqs, SGLang --max-running-requests) and give up those "
             f"that wait {bound}: both, since neither alone brings a collapsed cache back."
@@ -232,7 +258,7 @@ def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
         "cache; worst_cycle, stability, rate_cap, wait, nested_wait and safety_buffer are about one that finds only "
         "what is always in use.",
         "prefix_cache: a fluid limit (least recently used, whole pages). Not modelled: the memory of chunked prefill, "
-        "waiting before admission, offloading, routing. Near the good rate a warm cache has a lifetime: fluctuations "
+        "waiting before admission, routing. Near the good rate a warm cache has a lifetime: fluctuations "
         "can end it without a burst.",
     ]
     if any(c.sessions is not None for c in model.classes):
@@ -245,6 +271,18 @@ def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
             "prefix_cache: hits follow the measured curve, as on the trace that it is from; how the cache and the "
             "iteration time drive each other is left out, so that a collapse cannot show."
         )
+    if (tier := model.replica.offload) is not None:
+        found.append(
+            "prefix_cache: a host tier raises what a warm cache serves, not the guaranteed rate. Its hits survive a "
+            "GPU full of requests, but not a queue in which turns wait longer than it keeps anything. Writes to the "
+            "host are taken to cost nothing"
+            + (", and what waits for its load to hold no memory." if tier.overlap else ".")
+        )
+        if not tier.overlap and tier.load_s > model.timing.d2 > 0:
+            found.append(
+                "prefix_cache: a token takes longer to load than to compute, so that hits on the host make iterations "
+                "longer."
+            )
     streams = cache.streams_in_memory
     if streams is not None and streams < TOO_FEW_STREAMS:
         found.append(

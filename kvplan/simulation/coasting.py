@@ -7,17 +7,17 @@ same sums in the same order as the loop, so the results are the same to the last
 import math
 
 from kvplan.model import iteration_time
-from kvplan.simulation.actions import gap_position, group_list, next_arrival
+from kvplan.simulation.actions import gap_position, group_list, next_event_s
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.recording import record
 from kvplan.simulation.state import (
-    ARRIVAL,
     BEFORE,
     BIN,
     BLOCK,
     BUSY,
     CACHED_SUM,
+    CALM,
     CAPACITY,
     COMPUTED,
     ENTERED_AT,
@@ -27,6 +27,7 @@ from kvplan.simulation.state import (
     GAPS,
     GAPS_IN_E,
     HELD,
+    HELD_BEFORE,
     HORIZON,
     ITERATIONS,
     KV_BINS,
@@ -36,15 +37,20 @@ from kvplan.simulation.state import (
     LENGTH,
     NOBODY,
     NOW,
+    OUTSTANDING,
+    PAUSE,
     PEAK,
+    RESIDENT,
     RING_SIZE,
     SILENT,
     START,
     STRIDE,
     TAIL,
     TICK,
+    WAITING,
     WEIGHT,
     State,
+    in_fleet,
 )
 
 _INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
@@ -66,7 +72,7 @@ def all_emit(s: State) -> bool:
 
 @kernel
 def coast(s: State, limit: int, patience: int) -> None:
-    """Run until somebody arrives or is due, memory lacks, the clock is out or the loop looks up.
+    """Run until somebody arrives, is due or has its load, memory lacks, the clock is out or the loop looks up.
 
     For a group in which somebody is, and nobody that the policy would admit.
     """
@@ -74,8 +80,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     members = s.list[group_list(s, 0), LENGTH]
     if members == 0 or not all_emit(s):
         return
-    coming = next_arrival(s)
-    arrival_s = s.time[coming, ARRIVAL] if coming != NOBODY else math.inf
+    event_s = min(next_event_s(s), s.clock[PAUSE])
     limit = min(limit, c[LAST_COMPLETION] + patience + 1)
     size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
     tick, weight, held = s.group[0, TICK], s.group[0, WEIGHT], c[HELD]
@@ -85,7 +90,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     last_s, recorded = clock[LAST_RUN], iterations - iterations % c[STRIDE] + c[STRIDE]
     slot, phase = tick % size, -tick % block
     kv_bin, place, low_s, high_s = held * block // s.fixed[BIN], 0, math.inf, 0.0
-    while iterations < limit and now < arrival_s:
+    while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
         more = s.phase[0, phase]
         tau = iteration_time(s.timing, weight + members, 0, members)
@@ -119,3 +124,24 @@ def coast(s: State, limit: int, patience: int) -> None:
     clock[GAP_SUM], clock[LAST_RUN], c[ITERATIONS] = gap_sum, last_s, iterations
     c[COMPUTED] += (iterations - begun) * members
     c[PEAK] = max(c[PEAK], held * block)
+    if in_fleet(s):
+        if iterations > begun:
+            c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], held
+        if now >= clock[PAUSE]:
+            calm_s = still_calm(s, slot, held) * iteration_time(s.timing, weight + members, 0, members)
+            clock[CALM] = min(now + calm_s, max(now, next_event_s(s)))
+
+
+@kernel
+def still_calm(s: State, slot: int, held: int) -> float:
+    """How many further iterations nobody is due after, and memory suffices for; a little less, for rounding."""
+    size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
+    phase, count = -s.group[0, TICK] % block, 0
+    while count < size:
+        slot = slot + 1 if slot + 1 < size else 0
+        held += s.phase[0, phase]
+        if s.ring[slot] != NOBODY or held > s.fixed[CAPACITY]:
+            break
+        phase = phase - 1 if phase > 0 else block - 1
+        count += 1
+    return count * _INSIDE

@@ -102,7 +102,8 @@ class PrefixCacheUse:
 
     Rates are of the tokens looked up: prompts at their first admission, and what is admitted again after an eviction.
     `hit_tokens` are those of prompts, `recovered_tokens` the others; `cached_tokens_mean` counts what is known though
-    nobody holds it, over iterations.
+    nobody holds it, over iterations. Of a host tier, None without one: `host_hit_rate`, the part of the hit rate that
+    was loaded, and `link_utilization`, the share of the time in which it loaded.
     """
 
     hit_rate: float | None
@@ -110,6 +111,8 @@ class PrefixCacheUse:
     hit_tokens: float | None
     recovered_tokens: float | None
     cached_tokens_mean: float | None
+    host_hit_rate: float | None
+    link_utilization: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,12 +416,15 @@ def _found(run: Outcome) -> Figures:
     if run.found is None:
         return dict.fromkeys(names)
     hit, recovered = int(run.found.hit_tokens.sum()), int(run.found.recovered_tokens.sum())
+    loaded = run.found.loaded_tokens
     values = (
         _ratio(hit, run.found.looked_up_tokens),
         _ratio(recovered, run.found.looked_up_again_tokens),
         hit,
         recovered,
         _ratio(run.found.cached_sum, run.iterations),
+        None if loaded is None else _ratio(int(loaded.sum()), run.found.looked_up_tokens),
+        None if loaded is None else _ratio(run.found.link_busy_s, run.end_s),
     )
     return dict(zip(names, values, strict=True))
 

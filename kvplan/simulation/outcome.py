@@ -66,6 +66,10 @@ class Found:
         Sum over iterations of the tokens that were known though nobody held them.
     cached_tokens : ndarray of int64, shape (n_records,)
         Of those iterations that the series of the run records.
+    loaded_tokens : ndarray of int64, shape (n_requests,)
+        Of those in `hit_tokens`, what came from the host tier; None without one.
+    link_busy_s
+        Time that the link to the host has taken for loads.
     """
 
     hit_tokens: IntArray
@@ -74,6 +78,8 @@ class Found:
     looked_up_again_tokens: int
     cached_sum: float
     cached_tokens: IntArray
+    loaded_tokens: IntArray | None = None
+    link_busy_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ Blocks that running requests have taken since the last settlement are counted on
 anything is put into it or looked for.
 """
 
+from kvplan.simulation.host_tier import host_drops, host_keeps_released, host_keeps_victims, host_settles
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.state import (
     BEGIN,
@@ -49,6 +50,7 @@ from kvplan.simulation.state import (
     STAGE,
     State,
     extended,
+    hosted,
 )
 
 
@@ -75,9 +77,13 @@ def settle(s: State) -> None:
         some = min(taken, s.stream[stream, CACHED])
         s.stream[stream, CACHED] -= some
         taken -= some
+        if hosted(s):
+            host_keeps_victims(s, stream, some)
         if s.stream[stream, CACHED] == 0:
             leave_queue(s, stream)
             forget(s, stream)
+    if hosted(s):
+        host_settles(s)
 
 
 @kernel
@@ -208,6 +214,8 @@ def hold(s: State, request: int, found: int) -> int:
                 c[HELD] += s.stream[copy, CACHED]
                 s.stream[copy, CACHED] = 0
         s.stream[copy, HOLDERS] += 1
+        if hosted(s) and s.stream[stream, BEGIN] < found:
+            host_drops(s, stream)
         stream = s.stream[stream, PARENT]
     return count_hits(s, request, found)
 
@@ -243,6 +251,8 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
             c[HELD] += max(mine, 0)
         elif mine > 0:
             join_queue(s, copy, mine)
+            if hosted(s):
+                host_keeps_released(s, copy, mine)
         else:
             forget(s, copy)
         full = min(full, s.stream[stream, BEGIN])

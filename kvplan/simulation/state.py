@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model.offload import Offload
 from kvplan.model.weights import first_tokens, stage_count
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
 
@@ -58,7 +60,6 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
-    TO_COME,  # requests whose arrival another one has fixed
     ROWLESS,  # requests that come after those that have a row of their own
     SHED,
     GONE,  # these, and those that therefore never come
@@ -71,13 +72,36 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     ROWS,  # of a radix tree: those of its nodes that have been used
     SPARE,  # one that is free again
     WINDOWED,  # blocks of the pool of windows
+    HOSTED,  # blocks in the queue of the host tier; this and what follows: of that
+    HOST_OLDEST,  # its ends
+    HOST_NEWEST,
+    OUTSTANDING,  # requests before the last iteration ended: waiting or resident
+    HELD_BEFORE,  # blocks, before the last iteration ended
     _COUNTERS,
-) = range(41)
+) = range(45)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
 # Positions in `State.clock`; from LAST_RUN on when each group last ran.
-NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, VERIFY, LAST_RUN = range(10)
+(
+    NOW,
+    HORIZON,
+    BUSY,
+    KV_SUM,
+    OVERHEAD,
+    CACHED_SUM,
+    SHED_AFTER,
+    GAP_SUM,
+    VERIFY,
+    LOAD,
+    LOADING,
+    LINK_FREE,
+    LINK_BUSY,
+    PAUSE,  # no iteration begins from then on; this and what follows: of a replica of a fleet
+    CALM,  # until then nobody can be done, if nobody arrives
+    SECONDS_PER_TOKEN,  # of KV that comes from another replica
+    LAST_RUN,
+) = range(17)
 
 # In `State.fixed`.
 (
@@ -102,11 +126,17 @@ NOW, HORIZON, BUSY, KV_SUM, OVERHEAD, CACHED_SUM, SHED_AFTER, GAP_SUM, VERIFY, L
     FULL_BYTES,
     WINDOW_BYTES,
     POOL_BYTES,
-) = range(21)
+    HOST_CAPACITY,  # blocks; this and what follows: of a host tier
+    INCLUSIVE,
+    OVERLAPS,
+    COUNTS_QUEUES,
+    SITE_NUMBER,  # of the replica in its fleet
+    HANDED_OVER,  # requests of a fleet that computes prompts apart: rows from here on are theirs for decode replicas
+) = range(27)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
-ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S = range(5)  # columns of `State.time`
+ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S, READY_S = range(6)  # columns of `State.time`
 
 # Columns of `State.request`.
 (
@@ -154,8 +184,10 @@ PATH = BELOW  # with drafts: where it begins in `State.emitted`
     RECOVERED,  # at further ones
     NODE,  # of a radix tree, down to which it holds all, or NOBODY
     ENTERED,  # whether its prompt is in the tree
+    LOADED,  # of the tokens found at the first admission, those that a host tier had
+    LOADS_FROM,  # blocks that the GPU had when its load began
     _ALL_REQUEST_COLUMNS,
-) = range(_REQUEST_COLUMNS, _REQUEST_COLUMNS + 11)
+) = range(_REQUEST_COLUMNS, _REQUEST_COLUMNS + 13)
 
 # Columns of `State.stream`, counts in blocks.
 (
@@ -172,9 +204,20 @@ PATH = BELOW  # with drafts: where it begins in `State.emitted`
     _STREAM_COLUMNS,
 ) = range(11)
 
+# Further columns, with a host tier.
+(
+    HOST,  # blocks in its queue
+    HOST_IN_FRONT,  # neighbours there
+    HOST_BEHIND,
+    LOADERS,  # requests that wait for a load of some of it
+    _HOSTED_STREAM_COLUMNS,
+) = range(_STREAM_COLUMNS, _STREAM_COLUMNS + 5)
+
 # Where they are otherwise those of a radix tree: of its nodes, which stand behind the streams ...
 END, OF = BEGIN, FIRST  # blocks down to its end, stream that this is in
 TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or NOBODY
+
+SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
 
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
@@ -196,6 +239,28 @@ COUNT, TOP = range(2)  # columns of `State.rank`
 
 STANDS_BY = 2
 
+# Columns of `State.fleet`, in its first row ...
+(
+    TO_COME,  # requests whose arrival another one has fixed
+    UNASKED,  # who comes next of the others, and who comes no more
+    UNASKED_END,
+    NEXT_OF_CLIENTS,  # in a closed loop, who comes when somebody is done
+    RULE,
+    BRINGS,  # whether a completion may bring somebody
+    FURTHER,  # requests that have no row yet
+    _FLEET_COLUMNS,
+) = range(8)
+# ... and in those of the replicas.
+(
+    ROLE,
+    IDLES,
+    ASKED,  # what it does where nobody comes any more
+) = range(3)
+BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
+WHOLE, PREFILL, DECODE = range(3)  # roles
+
+ACTS, SEEN, SEEN_DECODING, TRANSFERS_UNTIL, _LINK_COLUMNS = range(5)  # of `State.link`
+
 
 class State(NamedTuple):
     """Everything a run reads and writes. Arrays with named columns.
@@ -211,14 +276,16 @@ class State(NamedTuple):
     clock : ndarray of float64
         NOW, HORIZON and BUSY, the time of all iterations (seconds), KV_SUM (tokens), OVERHEAD: what a request takes
         outside the engine (seconds), CACHED_SUM (tokens), SHED_AFTER: who has waited longer is given up (seconds),
-        GAP_SUM: all times between two tokens of a request (seconds), VERIFY: what drafts of a sequence cost (seconds),
-        LAST_RUN: the clock when each group last ran.
+        GAP_SUM: all times between two tokens of a request (seconds), VERIFY: what drafts of a sequence cost (seconds).
+        Of a host tier LOAD: what the link takes for a block, LOADING: what loads add to this iteration, LINK_FREE: when
+        all loads so far are done, LINK_BUSY: what they have taken (seconds). LAST_RUN: the clock when each group last
+        ran.
     counter : ndarray of int64
         Counters.
-    time : ndarray, shape (n_rows, 3 or 5), seconds
+    time : ndarray, shape (n_rows, 3, 5 or 6), seconds
         ARRIVAL, FIRST_TOKEN, FINISH; NaN for what has not happened. While a request that has emitted tokens is out of
         its group, FINISH is minus the time of its last token. Where requests follow each other, THINK, and COMING_S of
-        the one that stands at this place of the heap of those to come.
+        the one that stands at this place of the heap of those to come. With a host tier READY_S, when a load is done.
     request : ndarray of int64, shape (n_rows, n_columns)
         A row for each request, or for those under way and some that come next, see `kvplan.simulation.rows`.
     list : ndarray of int64, shape (n_lists, 3)
@@ -246,6 +313,12 @@ class State(NamedTuple):
         There, what a request of so many tokens reads.
     emitted : ndarray of int64
         With drafts: tokens of a request before each of its iterations, from its PATH on.
+    fleet : ndarray of int64, shape (1 + n_replicas, n_columns)
+        Shared by all replicas of a fleet; without one a row.
+    link : ndarray, shape (2 n_leaves, n_columns)
+        Likewise, see `kvplan.simulation.fleet.trees`: ACTS, when a replica next begins or ends something, seconds;
+        SEEN, what the router sees of it, and SEEN_DECODING, of decode replicas; TRANSFERS_UNTIL, until when it sends
+        or receives KV, seconds.
     """
 
     timing: FloatArray
@@ -267,6 +340,8 @@ class State(NamedTuple):
     blocks: IntArray
     context: FloatArray
     emitted: IntArray
+    fleet: IntArray
+    link: FloatArray
 
 
 class Extended(State):
@@ -279,6 +354,15 @@ class Extended(State):
 def extended(s: State) -> bool:
     """Whether requests may be cached, follow each other or be given up; known when the loop is compiled."""
     return isinstance(s, Extended)
+
+
+class Hosted(Extended):
+    """The same with a tier of host memory behind the prefix cache."""
+
+
+def hosted(s: State) -> bool:
+    """Whether the host keeps what the GPU throws away; known when the loop is compiled."""
+    return isinstance(s, Hosted)
 
 
 class Layered(State):
@@ -297,6 +381,12 @@ class Pooled(Layered):
 def pooled(s: State) -> bool:
     """Whether there are two pools; known when the loop is compiled."""
     return isinstance(s, Pooled)
+
+
+@kernel
+def in_fleet(s: State) -> bool:
+    """Whether this is a replica of several, whose router says who comes."""
+    return bool(s.link.shape[0] > 0)
 
 
 class Pools(NamedTuple):
@@ -357,6 +447,10 @@ class Setup(NamedTuple):
         admitted, evicted or done: who did not fit then does not fit now. See `kvplan.simulation.coasting`.
     pools
         Where windows have a pool of their own.
+    host
+        The tier of host memory behind a prefix cache of blocks.
+    counts_queues
+        The ranks are those of queues, by who waits in each.
     """
 
     queue_of: IntArray
@@ -374,6 +468,8 @@ class Setup(NamedTuple):
     shed_after_s: float = math.inf
     coasts: bool = False
     pools: Pools | None = None
+    host: Offload | None = None
+    counts_queues: bool = False
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -396,7 +492,8 @@ def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int
         columns = _REQUEST_COLUMNS
     if setup.prefix_cache != NO_CACHE or requests.turns is not None:
         columns = _ALL_REQUEST_COLUMNS
-    return 3 if requests.turns is None else 5, columns
+    times = 3 if requests.turns is None else 5
+    return times if setup.host is None else 6, columns
 
 
 def begin_rows(
@@ -469,7 +566,7 @@ def new_state(
     begin_rows(time, request, requests, setup, replica.prefill, 0)
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
-    count[OLDEST] = count[NEWEST] = count[SPARE] = NOBODY
+    count[OLDEST] = count[NEWEST] = count[SPARE] = count[HOST_OLDEST] = count[HOST_NEWEST] = NOBODY
     if requests.clients is None:
         count[RELEASED] = np.count_nonzero(~np.isnan(requests.arrival_s[:rows]))
     else:
@@ -503,6 +600,10 @@ def new_state(
         setup.coasts and replica.layout is None and drafted is None,
         size,
         *_of_pools(setup.pools),
+        *((0, 0, 0) if setup.host is None else _of_host(setup.host, block)),
+        setup.counts_queues,
+        0,
+        0,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
@@ -511,11 +612,14 @@ def new_state(
         leaf, copy, stream = block_streams(some, block)
         for near in _near(rows):
             request[near, LEAF], request[near, COPY], request[near, COPIED] = leaf[near], copy[near], NOBODY
+        if setup.host is not None:
+            stream = np.pad(stream, ((0, 0), (0, _HOSTED_STREAM_COLUMNS - _STREAM_COLUMNS)))
     elif setup.prefix_cache == RADIX_TREE:
         request[:, LEAF], stream, count[ROWS] = radix_streams(requests, block, fixed[CAPACITY])
         request[:, NODE] = NOBODY
     further = setup.prefix_cache != NO_CACHE or requests.turns is not None
     kind = Extended if further or setup.shed_after_s < math.inf else State
+    kind = kind if setup.host is None else Hosted
     blocks, context = np.zeros((0, 2), dtype=np.int64), np.zeros(0)
     verify_s = 0.0 if drafted is None else drafted.drafts.tokens * drafted.drafts.verify_s
     if replica.layout is not None or drafted is not None:
@@ -541,6 +645,11 @@ def new_state(
                 setup.shed_after_s,
                 0.0,
                 verify_s,
+                0.0 if setup.host is None else setup.host.load_s * block,
+                *[0.0] * (PAUSE - LOADING),
+                math.inf,
+                0.0,
+                0.0,
                 *[0.0] * groups,
             ]
         ),
@@ -559,6 +668,8 @@ def new_state(
         blocks=blocks,
         context=context,
         emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
+        fleet=np.zeros((1, _FLEET_COLUMNS), dtype=np.int64),
+        link=np.zeros((0, _LINK_COLUMNS)),
     )
 
 
@@ -567,6 +678,11 @@ def _of_pools(pools: Pools | None) -> tuple[int, ...]:
     if pools is None:
         return (0,) * 5
     return pools.window, pools.windows, pools.full_bytes, pools.window_bytes, pools.pool_bytes
+
+
+def _of_host(host: Offload, block: int) -> tuple[int, int, int]:
+    """`State.fixed` from HOST_CAPACITY on."""
+    return host.memory_tokens // block, host.inclusive, host.overlap
 
 
 def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:

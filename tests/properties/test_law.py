@@ -279,7 +279,7 @@ def test_a_sweep_has_the_same_bits_as_one_report_after_the_other() -> None:
         "saturation.throughput_rps",
         "wait.kv_tokens",
     ]
-    found = sweep(bent, {"timing.d4": ["0 ms", "0.2 ms", "1 ms"], "timing.d5": ["0 us", "40 us"]}, keys)
+    found = sweep(bent, {"timing.d4": ["0 ms", "1 ms"], "timing.d5": ["0 us", "40 us"]}, keys)
     for i, (d4, d5) in enumerate(zip(found["timing.d4"], found["timing.d5"], strict=True)):
         model = replace(bent.model, timing=replace(bent.model.timing, d4=float(d4), d5=float(d5)))
         report = report_of(model, name="", sha256="")
@@ -456,7 +456,9 @@ SEEN_BY = {
 }
 
 
-PLAIN = replace(FULL, timing=replace(FULL.timing, d4=0.0, d5=0.0))  # analysed in half the time
+# analysed in less time: without what only other fields need
+PLAIN = replace(FULL, timing=replace(FULL.timing, d4=0.0, d5=0.0))
+ROOMY = replace(LIMITS, max_num_batched_tokens=None)
 
 
 @cache
@@ -465,7 +467,9 @@ def before(group: str, seen_by: str) -> object:
 
 
 def base(group: str) -> ServingModel:
-    return FULL if group == "timing" else PLAIN
+    if group == "replica":
+        return PLAIN
+    return replace(FULL if group == "timing" else PLAIN, replica=ROOMY)
 
 
 @pytest.mark.parametrize("seen_by", SEEN_BY)

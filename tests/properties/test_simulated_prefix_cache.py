@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import slow_prefix_cache
 import slow_simulator
+from cached_cases import CASES, LIMITS_S
 from hypothesis import given
 from hypothesis import strategies as st
-from session_shapes import SHAPES, Shape
+from session_shapes import Shape
 from slow_simulator import SlowResult
-from small_runs import CLASSES, TIMINGS, Case, bytes_of, run
+from small_runs import CLASSES, Case, bytes_of, run
 from tiers import examples
 
 from kvplan.model import Replica, Timing
@@ -18,44 +19,6 @@ from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.recorded import prefixes_of_hashes
 from kvplan.simulation.requests import Requests
-
-LIMITS_S = st.sampled_from([0.0, 1.0, 5.0, 20.0])
-REPLICAS = st.builds(
-    Replica,
-    memory_tokens=st.integers(1, 8) | st.integers(1, 60),  # beside the longest request
-    block_tokens=st.integers(1, 5),
-    max_num_seqs=st.none() | st.integers(1, 6),
-    max_num_batched_tokens=st.none() | st.integers(6, 30),
-)
-
-
-def case_of(
-    shape: Shape,
-    timing: Timing,
-    replica: Replica,
-    watermark: float,
-    shed_after: float | None,
-    horizon_s: float | None,
-) -> Case:
-    requests = shape.requests()
-    longest = int((requests.input_tokens + requests.decode_tokens - 1).max())
-    block = replica.block_tokens
-    memory = (-(-longest // block) + 1) * block + replica.memory_tokens
-    parameters = {"prefix_caching": (1.0,), "watermark": (watermark,)}
-    if shed_after is not None:
-        parameters["shed_after"] = (shed_after,)
-    return Case(requests, timing, replace(replica, memory_tokens=memory), parameters, horizon_s)
-
-
-CASES = st.builds(
-    case_of,
-    SHAPES,
-    TIMINGS,
-    REPLICAS,
-    st.sampled_from([0.0, 0.05, 0.3]),
-    st.none() | st.sampled_from([0.0, 1.0, 5.0, 20.0]),
-    st.none() | st.floats(0.0, 60.0),
-)
 
 
 def slow(case: Case) -> tuple[SlowResult, slow_prefix_cache.Cached]:
@@ -85,7 +48,7 @@ def agree(case: Case, fast: Outcome) -> None:
     assert fast.found.cached_tokens.tolist() == pool.cached_per_iteration[: fast.iterations]
 
 
-@examples(400)
+@examples(150)
 @given(case=CASES)
 def test_every_request_finds_what_a_pool_of_numbered_blocks_has_for_it(case: Case) -> None:
     agree(case, run("vllm", case))

@@ -135,7 +135,8 @@ def test_strangers_have_only_what_a_preempted_request_left() -> None:
     assert found.pop("preemption_recovered_share") == pytest.approx(
         1 - (200 / 1000) * (1 - math.exp(-1000 / 200))
     )
-    assert set(found.pop("sustainable_rps").values()) | set(found.pop("collapsed").values()) == {None}
+    for part in ("sustainable_rps", "collapsed", "host", "sustainable_rps_without_host"):
+        assert set(found.pop(part).values()) == {None}
     assert set(found.values()) == {None}
 
 

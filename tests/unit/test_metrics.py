@@ -2,13 +2,12 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from command import python
 from runs import NAN, a_run, a_series, counts, one_server
 
 from kvplan.simulation.intervals import queue_grows
@@ -142,6 +141,10 @@ def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:
     assert (use.hit_tokens, use.recovered_tokens, use.cached_tokens_mean) == (48, 48, 150.0)
     assert result_of(run).shed == 1
     assert result_of(by_hand()).prefix_cache.hit_rate is None
+    assert (use.host_hit_rate, use.link_utilization) == (None, None)
+    with_host = replace(found, loaded_tokens=np.array([16, 0, 8]), link_busy_s=2.0)
+    use = result_of(by_hand(found=with_host, end_s=8.0)).prefix_cache
+    assert (use.host_hit_rate, use.link_utilization) == (0.05, 0.25)
 
 
 def test_latencies_of_turns_are_in_order_of_arrival() -> None:
@@ -353,5 +356,5 @@ def test_half_of_the_seeds_decide() -> None:
 
 def test_metrics_load_without_scipy() -> None:
     code = "import sys, kvplan.simulation.metrics; print('scipy' in sys.modules, 'numba' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     assert done.stdout.split() == ["False", "False"]

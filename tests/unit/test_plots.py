@@ -463,6 +463,7 @@ def test_axes_have_names_and_units() -> None:
 LATE = (
     *("memory for one request exactly", "pages as large as memory", "rates of 1e-300", "rates of 1e12"),
     *("20,000 and half of it", "a thousand lengths", "an input of 1e9", "work rate one"),
+    "work rate just below one",
     "an iteration of 1e12 s at 1e12 requests/s",
 )
 

@@ -126,3 +126,10 @@ def test_a_timing_reads_back_as_it_was_written(
 
 
 CLASS = 'classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]'
+
+
+def test_a_host_tier_of_the_base_keeps_the_bytes_of_a_token() -> None:
+    tier = 'kv_bytes_per_token = 1000\noffload = { memory = "90 MB", bandwidth = "1 GB/s" }\n'
+    kept = base(BASE.replace("max_num_seqs = 64\n", tier))
+    found = composed(kept, [replica_part(kept, {"memory_tokens": 50_000}, [], LOG)], source="x").model.replica
+    assert (found.memory_tokens, found.offload) == (50_000, kept.model.replica.offload)

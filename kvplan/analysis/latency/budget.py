@@ -144,7 +144,7 @@ def queue_of(
     full = left > 0
     computed = np.minimum(tokens, room[:, None])
     prompt_s = token_s * computed
-    shift = _split(left / step, points)
+    shift = np.fft.rfft(_placed(left[..., None] / step, np.ones((*left.shape, 1)), points))
     seconds = np.where(full, full_s[:, None], slow_s[:, None] + prompt_s)
     moves, stationary = _chain(seconds, arrivals, shift)
     more = _decodes_behind(traffic, tokens_rps, weight, slow_s, computed, moves, stationary)
@@ -162,11 +162,7 @@ def queue_of(
 
 def _arrivals(rate: FloatArray, cells: FloatArray, points: int) -> ComplexArray:
     """Log-transform of what arrives in a second, prompts on the cells on both sides of them."""
-    below, part = np.divmod(cells, 1.0)
-    jumps = np.zeros(points)
-    np.add.at(jumps, below.astype(np.int64), rate * (1 - part))
-    np.add.at(jumps, below.astype(np.int64) + 1, rate * part)
-    return np.asarray(np.fft.rfft(jumps) - rate.sum())
+    return np.asarray(np.fft.rfft(_placed(cells, rate, points)) - rate.sum())
 
 
 def _chain(seconds: FloatArray, arrivals: ComplexArray, shift: ComplexArray) -> tuple[FloatArray, FloatArray]:
@@ -221,11 +217,14 @@ def _decodes_behind(
     return np.asarray(more - (told - float(law @ told)))
 
 
-def _split(cells: FloatArray, points: int) -> ComplexArray:
-    """Transforms of masses between two cells each."""
-    below, part = np.divmod(cells, 1.0)
-    turn = np.exp(-2j * np.pi / points * np.arange(points // 2 + 1))
-    out: ComplexArray = turn ** below[..., None] * (1 + part[..., None] * (turn - 1))
+def _placed(cells: FloatArray, mass: FloatArray, points: int) -> FloatArray:
+    """Masses along the last axis put on a lattice of so many points, each on the two cells that it lies between."""
+    out = np.zeros((*cells.shape[:-1], points))
+    below = cells.astype(np.int64)
+    part = cells - below
+    row = np.indices(cells.shape, sparse=True)[:-1]
+    np.add.at(out, (*row, below), mass * (1 - part))
+    np.add.at(out, (*row, below + 1), mass * part)
     return out
 
 
@@ -305,7 +304,7 @@ def meet(queue: Queue, largest: float) -> Met:
         np.add.at(joint, (node, times + later, below + 1), share * early)
     after = np.exp(np.arange(n + 1)[:, None] * tick[:, None, None] * queue.arrivals)
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
-    left_over = (np.where(over, mass, 0.0)[..., None] * _split(left, points)).sum(axis=1)
+    left_over = np.fft.rfft(_placed(left, np.where(over, mass, 0.0), points))
     uniform = np.full(n + 1, 1.0)
     uniform[[0, -1]] = 0.5
     meets = joint @ after + left_over[:, None] * uniform[:, None] * after[:, ::-1]
@@ -443,11 +442,7 @@ def _prompts_after(
     np.add.at(lengths, (node, below), within * (1 - at + below))
     np.add.at(lengths, (node, below + 1), within * (at - below))
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / step
-    place, part = left.astype(np.int64), left % 1.0
-    rest = np.zeros((times.shape[0], points))
-    beyond = np.where(over, law, 0.0)
-    np.add.at(rest, (node, place), beyond * (1 - part))
-    np.add.at(rest, (node, place + 1), beyond * part)
+    rest = _placed(left, np.where(over, law, 0.0), points)
     meanwhile = np.exp(times[..., None] * arrivals)
     later = np.einsum("nt,ntf->nf", lengths, meanwhile) + np.fft.rfft(rest) * meanwhile[:, -1]
     width = math.ceil(queue.room.max() / step) + 1

@@ -60,12 +60,16 @@ def equilibrium_here(e: Evidence) -> str:
     )
 
 
-WARM_EQUILIBRIUM = ByLaw("τ* = d0/(1 − Σλ·(c̄ − d2·h))", "the least τ* = F/(1 − Σλ·(c̄ − d2·h))")
+_WITH_LOADS = ", + dx·h₂ in the brackets where loads from a host tier are part of iterations"
+WARM_EQUILIBRIUM = ByLaw(
+    f"τ* = d0/(1 − Σλ·(c̄ − d2·h)){_WITH_LOADS}", f"the least τ* = F/(1 − Σλ·(c̄ − d2·h)){_WITH_LOADS}"
+)
 
 
 def warm_equilibrium_here(e: Evidence) -> str:
     """That time where a prefix cache finds h tokens of a prompt."""
-    return f"{_rest_here(e, 'equilibrium')} / (1 − {e('rate', 9)}·({e('c', 9)} − {e('d2')}·{e('saved', 9)}))"
+    loads = f" + {e('loads', 9)}" if e.figures["loads"].value else ""
+    return f"{_rest_here(e, 'equilibrium')} / (1 − {e('rate', 9)}·({e('c', 9)} − {e('d2')}·{e('saved', 9)}{loads}))"
 
 
 # The factor at which a limit is met

@@ -12,6 +12,8 @@ _NEW = "new, theory of prefix caches: Che's approximation for least recently use
 _NOTHING = "Requests have nothing in common, or no state of a warm cache serves the offered rate."
 _NO_COLLAPSE = "Requests have nothing in common, or no collapsed state exists at the offered rate."
 _NOT_SHARED = "Requests have nothing in common."
+_NO_HOST = "The profile has no host tier, or requests have nothing in common"
+_TWO_TIERS = "new, theory of host tiers: two characteristic times"
 
 
 def _state(
@@ -26,6 +28,36 @@ def _state(
 ) -> Record:
     key = f"prefix_cache.{name}"
     return Record(key, meaning, formula, here, _NEW, symbol=symbol, unit=unit, absent=absent, most=most)
+
+
+def _host(
+    name: str,
+    meaning: str,
+    formula: str,
+    here: Callable[[Evidence], str] | None = None,
+    unit: str = "",
+    absent: str = f"{_NO_HOST}, or no state of a warm cache serves the offered rate.",
+    symbol: str = "",
+) -> Record:
+    return Record(
+        f"prefix_cache.{name}", meaning, formula, here, _TWO_TIERS, symbol=symbol, unit=unit, absent=absent
+    )
+
+
+def _hosted_here(e: Evidence) -> str:
+    private = f"{e('left', 9)}·{e('q', 9)}·({e('F', 9)} − {e('F_gpu', 9)})"
+    return f"({private} + {e('common_hits', 9)} − {e('common_gpu', 9)}) / {e('s_exact', 9)}"
+
+
+def _host_time_here(e: Evidence) -> str:
+    return (
+        f"({e('M_reach', 9)} − {e('prefix_cache.kv_unique_tokens', 9)} − {e('asked_for_host', 9)} − "
+        f"{e('common_kept_host', 9)}) / ({e('rate', 9)}·{e('left', 9)}·(1 − {e('q', 9)}))"
+    )
+
+
+def _utilization_here(e: Evidence) -> str:
+    return f"{e('rate', 9)}·{e('s_exact', 9)}·{e('prefix_cache.host.hit_ratio', 9)}·{e('load_s', 9)}"
 
 
 def _reusable_here(e: Evidence) -> str:
@@ -51,7 +83,8 @@ PREFIX_CACHE = Block(
         _state(
             "hit_ratio",
             "Share of the prompt tokens that the warm cache finds.",
-            "h/s̄, h = L̄·q·F(T) + Σ p_g·c_g·(1 − e^(−λ_g·(R + T))); or the measured curve at M",
+            "h/s̄, h = L̄·q·F(T) + Σ p_g·c_g·(1 − e^(−λ_g·(R + T))), T₂ in place of T with a host tier; or the measured "
+            "curve at M",
             lambda e: f"({e('left', 9)}·{e('q', 9)}·{e('F', 9)} + {e('common_hits', 9)}) / {e('s_exact', 9)}",
             most=1.0,
         ),
@@ -174,6 +207,58 @@ PREFIX_CACHE = Block(
             source=_NEW,
             most=1.0,
             basis="estimated",
+        ),
+        _host(
+            "host.hit_ratio",
+            "Share of the prompt tokens that are loaded from the host, part of the hit ratio.",
+            "h₂/s̄ = (h(T₂) − h(T))/s̄, h(T) what a cache finds that keeps everything for T",
+            _hosted_here,
+            symbol="h₂/s̄",
+        ),
+        _host(
+            "host.characteristic_time_s",
+            "After so long what nobody asked for again is gone from the host, too.",
+            "as T, with the memory of the host where every block is written to it, of both where only victims are",
+            _host_time_here,
+            unit="s",
+            absent=f"{_NO_HOST}, everything fits, hits follow a measured curve, or there is no warm state.",
+            symbol="T₂",
+        ),
+        _host(
+            "host.link_utilization",
+            "Share of the time in which the link loads from the host.",
+            "Σλ·h₂·dx, dx = bytes of a token/bandwidth",
+            _utilization_here,
+        ),
+        _host(
+            "host.recovers_up_to_rps",
+            "Rate up to which a replica full of requests, none of them waiting, comes back to its warm cache.",
+            "x/τ(x) where x admissions an iteration fill memory, and the host still has what was left within T₂",
+            unit="requests/s",
+            absent=f"{_NO_HOST}.",
+        ),
+        _host(
+            "host.longest_wait_s",
+            "The longest wait in a queue from which it comes back at the offered rate: what a turn waits is added to "
+            "the gap, and outlasts what the host keeps.",
+            "the wait W at which that rate, with gaps longer by W, is Σλ",
+            unit="s",
+            absent=f"{_NO_HOST}, or it comes back from every queue, or from none.",
+        ),
+        _host(
+            "sustainable_rps_without_host.guaranteed",
+            "The guaranteed rate of the GPU alone: no host tier raises it.",
+            GUARANTEED,
+            guaranteed_here,
+            unit="requests/s",
+            absent=f"{_NO_HOST}.",
+        ),
+        _host(
+            "sustainable_rps_without_host.good",
+            "Rate that a warm cache on the GPU alone serves.",
+            "max over x of x/τ(x), x admissions an iteration",
+            unit="requests/s",
+            absent=f"{_NO_HOST}.",
         ),
         Record(
             "prefix_cache.branches",

@@ -79,7 +79,7 @@ def study(
         name: [Job(settings, scenario, load.horizon_s) for scenario in drawn]
         for name, settings in policies.items()
     }
-    parameters = {name: row[0].prepare()[1] for name, row in jobs.items()}  # refuses before anything is run
+    parameters = {name: row[0].parameters() for name, row in jobs.items()}  # refuses before anything is run
     rows, interrupted = run_rows(list(jobs.values()), progress, announce, compile=compile, threads=threads)
     kept = _comparable(rows) if interrupted else list(range(len(seeds)))
     shown = {

@@ -317,6 +317,10 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
     caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
+    if caching and replica.offload is not None:
+        raise UsageError(
+            "policy sglang: a host tier, [gpu.offload], is not modelled; there is vllm, or prefix_caching = 0"
+        )
     setup = as_engines_count(requests)._replace(
         knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),

@@ -16,14 +16,16 @@ from kvplan.simulation.actions import (
     enter,
     evict,
     group_list,
-    last_admitted,
     members_tokens,
     overflows,
     seat,
     seat_is_free,
+    take_out,
+    was_fetched,
     whole_tokens,
 )
 from kvplan.simulation.kernels import kernel
+from kvplan.simulation.loading import first_loaded, hits_of_tiers, is_being_loaded, load, mark
 from kvplan.simulation.policies.limits import (
     LIMITS,
     PATIENCE,
@@ -63,9 +65,11 @@ from kvplan.simulation.state import (
     SLOTS,
     STAGE,
     START,
+    TAIL,
     TICK,
     Setup,
     State,
+    hosted,
     layered,
 )
 
@@ -92,7 +96,7 @@ def serve_running(s: State) -> int:
     else:
         advance(s, 0)
     while overflows(s):
-        preempt(s, last_admitted(s))
+        preempt(s, last_running(s))
         preempted = True
     # Never below 0: whoever runs took at least a token of it when the prompt was computed.
     budget -= s.list[group_list(s, 0), LENGTH] * (1 + s.fixed[DRAFTS])
@@ -103,7 +107,24 @@ def serve_running(s: State) -> int:
         else:
             preempt(s, request)
             preempted = True
+    if hosted(s) and not preempted:
+        return serve_loaded(s, budget)
     return 0 if preempted else budget
+
+
+@kernel
+def serve_loaded(s: State, budget: int) -> int:
+    """Those whose load is done go on, in order; one for which blocks lack gives way. Returns what is left as above."""
+    request = first_loaded(s)
+    while request != NOBODY and budget > 0:
+        mark(s, request, -1)
+        if s.counter[HELD] + further_blocks(s, request, budget) > s.fixed[CAPACITY]:
+            evict(s, request)
+            return 0
+        take_out(s, request)
+        budget -= compute_prompt(s, request, budget)
+        request = first_loaded(s)
+    return budget
 
 
 @kernel
@@ -119,13 +140,20 @@ def serve_in_order(s: State) -> bool:
         tokens = members_tokens(s, request, 0)
         compute(s, request, tokens - 1, tokens + s.fixed[SLOTS])
         while overflows(s):
-            last = last_admitted(s)
+            last = last_running(s)
             preempt(s, last)
             preempted = True
             if last == request:
                 return preempted
         request = s.request[request, AFTER]
     return preempted
+
+
+@kernel
+def last_running(s: State) -> int:
+    """The last that began to run: a prompt computed in part leaves nothing of the budget to others after it."""
+    partly = s.counter[PARTLY]
+    return int(s.list[group_list(s, 0), TAIL] if partly == NOBODY else partly)
 
 
 @kernel
@@ -162,16 +190,28 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             return
         spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
         whole = whole_tokens(s, request, s.request[request, STAGE])
-        blocks, found = blocks_of(s, whole), 0
-        if caches(s):
+        blocks, here, found = blocks_of(s, whole), 0, 0
+        fetched = was_fetched(s, request)
+        if caches(s) and not fetched:
             settle(s)
-            found = hits(s, request)
-            blocks += hits_in_queue(s, request, found) - found
-        if s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
+            here = hits(s, request)
+            blocks += hits_in_queue(s, request, here) - here
+            found = here
+        if hosted(s) and not fetched:
+            if is_being_loaded(s, request):
+                return
+            found = hits_of_tiers(s, request)
+        if not fetched and s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
             return
         seat(s, request)
-        s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
+        if fetched:  # with room for the next token, which is taken with it
+            s.request[request, PARKED] = whole - 1
+            s.counter[HELD] -= blocks - blocks_of(s, whole - 1)
+        else:
+            s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
         most -= 1
+        if hosted(s) and found > here and load(s, request, here, found):
+            continue
         budget -= compute_prompt(s, request, budget)
 
 
@@ -212,6 +252,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         seats=seats,
         coasts=True,
         prefix_cache=BLOCKS if caching else NO_CACHE,
+        host=replica.offload if caching else None,
         shed_after_s=patience_s,
     )
     return setup, {
@@ -261,4 +302,6 @@ POLICY = Policy(
     limits=frozenset(LIMITS),
     layers=True,
     drafts=True,
+    fetches=True,
+    host_tier=True,
 )

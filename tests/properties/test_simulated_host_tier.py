@@ -1,0 +1,104 @@
+"""The host tier of `vllm` against a dictionary of blocks, and what holds whatever arrives."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import slow_host_tier
+from cached_cases import CASES
+from hypothesis import given
+from hypothesis import strategies as st
+from session_shapes import Shape
+from small_runs import Case, bytes_of, run
+from tiers import examples
+
+from kvplan.model import Replica, Timing
+from kvplan.model.offload import Offload
+from kvplan.simulation.outcome import Ending, Outcome
+
+TIERS = st.builds(
+    Offload,
+    memory_tokens=st.integers(5, 60) | st.integers(5, 300),
+    load_s=st.sampled_from([0.001, 0.05, 0.3, 2.0]),
+    inclusive=st.booleans(),
+    overlap=st.booleans(),
+)
+
+
+def hosted(case: Case, tier: Offload) -> Case:
+    return replace(case, replica=replace(case.replica, offload=tier))
+
+
+def agree(case: Case, fast: Outcome) -> None:
+    given = {key: values[0] for key, values in case.parameters.items()}
+    expected, pool = slow_host_tier.simulate(
+        case.requests, case.timing, case.replica, given, horizon_s=case.horizon_s
+    )
+    assert (fast.ending is Ending.LIVELOCK) == expected.livelock
+    assert fast.found is not None
+    assert fast.found.loaded_tokens is not None
+    assert fast.found.hit_tokens.tolist() == pool.hits
+    assert fast.found.loaded_tokens.tolist() == pool.loaded
+    assert fast.found.recovered_tokens.tolist() == pool.recovered
+    assert fast.iterations == expected.iterations
+    assert fast.series.kv_tokens.tolist() == expected.kv_per_iteration
+    assert fast.series.waiting.tolist() == expected.waiting_per_iteration
+    assert fast.evictions.tolist() == expected.evictions
+    assert fast.recomputed_tokens == expected.recomputed_tokens
+    np.testing.assert_allclose(fast.found.link_busy_s, pool.link_busy_s, rtol=1e-9)
+    for times, wanted in (
+        (fast.arrival_s, expected.arrival_s),
+        (fast.first_token_s, expected.first_token_s),
+        (fast.finish_s, expected.finish_s),
+    ):
+        np.testing.assert_allclose(times, np.array(wanted, dtype=np.float64), rtol=1e-9)
+    assert fast.found.cached_tokens.tolist() == pool.cached_per_iteration[: fast.iterations]
+
+
+@examples(100)
+@given(case=CASES, tier=TIERS)
+def test_every_request_finds_what_two_pools_of_blocks_have_for_it(case: Case, tier: Offload) -> None:
+    case = hosted(case, tier)
+    agree(case, run("vllm", case))
+
+
+@given(case=CASES, tier=TIERS)
+def test_what_is_loaded_was_computed_before_and_takes_its_time(case: Case, tier: Offload) -> None:
+    outcome = run("vllm", hosted(case, tier))
+    found = outcome.found
+    assert found is not None
+    assert found.loaded_tokens is not None
+    assert (found.loaded_tokens <= found.hit_tokens).all()
+    assert found.link_busy_s >= tier.load_s * float(found.loaded_tokens.sum()) * (1 - 1e-9)
+    if not tier.overlap and case.horizon_s is None:
+        assert found.link_busy_s <= outcome.busy_s * (1 + 1e-9)
+
+
+@given(case=CASES)
+def test_a_host_with_room_for_nothing_more_changes_nothing(case: Case) -> None:
+    """Inclusive and as large as the memory in use at most: everything that it has is on the GPU."""
+    tier = Offload(case.replica.block_tokens, 0.5)
+    with_host, alone = run("vllm", hosted(case, tier)), run("vllm", case)
+    assert with_host.finish_s.tobytes() == alone.finish_s.tobytes()
+    assert with_host.series.kv_tokens.tolist() == alone.series.kv_tokens.tolist()
+
+
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_compiled_runs_leave_the_same_bytes(inclusive: bool, overlap: bool) -> None:
+    shape = Shape(
+        [(-1, 7), (1, 3)], [(s % 3, [(3, 5, 2.0), (0, 4, 0.5), (6, 7, 0.0)], 1.5) for s in range(40)], 9
+    )
+    case = Case(
+        shape.requests(),
+        Timing(0.3, d1=0.01),
+        Replica(90, block_tokens=4, offload=Offload(200, 0.05, inclusive, overlap)),
+        {"prefix_caching": (1.0,), "shed_after": (30.0,)},
+    )
+    outcome = run("vllm", case)
+    assert outcome.found is not None
+    assert outcome.found.loaded_tokens is not None
+    assert outcome.found.loaded_tokens.any()
+    assert outcome.evictions.any()
+    assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
+    agree(case, outcome)

@@ -1,0 +1,204 @@
+"""A host tier behind the prefix cache: theory §13's example, and its map written out for exponential gaps."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cached import one_class, root
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.analysis.cache_states import CachedReplica
+from kvplan.analysis.host_tier import host_tier
+from kvplan.analysis.prefix_cache import full_rate, population_of, prefix_cache, sustainable_rates
+from kvplan.model import Replica, Timing
+from kvplan.model.gaps import Exponential, Quantiles
+from kvplan.model.offload import Offload
+from kvplan.model.reuse import Reuse
+from kvplan.model.streams import PromptKind, Stream
+
+S, N, M, D0, D1, D2 = 3000, 200, 400_000, 12e-3, 1e-7, 60e-6
+FOOTPRINT = S * N + N * (N + 1) / 2
+THINK_S = 60.0
+
+
+def example(rate: float, tier: Offload | None, left: float = 3000.0) -> CachedReplica:
+    """Requests leave what they are given there, and 2,400 tokens on average are asked for again."""
+    stream = Stream(
+        rate_rps=rate,
+        stages=N,
+        read=FOOTPRINT,
+        held=FOOTPRINT,
+        held_squares=FOOTPRINT**2 / N,
+        prompt=S,
+        prompt_squares=S**2,
+        prefill=S,
+        computed=S + N - 1,
+        decode=N,
+        left=left,
+        left_squares=left**2,
+        reused=2400.0,
+        reused_squares=2400.0 * 3000,
+        gap=Exponential(THINK_S),
+        prompts=(PromptKind(0.2, S, 0), PromptKind(0.8, S, 3000)),
+    )
+    return CachedReplica((stream,), Timing(D0, D1, D2), Replica(M, offload=tier))
+
+
+@pytest.mark.parametrize(("times", "rate"), [(2, 4.90), (5, 7.18)])
+def test_the_example_of_the_theory_is_what_a_full_replica_serves_while_nobody_waits(
+    times: int, rate: float
+) -> None:
+    found = host_tier(example(3.0, Offload(times * M, 5e-6, overlap=False)), None)
+    assert found is not None
+    assert found.recovers_up_to_rps == pytest.approx(rate, abs=0.005)
+
+
+def test_whatever_the_tier_the_gpu_guarantees() -> None:
+    """A long queue outlasts everything: 3.84 with and without."""
+    for tier in (None, Offload(2 * M, 5e-6), Offload(5 * M, 5e-6, inclusive=False, overlap=False)):
+        assert sustainable_rates(example(3.0, tier)).guaranteed == pytest.approx(3.84, abs=0.005)
+
+
+def stock(rate: float, age: float, wait: float = 0.0) -> float:
+    """What was left in the last `age` seconds and not asked for since: 2,400 tokens of it after an exponential gap."""
+    after = max(age - wait, 0.0)
+    return rate * (600 * age + 2400 * (min(age, wait) + THINK_S * (1 - math.exp(-after / THINK_S))))
+
+
+def gone_after(rate: float, room: float, wait: float = 0.0) -> float:
+    return root(lambda t: stock(rate, t, wait) - room, 0.0, 1e7) if room > 0 else 0.0
+
+
+def mapped(rate: float, tier: Offload, tau: float) -> tuple[float, float, float]:
+    """Theory §13's map of τ, and tokens of a request found on the GPU and on the host."""
+    used = rate * FOOTPRINT * tau
+    here = gone_after(rate, M - used)
+    room = (tier.memory_tokens if tier.inclusive else M + tier.memory_tokens) - used
+    there = max(here, gone_after(rate, room))
+    on_gpu, all_told = (2400 * (1 - math.exp(-t / THINK_S)) for t in (here, there))
+    loads = all_told - on_gpu
+    work = rate * (FOOTPRINT * D1 + S * D2 - D2 * all_told + (0 if tier.overlap else tier.load_s * loads))
+    return D0 / (1 - work) if work < 1 else math.inf, on_gpu, loads
+
+
+@given(
+    rate=st.floats(0.5, 3.8),
+    tokens=st.integers(50_000, 4_000_000),
+    load_us=st.floats(0.1, 30),
+    inclusive=st.booleans(),
+    overlap=st.booleans(),
+)
+def test_the_warm_state_is_a_fixed_point_of_the_map(
+    rate: float, tokens: int, load_us: float, inclusive: bool, overlap: bool
+) -> None:
+    tier = Offload(tokens, load_us * 1e-6, inclusive, overlap)
+    warm = prefix_cache(example(rate, tier)).warm
+    assert warm is not None
+    tau, on_gpu, loads = mapped(rate, tier, warm.iteration_time_s)
+    assert warm.iteration_time_s == pytest.approx(tau, rel=1e-6)
+    assert warm.hit_tokens == pytest.approx(on_gpu + loads, rel=1e-5)
+    assert warm.host_hit_ratio * S == pytest.approx(loads, rel=1e-4, abs=1e-3)
+    assert warm.link_utilization == pytest.approx(rate * loads * tier.load_s, rel=1e-4, abs=1e-9)
+
+
+@given(
+    wait=st.floats(0.0, 60.0),
+    tokens=st.integers(500_000, 3_000_000),
+    inclusive=st.booleans(),
+    overlap=st.booleans(),
+)
+def test_a_full_replica_serves_what_waits_leave_of_the_hits(
+    wait: float, tokens: int, inclusive: bool, overlap: bool
+) -> None:
+    """K = M: nothing on the GPU, and on the host what is asked for within T2, of which the wait is a part."""
+    tier = Offload(tokens, 5e-6, inclusive, overlap)
+    served = full_rate(replace(example(3.0, tier), wait_s=wait))
+
+    def short_of(rate: float) -> float:
+        age = gone_after(rate, tokens - M * inclusive, wait)
+        loads = 2400 * (1 - math.exp(-max(age - wait, 0.0) / THINK_S))
+        saved = rate * loads * (D2 - (0 if overlap else tier.load_s))
+        work = rate * (FOOTPRINT * D1 + S * D2) - saved
+        return rate * FOOTPRINT * D0 - M * (1 - work)
+
+    assert served == pytest.approx(root(short_of, 1.0, 20.0), rel=1e-6)
+
+
+def test_the_longest_wait_is_where_a_full_replica_serves_what_is_offered() -> None:
+    cached = example(4.4, Offload(2 * M, 5e-6, overlap=False))
+    found = host_tier(cached, None)
+    assert found is not None
+    assert found.longest_wait_s is not None
+    assert full_rate(replace(cached, wait_s=found.longest_wait_s)) == pytest.approx(4.4, rel=1e-6)
+    for rate in (3.8, 4.95):  # from any queue, and from none
+        other = host_tier(example(rate, Offload(2 * M, 5e-6, overlap=False)), None)
+        assert other is not None
+        assert other.longest_wait_s is None
+
+
+def test_gaps_between_arrivals_do_not_grow_with_the_wait() -> None:
+    """Who answers nothing comes all the same: the request before has waited as long."""
+    reuse = Reuse(3000, 0.8, Exponential(THINK_S), from_arrival=True)
+    cached = replace(
+        one_class(3.0, reuse=reuse, s=S, n=N, memory=M),
+        replica=Replica(M, offload=Offload(2 * M, 5e-6)),
+    )
+    assert full_rate(replace(cached, wait_s=500.0)) == full_rate(cached)
+
+
+def test_a_link_carries_no_more_than_it_can() -> None:
+    """At 1 ms a token, 2,400 tokens of a request at most: a saturated link serves one every 2.4 s or so."""
+    slow = example(3.0, Offload(5 * M, 1e-3))
+    found = host_tier(slow, None)
+    assert found is not None
+    assert sustainable_rates(slow).guaranteed == pytest.approx(found.recovers_up_to_rps)
+    assert 1 / 2.4 < found.recovers_up_to_rps < 1.0
+
+
+def test_loads_that_take_longer_than_computing_are_no_gain() -> None:
+    slow = example(3.0, Offload(5 * M, 2 * D2, overlap=False))
+    assert sustainable_rates(slow).guaranteed < sustainable_rates(example(3.0, None)).guaranteed
+
+
+def test_a_host_no_larger_than_the_gpu_adds_nothing_if_it_copies_it() -> None:
+    warm = prefix_cache(example(3.0, Offload(M, 5e-6))).warm
+    alone = prefix_cache(example(3.0, None)).warm
+    assert warm is not None
+    assert alone is not None
+    assert warm.hit_tokens == pytest.approx(alone.hit_tokens)
+    assert warm.host_hit_ratio == 0
+
+
+@pytest.mark.parametrize("inclusive", [True, False])
+def test_fixed_gaps_are_found_all_or_not_at_all(inclusive: bool) -> None:
+    """At 1 request/s some 576,000 tokens are left in 180 s; what requests hold, 10,000 or so, is beside them."""
+    reuse = Reuse(2992, 0.8, Quantiles((180.0,)))
+    for together, part in ((560_000, 0.0), (600_000, 0.8)):
+        tokens = together if inclusive else together - M
+        cached = replace(
+            one_class(1.0, reuse=reuse, s=S, n=N, memory=M, block_tokens=16),
+            replica=Replica(M, 16, offload=Offload(tokens, 5e-6, inclusive)),
+        )
+        warm = prefix_cache(cached).warm
+        assert warm is not None
+        assert warm.host_hit_ratio == pytest.approx(part * 2992 / S, abs=1e-9)
+
+
+def test_a_curve_is_read_at_what_both_tiers_hold() -> None:
+    curve = ((float(M), 0.1), (3.0 * M, 0.5))
+    cached = replace(example(3.0, Offload(M, 5e-6, inclusive=False)), hit_curve=curve)
+    warm = prefix_cache(cached).warm
+    assert warm is not None
+    assert (warm.hit_ratio, warm.host_hit_ratio) == (pytest.approx(0.3), pytest.approx(0.2))
+
+
+def test_users_who_wait_find_less_on_the_host() -> None:
+    """Never more than are guaranteed fill the replica in any state, with or without a queue."""
+    cached = replace(example(1.0, Offload(2 * M, 5e-6)), users=10, think_s=THINK_S)
+    found = population_of(cached)
+    running = M / FOOTPRINT * N
+    for wait in np.linspace(0.0, 80.0, 17).tolist():
+        waiting = full_rate(replace(cached, wait_s=wait)) * (wait + THINK_S)
+        assert found.guaranteed <= running + waiting + 1e-6
