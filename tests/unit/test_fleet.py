@@ -19,11 +19,15 @@ from kvplan.analysis.fleet import (
 )
 from kvplan.analysis.goodput import Goodput, goodput
 from kvplan.analysis.latency import latency
+from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.split import served, sides, transfers_s
-from kvplan.model import ArrivalProcess, Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.model import ArrivalProcess, Plan, Prefill, Prompt, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet
+from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.lengths import Lengths
+from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
 from kvplan.report.assembly import Analyses
 
@@ -50,6 +54,19 @@ def test_one_replica_gets_its_share_at_random() -> None:
     assert (one.total_rate_rps, one.fleet) == (15.0, None)
     assert one.arrivals.cv**2 == pytest.approx(1 + (9 - 1) / 4)
     assert one_replica(one) is one
+
+
+def test_users_of_a_fleet_ask_as_fast_as_their_parts_on_single_replicas() -> None:
+    """400 users on four replicas, as 100 on one of them; a memory for some 60 at a time slows all of them."""
+    tokens = Lengths.of({100: 1.0})
+    law = Sessions(Lengths.of({900: 1.0}), tokens, tokens, Lengths.of({3: 1.0}), Exponential(1.0), users=100)
+    asking = RequestClass("agents", 1100, (100,), (1.0,), 1.0, sessions=law, prompts=(Prompt(1100, 1.0),))
+    one = with_rates_of_users(ServingModel((asking,), LAW, Replica(60_000)))
+    more = replace(asking, sessions=replace(law, users=400))
+    all_of_them = with_rates_of_users(ServingModel((more,), LAW, Replica(60_000), fleet=Fleet(replicas=4)))
+    assert all_of_them.total_rate_rps == pytest.approx(4 * one.total_rate_rps)
+    assert one_replica(all_of_them).total_rate_rps == pytest.approx(one.total_rate_rps)
+    assert one_replica(all_of_them).classes[0].sessions == law
 
 
 def test_sides_are_the_same_as_replicas_of_their_own() -> None:
