@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -154,7 +155,7 @@ def _sizing(
     if not 0 <= headroom <= 100:
         raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
     check_runs(seeds, requests)
-    loaded = [with_slos(read(profile), slo) for profile in profiles]
+    loaded = [_of_one(with_slos(read(profile), slo)) for profile in profiles]
     slos = loaded[0].plan.slos
     differ = sorted({s.key for one in loaded for s in set(one.plan.slos) ^ set(slos)})
     if differ:
@@ -210,6 +211,11 @@ def _sizing(
         for label, one, found in zip(labels, loaded, fleets, strict=True)
     )
     return Sizing(offers, headroom, slos, policy, tuple(sizes), seeds)
+
+
+def _of_one(profile: "Profile") -> "Profile":
+    """The profile of one replica: how many of a fleet there are is the question."""
+    return replace(profile, model=replace(profile.model, fleet=None))
 
 
 def _split(
