@@ -10,17 +10,17 @@ serves; the tier raises what is served as long as waits are short, and a bound o
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.analysis.cache_states import CachedReplica
+import numpy as np
+
+from kvplan.analysis.cache_states import CachedReplica, falling_root
 from kvplan.analysis.prefix_cache import (
     CacheState,
     SustainableRates,
     full_rate,
     population_of,
     sustainable_rates,
+    wait_without_hits_s,
 )
-
-_HALVINGS = 40
-_LONGEST_S = 1e7  # a queue of months
 
 
 class HostTier(NamedTuple):
@@ -92,13 +92,11 @@ def longest_wait_s(cached: CachedReplica) -> float | None:
     With a wait W gaps that begin with an answer are W longer.
     """
 
-    def serves_more(wait_s: float) -> bool:
-        return full_rate(replace(cached, wait_s=wait_s)) > cached.rate_rps
+    def more(wait_s: float) -> float:
+        return full_rate(replace(cached, wait_s=wait_s)) - cached.rate_rps
 
-    if not serves_more(0.0) or serves_more(_LONGEST_S):
+    longest = wait_without_hits_s(cached)
+    if more(0.0) <= 0 or more(longest) > 0:
         return None
-    short, long = 0.0, _LONGEST_S
-    for _ in range(_HALVINGS):
-        middle = (short + long) / 2
-        short, long = (middle, long) if serves_more(middle) else (short, middle)
-    return short
+    found = falling_root(lambda w: np.array([more(float(w[0]))]), np.zeros(1), np.array([longest]))
+    return float(found[0])

@@ -263,7 +263,8 @@ def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
         return {"memory": population_of(cached).guaranteed_rps}
     alone = cached.on_gpu_alone
     rates = {name: _fastest(alone, x) for name, x in _ends(alone).items()}
-    if cached is not alone:  # loads can take longer than what they save
+    tier = cached.replica.offload
+    if tier is not None and tier.load_s > cached.timing.d2:  # loads can take longer than what they save
         rates["memory"] = min(rates["memory"], full_rate(cached))
     return rates
 
@@ -315,10 +316,14 @@ def _least_waiting_users(cached: CachedReplica) -> float:
     if cached.replica.offload is None:
         return math.inf
     running = min(_ends(cached).values()) * cached.stages
-    forever = replace(cached, wait_s=FOREVER_S)
-    longest = float(forever.states(np.array([_ends(forever)["memory"]]), warm=False).reaches_s[0])
-    waits: list[float] = np.linspace(0.0, longest, _WAITS).tolist()
+    waits: list[float] = np.linspace(0.0, wait_without_hits_s(cached), _WAITS).tolist()
     return min(running + full_rate(replace(cached, wait_s=w)) * (w + cached.think_s) for w in waits)
+
+
+def wait_without_hits_s(cached: CachedReplica) -> float:
+    """A wait in the queue of a full replica after which its host tier has nothing left of what it is waited for."""
+    forever = replace(cached, wait_s=FOREVER_S)
+    return float(forever.states(np.array([_ends(forever)["memory"]]), warm=False).reaches_s[0])
 
 
 def _users(cached: CachedReplica, found: States) -> FloatArray:

@@ -66,6 +66,7 @@ from kvplan.units import (
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 _MOST_LAYERS = 10_000
+_MOST_KINDS = 64  # of layers
 MOST_DRAFTS = 100
 _MOST_REPLICAS = 10_000  # of a fleet
 _LONGEST_PATH = 4096  # characters
@@ -78,6 +79,9 @@ _MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a
 _MOST_SESSIONS = 32
 _MOST_REUSED = 32  # classes that ask again, each after a gap of its own
 _MOST_LENGTHS = 20_000  # of all classes together
+_MOST_TABLED = 2 * 10**6  # prompts times the longest output: tables of what no formula says
+_LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for each number of drafts
+_LONGEST_TABLED = 2**17
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
 _MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 
@@ -413,7 +417,9 @@ class Gpu(_Table):
         "Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]].",
         None,
     )
-    kv: list[Kv] = _about("Layers by kind, where they differ in what they keep of a request.", [])
+    kv: Annotated[list[Kv], FailFast(), Field(max_length=_MOST_KINDS)] = _about(
+        "Layers by kind, where they differ in what they keep of a request.", []
+    )
     block_tokens: _Tokens = _about("Page size of the KV cache, tokens; 16 in vLLM.", 1)
     prefill: Annotated[Prefill, Field(strict=False)] = _about(
         "Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an "
@@ -928,6 +934,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     yield from _draft_conflicts(document)
     yield from _fleet_conflicts(document)
     yield from _offload_conflicts(document)
+    yield from _table_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -1100,6 +1107,26 @@ def _offload_conflicts(document: Document) -> Iterator[Problem]:
         limits = f"{format_tokens(gpu.block_tokens)} to {format_tokens(MAX_MEMORY_TOKENS)} tokens"
         key = "memory" if tier.memory_tokens is None else "memory_tokens"
         yield Problem((*place, key), f"must hold {limits}, not {format_tokens(held.memory_tokens)}")
+
+
+def _table_conflicts(document: Document) -> Iterator[Problem]:
+    """Beside layers of several kinds and drafts there is a table of each prompt at each stage."""
+    longest, drafts = [max(c.decode) for c in document.classes], document.speculative
+    if not longest or not (drafts or document.gpu.kv):
+        return
+    beside, rows = "[[gpu.kv]]", len({c.input for c in document.classes})
+    most, total, what = _LONGEST_TABLED, max(longest), "the longest"
+    if drafts is not None:
+        beside, rows = "[speculative]", len(document.classes)
+        most, total = _LONGEST_DRAFTED // (len(drafts.accepted) + 1), sum(longest)
+        what = "the longest of each class together"
+    if total > most:
+        limit = f"must be at most {most} beside {beside}"
+        yield Problem(("classes",), f"outputs of up to {total} tokens, {what}; {limit}")
+    if rows * max(longest) > _MOST_TABLED:
+        seen = f"{rows} prompts of up to {max(longest)} tokens"
+        limit = f"the product must be at most {format_tokens(_MOST_TABLED)} beside {beside}"
+        yield Problem(("classes",), f"{seen}: {limit}")
 
 
 def _moves_kv(document: Document) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.model.offload import Offload
 from kvplan.model.weights import first_tokens, stage_count
@@ -21,6 +22,7 @@ from kvplan.simulation.requests import Requests
 
 NOBODY = -1
 _NO_END = 1 << 60  # tokens
+_MOST_NODES = 1 << 26  # of a radix tree; 5 GiB, of which only those in use are touched
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
 _AT_ONCE = 4096  # rows
@@ -742,10 +744,21 @@ def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArr
     """Of each request LEAF; the streams in blocks, with room behind them for the nodes of a radix tree; how many.
 
     A node has a block of its own, so there are never more of them than blocks, of memory or of all sequences.
+
+    Raises
+    ------
+    UsageError
+        That is more than there is room for.
     """
     leaf, parent, begin, end = _in_blocks(requests, block)
     ever = int((-(-(requests.input_tokens + requests.decode_tokens) // block)).sum())
-    stream = np.zeros((parent.size + min(ever, capacity) + 1, _STREAM_COLUMNS), dtype=np.int64)
+    most = parent.size + min(ever, capacity) + 1
+    if most > _MOST_NODES:
+        raise UsageError(
+            f"a radix tree of up to {most:,} blocks, of which {_MOST_NODES:,} have room; fewer requests, or larger "
+            "block_tokens"
+        )
+    stream = np.zeros((most, _STREAM_COLUMNS), dtype=np.int64)
     streams = stream[: parent.size]
     streams[:, PARENT], streams[:, BEGIN], streams[:, REST] = parent, begin, end - begin
     streams[:, TIP] = NOBODY

@@ -175,6 +175,37 @@ def test_an_interrupt_while_reading_ends_the_command_quietly(tmp_path: Path) -> 
     assert process.returncode == 130
 
 
+INTERRUPTED = """
+import atexit, os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+when = sys.argv.pop()
+
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == when:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Finder())
+from kvplan.__main__ import main
+
+if when == "exit":
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("when", ["typer", "numpy", "kvplan.analysis", "exit"])
+def test_an_interrupt_while_starting_or_ending_is_quiet(when: str) -> None:
+    """While it imports what all commands need, and what this one does; and when all is said."""
+    command = [sys.executable, "-c", INTERRUPTED, "analyze", DEFAULT_PROFILE, "-o", os.devnull, when]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert done.returncode in (130, -signal.SIGINT)
+
+
 def test_the_output_of_a_descriptor_is_appended_not_replaced(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("before\n")

@@ -285,7 +285,7 @@ def test_a_lower_rate_is_the_guaranteed_one() -> None:
 def test_a_cache_that_is_not_there_cannot_be_judged_and_says_why() -> None:
     demand = parse("prefix_cache.collapse_possible == false")
     (problem,) = check(agents(gpu="prefix_caching = false"), None, [demand]).problems
-    assert "(The engine keeps no prefixes: prefix_caching = false)" in problem.message
+    assert "(The engine keeps no prefixes: prefix_caching = false." in problem.message
 
 
 # ------------------------------------------------------------------------------------------------ other commands

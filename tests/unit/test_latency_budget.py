@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from at_once import Served, serve
 from strategies import one_class
+from tiers import at_night
 
 from kvplan.analysis.latency import latency
 from kvplan.analysis.latency.budget import budgeted
@@ -72,8 +73,8 @@ def simulated(model: ServingModel, requests: int = 20_000, seed: int = 7) -> tup
 @pytest.mark.parametrize(
     "classes",
     [
-        (one_class(1500, (20, 60), 2.7),),
         (one_class(300, 40, 3.0, name="chat"), one_class(4000, 20, 0.5, name="rag")),
+        *at_night((one_class(1500, (20, 60), 2.7),)),
     ],
 )
 def test_simulated_latencies(classes: tuple[RequestClass, ...]) -> None:

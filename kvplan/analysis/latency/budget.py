@@ -78,6 +78,11 @@ class Queue(NamedTuple):
     moves: FloatArray
     stationary: FloatArray
 
+    @property
+    def width(self) -> int:
+        """Cells that an iteration has room for, and one more."""
+        return math.ceil(float(self.room.max()) / self.step) + 1
+
 
 def _nodes(slow: SlowPart) -> tuple[FloatArray, FloatArray]:
     """Fewer nodes, the empty one first."""
@@ -228,6 +233,13 @@ def _placed(cells: FloatArray, mass: FloatArray, points: int) -> FloatArray:
     return out
 
 
+def _added(shape: tuple[int, ...], place: tuple[IntArray, ...], mass: FloatArray) -> FloatArray:
+    """Masses added up at their places; all are broadcast together."""
+    *index, amounts = np.broadcast_arrays(*place, mass)
+    flat = np.ravel_multi_index(tuple(index), shape).ravel()
+    return sum_by(flat, amounts.ravel(), math.prod(shape)).reshape(shape)
+
+
 def _cut(law: FloatArray, cells: int) -> FloatArray:
     """The last axis cut to so many cells, the last of which takes what lies beyond."""
     out = np.maximum(law[..., :cells], 0.0)
@@ -254,12 +266,15 @@ class Met(NamedTuple):
         Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
     behind : ndarray, shape (n_nodes, n_times, n_cells)
         Law of the tokens that have come behind it, by what it has waited.
+    near : ndarray of complex, shape (n_nodes, n_times, n_frequencies)
+        Transform of that law as far as they share its last iteration.
     """
 
     tick_s: FloatArray
     edges: IntArray
     mass: FloatArray
     behind: FloatArray
+    near: ComplexArray
 
 
 class Served(NamedTuple):
@@ -300,8 +315,8 @@ def meet(queue: Queue, largest: float) -> Met:
     likely = np.where(over, 0.0, mass)[..., None] * overlap
     early = (elapsed - below) * likely
     for later, share in ((0, 1 - overlap / 2), (1, overlap / 2)):
-        np.add.at(joint, (node, times + later, below), share * (likely - early))
-        np.add.at(joint, (node, times + later, below + 1), share * early)
+        joint += _added(joint.shape, (node, times + later, below), share * (likely - early))
+        joint += _added(joint.shape, (node, times + later, below + 1), share * early)
     after = np.exp(np.arange(n + 1)[:, None] * tick[:, None, None] * queue.arrivals)
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
     left_over = np.fft.rfft(_placed(left, np.where(over, mass, 0.0), points))
@@ -318,7 +333,8 @@ def meet(queue: Queue, largest: float) -> Met:
     edges = _edges(max(most) * n + 1)
     waited = tick[:, None] * (edges[:-1] + edges[1:] - 1) / 2
     behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
-    return Met(tick, edges, ahead, behind)
+    size = 1 << math.ceil(math.log2(2 * queue.width + 1))
+    return Met(tick, edges, ahead, behind, np.fft.rfft(_clamped(behind, queue.width + 1), size))
 
 
 def _edges(ticks: int) -> IntArray:
@@ -341,7 +357,7 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     likely = met.mass.sum(axis=1) > _SELDOM * total
     last = max(int(number[likely].max()), first) if likely.any() else first
     past = np.minimum(number, last).astype(np.int64) - 1
-    width = math.ceil(queue.room.max() / step) + 1
+    width = queue.width
     value = np.minimum(step * np.arange(width), room)  # tokens
     place = np.minimum((rest / step).astype(np.int64), width - 2)
     low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
@@ -351,10 +367,11 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     when = np.searchsorted(met.edges, ticks, side="right") - 1
     start, end = int(when.min()), int(when.max()) + 1
     when -= start
-    joint = np.zeros((nodes, end - start, width))  # time waited and rest
-    node = np.arange(nodes)[:, None, None]
-    np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
-    np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
+    shape, node = (nodes, end - start, width), np.arange(nodes)[:, None, None]
+    joint = _added(
+        shape, (node, when, place[:, None]), met.mass * (1 - part)[:, None]
+    )  # time waited and rest
+    joint += _added(shape, (node, when, place[:, None] + 1), met.mass * part[:, None])
     behind = met.behind[:, start:end]
     waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1] - 1) / 2
 
@@ -365,16 +382,15 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
         for k in range(width):
             law[:, k:] += pairs[:, k, : cells - k]
             law[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
-    size = 1 << math.ceil(math.log2(2 * width + 1))
-    near = np.fft.rfft(_clamped(behind, width + 1), size)
-    together = np.fft.irfft(np.fft.rfft(joint, size) * near, size)
+    size = 2 * (met.near.shape[-1] - 1)
+    together = np.fft.irfft(np.fft.rfft(joint, size) * met.near[:, start:end], size)
     ends = step * np.arange(size)
     length = np.where(ends > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends)
     seconds = waited[..., None] + length[:, None]
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
-    width = float(queue.weight @ met.tick_s)
-    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total)
+    tick = float(queue.weight @ met.tick_s)
+    return Served(law_of(seconds, mass, tick), float(seconds @ mass / mass.sum()), waits / total)
 
 
 def serve_alone(queue: Queue, prompt_tokens: float, least_s: float) -> Served:
@@ -417,37 +433,58 @@ def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
     return Law(edges, below_edges).reduced()
 
 
-def _prompts_after(
-    queue: Queue, rate: FloatArray, prompt_tokens: FloatArray, law: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Seconds of prompts in the iteration after one at whose start so much waits, and how likely they are.
+class After(NamedTuple):
+    """What an iteration computes of prompts, by its length and what was left over before it.
 
     On a lattice finer than the queue's, where prompts that are far below the budget still differ.
 
-    Returns
-    -------
-    (ndarray, ndarray), each of shape (n_nodes, n_fine_cells)
+    Attributes
+    ----------
+    prompt_s : ndarray, shape (n_nodes, n_fine_cells)
+        Seconds of so many prompt tokens.
+    longer : ndarray, shape (n_nodes, n_cells)
+        Place of an iteration among lengths of those that are not full.
+    left : ndarray, shape (n_nodes, n_cells)
+        Fine cells left over.
+    meanwhile : ndarray of complex, shape (n_nodes, n_lengths, n_frequencies)
+        Transform of what arrives in an iteration of each length.
     """
-    step, points = queue.step / _FINER, 2 * (queue.arrivals.size - 1) * _FINER
-    arrivals = _arrivals(rate, prompt_tokens / step, points)
-    over = queue.tokens > queue.room[:, None]
-    least = queue.seconds.min(axis=1, keepdims=True)
-    longer = (queue.full_s[:, None] - least) / _LENGTHS
-    times = least + longer * np.arange(_LENGTHS + 1)
-    at = np.clip((queue.seconds - least) / np.where(longer > 0, longer, np.inf), 0.0, _LENGTHS)
-    below = np.minimum(at.astype(np.int64), _LENGTHS - 1)
-    node = np.arange(times.shape[0])[:, None]
-    lengths = np.zeros(times.shape)
-    within = np.where(over, 0.0, law)
-    np.add.at(lengths, (node, below), within * (1 - at + below))
-    np.add.at(lengths, (node, below + 1), within * (at - below))
-    left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / step
-    rest = _placed(left, np.where(over, law, 0.0), points)
-    meanwhile = np.exp(times[..., None] * arrivals)
-    later = np.einsum("nt,ntf->nf", lengths, meanwhile) + np.fft.rfft(rest) * meanwhile[:, -1]
-    width = math.ceil(queue.room.max() / step) + 1
-    waits = _cut(np.fft.irfft(later, points), width)
-    return queue.token_s * np.minimum(step * np.arange(width), queue.room[:, None]), waits
+
+    prompt_s: FloatArray
+    longer: FloatArray
+    left: FloatArray
+    meanwhile: ComplexArray
+
+    @classmethod
+    def of(cls, queue: Queue, rate: FloatArray, prompt_tokens: FloatArray) -> "After":
+        """Computed once, for all classes."""
+        step, points = queue.step / _FINER, 2 * (queue.arrivals.size - 1) * _FINER
+        least = queue.seconds.min(axis=1, keepdims=True)
+        longer = (queue.full_s[:, None] - least) / _LENGTHS
+        times = least + longer * np.arange(_LENGTHS + 1)
+        tokens = step * np.arange(math.ceil(queue.room.max() / step) + 1)
+        return cls(
+            queue.token_s * np.minimum(tokens, queue.room[:, None]),
+            np.clip((queue.seconds - least) / np.where(longer > 0, longer, np.inf), 0.0, _LENGTHS),
+            np.maximum(queue.tokens - queue.room[:, None], 0.0) / step,
+            np.exp(times[..., None] * _arrivals(rate, prompt_tokens / step, points)),
+        )
+
+    def waits(self, law: FloatArray) -> FloatArray:
+        """Law of the prompt tokens of the iteration after one at whose start so much waits; as `prompt_s`."""
+        nodes, points = law.shape[0], 2 * (self.meanwhile.shape[-1] - 1)
+        over, node = self.left > 0, np.arange(nodes)[:, None]
+        below = np.minimum(self.longer.astype(np.int64), _LENGTHS - 1)
+        within, part = np.where(over, 0.0, law), self.longer - below
+        shape = (nodes, _LENGTHS + 1)
+        lengths = _added(shape, (node, below), within * (1 - part))
+        lengths += _added(shape, (node, below + 1), within * part)
+        beyond, place, part = np.where(over, law, 0.0), self.left.astype(np.int64), self.left % 1.0
+        rest = _added((nodes, points), (node, place), beyond * (1 - part))
+        rest += _added((nodes, points), (node, place + 1), beyond * part)
+        later = np.matmul(lengths[:, None].astype(np.complex128), self.meanwhile)[:, 0]
+        later += np.fft.rfft(rest) * self.meanwhile[:, -1]
+        return _cut(np.fft.irfft(later, points), self.prompt_s.shape[1])
 
 
 def gaps_law(
@@ -473,13 +510,11 @@ def gaps_law(
         at = (1 - idle) * at + idle * alone[g].queue[0]
         for m in range(min(present.size, _MOST_STEPS)):
             before += present[m] * at
-            at = np.einsum("nw,nwv->nv", at, queue.moves)
+            at = np.matmul(at[:, None], queue.moves)[:, 0]
             if (queue.weight * np.abs(at - stationary).sum(axis=1)).sum() < _SETTLED:
                 break
         settled += float(present[m + 1 :].sum())
-    prompt_s, law = _prompts_after(
-        queue, prompts.rate_rps, found.prompt_tokens, before + settled * stationary
-    )
+    prompt_s, law = found.after.prompt_s, found.after.waits(before + settled * stationary)
     own = float(rate @ ((stages - 1) * (traffic.stage_s[mine] + traffic.token_s * stages / 2))) / number
     usual = float(queue.weight @ (queue.slow_s - slow.fixed_s))
     factor = (mean - slow.fixed_s - own) / usual if usual > 0 else 1.0
@@ -566,12 +601,15 @@ class Budgeted(NamedTuple):
         Of each, where somebody is there.
     alone
         Where nobody is.
+    after
+        The iterations behind.
     """
 
     prompt_tokens: FloatArray
     queue: Queue
     served: list[Served]
     alone: list[Served]
+    after: After
 
 
 def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, empty: float) -> Budgeted:
@@ -611,4 +649,5 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
         queue,
         [serve(queue, s, met) for s in tokens.tolist()],
         [serve_alone(queue, s, seconds) for s, seconds in zip(tokens.tolist(), least.tolist(), strict=True)],
+        After.of(queue, rate, tokens),
     )
