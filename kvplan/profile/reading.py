@@ -403,7 +403,7 @@ def _fleet(document: schema.Document) -> Fleet | None:
         replicas=table.replicas or 0,
         routing=table.routing,
         transfer_bytes_per_s=table.transfer,
-        bytes_per_token=document.gpu.bytes_per_token,
+        bytes_per_token=document.gpu.token_bytes,
     )
 
 

@@ -298,11 +298,28 @@ _MEMORY_ONE_WAY: JsonDict = {
         {
             "required": [*mine],
             "properties": dict.fromkeys(
-                (key for key in _MEMORY_KEYS if key not in (*mine, _TOKEN_BYTES)), False
+                (
+                    key
+                    for key in _MEMORY_KEYS
+                    if key not in mine and (mine, key) != (_MEMORY_WAYS[0], _TOKEN_BYTES)
+                ),
+                False,
             ),
-            "dependentRequired": {} if _TOKEN_BYTES in mine else {_TOKEN_BYTES: ["offload"]},
         }
         for mine in _MEMORY_WAYS
+    ]
+}
+_BYTES_WHERE_MOVED: JsonDict = {
+    "allOf": [
+        {
+            "if": {"properties": {"gpu": {"required": ["memory_tokens", _TOKEN_BYTES]}}},
+            "then": {
+                "anyOf": [
+                    {"properties": {"gpu": {"required": ["offload"]}}},
+                    {"required": ["fleet"], "properties": {"fleet": {"required": ["transfer"]}}},
+                ]
+            },
+        }
     ]
 }
 _HOST_MEMORY_ONE_WAY: JsonDict = {"oneOf": [{"required": ["memory"]}, {"required": ["memory_tokens"]}]}
@@ -428,13 +445,6 @@ class Gpu(_Table):
         return self.memory_tokens or 0
 
     @property
-    def bytes_per_token(self) -> float | None:
-        """Bytes of a token of memory, which is a pool token where layers differ; None where they are not given."""
-        if self.layout is not None:
-            return self.layout.block_bytes / self.block_tokens
-        return self.kv_bytes_per_token or sum(one.layers * one.bytes for one in self.kv) or None
-
-    @property
     def layout(self) -> KvLayout | None:
         """None where all layers keep every token; a prefix cache that is asked for keeps a second state.
 
@@ -459,7 +469,12 @@ class Gpu(_Table):
 
     @property
     def token_bytes(self) -> int | None:
-        """Bytes of KV cache per token of the replica, all layers and GPUs; None where nothing says it."""
+        """Bytes of KV cache per token of the replica, all layers and GPUs; None where nothing says it.
+
+        Of a pool token where layers differ.
+        """
+        if self.layout is not None:
+            return self.gpus * self.layout.block_bytes // self.block_tokens
         if self.kv:
             return self.gpus * sum(one.layers * one.bytes for one in self.kv)
         return self.kv_bytes_per_token
@@ -768,7 +783,9 @@ class _Provenance(_Table):
 class Document(_Table):
     """A replica and its traffic, as `kvplan analyze` reads them."""
 
-    model_config = ConfigDict(title="kvplan profile", json_schema_extra={**_RATES_ONE_WAY, **_TRAFFIC})
+    model_config = ConfigDict(
+        title="kvplan profile", json_schema_extra={**_RATES_ONE_WAY, **_TRAFFIC, **_BYTES_WHERE_MOVED}
+    )
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = _about(
         "Version of this schema.", alias="schema"
@@ -912,7 +929,7 @@ def json_schema() -> dict[str, Any]:
 
 def _conflicts(document: Document) -> Iterator[Problem]:
     """What is wrong between values that are each right."""
-    yield from _memory_conflicts(document.gpu)
+    yield from _memory_conflicts(document.gpu, moved=_moves_kv(document))
     yield from _layout_conflicts(document)
     yield from _draft_conflicts(document)
     yield from _fleet_conflicts(document)
@@ -1056,8 +1073,8 @@ def _fleet_conflicts(document: Document) -> Iterator[Problem]:
         )
         yield Problem(("gpu", "prefill"), f'{why}, not "{gpu.prefill}"')
     if given.transfer is not None and not (gpu.kv_bytes_per_token or gpu.kv):
-        why = "needs the bytes of a token: kv_bytes_per_token with memory, or [[gpu.kv]] with kv_blocks, in [gpu]"
-        yield Problem(("fleet", "transfer"), why)
+        why = "needs kv_bytes_per_token beside memory_tokens: what a token takes of the bandwidth"
+        yield Problem(("gpu",), why, missing=True)
     if document.speculative is not None:
         yield Problem(("fleet", "prefill"), "not modelled beside [speculative]; give replicas")
 
@@ -1112,7 +1129,14 @@ def _table_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(("classes",), f"{seen}: {limit}")
 
 
-def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
+def _moves_kv(document: Document) -> bool:
+    """Whether KV cache goes over a link, so that the bytes of a token count."""
+    return document.gpu.offload is not None or (
+        document.fleet is not None and document.fleet.transfer is not None
+    )
+
+
+def _memory_conflicts(gpu: Gpu, *, moved: bool) -> Iterator[Problem]:
     if gpu.kv or gpu.kv_blocks is not None:
         for key in ("memory_tokens", "memory", "kv_bytes_per_token"):
             if getattr(gpu, key) is not None:
@@ -1129,7 +1153,7 @@ def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
             limit = format_tokens(MAX_MEMORY_TOKENS // gpu.block_tokens)
             yield Problem(("gpu", "kv_blocks"), f"must be at most {limit} in blocks of {gpu.block_tokens}")
     elif gpu.memory_tokens is not None:
-        for key in ("memory",) if gpu.offload is not None else ("memory", _TOKEN_BYTES):
+        for key in ("memory",) if moved else ("memory", _TOKEN_BYTES):
             if getattr(gpu, key) is not None:
                 yield Problem(("gpu", key), "not allowed beside memory_tokens, which says it already")
     elif gpu.memory is None or gpu.kv_bytes_per_token is None:

@@ -66,6 +66,18 @@ def test_bytes_of_a_pool_token_are_those_of_a_group() -> None:
     assert fleet.bytes_per_token == 10 * 4096
 
 
+def test_tokens_of_memory_and_their_bytes_go_together_where_they_are_moved() -> None:
+    fleet = changed('memory = "5 GiB"', "memory_tokens = 8000")
+    assert fleet is not None
+    assert fleet.bytes_per_token == 131_072
+
+
+def test_bytes_of_layers_are_those_of_all_gpus() -> None:
+    fleet = changed(MEMORY, f"gpus = 4\n{LAYERS}")
+    assert fleet is not None
+    assert fleet.bytes_per_token == 4 * 10 * 4096
+
+
 def test_layers_of_one_kind_say_the_bytes_of_a_token() -> None:
     kv = 'kv_blocks = 40_000\nkv = [{ kind = "full", layers = 32, bytes = 4096 }]\n'
     fleet = changed(MEMORY, kv)
@@ -86,7 +98,7 @@ def test_layers_of_one_kind_say_the_bytes_of_a_token() -> None:
         ('"20 GB/s"', '"0 GB/s"', 11, "fleet.transfer: must be at least 1, not '0 GB/s'"),
         ("decode = 5\n", 'decode = 5\nrouting = "nearest"\n', 11, "'least-kv' or 'session', not 'nearest'"),
         ("decode = 5\n", 'decode = 5\nroute = "random"\n', 11, "fleet.route: unknown key; did you mean rou"),
-        (MEMORY, "memory_tokens = 8000\n", 10, "fleet.transfer: needs the bytes of a token"),
+        (MEMORY, "memory_tokens = 8000\n", 3, "gpu: needs kv_bytes_per_token beside memory_tokens"),
         (MEMORY, f'{MEMORY}prefill = "disaggregated"\n', 6, 'gpu.prefill: must be "fused" or "inline"'),
         ("[fleet]\n", f"{DRAFTS}[fleet]\n", 14, "fleet.prefill: not modelled beside [speculative]"),
     ],
