@@ -69,8 +69,9 @@ class RequestClass:
 
     @property
     def hits(self) -> bool:
-        """Whether requests have tokens in common with others."""
-        return bool(self.shared) or self.reuse is not None or self.sessions is not None
+        """Whether requests have tokens in common with others; of an empty prompt nothing is looked for."""
+        reuse = self.reuse is not None and any(p.tokens for p in self.kinds)
+        return bool(self.shared) or reuse or self.sessions is not None
 
 
 @dataclass(frozen=True)

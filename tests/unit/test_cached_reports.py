@@ -140,6 +140,13 @@ def test_strangers_have_only_what_a_preempted_request_left() -> None:
     assert set(found.values()) == {None}
 
 
+def test_empty_prompts_find_nothing() -> None:
+    reuse = 'reuse = { tokens = 0.8, share = 0.9, gap = { law = "fixed", value = "1 s" } }'
+    text = 'schema = 1\nname = "x"\ngpu.memory_tokens = 9999\ntiming.d0 = 1\n[[classes]]\nname = "a"\ninput = 0\n'
+    model = parse_profile(f"{text}decode = 9\nrate = 1\n{reuse}\n".encode(), "x.toml").model
+    assert to_document(analyze(model, name="", sha256=""))["prefix_cache"]["hit_ratio"] is None
+
+
 def test_more_than_a_warm_cache_serves_is_too_much() -> None:
     found = report(AGENTS, ("0.834", "1.1"))
     assert found.verdict.status is Status.OVERLOADED

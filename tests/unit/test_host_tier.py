@@ -155,6 +155,8 @@ def test_a_link_carries_no_more_than_it_can() -> None:
     assert found is not None
     assert sustainable_rates(slow).guaranteed == pytest.approx(found.recovers_up_to_rps)
     assert 1 / 2.4 < found.recovers_up_to_rps < 1.0
+    assert prefix_cache(slow).warm is None
+    assert sustainable_rates(slow).good < 3.0 < sustainable_rates(example(3.0, Offload(5 * M, 1e-6))).good
 
 
 def test_loads_that_take_longer_than_computing_are_no_gain() -> None:
@@ -186,19 +188,38 @@ def test_fixed_gaps_are_found_all_or_not_at_all(inclusive: bool) -> None:
         assert warm.host_hit_ratio == pytest.approx(part * 2992 / S, abs=1e-9)
 
 
+@pytest.mark.parametrize("inclusive", [True, False])
+def test_the_loop_gain_is_the_slope_of_the_map(inclusive: bool) -> None:
+    """Loads that nearly take as long as computing: a longer iteration finds less on the GPU and loads more."""
+    tier = Offload(M, 50e-6, inclusive, overlap=False)
+    warm = prefix_cache(example(3.6, tier)).warm
+    assert warm is not None
+    tau, step = warm.iteration_time_s, warm.iteration_time_s * 1e-4
+    slope = (mapped(3.6, tier, tau + step)[0] - mapped(3.6, tier, tau - step)[0]) / (2 * step)
+    assert warm.loop_gain == pytest.approx(slope, rel=1e-3)
+    assert slope > 0.05
+
+
 def test_a_curve_is_read_at_what_both_tiers_hold() -> None:
     curve = ((float(M), 0.1), (3.0 * M, 0.5))
     cached = replace(example(3.0, Offload(M, 5e-6, inclusive=False)), hit_curve=curve)
     warm = prefix_cache(cached).warm
     assert warm is not None
     assert (warm.hit_ratio, warm.host_hit_ratio) == (pytest.approx(0.3), pytest.approx(0.2))
+    copies = prefix_cache(
+        replace(cached, replica=replace(cached.replica, offload=Offload(M // 2, 5e-6)))
+    ).warm
+    assert copies is not None
+    assert (copies.hit_ratio, copies.host_hit_ratio) == (pytest.approx(0.1), 0.0)
 
 
 def test_users_who_wait_find_less_on_the_host() -> None:
-    """Never more than are guaranteed fill the replica in any state, with or without a queue."""
-    cached = replace(example(1.0, Offload(2 * M, 5e-6)), users=10, think_s=THINK_S)
-    found = population_of(cached)
+    """Who thinks long is served less for waiting: fewer users fill the replica with a queue than without."""
+    cached = replace(example(1.0, Offload(5 * M, 5e-6)), users=10, think_s=1000.0)
     running = M / FOOTPRINT * N
-    for wait in np.linspace(0.0, 80.0, 17).tolist():
-        waiting = full_rate(replace(cached, wait_s=wait)) * (wait + THINK_S)
-        assert found.guaranteed <= running + waiting + 1e-6
+    waiting = {
+        wait: running + full_rate(replace(cached, wait_s=wait)) * (wait + 1000.0)
+        for wait in np.linspace(0.0, 200.0, 41).tolist()
+    }
+    assert min(waiting.values()) < 0.8 * waiting[0.0]
+    assert population_of(cached).guaranteed == pytest.approx(min(waiting.values()), rel=0.02)

@@ -1,0 +1,88 @@
+"""What the report says of a host tier, and its verdict."""
+
+from typing import Any
+
+import pytest
+
+from kvplan.profile.reading import parse_profile
+from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.words import Status
+
+PROFILE = """schema = 1
+name = "host tier"
+[gpu]
+memory_tokens = 400_000
+kv_bytes_per_token = 131_072
+block_tokens = 16
+[gpu.offload]
+memory_tokens = 800_000
+bandwidth = "26.2144 GB/s"
+overlap = false
+[timing]
+d0 = "12 ms"
+d1 = "0.1 us"
+d2 = "60 us"
+[[classes]]
+name = "chat"
+input = 3000
+decode = 200
+rate = 4.4
+reuse = { tokens = 3000, share = 0.8, gap = { law = "exponential", mean = "60 s" } }
+"""
+TIER = PROFILE[PROFILE.index("[gpu.offload]") : PROFILE.index("[timing]")]
+
+
+def report(*changes: tuple[str, str]) -> Report:
+    text = PROFILE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return analyze(parse_profile(text.encode(), "x.toml").model, name="", sha256="")
+
+
+def cache(found: Report) -> dict[str, Any]:
+    block: dict[str, Any] = to_document(found)["prefix_cache"]
+    return block
+
+
+def test_the_tier_raises_the_good_rate_and_not_the_guaranteed_one() -> None:
+    """4.1 to 4.98 requests/s, and 3.84 with and without: bytes of a token over the bandwidth are 5 us."""
+    found, alone = cache(report()), cache(report((TIER, ""), ("kv_bytes_per_token = 131_072\n", "")))
+    assert found["sustainable_rps"]["guaranteed"] == alone["sustainable_rps"]["guaranteed"]
+    assert found["sustainable_rps_without_host"] == alone["sustainable_rps"]
+    assert found["sustainable_rps"]["good"] == pytest.approx(4.976, abs=0.002)
+    assert alone["sustainable_rps"]["good"] == pytest.approx(4.101, abs=0.002)
+    assert set(alone["host"].values()) | set(alone["sustainable_rps_without_host"].values()) == {None}
+    assert found["host"]["recovers_up_to_rps"] == pytest.approx(4.825, abs=0.002)
+    assert found["host"]["link_utilization"] == pytest.approx(4.4 * 3000 * found["host"]["hit_ratio"] * 5e-6)
+    assert 0 < found["host"]["hit_ratio"] < found["hit_ratio"]
+    assert found["host"]["characteristic_time_s"] > found["characteristic_time_s"]
+
+
+def test_between_the_rates_a_bound_on_the_wait_is_what_helps() -> None:
+    found = report()
+    assert found.verdict.status is Status.NEEDS_CAP
+    assert "waits longer than 12.8 s can empty it for good" in found.verdict.summary
+    assert found.actions[0].startswith("Give up requests that wait longer than 13 s:")
+    assert "without a cap" in found.actions[0]
+    assert any("not the guaranteed rate" in note for note in found.notes)
+
+
+def test_up_to_the_guaranteed_rate_nothing_is_to_be_done() -> None:
+    found = report(("rate = 4.4", "rate = 3.0"))
+    assert found.verdict.status is Status.STABLE
+    assert found.prefix_cache is not None
+    assert found.prefix_cache.host.longest_wait_s is None
+
+
+def test_beyond_what_a_full_replica_serves_no_wait_is_short_enough() -> None:
+    found = report(("rate = 4.4", "rate = 4.9"))
+    assert found.verdict.status is Status.NEEDS_CAP
+    assert "one burst can empty it for good" in found.verdict.summary
+    assert not any("Give up requests that wait longer than" in action[:40] for action in found.actions)
+
+
+def test_loads_that_take_longer_than_computing_are_pointed_out() -> None:
+    slow = report(("26.2144 GB/s", "1 GB/s"))
+    assert any("longer to load than to compute" in note for note in slow.notes)
+    assert not any("longer to load than to compute" in note for note in report().notes)
