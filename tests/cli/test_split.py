@@ -7,7 +7,18 @@ from command import Run
 
 
 def test_the_command_names_the_winner_and_all_it_tried(run: Run) -> None:
-    arguments = "size prefill-decode --split 8 --requests 2000 --seeds 2 --price gpu=2".split()
+    arguments = [
+        "size",
+        "prefill-decode",
+        "--split",
+        "8",
+        "--requests",
+        "2000",
+        "--seeds",
+        "2",
+        "--price",
+        "gpu=2",
+    ]
     code, text, messages = run(*arguments, "--format", "json")
     assert (code, messages) == (0, "")
     found = json.loads(text)
