@@ -98,19 +98,22 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes/s in a bandwidth such as ``25 GB/s``.
+    """Bytes per second in a rate such as ``20 GB/s``.
 
     Raises
     ------
     UsageError
-        Not an amount of memory with /s behind it.
+        Not a number and one of B/s, kB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, GiB/s, TiB/s.
 
     Examples
     --------
-    >>> parse_bandwidth("25 GB/s")
-    25000000000.0
+    >>> parse_bandwidth("20 GB/s")
+    20000000000.0
     """
-    return float(_parse(text, BANDWIDTH_UNITS, "a bandwidth", "25 GB/s"))
+    try:
+        return float(_parse(text, BANDWIDTH_UNITS, "a bandwidth", "20 GB/s"))
+    except OverflowError:
+        raise UsageError(f"{_quoted(text)} is too large for a bandwidth") from None
 
 
 def _parse(text: str, units: Mapping[str, Fraction], noun: str, example: str) -> Fraction:

@@ -22,11 +22,10 @@ Done = subprocess.CompletedProcess[str]
 Run = Callable[..., tuple[int, str, str]]  # the fixture of that name: exit code, output and messages
 
 
-def run(*arguments: object, env: Mapping[str, str] = {}, input: str = "") -> Done:
+def run(*arguments: object, env: Mapping[str, str] = {}, input: str | bytes = b"") -> Done:
     """What the command prints and returns, without the half second that a process takes to start."""
-    read, out, error = (
-        io.TextIOWrapper(io.BytesIO(text), encoding="utf-8") for text in (input.encode(), b"", b"")
-    )
+    given = input.encode() if isinstance(input, str) else input
+    read, out, error = (io.TextIOWrapper(io.BytesIO(text), encoding="utf-8") for text in (given, b"", b""))
     argv = [str(argument) for argument in arguments]
     with (
         mock.patch.multiple(sys, stdin=read, stdout=out, stderr=error),
@@ -44,6 +43,17 @@ def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) 
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-m", "kvplan", *map(str, arguments)],
         **{"capture_output": True, "encoding": "utf-8", "timeout": 120, **options},
+        env=ENVIRONMENT | dict(env),
+    )
+
+
+def python(program: str, env: Mapping[str, str] = {}) -> Done:
+    """A program in a process of its own, which ends well."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
         env=ENVIRONMENT | dict(env),
     )
 

@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: a long campaign, run by `pytest --nightly` alone")
     settings.load_profile("nightly" if config.getoption("--nightly") else "commit")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every command compiles the whole package
     if "KVPLAN_CACHE_DIR" not in os.environ:  # workers and commands inherit it
         config.stash[_loops] = tempfile.mkdtemp(prefix="kvplan-loops-")
         os.environ["KVPLAN_CACHE_DIR"] = config.stash[_loops]

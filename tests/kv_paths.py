@@ -73,7 +73,7 @@ def path(
 def _compiled() -> Callable[..., Any]:
     import numba
 
-    return numba.njit(_follow)  # type: ignore[no-any-return]
+    return numba.njit(cache=True)(_follow)  # type: ignore[no-any-return]
 
 
 def _follow(

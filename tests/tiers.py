@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-COMMIT, NIGHTLY = 14, 400  # examples of a property that asks for no number of its own
+COMMIT, NIGHTLY = 10, 400  # examples of a property that asks for no number of its own
 
 
 def examples(count: int) -> settings:

@@ -20,5 +20,6 @@ Results are NamedTuples: a frozen dataclass takes seven times as long to define,
 ``kv_tail``      tail of KV usage: saddlepoint, exact pmf
 ``latency``      TTFT, ITL and E2E below saturation            theory §9
 ``prefix_cache`` hits, guaranteed and good rate, collapse             theory §8
+``split``        prefill and decode apart, or together           theory §12
 ``cache_states`` the one curve that all states of a prefix cache lie on
 """

@@ -8,6 +8,7 @@ requests: per class, FC's budgets b_i keep Σ b_i S_i < M and the queues stable.
 import heapq
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ class Budgets(NamedTuple):
     optimal: bool
 
 
+@lru_cache(maxsize=64)
 def mean_queue(arrivals: float, budget: int) -> float:
     """Mean number E[Q] left waiting when Poisson arrivals meet at most `budget` admissions per iteration.
 
@@ -89,12 +91,15 @@ def _mean_queue_by_roots(arrivals: float, budget: int) -> float:
     turn = np.exp(2j * math.pi * k / budget)
     ratio = arrivals / budget
     z = np.zeros(budget - 1, dtype=np.complex128)
+    last = math.inf
     for _ in range(100):  # Newton on z = turn·e^(ratio(z-1)), a contraction
         image = turn * np.exp(ratio * (z - 1))
         step = (z - image) / (1 - ratio * image)
         z = z - step
-        if budget == 1 or np.abs(step).max() < 1e-15:
+        largest = float(np.abs(step).max(initial=0.0))
+        if largest < 1e-15 or last <= largest < 1e-9:  # of many roots, some keep moving by their last digits
             break
+        last = largest
     total = float((1 / (1 - z)).real.sum())
     return total - (budget * (budget - 1) - arrivals**2) / (2 * (budget - arrivals))
 

@@ -26,7 +26,7 @@ from kvplan.model import FloatArray, IntArray, Mix, StageWeights, TabledWeights,
 _COMPILE_ABOVE = 2_000  # iterations times rows; plain Python takes longer than loading what is compiled
 _LAYERS = 16  # an iteration on average that there is room for at first
 _PROBES = 32
-_TABLED_STEPS = 4  # weights of layers that take as long as a row
+_TABLED_STEPS = 2  # weights of layers that take as long as a row
 _PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
 _REST_TOLERANCE = (
     2e-3  # of n*, between the mean throughputs of two parts of a run that does not repeat itself
@@ -402,23 +402,25 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
 def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int) -> _State:
     """Before the first iteration, with room for so many layers."""
     weights, read, share, size = system.weights, system.read, system.share, system.size
-    base = np.zeros(share.size)
     held_table = read_table = np.zeros(0)
+
+    def sums(amounts: FloatArray) -> FloatArray:
+        return survival(weights.stages, share * amounts)
+
     if isinstance(weights, TabledWeights) and isinstance(read, TabledWeights):
         block, page = 0, weights.kind
         offsets = np.arange(len(weights.table))
         held_table, read_table = weights.table.ravel(), read.table.ravel()
+        page_present, page_base = weights.present(share).ravel(), np.zeros(0)
     else:
         assert isinstance(weights, Weights)
         block = int(weights.block_tokens)
         over = weights.first.astype(np.int64) % block
         offsets, page = np.unique(over, return_inverse=True)
-        base = weights.first - over
+        pages = [page == g for g in range(offsets.size)]
+        page_present = np.concatenate([sums(mine.astype(np.float64)) for mine in pages])
+        page_base = np.concatenate([sums(mine * (weights.first - over)) for mine in pages])
 
-    def sums(amounts: FloatArray) -> FloatArray:
-        return survival(weights.stages, share * amounts)
-
-    pages = [page == g for g in range(offsets.size)]
     links = np.zeros(layers, dtype=np.int64)
     counts = share.size, size, layers, offsets.size, block, iterations
     state = _State(
@@ -435,8 +437,8 @@ def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int
         start_held=sums(weights.at_start),
         start_read=sums(read.at_start),
         prompt=sums(system.prompt),
-        page_present=np.concatenate([sums(mine.astype(np.float64)) for mine in pages]),
-        page_base=np.concatenate([sums(mine * base) for mine in pages]),
+        page_present=page_present,
+        page_base=page_base,
         offsets=offsets,
         held_table=held_table,
         read_table=read_table,

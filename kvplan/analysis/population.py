@@ -62,6 +62,11 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
     asking = [c.sessions for c in model.classes]
     if not users_of(model):
         return model
+    if model.fleet is not None:  # each replica has its part of the users
+        size = model.fleet.size
+        one = with_rates_of_users(replace(with_part_of_users(model, 1 / size), fleet=None))
+        rates_of_all = ((c, size * part.rate_rps) for c, part in zip(model.classes, one.classes, strict=True))
+        return replace(model, classes=tuple(replace(c, rate_rps=rate) for c, rate in rates_of_all))
     start = cached_replica(model)
 
     def at(tau: float) -> CachedReplica:

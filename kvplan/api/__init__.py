@@ -1,11 +1,12 @@
 """What programs and notebooks call; everything heavy is imported when a function is called."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as type checkers know it; to import `typing` takes most of what `import kvplan` does
 if TYPE_CHECKING:
     import os
     from pathlib import Path
+    from typing import Any
 
     from numpy.typing import NDArray
 

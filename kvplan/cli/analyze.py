@@ -103,8 +103,8 @@ def _simulated(profile: "Loaded") -> "tuple[Report, Runs]":
     found = Confirmed(profile.model, profile.plan, always=True)
     result = report_of(found, ProfileIdentity(profile.name, profile.sha256))
     with progress_bar() as progress:
-        runs = formula_check.simulate(profile.model, profile.plan, progress=progress, announce=say_compiling)
-    figures = formula_check.figures(result, runs, profile.model)
+        runs = formula_check.simulate(found.model, profile.plan, progress=progress, announce=say_compiling)
+    figures = formula_check.figures(result, runs, found.model)
     return result._replace(simulation=figures), runs
 
 
@@ -142,6 +142,7 @@ def _rendered(
     plots: "tuple[Plot, ...]",
 ) -> str:
     """The report as text; colour and width only where a terminal reads it."""
+    from kvplan.analysis.fleet import one_replica
     from kvplan.layout import plot
     from kvplan.layout.report import build
 
@@ -152,7 +153,7 @@ def _rendered(
         from kvplan.report.assembly import to_document
 
         return json.render(to_document(result))
-    document = build(result, sections)
+    model, document = one_replica(model), build(result, sections)
     if format is Format.HTML:
         return _page(document, plots)
     if format is Format.MARKDOWN:

@@ -3,7 +3,8 @@
 import gc
 import os
 from collections.abc import Callable
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -86,6 +87,12 @@ for _command, _example in _IMPORTS.items():
 app.add_typer(_importing, name="import")
 
 
+@cache
+def _command_line() -> Any:
+    """All commands, with what their signatures say: putting that together takes longer than many an answer."""
+    return typer.main.get_command(app)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return the exit code; every failure is one line on standard error.
 
@@ -104,8 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.set_threshold(100_000)
     try:
-        command = typer.main.get_command(app)
-        result = command.main(args=argv, prog_name="kvplan", standalone_mode=False)
+        result = _command_line().main(args=argv, prog_name="kvplan", standalone_mode=False)
         return result if isinstance(result, int) else ExitCode.DONE  # an int is what typer.Exit carried
     except ClosedPipeError:
         return _CLOSED_PIPE

@@ -250,14 +250,9 @@ def say(message: str) -> None:
 
 def _harmless(line: str) -> str:
     """A line that neither moves the cursor nor commands GitHub's runner, whatever names it quotes."""
-    from kvplan.formats.commands import without_commands
+    from kvplan.formats.commands import printable, without_commands
 
-    return without_commands("".join(c if c.isprintable() else escaped(c) for c in line))
-
-
-def escaped(character: str) -> str:
-    """A character that would move the cursor, or turn the line around, as it would be written in Python."""
-    return character.encode("unicode_escape").decode()
+    return without_commands(printable(line))
 
 
 def say_section(section: "Section") -> None:
@@ -268,4 +263,4 @@ def say_section(section: "Section") -> None:
     if sys.stderr is not None:
         width = shutil.get_terminal_size().columns
         text = to_terminal.render_sections([section], origin(), width=width)
-        print("\n".join(map(_harmless, text.split("\n"))), file=sys.stderr)
+        tell("\n".join(map(_harmless, text.split("\n"))))

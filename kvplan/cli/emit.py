@@ -35,6 +35,7 @@ def emit(
     seeds: Seeds = 5,
 ) -> None:
     """Write the plan as settings of an engine. Only those that gain in simulation are set, and how much is said."""
+    from kvplan.analysis.fleet import one_replica
     from kvplan.engines import engine as record
     from kvplan.engines.advice import advise, default_requests
     from kvplan.engines.collapse import as_simulated
@@ -48,12 +49,13 @@ def emit(
     check_runs(seeds, requests)
     check_writable(output)
     loaded = read(profile)
-    size, all_seeds = requests or default_requests(loaded.model), chosen(0, seeds)
+    one = one_replica(loaded.model)
+    size, all_seeds = requests or default_requests(one), chosen(0, seeds)
     required = _required(loaded)
     result = report.analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     with progress_bar() as progress:
         bench = Bench(
-            as_simulated(record(engine), loaded.model),
+            as_simulated(record(engine), one),
             loaded.plan,
             requests=size,
             seeds=all_seeds,
@@ -63,7 +65,7 @@ def emit(
         advice = advise(
             record(engine),
             result,
-            loaded.model,
+            one,
             loaded.plan,
             requests=size,
             measure=bench.measure,

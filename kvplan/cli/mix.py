@@ -1,5 +1,6 @@
 """`kvplan mix`: which classes share a replica."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -59,6 +60,7 @@ def mix(
         raise UsageError("--requests goes with --simulate only")
     check_writable(output)
     loaded = read(profile)
+    loaded = replace(loaded, model=replace(loaded.model, fleet=None))  # --replicas says how many there are
     refuse_prefixes(loaded.model)
     with progress_bar() as progress:
         found = placements_compared(

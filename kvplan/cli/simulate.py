@@ -187,6 +187,8 @@ def simulate(
     all_seeds = options.seeds(seed, seeds, without_chance=fixed)
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
+    if hindsight and loaded.model.fleet is not None:
+        raise UsageError("--hindsight is about one replica; the profile has a [fleet]")
     # before anything is run: most profiles are too large for it
     bounds = study_bounds(loaded.model, load, list(policies), all_seeds) if hindsight else ()
     with progress_bar() as progress:

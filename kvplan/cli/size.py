@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,6 +77,15 @@ def size(
         bool,
         typer.Option("--compare", help="Only rank the profiles: cost, GPUs, and what decides, in one table."),
     ] = False,
+    split: Annotated[
+        int | None,
+        option(
+            "--split",
+            metavar="GPUS",
+            help="Should so many GPUs prefill and decode apart, in which ratio, or together? What each serves within "
+            "the objectives, of one profile.",
+        ),
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -104,6 +114,14 @@ def size(
 
     check_plot(plot)
     check_writable(output)
+    if split is not None:
+        for name, given in (("--rate", rate), ("--plot", plot), ("--compare", compare or None)):
+            if given is not None:
+                raise UsageError(
+                    f"{name} does not go with --split, which finds the largest rate of so many GPUs"
+                )
+        _split(profiles, split, slo or [], price or [], policy, requests, seeds, format, output)
+        return
     found = _sizing(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
     hashes = [offer.sha256 for offer in found.offers]
     text = rendered(
@@ -137,7 +155,7 @@ def _sizing(
     if not 0 <= headroom <= 100:
         raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
     check_runs(seeds, requests)
-    loaded = [with_slos(read(profile), slo) for profile in profiles]
+    loaded = [_of_one(with_slos(read(profile), slo)) for profile in profiles]
     slos = loaded[0].plan.slos
     differ = sorted({s.key for one in loaded for s in set(one.plan.slos) ^ set(slos)})
     if differ:
@@ -193,6 +211,53 @@ def _sizing(
         for label, one, found in zip(labels, loaded, fleets, strict=True)
     )
     return Sizing(offers, headroom, slos, policy, tuple(sizes), seeds)
+
+
+def _of_one(profile: "Profile") -> "Profile":
+    """The profile of one replica: how many of a fleet there are is the question."""
+    return replace(profile, model=replace(profile.model, fleet=None))
+
+
+def _split(
+    profiles: Sequence[str],
+    gpus: int,
+    slo: Sequence[str],
+    price: Sequence[str],
+    policy: str,
+    requests: int | None,
+    seeds: int,
+    format: DocumentFormat,
+    output: Path | None,
+) -> None:
+    from kvplan.decide.sizing import simulated
+    from kvplan.decide.splitting import default_requests, split_or_together
+    from kvplan.formats import json
+    from kvplan.layout import splitting as tables
+    from kvplan.simulation.experiments.options import seeds as chosen
+
+    if len(profiles) > 1:
+        raise UsageError("--split goes with one profile: that of all replicas, whatever they do")
+    check_runs(seeds, requests)
+    loaded = with_slos(read(profiles[0]), slo)
+    [label] = _labels([loaded])
+    own = loaded.model.replica.gpus
+    prices = _prices(price, {label: own}, {label: loaded.plan.gpu_hour})
+    count = requests or default_requests(loaded.model, gpus)
+    measure = simulated(
+        loaded.plan, policy, requests=count, seeds=chosen(0, seeds), announce=_once(say_compiling)
+    )
+    with _watching() as watch:
+        found = split_or_together(loaded.model, gpus, loaded.plan.slos, watch(label, measure))
+    hour = prices[label] / own if label in prices else None
+    shown = tables.Shown(found, loaded.plan.slos, policy, count, seeds, hour)
+    text = rendered(
+        format,
+        output,
+        lambda: json.splitting(shown, loaded),
+        lambda: [tables.build(shown, loaded.name)],
+        loaded.sha256,
+    )
+    write_result(text, output)
 
 
 def _once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:

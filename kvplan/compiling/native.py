@@ -67,7 +67,7 @@ def _target() -> Any:
 
 
 class Loop:
-    """A function `loop(state, *whole numbers)` of object code, see `kvplan.compiling.translate`."""
+    """A function `loop(state or states, *whole numbers)` of object code, see `kvplan.compiling.translate`."""
 
     def __init__(self, code: bytes, numbers: int) -> None:
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
@@ -78,8 +78,9 @@ class Loop:
 
     def __call__(self, state: Any, *numbers: int) -> int:
         """Run it; other threads run meanwhile."""
-        assert all(array.flags.c_contiguous and array.itemsize == 8 for array in state)
-        given = [part for a in state for part in (a.ctypes.data, a.shape[0], a.shape[-1])]
+        arrays = [array for one in state for array in one] if isinstance(state[0], tuple) else state
+        assert all(array.flags.c_contiguous and array.itemsize == 8 for array in arrays)
+        given = [part for a in arrays for part in (a.ctypes.data, a.shape[0], a.shape[-1])]
         return self._call((ctypes.c_int64 * len(given))(*given), *numbers)
 
 

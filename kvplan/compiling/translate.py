@@ -2,8 +2,9 @@
 
 A kernel has whole numbers, floats and truth values, and a variable stays what it first was. It reads and writes
 elements of the state's arrays, calls kernels, and has `if`, `while`, and `for` over a `range`; all else is refused with
-a `TypeError`. Elements are counted from the end where an index is negative, and nothing checks the ends. Types follow
-from annotations, so that there is nothing to infer, and little time to take.
+a `TypeError`. Of several states, given as a tuple, it takes one by its index. Elements are counted from the end where
+an index is negative, and nothing checks the ends. Types follow from annotations, so that there is nothing to infer, and
+little time to take.
 """
 
 import ast
@@ -13,7 +14,7 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import numpy as np
 from llvmlite import ir
@@ -31,6 +32,12 @@ class _State(NamedTuple):
     pointer: ir.Value
 
 
+class _States(NamedTuple):
+    """Several of them, one behind the other."""
+
+    pointer: ir.Value
+
+
 class _Array(NamedTuple):
     """An array of the state: where its address and its shape stand."""
 
@@ -41,14 +48,16 @@ class _Array(NamedTuple):
 def translated(
     loop: Callable[..., int], state: type[tuple[Any, ...]], constants: dict[Callable[..., Any], bool]
 ) -> str:
-    """A module with a function `loop`, of the address of a state and of whole numbers.
+    """A module with a function `loop`, of the address of a state, or of several, and of whole numbers.
 
     A state is given as the address, and the first and second length, of each array that `state` has, a named tuple.
+    Several are given one behind the other, where the first parameter of the loop is a tuple.
     `constants` are functions of the state whose value is known.
     """
     unit = _Unit(state, constants)
-    count = len(inspect.signature(loop).parameters)
-    body = unit.function(loop, (_State, *[INT] * (count - 1)))
+    first, *others = inspect.signature(loop).parameters.values()
+    many = get_origin(first.annotation) is tuple
+    body = unit.function(loop, (_States if many else _State, *[INT] * len(others)))
     body.linkage, body.name = "", "loop"
     return str(unit.module)
 
@@ -115,8 +124,8 @@ class _Body:
         self.b = ir.IRBuilder(made.append_basic_block())
         start = self.b.block
         for argument, kind, value in zip(tree.args.args, kinds, made.args, strict=True):
-            if kind is _State:
-                self.variables[argument.arg] = _State(value)
+            if kind in (_State, _States):
+                self.variables[argument.arg] = kind(value)
             elif isinstance(kind, int):
                 self.variables[argument.arg] = _Array(value, kind)
             else:
@@ -242,7 +251,7 @@ class _Body:
             raise self.refused(target)
 
     def set_variable(self, name: str, value: Any) -> None:
-        if isinstance(value, _Array):
+        if isinstance(value, _State | _Array):
             self.variables[name] = value
             return
         if name not in self.variables:
@@ -324,17 +333,22 @@ class _Body:
         known = self.variables.get(node.id)
         if known is None:
             return self.literal(self.static(node), node)
-        return known if isinstance(known, _State | _Array) else self.b.load(known)
+        return known if isinstance(known, _State | _States | _Array) else self.b.load(known)
 
     def of_attribute(self, node: ast.Attribute) -> Any:
-        if isinstance(node.value, ast.Name):
-            state = self.variables.get(node.value.id)
-            if isinstance(state, _State):
-                return _Array(state.pointer, self.unit.fields.index(node.attr))
+        of = node.value
+        state = self.variables.get(of.id) if isinstance(of, ast.Name) else None
+        if isinstance(of, ast.Subscript):
+            state = self.value(of)
+        if isinstance(state, _State):
+            return _Array(state.pointer, self.unit.fields.index(node.attr))
         return self.literal(self.static(node), node)
 
-    def of_subscript(self, node: ast.Subscript) -> ir.Value:
+    def of_subscript(self, node: ast.Subscript) -> Any:
         of = node.value
+        states = self.variables.get(of.id) if isinstance(of, ast.Name) else None
+        if isinstance(states, _States):
+            return _State(self.b.gep(states.pointer, [self.as_type(self.value(node.slice), INT)]))
         if isinstance(of, ast.Attribute) and of.attr == "shape" and isinstance(node.slice, ast.Constant):
             return self.length(self.value(of.value), node.slice.value)
         return self.load(*self.place(node))
@@ -480,13 +494,16 @@ class _Body:
         ]
         given = [v if t is None else self.as_type(v, t) for v, t in zip(values, wanted, strict=True)]
         kinds = tuple(
-            _State if isinstance(v, _State) else v.field if isinstance(v, _Array) else v.type for v in given
+            type(v) if isinstance(v, _State | _States) else v.field if isinstance(v, _Array) else v.type
+            for v in given
         )
         made = self.unit.function(function, kinds)
         known = _always(made)
         if known is not None:
             return known
-        return self.b.call(made, [v.pointer if isinstance(v, _State | _Array) else v for v in given])
+        return self.b.call(
+            made, [v.pointer if isinstance(v, _State | _States | _Array) else v for v in given]
+        )
 
     # ---------------------------------------------------------------------------------------------------- kinds
 

@@ -218,8 +218,9 @@ def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
 
 def _notes(profile: Profile, subject: Subject, results: Sequence[Result]) -> Iterator[str]:
     analyses = subject.analyses
-    yield from doubts(profile.model)
-    if profile.plan.slos and not any(result.key.path[0] in ("goodput", "latency") for result in results):
+    yield from doubts(analyses.model)
+    gated = any(result.key.path[0] in ("goodput", "latency") for result in results)
+    if profile.plan.slos and not gated and profile.model.fleet is None:
         good, offered = analyses.goodput, analyses.load.offered_rps
         if good.missed_at(offered):
             yield (
@@ -227,7 +228,7 @@ def _notes(profile: Profile, subject: Subject, results: Sequence[Result]) -> Ite
                 f"{format_number(good.rate_rps)}. To gate that: goodput.rate_rps >= {format_number(offered)}."
             )
     if profile.model.measured.band is not None:
-        yield from band_notes(profile.model, analyses.load, analyses.verdict.drains_up_to_rps)
+        yield from band_notes(analyses.model, analyses.load, analyses.verdict.drains_up_to_rps)
 
 
 def report_of(profile: Profile) -> Analyses:

@@ -255,7 +255,7 @@ class _SameReplica(_SameMix):
 
 
 def _rate_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
-    before = subject.analyses.model.total_rate_rps
+    before = profile.model.total_rate_rps
     together = _cycle_is_simulated(subject)
     # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
     for digits, rounding in ((_DIGITS, ROUND_HALF_EVEN), (_DIGITS, ROUND_FLOOR), (2 * _DIGITS, ROUND_FLOOR)):
@@ -270,6 +270,8 @@ def _rate_remedies(profile: Profile, subject: Subject, excess: float, passes: Pa
 
 
 def _replica_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
+    if profile.model.fleet is not None:  # which says already how many there are
+        return
     least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
     together = _cycle_is_simulated(subject)
     for replicas in (least, least + 1):

@@ -265,8 +265,7 @@ def size(
         if replicas not in tried:
             rate = needed / replicas
             measured = measure(one_of(model, needed, replicas))
-            missed = _missed(measured, slos)
-            tried[replicas] = Probe(replicas, rate, rate / sustainable, measured, missed)
+            tried[replicas] = Probe(replicas, rate, rate / sustainable, measured, missed(measured, slos))
             tell(SoFar(demand_rps, least, tuple(tried.values())))
         return tried[replicas].enough
 
@@ -329,7 +328,8 @@ def _search(low: int, enough: Callable[[int], bool]) -> int | None:
     return high
 
 
-def _missed(measured: Measured, slos: Sequence[Slo]) -> tuple[str, ...]:
+def missed(measured: Measured, slos: Sequence[Slo]) -> tuple[str, ...]:
+    """What does not hold in simulation: `QUEUE`, texts of objectives."""
     queue = () if measured.steady else (QUEUE,)
     return (*queue, *(slo.text for slo in slos if not slo.holds(_estimate(measured, slo).high)))
 

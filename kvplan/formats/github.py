@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvplan.decide.check import Checked
+from kvplan.formats.commands import printable
 from kvplan.layout.check import advice_text, got_text, title, wanted_text
 
 
@@ -42,7 +43,7 @@ def _annotation(checked: Checked, line: int | None, message: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _property(text: str) -> str:

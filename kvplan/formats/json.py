@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from kvplan.decide.mixing import Comparison, Contender
     from kvplan.decide.remedy import Remedy
     from kvplan.decide.sizing import Measured, Size
+    from kvplan.decide.splitting import Candidate as Way
     from kvplan.engines.advice import Advice
     from kvplan.engines.candidates import Candidate
+    from kvplan.layout.splitting import Shown
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity
     from kvplan.reproduction.judge import Reproduction
@@ -262,6 +264,42 @@ def size(found: "Sizing") -> Document:
         ],
         "sources": _SIZE_SOURCES,
         "notes": list(notes(found)),
+    }
+
+
+def splitting(shown: "Shown", profile: "Profile") -> Document:
+    """Split or together: keys of the report's `fleet` block, with what was simulated, and all candidates."""
+    found = shown.found
+    return {
+        **_document(),
+        "profile": {"name": profile.name, "sha256": profile.sha256},
+        "slos": [slo.text for slo in shown.slos],
+        "simulated": {"policy": shown.policy, "requests": shown.requests, "seeds": shown.seeds},
+        "fleet": {
+            "split": None if found.split is None else _way(found.split, shown.gpu_hour),
+            "together": None if found.together is None else _way(found.together, shown.gpu_hour),
+            "winner": None if found.best is None else "split" if found.best is found.split else "together",
+            "crossing_itl_s": found.crossing_itl_s,
+            "reason": found.reason,
+        },
+        "candidates": [_way(one, shown.gpu_hour) for one in found.tried],
+    }
+
+
+def _way(one: "Way", gpu_hour: float | None) -> Document:
+    fleet = one.fleet
+    mean = {key: one.figures.get(f"{key}.mean") for key in ("ttft_s", "itl_s")}
+    return {
+        "prefill": fleet.prefill if fleet.is_split else None,
+        "decode": fleet.decode if fleet.is_split else None,
+        "replicas": fleet.size,
+        "max_num_batched_tokens": one.budget_tokens,
+        "gpus": one.gpus,
+        "cost_per_hour": None if gpu_hour is None else gpu_hour * one.gpus,
+        "rate_rps": one.formula_rps,
+        "goodput_rps": one.goodput_rps,
+        **{key: None if known is None else known.mean for key, known in mean.items()},
+        "figures": {key: known._asdict() for key, known in one.figures.items()},
     }
 
 

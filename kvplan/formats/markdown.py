@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from kvplan.formats.commands import without_commands
+from kvplan.formats.commands import printable, without_commands
 from kvplan.layout.elements import Block, Bullets, Document, Figure, Paragraph, Section, Table
 
 _BREAK = "<!-- -->"  # ends what GitHub would take for a mention, an issue or an emoji
@@ -57,7 +57,7 @@ def render(document: Document) -> str:
         *map(_section, document.sections),
         f"<sub>{quote(document.origin)}</sub>",
     ]
-    return without_commands("\n\n".join(parts) + "\n")
+    return without_commands(printable("\n\n".join(parts) + "\n"))
 
 
 def render_sections(sections: Iterable[Section], origin: str) -> str:
@@ -76,7 +76,7 @@ def render_sections(sections: Iterable[Section], origin: str) -> str:
     parts = [
         part for section in sections for part in (f"## {quote(section.title)}", *map(_block, section.blocks))
     ]
-    return without_commands("\n\n".join([*parts, f"<sub>{quote(origin)}</sub>"]) + "\n")
+    return without_commands(printable("\n\n".join([*parts, f"<sub>{quote(origin)}</sub>"]) + "\n"))
 
 
 def quote(text: str) -> str:

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from kvplan.formats.commands import without_commands
+from kvplan.formats.commands import printable, without_commands
 from kvplan.layout.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.report.words import Status
 
@@ -55,6 +55,7 @@ def render(
     kvplan 0
     """
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    document, picture = _harmless(document), _harmless(picture)
     sections = document.sections if picture is None else (picture, *document.sections)
     return _written(
         [
@@ -89,8 +90,18 @@ def render_sections(
     kvplan 0
     """
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    parts = [part for section in sections for part in _section(section, width)]
+    parts = [part for section in sections for part in _section(_harmless(section), width)]
     return _written([*parts[1:], Text(), Text(origin, "dim", overflow="fold")], width, colour)
+
+
+def _harmless(part: Any) -> Any:
+    """The same with nothing in its texts that a terminal obeys."""
+    if type(part) is str:
+        return printable(part)
+    if not isinstance(part, tuple):
+        return part
+    parts = map(_harmless, part)
+    return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
 
 
 def _written(parts: list[RenderableType], width: int, colour: bool) -> str:

@@ -88,6 +88,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
         "simulation": report.simulation,
         "kv_layout": report.kv_layout,
         "speculative": report.speculative,
+        "fleet": report.fleet,
     }
     known = [key for key in SECTIONS if asked.get(key, key) is not None]
     for key in sections or ():
@@ -137,6 +138,7 @@ def _summary(report: Report) -> Table:
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         *_latency_in_short(report),
         *_goodput_in_short(report),
+        *_fleet_in_short(report),
         *_cost_in_short(report),
         *(
             ("Strongest lever" if i == 0 else "Other lever", _lever(lever), sources["load"].kind)
@@ -166,6 +168,15 @@ def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
         known = "" if found.at_least_rps is None else f"at least {_rps(found.at_least_rps)}; "
         value = f"{known}beyond the closed form, kvplan size simulates"
         yield "Goodput", value, report.sources["goodput"].kind
+
+
+def _fleet_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found = report.fleet
+    if found is not None and found.split.rate_rps is not None and found.together.rate_rps is not None:
+        one, other = format_number(found.split.rate_rps), _rps(found.together.rate_rps)
+        split = f"{found.split.prefill} + {found.split.decode} apart {one}"
+        value = f"{split}, {found.together.replicas} together {other}; more: {found.winner}"
+        yield "Fleet", value, report.sources["fleet"].kind
 
 
 def _cost_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
@@ -338,6 +349,26 @@ def _kv_layout(report: Report, basis: Basis) -> Iterator[Block]:
         basis,
         ((one.kind, *map(format_number, one[1:4]), format_tokens(one.window_tokens)) for one in found.groups),
     )
+
+
+def _fleet(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.fleet
+    assert found is not None
+    split, joined = found.split, found.together
+    apart = ABSENT if split.prefill is None else f"{split.prefill} + {split.decode}"
+    yield _rows(
+        (_FIGURE, number("Split"), number("Together")),
+        basis,
+        (
+            ("Replicas", apart, format_number(joined.replicas)),
+            ("GPUs", format_number(split.gpus), format_number(joined.gpus)),
+            ("Rate", _rps(split.rate_rps), _rps(joined.rate_rps)),
+            ("Goodput", _rps(split.goodput_rps), _rps(joined.goodput_rps)),
+            ("Mean TTFT", format_seconds(split.ttft_s), format_seconds(joined.ttft_s)),
+            ("Mean ITL", format_seconds(split.itl_s), format_seconds(joined.itl_s)),
+        ),
+    )
+    yield Paragraph(found.reason)
 
 
 def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
@@ -717,6 +748,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "equilibrium": ("Equilibrium", _equilibrium),
     "latency": ("Latency", _latency),
     "goodput": ("Goodput", _goodput),
+    "fleet": ("Fleet: split or together", _fleet),
     "cost": ("Cost", _cost),
     "saturation": ("Saturation", _saturation),
     "prefix_cache": ("Prefix cache", _prefix_cache),
@@ -732,7 +764,8 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "sources": ("Sources", _sources),
     "notes": ("Notes", _notes),
 }
-_FIGURES = (words("Figure"), words("Value"), _BASIS)
+_FIGURE = words("Figure")
+_FIGURES = (_FIGURE, words("Value"), _BASIS)
 
 
 def _figures(basis: Basis, *rows: tuple[str, str]) -> Table:

@@ -5,7 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, number, table, words
+from kvplan.layout.elements import (
+    Block,
+    Bullets,
+    Column,
+    Paragraph,
+    Section,
+    Table,
+    number,
+    replicas,
+    table,
+    words,
+)
 from kvplan.report.inputs import State, extrapolations
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
 from kvplan.simulation.experiments.load import Arrivals, Load
@@ -81,7 +92,17 @@ def _what(found: Study) -> str:
         sure = ", means over the seeds with their 95% confidence intervals."
     elif found.by_chance:
         sure = "; 95% confidence intervals are from one path, by batch means."
-    return f"{amount}{until}, {how}; simulated{sure}"
+    return f"{amount}{until}, {how}{_to(found)}; simulated{sure}"
+
+
+def _to(found: Study) -> str:
+    """Which replicas they come to."""
+    fleet = found.fleet
+    if fleet is None:
+        return ""
+    if fleet.is_split:
+        return f", to {fleet.prefill} prefill and {fleet.decode} decode replicas by {fleet.routing}"
+    return f", to {replicas(fleet.replicas)} by {fleet.routing}"
 
 
 def replayed(load: Load) -> str:
@@ -187,6 +208,16 @@ def notes(found: Study) -> tuple[str, ...]:
             if found.scheduled
             else "The schedule of the profile is left out: these arrivals do not follow rates."
         )
+    if found.fleet is not None:
+        said.append(
+            "KV tokens, iterations and what is per iteration are those of one replica, in the mean over all; a peak is "
+            "the most of any, that of the queue the most of all together that was recorded."
+        )
+        if found.fleet.is_split:
+            said.append(
+                "The first token comes with the KV cache at the decode replica, so that TTFT has the transfer in it. "
+                "Prompts are looked up in the prefix caches of prefill replicas; decode replicas keep none."
+            )
     for result, run in zip(found.results, found.first, strict=True):
         if run.ending is Ending.LIVELOCK:
             why = "a request can never fit in the memory it may use, even alone"

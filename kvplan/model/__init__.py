@@ -7,6 +7,7 @@
 `timing`         how long an iteration takes
 `prompts`        how many prefill tokens an iteration computes
 `replica`        memory, pages, limits; what a plan should guarantee
+`fleet`          several replicas, together or prefill and decode apart
 `provenance`     how all this is known, and in what range it was measured
 `serving`        all of it together, one model or many side by side
 `arrivals`       gaps between arrivals, or recorded ones

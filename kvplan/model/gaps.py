@@ -61,8 +61,8 @@ class Lognormal:
     def until(self, g: Seconds) -> tuple[Any, Any]:
         """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
         score = self._score(g)
-        reached = normal(score)
-        return reached, g * (1 - reached) + self.mean_s * normal(score - self.sigma)
+        reached, partial = normal(np.array([score, score - self.sigma]))
+        return reached, g * (1 - reached) + self.mean_s * partial
 
     def density(self, g: Seconds) -> float:
         """Derivative of P(gap ≤ g), 1/s."""
@@ -139,5 +139,5 @@ Gap = Exponential | Lognormal | Quantiles
 
 def normal(score: Any) -> Any:
     """P(a standard normal ≤ score); numpy has no error function, and scipy takes long to load."""
-    tails = np.array([math.erfc(-z) for z in np.ravel(score / math.sqrt(2)).tolist()])
-    return tails.reshape(np.shape(score)) / 2
+    scaled = np.asarray(score / -math.sqrt(2))
+    return np.array(list(map(math.erfc, scaled.ravel().tolist()))).reshape(scaled.shape) / 2

@@ -90,3 +90,8 @@ class Plan:
     segments: int | None = None
     slos: tuple[Slo, ...] = ()
     gpu_hour: float | None = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Bounds of the objectives by their figure, such as ``ttft_s.p95``."""
+        return {slo.key: slo.bound for slo in self.slos}

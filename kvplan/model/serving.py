@@ -13,6 +13,7 @@ from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
 from kvplan.model.drafts import Drafts, Stays, stays
+from kvplan.model.fleet import Fleet
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.provenance import MeasuredRange, Provenance
 from kvplan.model.replica import Replica, held_by_stage
@@ -52,6 +53,8 @@ class ServingModel:
         How unevenly requests come, at these rates.
     drafts
         Of speculative decoding, whose costs `timing` has in it; None: every iteration emits a token.
+    fleet
+        The replicas that the rates are of, each like `replica`; None: a single one.
 
     Examples
     --------
@@ -75,6 +78,7 @@ class ServingModel:
     hit_curve: tuple[tuple[float, float], ...] = ()
     arrivals: ArrivalProcess = field(default_factory=ArrivalProcess)
     drafts: Drafts | None = None
+    fleet: Fleet | None = None
 
     @property
     def is_plain(self) -> bool:

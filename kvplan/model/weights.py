@@ -22,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kvplan.model.arrays import FloatArray, IntArray, survival
+from kvplan.model.arrays import FloatArray, IntArray, sum_by, survival
 
 
 class Prefill(StrEnum):
@@ -325,20 +325,20 @@ class TabledWeights(_ByValue):
     def by_pages(self, amount: FloatArray) -> FloatArray:
         """`amount` of each row times its stages with p pages, summed over rows; shape (most pages + 1,)."""
         pages = (self.table / self.block_tokens).astype(np.int64)
-        found = np.zeros(int(self.largest.max() / self.block_tokens) + 1)
-        for kind, held in enumerate(pages):
-            mine = self.kind == kind
-            present = survival(self.stages[mine], amount[mine])
-            found += np.bincount(held[: present.size], present, found.size)
-        return found
+        present = self.present(amount)
+        found = sum_by(pages[:, : present.shape[1]].ravel(), present.ravel())
+        return found[: int(self.largest.max() / self.block_tokens) + 1]  # beyond, nobody is there
 
     def survival(self, share: FloatArray) -> FloatArray:
         """Tokens that one unit of admissions holds at each stage, as `Weights.survival`."""
-        weights = np.zeros(int(self.stages.max()))
-        for kind, held in enumerate(self.table):
-            present = survival(self.stages, np.where(self.kind == kind, share, 0.0))
-            weights += present * held[: present.size]
-        return weights
+        present = self.present(share)
+        return np.asarray((present * self.table[:, : present.shape[1]]).sum(axis=0))
+
+    def present(self, amount: FloatArray) -> FloatArray:
+        """`amount` of each row that is still there at each stage, by kind; shape (n_kinds, most stages)."""
+        shape = len(self.table), int(self.stages.max())
+        leaving = sum_by(self.kind * shape[1] + self.stages - 1, amount, shape[0] * shape[1]).reshape(shape)
+        return np.asarray(np.cumsum(leaving[:, ::-1], axis=1)[:, ::-1])
 
 
 StageWeights = Weights | TabledWeights

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.fleet import between_tokens_s, one_replica
 from kvplan.model import Plan, ServingModel
-from kvplan.plots import data, prefix_cache
+from kvplan.plots import data, fleet, prefix_cache
 from kvplan.report.assembly import Report
 from kvplan.report.words import Basis
-from kvplan.units import format_number, format_percent, format_tokens
+from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 if TYPE_CHECKING:
     from kvplan.report.formula_check import Runs
@@ -21,6 +22,7 @@ KEYS = (
     "equilibrium-kv",
     "cache-branches",
     "cache-hits",
+    "fleet-rates",
     "roots",
     "nested-segments",
     "kv-density",
@@ -59,10 +61,12 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
     >>> plots[3].caption
     'All requests have one decode length, so there is one segment.'
     """
+    whole, model = model, one_replica(model)
     cold = with_cold_cache(model)  # what the report's own figures below are about
     found = [
         rate_throughput(report),
         *(_cache(report, model) if shares(report) else [_equilibrium(report, model)]),
+        *_fleet(report, whole, plan),
         _roots(report, cold),
         _segments(report, cold, plan),
         _density(report, cold),
@@ -193,6 +197,28 @@ def _cache_hits(report: Report, model: ServingModel, offered: str) -> Plot:
     have = f"{format_tokens(found.own_tokens)} tokens find {format_percent(found.own_ratio)}"
     numbers = f"{have}, an infinite cache {format_percent(found.reusable_ratio)}."
     return Plot(key, section, title, kind, " ".join(said), numbers, found)
+
+
+def _fleet(report: Report, model: ServingModel, plan: Plan) -> Iterator[Plot]:
+    block = report.fleet
+    found = None if block is None else fleet.fleet_rates(model, block, between_tokens_s(plan.limits))
+    if block is None or found is None:
+        return
+    said = (
+        "What the GPUs serve if iterations may last as long as the limit, until another limit binds. Dotted: split in "
+        "the best proportion, if replicas came in parts."
+    )
+    own = "none" if found.own_itl_s is None else format_seconds(found.own_itl_s)
+    even = "nowhere" if found.crossing_itl_s is None else f"at {format_seconds(found.crossing_itl_s)}"
+    yield Plot(
+        "fleet-rates",
+        "fleet",
+        "Split or together: requests/s against the limit on the time between tokens",
+        report.sources["fleet"].kind,
+        said,
+        f"Even {even}; objective: {own}; a full prefill iteration takes {format_seconds(found.iteration_s)}.",
+        found,
+    )
 
 
 def _roots(report: Report, model: ServingModel) -> Plot:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.plots import planning
+from kvplan.plots.fleet import FleetRates
 from kvplan.plots.palette import LIGHT
 from kvplan.plots.prefix_cache import CacheBranches, CacheHits
 
@@ -63,6 +64,28 @@ def cache_hits(axes: "Axes", content: CacheHits) -> None:
     axes.set(xlabel="KV memory, tokens", ylabel="prompt tokens found, %", xscale="log")
     axes.set_xlim(memory[0], memory[-1])
     axes.set_ylim(0, min(1.12 * limit, 105) if limit > _LEAST_PERCENT else None)
+    _plain_log(axes.xaxis)
+
+
+def fleet_rates(axes: "Axes", content: FleetRates) -> None:
+    """What split and together serve against the limit on the time between tokens, and where they cross."""
+    limit = 1000 * content.itl_s
+    axes.plot(limit, content.split_rps, color=LIGHT["orange"], label=content.split)
+    axes.plot(limit, content.together_rps, color=LIGHT["blue"], label=content.together)
+    axes.plot(limit, content.parts_rps, ":", color=LIGHT["orange"], linewidth=1.2, label="apart, in parts")
+    marks = [
+        (content.iteration_s, "soft", "--", "full prefill"),
+        (content.own_itl_s, "ink", ":", "objective"),
+    ]
+    for at, colour, style, label in marks:
+        if at is not None and limit[0] <= 1000 * at <= limit[-1]:
+            axes.axvline(1000 * at, color=LIGHT[colour], linewidth=1.0, linestyle=style, label=label)
+    if content.crossing_itl_s is not None:
+        height = np.interp(content.crossing_itl_s, content.itl_s, content.split_rps)
+        axes.plot([1000 * content.crossing_itl_s], [height], "o", color=LIGHT["ink"], label="even")
+    axes.set(xlabel="limit on the time between tokens, ms", ylabel="requests/s", xscale="log")
+    axes.set_xlim(limit[0], limit[-1])
+    axes.set_ylim(0, None)
     _plain_log(axes.xaxis)
 
 

@@ -12,6 +12,7 @@ from kvplan.analysis.overflow import usage_pmf_of
 from kvplan.analysis.roots import ComplexArray, leading_roots
 from kvplan.analysis.segments import lengths_of, segment_counts
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel
+from kvplan.plots.fleet import FleetRates
 from kvplan.plots.prefix_cache import CacheBranches, CacheHits
 from kvplan.report.assembly import Report
 
@@ -358,6 +359,7 @@ ReportData = (
     | EquilibriumCurve
     | CacheBranches
     | CacheHits
+    | FleetRates
     | UsageDensity
     | Roots
     | SegmentMemory

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.plots import charts, data, planning, prefix_cache
+from kvplan.plots import charts, data, fleet, planning, prefix_cache
 from kvplan.plots.palette import LIGHT
 
 if TYPE_CHECKING:
@@ -129,22 +129,23 @@ def _shortened(text: str) -> str:
 
 
 def _saved(key: str, content: PlotData, kind: str, rc: dict[str, Any], *, transparent: bool) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     logging.getLogger("matplotlib").setLevel(
         logging.ERROR
     )  # a home that cannot be written is nobody's concern
     out = BytesIO()
     with _own_style({**rc, "svg.hashsalt": key}):
         figure = _drawn(content)
-        figure.savefig(
-            out,
-            format=kind,
-            dpi=_PIXELS_PER_INCH,
-            facecolor="none" if transparent else LIGHT["paper"],
-            # none of what would change from run to run or tell of the maker
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-            if kind == "svg"
-            else {"Software": None},
-        )
+        figure.set_dpi(_PIXELS_PER_INCH)
+        figure.set_facecolor("none" if transparent else LIGHT["paper"])
+        # Straight to the canvas, as `savefig` draws twice; without what changes from run to run or tells of the maker.
+        canvas: Any = FigureCanvasSVG(figure) if kind == "svg" else FigureCanvasAgg(figure)
+        if kind == "svg":
+            canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        else:
+            canvas.print_png(out, metadata={"Software": None})
     return out.getvalue()
 
 
@@ -182,6 +183,8 @@ def _drawn(content: PlotData) -> "Figure":
             charts.cache_branches(axes, content)
         case prefix_cache.CacheHits():
             charts.cache_hits(axes, content)
+        case fleet.FleetRates():
+            charts.fleet_rates(axes, content)
         case data.UsageDensity():
             _density(axes, content)
         case data.SegmentMemory():

@@ -27,6 +27,7 @@ from kvplan.model import (
     Timing,
     as_written,
 )
+from kvplan.model.fleet import Fleet
 from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
 from kvplan.profile.laws import by_weight
@@ -358,6 +359,7 @@ def model_of(document: schema.Document) -> ServingModel:
         hit_curve=document.prefix.hit_curve or (),
         arrivals=ArrivalProcess() if document.workload is None else ArrivalProcess(document.workload.cv),
         drafts=drafts,
+        fleet=_fleet(document),
     )
     if not any(table.users for table in document.sessions):
         return model
@@ -388,6 +390,20 @@ def _turns(table: schema.Session) -> RequestClass:
         rate_rps=(table.rate or 1.0) * law.turns.mean,
         sessions=law,
         prompts=prompts,
+    )
+
+
+def _fleet(document: schema.Document) -> Fleet | None:
+    table = document.fleet
+    if table is None:
+        return None
+    return Fleet(
+        prefill=table.prefill or 0,
+        decode=table.decode or 0,
+        replicas=table.replicas or 0,
+        routing=table.routing,
+        transfer_bytes_per_s=table.transfer,
+        bytes_per_token=document.gpu.token_bytes,
     )
 
 

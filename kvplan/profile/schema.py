@@ -29,6 +29,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from kvplan.errors import UsageError, did_you_mean, shown
 from kvplan.model import Knowledge, Origin, Prefill, Replica, as_written
 from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.offload import Offload
 from kvplan.model.provenance import Range
@@ -65,7 +66,9 @@ from kvplan.units import (
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_GPUS = 10**6  # of a replica
 _MOST_LAYERS = 10_000
+_MOST_KINDS = 64  # of layers
 MOST_DRAFTS = 100
+_MOST_REPLICAS = 10_000  # of a fleet
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
@@ -76,6 +79,9 @@ _MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a
 _MOST_SESSIONS = 32
 _MOST_REUSED = 32  # classes that ask again, each after a gap of its own
 _MOST_LENGTHS = 20_000  # of all classes together
+_MOST_TABLED = 2 * 10**6  # prompts times the longest output: tables of what no formula says
+_LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for each number of drafts
+_LONGEST_TABLED = 2**17
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
 _MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 
@@ -121,10 +127,10 @@ def _bytes(value: object) -> int:
 
 def _bandwidth(value: object) -> float:
     if not isinstance(value, str):
-        raise refusal(f'must be a string such as "25 GB/s", not {shown(value)}')
+        raise refusal(f'must be a string such as "20 GB/s", not {shown(value)}')
     try:
         return parse_bandwidth(value)
-    except (UsageError, OverflowError) as error:
+    except UsageError as error:
         raise refusal(str(error)) from None
 
 
@@ -221,6 +227,7 @@ _File = Annotated[
 _Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
 _Rate = Annotated[float, Field(ge=1e-300, le=HUGE)]  # however rare, the formulas hold
 _Duration = Annotated[float, Field(ge=TINY, le=HUGE), BeforeValidator(seconds), _seconds_schema(TINY)]
+_Count = Annotated[int, Field(ge=1, le=_MOST_REPLICAS)]
 _Cost = Annotated[float, Field(ge=0, le=HUGE), BeforeValidator(seconds), _seconds_schema(0)]
 _Bytes = Annotated[
     int,
@@ -291,11 +298,28 @@ _MEMORY_ONE_WAY: JsonDict = {
         {
             "required": [*mine],
             "properties": dict.fromkeys(
-                (key for key in _MEMORY_KEYS if key not in (*mine, _TOKEN_BYTES)), False
+                (
+                    key
+                    for key in _MEMORY_KEYS
+                    if key not in mine and (mine, key) != (_MEMORY_WAYS[0], _TOKEN_BYTES)
+                ),
+                False,
             ),
-            "dependentRequired": {} if _TOKEN_BYTES in mine else {_TOKEN_BYTES: ["offload"]},
         }
         for mine in _MEMORY_WAYS
+    ]
+}
+_BYTES_WHERE_MOVED: JsonDict = {
+    "allOf": [
+        {
+            "if": {"properties": {"gpu": {"required": ["memory_tokens", _TOKEN_BYTES]}}},
+            "then": {
+                "anyOf": [
+                    {"properties": {"gpu": {"required": ["offload"]}}},
+                    {"required": ["fleet"], "properties": {"fleet": {"required": ["transfer"]}}},
+                ]
+            },
+        }
     ]
 }
 _HOST_MEMORY_ONE_WAY: JsonDict = {"oneOf": [{"required": ["memory"]}, {"required": ["memory_tokens"]}]}
@@ -303,6 +327,12 @@ _RATES_ONE_WAY: JsonDict = {
     "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
     "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
     "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
+}
+_TOGETHER_OR_SPLIT: JsonDict = {
+    "oneOf": [
+        {"required": ["replicas"], "properties": {"prefill": False, "decode": False, "transfer": False}},
+        {"required": ["prefill", "decode"], "properties": {"replicas": False}},
+    ]
 }
 _RATE_OR_USERS: JsonDict = {"oneOf": [{"required": ["rate"]}, {"required": ["users"]}]}
 _SOME: JsonDict = {"minItems": 1}
@@ -387,7 +417,9 @@ class Gpu(_Table):
         "Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]].",
         None,
     )
-    kv: list[Kv] = _about("Layers by kind, where they differ in what they keep of a request.", [])
+    kv: Annotated[list[Kv], FailFast(), Field(max_length=_MOST_KINDS)] = _about(
+        "Layers by kind, where they differ in what they keep of a request.", []
+    )
     block_tokens: _Tokens = _about("Page size of the KV cache, tokens; 16 in vLLM.", 1)
     prefill: Annotated[Prefill, Field(strict=False)] = _about(
         "Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an "
@@ -437,7 +469,12 @@ class Gpu(_Table):
 
     @property
     def token_bytes(self) -> int | None:
-        """Bytes of KV cache per token of the replica, all layers and GPUs; None where nothing says it."""
+        """Bytes of KV cache per token of the replica, all layers and GPUs; None where nothing says it.
+
+        Of a pool token where layers differ.
+        """
+        if self.layout is not None:
+            return self.gpus * self.layout.block_bytes // self.block_tokens
         if self.kv:
             return self.gpus * sum(one.layers * one.bytes for one in self.kv)
         return self.kv_bytes_per_token
@@ -711,6 +748,26 @@ class Speculation(_Table):
         )
 
 
+class _Fleet(_Table):
+    """Several replicas of this kind, whose requests are those of the profile."""
+
+    model_config = ConfigDict(title="Fleet", json_schema_extra=_TOGETHER_OR_SPLIT)
+
+    replicas: _Count | None = _about("Replicas that prefill and decode.", None)
+    prefill: _Count | None = _about("Replicas that only compute prompts; with decode.", None)
+    decode: _Count | None = _about("Replicas that only generate; with prefill.", None)
+    transfer: _Bandwidth | None = _about(
+        'Rate at which the KV cache of a prompt goes from prefill to decode, such as "20 GB/s"; without one it takes '
+        "no time.",
+        None,
+    )
+    routing: Annotated[Routing, Field(strict=False)] = _about(
+        "Which replica a request goes to: any (random), each in turn (round-robin), the one with the fewest requests "
+        "(least-requests) or the least KV cache in use (least-kv), or always that of its session (session).",
+        Routing.LEAST_REQUESTS,
+    )
+
+
 class _Provenance(_Table):
     """How the parts of the profile are known: measured, stated, estimated, assumed."""
 
@@ -726,7 +783,9 @@ class _Provenance(_Table):
 class Document(_Table):
     """A replica and its traffic, as `kvplan analyze` reads them."""
 
-    model_config = ConfigDict(title="kvplan profile", json_schema_extra={**_RATES_ONE_WAY, **_TRAFFIC})
+    model_config = ConfigDict(
+        title="kvplan profile", json_schema_extra={**_RATES_ONE_WAY, **_TRAFFIC, **_BYTES_WHERE_MOVED}
+    )
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = _about(
         "Version of this schema.", alias="schema"
@@ -743,6 +802,7 @@ class Document(_Table):
     )
     prefix: _Prefix = _Prefix()
     speculative: Speculation | None = None
+    fleet: _Fleet | None = None
     plan: _Plan = _Plan()
     slo: _Slos = _Slos()
     cost: _Costs | None = None
@@ -869,10 +929,12 @@ def json_schema() -> dict[str, Any]:
 
 def _conflicts(document: Document) -> Iterator[Problem]:
     """What is wrong between values that are each right."""
-    yield from _memory_conflicts(document.gpu)
+    yield from _memory_conflicts(document.gpu, moved=_moves_kv(document))
     yield from _layout_conflicts(document)
     yield from _draft_conflicts(document)
+    yield from _fleet_conflicts(document)
     yield from _offload_conflicts(document)
+    yield from _table_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
@@ -989,6 +1051,34 @@ def _draft_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(("prefix", "hit_curve"), why)
 
 
+def _fleet_conflicts(document: Document) -> Iterator[Problem]:
+    given, gpu = document.fleet, document.gpu
+    if given is None:
+        return
+    if given.replicas is not None:
+        for key in ("prefill", "decode", "transfer"):
+            if getattr(given, key) is not None:
+                yield Problem(("fleet", key), "not allowed beside replicas, which prefill and decode")
+        return
+    for key, other in (("prefill", "decode"), ("decode", "prefill")):
+        if getattr(given, key) is None:
+            what = (
+                "needs replicas, or prefill and decode" if getattr(given, other) is None else f"needs {key}"
+            )
+            yield Problem(("fleet",), what, missing=True)
+            return
+    if gpu.prefill is Prefill.DISAGGREGATED:
+        why = (
+            'must be "fused" or "inline" beside [fleet] prefill: there it says that prompts arrive ready-made'
+        )
+        yield Problem(("gpu", "prefill"), f'{why}, not "{gpu.prefill}"')
+    if given.transfer is not None and not (gpu.kv_bytes_per_token or gpu.kv):
+        why = "needs kv_bytes_per_token beside memory_tokens: what a token takes of the bandwidth"
+        yield Problem(("gpu",), why, missing=True)
+    if document.speculative is not None:
+        yield Problem(("fleet", "prefill"), "not modelled beside [speculative]; give replicas")
+
+
 def _offload_conflicts(document: Document) -> Iterator[Problem]:
     gpu, tier = document.gpu, document.gpu.offload
     if tier is None:
@@ -1019,7 +1109,34 @@ def _offload_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem((*place, key), f"must hold {limits}, not {format_tokens(held.memory_tokens)}")
 
 
-def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
+def _table_conflicts(document: Document) -> Iterator[Problem]:
+    """Beside layers of several kinds and drafts there is a table of each prompt at each stage."""
+    longest, drafts = [max(c.decode) for c in document.classes], document.speculative
+    if not longest or not (drafts or document.gpu.kv):
+        return
+    beside, rows = "[[gpu.kv]]", len({c.input for c in document.classes})
+    most, total, what = _LONGEST_TABLED, max(longest), "the longest"
+    if drafts is not None:
+        beside, rows = "[speculative]", len(document.classes)
+        most, total = _LONGEST_DRAFTED // (len(drafts.accepted) + 1), sum(longest)
+        what = "the longest of each class together"
+    if total > most:
+        limit = f"must be at most {most} beside {beside}"
+        yield Problem(("classes",), f"outputs of up to {total} tokens, {what}; {limit}")
+    if rows * max(longest) > _MOST_TABLED:
+        seen = f"{rows} prompts of up to {max(longest)} tokens"
+        limit = f"the product must be at most {format_tokens(_MOST_TABLED)} beside {beside}"
+        yield Problem(("classes",), f"{seen}: {limit}")
+
+
+def _moves_kv(document: Document) -> bool:
+    """Whether KV cache goes over a link, so that the bytes of a token count."""
+    return document.gpu.offload is not None or (
+        document.fleet is not None and document.fleet.transfer is not None
+    )
+
+
+def _memory_conflicts(gpu: Gpu, *, moved: bool) -> Iterator[Problem]:
     if gpu.kv or gpu.kv_blocks is not None:
         for key in ("memory_tokens", "memory", "kv_bytes_per_token"):
             if getattr(gpu, key) is not None:
@@ -1036,7 +1153,7 @@ def _memory_conflicts(gpu: Gpu) -> Iterator[Problem]:
             limit = format_tokens(MAX_MEMORY_TOKENS // gpu.block_tokens)
             yield Problem(("gpu", "kv_blocks"), f"must be at most {limit} in blocks of {gpu.block_tokens}")
     elif gpu.memory_tokens is not None:
-        for key in ("memory",) if gpu.offload is not None else ("memory", _TOKEN_BYTES):
+        for key in ("memory",) if moved else ("memory", _TOKEN_BYTES):
             if getattr(gpu, key) is not None:
                 yield Problem(("gpu", key), "not allowed beside memory_tokens, which says it already")
     elif gpu.memory is None or gpu.kv_bytes_per_token is None:
@@ -1203,6 +1320,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("sessions",): Session,
     ("prefix",): _Prefix,
     ("speculative",): Speculation,
+    ("fleet",): _Fleet,
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,

@@ -16,6 +16,7 @@ from kvplan.analysis.admission import RateCap, rate_cap
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, strongest_levers, sustainable_rate
+from kvplan.analysis.fleet import fleet_figures, one_replica
 from kvplan.analysis.goodput import Goodput, goodput
 from kvplan.analysis.latency import Latency, latency
 from kvplan.analysis.nested import NestedWait, nested_wait
@@ -30,6 +31,7 @@ from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
 from kvplan.analysis.worst_window import Peak, peak
 from kvplan.model import Plan, ServingModel
 from kvplan.report.cost import Cost, cost
+from kvplan.report.fleet import FleetBlock, fleet_block, fleet_notes
 from kvplan.report.inputs import Inputs, caveat, inputs
 from kvplan.report.keys import REGISTRY
 from kvplan.report.kv_layout import LayoutBlock, layout_block
@@ -100,6 +102,7 @@ class Report(NamedTuple):
     prefix_cache: CacheBlock | None
     speculative: Speculative | None
     kv_layout: LayoutBlock | None
+    fleet: FleetBlock | None
     simulation: dict[str, Any] | None
     sources: dict[str, Source]
     notes: tuple[str, ...]
@@ -148,6 +151,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         prefix_cache=found.prefix_cache,
         speculative=found.speculative,
         kv_layout=found.kv_layout,
+        fleet=found.fleet,
         simulation=None,
         sources=found.sources,
         notes=found.notes,
@@ -159,7 +163,8 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
 class Analyses:
     """Every analysis of a model, each run when it is first asked for: the blocks of a report by their names.
 
-    `known` are blocks that another model is known to share, by name; they are not computed again.
+    Of a fleet all but its own block are about one replica, with what a router sends there at random. `known` are blocks
+    that another model is known to share, by name; they are not computed again.
 
     Examples
     --------
@@ -170,7 +175,8 @@ class Analyses:
     """
 
     def __init__(self, model: ServingModel, plan: Plan, known: Mapping[str, object] | None = None) -> None:
-        self.model = model
+        self.whole = model
+        self.model = one_replica(model)
         self.plan = plan
         self.__dict__.update(known or {})  # where a cached property keeps what it has found
 
@@ -181,6 +187,8 @@ class Analyses:
         words = summary(
             status, self.binding, self.load, self.recovery, confirmed, self.cold, self.prefix_cache
         )
+        if self.whole.fleet is not None:
+            words = f"One of {self.whole.fleet.size} replicas, prefill and decode together: {words}"
         return Verdict(status, self.binding, words, self.recovery.rate_rps, confirmed)
 
     @cached_property
@@ -324,7 +332,7 @@ class Analyses:
     @cached_property
     def goodput(self) -> Goodput:
         """The largest rate that meets the objectives of the plan; nothing where it has none."""
-        limits = {slo.key: slo.bound for slo in self.plan.slos}
+        limits = self.plan.limits
         return goodput(self.model, limits) if limits else Goodput()
 
     @cached_property
@@ -344,14 +352,22 @@ class Analyses:
         return layout_block(self.model.replica.layout)
 
     @cached_property
+    def fleet(self) -> FleetBlock | None:
+        """What the fleet serves with prefill and decode apart, or together."""
+        if self.whole.fleet is None:
+            return None
+        found = fleet_figures(self.whole, self.plan.limits, self.latency, self.goodput)
+        return fleet_block(found, linear=self.model.timing.is_linear)
+
+    @cached_property
     def sources(self) -> dict[str, Source]:
         """Where the numbers of each block come from."""
-        return sources(self.model, self.worst_cycle)
+        return sources(self.whole, self.worst_cycle)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What was assumed or not modelled."""
-        return notes(
+        said = notes(
             self.model,
             self.load,
             self.stability,
@@ -365,6 +381,7 @@ class Analyses:
             self.cold,
             self.prefix_cache,
         )
+        return said if self.whole.fleet is None else (*said, *fleet_notes(self.whole.fleet))
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
@@ -380,7 +397,7 @@ class Analyses:
             self.peak,
             self.recovery,
             self.cache_actions,
-            good=self.goodput,
+            good=self.goodput if self.whole.fleet is None else Goodput(),
             warm=self.model.finds_prefixes,
         )
 

@@ -19,6 +19,7 @@ from kvplan.analysis.equilibrium import (
     sustainable_rate,
     sustainable_rates,
 )
+from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.fluid_map import Cycle
 from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.records import Sensitivity
@@ -79,6 +80,7 @@ def gather(model: ServingModel, plan: Plan, report: Report) -> Inputs:
     >>> given.model["M"].value, given.model["S_b"].value, given.entries["wait.classes"][0]["rate"].value
     (12, 12.0, 0.9)
     """
+    model = one_replica(model)
     whole = model
     warm: Figures | None = None
     cold: Mapping[str, Any] = {}

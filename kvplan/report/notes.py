@@ -122,6 +122,10 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             "new: groups of layers on one pool of blocks, as vLLM makes them; the layers are the profile's",
             Basis.COMPUTED,
         ),
+        "fleet": Source(
+            "new: limits of each kind of replica, fluid; goodput and times: those of one replica, routed at random",
+            Basis.COMPUTED if model.fleet is None else Basis.ESTIMATED,
+        ),
     }
 
 

@@ -11,6 +11,7 @@ from kvplan.simulation.coming import bring, comes_before, skip, take_first
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.radix_cache import leave_tree
+from kvplan.simulation.ranks import count
 from kvplan.simulation.state import (
     ADMISSION,
     AFTER,
@@ -24,6 +25,7 @@ from kvplan.simulation.state import (
     COMING_S,
     COMPLETED,
     COMPUTED,
+    COUNTS_QUEUES,
     DRAFTS,
     DUE_AFTER,
     DUE_BEFORE,
@@ -42,6 +44,7 @@ from kvplan.simulation.state import (
     GAPS_IN_E,
     GIVEN_UP,
     GONE,
+    HANDED_OVER,
     HEAD,
     HELD,
     HOLDS,
@@ -57,6 +60,7 @@ from kvplan.simulation.state import (
     MORE_SILENT,
     MORE_TOKENS,
     NEVER_FITS,
+    NEXT_OF_CLIENTS,
     NOBODY,
     NOW,
     OUTSIDE,
@@ -66,6 +70,7 @@ from kvplan.simulation.state import (
     PARTLY,
     PASSED,
     PATH,
+    PAUSE,
     PLACE,
     POOL_BYTES,
     PROMISE,
@@ -100,6 +105,8 @@ from kvplan.simulation.state import (
     TICK,
     TO_COME,
     TURNS,
+    UNASKED,
+    UNASKED_END,
     UNTIL,
     WAITING,
     WEIGHT,
@@ -109,6 +116,7 @@ from kvplan.simulation.state import (
     State,
     extended,
     hosted,
+    in_fleet,
     layered,
     pooled,
 )
@@ -255,7 +263,7 @@ def release(s: State) -> None:
             release_brought(s, c[JOINED])
         join(s, c[JOINED])
         c[JOINED] += 1
-    if extended(s):
+    if extended(s) and not in_fleet(s):
         release_brought(s, NOBODY)
     if c[WAITING] > c[QUEUE_PEAK]:
         c[QUEUE_PEAK] = c[WAITING]
@@ -264,7 +272,7 @@ def release(s: State) -> None:
 @kernel
 def release_brought(s: State, before: int) -> None:
     """Of those whom others have brought, all that come by now, and before somebody else."""
-    while s.counter[TO_COME] > 0:
+    while s.fleet[0, TO_COME] > 0:
         request = s.request[0, COMING]
         if s.time[0, COMING_S] > s.clock[NOW]:
             return
@@ -279,6 +287,8 @@ def join(s: State, request: int) -> None:
     """A request has arrived."""
     append(s, s.request[request, QUEUE], request)
     s.counter[WAITING] += 1
+    if s.fixed[COUNTS_QUEUES]:
+        count(s, s.request[request, QUEUE], 1)
 
 
 @kernel
@@ -286,7 +296,7 @@ def next_arrival(s: State) -> int:
     """The next request to come of those whose arrival is known; NOBODY: there is none."""
     c = s.counter
     unasked = c[JOINED] if c[JOINED] < c[RELEASED] else NOBODY
-    if not extended(s) or c[TO_COME] == 0:
+    if not extended(s) or s.fleet[0, TO_COME] == 0 or in_fleet(s):
         return int(unasked)
     brought = s.request[0, COMING]
     if unasked == NOBODY or comes_before(s.time[0, COMING_S], brought, s.time[unasked, ARRIVAL], unasked):
@@ -308,6 +318,8 @@ def next_event_s(s: State) -> float:
 @kernel
 def more_to_come(s: State) -> bool:
     """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
+    if in_fleet(s) and (s.fleet[0, UNASKED] < s.fleet[0, UNASKED_END] or s.fleet[0, TO_COME] > 0):
+        return True
     return bool(next_arrival(s) != NOBODY or s.fixed[MORE_LATER])
 
 
@@ -484,7 +496,7 @@ def evict(s: State, request: int) -> None:
     c[EVICTED] += 1
     c[RECOMPUTED] += lost
     s.request[request, EVICTIONS] += 1
-    if c[RESIDENT] == 0:  # alone, and still too large
+    if c[RESIDENT] == 0 and c[HELD] == 0:  # alone, and still too large
         c[STUCK] = NEVER_FITS
     put_first(s, s.request[request, QUEUE], request)
 
@@ -492,6 +504,8 @@ def evict(s: State, request: int) -> None:
 @kernel
 def free(s: State, request: int, tokens: int, computed: int) -> None:
     """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
+    if extended(s) and s.fixed[HANDED_OVER] > 0:  # there may be room now for somebody whose KV is elsewhere
+        s.clock[PAUSE] = min(s.clock[PAUSE], s.clock[NOW])
     if layered(s):
         s.counter[HELD] -= s.request[request, HOLDS]
         s.request[request, HOLDS] = 0
@@ -529,7 +543,7 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
 def last_admitted(s: State) -> int:
     """The resident request that was admitted last, of all groups and of those parked; NOBODY if there is none."""
     last = s.counter[PARTLY]
-    for where in range(s.fixed[QUEUES], s.list.shape[0]):
+    for where in range(s.fixed[QUEUES], s.fixed[QUEUES] + 2 * s.group.shape[0]):
         request = s.list[where, TAIL]
         if request != NOBODY and (
             last == NOBODY or s.request[request, ADMISSION] > s.request[last, ADMISSION]
@@ -598,7 +612,10 @@ def finish_iteration(s: State) -> None:
             stage = s.group[group, TICK] - s.request[request, START] + 1
             tokens = leave(s, request, group)
             if stage == s.request[request, STAGES]:
-                free(s, request, tokens, tokens)
+                if hands_over(s, request):
+                    s.request[request, PARKED] = tokens  # held until it is fetched
+                else:
+                    free(s, request, tokens, tokens)
                 complete(s, request, now)
             else:
                 s.request[request, STAGE], s.request[request, PARKED] = stage, tokens
@@ -671,6 +688,22 @@ def gap_position(gap_s: float) -> float:
 
 
 @kernel
+def hands_over(s: State, request: int) -> bool:
+    """Whether a request goes on at a decode replica, once its prompt is computed."""
+    if not extended(s) or request >= s.fixed[HANDED_OVER]:
+        return False
+    return bool(s.request[request + s.fixed[HANDED_OVER], STAGES] > 1)
+
+
+@kernel
+def was_fetched(s: State, request: int) -> bool:
+    """Whether a request waits with the KV of its prompt, which another replica has computed."""
+    if not extended(s) or s.fixed[HANDED_OVER] == 0:
+        return False
+    return bool(request >= s.fixed[HANDED_OVER] and s.request[request, EVICTIONS] == 0)
+
+
+@kernel
 def complete(s: State, request: int, now: float) -> None:
     """A request is done; in a closed loop its client sends the next one."""
     c = s.counter
@@ -679,8 +712,17 @@ def complete(s: State, request: int, now: float) -> None:
     c[PROMISED] -= s.request[request, PROMISE]
     c[COMPLETED] += 1
     c[LAST_COMPLETION] = c[ITERATIONS]
+    if hands_over(s, request):
+        bring(s, request + s.fixed[HANDED_OVER], now)
+        return
     answered = now + s.clock[OVERHEAD]  # when the client has it, and has sent the next
-    if s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
+    if s.fixed[CLIENTS] and in_fleet(s):
+        if s.fleet[0, NEXT_OF_CLIENTS] < (
+            s.fixed[HANDED_OVER] if s.fixed[HANDED_OVER] > 0 else s.time.shape[0]
+        ):
+            bring(s, s.fleet[0, NEXT_OF_CLIENTS], answered)
+            s.fleet[0, NEXT_OF_CLIENTS] += 1
+    elif s.fixed[CLIENTS] and c[RELEASED] < s.time.shape[0]:
         s.time[c[RELEASED], ARRIVAL] = answered
         c[RELEASED] += 1
     if extended(s) and s.fixed[TURNS]:

@@ -17,6 +17,7 @@ from kvplan.simulation.state import (
     BLOCK,
     BUSY,
     CACHED_SUM,
+    CALM,
     CAPACITY,
     COMPUTED,
     ENTERED_AT,
@@ -26,6 +27,7 @@ from kvplan.simulation.state import (
     GAPS,
     GAPS_IN_E,
     HELD,
+    HELD_BEFORE,
     HORIZON,
     ITERATIONS,
     KV_BINS,
@@ -35,15 +37,20 @@ from kvplan.simulation.state import (
     LENGTH,
     NOBODY,
     NOW,
+    OUTSTANDING,
+    PAUSE,
     PEAK,
+    RESIDENT,
     RING_SIZE,
     SILENT,
     START,
     STRIDE,
     TAIL,
     TICK,
+    WAITING,
     WEIGHT,
     State,
+    in_fleet,
 )
 
 _INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
@@ -73,7 +80,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     members = s.list[group_list(s, 0), LENGTH]
     if members == 0 or not all_emit(s):
         return
-    event_s = next_event_s(s)
+    event_s = min(next_event_s(s), s.clock[PAUSE])
     limit = min(limit, c[LAST_COMPLETION] + patience + 1)
     size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
     tick, weight, held = s.group[0, TICK], s.group[0, WEIGHT], c[HELD]
@@ -117,3 +124,24 @@ def coast(s: State, limit: int, patience: int) -> None:
     clock[GAP_SUM], clock[LAST_RUN], c[ITERATIONS] = gap_sum, last_s, iterations
     c[COMPUTED] += (iterations - begun) * members
     c[PEAK] = max(c[PEAK], held * block)
+    if in_fleet(s):
+        if iterations > begun:
+            c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], held
+        if now >= clock[PAUSE]:
+            calm_s = still_calm(s, slot, held) * iteration_time(s.timing, weight + members, 0, members)
+            clock[CALM] = min(now + calm_s, max(now, next_event_s(s)))
+
+
+@kernel
+def still_calm(s: State, slot: int, held: int) -> float:
+    """How many further iterations nobody is due after, and memory suffices for; a little less, for rounding."""
+    size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
+    phase, count = -s.group[0, TICK] % block, 0
+    while count < size:
+        slot = slot + 1 if slot + 1 < size else 0
+        held += s.phase[0, phase]
+        if s.ring[slot] != NOBODY or held > s.fixed[CAPACITY]:
+            break
+        phase = phase - 1 if phase > 0 else block - 1
+        count += 1
+    return count * _INSIDE

@@ -9,9 +9,11 @@ from kvplan.simulation.state import (
     INSTEAD,
     NOBODY,
     NOW,
+    PAUSE,
     THINK,
     TO_COME,
     State,
+    in_fleet,
 )
 
 
@@ -27,8 +29,10 @@ def bring(s: State, request: int, time_s: float) -> None:
     if request == NOBODY:
         return
     s.time[request, ARRIVAL] = time_s
-    place = s.counter[TO_COME]
-    s.counter[TO_COME] += 1
+    place = s.fleet[0, TO_COME]
+    s.fleet[0, TO_COME] += 1
+    if in_fleet(s):  # it may be another replica's before this one has done more
+        s.clock[PAUSE] = min(s.clock[PAUSE], time_s)
     while place > 0:
         above = (place - 1) // 2
         if not comes_before(time_s, request, s.time[above, COMING_S], s.request[above, COMING]):
@@ -41,8 +45,8 @@ def bring(s: State, request: int, time_s: float) -> None:
 @kernel
 def take_first(s: State) -> None:
     """The first of those to come has come."""
-    s.counter[TO_COME] -= 1
-    size = s.counter[TO_COME]
+    s.fleet[0, TO_COME] -= 1
+    size = s.fleet[0, TO_COME]
     last_s, last, place = s.time[size, COMING_S], s.request[size, COMING], 0
     while 2 * place + 1 < size:
         below = 2 * place + 1

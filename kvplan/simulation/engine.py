@@ -5,20 +5,12 @@ each policy, made from the same code, so policies cost each other nothing.
 """
 
 import math
-import os
-import sys
 import types
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
-from threading import Lock
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from kvplan import compiling
-from kvplan.model import IntArray, Replica, Timing, iteration_time
+from kvplan.model import Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
     context_read,
@@ -30,15 +22,15 @@ from kvplan.simulation.actions import (
     release,
 )
 from kvplan.simulation.coasting import coast
-from kvplan.simulation.kernels import KERNELS
-from kvplan.simulation.outcome import Ending, Found, Outcome, Series
-from kvplan.simulation.prefix_cache import cached_tokens, caches
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.prefix_cache import cached_tokens
+from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
 from kvplan.simulation.recording import record
+from kvplan.simulation.remains import outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
     ALL,
-    ARRIVAL,
     BATCH_PEAK,
     BIN,
     BUSY,
@@ -48,70 +40,57 @@ from kvplan.simulation.state import (
     COMPUTED,
     DRAFTS,
     EVICTED,
-    GAP_SUM,
     GONE,
+    HELD,
+    HELD_BEFORE,
     HORIZON,
     ITERATIONS,
     JOINED,
-    KV_BINS,
     KV_SUM,
     LAST_COMPLETION,
     LENGTH,
-    LINK_BUSY,
     LOADING,
-    LOOKED_UP,
-    LOOKED_UP_AGAIN,
     MORE_LATER,
     MORE_REQUESTS,
     MORE_TOKENS,
-    NEVER_FITS,
     NOBODY,
     NOW,
+    OUTSTANDING,
     OVERFLOWS,
-    OVERHEAD,
     PARTLY,
+    PAUSE,
     PEAK,
     PROMPTS,
     PROMPTS_PEAK,
-    QUEUE_PEAK,
     QUEUES,
-    RECOMPUTED,
-    RECORDED,
     RELEASED,
     RESIDENT,
     ROWLESS,
     RUNS,
     SEQUENCE,
     SHED_AFTER,
-    STRIDE,
     STUCK,
     VERIFY,
     WAITING,
     WEIGHT,
-    Extended,
-    Hosted,
-    Layered,
-    Pooled,
     Setup,
     State,
     extended,
     hosted,
+    in_fleet,
     layered,
     most_stages,
     new_state,
-    pooled,
 )
 
-GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS = range(5)
-_ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
+GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS, IDLE = range(6)
+ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE = 200_000  # iterations between two looks at what the caller wants
 _PLAIN_SLICE = 1_000
-_ROWS = 1 << 12  # requests that have a row at first, and more when they run out
-_PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
-
-FormBatch = Callable[[State], None]
+ROWS = 1 << 12  # requests that have a row at first, and more when they run out
+PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 
 def form_batch(s: State) -> None:
@@ -120,9 +99,12 @@ def form_batch(s: State) -> None:
 
 
 def loop(s: State, limit: int, patience: int) -> int:
-    """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all."""
+    """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all.
+
+    A replica of a fleet also up to its PAUSE, or until it has nothing to do.
+    """
     c, clock = s.counter, s.clock
-    while c[ITERATIONS] < limit:
+    while c[ITERATIONS] < limit and clock[NOW] < clock[PAUSE]:
         release(s)
         if c[JOINED] == c[RELEASED] and c[ROWLESS] > 0:
             return LACKS_ROWS
@@ -149,6 +131,8 @@ def loop(s: State, limit: int, patience: int) -> int:
         if requests == 0:
             if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
                 continue
+            if in_fleet(s):
+                return IDLE
             wake_s = next_event_s(s)
             if wake_s == math.inf and not s.fixed[MORE_LATER]:
                 return LIVELOCK
@@ -177,6 +161,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[PROMPTS_PEAK] = max(c[PROMPTS_PEAK], c[PROMPTS])
         c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
         note(s)
+        c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], c[HELD]
         finish_iteration(s)
         if s.fixed[COASTS] and c[PARTLY] == NOBODY:
             same = whole and c[SEQUENCE] == admissions and c[EVICTED] == evictions
@@ -200,61 +185,19 @@ def note(s: State) -> None:
 
 
 @cache
-def bound(policy: FormBatch) -> Callable[[State, int, int], int]:
+def bound(policy: FormBatch) -> Loop:
     """The loop with a policy in it, as plain Python."""
-    return types.FunctionType(loop.__code__, {**globals(), "form_batch": policy}, loop.__name__)
+    return with_names(loop, form_batch=policy)
 
 
-@cache
-def _file(policy: FormBatch, kind: str) -> str | None:
-    """Where its compiled loop is kept: by the texts of all modules that can go into it."""
-    used: list[Any] = [f for f in KERNELS if f.__module__.startswith(__package__)]
-    modules = {sys.modules[f.__module__] for f in (*used, policy, loop, State, iteration_time)}
-    return compiling.file(f"loop-{kind}", modules, f"{policy.__module__}.{policy.__qualname__} {kind}")
+def with_names(function: Callable[..., Any], **names: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, in which some global names stand for something else."""
+    made = types.FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+    made.__annotations__ = function.__annotations__
+    return made
 
 
-class _StopError(Exception):
-    """Whoever watches wants no more, while a loop is compiled."""
-
-
-def compiled(
-    policy: FormBatch, kind: str, goes_on: Callable[[], bool] = lambda: True
-) -> Callable[[State, int, int], int]:
-    """The loop with a policy in it, compiled: by this process, or by an earlier one."""
-    with _locks[policy, kind]:
-        if (policy, kind) not in _loops:
-            known = {
-                extended: kind in (Extended.__name__, Hosted.__name__),
-                hosted: kind == Hosted.__name__,
-                layered: kind in (Layered.__name__, Pooled.__name__),
-                pooled: kind == Pooled.__name__,
-            }
-            made = compiling.compiled(bound(policy), State, _file(policy, kind), known, goes_on)
-            if made is None:
-                raise _StopError
-            _loops[policy, kind] = made
-        return _loops[policy, kind]
-
-
-def at_hand(policy: FormBatch, kind: str) -> bool:
-    """Whether the compiled loop of a policy is there: in this process, or left on disk by an earlier one."""
-    if (policy, kind) in _loops:
-        return True
-    file = _file(policy, kind)
-    return file is not None and os.path.exists(file)
-
-
-def _is_worth_it(policy: FormBatch, kind: str, seconds: float) -> bool:
-    """Whether to go on compiled after so many seconds of plain Python; at once where an earlier run has loaded it."""
-    if (policy, kind) in _loops:
-        return True
-    if seconds <= _PLAIN_SECONDS:
-        return False
-    return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or at_hand(policy, kind)
-
-
-_loops: dict[tuple[FormBatch, str], Callable[[State, int, int], int]] = {}  # of this process
-_locks: defaultdict[tuple[FormBatch, str], Lock] = defaultdict(Lock)
+PROGRAM = Program("loop", bound, (loop,))
 
 
 def run(
@@ -295,7 +238,7 @@ def run(
         raise ValueError("a closed loop has no turns beside it")
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
-    rows = Rows(requests, setup, replica, _ROWS)
+    rows = Rows(requests, setup, replica, ROWS)
     state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size)
     kind = type(state).__name__
     longest = most_stages(requests, setup, replica.prefill) + int(requests.input_tokens.max(initial=1))
@@ -303,69 +246,16 @@ def run(
     def goes_on() -> bool:
         return watch is None or watch(int(state.counter[COMPLETED]))
 
-    patience, started = _PATIENCE * longest + 1000, perf_counter()
-    while True:
-        fast = compile or (compile is None and _is_worth_it(policy, kind, perf_counter() - started))
-        if fast and announce is not None and not at_hand(policy, kind):
-            announce(compiling.lasts())
-            announce = None
-        try:
-            step = compiled(policy, kind, goes_on) if fast else bound(policy)
-        except _StopError:
-            return _outcome(state, rows, Ending.INTERRUPTED)
-        code = step(state, int(state.counter[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
-        if code in _ENDINGS:
-            return _outcome(state, rows, _ENDINGS[code])
+    patience = PATIENCE * longest + 1000
+
+    def step(loop: Loop, fast: bool) -> Ending | None:
+        nonlocal state
+        c = state.counter
+        code = loop(state, int(c[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
         if code == LACKS_ROWS:
-            state = rows.refilled(state)
-        if not goes_on():
-            return _outcome(state, rows, Ending.INTERRUPTED)
+            (state,), c[JOINED], c[RELEASED] = rows.refilled((state,), int(c[ROWLESS]))
+            c[ROWLESS] -= c[RELEASED] - c[JOINED]
+        return ENDINGS.get(code)
 
-
-def _outcome(s: State, rows: Rows, ending: Ending) -> Outcome:
-    c = s.counter
-    rows.keep(s)
-    records = s.record[: int(c[RECORDED])]
-    clock, busy = records[:, :2].T
-    kv, waiting, running, evictions, completions, cached = records[:, 2:].T.astype(np.int64)
-    return Outcome(
-        arrival_s=rows.requests.arrival_s if rows.requests.is_open else s.time[:, ARRIVAL].copy(),
-        first_token_s=rows.first_token_s,
-        finish_s=rows.finish_s,
-        evictions=rows.evictions,
-        ending=ending,
-        end_s=float(s.clock[NOW]),
-        iterations=int(c[ITERATIONS]),
-        recomputed_tokens=int(c[RECOMPUTED]),
-        computed_tokens=int(c[COMPUTED]),
-        kv_sum=float(s.clock[KV_SUM]),
-        busy_s=float(s.clock[BUSY]),
-        kv_peak=int(c[PEAK]),
-        resident=int(c[RESIDENT]),
-        stuck=bool(c[STUCK] == NEVER_FITS),
-        queue_peak=int(c[QUEUE_PEAK]),
-        kv_histogram=s.histogram[: s.fixed[KV_BINS]],
-        gap_histogram=s.histogram[s.fixed[KV_BINS] :],
-        gap_sum_s=float(s.clock[GAP_SUM]),
-        bin_tokens=int(s.fixed[BIN]),
-        prefill_peak=int(c[PROMPTS_PEAK]),
-        batch_peak=int(c[BATCH_PEAK]),
-        overflows=int(c[OVERFLOWS]),
-        request_overhead_s=float(s.clock[OVERHEAD]),
-        shed=rows.shed,
-        found=_found(s, rows, cached) if caches(s) else None,
-        series=Series(int(c[STRIDE]), clock, kv, waiting, running, evictions, completions, busy),
-    )
-
-
-def _found(s: State, rows: Rows, cached: IntArray) -> Found:
-    return Found(
-        hit_tokens=rows.hit_tokens,
-        recovered_tokens=rows.recovered_tokens,
-        looked_up_tokens=int(s.counter[LOOKED_UP]),
-        looked_up_again_tokens=int(s.counter[LOOKED_UP_AGAIN]),
-        cached_sum=float(s.clock[CACHED_SUM]),
-        cached_tokens=cached,
-        loaded_tokens=rows.loaded_tokens if hosted(s) else None,
-        link_busy_s=float(s.clock[LINK_BUSY]),
-    )
+    ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
+    return outcome((state,), rows, ending)

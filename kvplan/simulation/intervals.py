@@ -76,7 +76,8 @@ def over_runs(values: Sequence[float]) -> Interval | None:
     n = len(values)
     if n < 2:
         return None
-    half_width = t_quantile(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    unit = 2.0 ** (math.frexp(max(map(abs, values)))[1] - 1)  # squares can be beyond a float
+    half_width = t_quantile(n - 1) * float(np.std(np.array(values) / unit, ddof=1)) * unit / math.sqrt(n)
     return around(float(np.mean(values)), half_width)
 
 

@@ -1,6 +1,7 @@
 """Requests that are under way, or come next, as rows of a state; those that are done make room for others."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,10 +24,10 @@ from kvplan.simulation.state import (
     FIRST,
     FIRST_TOKEN,
     GIVEN_UP,
+    HANDED_OVER,
     HEAD,
     HIT,
     IN_FRONT,
-    JOINED,
     LEAF,
     LOADED,
     LOOKED_UP,
@@ -39,9 +40,8 @@ from kvplan.simulation.state import (
     PARTLY,
     PLACE,
     RECOVERED,
-    RELEASED,
-    ROWLESS,
     SHED,
+    STAGES,
     TAIL,
     Setup,
     State,
@@ -78,57 +78,79 @@ class Rows:
         *_, stream = block_streams(self.requests.part(0, 1), self._replica.block_tokens)
         return stream
 
-    def keep(self, s: State) -> None:
-        """Note what has become of the requests that stand in a row."""
-        finish_s = s.time[:, FINISH]
-        self.first_token_s[self.number] = s.time[:, FIRST_TOKEN]
+    def keep(self, states: Sequence[State]) -> None:
+        """Note what has become of the requests that stand in a row, which replicas share."""
+        s, size = states[0], self.number.size
+        finish_s = by_request(s, FINISH)
+        self.first_token_s[self.number] = by_request(s, FIRST_TOKEN)
         self.finish_s[self.number] = np.where(finish_s < 0, math.nan, finish_s)
-        if s.counter[EVICTED]:
-            self._note(self.evictions, s.request[:, EVICTIONS])
-        if s.counter[SHED]:
-            self._note(self.shed, s.request[:, PLACE] == GIVEN_UP)
-        if s.counter[LOOKED_UP] and self.requests.prefixes is not None:  # strangers find nothing of others
-            self._note(self.hit_tokens, s.request[:, HIT])
+        counter = np.sum([one.counter for one in states], axis=0)
+        if counter[EVICTED]:
+            self._note(self.evictions, s.request[:, EVICTIONS].reshape(-1, size).sum(axis=0))
+        if counter[SHED]:
+            self._note(self.shed, s.request[:size, PLACE] == GIVEN_UP)
+        if counter[LOOKED_UP] and self.requests.prefixes is not None:  # strangers find nothing of others
+            self._note(self.hit_tokens, s.request[:size, HIT])
             if self._setup.host is not None:
-                self._note(self.loaded_tokens, s.request[:, LOADED])
-        if s.counter[LOOKED_UP_AGAIN]:
-            self._note(self.recovered_tokens, s.request[:, RECOVERED])
+                self._note(self.loaded_tokens, s.request[:size, LOADED])
+        if counter[LOOKED_UP_AGAIN]:
+            self._note(self.recovered_tokens, s.request[:size, RECOVERED])
 
     def _note(self, kept: NDArray[Any], found: NDArray[Any]) -> None:
         """Keep what is not 0: memory that nobody writes to is none."""
         at = np.flatnonzero(found)
         kept[self.number[at]] = found[at]
 
-    def refilled(self, s: State) -> State:
-        """The same state, with rows of the next requests behind those that it still needs."""
-        self.keep(s)
-        caches = self._setup.prefix_cache == BLOCKS
+    def refilled(self, states: Sequence[State], further: int) -> tuple[tuple[State, ...], int, int]:
+        """The same states, with rows of the next requests behind those that they still need.
+
+        Parameters
+        ----------
+        further
+            Requests that have no row yet.
+
+        Returns
+        -------
+        The states; rows that are needed; and how many there are now.
+        """
+        self.keep(states)
+        s, caches = states[0], self._setup.prefix_cache == BLOCKS
         needed = ~(s.time[:, FINISH] >= 0) & (s.request[:, PLACE] != GIVEN_UP)
         if caches:
             needed |= s.stream[:, CACHED] > 0
-        c, left = s.counter, np.flatnonzero(needed)
-        count, begin = left.size, self.requests.arrival_s.size - int(c[ROWLESS])
+        left = np.flatnonzero(needed)
+        count, begin = left.size, self.requests.arrival_s.size - further
         # at least as many again, for what moving these costs
-        more = min(max(s.time.shape[0], 2 * count) - count, int(c[ROWLESS]))
+        more = min(max(s.time.shape[0], 2 * count) - count, further)
         row = np.full(self.number.size + 1, NOBODY)
         row[left] = np.arange(count)
-        s.list[:, HEAD], s.list[:, TAIL] = row[s.list[:, HEAD]], row[s.list[:, TAIL]]
-        s.ring[:], c[PARTLY] = row[s.ring], row[c[PARTLY]]
-        c[JOINED], c[RELEASED] = count, count + more
-        c[ROWLESS] -= more
+        for one in states:
+            c = one.counter
+            one.list[:, HEAD], one.list[:, TAIL] = row[one.list[:, HEAD]], row[one.list[:, TAIL]]
+            one.ring[:], c[PARTLY] = row[one.ring], row[c[PARTLY]]
+            c[OLDEST], c[NEWEST] = row[c[OLDEST]], row[c[NEWEST]]
         self.number = np.concatenate((self.number[left], np.arange(begin, begin + more)))
         time, request = _moved(s.time, left, more), _moved(s.request, left, more)
         request[:count, _LINKS] = row[request[:count, _LINKS]]
         begin_rows(time[count:], request[count:], self.requests, self._setup, self._replica.prefill, begin)
-        if not caches:
-            return s._replace(time=time, request=request)
-        c[OLDEST], c[NEWEST] = row[c[OLDEST]], row[c[NEWEST]]
-        stream = _moved(s.stream, left, more)
-        stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
-        stream[count:] = self._stream
-        request[:, LEAF] = stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(count + more)
-        request[count:, COPY] = request[count:, COPIED] = NOBODY
-        return s._replace(time=time, request=request, stream=stream)
+        stream = s.stream
+        if caches:
+            stream = _moved(s.stream, left, more)
+            stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
+            stream[count:] = self._stream
+            request[:, LEAF] = stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(count + more)
+            request[count:, COPY] = request[count:, COPIED] = NOBODY
+        tables = tuple(one._replace(time=time, request=request, stream=stream) for one in states)
+        return tables, count, count + more
+
+
+def by_request(s: State, column: int) -> FloatArray:
+    """A column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
+    size = int(s.fixed[HANDED_OVER])
+    values: FloatArray = s.time[:, column]
+    if size == 0:
+        return values
+    return np.where(s.request[size:, STAGES] > 1, values[size:], values[:size])
 
 
 def _moved(rows: _Array, left: IntArray, more: int) -> _Array:

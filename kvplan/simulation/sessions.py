@@ -20,7 +20,7 @@ from kvplan.simulation.prefixes import Prefixes, Turns, strangers
 from kvplan.simulation.requests import Requests, lengths, prompt_lengths
 
 _LAST = 1 << 60  # tokens; of streams that nothing branches off from
-_MOST_AWAITED = 10**7  # requests of chains that began before the run
+_MOST_AWAITED = 3 * 10**6  # requests of chains that began before the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +199,15 @@ def with_reuse(
     ([1, 2, -1], [64, 0, 0, 0])
     """
     reuse = [c.reuse or Reuse(0, 0.0, Quantiles((0.0,))) for c in model.classes]
-    for c, one in zip(model.classes, reuse, strict=True):
-        if (awaited := c.rate_rps * one.share * one.gap.mean_s) > _MOST_AWAITED:
-            raise UsageError(
-                f"class {c.name}: rate x reuse.share x mean gap are {awaited:.3g} requests that will be asked for "
-                f"again; {_MOST_AWAITED:,} is the most in a simulation"
-            )
+    awaited = [c.rate_rps * one.share * one.gap.mean_s for c, one in zip(model.classes, reuse, strict=True)]
+    if (total := sum(awaited)) > _MOST_AWAITED:
+        most = model.classes[int(np.argmax(awaited))]
+        raise UsageError(
+            f"rate x reuse.share x mean gap are {total:.3g} requests that will be asked for again, most of them of "
+            f"class {most.name}; {_MOST_AWAITED:,} is the most in a simulation"
+        )
     share = np.array([one.share for one in reuse])
-    before = [
-        _residual(one.gap, rng.poisson(c.rate_rps * one.share * one.gap.mean_s), rng)
-        for c, one in zip(model.classes, reuse, strict=True)
-    ]
+    before = [_residual(one.gap, rng.poisson(still), rng) for one, still in zip(reuse, awaited, strict=True)]
     arrival = np.concatenate([first.arrival_s, *before])
     kind = np.concatenate([first.class_index, np.repeat(np.arange(len(before)), [b.size for b in before])])
     end_s = math.inf if horizon_s is None else horizon_s

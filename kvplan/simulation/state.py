@@ -12,14 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.model.offload import Offload
 from kvplan.model.weights import first_tokens, stage_count
+from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests
 
 NOBODY = -1
 _NO_END = 1 << 60  # tokens
+_MOST_NODES = 1 << 26  # of a radix tree; 5 GiB, of which only those in use are touched
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
 _AT_ONCE = 4096  # rows
@@ -59,7 +62,6 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     PARTLY,  # the request whose prompt is computed in part, or NOBODY
     PROMISED,  # sum of what residents are promised
     LACKING,  # tick at which memory would have lacked for a request that was not admitted
-    TO_COME,  # requests whose arrival another one has fixed
     ROWLESS,  # requests that come after those that have a row of their own
     SHED,
     GONE,  # these, and those that therefore never come
@@ -75,8 +77,10 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     HOSTED,  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST,  # its ends
     HOST_NEWEST,
+    OUTSTANDING,  # requests before the last iteration ended: waiting or resident
+    HELD_BEFORE,  # blocks, before the last iteration ended
     _COUNTERS,
-) = range(44)
+) = range(45)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
@@ -95,8 +99,11 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
     LOADING,
     LINK_FREE,
     LINK_BUSY,
+    PAUSE,  # no iteration begins from then on; this and what follows: of a replica of a fleet
+    CALM,  # until then nobody can be done, if nobody arrives
+    SECONDS_PER_TOKEN,  # of KV that comes from another replica
     LAST_RUN,
-) = range(14)
+) = range(17)
 
 # In `State.fixed`.
 (
@@ -124,7 +131,10 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
     HOST_CAPACITY,  # blocks; this and what follows: of a host tier
     INCLUSIVE,
     OVERLAPS,
-) = range(24)
+    COUNTS_QUEUES,
+    SITE_NUMBER,  # of the replica in its fleet
+    HANDED_OVER,  # requests of a fleet that computes prompts apart: rows from here on are theirs for decode replicas
+) = range(27)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -209,6 +219,8 @@ PATH = BELOW  # with drafts: where it begins in `State.emitted`
 END, OF = BEGIN, FIRST  # blocks down to its end, stream that this is in
 TIP = FIRST  # ... and of a stream: the last node that holds a block of it, or NOBODY
 
+SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
+
 HEAD, TAIL, LENGTH = range(3)  # columns of `State.list`
 
 FILLED, PASSED = range(2)  # columns of `State.blocks`
@@ -228,6 +240,28 @@ COUNT, TOP = range(2)  # columns of `State.rank`
 
 
 STANDS_BY = 2
+
+# Columns of `State.fleet`, in its first row ...
+(
+    TO_COME,  # requests whose arrival another one has fixed
+    UNASKED,  # who comes next of the others, and who comes no more
+    UNASKED_END,
+    NEXT_OF_CLIENTS,  # in a closed loop, who comes when somebody is done
+    RULE,
+    BRINGS,  # whether a completion may bring somebody
+    FURTHER,  # requests that have no row yet
+    _FLEET_COLUMNS,
+) = range(8)
+# ... and in those of the replicas.
+(
+    ROLE,
+    IDLES,
+    ASKED,  # what it does where nobody comes any more
+) = range(3)
+BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
+WHOLE, PREFILL, DECODE = range(3)  # roles
+
+ACTS, SEEN, SEEN_DECODING, TRANSFERS_UNTIL, _LINK_COLUMNS = range(5)  # of `State.link`
 
 
 class State(NamedTuple):
@@ -281,6 +315,12 @@ class State(NamedTuple):
         There, what a request of so many tokens reads.
     emitted : ndarray of int64
         With drafts: tokens of a request before each of its iterations, from its PATH on.
+    fleet : ndarray of int64, shape (1 + n_replicas, n_columns)
+        Shared by all replicas of a fleet; without one a row.
+    link : ndarray, shape (2 n_leaves, n_columns)
+        Likewise, see `kvplan.simulation.fleet.trees`: ACTS, when a replica next begins or ends something, seconds;
+        SEEN, what the router sees of it, and SEEN_DECODING, of decode replicas; TRANSFERS_UNTIL, until when it sends
+        or receives KV, seconds.
     """
 
     timing: FloatArray
@@ -302,6 +342,8 @@ class State(NamedTuple):
     blocks: IntArray
     context: FloatArray
     emitted: IntArray
+    fleet: IntArray
+    link: FloatArray
 
 
 class Extended(State):
@@ -341,6 +383,12 @@ class Pooled(Layered):
 def pooled(s: State) -> bool:
     """Whether there are two pools; known when the loop is compiled."""
     return isinstance(s, Pooled)
+
+
+@kernel
+def in_fleet(s: State) -> bool:
+    """Whether this is a replica of several, whose router says who comes."""
+    return bool(s.link.shape[0] > 0)
 
 
 class Pools(NamedTuple):
@@ -403,6 +451,8 @@ class Setup(NamedTuple):
         Where windows have a pool of their own.
     host
         The tier of host memory behind a prefix cache of blocks.
+    counts_queues
+        The ranks are those of queues, by who waits in each.
     """
 
     queue_of: IntArray
@@ -421,6 +471,7 @@ class Setup(NamedTuple):
     coasts: bool = False
     pools: Pools | None = None
     host: Offload | None = None
+    counts_queues: bool = False
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -552,6 +603,9 @@ def new_state(
         size,
         *_of_pools(setup.pools),
         *((0, 0, 0) if setup.host is None else _of_host(setup.host, block)),
+        setup.counts_queues,
+        0,
+        0,
     )
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
@@ -594,7 +648,10 @@ def new_state(
                 0.0,
                 verify_s,
                 0.0 if setup.host is None else setup.host.load_s * block,
-                *[0.0] * (LAST_RUN - LOADING),
+                *[0.0] * (PAUSE - LOADING),
+                math.inf,
+                0.0,
+                0.0,
                 *[0.0] * groups,
             ]
         ),
@@ -613,6 +670,8 @@ def new_state(
         blocks=blocks,
         context=context,
         emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
+        fleet=np.zeros((1, _FLEET_COLUMNS), dtype=np.int64),
+        link=np.zeros((0, _LINK_COLUMNS)),
     )
 
 
@@ -685,10 +744,21 @@ def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArr
     """Of each request LEAF; the streams in blocks, with room behind them for the nodes of a radix tree; how many.
 
     A node has a block of its own, so there are never more of them than blocks, of memory or of all sequences.
+
+    Raises
+    ------
+    UsageError
+        That is more than there is room for.
     """
     leaf, parent, begin, end = _in_blocks(requests, block)
     ever = int((-(-(requests.input_tokens + requests.decode_tokens) // block)).sum())
-    stream = np.zeros((parent.size + min(ever, capacity) + 1, _STREAM_COLUMNS), dtype=np.int64)
+    most = parent.size + min(ever, capacity) + 1
+    if most > _MOST_NODES:
+        raise UsageError(
+            f"a radix tree of up to {most:,} blocks, of which {_MOST_NODES:,} have room; fewer requests, or larger "
+            "block_tokens"
+        )
+    stream = np.zeros((most, _STREAM_COLUMNS), dtype=np.int64)
     streams = stream[: parent.size]
     streams[:, PARENT], streams[:, BEGIN], streams[:, REST] = parent, begin, end - begin
     streams[:, TIP] = NOBODY

@@ -10,6 +10,7 @@ import tomli
 
 from kvplan.analysis import equilibrium
 from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
@@ -54,7 +55,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     points = [_point(document, sweep.axes, mine) for mine in values]
     good = [point for point in points if isinstance(point, Point)]
     report = any(column.block != "simulation" for column in sweep.columns)
-    shared = iter(equilibrium.blocks([point.model for point in good]) if report else [])
+    shared = iter(equilibrium.blocks([one_replica(point.model) for point in good]) if report else [])
     for index, mine, point in zip(range(start, stop), values, points, strict=True):
         if isinstance(point, Point):
             known = next(shared)._asdict() if report else {}
@@ -73,7 +74,8 @@ def _point(document: schema.Document, axes: Sequence[Axis], values: Sequence[Num
     """The point, or why there is none."""
     changes: dict[KeyPath, object] = {}
     for axis, value in zip(axes, values, strict=True):
-        changes[axis.path] = {value: 1.0} if axis.path[-1] == "decode" else value
+        of_class = axis.path[0] == "classes"
+        changes[axis.path] = {value: 1.0} if of_class and axis.path[-1] == "decode" else value
     if ("gpu", "memory_tokens") in changes:  # takes the place of what says the same
         changes |= {("gpu", "memory"): None, ("gpu", "kv_bytes_per_token"): None}
     try:
@@ -108,7 +110,7 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
         "profile": ProfileIdentity(sweep.name, sweep.sha256),
     }
     if _shares_stability(sweep):
-        cold = with_cold_cache(point.model)
+        cold = with_cold_cache(one_replica(point.model))
         known["stability"] = _stability(_with_room(cold))
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}

@@ -228,6 +228,9 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
     fields.remove("gpu.kv_blocks" if document.gpu.kv_blocks is None else "gpu.memory_tokens")
     if document.speculative is not None:
         fields.append("speculative.tokens")
+    if document.fleet is not None:
+        whole = document.fleet.replicas is not None
+        fields += ["fleet.replicas"] if whole else ["fleet.prefill", "fleet.decode"]
     if document.workload is not None:
         fields.append("workload.rate")
     found: dict[KeyPath, str] = {tuple(key.split(".")): key for key in fields}
@@ -252,6 +255,9 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "timing.request_overhead": _SECONDS,
     "workload.rate": _NUMBER,
     "speculative.tokens": _TOKENS,
+    "fleet.replicas": _TOKENS,
+    "fleet.prefill": _TOKENS,
+    "fleet.decode": _TOKENS,
     "classes.rate": _NUMBER,
     "classes.share": _NUMBER,
     "classes.input": _TOKENS,

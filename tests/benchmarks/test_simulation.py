@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measure import peak_mib, ratio, seconds
+from measure import Used, peak_mib, ratio, seconds, used
 from plain_vllm import Request, serve
 
 from kvplan.compiling import native
@@ -277,3 +277,29 @@ def test_a_million_turns_with_a_prefix_cache_take_less_than_three_times_as_many_
     simulated(strangers, 0.0)
     label = "a million turns of sessions against strangers"
     assert ratio(lambda: simulated(turns, 1.0), lambda: simulated(strangers, 0.0), 3, label) < 3
+
+
+def test_a_fleet_of_64_takes_at_most_one_and_a_half_times_as_long_as_one_replica() -> None:
+    """A million requests at the same load for each replica, by the command from start to end; below a gigabyte."""
+    chat = 'classes = [{{ name = "a", input = 1155, decode = {{ 100 = 1, 211 = 2, 400 = 1 }}, rate = {rate} }}]\n'
+    head = 'schema = 1\nname = "a"\ntiming = { d0 = "14.5 ms", d1 = "0.25 us", d2 = "85 us" }\n'
+    gpu = "[gpu]\nmemory_tokens = 41_408\nblock_tokens = 16\nmax_num_batched_tokens = 2048\n"
+    profiles = [
+        head + chat.format(rate=2) + gpu,
+        head + chat.format(rate=128) + gpu + "[fleet]\nreplicas = 64\n",
+    ]
+
+    def simulated(profile: str) -> Used:
+        arguments = ["simulate", "-", "--policy", "vllm", "--requests", "1000000", "--format", "csv"]
+        found = used([sys.executable, "-m", "kvplan", *arguments], input=profile)
+        assert (found.code, found.err) == (0, "")
+        return found
+
+    for profile in profiles:  # compiled, and kept
+        simulated(profile)
+    rounds = [[simulated(profile) for profile in profiles] for _ in range(5)]
+    relative = statistics.median(fleet.seconds / one.seconds for one, fleet in rounds)
+    mib = max(fleet.mib for _, fleet in rounds)
+    print(f"\n64 replicas against one: {relative:.2f} times as long, {mib:.0f} MiB")
+    assert relative <= 1.5
+    assert mib < 1000

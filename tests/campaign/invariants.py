@@ -97,15 +97,16 @@ def more_memory(rng: np.random.Generator, document: Table) -> Pair:
         document = document | {
             "timing": {k: v for k, v in document["timing"].items() if k not in ("d5", "knee_tokens")}
         }
-    memory = document["gpu"]["memory_tokens"]
-    more = min(memory + max(1, round(memory * rng.choice([0, 0.01, 0.5, 9]))), 10**12)
+    gpu = document["gpu"]
+    key, most = ("kv_blocks", 10**12 // gpu["block_tokens"]) if "kv" in gpu else ("memory_tokens", 10**12)
+    more = min(gpu[key] + max(1, round(gpu[key] * rng.choice([0, 0.01, 0.5, 9]))), most)
 
     def broken(before: Figures, after: Figures) -> Iterator[str]:
-        for key in ("load.sustainable_rps", "load.load_factor_max"):
-            if before[key] is not None and (after[key] or 0) < before[key] * (1 - _PEAK):
-                yield f"{key}: {before[key]!r}, with more memory {after[key]!r}"
+        for figure in ("load.sustainable_rps", "load.load_factor_max"):
+            if before[figure] is not None and (after[figure] or 0) < before[figure] * (1 - _PEAK):
+                yield f"{figure}: {before[figure]!r}, with more memory {after[figure]!r}"
 
-    return Pair(document, document | {"gpu": document["gpu"] | {"memory_tokens": more}}, broken)
+    return Pair(document, document | {"gpu": gpu | {key: more}}, broken)
 
 
 def slower_clock(rng: np.random.Generator, document: Table) -> Pair:
@@ -114,6 +115,7 @@ def slower_clock(rng: np.random.Generator, document: Table) -> Pair:
     changed = deepcopy(document)
     workload = changed.get("workload", {})
     _scale(changed["timing"], factor, *_TIMES)
+    _scale(changed.get("speculative", {}), factor, "draft_time", "verify_time", "overhead")
     _scale(changed["plan"], factor, "horizon")
     _scale(workload, factor, "period")
     for step in workload.get("schedule", ()):
@@ -137,12 +139,14 @@ def larger_replica(rng: np.random.Generator, document: Table) -> Pair:
     """
     one = deepcopy(document)
     gpu, timing = one["gpu"], one["timing"]
-    gpu["memory_tokens"] -= gpu["memory_tokens"] % gpu["block_tokens"]
+    if "kv" not in gpu:
+        gpu["memory_tokens"] -= gpu["memory_tokens"] % gpu["block_tokens"]
     _make_linear(timing)
     _drop_shared(one)
     other = deepcopy(one)
-    _scale(other["gpu"], 4.0, "memory_tokens", "max_num_seqs", "max_num_batched_tokens")
+    _scale(other["gpu"], 4.0, "memory_tokens", "kv_blocks", "max_num_seqs", "max_num_batched_tokens")
     _scale(other["timing"], 1 / 4, "d1", "d2", "d3")
+    _scale(other.get("speculative", {}), 1 / 4, "verify_time")
     _scale(other["timing"], 1 / 2, "d4")  # of a square root
     for source in _sources(other):
         _scale(source, 4.0, "rate", "users")

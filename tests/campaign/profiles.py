@@ -63,13 +63,14 @@ def case(rng: np.random.Generator, folder: Path) -> Call:
     path = folder / "profile.toml"
     path.write_bytes(text(rng).encode(errors="surrogatepass"))
     env = GITHUB if rng.random() < 0.3 else {}
-    return Call(_command(rng, str(path)), env, twice=rng.random() < 0.05)
+    command = _command(rng, str(path))
+    return Call(command, env, twice=rng.random() < 0.05 and command[0] != "sweep")
 
 
 def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
     kind = rng.choice(
-        ["analyze", "check", "explain", "simulate", "emit", "mix", "diff"],
-        p=[0.62, 0.15, 0.12, 0.05, 0.02, 0.02, 0.02],
+        ["analyze", "check", "explain", "simulate", "emit", "mix", "size", "sweep", "import", "diff"],
+        p=[0.58, 0.13, 0.11, 0.05, 0.02, 0.02, 0.02, 0.03, 0.02, 0.02],
     )
     three = str(rng.choice(FORMATS[:3]))
     match kind:
@@ -88,6 +89,13 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
             return ("emit", path, "--engine", engine, "--requests", "60", "--seeds", "2", "--format", three)
         case "mix":
             return ("mix", path, "--replicas", "2", "--no-simulate", "--format", three)
+        case "size":
+            rate = repr(_rate(rng))
+            return ("size", path, "--rate", rate, "--requests", "60", "--seeds", "2", "--format", three)
+        case "sweep":
+            return ("sweep", path, "--vary", f"timing.d0={_time(rng)},{_time(rng)}", "-o", f"{path}.csv")
+        case "import":
+            return ("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--base", path)
     return ("diff", path, str(rng.choice(["tool-calls-h100", "agents-collapse"])), "--format", three)
 
 
@@ -208,11 +216,18 @@ def valid(rng: np.random.Generator) -> Table:
         "provenance": {"gpu": str(rng.choice(["measured", "stated", "estimated", "assumed"]))},
         "gate": {"require": [f"{rng.choice(KEYS)} >= 0"], "accept": ["gpu", "timing", "workload"]},
         "prefix": {"hit_curve": [[_whole(rng, 1e6), 0.1], [10**7, 0.6]]},
+        "fleet": _fleet(rng),
     }
     for key, table in optional.items():
         if table and (key == "workload" or rng.random() < 0.15):
             document[key] = table
     return document
+
+
+def _fleet(rng: np.random.Generator) -> Table:
+    if rng.random() < 0.5:
+        return {"replicas": _whole(rng, 1e4)}
+    return {"prefill": _whole(rng, 1e4), "decode": _whole(rng, 1e4)}
 
 
 def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
@@ -239,6 +254,7 @@ def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
         gpu["prefill"] = "fused"
         document["timing"].pop("d5", None)
         document["timing"].pop("knee_tokens", None)
+        document.pop("fleet", None)
         tokens = _whole(rng, 64)
         law = str(rng.choice(["geometric", "always", "never", "any"], p=[0.5, 0.1, 0.1, 0.3]))
         chances = {

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, Done, process, run
+from command import ENVIRONMENT, Done, process, python, run
+from tiers import at_night
 
 import kvplan
 from kvplan.cli import app as cli
@@ -20,6 +21,7 @@ from kvplan.report import assembly as report
 
 ROOT = Path(__file__).parents[2]
 SHELLS = ("bash", "zsh", "fish")
+QUICK = "paper-fc-budgets"  # a profile whose report takes a fraction of the default's time
 
 
 def refused(result: Done) -> str:
@@ -41,17 +43,16 @@ def test_without_a_profile_the_default_is_used_and_named() -> None:
 
 
 def test_a_profile_is_read_from_a_path_and_from_standard_input() -> None:
-    path = shipped_profiles()[DEFAULT_PROFILE]
-    shipped = run("analyze", DEFAULT_PROFILE, "--format", "json").stdout
+    path = shipped_profiles()[QUICK]
+    shipped = run("analyze", QUICK, "--format", "json").stdout
     assert run("analyze", str(path), "--format", "json").stdout == shipped
     assert run("analyze", "-", "--format", "json", input=path.read_text("utf-8")).stdout == shipped
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.nightly) for name in ("reasoning-h100", "two-tier-99-125")]
-
-
-# one each of: several lengths, segments, many lengths, a cycle that is simulated
-@pytest.mark.parametrize("name", [DEFAULT_PROFILE, "paper-wait-nested", *SLOW])
+# one each of: segments, several lengths, many lengths, a cycle that is simulated
+@pytest.mark.parametrize(
+    "name", ["paper-wait-nested", *at_night(DEFAULT_PROFILE, "reasoning-h100", "two-tier-99-125")]
+)
 def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
     first, second = (
         process("analyze", name, "--format", "json", env={"PYTHONHASHSEED": seed}).stdout
@@ -63,15 +64,14 @@ def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
 
 def test_output_to_a_file_is_what_standard_output_shows(tmp_path: Path) -> None:
     for form in ("text", "json"):
-        result = run("analyze", DEFAULT_PROFILE, "--format", form, "-o", str(tmp_path / form))
+        result = run("analyze", QUICK, "--format", form, "-o", str(tmp_path / form))
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-        assert (tmp_path / form).read_text("utf-8") == run(
-            "analyze", DEFAULT_PROFILE, "--format", form
-        ).stdout
+        assert (tmp_path / form).read_text("utf-8") == run("analyze", QUICK, "--format", form).stdout
 
 
 def test_the_width_follows_the_terminal() -> None:
-    assert run("analyze", env={"COLUMNS": "60"}).stdout != run("analyze", env={"COLUMNS": "100"}).stdout
+    narrow, wide = (run("analyze", QUICK, env={"COLUMNS": columns}).stdout for columns in ("60", "100"))
+    assert narrow != wide
 
 
 @pytest.mark.parametrize(("columns", "there"), [("99", False), ("100", True), ("300", True)])
@@ -83,8 +83,8 @@ def test_a_plot_is_shown_where_the_width_allows(columns: str, there: bool) -> No
 
 
 def test_a_file_is_the_same_whatever_the_terminal(tmp_path: Path) -> None:
-    run("analyze", DEFAULT_PROFILE, "-o", str(tmp_path / "report.txt"), env={"COLUMNS": "200"})
-    assert (tmp_path / "report.txt").read_text("utf-8") == run("analyze", DEFAULT_PROFILE).stdout
+    run("analyze", QUICK, "-o", str(tmp_path / "report.txt"), env={"COLUMNS": "200"})
+    assert (tmp_path / "report.txt").read_text("utf-8") == run("analyze", QUICK).stdout
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -111,7 +111,7 @@ def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str) -> None:
 @pytest.mark.parametrize("place", ["missing/report.txt", "."])
 def test_an_impossible_output_is_named(place: str, tmp_path: Path) -> None:
     target = str(tmp_path / place)
-    assert target in refused(run("analyze", DEFAULT_PROFILE, "-o", target))
+    assert target in refused(run("analyze", QUICK, "-o", target))
     assert os.listdir(tmp_path) == []
 
 
@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_file(tmp_path: Path) -> Non
     target = tmp_path / "report.json"
     target.write_text("old")
     result = process(
-        *("analyze", DEFAULT_PROFILE, "--format", "json", "-o", str(target)),
+        *("analyze", QUICK, "--format", "json", "-o", str(target)),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )
     assert str(target) in refused(result)
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [("analyze", DEFAULT_PROFILE), ("--version",), ("--help",)])
+@pytest.mark.parametrize("arguments", [("analyze", QUICK), ("--version",), ("--help",)])
 def test_a_full_disk_behind_standard_output_is_an_error(arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         result = process(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
@@ -138,7 +138,8 @@ def test_a_full_disk_behind_standard_output_is_an_error(arguments: tuple[str, ..
 
 def test_closed_streams_are_no_defect() -> None:
     command = f"{sys.executable} -m kvplan analyze"
-    for streams, code in (("<&-", 0), ("2>&-", 0), (">&-", 2), ("- <&-", 2)):
+    # without a profile there is a note to say
+    for streams, code in ((f"{QUICK} <&-", 0), ("2>&-", 0), (f"{QUICK} >&-", 2), ("- <&-", 2)):
         result = subprocess.run(["sh", "-c", f"{command} {streams}"], env=ENVIRONMENT, capture_output=True)
         assert (streams, result.returncode) == (streams, code)
         assert b"Traceback" not in result.stderr
@@ -147,7 +148,7 @@ def test_closed_streams_are_no_defect() -> None:
 # ------------------------------------------------------------------------------------------------- streams
 
 
-@pytest.mark.parametrize("arguments", [("analyze", DEFAULT_PROFILE), ("--version",), ("--help",)])
+@pytest.mark.parametrize("arguments", [("analyze", QUICK), ("--version",), ("--help",)])
 def test_a_reader_that_has_gone_ends_the_command_quietly(arguments: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -174,19 +175,50 @@ def test_an_interrupt_while_reading_ends_the_command_quietly(tmp_path: Path) -> 
     assert process.returncode == 130
 
 
+INTERRUPTED = """
+import atexit, os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+when = sys.argv.pop()
+
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == when:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Finder())
+from kvplan.__main__ import main
+
+if when == "exit":
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("when", ["typer", "numpy", "kvplan.analysis", "exit"])
+def test_an_interrupt_while_starting_or_ending_is_quiet(when: str) -> None:
+    """While it imports what all commands need, and what this one does; and when all is said."""
+    command = [sys.executable, "-c", INTERRUPTED, "analyze", DEFAULT_PROFILE, "-o", os.devnull, when]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert done.returncode in (130, -signal.SIGINT)
+
+
 def test_the_output_of_a_descriptor_is_appended_not_replaced(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("before\n")
     with log.open("a") as out:
-        result = process("analyze", DEFAULT_PROFILE, "-o", "/dev/stdout", capture_output=False, stdout=out)
+        result = process("analyze", QUICK, "-o", "/dev/stdout", capture_output=False, stdout=out)
     assert result.returncode == 0
-    assert log.read_text("utf-8") == "before\n" + run("analyze", DEFAULT_PROFILE).stdout
+    assert log.read_text("utf-8") == "before\n" + run("analyze", QUICK).stdout
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_the_locale_changes_no_byte_outside_a_terminal(encoding: str) -> None:
-    plain = run("analyze", DEFAULT_PROFILE)
-    assert process("analyze", DEFAULT_PROFILE, env={"PYTHONIOENCODING": encoding}).stdout == plain.stdout
+    plain = run("analyze", QUICK)
+    assert process("analyze", QUICK, env={"PYTHONIOENCODING": encoding}).stdout == plain.stdout
 
 
 def on_terminal(*arguments: str, **environment: str) -> str:
@@ -213,7 +245,7 @@ def on_terminal(*arguments: str, **environment: str) -> str:
 
 
 def test_colour_is_for_terminals_that_want_it(tmp_path: Path) -> None:
-    arguments = ("analyze", DEFAULT_PROFILE)
+    arguments = ("analyze", QUICK)
     assert "\x1b[1;32mSTABLE\x1b[0m" in on_terminal(*arguments)
     assert "\x1b" not in on_terminal(*arguments, NO_COLOR="1")
     assert "\x1b" not in on_terminal(*arguments, TERM="dumb")
@@ -223,6 +255,7 @@ def test_colour_is_for_terminals_that_want_it(tmp_path: Path) -> None:
 
 
 def test_a_terminal_draws_with_what_its_encoding_has() -> None:
+    """A plot of what there is; and in ASCII a replacement of all else, instead of a crash."""
     for encoding, legend in (
         ("utf-8", "░ only with a cap"),
         ("cp437", "░ only with a cap"),
@@ -232,12 +265,8 @@ def test_a_terminal_draws_with_what_its_encoding_has() -> None:
             "analyze", "tool-calls-h100", COLUMNS="120", PYTHONIOENCODING=encoding, NO_COLOR="1"
         )
         assert legend in received, encoding
-
-
-def test_an_ascii_terminal_gets_a_replacement_instead_of_a_crash() -> None:
-    text = on_terminal("analyze", "tool-calls-h100", PYTHONIOENCODING="ascii")
-    assert text.isascii()
-    assert "Smallest stable input" in text
+        assert received.isascii() == (encoding == "ascii")
+        assert "Smallest stable input" in received
 
 
 # ------------------------------------------------------------------------------------------------ defects
@@ -251,14 +280,14 @@ def test_a_defect_of_kvplan_is_one_line_and_exit_code_three(
 
     monkeypatch.setattr(report, "analyze", defect)
     monkeypatch.delenv("KVPLAN_DEBUG", raising=False)
-    assert cli.main(["analyze", DEFAULT_PROFILE]) == 3
+    assert cli.main(["analyze", QUICK]) == 3
     out, error = capfd.readouterr()
     assert out == ""
     assert error.count("\n") == 1
     assert "report it (ZeroDivisionError: division by zero)" in error
 
     monkeypatch.setenv("KVPLAN_DEBUG", "1")
-    assert cli.main(["analyze", DEFAULT_PROFILE]) == 3
+    assert cli.main(["analyze", QUICK]) == 3
     assert "Traceback" in capfd.readouterr().err
 
 
@@ -271,7 +300,7 @@ def test_a_file_of_its_own_that_ends_too_soon_is_no_interrupt(
         raise EOFError("marshal data too short")
 
     monkeypatch.setattr(report, "analyze", cut_off)
-    assert cli.main(["analyze", DEFAULT_PROFILE]) == 3
+    assert cli.main(["analyze", QUICK]) == 3
     assert "report it (EOFError: marshal data too short)" in capfd.readouterr().err
 
 
@@ -299,18 +328,15 @@ def test_help_is_plain_and_has_an_example(arguments: tuple[str, ...]) -> None:
     [
         (["--version"], {"numpy", "pydantic", "rich", "scipy", "numba", "matplotlib"}),
         (["--help"], {"numpy", "pydantic", "rich", "scipy", "numba"}),
-        (["analyze", DEFAULT_PROFILE, "-o", os.devnull], {"scipy", "numba", "matplotlib"}),
+        (["analyze", QUICK, "-o", os.devnull], {"scipy", "numba", "matplotlib"}),
         (["analyze", DEFAULT_PROFILE], {"scipy", "numba", "matplotlib"}),
-        (["analyze", DEFAULT_PROFILE, "--format", "json", "-o", os.devnull], {"rich", "scipy", "matplotlib"}),
-        (["analyze", DEFAULT_PROFILE, "--format", "html", "-o", os.devnull], {"rich", "scipy", "numba"}),
+        (["analyze", QUICK, "--format", "json", "-o", os.devnull], {"rich", "scipy", "matplotlib"}),
+        (["analyze", QUICK, "--format", "html", "-o", os.devnull], {"rich", "scipy", "numba"}),
     ],
 )
 def test_only_what_a_command_needs_is_imported(arguments: list[str], unneeded: set[str]) -> None:
     program = f"import sys; from kvplan.cli.app import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
-    wide = ENVIRONMENT | {"COLUMNS": "120"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=wide, capture_output=True, text=True, check=True
-    )
+    result = python(program, env={"COLUMNS": "120"})
     assert "kvplan.cli.app" in result.stderr.split()
     assert unneeded & set(result.stderr.split()) == set()
 

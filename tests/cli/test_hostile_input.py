@@ -70,6 +70,86 @@ def test_no_name_becomes_a_command_of_a_ci_server(
         assert "##[" not in line
 
 
+def test_no_file_name_commands_a_terminal_or_a_runner(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In results, in messages, and in annotations."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    table = tmp_path / "a\x1b[31m\u202e.csv"
+    table.write_text("kv_tokens,iteration_ms\n" + "".join(f"{1000 * i},{10 + i}\n" for i in range(40)))
+    profile = table.with_suffix(".toml")
+    profile.write_text(PLAIN)
+    said = [run("calibrate", str(table), "--format", format) for format in ("text", "markdown")]
+    said.append(run("check", str(profile), "--require", "load.headroom > 1e9"))
+    for _, out, error in said:
+        assert "\\x1b" in out + error
+        assert all(c.isprintable() or c in "\n\u200b" for c in out + error)
+    assert [code for code, *_ in said] == [0, 0, 1]
+
+
+def test_a_first_line_without_end_is_no_table(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("a" * 200_000 + "\n1\n")
+    code, _, error = run("calibrate", str(path))
+    assert code == 2, error
+    assert error.count("error: ") == 1
+
+
+def test_a_label_that_is_no_number_is_quoted_short(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "now.prom"
+    le = "[" * 5000
+    path.write_text(
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588"} 1\n'
+        "# TYPE vllm:request_prompt_tokens histogram\n"
+        f'vllm:request_prompt_tokens_bucket{{le="{le}"}} 5\nvllm:request_prompt_tokens_bucket{{le="+Inf"}} 5\n'
+        "vllm:request_prompt_tokens_count 5\nvllm:request_prompt_tokens_sum 500\n"
+    )
+    code, _, error = run("import", "metrics", str(path), "--interval", "9 s")
+    assert code == 2
+    assert "must be a number" in error
+    assert len(error) < 1000
+
+
+def test_more_nodes_of_a_radix_tree_than_there_is_room_for_are_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "tree.toml"
+    path.write_text(
+        NAME.format("tree")
+        + REPLICA.format(400_000_000, "true")
+        + "[[classes]]\nname = 'a'\ninput = 7_000_000\ndecode = 9\nrate = 1\n"
+    )
+    code, _, error = run("simulate", str(path), "--policy", "sglang", "--requests", "60")
+    assert code == 2, error
+    assert "a radix tree of up to" in error
+
+
+MANY_DRAFTS = ", ".join(str(1 - i / 70) for i in range(68))
+
+
+@pytest.mark.parametrize(
+    "speculative",
+    [
+        f"{{ tokens = 67, accepted = [{MANY_DRAFTS}], draft_time = 0, verify_time = 0 }}",
+        "{ tokens = 1, accepted = [0.5], draft_time = 0, verify_time = 0.03 }",
+    ],
+)
+def test_drafts_of_any_number_and_cost_are_analyzed_and_swept(
+    run: Run, tmp_path: Path, speculative: str
+) -> None:
+    """More than an answer has tokens; and whose verifying is all that a sequence costs."""
+    path = tmp_path / "drafts.toml"
+    lengths = PLAIN.replace("decode = 20", "decode = { 23 = 1, 2 = 2 }")
+    path.write_text(f"{lengths}speculative = {speculative}\n")
+    assert run("analyze", str(path))[0] == 0
+    code, _, error = run("sweep", str(path), "--vary", "timing.d0=0.01,0.02", "-o", str(tmp_path / "out.csv"))
+    assert code == 0, error
+
+
+PLAIN = """schema = 1
+name = "plain"
+gpu = { memory_tokens = 10_000 }
+timing = { d0 = 0.01, d2 = 1e-5 }
+classes = [{ name = "a", input = 100, decode = 20, rate = 1 }]
+"""
 NAME = 'schema = 1\nname = "{}"\n'
 REPLICA = 'gpu = {{ memory_tokens = {}, prefix_caching = {} }}\ntiming = {{ d0 = "14 ms" }}\n'
 

@@ -1,7 +1,6 @@
 """`kvplan import`, and what it writes put into the next command."""
 
 import gzip
-import os
 import subprocess
 import sys
 from hashlib import sha256
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import tomli
-from command import Run
+from command import ENVIRONMENT, Run, process
+from command import run as inside
 
 from kvplan.profile.reading import parse_profile
 
@@ -67,43 +67,45 @@ def test_log_trace_and_iterations_become_one_profile_through_pipes(log: str, tmp
     command = f'"{sys.executable}" -m kvplan'
     pipe = (
         f"{command} import log {log} | {command} fit {trace} --base - | "
-        f"{command} calibrate {iterations} --base -"
+        f"{command} calibrate {iterations} --base - | tee {tmp_path}/made.toml | {command} analyze -"
     )
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True, check=True)
-    profile = parse_profile(done.stdout, "")
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", pipe],
+        capture_output=True,
+        check=True,
+        env=ENVIRONMENT | {"COLUMNS": "100"},
+    )
+    assert done.stdout.decode().startswith("replica of serve.log: traffic of trace.csv\n")
+    made = (tmp_path / "made.toml").read_bytes()
+    profile = parse_profile(made, "")
     assert profile.name == "replica of serve.log: traffic of trace.csv"
     assert profile.model.replica.memory_tokens == 60_000
     assert [c.input_tokens for c in profile.model.classes] == [100, 300]
     assert (profile.model.timing.d0, profile.model.timing.d1) == (0.01, 1e-6)
-    text = done.stdout.decode()
+    text = made.decode()
     for source in (log, str(trace), str(iterations)):
         assert text.count(f"{source}") == 1  # each table says where it comes from, to the end
     assert "[gpu]" in text
     assert "not measured" not in text
-    report = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f"{pipe} | {command} analyze -"],
-        capture_output=True,
-        check=True,
-        env=os.environ | {"COLUMNS": "100"},
-    )
-    assert report.stdout.decode().startswith("replica of serve.log: traffic of trace.csv\n")
 
 
 @pytest.mark.parametrize("command", ["import log", "fit", "calibrate"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_is_read_can_come_from_standard_input(command: str, packed: bool, tmp_path: Path) -> None:
+def test_what_is_read_can_come_from_standard_input(
+    command: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same profile, with the same digest, as from a file of the name that messages give it."""
+    monkeypatch.chdir(tmp_path)
     text = {"import log": LOG, "fit": TRACE, "calibrate": ITERATIONS}[command].encode()
     data = gzip.compress(text) if packed else text
     (tmp_path / "<stdin>").write_bytes(data)
-    words = [sys.executable, "-m", "kvplan", *command.split()]
-    read, named = (
-        subprocess.run([*words, name], input=given, cwd=tmp_path, capture_output=True, check=True)
-        for name, given in (("-", data), ("<stdin>", b"not this"))
-    )
-    assert read.stdout == named.stdout
-    assert sha256(data).hexdigest().encode() in read.stdout
-    assert read.stderr == named.stderr
+    named = inside(*command.split(), "<stdin>", input="not this")
+    assert named.returncode == 0
+    assert sha256(data).hexdigest() in named.stdout
+    read = inside(*command.split(), "-", input=data)
+    assert (read.returncode, read.stdout, read.stderr) == (0, named.stdout, named.stderr)
+    if command == "fit" and not packed:
+        assert process("fit", "-", input=TRACE).stdout == named.stdout
 
 
 @pytest.mark.parametrize("command", [("import", "log"), ("fit",), ("calibrate",)])

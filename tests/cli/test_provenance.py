@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Done, Run, document, process
+from command import Done, Run, document
+from command import run as inside
 
 from kvplan.model import Knowledge, Origin
 from kvplan.profile.catalogue import starter
@@ -212,8 +213,11 @@ def test_other_commands_answer_for_assumptions(run: Run, tmp_path: Path) -> None
         assert run(*arguments)[0] == 0
 
 
-def test_a_gate_passes_on_a_model_only_after_fit_and_calibrate(tmp_path: Path) -> None:
-    """As shell pipelines: the KV cache is estimated, which may pass; timing and traffic are another model's."""
+def test_a_gate_passes_on_a_model_only_after_fit_and_calibrate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pipelines: the KV cache is estimated, which may pass; timing and traffic are another model's."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.csv").write_text(
         "time,input,output\n" + "".join(f"{t},100,{20 + t % 7}\n" for t in range(60))
     )
@@ -226,7 +230,7 @@ def test_a_gate_passes_on_a_model_only_after_fit_and_calibrate(tmp_path: Path) -
     def piped(*commands: str) -> tuple[int, str]:
         found = Done([], 0, "", "")
         for command in commands:
-            found = process(*command.split(), input=found.stdout, cwd=tmp_path)
+            found = inside(*command.split(), input=found.stdout)
         return found.returncode, found.stderr
 
     model = "import model Llama-3.1-8B --gpu RTX-4090"

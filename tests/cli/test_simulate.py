@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import ENVIRONMENT
 
 from kvplan.cli.app import main
 from kvplan.version import __version__
@@ -446,10 +446,10 @@ def test_why_a_run_that_clears_all_of_memory_is_stuck(
 INTERRUPTED = """
 import os, signal, sys
 from kvplan.cli.app import main
-from kvplan.simulation import engine
+from kvplan.simulation import engine, programs
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
-engine._is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
+programs.Program.is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
 run = engine.run
 
 
@@ -474,7 +474,7 @@ def interrupted(*command: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, "simulate", "tool-calls-h100", *command],
         capture_output=True,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        env=ENVIRONMENT,
         text=True,
         timeout=200,
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import ENVIRONMENT
 
 from kvplan.cli.app import main
 from kvplan.profile.reading import load_profile, parse_profile
@@ -177,9 +178,10 @@ def a_sweep(points: int = 1500, **options: Any) -> Sweep:
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_a_file_cut_anywhere_is_completed_to_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     whole, part = tmp_path / f"whole.{suffix}", tmp_path / f"part.{suffix}"
-    sweep(a_sweep(), whole, executor="serial")
+    given = a_sweep(points=400)
+    sweep(given, whole, executor="serial")
     data = whole.read_bytes()
-    begin = len(store.head(a_sweep(), store.format_of(whole)))
+    begin = len(store.head(given, store.format_of(whole)))
     rng = random.Random(5)
     for cut in [
         0,
@@ -192,7 +194,7 @@ def test_a_file_cut_anywhere_is_completed_to_the_same_bytes(tmp_path: Path, suff
         *rng.choices(range(len(data)), k=6),
     ]:
         part.write_bytes(data[:cut])
-        found = sweep(a_sweep(), part, executor="serial", resume=True)
+        found = sweep(given, part, executor="serial", resume=True)
         assert part.read_bytes() == data
         assert found.resumed == max(data[begin:cut].count(b"\n"), 0)
         assert found.dropped == (cut > 0 and not data[:cut].endswith(b"\n"))
@@ -267,6 +269,7 @@ def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
         command,
         stderr=subprocess.PIPE,
         text=True,
+        env=ENVIRONMENT,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(
             signal.SIGINT, signal.SIG_DFL
@@ -293,7 +296,7 @@ def test_a_terminal_shows_the_rate_and_the_time_left(profile: Path, tmp_path: Pa
         "-o",
         str(tmp_path / "out.csv"),
     ]
-    env = os.environ | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
+    env = ENVIRONMENT | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
     done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, env=env, check=True)
     os.close(theirs)
     said = b""
@@ -421,7 +424,7 @@ def test_a_worker_that_is_killed_is_replaced(profile: Path, tmp_path: Path) -> N
         "-o",
         str(part),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
     wait_for_lines(part, 9)
     os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     assert process.communicate(timeout=100) == (None, b"")

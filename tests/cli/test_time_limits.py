@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT
+from command import ENVIRONMENT, Run
 from measure import used
 from tiers import at_night
 
@@ -22,11 +22,23 @@ TALK = (
     "decode = {{ geometric = 20_000 }}\nturns = {{ geometric = 20 }}\nrate = 1e-4\n"
     "think = {{ law = 'lognormal', median = 100, sigma = 2 }}\n"
 )
+LAYER = "{ kind = 'full', layers = 8, bytes = 1024 }"
+WINDOW = "{ kind = 'window', layers = 24, bytes = 1024, window = 4096 }"
+DRAFTS = "speculative = {{ tokens = {0}, accepted = [{1}], draft_time = 1e-4, verify_time = 1e-5 }}\n"
 Random = random.Random
 
 
 def head(memory: int = 10**9, gpu: str = "prefix_caching = false", timing: str = "d2 = 1e-5") -> str:
     return HEAD.format(memory, gpu, timing)
+
+
+def drafted(*accepted: float) -> str:
+    head_, timing = head().split("timing")
+    return head_ + DRAFTS.format(len(accepted), ", ".join(map(str, accepted))) + "timing" + timing
+
+
+def layered() -> str:
+    return head().replace("memory_tokens = 1000000000", f"kv_blocks = 1000000000, kv = [{LAYER}, {WINDOW}]")
 
 
 def many(count: int, decode: Callable[[Random], object], more: str = "", rate: float = 1e-4) -> str:
@@ -55,6 +67,13 @@ PROFILES = {
     ),
     "sessions": lambda: head(10**9, "block_tokens = 16") + "".join(TALK.format(i) for i in range(32)),
 }  # fmt: skip
+PROFILES |= {
+    "a long output with drafts": lambda: drafted(0.5) + many(1, lambda rng: 131_072),
+    "many lengths with drafts": lambda: (
+        drafted(0.75, 0.6, 0.4) + many(1, lambda rng: "{ uniform = [1, 3900] }")
+    ),
+    "windows of long outputs": lambda: layered() + many(15, lambda rng: 131_072),
+}
 QUICK = ("a thousand classes", "a hundred classes of even lengths")
 
 
@@ -67,3 +86,27 @@ def test_an_answer_takes_seconds(name: str, tmp_path: Path) -> None:
     assert (took.code, took.err) == (0, "")
     assert took.seconds < SECONDS
     assert took.mib < MEBIBYTES
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        (drafted(0.5) + many(1, lambda rng: 131_073), "classes: outputs of up to 131073 tokens"),
+        (drafted(0.5, 0.4, 0.3) + many(9, lambda rng: 9000), "classes: outputs of up to 81000 tokens"),
+        (layered() + many(1, lambda rng: 131_073), "classes: outputs of up to 131073 tokens, the longest"),
+        (layered() + many(20, lambda rng: 131_072), "classes: 20 prompts of up to 131072 tokens"),
+        (
+            head().replace(
+                "memory_tokens = 1000000000",
+                "kv_blocks = 9, kv = [" + 65 * f"{LAYER}, " + "]",
+            ),
+            "gpu.kv: must have",
+        ),
+    ],
+)
+def test_more_than_there_is_time_for_is_refused(run: Run, tmp_path: Path, text: str, refused: str) -> None:
+    path = tmp_path / "more.toml"
+    path.write_text(text)
+    code, _, error = run("analyze", str(path))
+    assert code == 2
+    assert refused in error

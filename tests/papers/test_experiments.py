@@ -16,7 +16,15 @@ from kvplan.reproduction.runs import run_all
 
 ALL = [load_experiment(name) for name in shipped_experiments()]
 LONG = {
-    *("fc-4-1-per-class", "fc-4-2", "sic-figure-4", "sic-table-3", "sic-table-d2-partial", "sic-table-d4"),
+    *(
+        "fc-4-1-in-total",
+        "fc-4-1-per-class",
+        "fc-4-2",
+        "sic-figure-4",
+        "sic-table-3",
+        "sic-table-d2-partial",
+        "sic-table-d4",
+    ),
     *("sic-d5-bursts", "sic-table-1-coprime", "sic-table-d2-coprime", "wait-figures-16-18"),
     *("prefix-collapse", "wait-6-known", "wait-6-nested", "wait-6-ten-bins", "wait-equation-13"),
 }

@@ -17,6 +17,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from shipped import profile
 from strategies import mix_model, models, request_rows
+from tiers import at_night
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fluid_map import Cycle
@@ -225,7 +226,7 @@ def test_the_rate_is_that_of_the_text(model: ServingModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["paper-sic-limit-cycle", "tool-calls-h100", "two-tier-99-125", "two-tier-100-125"]
+    "name", ["paper-sic-limit-cycle", "tool-calls-h100", *at_night("two-tier-99-125", "two-tier-100-125")]
 )
 def test_the_rate_of_shipped_profiles_is_that_of_the_text(name: str) -> None:
     model = profile(name).model

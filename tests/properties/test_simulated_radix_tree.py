@@ -81,7 +81,7 @@ def agree(case: Case, fast: Outcome) -> None:
     assert fast.found.cached_tokens.tolist() == tree.cached_per_iteration[: fast.iterations]
 
 
-@examples(400)
+@examples(150)
 @given(case=CASES)
 def test_every_request_finds_what_a_tree_of_nodes_has_for_it(case: Case) -> None:
     agree(case, run("sglang", case))
@@ -92,7 +92,7 @@ def test_every_request_finds_what_a_tree_of_nodes_has_for_it(case: Case) -> None
 def test_the_retracted_find_what_had_come_into_the_tree(block: int, batched: int | None) -> None:
     """Answers are long beside what is kept for them; prompts begin alike, and are partly or wholly the same."""
     retracted = recovered = 0
-    for seed in range(8):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         new, decode = rng.integers(0, 9, (40, 2)).tolist(), rng.integers(20, 60, (40, 2)).tolist()
         sessions = [
@@ -107,8 +107,8 @@ def test_the_retracted_find_what_had_come_into_the_tree(block: int, batched: int
         retracted += int(outcome.evictions.sum())
         recovered += int(outcome.found.recovered_tokens.sum())
         agree(case, outcome)
-    assert retracted >= 30
-    assert recovered >= 20 * block
+    assert retracted >= 10
+    assert recovered >= 7 * block
 
 
 @given(case=CASES)

@@ -52,9 +52,14 @@ def test_what_half_a_run_cannot_tell_is_said(first_half: TimingFit) -> None:
     assert any("too narrow a range to tell d1 from d0" in warning for warning in first_half.warnings)
 
 
+@pytest.fixture(scope="module")
+def fits() -> dict[str, TimingFit]:
+    """Of each model and GPU."""
+    return {found.group: fit_measured([found], PRIOR) for found in read_samples(MEASUREMENTS)}
+
+
 @needs_measurements
-def test_every_model_and_gpu_is_fitted_with_its_held_out_error() -> None:
-    fits = {found.group: fit_measured([found], PRIOR) for found in read_samples(MEASUREMENTS)}
+def test_every_model_and_gpu_is_fitted_with_its_held_out_error(fits: dict[str, TimingFit]) -> None:
     assert len(fits) == 12
     errors = []
     for fit in fits.values():
@@ -71,15 +76,11 @@ def test_every_model_and_gpu_is_fitted_with_its_held_out_error() -> None:
 
 
 @needs_measurements
-def test_the_outliers_of_two_gpus_are_named() -> None:
+def test_the_outliers_of_two_gpus_are_named(fits: dict[str, TimingFit]) -> None:
     """Batches of 64 on two GPUs, faster than those of 32."""
-    for found in read_samples(MEASUREMENTS):
-        lines = {
-            outlier.line: outlier
-            for outlier in fit_measured([found], PRIOR).outliers
-            if outlier.sequences == 64
-        }
-        if found.group.endswith("TP2"):
+    for group, fit in fits.items():
+        lines = {outlier.line: outlier for outlier in fit.outliers if outlier.sequences == 64}
+        if group.endswith("TP2"):
             assert len(lines) == 5
             assert all(outlier.contradicts is not None for outlier in lines.values())
         else:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from kvplan.engines.collapse import as_simulated
 from kvplan.layout import settings
 from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.report.assembly import analyze
+from kvplan.report.assembly import Report, analyze
 from kvplan.simulation.experiments import paired
 from kvplan.simulation.experiments.paired import Variant
 
@@ -58,8 +59,14 @@ _TURNS, _DECODE = 16, 120.0
 _PROMPT = 8000 + (900 + 120) * (sum(j * (j - 1) / 2 for j in range(8, 25)) / 17 / 16)  # mean over turns
 
 
+@cache
 def agents(arrive: str = "rate = 0.834", gpu: str = "") -> Profile:
     return parse_profile(AGENTS.format(arrive=arrive, gpu=gpu).encode(), "agents.toml")
+
+
+@cache
+def reported(arrive: str = "rate = 0.834", gpu: str = "") -> Report:
+    return analyze(agents(arrive, gpu).model, name="n", sha256="")
 
 
 def steady(model: ServingModel) -> Measured:
@@ -80,13 +87,14 @@ class Runs:
         return [paired.Measured((10.0, 10.0), (1.0, 1.0), (4.0, 4.0), 7)] * len(variants)
 
 
-def advice(name: str, profile: Profile, required: Sequence[str] = ()) -> tuple[Advice, Runs]:
-    runs, model = Runs(), profile.model
-    report = analyze(model, name="n", sha256="", plan=Plan())
+def advice(
+    name: str, arrive: str = "rate = 0.834", gpu: str = "", *, required: Sequence[str] = ()
+) -> tuple[Advice, Runs]:
+    runs = Runs()
     found = advise(
         engine(name),
-        report,
-        model,
+        reported(arrive, gpu),
+        agents(arrive, gpu).model,
         Plan(),
         requests=20_000,
         measure=runs.measure,
@@ -97,8 +105,7 @@ def advice(name: str, profile: Profile, required: Sequence[str] = ()) -> tuple[A
 
 def test_a_cache_that_can_collapse_gets_a_cap_and_a_bound_on_its_queue() -> None:
     """The cap is .6 of the separatrix, 195; what wait are served in an eighth of T where nothing is found."""
-    one = agents()
-    report = analyze(one.model, name="n", sha256="")
+    report = reported()
     read = (
         _DECODE * _PROMPT + ((161**2 - 1) / 12 + 120**2 + 120) / 2
     )  # nearly: pages and means of products apart
@@ -107,20 +114,20 @@ def test_a_cache_that_can_collapse_gets_a_cap_and_a_bound_on_its_queue() -> None
     assert report.prefix_cache is not None
     assert report.prefix_cache.characteristic_time_s is not None
     waiting = math.floor(rate * report.prefix_cache.characteristic_time_s / 8)
-    assert {p.flag: p.value for p in advice("vllm", one)[0].planned} == {
+    assert {p.flag: p.value for p in advice("vllm")[0].planned} == {
         "--max-num-seqs": "117",
         "--max-num-queued-reqs": str(117 + waiting),  # those that run count there
     }
-    assert {p.flag: p.value for p in advice("sglang", one)[0].planned} == {
+    assert {p.flag: p.value for p in advice("sglang")[0].planned} == {
         "--max-running-requests": "117",
         "--max-queued-requests": str(waiting),
     }
-    assert {p.flag: p.value for p in advice("trtllm", one)[0].planned} == {"max_batch_size": "117"}
+    assert {p.flag: p.value for p in advice("trtllm")[0].planned} == {"max_batch_size": "117"}
 
 
 def test_all_that_is_tried_is_tried_under_that_cap_and_no_other_is() -> None:
     for name, parameter in (("vllm", "max_num_seqs"), ("sglang", "max_running_requests")):
-        found, runs = advice(name, agents())
+        found, runs = advice(name)
         assert all(one.candidate.setting.kind is not Kind.RUNNING for one in found.tried)
         assert runs.asked
         assert all(variant.parameters[0] == (parameter, 117.0) for variant in runs.asked)
@@ -128,7 +135,7 @@ def test_all_that_is_tried_is_tried_under_that_cap_and_no_other_is() -> None:
 
 @pytest.mark.parametrize("name", EngineName)
 def test_who_gives_up_those_that_wait_is_said(name: EngineName) -> None:
-    found, _ = advice(name, agents())
+    found, _ = advice(name)
     says = "has no bound on its queue: have a gateway" if name is EngineName.TRTLLM else "Versions without --"
     assert any(says in note and "longer than 4.5 s" in note for note in found.notes)
     text = settings.text(found, "agents", "kvplan", 20_000, [0, 1])
@@ -142,28 +149,28 @@ def test_a_cache_is_switched_off_where_the_profile_does_and_nowhere_else(name: E
         "sglang": "--disable-radix-cache",
         "trtllm": "enable_block_reuse",
     }
-    off, _ = advice(name, agents("rate = 0.5", "prefix_caching = false"))
+    off, _ = advice(name, "rate = 0.5", "prefix_caching = false")
     assert [one.flag for one in off.planned] == [flags[name]]
     assert any("switches the prefix cache off, although" in note for note in off.notes)
     for rate in ("0.5", "0.834", "2"):
-        on, _ = advice(name, agents(f"rate = {rate}"))
+        on, _ = advice(name, f"rate = {rate}")
         assert flags[name] not in settings.text(on, "agents", "kvplan", 20_000, [0, 1])
 
 
 def test_yaml_has_the_switch_in_its_section() -> None:
-    off, _ = advice("trtllm", agents("rate = 0.5", "prefix_caching = false"))
+    off, _ = advice("trtllm", "rate = 0.5", "prefix_caching = false")
     assert "\nkv_cache_config:\n  enable_block_reuse: false\n" in settings.text(off, "a", "kvplan", 9, [0, 1])
 
 
 def test_a_limit_of_the_profile_below_the_cap_stays() -> None:
-    found, _ = advice("vllm", agents(gpu="max_num_seqs = 110"))
+    found, _ = advice("vllm", gpu="max_num_seqs = 110")
     assert "--max-num-active-seqs" not in [one.flag for one in found.planned]
 
 
 def test_a_cap_that_breaks_the_gate_is_set_and_said_to_break_it() -> None:
-    found, _ = advice("vllm", agents(), ["prefix_cache.sustainable_rps.guaranteed >= 12"])
+    found, _ = advice("vllm", required=["prefix_cache.sustainable_rps.guaranteed >= 12"])
     assert any("breaks prefix_cache.sustainable_rps.guaranteed >= 12" in note for note in found.notes)
-    assert not any("breaks" in note for note in advice("vllm", agents())[0].notes)
+    assert not any("breaks" in note for note in advice("vllm")[0].notes)
 
 
 def test_nothing_stands_in_with_a_cache_for_an_engine_without_one() -> None:
@@ -200,8 +207,8 @@ def test_replicas_get_whole_users_who_are_all_there() -> None:
     wanted, most = found.users
     assert (wanted, found.replicas) == (601, math.ceil(601 / most))
     assert seen[0] == math.ceil(601 / 2)
-    alone = analyze(agents(f"users = {most}").model, name="", sha256="")
-    above = analyze(agents(f"users = {most + 1}").model, name="", sha256="")
+    alone = reported(f"users = {most}")
+    above = reported(f"users = {most + 1}")
     assert (alone.load.headroom or 0) >= 0 > (above.load.headroom or 0)
 
 
@@ -260,7 +267,7 @@ def test_fewer_users_are_whole_and_as_many_as_pass() -> None:
     assert isinstance(users, int)
 
     def headroom(users: int) -> float:
-        return analyze(agents(f"users = {users}").model, name="", sha256="").load.headroom or 0.0
+        return reported(f"users = {users}").load.headroom or 0.0
 
     assert headroom(users) >= 0.1 > headroom(users + 2)  # one below the last digit that is searched
 
@@ -278,7 +285,7 @@ def test_a_lower_rate_is_the_guaranteed_one() -> None:
 def test_a_cache_that_is_not_there_cannot_be_judged_and_says_why() -> None:
     demand = parse("prefix_cache.collapse_possible == false")
     (problem,) = check(agents(gpu="prefix_caching = false"), None, [demand]).problems
-    assert "(The engine keeps no prefixes: prefix_caching = false)" in problem.message
+    assert "(The engine keeps no prefixes: prefix_caching = false." in problem.message
 
 
 # ------------------------------------------------------------------------------------------------ other commands
@@ -330,5 +337,5 @@ def test_the_longest_turn_counts_where_no_eviction_is_claimed() -> None:
     """12,000 + 23·(1,500 + 200) + 200 tokens, of which an engine computes all but one, in pages of 16."""
     longest = 12_000 + 23 * 1_700 + 200
     for gpu in ("", "prefix_caching = false"):
-        report = analyze(agents("rate = 0.5", gpu).model, name="", sha256="")
+        report = reported("rate = 0.5", gpu)
         assert report.rate_cap.engine_max_num_seqs == (250_000 - 1) // math.ceil((longest - 1) / 16)

@@ -148,7 +148,7 @@ def test_laws_of_gaps_integrate_and_slope_as_they_should(gap: Gap) -> None:
     g = np.linspace(0, 20, 200_001)
     reached, passed = gap.until(g)
     step = g[1] - g[0]
-    assert np.cumsum(1 - reached)[:-1] * step == pytest.approx(passed[1:], abs=2e-4)
+    assert np.abs(np.cumsum(1 - reached)[:-1] * step - passed[1:]).max() <= 2e-4
     assert gap.until(1e9)[1] == pytest.approx(gap.mean_s)
     if not isinstance(gap, Quantiles):
         rise = (gap.until(2.001)[0] - gap.until(1.999)[0]) / 0.002

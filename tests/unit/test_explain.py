@@ -142,8 +142,13 @@ def made(name: str) -> Case:
     return case(MODELS[name], Plan(0.05, 1000.0, None))
 
 
+BENT_ON_A_COMMIT = ("inline, bent", "agents and others, bent")
 EVERY = [*((shipped, name) for name in NAMES), *((made, name) for name in MODELS)]
-CASES = [pytest.param(make, name, id=name) for make, name in EVERY]
+CASES = [
+    pytest.param(make, name, id=name, marks=pytest.mark.nightly if late else ())
+    for make, name in EVERY
+    for late in [name.endswith(", bent") and name not in BENT_ON_A_COMMIT]
+]
 
 
 def paths(value: Any, path: str = "") -> Iterator[str]:

@@ -1,14 +1,13 @@
 """What imports what: arrows point one way, the core stays free of the outer layers, and starting up stays cheap."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from command import python
 
 import kvplan
 
@@ -44,15 +43,16 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+
+
 @cache
 def imports() -> dict[str, frozenset[str]]:
     """What each module of kvplan names in any import statement, inside functions and for annotations too."""
-    return {
-        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): frozenset(
-            _imports_of(path)
-        )
-        for path in ROOT.rglob("*.py")
-    }
+    return {module: frozenset(_imports_of(path)) for module, path in MODULES.items()}
 
 
 def _imports_of(path: Path) -> Iterator[str]:
@@ -82,7 +82,7 @@ def test_every_room_has_its_layer() -> None:
     assert {room(module) for module in imports()} == set(LEVEL)
 
 
-@pytest.mark.parametrize("module", sorted(imports()))
+@pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_is_below_its_room_or_in_it(module: str) -> None:
     mine = room(module)
     up = {other for other in own_imports(module) if room(other) != mine and LEVEL[room(other)] >= LEVEL[mine]}
@@ -94,7 +94,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({module: own_imports(module) - {module} for module in imports()}).prepare()
 
 
-@pytest.mark.parametrize("module", sorted(module for module in imports() if room(module) in CORE))
+@pytest.mark.parametrize("module", [module for module in MODULES if room(module) in CORE])
 def test_the_core_imports_nothing_of_the_outer_world(module: str) -> None:
     assert not {other.split(".")[0] for other in imports()[module]} & NOT_IN_THE_CORE
 
@@ -102,7 +102,7 @@ def test_the_core_imports_nothing_of_the_outer_world(module: str) -> None:
 def test_a_report_is_made_without_loading_what_is_slow_to_load() -> None:
     """`import kvplan.report.assembly` in a fresh process loads neither scipy nor numba, nor the layers around it."""
     code = "import sys, kvplan.report.assembly; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     loaded = set(done.stdout.split())
     assert "numpy" in loaded
     assert not loaded & {"scipy", "numba", "llvmlite", "pydantic", "typer", "rich"}

@@ -146,7 +146,7 @@ def slower(timing: Timing, factor: float) -> Timing:
     return Timing(*(time * factor for time in times), knee)
 
 
-@examples(8)
+@examples(4)
 @given(TIMINGS, st.floats(0.2, 1.0), st.floats(1.0, 5.0), st.floats(0.3, 1.6))
 def test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_slower(
     timing: Timing, least: float, most: float, share: float

@@ -132,6 +132,10 @@ PROFILES = {
     "bytes": GOOD.replace(
         "memory_tokens = 40_000", 'memory = "5.05 GiB"\nkv_bytes_per_token = 131_072\nblock_tokens = 16'
     ),
+    "a fleet": GOOD.replace("[plan]", "[fleet]\nreplicas = 8\n[plan]"),
+    "bytes that are moved": GOOD.replace("40_000", "40_000\nkv_bytes_per_token = 8").replace(
+        "[plan]", '[fleet]\nprefill = 1\ndecode = 2\ntransfer = "20 GB/s"\n[plan]'
+    ),
     "numbers with units": GOOD.replace('"14.5 ms"', '" +1.45e1 ms "').replace("2.5e-7", '"0 s"'),
     "whole seconds": GOOD.replace('"14.5 ms"', "1"),
     "automatic segments": GOOD.replace("segments = 2", 'segments = "auto"\nhorizon = 60'),
@@ -165,6 +169,10 @@ BAD = {
     "memory without bytes per token": ("memory_tokens = 40_000", 'memory = "5 GiB"'),
     "memory as a number": ("memory_tokens = 40_000", "memory = 5\nkv_bytes_per_token = 8"),
     "memory in an unknown unit": ("memory_tokens = 40_000", 'memory = "5 G"\nkv_bytes_per_token = 8'),
+    "bytes that nothing moves": ("40_000", "40_000\nkv_bytes_per_token = 8"),
+    "replicas of no kind": ("[plan]", '[fleet]\nrouting = "random"\n[plan]'),
+    "half a split": ("[plan]", "[fleet]\nprefill = 1\n[plan]"),
+    "replicas of all kinds": ("[plan]", "[fleet]\nprefill = 1\ndecode = 1\nreplicas = 2\n[plan]"),
     "fractional tokens": ("40_000", "40_000.5"),
     "no GPU": ("40_000", "40_000\ngpus = 0"),
     "half a GPU": ("40_000", "40_000\ngpus = 1.5"),

@@ -200,8 +200,8 @@ def test_the_engine_serves_at_once_as_the_slow_simulator_does(budget: int) -> No
 @pytest.mark.parametrize(
     "classes",
     [
-        (one_class(400, (5, 20, 60), 1.0),),
         (one_class(80, 40, 3.0, name="chat"), one_class(1500, 20, 1.0, name="rag")),
+        *at_night((one_class(400, (5, 20, 60), 1.0),)),
     ],
 )
 def test_simulated_latencies(classes: tuple[RequestClass, ...], load: float) -> None:
@@ -247,7 +247,7 @@ def holds(figures: Distribution, measured: list[float]) -> None:
         assert 0.92 * low <= seen <= 1.08 * high
 
 
-@pytest.mark.parametrize("rate", [0.2, 2.0])
+@pytest.mark.parametrize("rate", [2.0, *at_night(0.2)])
 def test_requests_that_find_nobody(rate: float) -> None:
     model = served(one_class(400, (5, 20), rate))
     traffic = traffic_of(model)
@@ -398,6 +398,7 @@ SMALL = Replica(20_000, block_tokens=16)
         (served(replace(CHAT, rate_rps=200.0)), "more work comes in than can be done"),
         (served(replace(CHAT, rate_rps=47.0)), "requests take 98.7 % of all time, above 98 %"),
         (served(one_class(4000, 2, 8.0)), "prompts take 80.2 % of all time, above 78 %"),
+        (served(one_class(4000, 1, 9.0)), "prompts take 90.2 % of all time, above 90 %"),
     ],
 )
 def test_a_sentence_says_why_there_is_none(model: ServingModel, reason: str) -> None:

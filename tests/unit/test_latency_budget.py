@@ -1,9 +1,12 @@
 """Latencies where the token budget binds: the chain by Monte Carlo, simulations, limits, and where there are none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from at_once import Served, serve
 from strategies import one_class
+from tiers import at_night
 
 from kvplan.analysis.latency import latency
 from kvplan.analysis.latency.budget import budgeted
@@ -56,9 +59,9 @@ def test_waiting_tokens_are_those_of_a_monte_carlo_of_the_chain(rates: tuple[flo
 # -- simulations ----------------------------------------------------------------------------------------------
 
 
-def simulated(model: ServingModel) -> tuple[Served, IntArray]:
+def simulated(model: ServingModel, requests: int = 20_000, seed: int = 7) -> tuple[Served, IntArray]:
     """A run, at exactly the rate of the model, and the class of each request."""
-    random, mix, requests = np.random.default_rng(7), model.mix, 20_000
+    random, mix = np.random.default_rng(seed), model.mix
     arrival = np.cumsum(random.exponential(1.0, requests))
     arrival *= requests / model.total_rate_rps / arrival[-1]
     row = random.choice(mix.share.size, requests, p=mix.share)
@@ -70,8 +73,8 @@ def simulated(model: ServingModel) -> tuple[Served, IntArray]:
 @pytest.mark.parametrize(
     "classes",
     [
-        (one_class(1500, (20, 60), 2.7),),
         (one_class(300, 40, 3.0, name="chat"), one_class(4000, 20, 0.5, name="rag")),
+        *at_night((one_class(1500, (20, 60), 2.7),)),
     ],
 )
 def test_simulated_latencies(classes: tuple[RequestClass, ...]) -> None:
@@ -97,6 +100,24 @@ def test_simulated_latencies(classes: tuple[RequestClass, ...]) -> None:
         ):
             assert near(ttft, ttft_span, float(np.quantile(mine, q)))
             assert near(itl, itl_span, run.gap(q, i))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rows", [((1500, 6.3),), ((300, 10.2), (4000, 1.6))])
+def test_prompts_alone_wait_as_simulated_up_to_nine_tenths_of_the_budget(
+    rows: tuple[tuple[int, float], ...],
+) -> None:
+    """On replicas that only prefill; eight long runs, whose means of waits still differ by a tenth."""
+    model = served(*(one_class(s, 1, rate, name=str(s)) for s, rate in rows))
+    found = latency(model)
+    assert found.method == "closed form, budget"
+    assert latency(
+        replace(model, classes=tuple(replace(c, rate_rps=1.1 * c.rate_rps) for c in model.classes))
+    ).reason
+    runs = [simulated(model, 150_000, seed)[0].ttft_s for seed in range(8)]
+    assert found.ttft_s.mean == pytest.approx(np.mean([run.mean() for run in runs]), rel=0.05)
+    for q, value in ((0.5, found.ttft_s.p50), (0.95, found.ttft_s.p95), (0.99, found.ttft_s.p99)):
+        assert value == pytest.approx(np.mean([np.quantile(run, q) for run in runs]), rel=0.07)
 
 
 def test_short_stays_end_as_simulated() -> None:

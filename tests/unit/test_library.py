@@ -1,8 +1,6 @@
 """`import kvplan`: light to import, and the same figures as the command line."""
 
 import json
-import subprocess
-import sys
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import python
 
 import kvplan
 from kvplan.cli.app import main
@@ -23,7 +22,7 @@ NAME = "paper-fc-budgets"
 def test_importing_loads_nothing_heavy() -> None:
     """Only the standard library; what a function needs comes when it is called."""
     code = "import sys, kvplan; kvplan.load; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     loaded = set(done.stdout.split())
     assert "kvplan" in loaded
     assert not loaded & {"numpy", "scipy", "numba", "pydantic", "typer", "rich"}

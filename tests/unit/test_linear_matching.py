@@ -1,4 +1,4 @@
-"""What is twice as long takes about twice as long to read, or to refuse, and not four times."""
+"""What is four times as long takes about four times as long to read, or to refuse, and not sixteen times."""
 
 import contextlib
 import math
@@ -48,8 +48,9 @@ def test_matching_is_linear(read: Callable[[str], object], begins: str, repeated
             best = min(best, time.process_time() - start)
         return best
 
-    # where twice the text takes four times as long, this much takes seconds: sooner or later it shows
+    # where twice the text takes four times as long, this much takes seconds: sooner or later it shows; caches that
+    # overflow make linear time a little more than that
     times = 250
     while (once := seconds(times)) < 0.005 and times < 100_000:
         times *= 2
-    assert seconds(2 * times) < 3 * once + 0.002
+    assert seconds(4 * times) < 10 * once + 0.002

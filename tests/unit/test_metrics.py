@@ -2,14 +2,14 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from command import python
 from runs import NAN, a_run, a_series, counts, one_server
+from tiers import at_night
 
 from kvplan.simulation.intervals import queue_grows
 from kvplan.simulation.metrics import (
@@ -309,7 +309,7 @@ def share_growing(load: float, n: int, repetitions: int) -> float:
     return growing / repetitions
 
 
-@pytest.mark.parametrize("n", [500, 2_000, 10_000])
+@pytest.mark.parametrize("n", [500, 2_000, *at_night(10_000)])
 def test_a_stationary_queue_is_rarely_called_growing(n: int) -> None:
     assert share_growing(0.7, n, 200) <= 0.075
 
@@ -357,5 +357,5 @@ def test_half_of_the_seeds_decide() -> None:
 
 def test_metrics_load_without_scipy() -> None:
     code = "import sys, kvplan.simulation.metrics; print('scipy' in sys.modules, 'numba' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     assert done.stdout.split() == ["False", "False"]

@@ -1,12 +1,11 @@
 """Traces are told apart by content; what cannot be used is refused with file, line, column, and what is allowed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,7 +176,7 @@ def test_benchmark_results_with_start_times_are_replayed(file: Path) -> None:
 
 def test_reading_a_trace_loads_nothing_heavy() -> None:
     code = "import sys, kvplan.ingest.trace.replay; print(*{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     assert not set(done.stdout.split()) & {"scipy", "numba", "pydantic", "typer", "rich", "pandas"}
 
 

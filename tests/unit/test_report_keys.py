@@ -1,8 +1,6 @@
 """The registry of the report's keys: records and fields match, and the schema has them all."""
 
 import json
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
 from enum import StrEnum
@@ -11,6 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from command import python
 
 from kvplan.model import Knowledge
 from kvplan.report.assembly import Report
@@ -161,5 +160,5 @@ def test_requirements_can_be_about_every_key_that_holds_a_value() -> None:
 
 def test_the_registry_is_cheap_to_import() -> None:
     program = "import sys, kvplan.report.keys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = python(program)
     assert {"numpy", "pydantic", "rich", "typer"} & set(done.stdout.split()) == set()

@@ -126,7 +126,7 @@ def test_more_that_is_still_to_be_asked_for_than_memory_holds_is_refused() -> No
     late = replace(CHAT, reuse=Reuse(9, 0.5, Exponential(1e12)))
     model = ServingModel((late,), LAW, Replica(9000))
     first = poisson(heads(model), rng(), requests=5, horizon_s=None)
-    with pytest.raises(UsageError, match=r"class chat: .* is the most in a simulation"):
+    with pytest.raises(UsageError, match=r"most of them of class chat; 3,000,000 is the most"):
         with_reuse(first, model, rng(), requests=5)
 
 

@@ -1,11 +1,10 @@
 """Timing of a replica nobody has measured: terms by hand, how they scale, and how far it says to trust them."""
 
-import subprocess
-import sys
 from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+from command import python
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
@@ -213,5 +212,5 @@ def test_it_needs_neither_a_command_line_nor_profiles() -> None:
     code = (
         "import kvplan.ingest.model.roofline, sys; print({'typer', 'pydantic', 'scipy'} & set(sys.modules))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = python(code)
     assert found.stdout == "set()\n"

@@ -144,6 +144,22 @@ def test_every_column_can_be_computed() -> None:
         assert row[-1] is None
 
 
+def test_replicas_of_a_fleet_can_vary() -> None:
+    """The lesser side decides; the other blocks are about a smaller share of the requests."""
+    profile = parse_profile((PROFILE + "[fleet]\nprefill = 1\ndecode = 2\n").encode(), "p")
+    columns = ["fleet.split.rate_rps", "fleet.together.replicas", "load.offered_rps"]
+    found = list(rows(define(profile, ["fleet.prefill=1,2", "fleet.decode=2,100"], columns=columns), 0, 4))
+    rates = [row[3] for row in found]
+    assert [row[4] for row in found] == [3, 101, 4, 102]
+    assert [row[5] for row in found] == pytest.approx(
+        [profile.model.total_rate_rps / n for n in (3, 101, 4, 102)]
+    )
+    assert rates[3] == pytest.approx(2 * rates[1])
+    assert [row[-1] for row in found] == [None] * 4
+    with pytest.raises(UsageError, match=r"fleet\.replicas.*not a number of this profile"):
+        define(profile, ["fleet.replicas=1,2"])
+
+
 def test_cells_of_any_name_and_text_can_be_read_back() -> None:
     import csv
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.analysis.latency.conditions import MOST_OF_PROMPTS_ALONE
 from kvplan.analysis.latency.fast_part import Prompts
 from kvplan.analysis.latency.feedback import Feedback
 from kvplan.analysis.latency.law import Law, certain
@@ -77,6 +78,11 @@ class Queue(NamedTuple):
     moves: FloatArray
     stationary: FloatArray
 
+    @property
+    def width(self) -> int:
+        """Cells that an iteration has room for, and one more."""
+        return math.ceil(float(self.room.max()) / self.step) + 1
+
 
 def _nodes(slow: SlowPart) -> tuple[FloatArray, FloatArray]:
     """Fewer nodes, the empty one first."""
@@ -93,7 +99,7 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     --------
     >>> traffic = Traffic(1.0, 0.01, 2.0, *np.array([[0], [1]]), *np.array([[9.0], [1.0], [0.05], [0.0]]))
     >>> too_full(traffic, 100), too_full(traffic, 15)
-    (None, 'prompts take 122 % of max_num_batched_tokens, above 85 %')
+    (None, 'prompts take 122 % of max_num_batched_tokens, above 90 %')
     """
     rate, tokens = traffic.rate_rps, traffic.prompt_tokens
     tokens_rps, square = float(rate @ tokens), float(rate @ tokens**2)
@@ -104,6 +110,8 @@ def too_full(traffic: Traffic, budget: int) -> str | None:
     slow_s = traffic.iteration_s * (1 - traffic.prompt_work)
     full_s = slow_s + traffic.prompt_work * room / tokens_rps + traffic.token_s * square / (2 * tokens_rps)
     most = _MOST_USE if square <= room * tokens_rps else _MOST_USE_BY_LONG
+    if traffic.longest == 1:
+        most = MOST_OF_PROMPTS_ALONE
     if (use := tokens_rps * full_s / room) > most:
         return f"prompts take {100 * use:.0f} % of max_num_batched_tokens, above {100 * most:.0f} %"
     return None
@@ -141,7 +149,7 @@ def queue_of(
     full = left > 0
     computed = np.minimum(tokens, room[:, None])
     prompt_s = token_s * computed
-    shift = _split(left / step, points)
+    shift = np.fft.rfft(_placed(left[..., None] / step, np.ones((*left.shape, 1)), points))
     seconds = np.where(full, full_s[:, None], slow_s[:, None] + prompt_s)
     moves, stationary = _chain(seconds, arrivals, shift)
     more = _decodes_behind(traffic, tokens_rps, weight, slow_s, computed, moves, stationary)
@@ -159,11 +167,7 @@ def queue_of(
 
 def _arrivals(rate: FloatArray, cells: FloatArray, points: int) -> ComplexArray:
     """Log-transform of what arrives in a second, prompts on the cells on both sides of them."""
-    below, part = np.divmod(cells, 1.0)
-    jumps = np.zeros(points)
-    np.add.at(jumps, below.astype(np.int64), rate * (1 - part))
-    np.add.at(jumps, below.astype(np.int64) + 1, rate * part)
-    return np.asarray(np.fft.rfft(jumps) - rate.sum())
+    return np.asarray(np.fft.rfft(_placed(cells, rate, points)) - rate.sum())
 
 
 def _chain(seconds: FloatArray, arrivals: ComplexArray, shift: ComplexArray) -> tuple[FloatArray, FloatArray]:
@@ -218,12 +222,22 @@ def _decodes_behind(
     return np.asarray(more - (told - float(law @ told)))
 
 
-def _split(cells: FloatArray, points: int) -> ComplexArray:
-    """Transforms of masses between two cells each."""
-    below, part = np.divmod(cells, 1.0)
-    turn = np.exp(-2j * np.pi / points * np.arange(points // 2 + 1))
-    out: ComplexArray = turn ** below[..., None] * (1 + part[..., None] * (turn - 1))
+def _placed(cells: FloatArray, mass: FloatArray, points: int) -> FloatArray:
+    """Masses along the last axis put on a lattice of so many points, each on the two cells that it lies between."""
+    out = np.zeros((*cells.shape[:-1], points))
+    below = cells.astype(np.int64)
+    part = cells - below
+    row = np.indices(cells.shape, sparse=True)[:-1]
+    np.add.at(out, (*row, below), mass * (1 - part))
+    np.add.at(out, (*row, below + 1), mass * part)
     return out
+
+
+def _added(shape: tuple[int, ...], place: tuple[IntArray, ...], mass: FloatArray) -> FloatArray:
+    """Masses added up at their places; all are broadcast together."""
+    *index, amounts = np.broadcast_arrays(*place, mass)
+    flat = np.ravel_multi_index(tuple(index), shape).ravel()
+    return sum_by(flat, amounts.ravel(), math.prod(shape)).reshape(shape)
 
 
 def _cut(law: FloatArray, cells: int) -> FloatArray:
@@ -252,12 +266,15 @@ class Met(NamedTuple):
         Of the time that is left of the iteration and the tokens ahead; it sums to the mean iteration.
     behind : ndarray, shape (n_nodes, n_times, n_cells)
         Law of the tokens that have come behind it, by what it has waited.
+    near : ndarray of complex, shape (n_nodes, n_times, n_frequencies)
+        Transform of that law as far as they share its last iteration.
     """
 
     tick_s: FloatArray
     edges: IntArray
     mass: FloatArray
     behind: FloatArray
+    near: ComplexArray
 
 
 class Served(NamedTuple):
@@ -298,11 +315,11 @@ def meet(queue: Queue, largest: float) -> Met:
     likely = np.where(over, 0.0, mass)[..., None] * overlap
     early = (elapsed - below) * likely
     for later, share in ((0, 1 - overlap / 2), (1, overlap / 2)):
-        np.add.at(joint, (node, times + later, below), share * (likely - early))
-        np.add.at(joint, (node, times + later, below + 1), share * early)
+        joint += _added(joint.shape, (node, times + later, below), share * (likely - early))
+        joint += _added(joint.shape, (node, times + later, below + 1), share * early)
     after = np.exp(np.arange(n + 1)[:, None] * tick[:, None, None] * queue.arrivals)
     left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / queue.step
-    left_over = (np.where(over, mass, 0.0)[..., None] * _split(left, points)).sum(axis=1)
+    left_over = np.fft.rfft(_placed(left, np.where(over, mass, 0.0), points))
     uniform = np.full(n + 1, 1.0)
     uniform[[0, -1]] = 0.5
     meets = joint @ after + left_over[:, None] * uniform[:, None] * after[:, ::-1]
@@ -316,7 +333,8 @@ def meet(queue: Queue, largest: float) -> Met:
     edges = _edges(max(most) * n + 1)
     waited = tick[:, None] * (edges[:-1] + edges[1:] - 1) / 2
     behind = _clamped(np.fft.irfft(np.exp(waited[..., None] * queue.arrivals), points), cells)
-    return Met(tick, edges, ahead, behind)
+    size = 1 << math.ceil(math.log2(2 * queue.width + 1))
+    return Met(tick, edges, ahead, behind, np.fft.rfft(_clamped(behind, queue.width + 1), size))
 
 
 def _edges(ticks: int) -> IntArray:
@@ -339,7 +357,7 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     likely = met.mass.sum(axis=1) > _SELDOM * total
     last = max(int(number[likely].max()), first) if likely.any() else first
     past = np.minimum(number, last).astype(np.int64) - 1
-    width = math.ceil(queue.room.max() / step) + 1
+    width = queue.width
     value = np.minimum(step * np.arange(width), room)  # tokens
     place = np.minimum((rest / step).astype(np.int64), width - 2)
     low, high = np.take_along_axis(value, place, 1), np.take_along_axis(value, place + 1, 1)
@@ -349,10 +367,11 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
     when = np.searchsorted(met.edges, ticks, side="right") - 1
     start, end = int(when.min()), int(when.max()) + 1
     when -= start
-    joint = np.zeros((nodes, end - start, width))  # time waited and rest
-    node = np.arange(nodes)[:, None, None]
-    np.add.at(joint, (node, when, place[:, None]), met.mass * (1 - part)[:, None])
-    np.add.at(joint, (node, when, place[:, None] + 1), met.mass * part[:, None])
+    shape, node = (nodes, end - start, width), np.arange(nodes)[:, None, None]
+    joint = _added(
+        shape, (node, when, place[:, None]), met.mass * (1 - part)[:, None]
+    )  # time waited and rest
+    joint += _added(shape, (node, when, place[:, None] + 1), met.mass * part[:, None])
     behind = met.behind[:, start:end]
     waited = met.tick_s[:, None] * (met.edges[start:end] + met.edges[start + 1 : end + 1] - 1) / 2
 
@@ -363,16 +382,15 @@ def serve(queue: Queue, prompt_tokens: float, met: Met) -> Served:
         for k in range(width):
             law[:, k:] += pairs[:, k, : cells - k]
             law[:, -1] += pairs[:, k, cells - k :].sum(axis=1)
-    size = 1 << math.ceil(math.log2(2 * width + 1))
-    near = np.fft.rfft(_clamped(behind, width + 1), size)
-    together = np.fft.irfft(np.fft.rfft(joint, size) * near, size)
+    size = 2 * (met.near.shape[-1] - 1)
+    together = np.fft.irfft(np.fft.rfft(joint, size) * met.near[:, start:end], size)
     ends = step * np.arange(size)
     length = np.where(ends > room, queue.full_s[:, None], queue.slow_s[:, None] + queue.token_s * ends)
     seconds = waited[..., None] + length[:, None]
     there = together > _NOISE * total
     seconds, mass = seconds[there], together[there]
-    width = float(queue.weight @ met.tick_s)
-    return Served(law_of(seconds, mass, width), float(seconds @ mass / mass.sum()), waits / total)
+    tick = float(queue.weight @ met.tick_s)
+    return Served(law_of(seconds, mass, tick), float(seconds @ mass / mass.sum()), waits / total)
 
 
 def serve_alone(queue: Queue, prompt_tokens: float, least_s: float) -> Served:
@@ -415,41 +433,58 @@ def law_of(seconds: FloatArray, mass: FloatArray, width: float = 0.0) -> Law:
     return Law(edges, below_edges).reduced()
 
 
-def _prompts_after(
-    queue: Queue, rate: FloatArray, prompt_tokens: FloatArray, law: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Seconds of prompts in the iteration after one at whose start so much waits, and how likely they are.
+class After(NamedTuple):
+    """What an iteration computes of prompts, by its length and what was left over before it.
 
     On a lattice finer than the queue's, where prompts that are far below the budget still differ.
 
-    Returns
-    -------
-    (ndarray, ndarray), each of shape (n_nodes, n_fine_cells)
+    Attributes
+    ----------
+    prompt_s : ndarray, shape (n_nodes, n_fine_cells)
+        Seconds of so many prompt tokens.
+    longer : ndarray, shape (n_nodes, n_cells)
+        Place of an iteration among lengths of those that are not full.
+    left : ndarray, shape (n_nodes, n_cells)
+        Fine cells left over.
+    meanwhile : ndarray of complex, shape (n_nodes, n_lengths, n_frequencies)
+        Transform of what arrives in an iteration of each length.
     """
-    step, points = queue.step / _FINER, 2 * (queue.arrivals.size - 1) * _FINER
-    arrivals = _arrivals(rate, prompt_tokens / step, points)
-    over = queue.tokens > queue.room[:, None]
-    least = queue.seconds.min(axis=1, keepdims=True)
-    longer = (queue.full_s[:, None] - least) / _LENGTHS
-    times = least + longer * np.arange(_LENGTHS + 1)
-    at = np.clip((queue.seconds - least) / np.where(longer > 0, longer, np.inf), 0.0, _LENGTHS)
-    below = np.minimum(at.astype(np.int64), _LENGTHS - 1)
-    node = np.arange(times.shape[0])[:, None]
-    lengths = np.zeros(times.shape)
-    within = np.where(over, 0.0, law)
-    np.add.at(lengths, (node, below), within * (1 - at + below))
-    np.add.at(lengths, (node, below + 1), within * (at - below))
-    left = np.maximum(queue.tokens - queue.room[:, None], 0.0) / step
-    place, part = left.astype(np.int64), left % 1.0
-    rest = np.zeros((times.shape[0], points))
-    beyond = np.where(over, law, 0.0)
-    np.add.at(rest, (node, place), beyond * (1 - part))
-    np.add.at(rest, (node, place + 1), beyond * part)
-    meanwhile = np.exp(times[..., None] * arrivals)
-    later = np.einsum("nt,ntf->nf", lengths, meanwhile) + np.fft.rfft(rest) * meanwhile[:, -1]
-    width = math.ceil(queue.room.max() / step) + 1
-    waits = _cut(np.fft.irfft(later, points), width)
-    return queue.token_s * np.minimum(step * np.arange(width), queue.room[:, None]), waits
+
+    prompt_s: FloatArray
+    longer: FloatArray
+    left: FloatArray
+    meanwhile: ComplexArray
+
+    @classmethod
+    def of(cls, queue: Queue, rate: FloatArray, prompt_tokens: FloatArray) -> "After":
+        """Computed once, for all classes."""
+        step, points = queue.step / _FINER, 2 * (queue.arrivals.size - 1) * _FINER
+        least = queue.seconds.min(axis=1, keepdims=True)
+        longer = (queue.full_s[:, None] - least) / _LENGTHS
+        times = least + longer * np.arange(_LENGTHS + 1)
+        tokens = step * np.arange(math.ceil(queue.room.max() / step) + 1)
+        return cls(
+            queue.token_s * np.minimum(tokens, queue.room[:, None]),
+            np.clip((queue.seconds - least) / np.where(longer > 0, longer, np.inf), 0.0, _LENGTHS),
+            np.maximum(queue.tokens - queue.room[:, None], 0.0) / step,
+            np.exp(times[..., None] * _arrivals(rate, prompt_tokens / step, points)),
+        )
+
+    def waits(self, law: FloatArray) -> FloatArray:
+        """Law of the prompt tokens of the iteration after one at whose start so much waits; as `prompt_s`."""
+        nodes, points = law.shape[0], 2 * (self.meanwhile.shape[-1] - 1)
+        over, node = self.left > 0, np.arange(nodes)[:, None]
+        below = np.minimum(self.longer.astype(np.int64), _LENGTHS - 1)
+        within, part = np.where(over, 0.0, law), self.longer - below
+        shape = (nodes, _LENGTHS + 1)
+        lengths = _added(shape, (node, below), within * (1 - part))
+        lengths += _added(shape, (node, below + 1), within * part)
+        beyond, place, part = np.where(over, law, 0.0), self.left.astype(np.int64), self.left % 1.0
+        rest = _added((nodes, points), (node, place), beyond * (1 - part))
+        rest += _added((nodes, points), (node, place + 1), beyond * part)
+        later = np.matmul(lengths[:, None].astype(np.complex128), self.meanwhile)[:, 0]
+        later += np.fft.rfft(rest) * self.meanwhile[:, -1]
+        return _cut(np.fft.irfft(later, points), self.prompt_s.shape[1])
 
 
 def gaps_law(
@@ -475,13 +510,11 @@ def gaps_law(
         at = (1 - idle) * at + idle * alone[g].queue[0]
         for m in range(min(present.size, _MOST_STEPS)):
             before += present[m] * at
-            at = np.einsum("nw,nwv->nv", at, queue.moves)
+            at = np.matmul(at[:, None], queue.moves)[:, 0]
             if (queue.weight * np.abs(at - stationary).sum(axis=1)).sum() < _SETTLED:
                 break
         settled += float(present[m + 1 :].sum())
-    prompt_s, law = _prompts_after(
-        queue, prompts.rate_rps, found.prompt_tokens, before + settled * stationary
-    )
+    prompt_s, law = found.after.prompt_s, found.after.waits(before + settled * stationary)
     own = float(rate @ ((stages - 1) * (traffic.stage_s[mine] + traffic.token_s * stages / 2))) / number
     usual = float(queue.weight @ (queue.slow_s - slow.fixed_s))
     factor = (mean - slow.fixed_s - own) / usual if usual > 0 else 1.0
@@ -568,12 +601,15 @@ class Budgeted(NamedTuple):
         Of each, where somebody is there.
     alone
         Where nobody is.
+    after
+        The iterations behind.
     """
 
     prompt_tokens: FloatArray
     queue: Queue
     served: list[Served]
     alone: list[Served]
+    after: After
 
 
 def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, empty: float) -> Budgeted:
@@ -613,4 +649,5 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
         queue,
         [serve(queue, s, met) for s in tokens.tolist()],
         [serve_alone(queue, s, seconds) for s, seconds in zip(tokens.tolist(), least.tolist(), strict=True)],
+        After.of(queue, rate, tokens),
     )

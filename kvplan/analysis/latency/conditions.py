@@ -16,6 +16,7 @@ from kvplan.model import Prefill, ServingModel, sum_by
 _SELDOM = 0.002  # of arrivals that have to wait for memory, or for a sequence to end
 _ALWAYS = 0.99  # what is as good as all
 _MOST_PROMPT_WORK = 0.78
+MOST_OF_PROMPTS_ALONE = 0.9  # of time, and of a token budget, where requests stay for their prompt only
 _MOST_WORK = 0.98  # beyond, excursions last so long that no run would settle
 _FULL = 2e-4  # of iterations with more tokens than the budget
 _PROMPTS = 8
@@ -43,10 +44,9 @@ def too_much_work(traffic: Traffic) -> str | None:
     """Why a load is too high for the time that it takes; None where it is not."""
     if traffic.work > _MOST_WORK:
         return f"requests take {_percent(traffic.work)} of all time, above {_percent(_MOST_WORK)}"
-    if traffic.prompt_work > _MOST_PROMPT_WORK:
-        return (
-            f"prompts take {_percent(traffic.prompt_work)} of all time, above {_percent(_MOST_PROMPT_WORK)}"
-        )
+    most = _MOST_PROMPT_WORK if traffic.longest > 1 else MOST_OF_PROMPTS_ALONE
+    if traffic.prompt_work > most:
+        return f"prompts take {_percent(traffic.prompt_work)} of all time, above {_percent(most)}"
     return None
 
 

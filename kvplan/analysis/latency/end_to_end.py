@@ -17,9 +17,6 @@ from kvplan.model import FloatArray, sum_by
 _GROUPS = 48  # of prompts and lengths of a class
 _LEVELS = 1 << 10  # of a class
 _SETTLED = (
-    300  # iterations after which a prompt's effects are over, at the most work of prompts that is covered
-)
-_SETTLED = (
     300  # iterations after which what a prompt brings on is over, at the most work of prompts that is covered
 )
 _LEAST_SKEWNESS, _MOST_SKEWNESS = 1e-3, 100.0

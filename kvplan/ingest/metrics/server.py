@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvplan.errors import ProfileError, UsageError
+from kvplan.errors import ProfileError, UsageError, shown
 from kvplan.ingest.drafts import ObservedDrafts, drafts_text, observed
 from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.lengths import MAX_INPUT_TOKENS
@@ -243,7 +243,7 @@ class _Reader:
         except ValueError:
             edge = math.nan
         if math.isnan(edge):
-            raise ProfileError(self.late.source, f"le={text!r}; must be a number", key=f"{name}_bucket")
+            raise ProfileError(self.late.source, f"le={shown(text)}; must be a number", key=f"{name}_bucket")
         return edge
 
     def requests(self, generations: LengthHistogram | None) -> float:

@@ -81,11 +81,11 @@ def read_drafts(path: Path, method: str | None = None) -> DraftRuns | None:
     if path is STANDARD_INPUT or not path.is_file():  # what can be read once
         return None
     with lines_of(path) as lines:
-        header = next(csv.reader([next(iter(lines), "")]), [])
-        if not tells_of_drafts(header):
-            return None
-        numbered = ((number, line) for number, line in enumerate(lines, 2) if line.strip())
         try:
+            header = next(csv.reader([next(iter(lines), "")]), [])
+            if not tells_of_drafts(header):
+                return None
+            numbered = ((number, line) for number, line in enumerate(lines, 2) if line.strip())
             rows = [(row.text(_GROUP), _run(row)) for row in csv_rows(str(path), header, numbered)]
         except csv.Error as error:
             raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None

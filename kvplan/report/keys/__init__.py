@@ -9,6 +9,7 @@ from functools import cache
 
 from kvplan.report.keys.cost import COST
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
+from kvplan.report.keys.fleet import FLEET
 from kvplan.report.keys.goodput import GOODPUT
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
 from kvplan.report.keys.kv_layout import KV_LAYOUT
@@ -51,6 +52,7 @@ BLOCKS: Mapping[str, Block] = {
         PREFIX_CACHE,
         SPECULATIVE,
         KV_LAYOUT,
+        FLEET,
         SIMULATION,
         SOURCES,
         NOTES,

@@ -241,7 +241,8 @@ def _expected(model: ServingModel, load: Load) -> float:
     if load.requests is not None or load.horizon_s is None:
         return float(load.requests or 0)
     if load.kind in _ALWAYS_THERE:
-        return 3 * saturation(model).throughput_rps * load.horizon_s
+        replicas = 1 if model.fleet is None else model.fleet.size
+        return 3 * replicas * saturation(model).throughput_rps * load.horizon_s
     high, low, on_s, off_s = load.burst
     factor = (high * on_s + low * off_s) / (on_s + off_s) if load.kind is Arrivals.BURST else 1.0
     seconds = load.horizon_s

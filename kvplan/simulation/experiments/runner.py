@@ -12,6 +12,9 @@ from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.fleet import run as fleet
+from kvplan.simulation.fleet.groups import groups
+from kvplan.simulation.fleet.run import Group
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
@@ -36,13 +39,26 @@ class Job(NamedTuple):
         """The record of the policy."""
         return POLICIES[self.settings.policy]
 
+    def parameters(self) -> dict[str, object]:
+        """Those of the policy, as they will be run; refuses what cannot be run."""
+        if self.scenario.model.fleet is not None:
+            return self._groups()[1]
+        return self.prepare()[1]
+
+    def _groups(self) -> tuple[list[Group], dict[str, object]]:
+        self._check()
+        return groups(self.policy, self.scenario, self.settings)
+
     def prepare(self) -> tuple[Setup, dict[str, object]]:
-        """What the engine needs, and the parameters as they will be run; refuses what cannot be run."""
+        """What the engine needs of one replica, and the parameters; refuses what cannot be run."""
+        self._check()
+        return self.policy.prepare(self.scenario, self.settings)
+
+    def _check(self) -> None:
         model = self.scenario.model
         if (what := self.policy.lacks(model)) is not None:
             able = ", ".join(sorted(name for name, policy in POLICIES.items() if policy.lacks(model) is None))
             raise UsageError(f"policy {self.policy.name}: not modelled beside {what}; there are {able}")
-        return self.policy.prepare(self.scenario, self.settings)
 
     def run(
         self,
@@ -51,8 +67,22 @@ class Job(NamedTuple):
         compile: bool | None = None,
     ) -> Outcome:
         """Make it; the arguments are those of `kvplan.simulation.engine.run`."""
-        setup, _ = self.prepare()
         model = self.scenario.model
+        if model.fleet is not None:
+            return fleet.run(
+                self.policy.form_batch,
+                self.scenario.requests,
+                self._groups()[0],
+                model.fleet.routing,
+                seed=self.scenario.seed,
+                seconds_per_token=model.fleet.transfer_s(1),
+                request_overhead_s=model.request_overhead_s,
+                horizon_s=self.horizon_s,
+                compile=compile,
+                watch=watch,
+                announce=announce,
+            )
+        setup, _ = self.prepare()
         return engine.run(
             self.policy.form_batch,
             self.scenario.requests,
@@ -74,7 +104,7 @@ def scenarios(
     load = load.on(model)
     names = ("trace",) if load.trace is not None else tuple(c.name for c in model.classes)
     drawn = at_once(lambda seed: generate(model, load, seed), seeds, threads)
-    return [Scenario(model, plan, requests, names) for requests in drawn]
+    return [Scenario(model, plan, requests, names, seed) for seed, requests in zip(seeds, drawn, strict=True)]
 
 
 def at_once(

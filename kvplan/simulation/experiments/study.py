@@ -10,6 +10,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import MeasuredRange, Plan, ServingModel
+from kvplan.model.fleet import Fleet
 from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, at_once, run_rows, scenarios
@@ -35,6 +36,7 @@ class Study(NamedTuple):
     measured: MeasuredRange = MeasuredRange()  # in what range the timing was
     finds_prefixes: bool = False  # whether requests have prefixes in common, and the replica caches them
     objectives: Mapping[str, float] = {}  # of a request's own times, seconds: who keeps them is goodput
+    fleet: Fleet | None = None  # that the requests are shared among
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
 
     @property
@@ -79,7 +81,7 @@ def study(
         name: [Job(settings, scenario, load.horizon_s) for scenario in drawn]
         for name, settings in policies.items()
     }
-    parameters = {name: row[0].prepare()[1] for name, row in jobs.items()}  # refuses before anything is run
+    parameters = {name: row[0].parameters() for name, row in jobs.items()}  # refuses before anything is run
     rows, interrupted = run_rows(list(jobs.values()), progress, announce, compile=compile, threads=threads)
     kept = _comparable(rows) if interrupted else list(range(len(seeds)))
     shown = {
@@ -115,6 +117,7 @@ def study(
         measured=model.measured,
         finds_prefixes=model.finds_prefixes,
         objectives=objectives,
+        fleet=model.fleet,
         by_chance=by_chance,
     )
 

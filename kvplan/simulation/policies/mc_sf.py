@@ -8,9 +8,7 @@ from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.ranks import count, lowest
-from kvplan.simulation.state import HEAD, JOINED, NOBODY, QUEUE, Setup, State, stage_weights
-
-RANKED = 0  # requests that have joined a queue and been counted
+from kvplan.simulation.state import HEAD, NOBODY, Setup, State, stage_weights
 
 
 @kernel
@@ -18,9 +16,6 @@ def form_batch(s: State) -> None:
     """Everybody runs; admit the shortest, and of equals the first, while nobody is expected to overflow memory."""
     advance(s, 0)
     begin_tick(s)
-    for request in range(int(s.knobs[RANKED]), s.counter[JOINED]):
-        count(s, s.request[request, QUEUE], 1)
-    s.knobs[RANKED] = s.counter[JOINED]
     queue = lowest(s)
     while queue != NOBODY and fits_to_the_end(s, s.list[queue, HEAD]):
         request = s.list[queue, HEAD]
@@ -37,7 +32,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     lengths, queue_of = np.unique(stages, return_inverse=True)
     queues, seats = max(lengths.size, 1), most_running(scenario, settings)
     return one_queue(scenario.requests)._replace(
-        queue_of=queue_of, queues=queues, ranks=queues, expected=stages, knobs=np.zeros(1), seats=seats
+        queue_of=queue_of, queues=queues, ranks=queues, expected=stages, counts_queues=True, seats=seats
     ), {SEQUENCES: seats}
 
 

@@ -26,6 +26,7 @@ class Scenario(NamedTuple):
     plan: Plan
     requests: Requests
     names: tuple[str, ...]  # of the classes that the requests belong to; of a trace there is one
+    seed: int = 0  # of the requests, and of routing at random
 
 
 class Settings(NamedTuple):
@@ -105,6 +106,8 @@ class Policy(NamedTuple):
         Counts what layers of several kinds hold; others count every token of a request.
     drafts
         Counts what drafts hold and cost.
+    fetches
+        Admits requests whose prompt another replica has computed.
     host_tier
         Has a tier of host memory behind its prefix cache, where the profile has one.
     may_livelock
@@ -124,6 +127,7 @@ class Policy(NamedTuple):
     evicts: bool = True
     layers: bool = False
     drafts: bool = False
+    fetches: bool = False
     host_tier: bool = False
     may_livelock: bool = False
 
@@ -131,6 +135,8 @@ class Policy(NamedTuple):
         """What a model has that is not modelled; None: nothing."""
         if model.replica.layout is not None and not self.layers:
             return "layers of several kinds"
+        if model.fleet is not None and model.fleet.is_split and not self.fetches:
+            return "prefill and decode apart"
         return "drafts" if model.drafts is not None and not self.drafts else None
 
 

@@ -21,6 +21,7 @@ from kvplan.simulation.actions import (
     seat,
     seat_is_free,
     take_out,
+    was_fetched,
     whole_tokens,
 )
 from kvplan.simulation.kernels import kernel
@@ -190,19 +191,24 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
         spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
         whole = whole_tokens(s, request, s.request[request, STAGE])
         blocks, here, found = blocks_of(s, whole), 0, 0
-        if caches(s):
+        fetched = was_fetched(s, request)
+        if caches(s) and not fetched:
             settle(s)
             here = hits(s, request)
             blocks += hits_in_queue(s, request, here) - here
             found = here
-        if hosted(s):
+        if hosted(s) and not fetched:
             if is_being_loaded(s, request):
                 return
             found = hits_of_tiers(s, request)
-        if s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
+        if not fetched and s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
             return
         seat(s, request)
-        s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
+        if fetched:  # with room for the next token, which is taken with it
+            s.request[request, PARKED] = whole - 1
+            s.counter[HELD] -= blocks - blocks_of(s, whole - 1)
+        else:
+            s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
         most -= 1
         if hosted(s) and found > here and load(s, request, here, found):
             continue
@@ -296,5 +302,6 @@ POLICY = Policy(
     limits=frozenset(LIMITS),
     layers=True,
     drafts=True,
+    fetches=True,
     host_tier=True,
 )

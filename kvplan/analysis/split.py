@@ -1,0 +1,396 @@
+"""Prefill and decode on replicas of their own, or both on each: what either serves, and when which wins (theory §12).
+
+A replica of any kind, `Side`, does so much for a request on average. At x requests an iteration takes τ(x) and serves
+x/τ(x) requests/s; its limits say how large x can be. A fleet that is split serves the lesser of its two sides.
+
+**On equal hardware splitting never serves more unless the time between tokens has to be shorter than the iterations of
+a saturated prefill replica**, which take d0 + d2·T_b under a token budget T_b. Proof, with u for one over the time of
+an iteration: on every replica what its requests add per second, plus d0·u, is 1; rate·need ≤ limit·u, for memory,
+sequences and tokens; and u ≥ 1/ITL, on prefill replicas too if their iterations are no longer. All of this is linear in
+(rates, u): a replica that does the mean of what the replicas of a split do satisfies it with the mean of their u. A
+transfer only takes memory from the split. For a law convex in what an iteration does the first condition is convex, and
+"is 1" becomes "at most 1": the mean replica is faster still. For d4, which is concave, there are counterexamples.
+
+**It does serve more, but for whole replicas, if the limit is shorter**, where the law is linear and neither memory nor
+transfers nor sequences bind: a request takes (c_p + d0·s/T_b) + c_d/(1 - d0/ITL) seconds of a split, and at least
+(c_p + c_d)/(1 - d0/ITL) of replicas that do both; c_p and c_d is what prompt and decoding add to iterations.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import per_request, prompts_of
+from kvplan.model import FloatArray, Prompts, ServingModel, Timing
+from kvplan.model.fleet import Fleet
+
+ITL, COMPUTE = "itl", "compute"  # what can bind beside the limits of a replica
+_NEAR, _FAR, _POINTS = 1e-6, 1e4, 96  # where a crossing is looked for, in shortest and longest iterations
+_HALVINGS = 60
+_TIE = 1e-12  # relative, of rates neither of which wins
+_ENDLESS = 1e18  # requests an iteration
+
+
+@dataclass(frozen=True)
+class Side:
+    """What requests do on replicas of one kind, on average over all requests of the fleet, and what limits these.
+
+    Attributes
+    ----------
+    read, prefill_tokens, sequences
+        What a request adds to the iterations of such a replica: KV tokens read, prompt tokens, sequences.
+    held
+        KV token-iterations of memory.
+    waiting
+        KV token-seconds of memory beside its iterations, while its KV goes from side to side.
+    computed_tokens
+        All that is computed for it.
+    prompts
+        Law of the prefill tokens at so many requests an iteration, for iteration times that are not linear in them;
+        None: the mean.
+
+    Examples
+    --------
+    Prompts of 2,000 tokens with a budget of 8,192 tokens, as in theory §12:
+
+    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
+    >>> prefill = Side(law, prefill_tokens=2000, computed_tokens=2000, max_num_batched_tokens=8192)
+    >>> decode = Side(law, read=417_900, sequences=199)
+    >>> found = served(prefill)
+    >>> round(found.rate_rps, 3), round(found.iteration_time_s, 4), found.binding
+    (19.248, 0.2128, 'max_num_batched_tokens')
+    >>> round(served(decode, itl_s=0.02).rate_rps, 3)
+    30.455
+    """
+
+    timing: Timing
+    read: float = 0.0
+    prefill_tokens: float = 0.0
+    sequences: float = 0.0
+    held: float = 0.0
+    waiting: float = 0.0
+    computed_tokens: float = 0.0
+    memory_tokens: float = math.inf
+    max_num_seqs: float = math.inf
+    max_num_batched_tokens: float = math.inf
+    gpus: int = 1
+    prompts: Callable[[float], Prompts] | None = None
+
+    @property
+    def work_s(self) -> float:
+        """Seconds that a request adds to iterations in proportion."""
+        return self.timing.linear(self.read, self.prefill_tokens, self.sequences)
+
+    def iteration_time(self, requests: float) -> float:
+        """Seconds of an iteration at so many requests an iteration."""
+        if self.timing.is_linear:
+            return self.timing.d0 + requests * self.work_s
+        mean = requests * self.prefill_tokens
+        prompts = mean if self.prompts is None else self.prompts(requests)
+        return float(self.timing.fixed(prompts, requests * self.sequences)) + requests * self.work_s
+
+
+class Served(NamedTuple):
+    """Requests/s that a replica serves at its first limit, seconds of an iteration there, and the limit."""
+
+    rate_rps: float
+    iteration_time_s: float
+    binding: str
+
+
+class Sides(NamedTuple):
+    """The replicas that a fleet can be made of: for prompts, for what follows them, for both."""
+
+    prefill: Side
+    decode: Side
+    together: Side
+
+
+class Split(NamedTuple):
+    """Replicas for prompts and for decoding, and what they serve."""
+
+    prefill: int
+    decode: int
+    rate_rps: float
+
+
+class Crossing(NamedTuple):
+    """The limit on the time between tokens at which split and together serve the same, and on which side which wins."""
+
+    itl_s: float
+    split_wins_below: bool
+
+
+# ------------------------------------------------------------------------------------------------ from a model
+
+
+def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
+    """Replicas that compute prompts, with all else as in a model: its stage 0, and the transfer.
+
+    A prompt longer than the token budget is held for as many iterations as it takes.
+    """
+    mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
+    tokens = mix.computed_tokens - mix.stages + 1
+    held: FloatArray = mix.held.at_start * np.maximum(1.0, tokens / budget)
+    share = mix.of_classes(mix.share)
+    lengths = mix.of_classes(mix.share * mix.prefill_tokens) / share
+
+    def prompts(requests: float) -> Prompts:
+        return Prompts(requests * share, lengths, budget)
+
+    return replace(
+        _replica(model),
+        read=mix.mean(mix.read.at_start),
+        prefill_tokens=mix.mean(mix.prefill_tokens),
+        sequences=1.0,
+        held=mix.mean(held),
+        waiting=_waiting(model, fleet),
+        computed_tokens=mix.mean(tokens),
+        prompts=prompts,
+    )
+
+
+def decode_side(model: ServingModel, fleet: Fleet) -> Side:
+    """Replicas that generate what follows the first stage, with all else as in a model, and the transfer."""
+    mix = model.mix
+    return replace(
+        _replica(model),
+        read=mix.mean(mix.read.footprint - mix.read.at_start),
+        sequences=mix.mean(mix.stages) - 1,
+        held=mix.mean(mix.held.footprint - mix.held.at_start),
+        waiting=_waiting(model, fleet),
+        computed_tokens=mix.mean(mix.stages) - 1,
+    )
+
+
+def together(model: ServingModel) -> Side:
+    """Replicas that do both: those of the model."""
+    cost = per_request(model)
+    return replace(
+        _replica(model),
+        read=cost.read,
+        prefill_tokens=cost.prefill_tokens,
+        sequences=cost.iterations,
+        held=cost.held,
+        computed_tokens=cost.computed_tokens,
+        prompts=lambda requests: prompts_of(model.mix, model.replica, requests),
+    )
+
+
+def sides(model: ServingModel, fleet: Fleet) -> Sides:
+    """All three on the hardware of a model.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass
+    >>> chat = RequestClass("chat", 2000, (200,), (1.0,), 20.0)
+    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
+    >>> found = sides(ServingModel((chat,), law, Replica(10**9, max_num_batched_tokens=8192)), Fleet(5, 3))
+    >>> best = best_split(found, 8, itl_s=0.02)
+    >>> best.prefill, best.decode, round(best.rate_rps, 1), round(together_rps(found, 8, itl_s=0.02), 1)
+    (5, 3, 91.3, 68.8)
+    """
+    return Sides(prefill_side(model, fleet), decode_side(model, fleet), together(model))
+
+
+def not_covered(model: ServingModel) -> str | None:
+    """Why the formulas do not say what a split fleet of such replicas serves; None where they do."""
+    if model.drafts is not None:
+        return "speculative decoding"
+    if model.finds_prefixes:
+        return "requests that find something of others in a prefix cache"
+    if not model.mix.prefill_tokens.any():
+        return "prompts that arrive ready-made"
+    return None
+
+
+def _replica(model: ServingModel) -> Side:
+    """A replica of the model that has nothing to do."""
+    replica = model.replica
+    return Side(
+        model.timing,
+        memory_tokens=float(replica.capacity_tokens),
+        max_num_seqs=float(replica.max_num_seqs or math.inf),
+        max_num_batched_tokens=float(replica.max_num_batched_tokens or math.inf),
+        gpus=replica.gpus,
+    )
+
+
+def _waiting(model: ServingModel, fleet: Fleet) -> float:
+    """KV token-seconds that a request holds on either side for its transfer."""
+    return float(model.mix.mean(model.mix.held.at_start * transfers_s(model, fleet)))
+
+
+def transfers_s(model: ServingModel, fleet: Fleet) -> FloatArray:
+    """Seconds that the KV cache of each row's prompt takes from side to side, shape (n_rows,); 0 where it need not."""
+    tokens, goes_on = model.mix.input_tokens, model.mix.stages > 1
+    moved = tokens if model.replica.layout is None else model.replica.held_first(tokens)
+    return np.asarray(np.where(goes_on, moved * fleet.transfer_s(1.0), 0.0))
+
+
+# --------------------------------------------------------------------------------------------------- one replica
+
+
+def served(side: Side, itl_s: float = math.inf) -> Served:
+    """What a replica serves at most, its iterations being no longer than `itl_s` on average.
+
+    References
+    ----------
+    New, theory §12.
+    """
+    requests, binding = _most(side)
+    if (in_time := _by_time(side, itl_s, requests)) < requests:
+        requests, binding = in_time, ITL
+    if requests == math.inf:
+        return Served(1 / side.work_s if side.work_s > 0 else math.inf, math.inf, COMPUTE)
+    time = side.iteration_time(requests)
+    return Served(requests / time, time, binding)
+
+
+@lru_cache(maxsize=256)
+def _most(side: Side) -> tuple[float, str]:
+    """Requests an iteration at which a replica serves most, and the limit that keeps it from more of them."""
+    limits = {
+        "kv_memory": _by_memory(side),
+        "max_num_seqs": _over(side.max_num_seqs, side.sequences),
+        "max_num_batched_tokens": _over(side.max_num_batched_tokens, side.computed_tokens),
+    }
+    binding = min(limits, key=lambda name: limits[name])
+    requests = limits[binding]
+    if side.timing.is_convex and requests < math.inf and (best := _fastest(side, requests)) < requests:
+        return best, COMPUTE
+    return requests, binding
+
+
+def _over(limit: float, need: float) -> float:
+    return limit / need if need > 0 else math.inf
+
+
+def _by_memory(side: Side) -> float:
+    """x with x·S + (x/τ(x))·(held for transfers) = M: a quadratic where the law is linear."""
+    memory, waiting = side.memory_tokens, side.waiting
+    if memory == math.inf or not (waiting or side.held):
+        return math.inf
+    if not waiting:
+        return memory / side.held
+    if side.timing.is_linear:
+        fixed, work = side.timing.d0, side.work_s
+        b = side.held * fixed + waiting - memory * work
+        root = math.sqrt(b * b + 4 * side.held * work * memory * fixed)
+        return 2 * memory * fixed / (b + root) if b > 0 else (root - b) / (2 * side.held * work)
+    return _root(lambda x: x * (side.held + waiting / side.iteration_time(x)) - memory, memory / side.held)
+
+
+def _by_time(side: Side, itl_s: float, most: float) -> float:
+    """x with τ(x) = ITL; of no interest above `most`."""
+    if itl_s == math.inf or not side.sequences:
+        return math.inf
+    spare = itl_s - side.iteration_time(0.0)
+    if spare < 0:
+        return 0.0
+    if side.timing.is_linear:
+        return spare / side.work_s if side.work_s > 0 else math.inf
+    high = 1.0 if most == math.inf else most
+    while most == math.inf and side.iteration_time(high) < itl_s and high < _ENDLESS:
+        high *= 2
+    if side.iteration_time(high) < itl_s:
+        return math.inf
+    return _root(lambda x: side.iteration_time(x) - itl_s, high)
+
+
+def _root(excess: Callable[[float], float], high: float) -> float:
+    from scipy.optimize import brentq  # type: ignore[import-untyped]
+
+    return float(brentq(excess, 0.0, high, xtol=1e-300, rtol=1e-12))
+
+
+def _fastest(side: Side, most: float) -> float:
+    """x up to `most` with the largest rate: past the knee of a convex law fewer can be served faster."""
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(
+        lambda x: -x / side.iteration_time(x),
+        bounds=(0.0, most),
+        method="bounded",
+        options={"xatol": 1e-9 * most},
+    )
+    return float(found.x) if -found.fun > most / side.iteration_time(most) else most
+
+
+# ------------------------------------------------------------------------------------------------------ a fleet
+
+
+def split_rps(found: Sides, prefill: int, decode: int, itl_s: float = math.inf) -> float:
+    """Requests/s of so many replicas on each side, iterations that answers wait for being no longer than `itl_s`."""
+    return min(prefill * served(found.prefill).rate_rps, decode * served(found.decode, itl_s).rate_rps)
+
+
+def together_rps(found: Sides, gpus: int, itl_s: float = math.inf) -> float:
+    """Requests/s of as many replicas that do both as these GPUs make."""
+    return gpus // found.together.gpus * served(found.together, itl_s).rate_rps
+
+
+def best_split(found: Sides, gpus: int, itl_s: float = math.inf) -> Split | None:
+    """The split of so many GPUs into whole replicas that serves most; None where they are too few for one of each.
+
+    Of several that serve the same, the one with the fewest replicas for prompts.
+    """
+    one, other = served(found.prefill), served(found.decode, itl_s)
+    options = []
+    for prefill in range(1, gpus // found.prefill.gpus + 1):
+        decode = (gpus - prefill * found.prefill.gpus) // found.decode.gpus
+        if decode:
+            options.append(Split(prefill, decode, min(prefill * one.rate_rps, decode * other.rate_rps)))
+    return max(options, key=lambda option: option.rate_rps, default=None)
+
+
+def unrounded_rps(found: Sides, gpus: float, itl_s: float = math.inf) -> float:
+    """What so many GPUs would serve, split in the best proportion, if replicas came in parts."""
+    one, other = served(found.prefill), served(found.decode, itl_s)
+    if not one.rate_rps or not other.rate_rps:
+        return 0.0
+    return gpus / (found.prefill.gpus / one.rate_rps + found.decode.gpus / other.rate_rps)
+
+
+def crossing(found: Sides, prefill: int, decode: int, gpus: int) -> Crossing | None:
+    """Where split and together change places as the limit on the time between tokens grows; None where they do not.
+
+    Of several, which laws that are not linear and hardware that differs can have, the last.
+
+    Examples
+    --------
+    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
+    >>> prompts = Side(law, prefill_tokens=2000, computed_tokens=2000, max_num_batched_tokens=8192)
+    >>> both = Side(law, read=417_900, prefill_tokens=2000, sequences=199)
+    >>> found = crossing(Sides(prompts, Side(law, read=417_900, sequences=199), both), 5, 3, 8)
+    >>> round(found.itl_s, 4), found.split_wins_below
+    (0.0495, True)
+    """
+    prompts = served(found.prefill)
+    least = min(found.decode.timing.d0, found.together.timing.d0)
+    most = _FAR * max(least, min(prompts.iteration_time_s, _ENDLESS))
+
+    def winner(itl_s: float) -> int:
+        one = min(prefill * prompts.rate_rps, decode * served(found.decode, itl_s).rate_rps)
+        other = together_rps(found, gpus, itl_s)
+        return 0 if abs(one - other) <= _TIE * max(one, other) else 1 if one > other else -1
+
+    seen: tuple[float, int] | None = None
+    crossed: tuple[float, float, int] | None = None
+    for itl_s in (least + spare for spare in np.geomspace(_NEAR * least, most, _POINTS).tolist()):
+        wins = winner(itl_s)
+        if wins and seen is not None and wins != seen[1]:
+            crossed = seen[0], itl_s, seen[1]
+        if wins:
+            seen = itl_s, wins
+    if crossed is None:
+        return None
+    low, high, before = crossed
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if winner(middle) == before else (low, middle)
+    return Crossing(high, before > 0)

@@ -1,0 +1,201 @@
+"""Prefill and decode apart or together: formulas say where to look, simulation decides (theory §12).
+
+Every way to make replicas of so many GPUs is a candidate. What a split serves is the lesser of what its sides do, so
+that from one to the next it rises and then falls: the search begins at the best by formula and goes on to its
+neighbours as long as these serve more in simulation. Beside them replicas that do both are simulated: with the token
+budget of the profile, and with smaller ones, where the time between tokens is limited and prompts would exceed it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvplan.analysis.fleet import FleetFigures, between_tokens_s, fleet_figures, one_replica
+from kvplan.analysis.goodput import Goodput
+from kvplan.analysis.latency import latency
+from kvplan.analysis.split import Sides, served, sides
+from kvplan.decide.sizing import Estimate, Measure, Measured, missed, scaled
+from kvplan.errors import UsageError
+from kvplan.model import ServingModel
+from kvplan.model.fleet import Fleet
+from kvplan.model.slo import Slo
+from kvplan.report.fleet import fleet_block
+
+MOST_GPUS = 4096
+_NEAR = 0.02  # to which the largest rate is found, relative
+_STEP = 1.25  # between two rates while one is looked for that is too much, or little enough
+_LEAST = 1e-3  # of what the formulas say, below which nothing is looked for
+_LEAST_BUDGET, _BUDGET_STEP = 64, 1.4  # tokens, and from one that is tried to the next
+_TIE = 0.01  # relative, of rates that simulation does not tell apart
+
+
+class Candidate(NamedTuple):
+    """Some replicas, and what they serve by formula.
+
+    Attributes
+    ----------
+    formula_rps
+        Largest rate with the mean iteration within the objective on the time between tokens.
+    goodput_rps
+        Largest simulated rate at which the queue stays and every objective holds; 0: there is none.
+    figures
+        Simulated at that rate.
+    budget_tokens
+        Of an iteration, where it is not that of the profile: iterations of replicas that do both are then even.
+    """
+
+    fleet: Fleet
+    gpus: int
+    formula_rps: float
+    budget_tokens: int | None = None
+    goodput_rps: float = 0.0
+    figures: Mapping[str, Estimate] = {}
+
+
+class Splitting(NamedTuple):
+    """What was simulated, the best split and the replicas that do both among it; None where there are too few GPUs."""
+
+    tried: tuple[Candidate, ...]
+    split: Candidate | None
+    together: Candidate | None
+    reason: str = ""  # by the formulas
+    crossing_itl_s: float | None = None  # likewise
+
+    @property
+    def best(self) -> Candidate | None:
+        """What serves most; together, where simulation does not tell them apart."""
+        if self.split is None or self.together is None:
+            return self.split or self.together
+        ahead = self.split.goodput_rps > (1 + _TIE) * self.together.goodput_rps
+        return self.split if ahead else self.together
+
+
+def split_or_together(
+    model: ServingModel,
+    gpus: int,
+    slos: Sequence[Slo],
+    measure: Measure,
+    tell: Callable[[Candidate], None] = lambda candidate: None,
+) -> Splitting:
+    """The best of so many GPUs, either way.
+
+    Parameters
+    ----------
+    model
+        Traffic of the fleet, and one of its replicas; its `fleet`, if it has one, says how requests are routed and how
+        fast KV is transferred.
+    measure
+        Simulates a fleet on its traffic.
+
+    Raises
+    ------
+    UsageError
+        Too many GPUs, or fewer than a replica has.
+    """
+    own = model.replica.gpus
+    if not own <= gpus <= MOST_GPUS:
+        raise UsageError(f"--split {gpus}: {own} GPUs, those of a replica, to {MOST_GPUS:,}")
+    given = model.fleet or Fleet(replicas=1)
+    limit = between_tokens_s({slo.key: slo.bound for slo in slos}) or math.inf
+    formulas = sides(model, given)
+    known: dict[tuple[Fleet, int | None], Candidate] = {}
+
+    def simulated(one: Candidate) -> Candidate:
+        key = one.fleet, one.budget_tokens
+        if key not in known:
+            known[key] = largest_rate(model, one, slos, measure)
+            tell(known[key])
+        return known[key]
+
+    splits = list(_splits(given, formulas, gpus // own, own, limit))
+    both = _together(given, formulas, gpus // own, own, limit)
+    even = _formulas(model, both.fleet, slos).budget_tokens
+    together = _even(simulated, both, even, model.replica.max_num_batched_tokens or math.inf)
+    best = _climbed(splits, simulated) if splits else None
+    block = fleet_block(_formulas(model, (best or together).fleet, slos), linear=model.timing.is_linear)
+    assert block is not None
+    return Splitting(tuple(known.values()), best, together, block.reason, block.crossing_itl_s)
+
+
+def _even(
+    simulated: Callable[[Candidate], Candidate], both: Candidate, budget: float | None, most: float
+) -> Candidate:
+    """Replicas that do both with the budget that serves most: that of the profile, or near the one of the formulas."""
+    tried = [simulated(both)]
+    if budget is not None:
+        for step in (_BUDGET_STEP, 1 / _BUDGET_STEP):
+            at, best = budget, -1.0
+            while _LEAST_BUDGET <= at < most:
+                tried.append(simulated(both._replace(budget_tokens=int(at))))
+                if tried[-1].goodput_rps <= best:
+                    break
+                at, best = at * step, tried[-1].goodput_rps
+    return max(tried, key=lambda one: one.goodput_rps)
+
+
+def default_requests(model: ServingModel, gpus: int) -> int:
+    """Requests of a run: for each replica a thousand, and 6,000 to 60,000 in all."""
+    return min(max(1000 * gpus // model.replica.gpus, 6000), 60_000)
+
+
+def _formulas(model: ServingModel, fleet: Fleet, slos: Sequence[Slo]) -> FleetFigures:
+    whole = replace(model, fleet=fleet)
+    limits = {slo.key: slo.bound for slo in slos}
+    found = fleet_figures(whole, limits, latency(one_replica(whole)), Goodput())
+    assert found is not None
+    return found
+
+
+def _climbed(splits: Sequence[Candidate], simulated: Callable[[Candidate], Candidate]) -> Candidate:
+    """From the best by formula to where no neighbour serves more."""
+    at = max(range(len(splits)), key=lambda i: splits[i].formula_rps)
+    for step in (1, -1):
+        while 0 <= at + step < len(splits) and (
+            simulated(splits[at + step]).goodput_rps > simulated(splits[at]).goodput_rps
+        ):
+            at += step
+    return simulated(splits[at])
+
+
+def _splits(given: Fleet, formulas: Sides, replicas: int, gpus: int, itl_s: float) -> Iterator[Candidate]:
+    one, other = served(formulas.prefill).rate_rps, served(formulas.decode, itl_s).rate_rps
+    for prefill in range(1, replicas):
+        decode = replicas - prefill
+        fleet = replace(given, prefill=prefill, decode=decode, replicas=0)
+        yield Candidate(fleet, replicas * gpus, min(prefill * one, decode * other))
+
+
+def _together(given: Fleet, formulas: Sides, replicas: int, gpus: int, itl_s: float) -> Candidate:
+    fleet = replace(given, prefill=0, decode=0, replicas=replicas)
+    return Candidate(fleet, replicas * gpus, replicas * served(formulas.together, itl_s).rate_rps)
+
+
+def largest_rate(model: ServingModel, one: Candidate, slos: Sequence[Slo], measure: Measure) -> Candidate:
+    """A candidate with the largest rate at which all holds in simulation, to 2 %, and its figures there."""
+    found: dict[float, Measured] = {}
+    if one.budget_tokens is not None:
+        model = replace(model, replica=replace(model.replica, max_num_batched_tokens=one.budget_tokens))
+
+    def holds(rate: float) -> bool:
+        measured = measure(replace(scaled(replace(model, fleet=None), rate), fleet=one.fleet))
+        fine = not missed(measured, slos)
+        if fine:
+            found[rate] = measured
+        return fine
+
+    rate = start = one.formula_rps if 0 < one.formula_rps < math.inf else model.total_rate_rps
+    if holds(rate):
+        while holds(rate * _STEP):
+            rate *= _STEP
+        low, high = rate, rate * _STEP
+    else:
+        while not holds(rate / _STEP):
+            rate /= _STEP
+            if rate < _LEAST * start:
+                return one
+        low, high = rate / _STEP, rate
+    while high > (1 + _NEAR) * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return one._replace(goodput_rps=low, figures=found[low].figures)

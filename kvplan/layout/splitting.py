@@ -1,0 +1,105 @@
+"""Split or together, for people: what was simulated, the best first, and why."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvplan.decide.splitting import Candidate, Splitting
+from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table
+from kvplan.model.slo import Slo
+from kvplan.units import ABSENT, format_number, format_rate
+
+_USUAL = ("ttft_s.p95", "itl_s.p99")
+
+
+class Shown(NamedTuple):
+    """A search, and how it was made; the price is that of a GPU and hour."""
+
+    found: Splitting
+    slos: tuple[Slo, ...]
+    policy: str
+    requests: int
+    seeds: int
+    gpu_hour: float | None = None
+
+
+def build(shown: Shown, name: str) -> Section:
+    """The verdict, a row for each candidate, and the reason by formula."""
+    found = shown.found
+    rows = sorted(found.tried, key=lambda one: -one.goodput_rps)
+    keys = list(dict.fromkeys([*_USUAL, *(slo.key for slo in shown.slos)]))
+    priced = shown.gpu_hour is not None
+    blocks: list[Block] = [
+        Paragraph(_verdict(found)),
+        table(
+            (
+                Column("Replicas"),
+                number("GPUs"),
+                *(number("Cost/h"),) * priced,
+                number("Formula"),
+                number("Goodput"),
+                *map(number, map(_named, keys)),
+            ),
+            [
+                (
+                    replicas_of(one),
+                    format_number(one.gpus),
+                    *(format_number(one.gpus * (shown.gpu_hour or 0.0)),) * priced,
+                    format_number(one.formula_rps),
+                    format_number(one.goodput_rps),
+                    *(_figure(one, key, shown.slos) for key in keys),
+                )
+                for one in rows
+            ],
+        ),
+        Paragraph(found.reason),
+        Bullets(notes(shown)),
+    ]
+    return Section("split", name, tuple(blocks), "simulated")
+
+
+def notes(shown: Shown) -> tuple[str, ...]:
+    """How to read it."""
+    held = ", ".join(slo.text for slo in shown.slos) or "the queue alone: there are no objectives"
+    return (
+        f"Goodput: the largest simulated rate, requests/s, at which the queue stays and all holds, to 2%; {held}. "
+        "Figures are those at that rate.",
+        f"Simulated with {shown.policy}, {format_number(shown.requests)} requests a run, {shown.seeds} seeds. Formula: "
+        "means of iterations; it says where to look, simulation decides.",
+    )
+
+
+def replicas_of(one: Candidate) -> str:
+    """Such as "5 + 3" or "8 together"."""
+    fleet = one.fleet
+    if fleet.is_split:
+        return f"{fleet.prefill} + {fleet.decode}"
+    budget = "" if one.budget_tokens is None else f", budget {format_number(one.budget_tokens)}"
+    return f"{fleet.replicas} together{budget}"
+
+
+def _verdict(found: Splitting) -> str:
+    split, together, best = found.split, found.together, found.best
+    if best is None or together is None:
+        return "There are too few GPUs for a replica."
+    if split is None:
+        return "There are too few GPUs for a replica of each kind: together."
+    if best.goodput_rps == 0:
+        return "Neither serves anything within the objectives."
+    rates = [format_rate(one.goodput_rps, "requests") for one in (split, together)]
+    even = together.budget_tokens
+    how = "" if even is None else f" with max_num_batched_tokens = {format_number(even)}"
+    if best is split:
+        return f"Split {replicas_of(split)}: {rates[0]} within the objectives, {rates[1]} together{how}."
+    return f"Together{how}: {rates[1]} within the objectives, {rates[0]} split {replicas_of(split)}."
+
+
+def _named(key: str) -> str:
+    block, _, name = key.partition(".")
+    return f"{block.removesuffix('_s').upper()} {name}"
+
+
+def _figure(one: Candidate, key: str, slos: Sequence[Slo]) -> str:
+    found = one.figures.get(key)
+    if found is None:
+        return ABSENT
+    return Slo("", key, False, 0.0).written(found.mean)

@@ -1,0 +1,122 @@
+"""Split or together: the block of the report, and in numbers why one serves more."""
+
+from typing import NamedTuple
+
+from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, Winner
+from kvplan.analysis.split import COMPUTE, ITL, Served
+from kvplan.model.fleet import Fleet
+from kvplan.units import format_number, format_rate, format_seconds, format_tokens
+
+_BOUND_BY = {
+    "kv_memory": "KV memory",
+    ITL: "the time between tokens",
+    COMPUTE: "computing alone",
+}
+
+
+class FleetBlock(NamedTuple):
+    """The keys of the report's `fleet` block."""
+
+    split: SplitFleet
+    together: JoinedFleet
+    winner: Winner | None
+    crossing_itl_s: float | None
+    reason: str
+
+
+def fleet_block(found: FleetFigures | None, *, linear: bool) -> FleetBlock | None:
+    """None without a fleet; `linear`: the iteration time is, so that the threshold is proved."""
+    if found is None:
+        return None
+    crossing = None if found.crossing is None else found.crossing.itl_s
+    return FleetBlock(found.split, found.together, found.winner, crossing, _reason(found, linear))
+
+
+def _reason(found: FleetFigures, linear: bool) -> str:
+    if found.uncovered is not None:
+        return f"No formula covers {found.uncovered} with prefill and decode apart."
+    split, joined = found.split, found.together
+    assert found.prefill is not None
+    assert found.decode is not None
+    assert found.both is not None
+    if split.prefill is None or split.decode is None:
+        return "There are too few GPUs for a replica of each kind."
+    return (
+        " ".join(
+            (
+                f"{_serve(split.prefill, 'prefill', found.prefill)}, {_serve(split.decode, 'decode', found.decode)};",
+                f"together {_serve(joined.replicas, '', found.both)}{_budget(found)}.",
+                _goodputs(found),
+                _criterion(found, linear),
+                _better(found),
+            )
+        )
+        .replace("  ", " ")
+        .strip()
+    )
+
+
+def _serve(replicas: int, kind: str, one: Served) -> str:
+    """What so many replicas serve, and why not more."""
+    named = f"{replicas} {kind + ' ' if kind else ''}replica{'s' * (replicas != 1)}"
+    limit = _BOUND_BY.get(one.binding, one.binding)
+    return f"{named} serve{'s' * (replicas == 1)} {format_rate(replicas * one.rate_rps, 'requests')} (limit: {limit})"
+
+
+def _budget(found: FleetFigures) -> str:
+    """What evens the iterations of replicas that do both, without which prompts make the tail of the gaps."""
+    if found.budget_tokens is None:
+        return ""
+    return f", if max_num_batched_tokens = {format_tokens(found.budget_tokens)} keeps iterations even"
+
+
+def _goodputs(found: FleetFigures) -> str:
+    """What objectives leave of that, where closed forms know."""
+    known = (found.split.goodput_rps, found.together.goodput_rps)
+    said = []
+    for name, value, least in zip(("split", "together"), known, found.at_least_rps, strict=True):
+        if value is not None:
+            said.append(f"{name} {format_rate(value, 'requests')}")
+        elif least > 0:
+            said.append(f"{name} at least {format_rate(least, 'requests')}")
+    return f"Within all objectives: {', '.join(said)}." if said else ""
+
+
+def _criterion(found: FleetFigures, linear: bool) -> str:
+    """Where the winner changes, by rates under a limit on the time between tokens."""
+    assert found.prefill is not None
+    assert found.split.rate_rps is not None
+    assert found.together.rate_rps is not None
+    here = "none" if found.itl_limit_s is None else format_seconds(found.itl_limit_s)
+    if found.crossing is None:
+        more = "the split" if found.split.rate_rps > found.together.rate_rps else "together"
+        said = f"By rate {more} serves more whatever the limit on the time between tokens."
+    else:
+        where = "below" if found.crossing.split_wins_below else "above"
+        said = (
+            f"By rate the split serves more while the limit on the time between tokens is {where} "
+            f"{format_seconds(found.crossing.itl_s)} (here: {here})."
+        )
+    if not linear:
+        return said
+    iteration = format_seconds(found.prefill.iteration_time_s)
+    return f"{said} On equal replicas no split does above {iteration}, the time of a full prefill iteration."
+
+
+def _better(found: FleetFigures) -> str:
+    """Another split of the same GPUs that serves more."""
+    best, split = found.best, found.split
+    if best is None or split.rate_rps is None or best.rate_rps <= split.rate_rps * (1 + 1e-9):
+        return ""
+    return f"{best.prefill} + {best.decode} would serve {format_number(best.rate_rps)}."
+
+
+def fleet_notes(fleet: Fleet) -> tuple[str, ...]:
+    """What the figures of a fleet are about, and what they assume."""
+    return (
+        f"Every block but `fleet` is about one of {fleet.size} replicas that prefill and decode, and gets requests at "
+        "random.",
+        "fleet: rates are fluid limits, goodput and times those of replicas to which requests come at random. A router "
+        "that looks at load does better; prompts that come in lumps make tails longer than a limit on iterations says. "
+        "Memory held for transfers counts in rates only.",
+    )

@@ -1,0 +1,272 @@
+"""Run a policy on the replicas of a fleet, compiled or not."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.model import FloatArray, IntArray, Replica, Timing
+from kvplan.model.fleet import Routing
+from kvplan.simulation import engine
+from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK
+from kvplan.simulation.fleet import loop as fleet_loop
+from kvplan.simulation.fleet import transfer, trees
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.prefixes import Turns
+from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
+from kvplan.simulation.remains import outcome
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.rows import Rows
+from kvplan.simulation.state import (
+    ALL,
+    ARRIVAL,
+    BLIND,
+    BRINGS,
+    BY_KV,
+    BY_REQUESTS,
+    COMPLETED,
+    DECODE,
+    FURTHER,
+    HANDED_OVER,
+    HORIZON,
+    IDLES,
+    JOINED,
+    NEXT_OF_CLIENTS,
+    NOBODY,
+    NOW,
+    OVERHEAD,
+    RADIX_TREE,
+    RELEASED,
+    ROLE,
+    ROWLESS,
+    RULE,
+    SECONDS_PER_TOKEN,
+    SEEN,
+    SEEN_DECODING,
+    SITE,
+    SITE_NUMBER,
+    STAGE,
+    TRANSFERS_UNTIL,
+    UNASKED,
+    UNASKED_END,
+    WHOLE,
+    Setup,
+    State,
+    new_state,
+)
+
+_STEPS, _PLAIN_STEPS = 200_000, 1_000  # between two looks at what the caller wants
+_ROWS = 1 << 8  # requests for each replica that have a row at first
+
+
+class Group(NamedTuple):
+    """Equal replicas of a fleet.
+
+    Attributes
+    ----------
+    setup
+        From the policy's `prepare`.
+    role
+        WHOLE, PREFILL or DECODE.
+    """
+
+    replicas: int
+    timing: Timing
+    replica: Replica
+    setup: Setup
+    role: int = WHOLE
+
+
+def run(
+    policy: FormBatch,
+    requests: Requests,
+    groups: Sequence[Group],
+    routing: Routing,
+    *,
+    seed: int = 0,
+    seconds_per_token: float = 0.0,
+    request_overhead_s: float = 0.0,
+    horizon_s: float | None = None,
+    compile: bool | None = None,
+    watch: Callable[[int], bool] | None = None,
+    announce: Callable[[bool], None] | None = None,
+) -> Outcome:
+    """Run a policy on a list of requests that a router sends to replicas.
+
+    All else is as for `kvplan.simulation.engine.run`, which does the same with one replica, to the last bit.
+
+    Parameters
+    ----------
+    groups
+        One of role WHOLE; or one of prefill and one of decode replicas, in this order.
+    routing
+        `session`: what a completion brings comes to the same replica, all others to one after the other. `least-kv`
+        goes by what a replica held when somebody last came to it or left it.
+    seed
+        Of routing at random.
+    seconds_per_token
+        That the KV of a prompt takes from a prefill to a decode replica.
+
+    Returns
+    -------
+    Outcome
+        Of the fleet: memory in the mean over the replicas; the most of it, and of a batch, of any of them. What waits
+        at its peak is the most of those recorded, where there are several replicas.
+    """
+    split = len(groups) > 1
+    known = [requests] * len(groups)
+    if split:
+        known[0] = replace(requests, decode_tokens=np.ones_like(requests.decode_tokens))
+    if (split or not requests.is_open) and requests.turns is None:
+        known = [replace(one, turns=_no_turns(one.arrival_s.size)) for one in known]
+    at_once = max(engine.ROWS, _ROWS * sum(group.replicas for group in groups))
+    rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
+    sites = _sites(known[0], groups, routing, seed)
+    states = _states(known, groups, routing, sites, rows.number.size)
+    for s in states:
+        s.clock[HORIZON] = math.inf if horizon_s is None else horizon_s
+        s.clock[OVERHEAD], s.clock[SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
+    longest = int(requests.iterations().max(initial=1) + requests.input_tokens.max(initial=1))
+    patience = engine.PATIENCE * longest + 1000
+
+    def goes_on() -> bool:
+        return watch is None or watch(int(sum(s.counter[COMPLETED] for s in states)) // len(groups))
+
+    def step(loop: Loop, fast: bool) -> Ending | None:
+        nonlocal states
+        code, shared = loop(states, _STEPS if fast else _PLAIN_STEPS, patience), states[0].fleet[0]
+        if code == LACKS_ROWS:
+            states, shared[UNASKED], shared[UNASKED_END] = rows.refilled(states, int(shared[FURTHER]))
+            new = slice(int(shared[UNASKED]), None)
+            shared[FURTHER] -= rows.number[new].size
+            states[0].request[new, SITE] = sites[0][rows.number[new]]
+        return None if code in (GOES_ON, LACKS_ROWS) else _ending(states, rows, code)
+
+    kind = type(states[0]).__name__
+    ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
+    return outcome(states, rows, ending)
+
+
+@cache
+def _bound(policy: FormBatch) -> Loop:
+    run_replica = engine.with_names(fleet_loop.run_replica, loop=engine.bound(policy))
+    return engine.with_names(fleet_loop.serve, run_replica=run_replica)
+
+
+PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, transfer.fetch, trees.tell))
+
+
+def _no_turns(size: int) -> Turns:
+    nobody = np.full(size, NOBODY)
+    return Turns(nobody, np.zeros(size), nobody)
+
+
+_RULES = {Routing.LEAST_REQUESTS: BY_REQUESTS, Routing.LEAST_KV: BY_KV}
+
+
+def _sites(requests: Requests, groups: Sequence[Group], routing: Routing, seed: int) -> list[IntArray]:
+    """The replica that each request is meant for, of each group; nothing where the router looks."""
+    found = [_meant_for(routing, requests, group.replicas, [seed, i]) for i, group in enumerate(groups)]
+    return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(found)]
+
+
+def _meant_for(routing: Routing, requests: Requests, replicas: int, seed: Sequence[int]) -> IntArray:
+    size = requests.arrival_s.size
+    match routing:
+        case Routing.RANDOM:
+            return np.random.default_rng(seed).integers(replicas, size=size)
+        case Routing.SESSION if requests.turns is not None:
+            first = _first_turns(requests.turns)
+            begins = np.flatnonzero(first == np.arange(size))
+            return np.searchsorted(begins, first) % replicas
+        case _:
+            return np.arange(size) % replicas
+
+
+def _first_turns(turns: Turns) -> IntArray:
+    """Of each request the first one of those that brought it, one after the other; itself, if it came unasked."""
+    first = np.arange(turns.following.size)
+    followed = turns.following >= 0
+    first[turns.following[followed]] = np.flatnonzero(followed)
+    while not np.array_equal(earlier := first[first], first):
+        first = earlier
+    return first
+
+
+def _states(
+    known: Sequence[Requests],
+    groups: Sequence[Group],
+    routing: Routing,
+    sites: Sequence[IntArray],
+    rows: int,
+) -> tuple[State, ...]:
+    """Before anything has arrived: a state for each replica, which share what is known of requests."""
+    requests, split = known[0], len(groups) > 1
+    size = requests.arrival_s.size
+    firsts = [
+        new_state(one, group.timing, group.replica, group.setup, None, rows=rows)
+        for one, group in zip(known, groups, strict=True)
+    ]
+    time, request = _tables(firsts, sites)
+    replicas = sum(group.replicas for group in groups)
+    fleet = np.zeros((1 + replicas, firsts[0].fleet.shape[1]), dtype=np.int64)
+    fleet[0, UNASKED_END], fleet[0, FURTHER] = firsts[0].counter[RELEASED], size - rows
+    fleet[0, NEXT_OF_CLIENTS] = requests.clients or 0
+    fleet[0, RULE], fleet[0, BRINGS] = _RULES.get(routing, BLIND), not requests.is_open
+    role = fleet[1:, ROLE] = np.repeat([group.role for group in groups], [group.replicas for group in groups])
+    fleet[1:, IDLES] = 1
+    leaves = 1 << (replicas - 1).bit_length()
+    link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
+    mine = link[leaves : leaves + replicas]
+    mine[role != DECODE, SEEN] = mine[role == DECODE, SEEN_DECODING] = mine[:, TRANSFERS_UNTIL] = 0.0
+    for node in reversed(range(1, leaves)):
+        link[node] = link[2 * node : 2 * node + 2].min(axis=0)
+    # replicas of a group count in one histogram, which so stays in the processor's cache; and a stranger leaves its
+    # blocks where it has been, and nobody else's
+    of_group = {"histogram"}
+    if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):
+        of_group.add("stream")
+    shared = {"time": time, "request": request, "fleet": fleet, "link": link}
+    states: list[State] = []
+    for group, first in zip(groups, firsts, strict=True):
+        first.counter[[RELEASED, JOINED, ROWLESS]] = 0
+        first.fixed[ALL], first.fixed[HANDED_OVER] = NOBODY, size if split else 0
+        own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
+        for _ in range(group.replicas):
+            copies = {
+                name: array.copy()
+                for name, array in own._asdict().items()
+                if name not in shared and name not in of_group
+            }
+            copies["fixed"][SITE_NUMBER] = len(states)
+            states.append(own._replace(**copies))
+    return tuple(states)
+
+
+def _tables(firsts: Sequence[State], sites: Sequence[IntArray]) -> tuple[FloatArray, IntArray]:
+    """`State.time` and `State.request` of all, with SITE: what stands for decode replicas behind the others."""
+    rows, width = firsts[0].request.shape
+    time = np.concatenate([first.time for first in firsts])
+    request = np.empty((time.shape[0], width + 1), dtype=np.int64)
+    for i, (first, site) in enumerate(zip(firsts, sites, strict=True)):
+        mine = slice(i * rows, (i + 1) * rows)
+        request[mine, :SITE], request[mine, SITE] = first.request, site[:rows]
+        if i > 0:  # begins when it is brought, and with a token
+            time[mine, ARRIVAL], request[mine, STAGE] = math.nan, 1
+    return time, request
+
+
+def _ending(states: Sequence[State], rows: Rows, code: int) -> Ending:
+    if code == LIVELOCK:
+        return Ending.LIVELOCK
+    rows.keep(states)
+    if not rows.requests.more_later and np.all(~np.isnan(rows.finish_s) | rows.shed):
+        return Ending.FINISHED
+    if states[0].clock[HORIZON] < math.inf:
+        for s in states:
+            s.clock[NOW] = s.clock[HORIZON]
+        return Ending.HORIZON
+    return Ending.LIVELOCK

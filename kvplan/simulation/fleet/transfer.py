@@ -1,0 +1,102 @@
+"""KV on its way from the replica that has computed a prompt to the one that goes on with it.
+
+A decode replica keeps two further lists, behind those of its policy: requests that wait for room, and requests whose
+KV is on its way. It allocates first; then the KV goes over the links of both replicas, one transfer at a time on each,
+and is held on both sides until it is over. A prefill replica keeps a list of those that are being fetched.
+"""
+
+import math
+
+from kvplan.simulation.actions import append, blocks_of, free, put_first, take_out
+from kvplan.simulation.fleet.trees import tell, told
+from kvplan.simulation.kernels import kernel
+from kvplan.simulation.state import (
+    ACTS,
+    CALM,
+    CAPACITY,
+    FINISH,
+    FIRST_TOKEN,
+    FIRST_WEIGHT,
+    HANDED_OVER,
+    HEAD,
+    HELD,
+    NOBODY,
+    NOW,
+    PARKED,
+    PROMPT,
+    QUEUE,
+    SECONDS_PER_TOKEN,
+    SITE,
+    SITE_NUMBER,
+    THINK,
+    TRANSFERS_UNTIL,
+    State,
+)
+
+WAITS_FOR_ROOM, ON_ITS_WAY = -2, -1  # of `State.list`; of a prefill replica the last one alone
+
+
+@kernel
+def fetch(states: tuple[State, ...], replica: int) -> None:
+    """Let those in front take room and begin to come, as long as there is room."""
+    s = states[replica]
+    waiting = s.list.shape[0] + WAITS_FOR_ROOM
+    request = s.list[waiting, HEAD]
+    while request != NOBODY:
+        blocks = blocks_of(s, s.request[request, FIRST_WEIGHT] + 1)  # the next token needs room as well
+        if s.counter[HELD] + blocks > s.fixed[CAPACITY]:
+            return
+        s.counter[HELD] += blocks
+        s.clock[CALM] = 0.0
+        take_out(s, request)
+        prompt = request - s.fixed[HANDED_OVER]
+        sender = s.request[prompt, SITE]
+        begins_s = max(s.clock[NOW], told(s, TRANSFERS_UNTIL, sender), told(s, TRANSFERS_UNTIL, replica))
+        ends_s = begins_s + s.request[prompt, PROMPT] * s.clock[SECONDS_PER_TOKEN]
+        tell(s, TRANSFERS_UNTIL, sender, ends_s)
+        tell(s, TRANSFERS_UNTIL, replica, ends_s)
+        # the answer begins when the decode replica can send it
+        s.time[request, FIRST_TOKEN], s.time[request, FINISH] = ends_s, -ends_s
+        s.time[prompt, THINK] = ends_s
+        append(s, s.list.shape[0] + ON_ITS_WAY, request)
+        at_sender(states[sender], prompt)
+        request = s.list[waiting, HEAD]
+
+
+@kernel
+def at_sender(s: State, prompt: int) -> None:
+    """Have the prefill replica look up when the KV of a prompt has gone."""
+    append(s, s.list.shape[0] + ON_ITS_WAY, prompt)
+    number = s.fixed[SITE_NUMBER]
+    tell(s, ACTS, number, min(told(s, ACTS, number), max(s.time[prompt, THINK], s.clock[NOW])))
+
+
+@kernel
+def let_sent_go(s: State) -> None:
+    """Free what has gone to a decode replica by now."""
+    sent = s.list.shape[0] + ON_ITS_WAY
+    prompt = s.list[sent, HEAD]
+    while prompt != NOBODY and s.time[prompt, THINK] <= s.clock[NOW]:
+        s.clock[CALM] = 0.0
+        take_out(s, prompt)
+        free(s, prompt, s.request[prompt, PARKED], s.request[prompt, PARKED])
+        prompt = s.list[sent, HEAD]
+
+
+@kernel
+def receive(s: State) -> None:
+    """Let those whose KV has come by now stand first in their queue."""
+    coming = s.list.shape[0] + ON_ITS_WAY
+    request = s.list[coming, HEAD]
+    while request != NOBODY and s.time[request, FIRST_TOKEN] <= s.clock[NOW]:
+        s.clock[CALM] = 0.0
+        take_out(s, request)
+        put_first(s, s.request[request, QUEUE], request)
+        request = s.list[coming, HEAD]
+
+
+@kernel
+def next_transfer_s(s: State, column: int) -> float:
+    """When the next transfer of a replica ends, which stands in a column of `State.time`; infinity: there is none."""
+    request = s.list[s.list.shape[0] + ON_ITS_WAY, HEAD]
+    return math.inf if request == NOBODY else float(s.time[request, column])

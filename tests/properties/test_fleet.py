@@ -1,0 +1,396 @@
+"""Fleets in simulation: one replica is what it was, several are what an obvious model of them does."""
+
+import math
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import examples
+
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.gaps import Exponential
+from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.simulation import engine
+from kvplan.simulation.experiments.load import Arrivals, Load, generate
+from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.fleet import run as fleet_run
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.state import SITE, State
+
+CHAT = RequestClass("chat", 300, (40, 90), (0.5, 0.5), 4.0)
+REPLICA = Replica(6_000, block_tokens=16, max_num_seqs=20, max_num_batched_tokens=400)
+MODEL = ServingModel((CHAT,), Timing(0.02, 1e-6, 1e-4, 1e-5), REPLICA)
+UNCACHED = {"prefix_caching": (0.0,)}
+
+
+def simulated(
+    model: ServingModel,
+    load: Load,
+    policy: str = "vllm",
+    compile: bool = False,
+    seed: int = 1,
+    **given: float,
+) -> Outcome:
+    requests = generate(model, load, seed)
+    scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes), seed)
+    job = Job(Settings(policy, {k: (v,) for k, v in given.items()}), scenario, load.horizon_s)
+    return job.run(lambda done: True, None, compile)
+
+
+def differing(one: Any, other: Any, path: str = "") -> list[str]:
+    """The fields of two records that differ."""
+    if is_dataclass(one):
+        return [
+            name
+            for f in fields(one)
+            for name in differing(getattr(one, f.name), getattr(other, f.name), f"{path}.{f.name}")
+        ]
+    same = np.array_equal(one, other, equal_nan=True) if isinstance(one, np.ndarray) else one == other
+    return [] if same else [path]
+
+
+LOADS = [
+    Load(requests=60),
+    Load(requests=None, horizon_s=12.0),
+    Load(kind=Arrivals.CLOSED, requests=60, concurrency=9),
+    Load(kind=Arrivals.SATURATED, requests=40),
+]
+KNOWN = {"flow": {"budgets": 2.0}}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_fleet_of_one_is_a_replica_to_the_last_bit(policy: str) -> None:
+    given = KNOWN.get(policy, {})
+    for load in LOADS:
+        for routing in (Routing.LEAST_REQUESTS, Routing.RANDOM):
+            alone = simulated(MODEL, load, policy, **given)
+            fleet = replace(MODEL, fleet=Fleet(replicas=1, routing=routing))
+            assert not differing(alone, simulated(fleet, load, policy, **given)), load
+
+
+AGAIN = replace(CHAT, reuse=Reuse(0.9, 0.8, Exponential(3.0)))
+
+
+def test_a_fleet_of_one_finds_the_same_prefixes() -> None:
+    for model in (
+        replace(MODEL, classes=(AGAIN,)),
+        replace(MODEL, classes=(replace(CHAT, shared=(SharedPrompt(128),)),)),
+    ):
+        alone = simulated(model, Load(requests=200))
+        assert alone.found is not None
+        assert alone.found.hit_tokens.sum() > 0
+        assert not differing(alone, simulated(replace(model, fleet=Fleet(replicas=1)), Load(requests=200)))
+
+
+def sites(
+    monkeypatch: pytest.MonkeyPatch, model: ServingModel, load: Load, **given: Any
+) -> tuple[Outcome, Any]:
+    """A run, and the replica that each request came to."""
+    seen: list[State] = []
+    states = fleet_run._states
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet_run, "_states", lambda *a: seen.extend(states(*a)) or tuple(seen))
+        found = simulated(model, load, **given)
+    return found, seen[0].request[:, SITE]
+
+
+@pytest.mark.parametrize("routing", [Routing.RANDOM, Routing.ROUND_ROBIN, Routing.SESSION])
+def test_where_the_router_does_not_look_replicas_do_as_if_alone(
+    routing: Routing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4, routing=routing))
+    found, site = sites(monkeypatch, model, Load(requests=300))
+    requests = generate(model, Load(requests=300), 1)
+    assert np.unique(site).tolist() == [0, 1, 2, 3]
+    for replica in range(4):
+        mine = site == replica
+        part = replace(
+            requests,
+            arrival_s=requests.arrival_s[mine],
+            input_tokens=requests.input_tokens[mine],
+            decode_tokens=requests.decode_tokens[mine],
+            class_index=requests.class_index[mine],
+        )
+        job = Job(Settings("vllm", {}), Scenario(replace(model, fleet=None), Plan(), part, ("chat",)))
+        alone = job.run(lambda done: True, None, False)
+        np.testing.assert_array_equal(alone.finish_s, found.finish_s[mine])
+        np.testing.assert_array_equal(alone.evictions, found.evictions[mine])
+
+
+def test_turns_of_a_session_stay_together_and_find_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    hits = {}
+    for routing in (Routing.SESSION, Routing.LEAST_REQUESTS):
+        again = replace(AGAIN, rate_rps=8.0)
+        model = replace(MODEL, classes=(again,), fleet=Fleet(replicas=4, routing=routing))
+        found, site = sites(monkeypatch, model, Load(requests=300))
+        following = generate(model, Load(requests=300), 1).turns.following
+        brings = np.flatnonzero(following >= 0)
+        assert brings.size > 100
+        stays = site[brings] == site[following[brings]]
+        assert stays.all() if routing is Routing.SESSION else not stays.all()
+        hits[routing] = found.found.hit_tokens.sum()
+    assert hits[Routing.SESSION] > 1.5 * hits[Routing.LEAST_REQUESTS]
+
+
+# ------------------------------------------------------------------------------------------ an obvious model of fleets
+
+
+@dataclass(eq=False)
+class One:
+    """A request where it is."""
+
+    number: int
+    prompt: int
+    decode: int
+    generated: int = 0
+    computed: int = 0
+    comes_s: float = 0.0  # its KV, to a decode replica
+    preempted: int = 0
+
+
+class Site:
+    """A replica that does everything, or one part: vLLM's scheduler, in the words of its rules."""
+
+    def __init__(self, role: str, model: ServingModel) -> None:
+        replica = model.replica
+        self.role, self.timing, self.block = role, model.timing, replica.block_tokens
+        self.free = replica.memory_tokens // self.block - 1
+        self.seats, self.budget = replica.max_num_seqs, replica.max_num_batched_tokens
+        self.waiting: list[One] = []
+        self.running: list[One] = []
+        self.inbox: list[One] = []
+        self.coming: list[One] = []
+        self.sent: list[tuple[float, int]] = []
+        self.now, self.ends_s, self.link_s = 0.0, math.inf, 0.0
+        self.batch: list[tuple[One, int]] = []
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block)
+
+    @property
+    def load(self) -> int:
+        return len(self.waiting) + len(self.running) + len(self.inbox) + len(self.coming)
+
+    def preempt(self, one: One) -> None:
+        self.running.remove(one)
+        self.batch = [(r, n) for r, n in self.batch if r is not one]
+        self.free += self.blocks(one.computed)
+        one.computed, one.preempted = 0, one.preempted + 1
+        self.waiting.insert(0, one)
+
+    def begin(self, now: float) -> None:
+        """Form a batch."""
+        self.now, self.batch, budget, preempted = now, [], self.budget, False
+        for end_s, blocks in [x for x in self.sent if x[0] <= now]:
+            self.sent.remove((end_s, blocks))
+            self.free += blocks
+        for one in [x for x in self.coming if x.comes_s <= now]:
+            self.coming.remove(one)
+            self.waiting.insert(0, one)
+        taken: dict[One, int] = {}
+        for one in list(self.running):
+            if one not in self.running or budget == 0:
+                continue
+            need = min(one.prompt + one.generated - one.computed, budget)
+            blocks = self.blocks(one.computed + need) - self.blocks(one.computed)
+            while blocks > self.free:
+                last, preempted = self.running[-1], True
+                if last in taken:
+                    budget += dict(self.batch)[last]
+                    self.free += taken.pop(last)
+                self.preempt(last)
+                if last is one:
+                    break
+            if one not in self.running:
+                break
+            self.free -= blocks
+            taken[one] = blocks
+            self.batch.append((one, need))
+            budget -= need
+        while not preempted and self.waiting and budget > 0 and len(self.running) < self.seats:
+            one = self.waiting[0]
+            whole = one.prompt + one.generated
+            if one.computed == 0 and self.blocks(whole) > self.free:
+                break
+            if one.computed:  # fetched, with room for the next token
+                self.free += self.blocks(whole) - self.blocks(one.computed)
+            need = min(whole - one.computed, budget)
+            self.free -= self.blocks(one.computed + need) - self.blocks(one.computed)
+            self.waiting.pop(0)
+            self.running.append(one)
+            self.batch.append((one, need))
+            budget -= need
+        if self.batch:
+            d0, d1, d2, d3 = self.timing.d0, self.timing.d1, self.timing.d2, self.timing.d3
+            context = sum(r.computed + n for r, n in self.batch)
+            prompts = sum(n for _, n in self.batch if n > 1)
+            self.ends_s = now + d0 + d1 * context + d2 * prompts + d3 * len(self.batch)
+
+
+def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float], list[int]]:
+    """First tokens, ends and preemptions of requests that go where there are the fewest."""
+    fleet = model.fleet
+    roles = ["prefill"] * fleet.prefill + ["decode"] * fleet.decode + ["whole"] * fleet.replicas
+    all_sites = [Site(role, model) for role in roles]
+    size = requests.arrival_s.size
+    first_s, finish_s, preempted = [math.nan] * size, [math.nan] * size, [0] * size
+    arrivals = list(zip(requests.arrival_s.tolist(), range(size), strict=True))
+    handed: list[One] = []
+    holders: dict[int, Site] = {}
+
+    def least(role: str) -> Site:
+        return min((s for s in all_sites if s.role == role), key=lambda s: s.load)
+
+    def fetch(site: Site, now: float) -> None:
+        while site.inbox and site.blocks(site.inbox[0].prompt + 1) <= site.free:
+            one = site.inbox.pop(0)
+            sender = holders[one.number]
+            site.free -= site.blocks(one.prompt + 1)
+            begins = max(now, site.link_s, sender.link_s)
+            one.comes_s = begins + fleet.transfer_s(one.prompt)
+            site.link_s = sender.link_s = one.comes_s
+            first_s[one.number] = one.comes_s
+            sender.sent.append((one.comes_s, sender.blocks(one.prompt)))
+            site.coming.append(one)
+
+    while arrivals or any(s.load or s.batch for s in all_sites):
+        times = [s.ends_s for s in all_sites if s.batch]
+        times += [arrivals[0][0]] if arrivals else []
+        times += [one.comes_s for s in all_sites if not s.batch for one in s.coming]
+        times += [end_s for s in all_sites if not s.batch for end_s, _ in s.sent]
+        now = min(times)
+        while arrivals and arrivals[0][0] <= now:
+            _, i = arrivals.pop(0)
+            decode = int(requests.decode_tokens[i])
+            least("prefill" if fleet.is_split else "whole").waiting.append(
+                One(i, int(requests.input_tokens[i]), decode)
+            )
+        for site in [s for s in all_sites if s.batch and s.ends_s <= now]:
+            for one, need in site.batch:
+                one.computed += need
+                if one.computed < one.prompt + one.generated:
+                    continue
+                one.generated += 1
+                if math.isnan(first_s[one.number]) and (site.role == "whole" or one.decode == 1):
+                    first_s[one.number] = now
+                if one.generated == one.decode or site.role == "prefill":
+                    site.running.remove(one)
+                    preempted[one.number] += one.preempted
+                    if one.generated == one.decode:
+                        site.free += site.blocks(one.computed)
+                        finish_s[one.number] = now
+                    else:
+                        one.preempted, holders[one.number] = 0, site
+                        handed.append(one)
+            site.batch, site.ends_s = [], math.inf
+        for one in sorted(handed, key=lambda one: one.number):
+            least("decode").inbox.append(one)
+        handed.clear()
+        for site in all_sites:
+            if not site.batch and site.role != "decode":
+                site.begin(now)
+        for site in all_sites:
+            if site.role == "decode" and not site.batch:
+                arrived = [x for x in site.coming if x.comes_s <= now]
+                for one in arrived:
+                    site.coming.remove(one)
+                    site.waiting.insert(0, one)
+                fetch(site, now)
+                site.begin(now)
+        for site in all_sites:  # whose KV has gone while this instant lasted
+            if site.role == "prefill" and not site.batch and any(end_s <= now for end_s, _ in site.sent):
+                site.begin(now)
+    return first_s, finish_s, preempted
+
+
+@examples(25)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.sampled_from([2.0, 4.0, 7.0]),
+    st.sampled_from([None, 2e6, 2e5]),
+    st.sampled_from([1200, 2400, 6000]),
+)
+def test_fleets_do_what_an_obvious_model_of_them_does(
+    seed: int, prefill: int, decode: int, rate: float, bandwidth: float | None, memory: int
+) -> None:
+    fleet = Fleet(prefill, decode, transfer_bytes_per_s=bandwidth, bytes_per_token=100.0)
+    if decode == 0:
+        fleet = Fleet(replicas=prefill)
+    kinds = (
+        replace(CHAT, rate_rps=rate * fleet.size / 2),
+        RequestClass("short", 90, (1, 7), (0.5, 0.5), rate * fleet.size / 2),
+    )
+    model = replace(MODEL, classes=kinds, fleet=fleet, replica=replace(REPLICA, memory_tokens=memory))
+    requests = generate(model, Load(requests=60), seed)
+    scenario = Scenario(model, Plan(), requests, ("chat", "short"), seed)
+    found = Job(Settings("vllm", UNCACHED), scenario).run(lambda done: True, None, False)
+    assert found.ending is Ending.FINISHED
+    first_s, finish_s, preempted = obvious(model, requests)
+    np.testing.assert_allclose(found.first_token_s, first_s, rtol=1e-9)
+    np.testing.assert_allclose(found.finish_s, finish_s, rtol=1e-9)
+    assert found.evictions.tolist() == preempted
+    assert found.kv_peak <= memory
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        Fleet(replicas=5),
+        Fleet(replicas=3, routing=Routing.LEAST_KV),
+        Fleet(2, 3, transfer_bytes_per_s=1e6, bytes_per_token=100.0),
+        Fleet(1, 2, transfer_bytes_per_s=1e6, bytes_per_token=100.0, routing=Routing.ROUND_ROBIN),
+    ],
+    ids=["least requests", "least KV", "split", "split, in turn"],
+)
+def test_compiled_fleets_leave_the_same_bytes(fleet: Fleet) -> None:
+    for classes, memory in (
+        ((replace(CHAT, rate_rps=12.0),), 2400),
+        ((replace(AGAIN, rate_rps=10.0),), 6000),
+    ):
+        model = replace(MODEL, classes=classes, fleet=fleet, replica=replace(REPLICA, memory_tokens=memory))
+        plain = simulated(model, Load(requests=150))
+        assert plain.ending is Ending.FINISHED
+        assert not differing(plain, simulated(model, Load(requests=150), compile=True))
+
+
+def test_rows_come_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replace(MODEL, classes=(replace(CHAT, rate_rps=12.0),), fleet=Fleet(replicas=3))
+    whole = simulated(model, Load(requests=400), seed=2)
+    monkeypatch.setattr(engine, "ROWS", 16)
+    monkeypatch.setattr(fleet_run, "_ROWS", 16)
+    assert not differing(whole, simulated(model, Load(requests=400), seed=2))
+
+
+def test_least_requests_is_what_arrivals_and_ends_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replace(MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4))
+    found, site = sites(monkeypatch, model, Load(requests=300), policy="greedy")
+    for i, now in enumerate(found.arrival_s):
+        here = np.bincount(site[:i][found.finish_s[:i] > now], minlength=4)
+        assert site[i] == np.argmin(here)
+
+
+def test_random_routing_is_a_share_of_the_arrivals_each() -> None:
+    """Of Poisson arrivals each replica sees a Poisson stream: means are those of one at its rate."""
+    load, seeds = Load(requests=4000), range(6)
+    fleet = replace(
+        MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4, routing=Routing.RANDOM)
+    )
+    for figure in (
+        lambda run: run.ttft_s.mean(),
+        lambda run: run.mean_e2e_s,
+        lambda run: run.kv_sum / run.iterations,
+    ):
+        ours, alone = (
+            np.array([figure(simulated(model, load, compile=True, seed=seed)) for seed in seeds])
+            for model in (fleet, MODEL)
+        )
+        sure = 4 * math.sqrt((ours.var(ddof=1) + alone.var(ddof=1)) / len(seeds))
+        assert abs(ours.mean() - alone.mean()) < sure

@@ -1,0 +1,262 @@
+"""A fleet by formula: what one replica gets, times of a split against a plain simulation, who is said to win."""
+
+import math
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from strategies import one_class
+
+from kvplan.analysis.equilibrium import per_request
+from kvplan.analysis.fleet import (
+    FleetFigures,
+    Winner,
+    decode_replica,
+    fleet_figures,
+    one_replica,
+    prefill_replica,
+)
+from kvplan.analysis.goodput import Goodput, goodput
+from kvplan.analysis.latency import latency
+from kvplan.analysis.population import with_rates_of_users
+from kvplan.analysis.split import served, sides, transfers_s
+from kvplan.model import ArrivalProcess, Plan, Prefill, Prompt, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Fleet
+from kvplan.model.gaps import Exponential
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.lengths import Lengths
+from kvplan.model.sessions import Sessions
+from kvplan.model.slo import parse_slo
+from kvplan.report.assembly import Analyses
+
+LAW = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
+SPLIT = Fleet(5, 3, transfer_bytes_per_s=20e9, bytes_per_token=131_072)
+
+
+def fleet(model: ServingModel, **limits: float) -> FleetFigures:
+    wanted = {key.replace("__", "."): bound for key, bound in limits.items()}
+    one = one_replica(model)
+    found = fleet_figures(model, wanted, latency(one), goodput(one, wanted) if wanted else Goodput())
+    assert found is not None
+    return found
+
+
+def chat(fleet: Fleet = SPLIT, rate: float = 60.0, **more: int) -> ServingModel:
+    replica = Replica(450_000, 16, max_num_batched_tokens=8192, **more)
+    return ServingModel((one_class(2000, 200, rate),), LAW, replica, fleet=fleet)
+
+
+def test_one_replica_gets_its_share_at_random() -> None:
+    model = replace(chat(Fleet(replicas=4)), arrivals=ArrivalProcess(cv=3.0))
+    one = one_replica(model)
+    assert (one.total_rate_rps, one.fleet) == (15.0, None)
+    assert one.arrivals.cv**2 == pytest.approx(1 + (9 - 1) / 4)
+    assert one_replica(one) is one
+
+
+def test_users_of_a_fleet_ask_as_fast_as_their_parts_on_single_replicas() -> None:
+    """400 users on four replicas, as 100 on one of them; a memory for some 60 at a time slows all of them."""
+    tokens = Lengths.of({100: 1.0})
+    law = Sessions(Lengths.of({900: 1.0}), tokens, tokens, Lengths.of({3: 1.0}), Exponential(1.0), users=100)
+    asking = RequestClass("agents", 1100, (100,), (1.0,), 1.0, sessions=law, prompts=(Prompt(1100, 1.0),))
+    one = with_rates_of_users(ServingModel((asking,), LAW, Replica(60_000)))
+    more = replace(asking, sessions=replace(law, users=400))
+    all_of_them = with_rates_of_users(ServingModel((more,), LAW, Replica(60_000), fleet=Fleet(replicas=4)))
+    assert all_of_them.total_rate_rps == pytest.approx(4 * one.total_rate_rps)
+    assert one_replica(all_of_them).total_rate_rps == pytest.approx(one.total_rate_rps)
+    assert one_replica(all_of_them).classes[0].sessions == law
+
+
+def test_sides_are_the_same_as_replicas_of_their_own() -> None:
+    """With answers of one token among them, which leave after the prompt."""
+    model = replace(
+        chat(), classes=(one_class(2000, (1, 200, 400), 60.0), one_class(300, 50, 20.0, name="b"))
+    )
+    found = sides(model, SPLIT)
+    first, later = prefill_replica(model, 5), decode_replica(model, 3)
+    assert later is not None
+    assert first.total_rate_rps == pytest.approx(80 / 5)
+    assert later.total_rate_rps == pytest.approx((60 * 2 / 3 + 20) / 3)
+    cost = per_request(first)
+    assert (cost.read, cost.prefill_tokens) == pytest.approx(
+        (found.prefill.read, found.prefill.prefill_tokens)
+    )
+    assert cost.work_s == pytest.approx(found.prefill.work_s)
+    cost, passed = per_request(later), 60 / 80
+    assert cost.iterations * passed == pytest.approx(found.decode.sequences)
+    assert cost.read * passed == pytest.approx(found.decode.read)
+    assert cost.work_s * passed == pytest.approx(found.decode.work_s)
+    assert cost.held * passed == pytest.approx(found.decode.held)
+
+
+def test_a_budget_limits_the_sequences_that_decode() -> None:
+    later = decode_replica(chat(max_num_seqs=9000), 3)
+    assert later is not None
+    assert (later.replica.max_num_seqs, later.replica.max_num_batched_tokens) == (8192, None)
+    assert decode_replica(replace(chat(), classes=(one_class(100, 1),)), 3) is None
+
+
+def test_only_what_goes_on_is_moved() -> None:
+    """Of answers of 1 and of 200 tokens half, and of layers of several kinds what the blocks of a prompt hold."""
+    model = replace(chat(), classes=(one_class(2000, (1, 200), 60.0),))
+    first = latency(prefill_replica(model, 5)).ttft_s.mean
+    found = fleet(model).split.ttft_s
+    assert first is not None
+    assert found == pytest.approx(first + 0.5 * SPLIT.transfer_s(2000))
+    layers = (Layers(Attention.FULL, 10, 8192), Layers(Attention.WINDOW, 50, 8192, window=1024))
+    mixed = replace(chat(), replica=replace(chat().replica, layout=KvLayout(layers, 16)))
+    held = 6 * 2000  # in whole blocks of six groups of ten layers
+    assert transfers_s(mixed, SPLIT).tolist() == pytest.approx([SPLIT.transfer_s(held)])
+
+
+class Simulated:
+    """One prefill and one decode replica, request by request: plain and slow.
+
+    Both count the prompt's tokens and those generated as kvplan's closed forms do, a prompt's in its own iteration.
+    """
+
+    def __init__(self, model: ServingModel, transfer_s: float, requests: int, seed: int) -> None:
+        rng, only = np.random.default_rng(seed), model.classes[0]
+        law, budget = model.timing, model.replica.max_num_batched_tokens or math.inf
+        arrivals = np.cumsum(rng.exponential(1 / model.total_rate_rps, requests)).tolist()
+        prompt, output = only.input_tokens, only.decode_tokens[0]
+        self.ttft, self.gaps = [], 0.0
+        ready: list[float] = []
+        waiting: deque[list[float]] = deque()
+        now, i = 0.0, 0
+        while i < requests or waiting:
+            while i < requests and arrivals[i] <= now:
+                waiting.append([arrivals[i], prompt])
+                i += 1
+            if not waiting:
+                now = arrivals[i]
+                continue
+            room, read, sequences, done = budget, 0.0, 0, []
+            for one in waiting:
+                part = min(room, one[1])
+                if not part:
+                    break
+                one[1], room, sequences, read = one[1] - part, room - part, sequences + 1, read + prompt
+                if not one[1]:
+                    done.append(one)
+            now += law(read, budget - room if budget < math.inf else prompt * len(done), sequences)
+            for one in done:
+                waiting.remove(one)
+                self.ttft.append(now - one[0] + transfer_s)
+                ready.append(now + transfer_s)
+        running: list[list[float]] = []
+        now, i = 0.0, 0
+        while i < requests or running:
+            while i < requests and ready[i] <= now:
+                running.append([ready[i], 0])
+                i += 1
+            if not running:
+                now = ready[i]
+                continue
+            now += law(sum(prompt + 1 + k for _, k in running), 0.0, len(running))
+            for one in running:
+                one[1] += 1
+            self.gaps += sum(now - start for start, k in running if k == output - 1)
+            running = [one for one in running if one[1] < output - 1]
+        self.itl = self.gaps / requests / (output - 1)
+
+
+def test_times_of_a_split_are_those_of_a_plain_simulation() -> None:
+    """TTFT has the queue, the prompt's own iteration and the transfer; ITL all that comes after the first token."""
+    one = one_class(900, 30, 12.0)
+    apart = Fleet(1, 1, transfer_bytes_per_s=1e9, bytes_per_token=20_000)
+    model = ServingModel((one,), LAW, Replica(10**6, max_num_batched_tokens=1024), fleet=apart)
+    found = fleet(model).split
+    runs = [Simulated(model, apart.transfer_s(900), 4000, seed) for seed in range(4)]
+    assert apart.transfer_s(900) == pytest.approx(0.018)
+    assert found.ttft_s == pytest.approx(np.mean([np.mean(run.ttft) for run in runs]), rel=0.03)
+    assert found.itl_s == pytest.approx(np.mean([run.itl for run in runs]), rel=0.01)
+
+
+def test_who_wins_depends_on_the_limit() -> None:
+    crossing = fleet(chat()).crossing
+    assert crossing is not None
+    for factor, winner in ((0.9, Winner.SPLIT), (1.1, Winner.TOGETHER)):
+        found = fleet(chat(), tpot_s__mean=factor * crossing.itl_s)  # of which there is no closed form
+        assert (found.winner, found.split.goodput_rps, found.together.goodput_rps) == (winner, None, None)
+    assert fleet(chat()).winner is Winner.TOGETHER
+
+
+def test_goodput_decides_where_it_is_known() -> None:
+    """Prompts of whole iterations make the tail of the gaps together: far fewer than by the mean of iterations."""
+    found = fleet(chat(), itl_s__p99=0.1)
+    assert found.split.rate_rps is not None
+    assert found.together.rate_rps is not None
+    assert found.together.goodput_rps is not None
+    assert found.split.rate_rps < found.together.rate_rps
+    assert found.together.goodput_rps < found.at_least_rps[0]
+    assert found.winner is Winner.SPLIT
+
+
+def test_each_side_keeps_its_own_objectives() -> None:
+    """Rates of one replica of each side, times as many: the smaller."""
+    found = fleet(chat(), ttft_s__p95=0.35, itl_s__p99=0.018)
+    first, later = prefill_replica(chat(), 5), decode_replica(chat(), 3)
+    assert later is not None
+    one = goodput(first, {"ttft_s.p95": 0.35 - SPLIT.transfer_s(2000)}).rate_rps
+    other = goodput(later, {"itl_s.p99": 0.018}).rate_rps
+    assert one is not None
+    assert other is not None
+    assert found.split.goodput_rps == pytest.approx(min(5 * one, 3 * other))
+    assert fleet(chat(), ttft_s__p95=0.01).split.goodput_rps == 0.0
+
+
+def test_together_the_best_split_of_as_many_gpus_stands_beside() -> None:
+    found = fleet(chat(Fleet(replicas=8), gpus=2), tpot_s__mean=0.02)
+    assert (found.split.prefill, found.split.decode, found.split.gpus) == (5, 3, 16)
+    assert (found.together.replicas, found.together.gpus) == (8, 16)
+    single = fleet(chat(Fleet(replicas=1), rate=5.0))
+    assert (single.split.prefill, single.split.rate_rps, single.winner) == (None, None, None)
+
+
+def test_the_budget_that_keeps_iterations_even() -> None:
+    """What they compute in 20 ms: all tokens of 8.6 requests/s in that time."""
+    found = fleet(chat(), tpot_s__mean=0.02)
+    both = served(sides(chat(), SPLIT).together, 0.02)
+    assert found.budget_tokens == pytest.approx(both.rate_rps * 0.02 * 2199)
+    assert fleet(chat()).budget_tokens is None
+
+
+def test_what_no_formula_covers_has_no_rates() -> None:
+    drafted = replace(chat(Fleet(replicas=8)), drafts=Drafts(1, (0.5,)))
+    found = fleet(drafted)
+    assert (found.split.rate_rps, found.together.rate_rps, found.winner) == (None, None, None)
+    assert found.uncovered == "speculative decoding"
+    inline = fleet(replace(chat(), replica=replace(chat().replica, prefill=Prefill.INLINE)))
+    assert inline.split.rate_rps is not None
+    assert inline.split.ttft_s is None
+
+
+def block_text(model: ServingModel, *slos: str) -> str:
+    found = Analyses(model, Plan(slos=tuple(map(parse_slo, slos)))).fleet
+    assert found is not None
+    return found.reason
+
+
+def test_the_reason_says_what_binds_and_where_the_winner_changes() -> None:
+    said = block_text(chat(), "tpot_s.mean <= 20 ms")
+    assert "5 prefill replicas serve 96.06 requests/s (limit: max_num_batched_tokens)" in said
+    assert "3 decode replicas serve 91.33 requests/s (limit: the time between tokens)" in said
+    assert "below 49.4 ms (here: 20 ms)" in said
+    assert "above 213 ms, the time of a full prefill iteration" in said
+    assert "5 + 3 would serve 96.06." in block_text(chat(Fleet(4, 4)))
+    assert "(here: none)" in block_text(chat())
+    assert "By rate together serves more whatever" in block_text(chat(Fleet(7, 1)))
+    assert "full prefill iteration" not in block_text(replace(chat(), timing=replace(LAW, d4=1e-4)))
+    assert "too few GPUs" in block_text(chat(Fleet(replicas=1), 5.0))
+    assert "No formula covers speculative" in block_text(replace(chat(), drafts=Drafts(1, (0.5,))))
+
+
+def test_all_else_in_a_report_is_about_one_replica() -> None:
+    whole, one = Analyses(chat(), Plan()), Analyses(one_replica(chat()), Plan())
+    assert (whole.load, whole.latency, whole.verdict.status) == (one.load, one.latency, one.verdict.status)
+    assert whole.load.offered_rps == 7.5
+    assert whole.verdict.summary == f"One of 8 replicas, prefill and decode together: {one.verdict.summary}"
+    assert one.fleet is None

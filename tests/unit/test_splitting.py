@@ -1,0 +1,105 @@
+"""Split or together: the search finds what is best among all ways, and says so."""
+
+import math
+
+import numpy as np
+import pytest
+from tiers import at_night
+
+from kvplan.analysis.split import sides
+from kvplan.decide.sizing import Estimate, Measured, simulated
+from kvplan.decide.splitting import (
+    Candidate,
+    Splitting,
+    _splits,
+    _together,
+    largest_rate,
+    split_or_together,
+)
+from kvplan.errors import UsageError
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.fleet import Fleet
+from kvplan.model.slo import Slo, parse_slo
+
+CHAT = RequestClass("chat", 2000, (200,), (1.0,), 60.0)
+LAW, REPLICA = Timing(8e-3, 0.04e-6, 25e-6, 15e-6), Replica(450_000, 16, max_num_batched_tokens=8192)
+MODEL = ServingModel((CHAT,), LAW, REPLICA)
+TTFT = parse_slo("ttft_s.p95 <= 2 s")
+
+
+def analytic(model: ServingModel, prefill_rps: float, decode_rps: float, both_rps: float) -> Measured:
+    """A fleet whose limits are known, and which answers at once below them."""
+    fleet, rate = model.fleet, model.total_rate_rps
+    most = (
+        min(fleet.prefill * prefill_rps, fleet.decode * decode_rps)
+        if fleet.is_split
+        else fleet.replicas * both_rps
+    )
+    return Measured(rate <= most, {"ttft_s.p95": Estimate(1.0, 1.0, 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "both"), [(20, 31, 11), (9, 100, 11), (100, 9, 7), (15, 15, 9)]
+)
+def test_the_best_of_all_ways_is_found(prefill: float, decode: float, both: float) -> None:
+    """Wherever the formulas would begin: what is measured decides."""
+    found = split_or_together(MODEL, 24, [TTFT], lambda model: analytic(model, prefill, decode, both))
+    best = max(min(x * prefill, (24 - x) * decode) for x in range(1, 24))
+    assert found.split.goodput_rps == pytest.approx(best, rel=0.021)
+    assert found.together.goodput_rps == pytest.approx(24 * both, rel=0.021)
+    expected = found.split if best > 24 * both else found.together
+    assert found.best is expected
+    assert len(found.tried) < 24, "neighbours, not all"
+
+
+def test_rates_that_are_alike_leave_replicas_together() -> None:
+    alike = [Candidate(Fleet(3, 5), 8, 90.0, 100.5), Candidate(Fleet(replicas=8), 8, 90.0, 100.0)]
+    assert Splitting(tuple(alike), *alike).best is alike[1]
+
+
+def test_nothing_is_served_within_what_nobody_keeps() -> None:
+    found = split_or_together(
+        MODEL, 4, [TTFT], lambda model: Measured(False, {"ttft_s.p95": Estimate(9.0, 9.0, 9.0)})
+    )
+    assert {one.goodput_rps for one in found.tried} == {0.0}
+
+
+@pytest.mark.parametrize("gpus", [0, 4097])
+def test_gpus_out_of_reach_are_refused(gpus: int) -> None:
+    with pytest.raises(UsageError, match="--split"):
+        split_or_together(MODEL, gpus, [], lambda model: Measured(True, {}))
+
+
+# ------------------------------------------------------------------------------------------------- a campaign
+
+
+def drawn(seed: int) -> tuple[ServingModel, int, list[Slo]]:
+    """A fleet of 8 to 64 GPUs, one of three kinds of traffic, limits between tokens and on the first."""
+    rng = np.random.default_rng(seed)
+    kind = ((2000, 200), (500, 600), (6000, 80))[seed % 3]
+    lengths = tuple(int(kind[1] * part) for part in (0.5, 1.0, 1.5))
+    chat = RequestClass("a", kind[0], lengths, (1.0, 1.0, 1.0), 10.0)
+    law = Timing(*(base * math.exp(rng.uniform(-0.5, 0.5)) for base in (8e-3, 4e-8, 25e-6, 15e-6)))
+    replica = Replica(int(rng.uniform(2e5, 8e5)), 16, max_num_batched_tokens=8192, prefix_caching=False)
+    fleet = Fleet(replicas=1, transfer_bytes_per_s=50e9, bytes_per_token=131_072.0)
+    gpus = int(rng.choice([8, 16, 32, 64]))
+    itl_s = law.d0 * math.exp(rng.uniform(0.7, 3.5))
+    slos = [parse_slo(f"itl_s.p99 <= {itl_s:.6f} s"), parse_slo("ttft_s.p95 <= 2 s")]
+    return ServingModel((chat,), law, replica, fleet=fleet), gpus, slos
+
+
+@pytest.mark.parametrize("seed", at_night(*range(60)))
+def test_what_is_recommended_is_within_three_percent_of_the_best_of_all(seed: int) -> None:
+    model, gpus, slos = drawn(seed)
+    measure = simulated(Plan(slos=tuple(slos)), "vllm", requests=max(6000, 300 * gpus), seeds=[0])
+    found = split_or_together(model, gpus, slos, measure)
+    known = {(one.fleet, one.budget_tokens) for one in found.tried}
+    formulas, best = sides(model, model.fleet), found.best.goodput_rps
+    every = [
+        *_splits(model.fleet, formulas, gpus, 1, math.inf),
+        _together(model.fleet, formulas, gpus, 1, math.inf),
+    ]
+    others = [
+        largest_rate(model, one, slos, measure).goodput_rps for one in every if (one.fleet, None) not in known
+    ]
+    assert best >= 0.97 * max([best, *(one.goodput_rps for one in found.tried), *others])
