@@ -36,6 +36,7 @@ from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
+from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
@@ -311,6 +312,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 400,
         "gpus": 2,
         "prefix_caching": False,
+        "offload": Offload(9000, 1e-6),
         "layout": KvLayout((Layers(Attention.WINDOW, 3, 8, 64), Layers(Attention.FULL, 3, 8)), 16),
     },
     "class": {
@@ -368,6 +370,14 @@ UNMOVED = {
         for what in ("side by side", "sweep", "explain")
     },
     ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
+    **{
+        (
+            "replica",
+            "offload",
+            seen_by,
+        ): "strangers find nothing on the host, and nobody is preempted in this run"
+        for seen_by in ("analyze", "side by side", "sweep", "simulate", "explain")
+    },
     ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
     **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"] if name != "slos"},
     **{
