@@ -33,10 +33,10 @@ from kvplan.model import (
 )
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet
-from kvplan.model.offload import Offload
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
+from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
