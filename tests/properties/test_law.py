@@ -315,6 +315,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "offload": Offload(9000, 1e-6),
         "layout": KvLayout((Layers(Attention.WINDOW, 3, 8, 64), Layers(Attention.FULL, 3, 8)), 16),
     },
+    "cached replica": {"offload": Offload(100_000, 1e-6)},
     "class": {
         "name": "other",
         "input_tokens": 650,
@@ -403,10 +404,8 @@ UNMOVED = {
         ("model", "provenance", what): "where figures come from, moves none"
         for what in ("side by side", "sweep", "simulate")
     },
-    **{
-        ("model", "fleet", what): "given one replica, whose share of the requests is taken before"
-        for what in ("side by side", "simulate")
-    },
+    ("cached replica", "offload", "explain"): "what it finds is in the report's figures, which are explained",
+    ("model", "fleet", "side by side"): "given one replica, whose share of the requests is taken before",
     **{("timing", name, "side by side"): "linear laws only" for name in ("d4", "d5", "knee_tokens")},
 }
 
@@ -420,6 +419,7 @@ def changed(base: ServingModel, group: str, name: str) -> tuple[ServingModel, Pl
     if group == "class":
         first = replace(base.classes[0], **{name: value})
         return replace(base, classes=(first, *base.classes[1:])), plan
+    group = group.split()[-1]
     return replace(base, **{group: replace(getattr(base, group), **{name: value})}), plan
 
 
@@ -479,6 +479,13 @@ def before(group: str, seen_by: str) -> object:
 def base(group: str) -> ServingModel:
     if group == "replica":
         return PLAIN
+    if group == "cached replica":
+        again = Reuse(0.9, 0.9, Exponential(3.0))
+        return replace(
+            PLAIN,
+            replica=replace(ROOMY, memory_tokens=8_000),
+            classes=tuple(replace(c, reuse=again) for c in PLAIN.classes),
+        )
     return replace(FULL if group == "timing" else PLAIN, replica=ROOMY)
 
 
@@ -490,6 +497,7 @@ def test_every_field_counts_or_is_declared_not_to(group: str, name: str, seen_by
 
 
 def test_the_walk_leaves_no_field_out() -> None:
-    for group, kind in (("timing", Timing), ("replica", Replica), ("class", RequestClass), ("plan", Plan)):
+    assert {*OTHER["replica"], *OTHER["cached replica"]} == {f.name for f in fields(Replica)}
+    for group, kind in (("timing", Timing), ("class", RequestClass), ("plan", Plan)):
         assert set(OTHER[group]) == {f.name for f in fields(kind)}
     assert {*OTHER["model"], *TAKEN_APART} == {f.name for f in fields(ServingModel)}
