@@ -312,7 +312,6 @@ OTHER: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 400,
         "gpus": 2,
         "prefix_caching": False,
-        "offload": Offload(9000, 1e-6),
         "layout": KvLayout((Layers(Attention.WINDOW, 3, 8, 64), Layers(Attention.FULL, 3, 8)), 16),
     },
     "cached replica": {"offload": Offload(100_000, 1e-6)},
@@ -371,14 +370,6 @@ UNMOVED = {
         for what in ("side by side", "sweep", "explain")
     },
     ("replica", "prefix_caching", "simulate"): "nobody is preempted in this run",
-    **{
-        (
-            "replica",
-            "offload",
-            seen_by,
-        ): "strangers find nothing on the host, and nobody is preempted in this run"
-        for seen_by in ("analyze", "side by side", "sweep", "simulate", "explain")
-    },
     ("model", "hit_curve", "simulate"): "requests themselves say what they have in common",
     **{("plan", name, "simulate"): "vllm follows no plan" for name in OTHER["plan"] if name != "slos"},
     **{
