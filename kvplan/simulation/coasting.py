@@ -128,15 +128,14 @@ def coast(s: State, limit: int, patience: int) -> None:
         if iterations > begun:
             c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], held
         if now >= clock[PAUSE]:
-            calm_s = still_calm(s, slot, held) * iteration_time(s.timing, weight + members, 0, members)
-            clock[CALM] = min(now + calm_s, max(now, next_event_s(s)))
+            clock[CALM] = calm_until_s(s)
 
 
 @kernel
-def still_calm(s: State, slot: int, held: int) -> float:
-    """How many further iterations nobody is due after, and memory suffices for; a little less, for rounding."""
+def calm_until_s(s: State) -> float:
+    """Until when, at least, nobody is done and memory suffices, if nobody comes and nobody can be admitted."""
     size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
-    phase, count = -s.group[0, TICK] % block, 0
+    slot, phase, held, count = s.group[0, TICK] % size, -s.group[0, TICK] % block, s.counter[HELD], 0
     while count < size:
         slot = slot + 1 if slot + 1 < size else 0
         held += s.phase[0, phase]
@@ -144,4 +143,6 @@ def still_calm(s: State, slot: int, held: int) -> float:
             break
         phase = phase - 1 if phase > 0 else block - 1
         count += 1
-    return count * _INSIDE
+    members, now = s.list[group_list(s, 0), LENGTH], s.clock[NOW]
+    tau = iteration_time(s.timing, s.group[0, WEIGHT] + members, 0, members)  # and they grow longer
+    return float(min(now + count * _INSIDE * tau, max(now, next_event_s(s))))

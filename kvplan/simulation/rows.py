@@ -124,11 +124,9 @@ class Rows:
         more = min(max(s.time.shape[0], 2 * count) - count, further)
         row = np.full(self.number.size + 1, NOBODY)
         row[left] = np.arange(count)
-        for one in states:
-            c = one.counter
-            one.list[:, HEAD], one.list[:, TAIL] = row[one.list[:, HEAD]], row[one.list[:, TAIL]]
-            one.ring[:], c[PARTLY] = row[one.ring], row[c[PARTLY]]
-            c[OLDEST], c[NEWEST] = row[c[OLDEST]], row[c[NEWEST]]
+        _rename([one.ring for one in states], slice(None), row)
+        _rename([one.list for one in states], (slice(None), [HEAD, TAIL]), row)
+        _rename([one.counter for one in states], [PARTLY, OLDEST, NEWEST], row)
         self.number = np.concatenate((self.number[left], np.arange(begin, begin + more)))
         time, request = _moved(s.time, left, more), _moved(s.request, left, more)
         request[:count, _LINKS] = row[request[:count, _LINKS]]
@@ -151,6 +149,15 @@ def by_request(s: State, column: int) -> FloatArray:
     if size == 0:
         return values
     return np.where(s.request[size:, STAGES] > 1, values[size:], values[:size])
+
+
+def _rename(arrays: Sequence[IntArray], which: Any, row: IntArray) -> None:
+    """Put other numbers of rows where arrays of one shape have some: in one go, however many arrays there are."""
+    every = np.stack(arrays)
+    which = which if isinstance(which, tuple) else (which,)
+    every[(slice(None), *which)] = row[every[(slice(None), *which)]]
+    for array, renamed in zip(arrays, every, strict=True):
+        array[:] = renamed
 
 
 def _moved(rows: _Array, left: IntArray, more: int) -> _Array:

@@ -256,8 +256,9 @@ STANDS_BY = 2
 (
     ROLE,
     IDLES,
+    ENDS,  # an iteration in which somebody is done: the router does not know yet
     ASKED,  # what it does where nobody comes any more
-) = range(3)
+) = range(4)
 BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
 WHOLE, PREFILL, DECODE = range(3)  # roles
 

@@ -8,7 +8,7 @@ iteration runs, before its end.
 import math
 
 from kvplan.simulation.actions import append, join, next_event_s
-from kvplan.simulation.coasting import coast
+from kvplan.simulation.coasting import calm_until_s, coast
 from kvplan.simulation.coming import comes_before, take_first
 from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LACKS_ROWS, LIVELOCK, OUT_OF_TIME, loop
 from kvplan.simulation.fleet.transfer import (
@@ -32,6 +32,7 @@ from kvplan.simulation.state import (
     COMING,
     COMING_S,
     DECODE,
+    ENDS,
     FIRST_TOKEN,
     FURTHER,
     HANDED_OVER,
@@ -82,7 +83,9 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
             first_s = told(s, ACTS, first)
         if first_s < coming_s:
             until_s = min(coming_s, least_of_others(s, ACTS, first)) if s.fleet[0, BRINGS] else coming_s
-            if run_replica(states, first, until_s, coming_s, patience) == LIVELOCK:
+            if s.fleet[1 + first, ENDS]:
+                settle(states[first], first)
+            elif run_replica(states, first, until_s, coming_s, patience) == LIVELOCK:
                 return LIVELOCK
         elif coming == NOBODY:
             first = held_back(states)
@@ -163,6 +166,19 @@ def show(s: State, replica: int, requests: int, blocks: int) -> None:
 
 
 @kernel
+def settle(s: State, replica: int) -> None:
+    """The last iteration has ended: let the router see who is done."""
+    c, role = s.counter, s.fleet[1 + replica, ROLE]
+    s.fleet[1 + replica, ENDS] = 0
+    c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], c[HELD]
+    show(s, replica, c[OUTSTANDING], c[HELD])
+    acts_s = max(s.clock[NOW], s.clock[CALM])
+    if role != WHOLE:
+        acts_s = min(acts_s, max(s.clock[NOW], next_transfer_s(s, FIRST_TOKEN if role == DECODE else THINK)))
+    tell(s, ACTS, replica, acts_s)
+
+
+@kernel
 def run_replica(
     states: tuple[State, ...], replica: int, until_s: float, coming_s: float, patience: int
 ) -> int:
@@ -187,10 +203,14 @@ def run_replica(
     if s.fixed[COASTS] and c[PARTLY] == NOBODY and (calm or c[WAITING] == 0):
         coast(s, limit, patience)
     code = loop(s, limit, patience)
-    s.fleet[row, IDLES] = code == IDLE
+    s.fleet[row, IDLES], s.fleet[row, ENDS] = code == IDLE, 0
     here, acts_s = c[WAITING] + c[RESIDENT], math.inf
     if code == GOES_ON:
-        acts_s = clock[NOW] if c[OUTSTANDING] != here else max(clock[NOW], clock[CALM])
+        acts_s = max(clock[NOW], clock[CALM])
+        if c[OUTSTANDING] != here:  # which the router sees when the iteration ends
+            acts_s, s.fleet[row, ENDS] = clock[NOW], 1
+            if s.fixed[COASTS] and c[PARTLY] == NOBODY and c[WAITING] == 0:
+                clock[CALM] = calm_until_s(s)
         if c[OUTSTANDING] != seen:
             show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
     else:
