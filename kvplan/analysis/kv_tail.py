@@ -176,6 +176,8 @@ def log_upper_tail(
     >>> round(math.exp(log_upper_tail(theta, 3.5, 4.5, 4.5, 1.0)), 4)
     0.0037
     """
+    if theta < 0 and curvature <= 0:  # by rounding, where so little of the law is left that all is above
+        return 0.0
     deviation = math.sqrt(curvature)
     if abs(theta) * deviation < _NEAR_MEAN:
         return math.log(max(0.5 - skewness / (6 * math.sqrt(2 * math.pi)), 0.0) or math.ulp(0.0))

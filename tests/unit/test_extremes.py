@@ -12,6 +12,7 @@ import pytest
 from strategies import mix_model
 from tiers import at_night
 
+from kvplan.analysis.kv_tail import log_upper_tail
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
 
@@ -149,3 +150,7 @@ def test_what_does_not_depend_on_the_rate_is_the_same_at_any_rate(exponent: int)
         assert scaled[block][key] == pytest.approx(one[block][key], rel=1e-9), key
     assert scaled["stability"]["stable"] == one["stability"]["stable"]
     assert scaled["load"]["offered_rps"] == pytest.approx(4 * float(f"1e{exponent}"), rel=1e-12)
+
+
+def test_where_rounding_leaves_no_spread_of_a_law_all_of_it_is_above() -> None:
+    assert log_upper_tail(-40.0, -12.0, 1e-16, -3e-17, skewness=0.3) == 0.0
