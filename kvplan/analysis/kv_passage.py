@@ -221,7 +221,7 @@ def passage(speed: float, iterations: float) -> Passage:
     Parameters
     ----------
     speed
-        c of `passage_speed`.
+        c of `passage_speed`; 0, or by rounding less, where the usage does not change.
     iterations
         Of the horizon, at least 1.
 
@@ -237,9 +237,12 @@ def passage(speed: float, iterations: float) -> Passage:
     (0.101, 0.00099)
     >>> round(passage(speed=0.01, iterations=1).any_overflow(math.log(1e-3)), 6)
     0.001
+    >>> round(passage(speed=0.0, iterations=1000).any_overflow(math.log(1e-3)), 6)
+    0.001
     """
     log_exceeded, log_below, log_time = _normal_passage()
-    log_rate = np.minimum(log_exceeded, math.log(_FACTOR * speed) + log_below - log_time)
+    log_speed = math.log(_FACTOR * speed) if speed > 0 else -math.inf  # else the usage hardly ever changes
+    log_rate = np.minimum(log_exceeded, log_speed + log_below - log_time)
     log_spared = log_below - (iterations - 1) * np.exp(log_rate)
     return Passage(log_exceeded, log_rate, np.log(-np.expm1(log_spared)))
 

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable
 
+from kvplan.formats.commands import printable, without_commands
 from kvplan.formats.markdown import quote
 from kvplan.report.explain import Explained, Row, Summary
 from kvplan.report.keys.evidence import Symbol
@@ -120,4 +121,4 @@ def _markdown_summary(page: Summary) -> Iterable[str]:
 
 
 def _joined(lines: Iterable[str]) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    return without_commands(printable("".join(f"{line.rstrip()}\n" for line in lines)))

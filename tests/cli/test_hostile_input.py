@@ -269,3 +269,16 @@ def test_answers_of_one_token_keep_any_limit_on_gaps(run: Run, tmp_path: Path) -
     code, out, error = run("analyze", str(path))
     assert code == 0, error
     assert "all is met at" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("format", ["text", "markdown"])
+def test_a_class_gives_no_commands_where_a_key_is_explained(run: Run, tmp_path: Path, format: str) -> None:
+    profile = tmp_path / "named.toml"
+    profile.write_text(
+        'schema = 1\nname = "n"\ngpu = { memory_tokens = 9000 }\ntiming = { d0 = "14 ms" }\n'
+        'classes = [{ name = "##[group]x", input = 100, decode = 10, rate = 2 }]\n'
+    )
+    code, text, _ = run("explain", "equilibrium.classes[].in_flight", str(profile), "--format", format)
+    assert code == 0
+    assert "group" in text
+    assert "##[" not in text
