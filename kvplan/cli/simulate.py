@@ -26,6 +26,7 @@ from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from kvplan.model import ServingModel
     from kvplan.simulation.requests import Requests
 
 
@@ -178,7 +179,7 @@ def simulate(
     options.check_sessions(load, loaded.model)
     if requests is None and horizon is None and trace is None:
         load = options.with_sessions(load, loaded.model)
-    usual = "vllm" if loaded.model.finds_prefixes else "greedy,rate-limited,vllm"
+    usual = "vllm" if loaded.model.finds_prefixes or _is_split(loaded.model) else "greedy,rate-limited,vllm"
     names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
     policies = options.chosen(names, setting or [])
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
@@ -211,6 +212,11 @@ def simulate(
     if found.interrupted:
         say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _is_split(model: "ServingModel") -> bool:
+    """Whether prefill and decode are apart, as `vllm` alone runs them."""
+    return model.fleet is not None and model.fleet.is_split
 
 
 def _recorded(trace: Path) -> "Requests":

@@ -8,7 +8,6 @@ from kvplan.simulation.state import (
     ITERATIONS,
     NOW,
     RECORDED,
-    RECORDS,
     RESIDENT,
     STRIDE,
     WAITING,
@@ -22,8 +21,8 @@ def record(s: State, held: int, cached: int) -> None:
     c = s.counter
     if c[ITERATIONS] % c[STRIDE]:
         return
-    if c[RECORDED] == RECORDS:
-        half = RECORDS // 2
+    if c[RECORDED] == s.record.shape[0]:
+        half = s.record.shape[0] // 2
         for i in range(half):
             for column in range(s.record.shape[1]):
                 s.record[i, column] = s.record[2 * i + 1, column]

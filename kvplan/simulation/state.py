@@ -304,7 +304,7 @@ class State(NamedTuple):
         How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
     histogram : ndarray of int64, shape (KV_BINS + GAPS,)
         Iterations by KV tokens held; then times between two tokens, by their logarithms.
-    record : ndarray, shape (RECORDS, 8)
+    record : ndarray, shape (RECORDS, 8), or fewer in a fleet
         The clock and the time of all iterations, seconds; then counts: KV tokens, waiting, resident, evictions,
         completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
     stream : ndarray of int64, shape (n_streams, n_columns)

@@ -1,6 +1,7 @@
 """`kvplan size --split`."""
 
 import json
+from pathlib import Path
 
 import pytest
 from command import Run
@@ -41,3 +42,27 @@ def test_options_that_do_not_go_with_it_are_refused(run: Run) -> None:
         code, _, error = run("size", "prefill-decode", "--split", "8", *more)
         assert code == 2
         assert "--split" in error
+
+
+def test_a_split_fleet_is_simulated_without_being_told_how(run: Run) -> None:
+    code, text, messages = run("simulate", "prefill-decode", "--requests", "300", "--format", "json")
+    assert (code, messages) == (0, "")
+    [policy] = json.loads(text)["policies"]
+    assert (policy["policy"], policy["completed"]) == ("vllm", 300)
+    code, _, error = run("simulate", "prefill-decode", "--policy", "greedy")
+    assert code == 2
+    assert "prefill and decode apart" in error
+
+
+def test_what_many_prefix_caches_know_is_bounded(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "many.toml"
+    path.write_text("""schema = 1
+name = "many"
+timing = { d0 = "8 ms" }
+classes = [{ name = "a", input = 90, decode = 9, shared = 32, rate = 9e4 }]
+gpu = { memory_tokens = 9000, block_tokens = 16 }
+fleet = { replicas = 10_000 }
+""")
+    code, _, error = run("simulate", str(path), "--policy", "vllm", "--requests", "20000")
+    assert code == 2
+    assert "GiB" in error

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Replica, Timing
 from kvplan.model.fleet import Routing
 from kvplan.simulation import engine
@@ -39,6 +40,7 @@ from kvplan.simulation.state import (
     NOW,
     OVERHEAD,
     RADIX_TREE,
+    RECORDS,
     RELEASED,
     ROLE,
     ROWLESS,
@@ -59,7 +61,9 @@ from kvplan.simulation.state import (
 )
 
 _STEPS, _PLAIN_STEPS = 200_000, 1_000  # between two looks at what the caller wants
-_ROWS = 1 << 8  # requests for each replica that have a row at first
+_ROWS, _MOST_ROWS = 1 << 8, 1 << 16  # requests that have a row at first, for each replica and in all
+_RECORDS = 1 << 9  # of the series of each replica, of several
+_MOST_BYTES = 1 << 30  # of what prefix caches know
 
 
 class Group(NamedTuple):
@@ -122,7 +126,7 @@ def run(
         known[0] = replace(requests, decode_tokens=np.ones_like(requests.decode_tokens))
     if (split or not requests.is_open) and requests.turns is None:
         known = [replace(one, turns=_no_turns(one.arrival_s.size)) for one in known]
-    at_once = max(engine.ROWS, _ROWS * sum(group.replicas for group in groups))
+    at_once = max(engine.ROWS, min(_ROWS * sum(group.replicas for group in groups), _MOST_ROWS))
     rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
     states = _states(known, groups, routing, sites, rows.number.size)
@@ -224,11 +228,18 @@ def _states(
     mine[role != DECODE, SEEN] = mine[role == DECODE, SEEN_DECODING] = mine[:, TRANSFERS_UNTIL] = 0.0
     for node in reversed(range(1, leaves)):
         link[node] = link[2 * node : 2 * node + 2].min(axis=0)
-    # replicas of a group count in one histogram, which so stays in the processor's cache; and a stranger leaves its
-    # blocks where it has been, and nobody else's
-    of_group = {"histogram"}
+    # replicas of a group count in one histogram, which so stays in the processor's cache
+    of_group = {"histogram", "timing", "blocks", "context", "emitted"}
     if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):
-        of_group.add("stream")
+        of_group.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
+    elif (
+        known_bytes := sum(g.replicas * first.stream.nbytes for g, first in zip(groups, firsts, strict=True))
+    ) > (_MOST_BYTES):
+        raise UsageError(
+            f"what {replicas:,} prefix caches know of these requests takes {known_bytes / 2**30:.1f} GiB, and 1 is the "
+            "most; fewer requests or replicas"
+        )
+    records = RECORDS if replicas == 1 else _RECORDS
     shared = {"time": time, "request": request, "fleet": fleet, "link": link}
     states: list[State] = []
     for group, first in zip(groups, firsts, strict=True):
@@ -239,8 +250,9 @@ def _states(
             copies = {
                 name: array.copy()
                 for name, array in own._asdict().items()
-                if name not in shared and name not in of_group
+                if name not in shared and name not in of_group and name != "record"
             }
+            copies["record"] = np.zeros((records, own.record.shape[1]))
             copies["fixed"][SITE_NUMBER] = len(states)
             states.append(own._replace(**copies))
     return tuple(states)
