@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tiers import COMMIT, NIGHTLY
+from tiers import COMMIT, NIGHTLY, is_kept
 
 # No deadline: how long a draw takes says how busy the machine is. On a commit the draws follow from the test alone, so
 # that what is red is red for everybody, and because of the change; the night looks further, elsewhere each time.
@@ -55,6 +55,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--nightly"):
-        late = [item for item in items if item.get_closest_marker("nightly")]
-        config.hook.pytest_deselected(items=late)
-        items[:] = [item for item in items if item not in late]
+        seen: dict[str, int] = {}
+        kept = [is_kept(item, seen) for item in items]
+        config.hook.pytest_deselected(items=[item for item, on in zip(items, kept, strict=True) if not on])
+        items[:] = [item for item, on in zip(items, kept, strict=True) if on]

@@ -16,3 +16,81 @@ def examples(count: int) -> settings:
 def at_night(*values: Any) -> list[Any]:
     """Parameters of a test that are for the night alone."""
     return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
+
+
+# Of costly tests, how many of the cases, which prove the same of other things, run on a commit; the others are for the
+# night, and so is a test of which there is none here.
+KEPT = {
+    "cli/test_docs::test_consoles_show_what_is_printed": 6,
+    "cli/test_emit::test_settings_put_into_a_gated_profile_pass_check": 1,
+    "papers/test_overflow_risk::test_the_risk_is_that_of_simulated_paths": 3,
+    "cli/test_campaign::test_nothing_breaks": 1,
+    "compiled/test_loops::test_compiled_and_plain_runs_leave_the_same_bytes": 2,
+    "papers/test_reference_values::test_mixes_lose_more_to_a_pool_of_long_requests": 1,
+    "cli/test_time_limits::test_an_answer_takes_seconds": 1,
+    "unit/test_explain::test_every_key_of_a_report_is_explained": 10,
+    "cli/test_html_browser::test_a_page_is_silent_fits_and_can_be_read": 1,
+    "properties/test_concurrency::test_where_no_eviction_is_possible_no_policy_evicts": 5,
+    "properties/test_drafts::test_a_few_verdicts_survive_whole_requests": 1,
+    "unit/test_text_file::test_millions_of_blank_lines_are_refused_before_their_end": 3,
+    "papers/test_experiments::test_an_experiment_comes_out_as_recorded": 4,
+    "cli/test_hostile_input::test_a_prefix_cache_without_a_warm_state_has_no_plot_of_states": 0,
+    "cli/test_analyze::test_only_what_a_command_needs_is_imported": 3,
+    "properties/test_worst_cycle::test_a_simulated_worst_cycle_is_where_the_slow_map_goes": 1,
+    "unit/test_extremes::test_a_report_all_the_same": 10,
+    "unit/test_gate::test_the_result_stands_beside_the_key_and_no_word_is_cut": 5,
+    "unit/test_explain::test_every_page_is_readable": 15,
+    "real/test_scoreboard::test_no_error_is_larger_than_on_record": 2,
+    "real/test_scoreboard::test_a_few_sweeps_are_foretold": 0,
+    "properties/test_fleet::test_compiled_fleets_leave_the_same_bytes": 2,
+    "properties/test_rows::test_many_requests_hold_60_bytes_each_from_drawing_to_percentiles": 0,
+    "real/test_roofline_sweeps::test_the_bands_shipped_are_those_of_models_left_out": 0,
+    "cli/test_sweep_lies::test_what_is_not_asked_for_is_not_written": 1,
+    "properties/test_hindsight::test_no_policy_surpasses_hindsight": 6,
+    "cli/test_sweep::test_a_file_cut_anywhere_is_completed_to_the_same_bytes": 1,
+    "real/test_mooncake_prefixes::test_the_curve_of_the_trace_says_what_is_found": 1,
+    "real/test_vllm_rtx4090::test_what_would_have_served_the_run_best_gains_what_the_page_says": 0,
+    "cli/test_moving_files::test_a_pipe_that_has_a_name_is_read_as_a_file_is": 2,
+    "unit/test_plots::test_throughput_is_the_rate_up_to_its_limit": 1,
+    "properties/test_simulated_radix_tree::test_the_retracted_find_what_had_come_into_the_tree": 2,
+    "properties/test_simulated_radix_tree::test_compiled_runs_leave_the_same_bytes": 1,
+    "papers/test_host_tier::test_hits_are_those_of_two_characteristic_times": 2,
+    "papers/test_host_tier::test_a_link_that_is_too_slow_costs_more_than_it_brings": 0,
+    "cli/test_planning_plots::test_a_map_has_the_rows_of_the_file_in_their_places": 1,
+    "papers/test_simulated_values::test_the_rate_cap_reaches_the_equilibrium": 2,
+    "papers/test_simulated_values::test_the_throughput_gap_of_wait": 1,
+    "papers/test_simulated_values::test_the_rate_cap_ends_a_collapse": 1,
+    "papers/test_simulated_values::test_greedy_ends_on_the_worst_cycle": 2,
+    "properties/test_gaps::test_they_add_up_to_what_passes_from_the_first_token_to_the_last": 3,
+    "unit/test_cached_decisions::test_fewer_users_are_whole_and_as_many_as_pass": 0,
+    "unit/test_cached_decisions::test_a_sweep_has_the_figures_of_analyze": 1,
+    "unit/test_cached_decisions::test_a_cache_is_switched_off_where_the_profile_does_and_nowhere_else": 1,
+    "unit/test_sweep::test_workers_that_die_again_and_again_end_the_sweep": 0,
+    "unit/test_prefix_cache::test_sessions_hit_and_take_what_theory_says": 1,
+    "properties/test_recovery::test_profiles_are_of_every_kind": 0,
+    "cli/test_explain_command::test_only_what_a_command_needs_is_imported": 2,
+    "cli/test_html_and_plots::test_plots_are_written_beside_the_report": 1,
+    "unit/test_text_file::test_a_statement_that_is_begun_again_and_again_is_searched_once": 3,
+    "papers/test_flow_control::test_the_kernel_agrees_with_the_slow_simulator_on_a_quarter_of_it": 4,
+    "real/test_bursts::test_the_busiest_time_of_a_described_client_is_served": 0,
+    "real/test_bursts::test_enough_is_enough_in_a_replay": 1,
+    "unit/test_render::test_no_line_is_wider_than_the_terminal": 20,
+    "cli/test_analyze::test_an_interrupt_while_starting_or_ending_is_quiet": 2,
+    "properties/test_metrics::test_intervals_of_a_percentile_cover_it": 4,
+    "properties/test_fluid_map::test_every_gap_vector_gives_the_cycle_of_sic_equation_25": 4,
+    "unit/test_latency::test_far_out_there_are_figures_or_a_reason": 8,
+    "unit/test_plots::test_the_report_has_the_cheapest_number_of_segments": 2,
+    "unit/test_splitting::test_the_best_of_all_ways_is_found": 2,
+    "papers/test_prefix_theory::test_sessions_are_served_as_theory_says": 1,
+    "properties/test_bursts::test_usage_spreads_as_on_a_path": 3,
+}
+
+
+def is_kept(item: pytest.Item, seen: dict[str, int]) -> bool:
+    """Whether a test is run on a commit, where so many cases of each have been `seen`."""
+    if item.get_closest_marker("nightly"):
+        return False
+    file, _, name = item.nodeid.partition("::")
+    test = f"{file.removeprefix('tests/').removesuffix('.py')}::{name.partition('[')[0]}"
+    seen[test] = seen.get(test, 0) + 1
+    return seen[test] <= KEPT.get(test, seen[test])
