@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-COMMIT, NIGHTLY = 10, 400  # examples of a property that asks for no number of its own
+COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of its own
 
 
 def examples(count: int) -> settings:
@@ -23,10 +23,10 @@ def at_night(*values: Any) -> list[Any]:
 KEPT = {
     "cli/test_docs::test_consoles_show_what_is_printed": 6,
     "cli/test_emit::test_settings_put_into_a_gated_profile_pass_check": 1,
-    "papers/test_overflow_risk::test_the_risk_is_that_of_simulated_paths": 3,
+    "papers/test_overflow_risk::test_the_risk_is_that_of_simulated_paths": 2,
     "cli/test_campaign::test_nothing_breaks": 1,
     "compiled/test_loops::test_compiled_and_plain_runs_leave_the_same_bytes": 2,
-    "papers/test_reference_values::test_mixes_lose_more_to_a_pool_of_long_requests": 1,
+    "papers/test_reference_values::test_mixes_lose_more_to_a_pool_of_long_requests": 0,
     "cli/test_time_limits::test_an_answer_takes_seconds": 1,
     "unit/test_explain::test_every_key_of_a_report_is_explained": 10,
     "cli/test_html_browser::test_a_page_is_silent_fits_and_can_be_read": 1,
@@ -40,9 +40,9 @@ KEPT = {
     "unit/test_extremes::test_a_report_all_the_same": 10,
     "unit/test_gate::test_the_result_stands_beside_the_key_and_no_word_is_cut": 5,
     "unit/test_explain::test_every_page_is_readable": 15,
-    "real/test_scoreboard::test_no_error_is_larger_than_on_record": 2,
+    "real/test_scoreboard::test_no_error_is_larger_than_on_record": 1,
     "real/test_scoreboard::test_a_few_sweeps_are_foretold": 0,
-    "properties/test_fleet::test_compiled_fleets_leave_the_same_bytes": 2,
+    "properties/test_fleet::test_compiled_fleets_leave_the_same_bytes": 1,
     "properties/test_rows::test_many_requests_hold_60_bytes_each_from_drawing_to_percentiles": 0,
     "real/test_roofline_sweeps::test_the_bands_shipped_are_those_of_models_left_out": 0,
     "cli/test_sweep_lies::test_what_is_not_asked_for_is_not_written": 1,
@@ -83,6 +83,17 @@ KEPT = {
     "unit/test_splitting::test_the_best_of_all_ways_is_found": 2,
     "papers/test_prefix_theory::test_sessions_are_served_as_theory_says": 1,
     "properties/test_bursts::test_usage_spreads_as_on_a_path": 3,
+    "unit/test_explain::test_every_figure_is_named_by_a_formula": 0,
+    "unit/test_inputs::test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_slower": 0,
+    "real/test_scoreboard::test_points_of_a_sweep_that_are_held_out_do_not_matter": 0,
+    "cli/test_html_browser::test_a_name_is_text_and_nothing_else": 1,
+    "papers/test_simulated_values::test_the_memory_of_nested_wait_is_enough": 1,
+    "cli/test_sweep::test_a_terminal_shows_the_rate_and_the_time_left": 0,
+    "cli/test_sweep_parquet::test_what_was_stopped_goes_on_to_the_same_bytes": 0,
+    "compiled/test_cache::test_where_there_is_no_folder_nothing_is_kept": 0,
+    "unit/test_cached_decisions::test_replicas_in_place_of_one_have_room_for_all_users": 0,
+    "cli/test_html_and_plots::test_simulated_runs_are_plotted": 0,
+    "unit/test_plots::test_drawings_are_the_same_each_time": 0,
 }
 
 
