@@ -96,7 +96,7 @@ class CumulantTable:
         value[1] += self.shift
         infinite = ~np.isfinite(value).all(axis=0) | ((value[2] < 0) & (points > 0))
         # far past the singularity the recursion can come back to finite nonsense
-        singular = min(self.singular, float(points[infinite].min(initial=math.inf)))
+        singular = min(self.singular, float(points[infinite & (points > 0)].min(initial=math.inf)))
         infinite |= points >= singular
         order = np.argsort(theta := np.concatenate([self.theta, points[~infinite]]))
         return CumulantTable(
@@ -109,9 +109,11 @@ class CumulantTable:
 
 
 def cumulant_table(grid: ClusterGrid, mean: float, theta: FloatArray) -> CumulantTable:
-    """Tabulate K at 0 and at the points of `theta`, shifted to the exact mean."""
+    """Tabulate K at 0 and at the points of `theta`, shifted to the exact mean; nothing where floats do not reach."""
     empty = CumulantTable(grid, 0.0, np.empty(0), np.empty((3, 0)), math.inf)
     table = empty.extended(np.append(theta, 0.0))
+    if not table.theta.size:
+        return empty
     shift = mean - float(table.value[1, table.origin])
     change = np.stack([shift * table.theta, np.full_like(table.theta, shift), np.zeros_like(table.theta)])
     return replace(table, shift=shift, value=table.value + change)

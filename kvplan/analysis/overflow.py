@@ -60,7 +60,7 @@ class RiskBasis(StrEnum):
 class SafetyBuffer(NamedTuple):
     """Risk of overflow and the memory that bounds it; the keys of the report's `safety_buffer` block.
 
-    Everything is None where Λ >= 1.
+    Everything is None where Λ >= 1, and where sums of the law of the usage are beyond all floats.
 
     Attributes
     ----------
@@ -143,6 +143,8 @@ def safety_buffer(
     iterations = max(1.0, horizon_s / tau)
     mean, memory = usage_scale(model).mean, model.replica.memory_tokens
     found = _tails(model, delta, iterations)
+    if found is None:
+        return SafetyBuffer(*[None] * 13)
     log_probability = found.reported.log_probability
     probability, by_saddlepoint = math.exp(log_probability), log_probability == found.smooth.log_probability
     required, basis = _required(model, delta, found)
@@ -246,7 +248,8 @@ class _Tails(NamedTuple):
     reported: Tail
 
 
-def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails:
+def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails | None:
+    """None where floats do not reach."""
     lattice = model.mix.held.lattice_tokens
     level = (model.replica.capacity_tokens // lattice + 0.5) * lattice
     (grid, at, stretch), log_bound = usage_law(model), math.log(delta) - math.log(iterations)
@@ -254,6 +257,8 @@ def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails:
         nothing = Tail(-math.inf, (-math.inf, -math.inf))
         return _Tails(at.std_without_feedback, passage(1.0, iterations), nothing, None, nothing)
     table = saddlepoint_table(grid, at, with_left=level < at.mean * stretch or log_bound > _LIKELY)
+    if not table.theta.size:
+        return None
     std = table.std * stretch
     usual = passage(passage_speed(model, std), iterations)
     log_allowed = (log_bound, min(usual.log_allowed(min(delta, _MOST_DELTA)), _LIKELY))

@@ -244,7 +244,12 @@ def _split(
     prices = _prices(price, {label: own}, {label: loaded.plan.gpu_hour})
     count = requests or default_requests(loaded.model, gpus)
     measure = simulated(
-        loaded.plan, policy, requests=count, seeds=chosen(0, seeds), announce=_once(say_compiling)
+        loaded.plan,
+        policy,
+        requests=count,
+        seeds=chosen(0, seeds),
+        announce=_once(say_compiling),
+        compile=True,  # dozens of runs, each of all replicas
     )
     with _watching() as watch:
         found = split_or_together(loaded.model, gpus, loaded.plan.slos, watch(label, measure))

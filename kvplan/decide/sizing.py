@@ -421,6 +421,7 @@ def simulated(
     requests: int,
     seeds: Sequence[int],
     announce: Callable[[str, bool], None] | None = None,
+    compile: bool | None = None,
 ) -> Measure:
     """How `size` measures in earnest: a policy on the arrivals of the model, the same seeds for every size.
 
@@ -452,7 +453,9 @@ def simulated(
         )
 
     def measure(model: ServingModel) -> Measured:
-        found = study(model, plan, Load(requests=requests), settings, seeds, announce=announce)
+        found = study(
+            model, plan, Load(requests=requests), settings, seeds, announce=announce, compile=compile
+        )
         if found.interrupted:
             raise KeyboardInterrupt
         result = found.results[0]

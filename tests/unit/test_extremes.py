@@ -12,7 +12,9 @@ import pytest
 from strategies import mix_model
 from tiers import at_night
 
+from kvplan.analysis import kv_tail
 from kvplan.analysis.kv_tail import log_upper_tail
+from kvplan.analysis.latency.fast_part import Prompts, chain
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
 
@@ -154,3 +156,15 @@ def test_what_does_not_depend_on_the_rate_is_the_same_at_any_rate(exponent: int)
 
 def test_where_rounding_leaves_no_spread_of_a_law_all_of_it_is_above() -> None:
     assert log_upper_tail(-40.0, -12.0, 1e-16, -3e-17, skewness=0.3) == 0.0
+
+
+def test_prompts_too_short_for_a_float_bring_on_nothing() -> None:
+    prompts = Prompts(np.array([0]), np.array([1e-100]), np.array([1e-60]))
+    assert chain(prompts, np.array([-1e-4j]), 1e-60).total.tolist() == [-1e-4j]
+
+
+def test_where_no_sum_is_finite_there_is_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_tail, "cumulants", lambda grid, theta: np.full((3, theta.size), math.nan))
+    found = report(ServingModel((RequestClass("a", 100, (50,), (1.0,), 2.0),), TIMING, Replica(9000)))
+    assert set(found["safety_buffer"].values()) == {None}
+    assert found["latency"]["reason"]

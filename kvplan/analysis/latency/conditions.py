@@ -109,6 +109,8 @@ def _no_memory(model: ServingModel) -> float:
     if at.std_without_feedback < 1e-140:
         return float(share @ (level < at.mean))
     table = saddlepoint_table(grid, at, with_left=bool((level < at.mean).any()))
+    if not table.theta.size:  # floats do not reach: nothing is known
+        return 1.0
     most = (table.value[0] - table.theta * level[:, None]).min(axis=1)  # Chernoff's bound
 
     def tail(level: float) -> float:

@@ -100,7 +100,8 @@ def chain(prompts: Prompts, start: ComplexArray, iteration_s: float) -> Chain:
     straight = 1 / (1 - work)
     bend = square * straight / (1 - work**2)  # S''(0)
     third = float(rate @ seconds**3) * straight / (1 - work**3) + 3 * square * work * bend / (1 - work**3)
-    enough = (6 * _CLOSE / (third * iteration_s)) ** (1 / 3) if third > 0 else math.inf
+    bent = third * iteration_s
+    enough = (6 * _CLOSE / bent) ** (1 / 3) if bent > 0 else math.inf
     kept = 1 + (math.ceil(math.log(_FORGOTTEN) / math.log(work)) if work > 0 else 1)
     at, total = start, np.zeros_like(start)
     powers: list[ComplexArray] = []
