@@ -22,6 +22,7 @@ from kvplan.simulation.requests import Requests
 
 NOBODY = -1
 _NO_END = 1 << 60  # tokens
+_MOST_LOOKED_UP = 1 << 23  # tokens
 _MOST_NODES = 1 << 26  # of a radix tree; 5 GiB, of which only those in use are touched
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
@@ -628,6 +629,11 @@ def new_state(
     if replica.layout is not None or drafted is not None:
         kind = Layered
         most = int(requests.input_tokens.max(initial=0)) + int(requests.decode_tokens.max(initial=1))
+        if most > _MOST_LOOKED_UP:
+            raise UsageError(
+                f"requests of up to {most:,} tokens; beside drafts or layers of several kinds {_MOST_LOOKED_UP:,} is the "
+                "most in a simulation"
+            )
         blocks, context = _lookup(replica, most + fixed[SLOTS] + 2)
     if setup.pools is not None:
         kind, tokens = Pooled, np.arange(context.size)

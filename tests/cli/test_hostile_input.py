@@ -282,3 +282,15 @@ def test_a_class_gives_no_commands_where_a_key_is_explained(run: Run, tmp_path: 
     assert code == 0
     assert "group" in text
     assert "##[" not in text
+
+
+def test_prompts_too_long_for_a_table_are_not_simulated(run: Run, tmp_path: Path) -> None:
+    profile = tmp_path / "long.toml"
+    profile.write_text(
+        'schema = 1\nname = "long"\ngpu = { memory_tokens = 100_000_000_000 }\ntiming = { d0 = "14 ms" }\n'
+        + 'classes = [{ name = "a", input = 50_000_000, decode = 10, rate = 2 }]\n'
+        + "speculative = { tokens = 2, accepted = [0.5, 0.2] }\n"
+    )
+    code, _, error = run("simulate", str(profile), "--policy", "vllm", "--requests", "20")
+    assert code == 2
+    assert "50,000,010 tokens" in error
