@@ -631,8 +631,8 @@ def new_state(
         most = int(requests.input_tokens.max(initial=0)) + int(requests.decode_tokens.max(initial=1))
         if most > _MOST_LOOKED_UP:
             raise UsageError(
-                f"requests of up to {most:,} tokens; beside drafts or layers of several kinds {_MOST_LOOKED_UP:,} is the "
-                "most in a simulation"
+                f"requests of up to {most:,} tokens; beside drafts or layers of several kinds {_MOST_LOOKED_UP:,} is "
+                "the most in a simulation"
             )
         blocks, context = _lookup(replica, most + fixed[SLOTS] + 2)
     if setup.pools is not None:

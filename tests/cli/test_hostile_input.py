@@ -289,7 +289,7 @@ def test_prompts_too_long_for_a_table_are_not_simulated(run: Run, tmp_path: Path
     profile.write_text(
         'schema = 1\nname = "long"\ngpu = { memory_tokens = 100_000_000_000 }\ntiming = { d0 = "14 ms" }\n'
         + 'classes = [{ name = "a", input = 50_000_000, decode = 10, rate = 2 }]\n'
-        + "speculative = { tokens = 2, accepted = [0.5, 0.2] }\n"
+        + "speculative = { tokens = 2, accepted = [0.5, 0.2], draft_time = 1e-3, verify_time = 1e-6 }\n"
     )
     code, _, error = run("simulate", str(profile), "--policy", "vllm", "--requests", "20")
     assert code == 2
