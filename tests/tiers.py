@@ -21,13 +21,13 @@ def at_night(*values: Any) -> list[Any]:
 # Of costly tests, how many of the cases, which prove the same of other things, run on a commit; the others are for the
 # night, and so is a test of which there is none here.
 KEPT = {
-    "cli/test_docs::test_consoles_show_what_is_printed": 6,
+    "cli/test_docs::test_consoles_show_what_is_printed": 5,
     "cli/test_emit::test_settings_put_into_a_gated_profile_pass_check": 1,
-    "papers/test_overflow_risk::test_the_risk_is_that_of_simulated_paths": 2,
+    "papers/test_overflow_risk::test_the_risk_is_that_of_simulated_paths": 1,
     "cli/test_campaign::test_nothing_breaks": 1,
     "compiled/test_loops::test_compiled_and_plain_runs_leave_the_same_bytes": 2,
     "papers/test_reference_values::test_mixes_lose_more_to_a_pool_of_long_requests": 0,
-    "cli/test_time_limits::test_an_answer_takes_seconds": 1,
+    "cli/test_time_limits::test_an_answer_takes_seconds": 0,
     "unit/test_explain::test_every_key_of_a_report_is_explained": 10,
     "cli/test_html_browser::test_a_page_is_silent_fits_and_can_be_read": 1,
     "properties/test_concurrency::test_where_no_eviction_is_possible_no_policy_evicts": 5,
@@ -87,13 +87,15 @@ KEPT = {
     "unit/test_inputs::test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_slower": 0,
     "real/test_scoreboard::test_points_of_a_sweep_that_are_held_out_do_not_matter": 0,
     "cli/test_html_browser::test_a_name_is_text_and_nothing_else": 1,
-    "papers/test_simulated_values::test_the_memory_of_nested_wait_is_enough": 1,
+    "papers/test_simulated_values::test_the_memory_of_nested_wait_is_enough": 0,
     "cli/test_sweep::test_a_terminal_shows_the_rate_and_the_time_left": 0,
     "cli/test_sweep_parquet::test_what_was_stopped_goes_on_to_the_same_bytes": 0,
     "compiled/test_cache::test_where_there_is_no_folder_nothing_is_kept": 0,
     "unit/test_cached_decisions::test_replicas_in_place_of_one_have_room_for_all_users": 0,
     "cli/test_html_and_plots::test_simulated_runs_are_plotted": 0,
     "unit/test_plots::test_drawings_are_the_same_each_time": 0,
+    "cli/test_analyze::test_closed_streams_are_no_defect": 0,
+    "real/test_roofline_sweeps::test_models_left_out_are_foretold": 0,
 }
 
 
