@@ -25,6 +25,7 @@ from kvplan.report.fleet import fleet_block
 MOST_GPUS = 4096
 _NEAR = 0.02  # to which the largest rate is found, relative
 _STEP = 1.25  # between two rates while one is looked for that is too much, or little enough
+_MOST = 8.0  # times what the formulas say, beyond which a run is too short to tell
 _LEAST = 1e-3  # of what the formulas say, below which nothing is looked for
 _LEAST_BUDGET, _BUDGET_STEP = 64, 1.4  # tokens, and from one that is tried to the next
 _TIE = 0.01  # relative, of rates that simulation does not tell apart
@@ -76,7 +77,6 @@ def split_or_together(
     gpus: int,
     slos: Sequence[Slo],
     measure: Measure,
-    tell: Callable[[Candidate], None] = lambda candidate: None,
 ) -> Splitting:
     """The best of so many GPUs, either way.
 
@@ -91,8 +91,12 @@ def split_or_together(
     Raises
     ------
     UsageError
-        Too many GPUs, or fewer than a replica has.
+        No objectives; too many GPUs, or fewer than a replica has.
     """
+    if not slos:
+        raise UsageError(
+            "--split: no objectives, within which it compares; such as --slo 'ttft_s.p95 <= 2 s'"
+        )
     own = model.replica.gpus
     if not own <= gpus <= MOST_GPUS:
         raise UsageError(f"--split {gpus}: {own} GPUs, those of a replica, to {MOST_GPUS:,}")
@@ -105,7 +109,6 @@ def split_or_together(
         key = one.fleet, one.budget_tokens
         if key not in known:
             known[key] = largest_rate(model, one, slos, measure)
-            tell(known[key])
         return known[key]
 
     splits = list(_splits(given, formulas, gpus // own, own, limit))
@@ -186,7 +189,7 @@ def largest_rate(model: ServingModel, one: Candidate, slos: Sequence[Slo], measu
 
     rate = start = one.formula_rps if 0 < one.formula_rps < math.inf else model.total_rate_rps
     if holds(rate):
-        while holds(rate * _STEP):
+        while rate < _MOST * start and holds(rate * _STEP):
             rate *= _STEP
         low, high = rate, rate * _STEP
     else:

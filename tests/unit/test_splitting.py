@@ -64,10 +64,20 @@ def test_nothing_is_served_within_what_nobody_keeps() -> None:
     assert {one.goodput_rps for one in found.tried} == {0.0}
 
 
+def test_without_objectives_there_is_nothing_to_compare() -> None:
+    with pytest.raises(UsageError, match="no objectives"):
+        split_or_together(MODEL, 8, [], lambda model: Measured(True, {}))
+
+
+def test_runs_that_are_too_short_to_tell_end_the_search() -> None:
+    fine = Measured(True, {"ttft_s.p95": Estimate(1.0, 1.0, 1.0)})
+    assert split_or_together(MODEL, 4, [TTFT], lambda model: fine).together.goodput_rps > 0
+
+
 @pytest.mark.parametrize("gpus", [0, 4097])
 def test_gpus_out_of_reach_are_refused(gpus: int) -> None:
     with pytest.raises(UsageError, match="--split"):
-        split_or_together(MODEL, gpus, [], lambda model: Measured(True, {}))
+        split_or_together(MODEL, gpus, [TTFT], lambda model: Measured(True, {}))
 
 
 # ------------------------------------------------------------------------------------------------- a campaign
