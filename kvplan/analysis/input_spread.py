@@ -139,7 +139,7 @@ def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: Float
         value, slope, curvature = ((by_column * part).sum(axis=(1, 2)) for part in parts)
         return value, slope, curvature
 
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         normal = np.sqrt(2 * exponent / spread)  # the best θ of a normal law
         shallow = normal * span < _SHALLOW
         lowest = np.sqrt(8 * exponent / count) / span  # Hoeffding's, which is no larger than the best

@@ -160,10 +160,10 @@ def decode_side(model: ServingModel, fleet: Fleet) -> Side:
     return replace(
         _replica(model),
         read=mix.mean(mix.read.footprint - mix.read.at_start),
-        sequences=mix.mean(mix.stages) - 1,
+        sequences=mix.mean(mix.stages - 1),  # nothing, not what rounding leaves of it
         held=mix.mean(mix.held.footprint - mix.held.at_start),
         waiting=_waiting(model, fleet),
-        computed_tokens=mix.mean(mix.stages) - 1,
+        computed_tokens=mix.mean(mix.stages - 1),
     )
 
 

@@ -50,6 +50,48 @@ classes = [{ name = "a", input = 2244, decode = { uniform = [228945, 242617] }, 
 """
 
 
+ROUNDED = {
+    "one class that all but never comes beside lengths that nobody has": """
+gpu = { memory_tokens = 11123307, block_tokens = 16 }
+timing = { d0 = 0.145, d1 = 5.7e-09 }
+[[classes]]
+name = "a"
+input = 19
+decode = { uniform = [34, 35] }
+rate = 2.8431563783384955e-297
+[[classes]]
+name = "b"
+input = 6752
+decode = { 211 = 1201443.0, 45 = 33.5, 48 = 783.6, 4 = 1.7e-12, 1 = 1.3e-11 }
+rate = 4.8
+""",
+    "a fleet whose answers are over with their first token": """
+gpu = { memory_tokens = 248786, block_tokens = 16 }
+timing = { d0 = 0.00155, d1 = 2.8e-09, d3 = 3.5e-05, d4 = 4.2e-05 }
+fleet = { replicas = 692 }
+[[classes]]
+name = "a"
+input = 9
+decode = 1
+rate = 533.2543794452448
+[[classes]]
+name = "b"
+input = 90
+decode = 1
+rate = 0.00011348355151828846
+""",
+}
+
+
+@pytest.mark.parametrize("profile", ROUNDED.values(), ids=ROUNDED)
+def test_what_rounding_leaves_is_no_defect(
+    profile: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rounded.toml"
+    file.write_text(f'schema = 1\nname = "rounded"\n{profile}')
+    assert main(["analyze", str(file), "--format", "json"]) == 0, capfd.readouterr().err
+
+
 HUGE = """schema = 1
 name = "requests of one length, which is a billion"
 gpu = { memory_tokens = 1_000_000_000_000, block_tokens = 1, prefill = "disaggregated" }
