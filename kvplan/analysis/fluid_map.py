@@ -516,19 +516,21 @@ def usual_iterations(longest: int) -> int:
 def find_attractor(system: FluidMap, masses: FloatArray) -> Cycle:
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
-    It mostly has after some 40·L iterations (theory §3, "As validated"); where it has not, it runs longer, within a
-    budget of `MAX_STEPS` iterations times rows, and of iterations. What the budget cuts short is not settled.
+    It mostly has after some 40·L iterations (theory §3, "As validated"), within a budget of `MAX_STEPS` iterations
+    times rows, and of iterations; what the budget cuts short is not settled. Where it has not, it runs longer, from the
+    start again, within half the budget.
     """
     usual = usual_iterations(system.size)
     most = min(MAX_STEPS // system.cost, _MOST_ITERATIONS)
     if usual > most:
-        most //= _UNSETTLED
-    for longer in range(_DOUBLINGS + 1):
-        iterations = min(usual << longer, most)
-        found = _second_half(system, run(system, masses, iterations))
-        if found.settled or most < _LONGER * iterations:
+        return _second_half(system, run(system, masses, most // _UNSETTLED))._replace(settled=False)
+    iterations, found = usual, _second_half(system, run(system, masses, usual))
+    for _ in range(_DOUBLINGS):
+        if found.settled or most // 2 < _LONGER * iterations:
             break
-    return found._replace(settled=found.settled and usual <= most)
+        iterations = min(2 * iterations, most // 2)
+        found = _second_half(system, run(system, masses, iterations))
+    return found
 
 
 def _second_half(system: FluidMap, history: Run) -> Cycle:

@@ -72,8 +72,8 @@ def touch(s: State, node: int) -> None:
 
 @kernel
 def touch_all(s: State, node: int) -> None:
-    """A node has been used, and all above it."""
-    while node != NOBODY:
+    """A node has been used, and all above it; what is held stands in no queue, and neither does what is above that."""
+    while node != NOBODY and s.stream[node, HOLDERS] == 0:
         touch(s, node)
         node = s.stream[node, PARENT]
 
@@ -167,10 +167,10 @@ def put(s: State, request: int, blocks: int) -> int:
 
 
 @kernel
-def lock(s: State, node: int) -> None:
-    """One more holds a node, and all above it."""
+def lock(s: State, node: int, held: int) -> None:
+    """One more holds a node, and all above it, down from a node that the same one holds already."""
     c = s.counter
-    while node != NOBODY:
+    while node != held:
         if s.stream[node, HOLDERS] == 0:
             leave_queue(s, node)
             c[FREE] -= s.stream[node, CACHED]
@@ -207,9 +207,8 @@ def look_up(s: State, request: int) -> int:
 def held_by_nobody(s: State, request: int) -> int:
     """Of the blocks that were found, those that nobody holds."""
     idle, node = 0, s.request[request, NODE]
-    while node != NOBODY:
-        if s.stream[node, HOLDERS] == 0:
-            idle += s.stream[node, CACHED]
+    while node != NOBODY and s.stream[node, HOLDERS] == 0:
+        idle += s.stream[node, CACHED]
         node = s.stream[node, PARENT]
     return idle
 
@@ -217,7 +216,7 @@ def held_by_nobody(s: State, request: int) -> int:
 @kernel
 def hold_found(s: State, request: int) -> int:
     """Hold what was found; returns its tokens."""
-    lock(s, s.request[request, NODE])
+    lock(s, s.request[request, NODE], NOBODY)
     return count_hits(s, request, end_of(s, s.request[request, NODE]))
 
 
@@ -227,8 +226,7 @@ def enter_tree(s: State, request: int, computed: int) -> None:
     before, full = s.request[request, NODE], computed // s.fixed[BLOCK]
     s.counter[HELD] -= full - end_of(s, before)
     s.request[request, NODE] = put(s, request, full)
-    lock(s, s.request[request, NODE])
-    unlock(s, before)
+    lock(s, s.request[request, NODE], before)
 
 
 @kernel

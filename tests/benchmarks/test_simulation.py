@@ -279,6 +279,21 @@ def test_a_million_turns_with_a_prefix_cache_take_less_than_three_times_as_many_
     assert ratio(lambda: simulated(turns, 1.0), lambda: simulated(strangers, 0.0), 3, label) < 3
 
 
+def test_four_times_the_parts_of_a_prompt_take_little_more_than_four_times_as_long() -> None:
+    """Where every part that is computed becomes a node of a tree."""
+
+    def taken(parts: int) -> float:
+        one = RequestClass("a", 64 * parts, (8,), (1.0,), 1e-9)
+        model = ServingModel(
+            (one,), TIMING, Replica(10**9, block_tokens=16, max_num_batched_tokens=64, prefix_caching=True)
+        )
+        return min(seconds(lambda: run(model, "sglang", interleaved(model, requests=4))) for _ in range(3))
+
+    few, many = taken(5_000), taken(20_000)
+    print(f"\n20,000 parts of a prompt take {many / few:.1f} times as long as 5,000")
+    assert many <= 8 * few
+
+
 def test_a_fleet_of_64_takes_at_most_one_and_a_half_times_as_long_as_one_replica() -> None:
     """A million requests at the same load for each replica, by the command from start to end; below a gigabyte."""
     chat = 'classes = [{{ name = "a", input = 1155, decode = {{ 100 = 1, 211 = 2, 400 = 1 }}, rate = {rate} }}]\n'

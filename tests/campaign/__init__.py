@@ -5,3 +5,7 @@
 What a case is made of follows from its kind, the seed and its number alone. The command that shows a failing one again
 is printed with it.
 """
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does, and before numpy is imported

@@ -113,6 +113,26 @@ def test_pages_by_the_billion_are_not_counted_one_by_one(
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
+ENDLESS_PROMPTS = """schema = 1
+name = "prompts that are computed token by token"
+gpu = { memory_tokens = 405111780, block_tokens = 16, max_num_batched_tokens = 1 }
+timing = { d0 = 0.04 }
+classes = [{ name = "a", input = 184125153, decode = 7, rate = 0.08 }]
+"""
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "sarathi"])
+def test_prompts_in_more_parts_than_anyone_waits_for_are_refused(
+    policy: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "endless.toml"
+    file.write_text(ENDLESS_PROMPTS)
+    assert main(["simulate", str(file), "--policy", policy, "--requests", "5"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {policy}.max_num_batched_tokens = 1: a prompt has 184,125,153 tokens")
+    assert main(["analyze", str(file)]) == 0
+
+
 @pytest.mark.nightly
 def test_a_cycle_of_which_nothing_was_seen_to_be_done_is_explained(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 UNLIMITED = 1 << 50
 MOST_RUNNING = {SEQUENCES: "most requests running; the profile's"}
 LIMITS = {**MOST_RUNNING, TOKENS: "token budget of an iteration; the profile's"}
+_MOST_PARTS = 100_000  # of a prompt, an iteration each: beyond, a few requests take minutes
 SHED_AFTER = "shed_after"
 PATIENCE = {SHED_AFTER: "seconds of waiting after which a request that has never run is given up; never"}
 
@@ -23,7 +24,14 @@ def most_running(scenario: Scenario, settings: Settings, name: str = SEQUENCES) 
 
 def token_budget(scenario: Scenario, settings: Settings) -> int | None:
     """Most tokens that an iteration computes; None: as many as there are."""
-    return _limit(settings, TOKENS, scenario.model.replica.max_num_batched_tokens)
+    budget = _limit(settings, TOKENS, scenario.model.replica.max_num_batched_tokens)
+    longest = int(scenario.requests.input_tokens.max(initial=0))
+    if budget is not None and longest > _MOST_PARTS * budget:
+        raise UsageError(
+            f"{settings.policy}.{TOKENS} = {budget:,}: a prompt has {longest:,} tokens, and more than {_MOST_PARTS:,} "
+            "times the budget is not simulated"
+        )
+    return budget
 
 
 def patience(scenario: Scenario, settings: Settings) -> float:
