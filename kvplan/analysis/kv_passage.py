@@ -166,10 +166,12 @@ def _transform(
     total = sum_by(group, rate)
     if isinstance(held, TabledWeights):
         mean = [held.survival(np.where(group == g, rate / total[g], 0.0)) for g in range(total.size)]
+        turns = np.exp(-1j * np.outer(np.arange(min(_STAGES, mean[0].size)), frequency))
         return np.asarray(
             sum(
-                np.array([w[k : k + _STAGES] for w in mean])
-                @ np.exp(-1j * np.outer(np.arange(k, min(k + _STAGES, mean[0].size)), frequency))
+                (some := np.array([w[k : k + _STAGES] for w in mean]))
+                @ turns[: some.shape[1]]
+                * np.exp(-1j * frequency * k)
                 for k in range(0, mean[0].size, _STAGES)
             )
         )
