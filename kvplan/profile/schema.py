@@ -80,6 +80,7 @@ _MOST_SESSIONS = 32
 _MOST_REUSED = 32  # classes that ask again, each after a gap of its own
 _MOST_LENGTHS = 20_000  # of all classes together
 _MOST_TABLED = 2 * 10**6  # prompts times the longest output: tables of what no formula says
+_DEAREST_DRAFTS = 1e6  # of d0, which could not be told beside them
 _LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for each number of drafts
 _LONGEST_TABLED = 2**17
 _MOST_BAND = 1000.0  # how much longer, or shorter, iterations can have taken
@@ -1033,6 +1034,13 @@ def _draft_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(
             ("speculative", "accepted"),
             f"must say how often each of {given.tokens} drafts is accepted, not of {seen}",
+        )
+    cost, most = given.drafts.fixed_s, _DEAREST_DRAFTS * document.timing.d0
+    if cost > most:
+        key = "draft_time" if given.draft_time * given.tokens > given.overhead else "overhead"
+        limit = f"a million times d0, {format_seconds(most)}"
+        yield Problem(
+            ("speculative", key), f"drafts take {format_seconds(cost)} an iteration: at most {limit}"
         )
     if document.gpu.prefill is not Prefill.FUSED:
         yield Problem(

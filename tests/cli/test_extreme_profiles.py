@@ -133,6 +133,25 @@ def test_prompts_in_more_parts_than_anyone_waits_for_are_refused(
     assert main(["analyze", str(file)]) == 0
 
 
+MANY_OF_LARGE_PAGES = """schema = 1
+name = "thousands of replicas, each with a million places in a page"
+gpu = { memory_tokens = 1254261, block_tokens = 1000000 }
+timing = { d0 = 0.01 }
+classes = [{ name = "a", input = 192, decode = 28, rate = 1 }]
+fleet = { replicas = 7555 }
+"""
+
+
+def test_replicas_that_memory_cannot_hold_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "large.toml"
+    file.write_text(MANY_OF_LARGE_PAGES)
+    assert main(["simulate", str(file), "--policy", "vllm", "--requests", "60"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: the states of 7,555 replicas take 56.3 GiB, and 1 is the most")
+
+
 @pytest.mark.nightly
 def test_a_cycle_of_which_nothing_was_seen_to_be_done_is_explained(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -63,7 +63,7 @@ from kvplan.simulation.state import (
 _STEPS, _PLAIN_STEPS = 200_000, 1_000  # between two looks at what the caller wants
 _ROWS, _MOST_ROWS = 1 << 8, 1 << 16  # requests that have a row at first, for each replica and in all
 _RECORDS = 1 << 9  # of the series of each replica, of several
-_MOST_BYTES = 1 << 30  # of what prefix caches know
+_MOST_BYTES = 1 << 30  # of what replicas have of their own
 
 
 class Group(NamedTuple):
@@ -232,26 +232,25 @@ def _states(
     of_group = {"histogram", "timing", "blocks", "context", "emitted"}
     if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):
         of_group.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
-    elif (
-        known_bytes := sum(g.replicas * first.stream.nbytes for g, first in zip(groups, firsts, strict=True))
-    ) > (_MOST_BYTES):
+    shared = {"time": time, "request": request, "fleet": fleet, "link": link}
+    of_all = {*shared, *of_group, "record"}
+    taken = sum(
+        g.replicas * sum(array.nbytes for name, array in first._asdict().items() if name not in of_all)
+        for g, first in zip(groups, firsts, strict=True)
+    )
+    if taken > _MOST_BYTES:
         raise UsageError(
-            f"what {replicas:,} prefix caches know of these requests takes {known_bytes / 2**30:.1f} GiB, and 1 is the "
-            "most; fewer requests or replicas"
+            f"the states of {replicas:,} replicas take {taken / 2**30:.1f} GiB, and 1 is the most; fewer replicas, a "
+            "smaller block_tokens, or fewer requests where a prefix cache knows them"
         )
     records = RECORDS if replicas == 1 else _RECORDS
-    shared = {"time": time, "request": request, "fleet": fleet, "link": link}
     states: list[State] = []
     for group, first in zip(groups, firsts, strict=True):
         first.counter[[RELEASED, JOINED, ROWLESS]] = 0
         first.fixed[ALL], first.fixed[HANDED_OVER] = NOBODY, size if split else 0
         own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
         for _ in range(group.replicas):
-            copies = {
-                name: array.copy()
-                for name, array in own._asdict().items()
-                if name not in shared and name not in of_group and name != "record"
-            }
+            copies = {name: array.copy() for name, array in own._asdict().items() if name not in of_all}
             copies["record"] = np.zeros((records, own.record.shape[1]))
             copies["fixed"][SITE_NUMBER] = len(states)
             states.append(own._replace(**copies))
