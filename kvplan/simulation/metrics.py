@@ -474,16 +474,20 @@ class _Run:
         values = _PER_REQUEST[name](self.requests, self.outcome)
         # in order of arrival, which turns of sessions do not stand in
         sample = _Sample(_there(values if self.requests.turns is None else values[self.order]))
-        figures, intervals, classes = sample.figures(name), dict[str, Interval | None](), list[Figures]()
+        figures, intervals = sample.figures(name), dict[str, Interval | None]()
         if self.alone and self.outcome.ending is not Ending.LIVELOCK:
             intervals = sample.intervals(name)
         del sample  # which holds them twice
         if self.class_count == 1 and self.requests.turns is None:
             return figures, intervals, [figures]
-        for index in range(self.class_count):
-            mine = values[np.flatnonzero(self.requests.class_index == index)]
-            classes.append(_Sample(_there(mine)).figures(name))
+        classes = [_Sample(_there(values[mine])).figures(name) for mine in self.members]
         return figures, intervals, classes
+
+    @cached_property
+    def members(self) -> list[NDArray[np.int32]]:
+        """Which requests are of each class."""
+        kind = self.requests.class_index.astype(np.int16)
+        return [np.flatnonzero(kind == index).astype(np.int32) for index in range(self.class_count)]
 
     @cached_property
     def classes(self) -> list[Figures]:
