@@ -127,7 +127,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     if in_fleet(s):
         if iterations > begun:
             c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], held
-        if now >= clock[PAUSE]:
+        if now >= clock[PAUSE] and clock[CALM] <= now:
             clock[CALM] = calm_until_s(s)
 
 

@@ -263,7 +263,7 @@ STANDS_BY = 2
 BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
 WHOLE, PREFILL, DECODE = range(3)  # roles
 
-ACTS, SEEN, SEEN_DECODING, TRANSFERS_UNTIL, _LINK_COLUMNS = range(5)  # of `State.link`
+ACTS, SEEN, SEEN_DECODING, TRANSFERS_UNTIL, WHOSE = range(5)  # of `State.link`
 
 
 class State(NamedTuple):
@@ -322,7 +322,7 @@ class State(NamedTuple):
     link : ndarray, shape (2 n_leaves, n_columns)
         Likewise, see `kvplan.simulation.fleet.trees`: ACTS, when a replica next begins or ends something, seconds;
         SEEN, what the router sees of it, and SEEN_DECODING, of decode replicas; TRANSFERS_UNTIL, until when it sends
-        or receives KV, seconds.
+        or receives KV, seconds; and as many columns that say whose they are.
     """
 
     timing: FloatArray
@@ -678,7 +678,7 @@ def new_state(
         context=context,
         emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
         fleet=np.zeros((1, _FLEET_COLUMNS), dtype=np.int64),
-        link=np.zeros((0, _LINK_COLUMNS)),
+        link=np.zeros((0, 2 * WHOSE)),
     )
 
 

@@ -199,18 +199,18 @@ def run_replica(
     if s.fleet[row, ROLE] != WHOLE:
         until_s = min(until_s, next_transfer_s(s, transfer))
     seen, calm = c[OUTSTANDING], clock[CALM] > clock[NOW]
-    clock[PAUSE], clock[CALM] = until_s, 0.0
+    clock[PAUSE] = until_s
     if s.fixed[COASTS] and c[PARTLY] == NOBODY and (calm or c[WAITING] == 0):
         coast(s, limit, patience)
     code = loop(s, limit, patience)
     s.fleet[row, IDLES], s.fleet[row, ENDS] = code == IDLE, 0
     here, acts_s = c[WAITING] + c[RESIDENT], math.inf
     if code == GOES_ON:
+        if s.fixed[COASTS] and c[PARTLY] == NOBODY and c[WAITING] == 0 and clock[CALM] <= clock[NOW]:
+            clock[CALM] = calm_until_s(s)
         acts_s = max(clock[NOW], clock[CALM])
         if c[OUTSTANDING] != here:  # which the router sees when the iteration ends
             acts_s, s.fleet[row, ENDS] = clock[NOW], 1
-            if s.fixed[COASTS] and c[PARTLY] == NOBODY and c[WAITING] == 0:
-                clock[CALM] = calm_until_s(s)
         if c[OUTSTANDING] != seen:
             show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
     else:

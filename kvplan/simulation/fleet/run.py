@@ -55,6 +55,7 @@ from kvplan.simulation.state import (
     UNASKED,
     UNASKED_END,
     WHOLE,
+    WHOSE,
     Setup,
     State,
     new_state,
@@ -62,6 +63,7 @@ from kvplan.simulation.state import (
 
 _STEPS, _PLAIN_STEPS = 200_000, 1_000  # between two looks at what the caller wants
 _ROWS, _MOST_ROWS = 1 << 8, 1 << 16  # requests that have a row at first, for each replica and in all
+_COLUMNS = np.arange(WHOSE)  # of the trees
 _RECORDS = 1 << 9  # of the series of each replica, of several
 _MOST_BYTES = 1 << 30  # of what replicas have of their own
 
@@ -226,8 +228,10 @@ def _states(
     link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
     mine = link[leaves : leaves + replicas]
     mine[role != DECODE, SEEN] = mine[role == DECODE, SEEN_DECODING] = mine[:, TRANSFERS_UNTIL] = 0.0
+    link[leaves:, WHOSE:] = np.arange(leaves)[:, None]
     for node in reversed(range(1, leaves)):
-        link[node] = link[2 * node : 2 * node + 2].min(axis=0)
+        lesser = 2 * node + (link[2 * node + 1, :WHOSE] < link[2 * node, :WHOSE])
+        link[node, :WHOSE], link[node, WHOSE:] = link[lesser, _COLUMNS], link[lesser, WHOSE + _COLUMNS]
     # replicas of a group count in one histogram, which so stays in the processor's cache
     of_group = {"histogram", "timing", "blocks", "context", "emitted"}
     if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):

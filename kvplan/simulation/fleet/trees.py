@@ -1,13 +1,14 @@
 """The least of what stands for each replica, and whose it is: binary trees in the columns of `State.link`.
 
 The last half of the rows are the replicas, the children of row i are 2i and 2i + 1, the root is row 1, and each node
-has the lesser of its children. What changes is told in steps that grow with the logarithm of the number of replicas.
+has the lesser of its children, and, WHOSE columns further, the replica that has it. What changes is told in steps that
+grow with the logarithm of the number of replicas.
 """
 
 import math
 
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import State
+from kvplan.simulation.state import WHOSE, State
 
 
 @kernel
@@ -23,22 +24,19 @@ def tell(s: State, column: int, replica: int, value: float) -> None:
     s.link[node, column] = value
     node //= 2
     while node > 0:
-        least = min(s.link[2 * node, column], s.link[2 * node + 1, column])
-        if s.link[node, column] == least:
+        # a sum, for nobody can foretell which: a branch here would mostly be a wrong guess of the processor
+        lesser = 2 * node + (s.link[2 * node + 1, column] < s.link[2 * node, column])
+        least, whose = s.link[lesser, column], s.link[lesser, column + WHOSE]
+        if s.link[node, column] == least and s.link[node, column + WHOSE] == whose:
             return
-        s.link[node, column] = least
+        s.link[node, column], s.link[node, column + WHOSE] = least, whose
         node //= 2
 
 
 @kernel
 def least_of(s: State, column: int) -> int:
     """The replica with the least; of several, the first."""
-    node, leaves = 1, s.link.shape[0] // 2
-    while node < leaves:
-        node *= 2
-        if s.link[node, column] > s.link[node + 1, column]:
-            node += 1
-    return int(node - leaves)
+    return int(s.link[1, column + WHOSE])
 
 
 @kernel
