@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from threading import Thread
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+_GONE: weakref.ref[Any] = weakref.ref(set[int]())
 _LOOK_S = 0.05  # between two questions whether to go on
 
 
@@ -74,14 +76,25 @@ class Loop:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * numbers)
+        self._last: tuple[list[weakref.ref[Any]], Any] = [], (ctypes.c_int64 * 0)()
         self._call: Callable[..., int] = kind(self._engine.get_function_address("loop"))
 
     def __call__(self, state: Any, *numbers: int) -> int:
         """Run it; other threads run meanwhile."""
         arrays = [array for one in state for array in one] if isinstance(state[0], tuple) else state
-        assert all(array.flags.c_contiguous and array.itemsize == 8 for array in arrays)
-        given = [part for a in arrays for part in (a.ctypes.data, a.shape[0], a.shape[-1])]
-        return self._call((ctypes.c_int64 * len(given))(*given), *numbers)
+        seen, places = self._last
+        if len(seen) == len(arrays):
+            seen, places = seen.copy(), type(places).from_buffer_copy(places)  # other threads have theirs
+        else:
+            seen, places = [_GONE] * len(arrays), (ctypes.c_int64 * (3 * len(arrays)))()
+        for i, (last, array) in enumerate(zip(seen, arrays, strict=True)):
+            if last() is not array:  # numpy takes a microsecond to say where an array is
+                assert array.flags.c_contiguous
+                assert array.itemsize == 8
+                seen[i] = weakref.ref(array)
+                places[3 * i : 3 * i + 3] = array.ctypes.data, array.shape[0], array.shape[-1]
+        self._last = seen, places
+        return self._call(places, *numbers)
 
 
 if __name__ == "__main__":
