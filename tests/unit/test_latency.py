@@ -33,6 +33,7 @@ from kvplan.model import (
     Timing,
 )
 from kvplan.model.drafts import Drafts
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.reuse import SharedPrompt
 from kvplan.model.schedule import Steps
 from kvplan.simulation.experiments.load import Load
@@ -425,6 +426,31 @@ def test_a_full_memory_is_said() -> None:
     assert enough.reason is None
     assert short.reason is not None
     assert short.reason.endswith("of requests have to wait for memory, above 0.2 %")
+
+
+@pytest.mark.parametrize("beyond", [1.05, 1.3, 2.0, 5.0, 50.0])
+def test_nothing_is_computed_beyond_what_memory_serves(beyond: float) -> None:
+    """In a law without d1 iterations stay short however many are in flight, so that nothing else is exceeded."""
+    one = RequestClass("a", 100, (200,), (1.0,), 1.0)
+    model = served(one, timing=Timing(0.01, d2=1e-6), replica=SMALL)
+    footprint = 16 * sum(math.ceil((100 + k) / 16) for k in range(200))
+    found = latency(
+        served(replace(one, rate_rps=beyond * 20_000 / footprint / 0.01), timing=model.timing, replica=SMALL)
+    )
+    assert found.reason is not None
+    assert "memory" in found.reason
+    assert found[:3] == (NONE, NONE, NONE)
+
+
+def test_layers_whose_context_would_be_less_than_nothing_are_not_covered() -> None:
+    """A state reads no context, and 22 tokens of d1 would be longer than d0."""
+    layout = KvLayout((Layers(Attention.STATE, 5, 530),), 16)
+    states = Replica(10**6, block_tokens=16, layout=layout)
+    one = one_class(3888, 23, 0.1)
+    assert latency(served(one, timing=Timing(50.0, d1=1e-3), replica=states)).reason is None
+    found = latency(served(one, timing=Timing(50.0, d1=8.0), replica=states))
+    assert found.reason is not None
+    assert found.reason.startswith("layers that read less context than there is are not covered")
 
 
 def test_as_many_sequences_as_allowed_are_said() -> None:
