@@ -40,6 +40,7 @@ _CIRCLES = 24  # looked at for roots to plot, each as far inside the last as New
 _SAME_ROOT = 1e-8
 _MOST_WORK = 3 * 10**11  # products of bits, in exact arithmetic: about a second
 _EPS = float(np.finfo(np.float64).eps)
+_LARGEST_LOG = 1400.0  # of a factor, of which half can be had as a float
 
 
 class LargestRoot(NamedTuple):
@@ -92,7 +93,8 @@ def _on_radius(w: FloatArray, radius: float, relative_error: float) -> tuple[Arc
     """Expand w_k r^-k, scaled to a largest coefficient of 1, with a bound on the error of its values."""
     decay = -np.arange(w.size) * math.log(radius)
     shift = float((np.log(w) + decay).max())
-    scaled = w * np.exp(decay - shift)
+    half = np.exp(np.minimum(decay - shift, _LARGEST_LOG) / 2)  # which is a float, where the whole may not be
+    scaled = w * half * half
     arcs = expand_on_circle(scaled)
     digits = 8 * math.log2(arcs.center.size) + abs(shift) + w.size * abs(math.log(radius)) + 16
     return arcs, arcs.tail + 2 * (digits * _EPS + relative_error) * float(scaled.sum())

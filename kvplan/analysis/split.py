@@ -33,6 +33,7 @@ _NEAR, _FAR, _POINTS = 1e-6, 1e4, 96  # where a crossing is looked for, in short
 _HALVINGS = 60
 _TIE = 1e-12  # relative, of rates neither of which wins
 _ENDLESS = 1e18  # requests an iteration
+_SELDOM_LOG = -60.0  # of requests an iteration, below which no law has its knee
 
 
 @dataclass(frozen=True)
@@ -312,13 +313,14 @@ def _fastest(side: Side, most: float) -> float:
     """x up to `most` with the largest rate: past the knee of a convex law fewer can be served faster."""
     from scipy.optimize import minimize_scalar
 
+    top = math.log(most)
     found = minimize_scalar(
-        lambda x: -x / side.iteration_time(x),
-        bounds=(0.0, most),
+        lambda log: -math.exp(log) / side.iteration_time(math.exp(log)),
+        bounds=(min(_SELDOM_LOG, top - 1), top),
         method="bounded",
-        options={"xatol": 1e-9 * most},
+        options={"xatol": 1e-9},
     )
-    return float(found.x) if -found.fun > most / side.iteration_time(most) else most
+    return math.exp(found.x) if -found.fun > most / side.iteration_time(most) else most
 
 
 # ------------------------------------------------------------------------------------------------------ a fleet

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import Measure, Measured, Size, Tell, scaled, size, tell_nobody
+from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, ServingModel
 from kvplan.model.slo import Slo
 from kvplan.report.inputs import doubts
@@ -121,6 +122,12 @@ def fleet(
     `rate_rps` is the total of the rates of the classes, which a schedule multiplies; None: as they stand.
     """
     if rate_rps is not None:
+        users = [c.sessions.users for c in model.classes if c.sessions is not None and c.sessions.users]
+        if rate_rps * min(users, default=math.inf) < (1 - 1e-9) * model.total_rate_rps:
+            least = model.total_rate_rps / min(users)
+            raise UsageError(
+                f"--rate {rate_rps:g}: less than a user of each kind asks for, {least:.3g} requests/s"
+            )
         model = with_part_of_users(model, rate_rps / model.total_rate_rps)
     known: dict[ServingModel, Size] = {}
     runs: dict[tuple[object, ...], Measured] = {}

@@ -80,6 +80,35 @@ input = 90
 decode = 1
 rate = 0.00011348355151828846
 """,
+    "a class so rare that its longest survive in no float": """
+gpu = { memory_tokens = 809, block_tokens = 1, max_num_seqs = 6022 }
+timing = { d0 = 3391724.3848660835 }
+[[classes]]
+name = "a"
+input = 806
+decode = 2
+rate = 0.5315
+[[classes]]
+name = "b"
+input = 97
+decode = { geometric = 1.9951025109502991 }
+rate = 9.449754810368102e-300
+""",
+    "a fleet whose memory holds more requests than a float can square": """
+gpu = { memory_tokens = 340, block_tokens = 1 }
+timing = { d0 = 0.0087, d2 = 0.00011, d5 = 0.00093, knee_tokens = 30726 }
+fleet = { prefill = 163, decode = 132 }
+[[classes]]
+name = "a"
+input = 64
+decode = 39
+rate = 2.038084997963354e-223
+[[classes]]
+name = "b"
+input = 33
+decode = 1
+rate = 0.0958
+""",
 }
 
 

@@ -20,6 +20,7 @@ from kvplan.engines import EngineName, engine
 from kvplan.engines.advice import Advice, advise, default_requests
 from kvplan.engines.base import Kind
 from kvplan.engines.collapse import as_simulated
+from kvplan.errors import UsageError
 from kvplan.layout import settings
 from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
@@ -210,6 +211,18 @@ def test_replicas_get_whole_users_who_are_all_there() -> None:
     alone = reported(f"users = {most}")
     above = reported(f"users = {most + 1}")
     assert (alone.load.headroom or 0) >= 0 > (above.load.headroom or 0)
+
+
+def test_a_demand_of_less_than_one_user_is_refused() -> None:
+    model = agents("users = 200").model
+    with pytest.raises(UsageError, match="less than a user of each kind asks for"):
+        fleet(
+            model,
+            rate_rps=model.total_rate_rps / 201,
+            headroom=0.0,
+            slos=(),
+            measure=lambda _: Measured(True, {}),
+        )
 
 
 def test_twice_the_rate_of_users_is_twice_the_users() -> None:
