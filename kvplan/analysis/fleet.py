@@ -117,7 +117,12 @@ def between_tokens_s(limits: Mapping[str, float]) -> float | None:
 
 
 def fleet_figures(
-    model: ServingModel, limits: Mapping[str, float], now: Latency, most: Goodput
+    model: ServingModel,
+    limits: Mapping[str, float],
+    now: Latency,
+    most: Goodput,
+    *,
+    gpus: int | None = None,
 ) -> FleetFigures | None:
     """The fleet of a model, and the same GPUs the other way; None without a fleet.
 
@@ -130,6 +135,8 @@ def fleet_figures(
         Objectives: seconds by figure, such as ``ttft_s.p95``.
     now, most
         Latencies at the offered rate and goodput of `one_replica`.
+    gpus
+        That there are; None: as many as the fleet takes, each of its replicas being like the model's.
 
     Examples
     --------
@@ -146,11 +153,12 @@ def fleet_figures(
     fleet = model.fleet
     if fleet is None:
         return None
-    gpus = fleet.size * model.replica.gpus
+    gpus = fleet.size * model.replica.gpus if gpus is None else gpus
+    replicas = gpus // model.replica.gpus
     reason = not_covered(model)
     if reason is not None:
         apart = SplitFleet(fleet.prefill, fleet.decode, gpus) if fleet.is_split else SplitFleet()
-        return FleetFigures(apart, JoinedFleet(fleet.size, gpus), uncovered=reason)
+        return FleetFigures(apart, JoinedFleet(replicas, gpus), uncovered=reason)
     own = between_tokens_s(limits)
     limit = math.inf if own is None else own
     found = sides(model, fleet)
@@ -160,18 +168,18 @@ def fleet_figures(
     split, good = SplitFleet(), Goodput()
     if chosen is not None:
         rate = min(chosen.prefill * prefill.rate_rps, chosen.decode * decode.rate_rps)
-        used = (chosen.prefill + chosen.decode) * model.replica.gpus
+        used = chosen.prefill * found.prefill.gpus + chosen.decode * found.decode.gpus
         split = SplitFleet(chosen.prefill, chosen.decode, used, rate)
         split, good = _timed(model, fleet, split, limits)
     joined = JoinedFleet(
-        fleet.size,
+        replicas,
         gpus,
-        fleet.size * both.rate_rps,
-        None if most.rate_rps is None else fleet.size * most.rate_rps,
+        replicas * both.rate_rps,
+        None if most.rate_rps is None else replicas * most.rate_rps,
         now.ttft_s.mean,
         now.itl_s.mean,
     )
-    at_least = good.at_least_rps or 0.0, fleet.size * (most.at_least_rps or 0.0)
+    at_least = good.at_least_rps or 0.0, replicas * (most.at_least_rps or 0.0)
     return FleetFigures(
         split,
         joined,
@@ -216,9 +224,10 @@ def _timed(
     assert split.decode is not None
     if model.replica.prefill is not Prefill.FUSED or model.replica.layout is not None:
         return split, Goodput()
-    if model.timing.is_convex:  # past its knee a prompt that is there already would count as computed
-        return split, Goodput()
-    first, later = prefill_replica(model, split.prefill), decode_replica(model, split.decode)
+    apart = model.on(fleet.prefill_on), model.on(fleet.decode_on)
+    if any(side.timing.is_convex for side in apart):
+        return split, Goodput()  # past its knee a prompt that is there already would count as computed
+    first, later = prefill_replica(apart[0], split.prefill), decode_replica(apart[1], split.decode)
     transfer_s = float(model.mix.mean(transfers_s(model, fleet)))
     ttft = latency(first).ttft_s.mean
     whole = None if later is None else latency(later).e2e_s.mean

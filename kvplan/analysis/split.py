@@ -134,6 +134,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
 
     A prompt longer than the token budget is held for as many iterations as it takes.
     """
+    model = model.on(fleet.prefill_on)
     mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
     tokens = mix.computed_tokens - mix.stages + 1
     held: FloatArray = mix.held.at_start * np.maximum(1.0, tokens / budget)
@@ -157,6 +158,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
 
 def decode_side(model: ServingModel, fleet: Fleet) -> Side:
     """Replicas that generate what follows the first stage, with all else as in a model, and the transfer."""
+    model = model.on(fleet.decode_on)
     mix = model.mix
     return replace(
         _replica(model),
@@ -183,7 +185,7 @@ def together(model: ServingModel) -> Side:
 
 
 def sides(model: ServingModel, fleet: Fleet) -> Sides:
-    """All three on the hardware of a model.
+    """All three, on the hardware of a model where the fleet has none for a side.
 
     Examples
     --------

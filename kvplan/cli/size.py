@@ -86,6 +86,24 @@ def size(
             "the objectives, of one profile.",
         ),
     ] = None,
+    prefill: Annotated[
+        str | None,
+        option(
+            "--prefill",
+            metavar="PROFILE",
+            help="With --split: prefill replicas have [gpu] and [timing] of this profile.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    decode: Annotated[
+        str | None,
+        option(
+            "--decode",
+            metavar="PROFILE",
+            help="With --split: decode replicas have [gpu] and [timing] of this profile.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -120,8 +138,12 @@ def size(
                 raise UsageError(
                     f"{name} does not go with --split, which finds the largest rate of so many GPUs"
                 )
-        _split(profiles, split, slo or [], price or [], policy, requests, seeds, format, output)
+        _split(
+            profiles, (prefill, decode), split, slo or [], price or [], policy, requests, seeds, format, output
+        )
         return
+    if prefill is not None or decode is not None:
+        raise UsageError("--prefill and --decode go with --split")
     found = _sizing(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
     hashes = [offer.sha256 for offer in found.offers]
     text = rendered(
@@ -220,6 +242,7 @@ def _of_one(profile: "Profile") -> "Profile":
 
 def _split(
     profiles: Sequence[str],
+    sides: tuple[str | None, str | None],
     gpus: int,
     slo: Sequence[str],
     price: Sequence[str],
@@ -230,19 +253,25 @@ def _split(
     output: Path | None,
 ) -> None:
     from kvplan.decide.sizing import simulated
-    from kvplan.decide.splitting import default_requests, split_or_together
+    from kvplan.decide.splitting import default_requests, split_or_together, with_sides
     from kvplan.formats import json
     from kvplan.layout import splitting as tables
     from kvplan.simulation.experiments.options import seeds as chosen
 
     if len(profiles) > 1:
-        raise UsageError("--split goes with one profile: that of all replicas, whatever they do")
+        raise UsageError("--split goes with one profile; --prefill and --decode take others for either side")
     check_runs(seeds, requests)
-    loaded = with_slos(read(profiles[0]), slo)
-    [label] = _labels([loaded])
-    own = loaded.model.replica.gpus
-    prices = _prices(price, {label: own}, {label: loaded.plan.gpu_hour})
-    count = requests or default_requests(loaded.model, gpus)
+    given = [side or profiles[0] for side in (*sides, profiles[0])]
+    known = {name: read(name) for name in dict.fromkeys(given)}
+    labels = dict(zip(known, _labels(list(known.values())), strict=True))
+    prices = _prices(
+        price,
+        {labels[name]: one.model.replica.gpus for name, one in known.items()},
+        {labels[name]: one.plan.gpu_hour for name, one in known.items()},
+    )
+    loaded = with_slos(known[profiles[0]], slo)
+    model = with_sides(loaded, *(None if side is None else known[side] for side in sides))
+    count = requests or default_requests(model, gpus)
     measure = simulated(
         loaded.plan,
         policy,
@@ -252,15 +281,23 @@ def _split(
         compile=True,  # dozens of runs, each of all replicas
     )
     with _watching() as watch:
-        found = split_or_together(loaded.model, gpus, loaded.plan.slos, watch(label, measure))
-    hour = prices[label] / own if label in prices else None
-    shown = tables.Shown(found, loaded.plan.slos, policy, count, seeds, hour)
+        found = split_or_together(model, gpus, loaded.plan.slos, watch(labels[profiles[0]], measure))
+    kinds = tuple(known[name] for name in given)
+    shown = tables.Shown(
+        found,
+        loaded.plan.slos,
+        policy,
+        count,
+        seeds,
+        tuple(prices[labels[name]] for name in given) if prices else None,
+        kinds if model.fleet is not None and model.fleet.sides_differ else None,
+    )
     text = rendered(
         format,
         output,
         lambda: json.splitting(shown, loaded),
         lambda: [tables.build(shown, loaded.name)],
-        loaded.sha256,
+        *dict.fromkeys([loaded.sha256, *(one.sha256 for one in shown.kinds or ())]),
     )
     write_result(text, output)
 

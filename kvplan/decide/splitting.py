@@ -18,9 +18,11 @@ from kvplan.analysis.split import Sides, served, sides
 from kvplan.decide.sizing import Estimate, Measure, Measured, missed, scaled
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
-from kvplan.model.fleet import Fleet
+from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.slo import Slo
+from kvplan.profile.reading import Profile
 from kvplan.report.fleet import fleet_block
+from kvplan.units import format_tokens
 
 MOST_GPUS = 4096
 _NEAR = 0.02  # to which the largest rate is found, relative
@@ -72,6 +74,53 @@ class Splitting(NamedTuple):
         return self.split if ahead else self.together
 
 
+def with_sides(profile: Profile, prefill: Profile | None, decode: Profile | None) -> ServingModel:
+    """The model of a profile, a fleet whose prefill and decode replicas run on what other profiles have.
+
+    Of these `[gpu]` and `[timing]` count; all of traffic and fleet is that of the first. None: its replicas as well.
+
+    Raises
+    ------
+    UsageError
+        KV that the other side cannot read, or has no room for.
+    """
+    model = profile.model
+    given = model.fleet or Fleet(replicas=1)
+    sides = {"prefill_on": _hardware("--prefill", profile, prefill), "decode_on": _hardware("--decode", profile, decode)}
+    return replace(model, fleet=replace(given, **sides)) if any(sides.values()) else model
+
+
+def _hardware(option: str, profile: Profile, side: Profile | None) -> Hardware | None:
+    """What replicas of a side run on; None where that is what the profile has."""
+    if side is None:
+        return None
+    model, other = profile.model, side.model
+    if (other.timing, other.replica) == (model.timing, model.replica):
+        return None
+    where = f"{option} {side.source}"
+    if other.drafts is not None:
+        raise UsageError(f"{where}: has [speculative], which is not modelled with prefill and decode apart")
+    alike = {
+        "kv_bytes_per_token": [one.tables["gpu"].get("kv_bytes_per_token") for one in (profile, side)],
+        "block_tokens": [one.replica.block_tokens for one in (model, other)],
+        "prefill": [one.replica.prefill for one in (model, other)],
+    }
+    for key, (wanted, found) in alike.items():
+        if wanted != found and None not in (wanted, found):
+            raise UsageError(
+                f"{where}: {key} is {found}, and {wanted} in {profile.source}, but KV goes from side to side"
+            )
+    further = model.mix.decode_tokens if option == "--decode" else 0
+    most = int((model.mix.input_tokens + further).max())
+    held, room = other.replica.largest_held(most, most), other.replica.capacity_tokens
+    if held > room:
+        raise UsageError(
+            f"{where}: the longest request of {profile.source} holds {format_tokens(held)} KV tokens there, and memory "
+            f"{format_tokens(room)}"
+        )
+    return Hardware(other.timing, other.replica)
+
+
 def split_or_together(
     model: ServingModel,
     gpus: int,
@@ -83,8 +132,8 @@ def split_or_together(
     Parameters
     ----------
     model
-        Traffic of the fleet, and one of its replicas; its `fleet`, if it has one, says how requests are routed and how
-        fast KV is transferred.
+        Traffic of the fleet, and one of its replicas; its `fleet`, if it has one, says how requests are routed, how
+        fast KV is transferred, and what replicas of either side run on. A GPU is a GPU, whatever its kind.
     measure
         Simulates a fleet on its traffic.
 
@@ -111,12 +160,13 @@ def split_or_together(
             known[key] = largest_rate(model, one, slos, measure)
         return known[key]
 
-    splits = list(_splits(given, formulas, gpus // own, own, limit))
-    both = _together(given, formulas, gpus // own, own, limit)
-    even = _formulas(model, both.fleet, slos).budget_tokens
+    splits = list(_splits(given, formulas, gpus, limit))
+    both = _together(given, formulas, gpus, limit)
+    even = _formulas(model, both.fleet, slos, gpus).budget_tokens
     together = _even(simulated, both, even, model.replica.max_num_batched_tokens or math.inf)
     best = _climbed(splits, simulated) if splits else None
-    block = fleet_block(_formulas(model, (best or together).fleet, slos), linear=model.timing.is_linear)
+    proved = model.timing.is_linear and not given.sides_differ
+    block = fleet_block(_formulas(model, (best or together).fleet, slos, gpus), proved=proved)
     assert block is not None
     return Splitting(tuple(known.values()), best, together, block.reason, block.crossing_itl_s)
 
@@ -142,10 +192,10 @@ def default_requests(model: ServingModel, gpus: int) -> int:
     return min(max(1000 * gpus // model.replica.gpus, 6000), 60_000)
 
 
-def _formulas(model: ServingModel, fleet: Fleet, slos: Sequence[Slo]) -> FleetFigures:
+def _formulas(model: ServingModel, fleet: Fleet, slos: Sequence[Slo], gpus: int) -> FleetFigures:
     whole = replace(model, fleet=fleet)
     limits = {slo.key: slo.bound for slo in slos}
-    found = fleet_figures(whole, limits, latency(one_replica(whole)), Goodput())
+    found = fleet_figures(whole, limits, latency(one_replica(whole)), Goodput(), gpus=gpus)
     assert found is not None
     return found
 
@@ -161,17 +211,23 @@ def _climbed(splits: Sequence[Candidate], simulated: Callable[[Candidate], Candi
     return simulated(splits[at])
 
 
-def _splits(given: Fleet, formulas: Sides, replicas: int, gpus: int, itl_s: float) -> Iterator[Candidate]:
-    one, other = served(formulas.prefill).rate_rps, served(formulas.decode, itl_s).rate_rps
-    for prefill in range(1, replicas):
-        decode = replicas - prefill
-        fleet = replace(given, prefill=prefill, decode=decode, replicas=0)
-        yield Candidate(fleet, replicas * gpus, min(prefill * one, decode * other))
+def _splits(given: Fleet, formulas: Sides, gpus: int, itl_s: float) -> Iterator[Candidate]:
+    """Ever more prefill replicas, and as many of both kinds as there is room for."""
+    one, other = formulas.prefill, formulas.decode
+    rates = served(one).rate_rps, served(other, itl_s).rate_rps
+    for decode in reversed(range(1, (gpus - one.gpus) // other.gpus + 1)):
+        prefill = (gpus - decode * other.gpus) // one.gpus
+        if decode == (gpus - prefill * one.gpus) // other.gpus:
+            fleet = replace(given, prefill=prefill, decode=decode, replicas=0)
+            used = prefill * one.gpus + decode * other.gpus
+            yield Candidate(fleet, used, min(prefill * rates[0], decode * rates[1]))
 
 
-def _together(given: Fleet, formulas: Sides, replicas: int, gpus: int, itl_s: float) -> Candidate:
+def _together(given: Fleet, formulas: Sides, gpus: int, itl_s: float) -> Candidate:
+    both = formulas.together
+    replicas = gpus // both.gpus
     fleet = replace(given, prefill=0, decode=0, replicas=replicas)
-    return Candidate(fleet, replicas * gpus, replicas * served(formulas.together, itl_s).rate_rps)
+    return Candidate(fleet, replicas * both.gpus, replicas * served(both, itl_s).rate_rps)
 
 
 def largest_rate(model: ServingModel, one: Candidate, slos: Sequence[Slo], measure: Measure) -> Candidate:

@@ -273,20 +273,26 @@ def splitting(shown: "Shown", profile: "Profile") -> Document:
     return {
         **_document(),
         "profile": {"name": profile.name, "sha256": profile.sha256},
+        "sides": None
+        if shown.kinds is None
+        else {
+            role: {"name": one.name, "sha256": one.sha256, "gpus_per_replica": one.model.replica.gpus}
+            for role, one in zip(("prefill", "decode", "together"), shown.kinds, strict=True)
+        },
         "slos": [slo.text for slo in shown.slos],
         "simulated": {"policy": shown.policy, "requests": shown.requests, "seeds": shown.seeds},
         "fleet": {
-            "split": None if found.split is None else _way(found.split, shown.gpu_hour),
-            "together": None if found.together is None else _way(found.together, shown.gpu_hour),
+            "split": None if found.split is None else _way(found.split, shown),
+            "together": None if found.together is None else _way(found.together, shown),
             "winner": None if found.best is None else "split" if found.best is found.split else "together",
             "crossing_itl_s": found.crossing_itl_s,
             "reason": found.reason,
         },
-        "candidates": [_way(one, shown.gpu_hour) for one in found.tried],
+        "candidates": [_way(one, shown) for one in found.tried],
     }
 
 
-def _way(one: "Way", gpu_hour: float | None) -> Document:
+def _way(one: "Way", shown: "Shown") -> Document:
     fleet = one.fleet
     mean = {key: one.figures.get(f"{key}.mean") for key in ("ttft_s", "itl_s")}
     return {
@@ -295,7 +301,7 @@ def _way(one: "Way", gpu_hour: float | None) -> Document:
         "replicas": fleet.size,
         "max_num_batched_tokens": one.budget_tokens,
         "gpus": one.gpus,
-        "cost_per_hour": None if gpu_hour is None else gpu_hour * one.gpus,
+        "cost_per_hour": shown.per_hour(one),
         "rate_rps": one.formula_rps,
         "goodput_rps": one.goodput_rps,
         **{key: None if known is None else known.mean for key, known in mean.items()},

@@ -1,25 +1,44 @@
 """Split or together, for people: what was simulated, the best first, and why."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.decide.splitting import Candidate, Splitting
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table
 from kvplan.model.slo import Slo
 from kvplan.units import ABSENT, format_number, format_rate
 
+if TYPE_CHECKING:
+    from kvplan.profile.reading import Profile
+
 _USUAL = ("ttft_s.p95", "itl_s.p99")
 
 
 class Shown(NamedTuple):
-    """A search, and how it was made; the price is that of a GPU and hour."""
+    """A search, and how it was made.
+
+    Attributes
+    ----------
+    prices, kinds
+        Of a prefill, a decode and a replica that does both: what an hour costs, None where nothing has a price; and the
+        profiles they are of, None where they are all alike.
+    """
 
     found: Splitting
     slos: tuple[Slo, ...]
     policy: str
     requests: int
     seeds: int
-    gpu_hour: float | None = None
+    prices: tuple[float, ...] | None = None
+    kinds: "tuple[Profile, ...] | None" = None
+
+    def per_hour(self, one: Candidate) -> float | None:
+        """What a candidate costs; None where nothing has a price."""
+        if self.prices is None:
+            return None
+        fleet = one.fleet
+        counts = (fleet.prefill, fleet.decode, fleet.replicas)
+        return sum(count * price for count, price in zip(counts, self.prices, strict=True))
 
 
 def build(shown: Shown, name: str) -> Section:
@@ -27,7 +46,7 @@ def build(shown: Shown, name: str) -> Section:
     found = shown.found
     rows = sorted(found.tried, key=lambda one: -one.goodput_rps)
     keys = list(dict.fromkeys([*_USUAL, *(slo.key for slo in shown.slos)]))
-    priced = shown.gpu_hour is not None
+    priced = shown.prices is not None
     blocks: list[Block] = [
         Paragraph(_verdict(found)),
         table(
@@ -43,7 +62,7 @@ def build(shown: Shown, name: str) -> Section:
                 (
                     replicas_of(one),
                     format_number(one.gpus),
-                    *(format_number(one.gpus * (shown.gpu_hour or 0.0)),) * priced,
+                    *(format_number(shown.per_hour(one)),) * priced,
                     format_number(one.formula_rps),
                     format_number(one.goodput_rps),
                     *(_figure(one, key, shown.slos) for key in keys),
@@ -61,10 +80,24 @@ def notes(shown: Shown) -> tuple[str, ...]:
     """How to read it."""
     held = ", ".join(slo.text for slo in shown.slos) or "the queue alone: there are no objectives"
     return (
+        *_kinds(shown),
         f"Goodput: the largest simulated rate, requests/s, at which the queue stays and all holds, to 2%; {held}. "
         "Figures are those at that rate.",
         f"Simulated with {shown.policy}, {format_number(shown.requests)} requests a run, {shown.seeds} seeds. Formula: "
         "means of iterations; it says where to look, simulation decides.",
+    )
+
+
+def _kinds(shown: Shown) -> tuple[str, ...]:
+    if shown.kinds is None:
+        return ()
+    prefill, decode, both = (
+        f"{one.name} ({format_number(one.model.replica.gpus)} GPU{'s' * (one.model.replica.gpus != 1)} each)"
+        for one in shown.kinds
+    )
+    return (
+        f"Prefill replicas: {prefill}. Decode replicas: {decode}. Together: {both}. The budget counts GPUs, whatever their "
+        "kind and price; what serves most of it wins.",
     )
 
 

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+from kvplan.model.replica import Replica
+from kvplan.model.timing import Timing
 
 
 class Routing(StrEnum):
@@ -12,6 +16,13 @@ class Routing(StrEnum):
     LEAST_REQUESTS = "least-requests"
     LEAST_KV = "least-kv"
     SESSION = "session"
+
+
+class Hardware(NamedTuple):
+    """What a replica runs on: how long its iterations take, its memory, limits and GPUs."""
+
+    timing: Timing
+    replica: Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,8 @@ class Fleet:
         Rate at which the KV cache of a prompt goes from one side to the other; None: it takes no time.
     bytes_per_token
         Of KV cache, of pool tokens where layers differ; None where nobody needs to know.
+    prefill_on, decode_on
+        What replicas of either side run on; None: as those that do both.
 
     Examples
     --------
@@ -46,11 +59,18 @@ class Fleet:
     routing: Routing = Routing.LEAST_REQUESTS
     transfer_bytes_per_s: float | None = None
     bytes_per_token: float | None = None
+    prefill_on: Hardware | None = None
+    decode_on: Hardware | None = None
 
     @property
     def is_split(self) -> bool:
         """Whether prefill and decode are apart."""
         return self.replicas == 0
+
+    @property
+    def sides_differ(self) -> bool:
+        """Whether a side runs on something of its own."""
+        return self.prefill_on is not None or self.decode_on is not None
 
     @property
     def size(self) -> int:

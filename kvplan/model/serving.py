@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
 from kvplan.model.drafts import Drafts, Stays, stays
-from kvplan.model.fleet import Fleet
+from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.provenance import MeasuredRange, Provenance
 from kvplan.model.replica import Replica, held_by_stage
@@ -89,6 +89,12 @@ class ServingModel:
     def finds_prefixes(self) -> bool:
         """Whether there is a prefix cache, and traffic that finds something of others in it."""
         return self.replica.prefix_caching and (bool(self.hit_curve) or any(c.hits for c in self.classes))
+
+    def on(self, hardware: Hardware | None) -> "ServingModel":
+        """The same traffic on other replicas; None: on its own."""
+        if hardware is None:
+            return self
+        return replace(self, timing=hardware.timing, replica=hardware.replica)
 
     @cached_property
     def mix(self) -> Mix:

@@ -357,7 +357,7 @@ class Analyses:
         if self.whole.fleet is None:
             return None
         found = fleet_figures(self.whole, self.plan.limits, self.latency, self.goodput)
-        return fleet_block(found, linear=self.model.timing.is_linear)
+        return fleet_block(found, proved=self.model.timing.is_linear)
 
     @cached_property
     def sources(self) -> dict[str, Source]:

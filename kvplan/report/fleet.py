@@ -24,15 +24,15 @@ class FleetBlock(NamedTuple):
     reason: str
 
 
-def fleet_block(found: FleetFigures | None, *, linear: bool) -> FleetBlock | None:
-    """None without a fleet; `linear`: the iteration time is, so that the threshold is proved."""
+def fleet_block(found: FleetFigures | None, *, proved: bool) -> FleetBlock | None:
+    """None without a fleet; `proved`: replicas are equal and their iteration times linear, as the theorem has them."""
     if found is None:
         return None
     crossing = None if found.crossing is None else found.crossing.itl_s
-    return FleetBlock(found.split, found.together, found.winner, crossing, _reason(found, linear))
+    return FleetBlock(found.split, found.together, found.winner, crossing, _reason(found, proved))
 
 
-def _reason(found: FleetFigures, linear: bool) -> str:
+def _reason(found: FleetFigures, proved: bool) -> str:
     if found.uncovered is not None:
         return f"No formula covers {found.uncovered} with prefill and decode apart."
     split, joined = found.split, found.together
@@ -47,7 +47,7 @@ def _reason(found: FleetFigures, linear: bool) -> str:
                 f"{_serve(split.prefill, 'prefill', found.prefill)}, {_serve(split.decode, 'decode', found.decode)};",
                 f"together {_serve(joined.replicas, '', found.both)}{_budget(found)}.",
                 _goodputs(found),
-                _criterion(found, linear),
+                _criterion(found, proved),
                 _better(found),
             )
         )
@@ -82,7 +82,7 @@ def _goodputs(found: FleetFigures) -> str:
     return f"Within all objectives: {', '.join(said)}." if said else ""
 
 
-def _criterion(found: FleetFigures, linear: bool) -> str:
+def _criterion(found: FleetFigures, proved: bool) -> str:
     """Where the winner changes, by rates under a limit on the time between tokens."""
     assert found.prefill is not None
     assert found.split.rate_rps is not None
@@ -97,7 +97,7 @@ def _criterion(found: FleetFigures, linear: bool) -> str:
             f"By rate the split serves more while the limit on the time between tokens is {where} "
             f"{format_seconds(found.crossing.itl_s)} (here: {here})."
         )
-    if not linear:
+    if not proved:
         return said
     iteration = format_seconds(found.prefill.iteration_time_s)
     return f"{said} On equal replicas no split does above {iteration}, the time of a full prefill iteration."

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.fleet import Fleet, Hardware, Routing
 from kvplan.model.gaps import Exponential
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.simulation import engine
@@ -237,7 +237,8 @@ def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float
     """First tokens, ends and preemptions of requests that go where there are the fewest."""
     fleet = model.fleet
     roles = ["prefill"] * fleet.prefill + ["decode"] * fleet.decode + ["whole"] * fleet.replicas
-    all_sites = [Site(role, model) for role in roles]
+    hardware = {"prefill": fleet.prefill_on, "decode": fleet.decode_on, "whole": None}
+    all_sites = [Site(role, model.on(hardware[role])) for role in roles]
     size = requests.arrival_s.size
     first_s, finish_s, preempted = [math.nan] * size, [math.nan] * size, [0] * size
     arrivals = list(zip(requests.arrival_s.tolist(), range(size), strict=True))
@@ -309,6 +310,10 @@ def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float
     return first_s, finish_s, preempted
 
 
+FAST = Hardware(Timing(0.011, 3e-6, 4e-5, 2e-5), replace(REPLICA, memory_tokens=3200, max_num_batched_tokens=700))
+SMALL = Hardware(Timing(0.029, 1e-6, 2e-4), replace(REPLICA, memory_tokens=1600, max_num_seqs=7))
+
+
 @examples(25)
 @given(
     st.integers(0, 10**6),
@@ -317,11 +322,25 @@ def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float
     st.sampled_from([2.0, 4.0, 7.0]),
     st.sampled_from([None, 2e6, 2e5]),
     st.sampled_from([1200, 2400, 6000]),
+    st.sampled_from([(None, None), (FAST, None), (None, FAST), (FAST, SMALL), (SMALL, FAST)]),
 )
 def test_fleets_do_what_an_obvious_model_of_them_does(
-    seed: int, prefill: int, decode: int, rate: float, bandwidth: float | None, memory: int
+    seed: int,
+    prefill: int,
+    decode: int,
+    rate: float,
+    bandwidth: float | None,
+    memory: int,
+    sides: tuple[Hardware | None, Hardware | None],
 ) -> None:
-    fleet = Fleet(prefill, decode, transfer_bytes_per_s=bandwidth, bytes_per_token=100.0)
+    fleet = Fleet(
+        prefill,
+        decode,
+        transfer_bytes_per_s=bandwidth,
+        bytes_per_token=100.0,
+        prefill_on=sides[0],
+        decode_on=sides[1],
+    )
     if decode == 0:
         fleet = Fleet(replicas=prefill)
     kinds = (
@@ -337,7 +356,7 @@ def test_fleets_do_what_an_obvious_model_of_them_does(
     np.testing.assert_allclose(found.first_token_s, first_s, rtol=1e-9)
     np.testing.assert_allclose(found.finish_s, finish_s, rtol=1e-9)
     assert found.evictions.tolist() == preempted
-    assert found.kv_peak <= memory
+    assert found.kv_peak <= max(memory, *(side.replica.memory_tokens for side in sides if side is not None), 0)
 
 
 @pytest.mark.parametrize(
@@ -347,8 +366,9 @@ def test_fleets_do_what_an_obvious_model_of_them_does(
         Fleet(replicas=3, routing=Routing.LEAST_KV),
         Fleet(2, 3, transfer_bytes_per_s=1e6, bytes_per_token=100.0),
         Fleet(1, 2, transfer_bytes_per_s=1e6, bytes_per_token=100.0, routing=Routing.ROUND_ROBIN),
+        Fleet(2, 3, prefill_on=FAST, decode_on=SMALL),
     ],
-    ids=["least requests", "least KV", "split", "split, in turn"],
+    ids=["least requests", "least KV", "split", "split, in turn", "split, unlike sides"],
 )
 def test_compiled_fleets_leave_the_same_bytes(fleet: Fleet) -> None:
     for classes, memory in (

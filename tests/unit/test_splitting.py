@@ -106,8 +106,8 @@ def test_what_is_recommended_is_within_three_percent_of_the_best_of_all(seed: in
     known = {(one.fleet, one.budget_tokens) for one in found.tried}
     formulas, best = sides(model, model.fleet), found.best.goodput_rps
     every = [
-        *_splits(model.fleet, formulas, gpus, 1, math.inf),
-        _together(model.fleet, formulas, gpus, 1, math.inf),
+        *_splits(model.fleet, formulas, gpus, math.inf),
+        _together(model.fleet, formulas, gpus, math.inf),
     ]
     others = [
         largest_rate(model, one, slos, measure).goodput_rps for one in every if (one.fleet, None) not in known

@@ -30,20 +30,21 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     if not fleet.is_split:
         setup, parameters = policy.prepare(alone, settings)
         return [Group(fleet.replicas, model.timing, model.replica, setup, WHOLE)], parameters
+    one, other = (alone.model.on(hardware) for hardware in (fleet.prefill_on, fleet.decode_on))
     for what, given in (
-        ("layers of several kinds", model.replica.layout),
+        ("layers of several kinds", one.replica.layout or other.replica.layout),
         ("drafts", model.drafts),
-        ("a host tier", model.replica.offload),
+        ("a host tier", one.replica.offload or other.replica.offload),
     ):
         if given is not None:
             raise UsageError(
                 f"prefill and decode apart are not modelled beside {what}; `replicas` together are"
             )
     prompts = replace(scenario.requests, decode_tokens=np.ones_like(scenario.requests.decode_tokens))
-    prefill, parameters = policy.prepare(alone._replace(requests=prompts), settings)
+    prefill, parameters = policy.prepare(alone._replace(model=one, requests=prompts), settings)
     uncached = settings._replace(given={**settings.given, _CACHING: (0.0,)})
-    decode, _ = policy.prepare(alone, uncached)
+    decode, _ = policy.prepare(alone._replace(model=other), uncached)
     return [
-        Group(fleet.prefill, model.timing, model.replica, prefill, PREFILL),
-        Group(fleet.decode, model.timing, model.replica, decode, DECODE),
+        Group(fleet.prefill, one.timing, one.replica, prefill, PREFILL),
+        Group(fleet.decode, other.timing, other.replica, decode, DECODE),
     ], parameters

@@ -24,6 +24,7 @@ from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
     ALL,
     ARRIVAL,
+    BIN,
     BLIND,
     BRINGS,
     BY_KV,
@@ -216,6 +217,8 @@ def _states(
         new_state(one, group.timing, group.replica, group.setup, None, rows=rows)
         for one, group in zip(known, groups, strict=True)
     ]
+    for first in firsts:  # one histogram is put together of all
+        first.fixed[BIN] = max(one.fixed[BIN] for one in firsts)
     time, request = _tables(firsts, sites)
     replicas = sum(group.replicas for group in groups)
     fleet = np.zeros((1 + replicas, firsts[0].fleet.shape[1]), dtype=np.int64)
