@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvplan.profile.reading import Profile
 
 _EVERY = "gpu"  # the name under which a price is that of a GPU of any
+_AUTO = "auto"  # as many GPUs as it takes
 
 
 def size(
@@ -78,12 +79,12 @@ def size(
         typer.Option("--compare", help="Only rank the profiles: cost, GPUs, and what decides, in one table."),
     ] = False,
     split: Annotated[
-        int | None,
+        str | None,
         option(
             "--split",
             metavar="GPUS",
             help="Should so many GPUs prefill and decode apart, in which ratio, or together? What each serves within "
-            "the objectives, of one profile.",
+            "the objectives, of one profile. auto: the fewest for the demand.",
         ),
     ] = None,
     prefill: Annotated[
@@ -132,14 +133,28 @@ def size(
 
     check_plot(plot)
     check_writable(output)
+    if rate is not None and not 0 < rate <= 1e12:
+        raise UsageError(f"--rate {rate:g}: requests/s, above 0 and at most 1e12")
+    if not 0 <= headroom <= 100:
+        raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
     if split is not None:
-        for name, given in (("--rate", rate), ("--plot", plot), ("--compare", compare or None)):
-            if given is not None:
-                raise UsageError(
-                    f"{name} does not go with --split, which finds the largest rate of so many GPUs"
-                )
+        if compare:
+            raise UsageError("--compare does not go with --split, which compares two ways to use GPUs")
+        gpus = _gpus(split, rate)
+        sides = prefill, decode
         _split(
-            profiles, (prefill, decode), split, slo or [], price or [], policy, requests, seeds, format, output
+            profiles,
+            sides,
+            gpus,
+            rate,
+            headroom,
+            slo or [],
+            price or [],
+            policy,
+            requests,
+            seeds,
+            format,
+            output,
         )
         return
     if prefill is not None or decode is not None:
@@ -172,10 +187,6 @@ def _sizing(
     from kvplan.report.verdict import requests_in_memory
     from kvplan.simulation.experiments.options import seeds as chosen
 
-    if rate is not None and not 0 < rate <= 1e12:
-        raise UsageError(f"--rate {rate:g}: requests/s, above 0 and at most 1e12")
-    if not 0 <= headroom <= 100:
-        raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
     check_runs(seeds, requests)
     loaded = [_of_one(with_slos(read(profile), slo)) for profile in profiles]
     slos = loaded[0].plan.slos
@@ -240,10 +251,23 @@ def _of_one(profile: "Profile") -> "Profile":
     return replace(profile, model=replace(profile.model, fleet=None))
 
 
+def _gpus(split: str, rate: float | None) -> int | None:
+    """The budget; None where it is asked for."""
+    if split == _AUTO:
+        return None
+    if not split.isascii() or not split.isdigit():
+        raise UsageError(f"--split {split[:80]!r}: a number of GPUs is wanted, or {_AUTO}")
+    if rate is not None:
+        raise UsageError(f"--rate goes with --split {_AUTO}; of {split[:80]} GPUs the largest rate is found")
+    return int(split[:9])
+
+
 def _split(
     profiles: Sequence[str],
     sides: tuple[str | None, str | None],
-    gpus: int,
+    gpus: int | None,
+    rate: float | None,
+    headroom: float,
     slo: Sequence[str],
     price: Sequence[str],
     policy: str,
@@ -253,7 +277,13 @@ def _split(
     output: Path | None,
 ) -> None:
     from kvplan.decide.sizing import simulated
-    from kvplan.decide.splitting import default_requests, split_or_together, with_sides
+    from kvplan.decide.splitting import (
+        default_requests,
+        fewest_gpus,
+        gpus_by_formula,
+        split_or_together,
+        with_sides,
+    )
     from kvplan.formats import json
     from kvplan.layout import splitting as tables
     from kvplan.simulation.experiments.options import seeds as chosen
@@ -271,7 +301,9 @@ def _split(
     )
     loaded = with_slos(known[profiles[0]], slo)
     model = with_sides(loaded, *(None if side is None else known[side] for side in sides))
-    count = requests or default_requests(model, gpus)
+    slos = loaded.plan.slos
+    needed = (rate or model.total_rate_rps) * (1 + headroom)
+    count = requests or default_requests(model, gpus or gpus_by_formula(model, needed, slos))
     measure = simulated(
         loaded.plan,
         policy,
@@ -281,14 +313,17 @@ def _split(
         compile=True,  # dozens of runs, each of all replicas
     )
     with _watching() as watch:
-        found = split_or_together(model, gpus, loaded.plan.slos, watch(labels[profiles[0]], measure))
+        measure = watch(labels[profiles[0]], measure)
+        demand = fewest_gpus(model, needed, slos, measure) if gpus is None else None
+        found = split_or_together(model, gpus or 0, slos, measure) if demand is None else demand.found
     kinds = tuple(known[name] for name in given)
     shown = tables.Shown(
         found,
-        loaded.plan.slos,
+        slos,
         policy,
         count,
         seeds,
+        demand,
         tuple(prices[labels[name]] for name in given) if prices else None,
         kinds if model.fleet is not None and model.fleet.sides_differ else None,
     )

@@ -276,7 +276,7 @@ def size(
     if not enough(least):
         idle = measure(idle_replica(model))
         reason = _why_never(model, idle, slos)
-        found = None if reason else _search(least, enough)
+        found = None if reason else search(least, enough)
         if found is None and not reason:
             reason = f"even {MAX_REPLICAS:,} replicas are not enough"
     if found is not None:
@@ -313,7 +313,7 @@ def _users(model: ServingModel, needed_rps: float, capacity: float) -> tuple[int
     return math.ceil(wanted * (1 - _ROUNDING)), math.floor(most * (1 + _ROUNDING))
 
 
-def _search(low: int, enough: Callable[[int], bool]) -> int | None:
+def search(low: int, enough: Callable[[int], bool]) -> int | None:
     """The fewest above a size that is not enough: steps that double, then halves; None above the most."""
     step = 1
     high = low + 1

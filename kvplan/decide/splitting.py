@@ -14,15 +14,15 @@ from typing import NamedTuple
 from kvplan.analysis.fleet import FleetFigures, between_tokens_s, fleet_figures, one_replica
 from kvplan.analysis.goodput import Goodput
 from kvplan.analysis.latency import latency
-from kvplan.analysis.split import Sides, served, sides
-from kvplan.decide.sizing import Estimate, Measure, Measured, missed, scaled
+from kvplan.analysis.split import Sides, best_split, served, sides, together_rps
+from kvplan.decide.sizing import Estimate, Measure, Measured, missed, scaled, search
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
 from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.slo import Slo
 from kvplan.profile.reading import Profile
 from kvplan.report.fleet import fleet_block
-from kvplan.units import format_tokens
+from kvplan.units import format_rate, format_tokens
 
 MOST_GPUS = 4096
 _NEAR = 0.02  # to which the largest rate is found, relative
@@ -85,9 +85,12 @@ def with_sides(profile: Profile, prefill: Profile | None, decode: Profile | None
         KV that the other side cannot read, or has no room for.
     """
     model = profile.model
-    given = model.fleet or Fleet(replicas=1)
-    sides = {"prefill_on": _hardware("--prefill", profile, prefill), "decode_on": _hardware("--decode", profile, decode)}
-    return replace(model, fleet=replace(given, **sides)) if any(sides.values()) else model
+    fleet = replace(
+        model.fleet or Fleet(replicas=1),
+        prefill_on=_hardware("--prefill", profile, prefill),
+        decode_on=_hardware("--decode", profile, decode),
+    )
+    return replace(model, fleet=fleet) if fleet.sides_differ else model
 
 
 def _hardware(option: str, profile: Profile, side: Profile | None) -> Hardware | None:
@@ -169,6 +172,77 @@ def split_or_together(
     block = fleet_block(_formulas(model, (best or together).fleet, slos, gpus), proved=proved)
     assert block is not None
     return Splitting(tuple(known.values()), best, together, block.reason, block.crossing_itl_s)
+
+
+class Fewest(NamedTuple):
+    """The fewest GPUs that serve a demand, what these do, and what one size less does; None: there is none."""
+
+    needed_rps: float
+    gpus: int
+    found: Splitting
+    fewer: tuple[int, float] | None
+
+
+def fewest_gpus(model: ServingModel, needed_rps: float, slos: Sequence[Slo], measure: Measure) -> Fewest:
+    """The fewest GPUs whose best split, or replicas that do both, serve so much within the objectives.
+
+    The search begins where the formulas say. More GPUs are assumed never to serve less.
+
+    Raises
+    ------
+    UsageError
+        As for `split_or_together`; no number of GPUs serves anything.
+    """
+    step = _step(model)
+    found: dict[int, Splitting] = {}
+
+    def served_by(steps: int) -> float:
+        if steps not in found:
+            found[steps] = split_or_together(model, steps * step, slos, measure)
+        best = found[steps].best
+        return 0.0 if best is None else best.goodput_rps
+
+    steps = gpus_by_formula(model, needed_rps, slos) // step
+    if served_by(steps) < needed_rps:
+        if not served_by(steps):
+            raise UsageError(
+                f"--split auto: {steps * step} GPUs serve nothing within the objectives, split or together"
+            )
+        steps = search(steps, lambda steps: served_by(steps) >= needed_rps) or steps
+    least = model.replica.gpus
+    while (steps - 1) * step >= least and served_by(steps - 1) >= needed_rps:
+        steps -= 1
+    fewer = ((steps - 1) * step, served_by(steps - 1)) if (steps - 1) * step >= least else None
+    return Fewest(needed_rps, steps * step, found[steps], fewer)
+
+
+def gpus_by_formula(model: ServingModel, needed_rps: float, slos: Sequence[Slo]) -> int:
+    """The fewest GPUs that serve so much by formula, either way.
+
+    Raises
+    ------
+    UsageError
+        There are none, or more than `MOST_GPUS`.
+    """
+    formulas = sides(model, model.fleet or Fleet(replicas=1))
+    limit = between_tokens_s({slo.key: slo.bound for slo in slos}) or math.inf
+    step, least = _step(model), model.replica.gpus
+    for gpus in range(least, MOST_GPUS + 1, step):
+        split = best_split(formulas, gpus, limit)
+        rates = together_rps(formulas, gpus, limit), 0.0 if split is None else split.rate_rps
+        if max(rates) >= needed_rps:
+            return gpus
+    raise UsageError(
+        f"--split auto: by formula not even {MOST_GPUS:,} GPUs serve {format_rate(needed_rps, 'requests')} within the "
+        "objective on the time between tokens"
+    )
+
+
+def _step(model: ServingModel) -> int:
+    """GPUs by which fleets grow: what the replicas of all kinds have in common."""
+    fleet = model.fleet or Fleet(replicas=1)
+    kinds = (model, model.on(fleet.prefill_on), model.on(fleet.decode_on))
+    return math.gcd(*(one.replica.gpus for one in kinds))
 
 
 def _even(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvplan.decide.remedy import Remedy
     from kvplan.decide.sizing import Measured, Size
     from kvplan.decide.splitting import Candidate as Way
+    from kvplan.decide.splitting import Fewest
     from kvplan.engines.advice import Advice
     from kvplan.engines.candidates import Candidate
     from kvplan.layout.splitting import Shown
@@ -281,6 +282,7 @@ def splitting(shown: "Shown", profile: "Profile") -> Document:
         },
         "slos": [slo.text for slo in shown.slos],
         "simulated": {"policy": shown.policy, "requests": shown.requests, "seeds": shown.seeds},
+        "demand": None if shown.demand is None else _demand(shown.demand),
         "fleet": {
             "split": None if found.split is None else _way(found.split, shown),
             "together": None if found.together is None else _way(found.together, shown),
@@ -290,6 +292,11 @@ def splitting(shown: "Shown", profile: "Profile") -> Document:
         },
         "candidates": [_way(one, shown) for one in found.tried],
     }
+
+
+def _demand(one: "Fewest") -> Document:
+    fewer = None if one.fewer is None else dict(zip(("gpus", "goodput_rps"), one.fewer, strict=True))
+    return {**_fields(one, "needed_rps", "gpus"), "fewer": fewer}
 
 
 def _way(one: "Way", shown: "Shown") -> Document:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvplan.decide.splitting import Candidate, Splitting
+from kvplan.decide.splitting import Candidate, Fewest, Splitting
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table
 from kvplan.model.slo import Slo
 from kvplan.units import ABSENT, format_number, format_rate
@@ -19,6 +19,8 @@ class Shown(NamedTuple):
 
     Attributes
     ----------
+    demand
+        For which GPUs were counted; None where their number was given.
     prices, kinds
         Of a prefill, a decode and a replica that does both: what an hour costs, None where nothing has a price; and the
         profiles they are of, None where they are all alike.
@@ -29,6 +31,7 @@ class Shown(NamedTuple):
     policy: str
     requests: int
     seeds: int
+    demand: Fewest | None = None
     prices: tuple[float, ...] | None = None
     kinds: "tuple[Profile, ...] | None" = None
 
@@ -48,6 +51,7 @@ def build(shown: Shown, name: str) -> Section:
     keys = list(dict.fromkeys([*_USUAL, *(slo.key for slo in shown.slos)]))
     priced = shown.prices is not None
     blocks: list[Block] = [
+        *(() if shown.demand is None else (Paragraph(_fewest(shown.demand)),)),
         Paragraph(_verdict(found)),
         table(
             (
@@ -91,13 +95,10 @@ def notes(shown: Shown) -> tuple[str, ...]:
 def _kinds(shown: Shown) -> tuple[str, ...]:
     if shown.kinds is None:
         return ()
-    prefill, decode, both = (
-        f"{one.name} ({format_number(one.model.replica.gpus)} GPU{'s' * (one.model.replica.gpus != 1)} each)"
-        for one in shown.kinds
-    )
+    prefill, decode, both = (f"{one.name}, {_gpus(one.model.replica.gpus)} each" for one in shown.kinds)
     return (
-        f"Prefill replicas: {prefill}. Decode replicas: {decode}. Together: {both}. The budget counts GPUs, whatever their "
-        "kind and price; what serves most of it wins.",
+        f"Prefill: {prefill}. Decode: {decode}. Together: {both}. GPUs count alike, whatever their kind and price: "
+        "what serves most with so many wins.",
     )
 
 
@@ -108,6 +109,18 @@ def replicas_of(one: Candidate) -> str:
         return f"{fleet.prefill} + {fleet.decode}"
     budget = "" if one.budget_tokens is None else f", budget {format_number(one.budget_tokens)}"
     return f"{fleet.replicas} together{budget}"
+
+
+def _fewest(demand: Fewest) -> str:
+    said = f"{_gpus(demand.gpus)} for {format_rate(demand.needed_rps, 'requests')}, headroom included"
+    if demand.fewer is None:
+        return f"{said}; fewer are not a replica."
+    fewer, most_rps = demand.fewer
+    return f"{said}; {_gpus(fewer)} would serve {format_rate(most_rps, 'requests')}."
+
+
+def _gpus(count: int) -> str:
+    return f"{format_number(count)} GPU{'s' * (count != 1)}"
 
 
 def _verdict(found: Splitting) -> str:

@@ -310,7 +310,9 @@ def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float
     return first_s, finish_s, preempted
 
 
-FAST = Hardware(Timing(0.011, 3e-6, 4e-5, 2e-5), replace(REPLICA, memory_tokens=3200, max_num_batched_tokens=700))
+FAST = Hardware(
+    Timing(0.011, 3e-6, 4e-5, 2e-5), replace(REPLICA, memory_tokens=3200, max_num_batched_tokens=700)
+)
 SMALL = Hardware(Timing(0.029, 1e-6, 2e-4), replace(REPLICA, memory_tokens=1600, max_num_seqs=7))
 
 
@@ -356,7 +358,7 @@ def test_fleets_do_what_an_obvious_model_of_them_does(
     np.testing.assert_allclose(found.first_token_s, first_s, rtol=1e-9)
     np.testing.assert_allclose(found.finish_s, finish_s, rtol=1e-9)
     assert found.evictions.tolist() == preempted
-    assert found.kv_peak <= max(memory, *(side.replica.memory_tokens for side in sides if side is not None), 0)
+    assert found.kv_peak <= max([memory, *(one.replica.memory_tokens for one in sides if one is not None)])
 
 
 @pytest.mark.parametrize(
