@@ -374,13 +374,25 @@ def crossing(found: Sides, prefill: int, decode: int, gpus: int) -> Crossing | N
     >>> round(found.itl_s, 4), found.split_wins_below
     (0.0495, True)
     """
-    prompts = served(found.prefill)
+    return _crossing(found, gpus, lambda itl_s: split_rps(found, prefill, decode, itl_s))
+
+
+def best_crossing(found: Sides, gpus: int) -> Crossing | None:
+    """As `crossing`, of the split that is best at each limit."""
+
+    def most(itl_s: float) -> float:
+        best = best_split(found, gpus, itl_s)
+        return 0.0 if best is None else best.rate_rps
+
+    return _crossing(found, gpus, most)
+
+
+def _crossing(found: Sides, gpus: int, split: Callable[[float], float]) -> Crossing | None:
     least = min(found.decode.timing.d0, found.together.timing.d0)
-    most = _FAR * max(least, min(prompts.iteration_time_s, _ENDLESS))
+    most = _FAR * max(least, min(served(found.prefill).iteration_time_s, _ENDLESS))
 
     def winner(itl_s: float) -> int:
-        one = min(prefill * prompts.rate_rps, decode * served(found.decode, itl_s).rate_rps)
-        other = together_rps(found, gpus, itl_s)
+        one, other = split(itl_s), together_rps(found, gpus, itl_s)
         return 0 if abs(one - other) <= _TIE * max(one, other) else 1 if one > other else -1
 
     seen: tuple[float, int] | None = None

@@ -123,7 +123,8 @@ def size(
         option(
             "--plot",
             metavar="FILE",
-            help="Draw replicas against demand to this file, .svg or .png; with --compare cost or GPUs.",
+            help="Draw replicas against demand to this file, .svg or .png; with --compare cost or GPUs; with --split "
+            "what either way serves against the limit on the time between tokens.",
         ),
     ] = None,
 ) -> None:
@@ -155,6 +156,7 @@ def size(
             seeds,
             format,
             output,
+            plot,
         )
         return
     if prefill is not None or decode is not None:
@@ -275,7 +277,9 @@ def _split(
     seeds: int,
     format: DocumentFormat,
     output: Path | None,
+    plot: Path | None,
 ) -> None:
+    from kvplan.decide.crossing import limited, lines
     from kvplan.decide.sizing import simulated
     from kvplan.decide.splitting import (
         default_requests,
@@ -302,6 +306,8 @@ def _split(
     loaded = with_slos(known[profiles[0]], slo)
     model = with_sides(loaded, *(None if side is None else known[side] for side in sides))
     slos = loaded.plan.slos
+    if plot is not None:
+        limited(slos)
     needed = (rate or model.total_rate_rps) * (1 + headroom)
     count = requests or default_requests(model, gpus or gpus_by_formula(model, needed, slos))
     measure = simulated(
@@ -316,6 +322,7 @@ def _split(
         measure = watch(labels[profiles[0]], measure)
         demand = fewest_gpus(model, needed, slos, measure) if gpus is None else None
         found = split_or_together(model, gpus or 0, slos, measure) if demand is None else demand.found
+        drawn = None if plot is None else lines(model, found.gpus, slos, measure)
     kinds = tuple(known[name] for name in given)
     shown = tables.Shown(
         found,
@@ -324,6 +331,7 @@ def _split(
         count,
         seeds,
         demand,
+        drawn,
         tuple(prices[labels[name]] for name in given) if prices else None,
         kinds if model.fleet is not None and model.fleet.sides_differ else None,
     )
@@ -334,6 +342,10 @@ def _split(
         lambda: [tables.build(shown, loaded.name)],
         *dict.fromkeys([loaded.sha256, *(one.sha256 for one in shown.kinds or ())]),
     )
+    if plot is not None and drawn is not None:
+        from kvplan.plots import drawing
+
+        write_bytes(drawing.file_of("split", drawn, plot.suffix), plot)
     write_result(text, output)
 
 

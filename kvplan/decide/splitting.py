@@ -25,11 +25,11 @@ from kvplan.report.fleet import fleet_block
 from kvplan.units import format_rate, format_tokens
 
 MOST_GPUS = 4096
-_NEAR = 0.02  # to which the largest rate is found, relative
+NEAR = 0.02  # to which the largest rate is found, relative
 _STEP = 1.25  # between two rates while one is looked for that is too much, or little enough
 _MOST = 8.0  # times what the formulas say, beyond which a run is too short to tell
 _LEAST = 1e-3  # of what the formulas say, below which nothing is looked for
-_LEAST_BUDGET, _BUDGET_STEP = 64, 1.4  # tokens, and from one that is tried to the next
+LEAST_BUDGET, BUDGET_STEP = 64, 1.4  # tokens, and from one that is tried to the next
 _TIE = 0.01  # relative, of rates that simulation does not tell apart
 
 
@@ -59,6 +59,7 @@ class Candidate(NamedTuple):
 class Splitting(NamedTuple):
     """What was simulated, the best split and the replicas that do both among it; None where there are too few GPUs."""
 
+    gpus: int
     tried: tuple[Candidate, ...]
     split: Candidate | None
     together: Candidate | None
@@ -163,15 +164,15 @@ def split_or_together(
             known[key] = largest_rate(model, one, slos, measure)
         return known[key]
 
-    splits = list(_splits(given, formulas, gpus, limit))
-    both = _together(given, formulas, gpus, limit)
+    splits = list(split_candidates(given, formulas, gpus, limit))
+    both = together_candidate(given, formulas, gpus, limit)
     even = _formulas(model, both.fleet, slos, gpus).budget_tokens
     together = _even(simulated, both, even, model.replica.max_num_batched_tokens or math.inf)
     best = _climbed(splits, simulated) if splits else None
     proved = model.timing.is_linear and not given.sides_differ
     block = fleet_block(_formulas(model, (best or together).fleet, slos, gpus), proved=proved)
     assert block is not None
-    return Splitting(tuple(known.values()), best, together, block.reason, block.crossing_itl_s)
+    return Splitting(gpus, tuple(known.values()), best, together, block.reason, block.crossing_itl_s)
 
 
 class Fewest(NamedTuple):
@@ -251,9 +252,9 @@ def _even(
     """Replicas that do both with the budget that serves most: that of the profile, or near the one of the formulas."""
     tried = [simulated(both)]
     if budget is not None:
-        for step in (_BUDGET_STEP, 1 / _BUDGET_STEP):
+        for step in (BUDGET_STEP, 1 / BUDGET_STEP):
             at, best = budget, -1.0
-            while _LEAST_BUDGET <= at < most:
+            while LEAST_BUDGET <= at < most:
                 tried.append(simulated(both._replace(budget_tokens=int(at))))
                 if tried[-1].goodput_rps <= best:
                     break
@@ -285,7 +286,7 @@ def _climbed(splits: Sequence[Candidate], simulated: Callable[[Candidate], Candi
     return simulated(splits[at])
 
 
-def _splits(given: Fleet, formulas: Sides, gpus: int, itl_s: float) -> Iterator[Candidate]:
+def split_candidates(given: Fleet, formulas: Sides, gpus: int, itl_s: float) -> Iterator[Candidate]:
     """Ever more prefill replicas, and as many of both kinds as there is room for."""
     one, other = formulas.prefill, formulas.decode
     rates = served(one).rate_rps, served(other, itl_s).rate_rps
@@ -297,21 +298,26 @@ def _splits(given: Fleet, formulas: Sides, gpus: int, itl_s: float) -> Iterator[
             yield Candidate(fleet, used, min(prefill * rates[0], decode * rates[1]))
 
 
-def _together(given: Fleet, formulas: Sides, gpus: int, itl_s: float) -> Candidate:
+def together_candidate(given: Fleet, formulas: Sides, gpus: int, itl_s: float) -> Candidate:
     both = formulas.together
     replicas = gpus // both.gpus
     fleet = replace(given, prefill=0, decode=0, replicas=replicas)
     return Candidate(fleet, replicas * both.gpus, replicas * served(both, itl_s).rate_rps)
 
 
+def fleet_of(model: ServingModel, one: Candidate, rate_rps: float) -> ServingModel:
+    """A candidate at such a rate of the traffic."""
+    if one.budget_tokens is not None:
+        model = replace(model, replica=replace(model.replica, max_num_batched_tokens=one.budget_tokens))
+    return replace(scaled(replace(model, fleet=None), rate_rps), fleet=one.fleet)
+
+
 def largest_rate(model: ServingModel, one: Candidate, slos: Sequence[Slo], measure: Measure) -> Candidate:
     """A candidate with the largest rate at which all holds in simulation, to 2 %, and its figures there."""
     found: dict[float, Measured] = {}
-    if one.budget_tokens is not None:
-        model = replace(model, replica=replace(model.replica, max_num_batched_tokens=one.budget_tokens))
 
     def holds(rate: float) -> bool:
-        measured = measure(replace(scaled(replace(model, fleet=None), rate), fleet=one.fleet))
+        measured = measure(fleet_of(model, one, rate))
         fine = not missed(measured, slos)
         if fine:
             found[rate] = measured
@@ -328,7 +334,7 @@ def largest_rate(model: ServingModel, one: Candidate, slos: Sequence[Slo], measu
             if rate < _LEAST * start:
                 return one
         low, high = rate / _STEP, rate
-    while high > (1 + _NEAR) * low:
+    while high > (1 + NEAR) * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)
     return one._replace(goodput_rps=low, figures=found[low].figures)

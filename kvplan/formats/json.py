@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvplan.analysis.placement import Group
     from kvplan.decide import check as checking
     from kvplan.decide import diff as differing
+    from kvplan.decide.crossing import Lines
     from kvplan.decide.fleet import Sizing
     from kvplan.decide.mixing import Comparison, Contender
     from kvplan.decide.remedy import Remedy
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kvplan.engines.advice import Advice
     from kvplan.engines.candidates import Candidate
     from kvplan.layout.splitting import Shown
+    from kvplan.model import FloatArray
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity
     from kvplan.reproduction.judge import Reproduction
@@ -290,7 +292,25 @@ def splitting(shown: "Shown", profile: "Profile") -> Document:
             "crossing_itl_s": found.crossing_itl_s,
             "reason": found.reason,
         },
+        "limits": None if shown.lines is None else _lines(shown.lines),
         "candidates": [_way(one, shown) for one in found.tried],
+    }
+
+
+def _lines(one: "Lines") -> Document:
+    def both(rates: "FloatArray") -> Document:
+        known = [[None if math.isnan(rate) else rate for rate in way] for way in rates.tolist()]
+        return dict(zip(("split_rps", "together_rps"), known, strict=True))
+
+    return {
+        "objective": one.key,
+        "limit_s": one.limit_s.tolist(),
+        "formula": both(one.formula),
+        "simulated": both(one.simulated),
+        "crossing": {
+            "formula": None if one.crossing is None else one.crossing._asdict(),
+            "simulated": None if one.crossed is None else one.crossed._asdict(),
+        },
     }
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvplan.decide.crossing import Lines
 from kvplan.decide.splitting import Candidate, Fewest, Splitting
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table
 from kvplan.model.slo import Slo
-from kvplan.units import ABSENT, format_number, format_rate
+from kvplan.units import ABSENT, format_number, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from kvplan.profile.reading import Profile
@@ -21,6 +22,8 @@ class Shown(NamedTuple):
     ----------
     demand
         For which GPUs were counted; None where their number was given.
+    lines
+        What either way serves under each limit on the time between tokens, if that was asked for.
     prices, kinds
         Of a prefill, a decode and a replica that does both: what an hour costs, None where nothing has a price; and the
         profiles they are of, None where they are all alike.
@@ -32,6 +35,7 @@ class Shown(NamedTuple):
     requests: int
     seeds: int
     demand: Fewest | None = None
+    lines: Lines | None = None
     prices: tuple[float, ...] | None = None
     kinds: "tuple[Profile, ...] | None" = None
 
@@ -75,6 +79,7 @@ def build(shown: Shown, name: str) -> Section:
             ],
         ),
         Paragraph(found.reason),
+        *(() if shown.lines is None else (Paragraph(_crossed(shown.lines)),)),
         Bullets(notes(shown)),
     ]
     return Section("split", name, tuple(blocks), "simulated")
@@ -117,6 +122,21 @@ def _fewest(demand: Fewest) -> str:
         return f"{said}; fewer are not a replica."
     fewer, most_rps = demand.fewer
     return f"{said}; {_gpus(fewer)} would serve {format_rate(most_rps, 'requests')}."
+
+
+def _crossed(lines: Lines) -> str:
+    """Where the best of either way serve the same, as the limit on the time between tokens moves."""
+    name, found = _named(lines.key), lines.crossed
+    formula = "never" if lines.crossing is None else f"at {format_seconds(lines.crossing.itl_s)}"
+    said = (
+        f"The best split and the best together change places, by formula, {formula} of mean ITL; simulated, "
+    )
+    if found is None:
+        more = "the split" if lines.simulated[0].sum() > lines.simulated[1].sum() else "together"
+        return f"{said}never: {more} serves more whatever the limit on {name}."
+    at, low, high = (format_seconds(limit) for limit in (found.itl_s, found.low_s, found.high_s))
+    where = "below" if found.split_wins_below else "above"
+    return f"{said}at {at} of {name}, {where} which the split serves more; from {low} to {high} they are alike to 2%."
 
 
 def _gpus(count: int) -> str:

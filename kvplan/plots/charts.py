@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.decide.crossing import Lines
 from kvplan.plots import planning
 from kvplan.plots.fleet import FleetRates
 from kvplan.plots.palette import LIGHT
@@ -84,6 +85,35 @@ def fleet_rates(axes: "Axes", content: FleetRates) -> None:
         height = np.interp(content.crossing_itl_s, content.itl_s, content.split_rps)
         axes.plot([1000 * content.crossing_itl_s], [height], "o", color=LIGHT["ink"], label="even")
     axes.set(xlabel="limit on the time between tokens, ms", ylabel="requests/s", xscale="log")
+    axes.set_xlim(limit[0], limit[-1])
+    axes.set_ylim(0, None)
+    _plain_log(axes.xaxis)
+
+
+def split_lines(axes: "Axes", content: Lines) -> None:
+    """What the best split and the best together serve against a limit, by formula and by simulation."""
+    limit = 1000 * content.limit_s
+    for name, colour, formula, simulated in zip(
+        ("apart", "together"), ("orange", "blue"), content.formula, content.simulated, strict=True
+    ):
+        shown = np.where(simulated > 0, simulated, np.nan)
+        axes.plot(limit, shown, color=LIGHT[colour], label=name)
+        axes.plot(limit, formula, ":", color=LIGHT[colour], linewidth=1.2)
+    axes.plot([], [], ":", color=LIGHT["ink"], linewidth=1.2, label="by formula")
+    axes.axvline(1000 * content.own_s, color=LIGHT["ink"], linewidth=1.0, linestyle="--", label="objective")
+    for found, rates, face in (
+        (content.crossing, content.formula, LIGHT["paper"]),
+        (content.crossed, content.simulated, LIGHT["ink"]),
+    ):
+        if found is not None and limit[0] <= 1000 * found.itl_s <= limit[-1]:
+            height = float(np.interp(found.itl_s, content.limit_s, rates[0]))
+            style: dict[str, Any] = {"color": LIGHT["ink"], "markerfacecolor": face, "markersize": 6}
+            axes.plot([1000 * found.itl_s], [height], "o", **style)
+    axes.plot([], [], "o", color=LIGHT["ink"], label="even")
+    if content.crossed is not None:
+        alike = 1000 * content.crossed.low_s, 1000 * content.crossed.high_s
+        axes.axvspan(*alike, color=LIGHT["ink"], alpha=0.1, linewidth=0, label="alike to 2%")
+    axes.set(xlabel=f"limit on {block.removesuffix('_s').upper()} {name}, ms", ylabel="requests/s", xscale="log")
     axes.set_xlim(limit[0], limit[-1])
     axes.set_ylim(0, None)
     _plain_log(axes.xaxis)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.decide import crossing
 from kvplan.errors import UsageError
 from kvplan.plots import charts, data, fleet, planning, prefix_cache
 from kvplan.plots.palette import LIGHT
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PlotData = data.ReportData | planning.SweepMap | planning.SweepLine | planning.FleetPlot
+PlotData = data.ReportData | planning.SweepMap | planning.SweepLine | planning.FleetPlot | crossing.Lines
 
 HOW_TO_INSTALL = "plots need matplotlib; in a checkout of kvplan: pip install '.[plot]'"
 
@@ -195,6 +196,8 @@ def _drawn(content: PlotData) -> "Figure":
             charts.sweep_line(axes, content)
         case planning.FleetPlot():
             charts.fleet(axes, content)
+        case crossing.Lines():
+            charts.split_lines(axes, content)
     _legend(figure, axes)
     return figure
 

@@ -11,10 +11,10 @@ from kvplan.decide.sizing import Estimate, Measured, simulated
 from kvplan.decide.splitting import (
     Candidate,
     Splitting,
-    _splits,
-    _together,
     largest_rate,
+    split_candidates,
     split_or_together,
+    together_candidate,
 )
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
@@ -54,7 +54,7 @@ def test_the_best_of_all_ways_is_found(prefill: float, decode: float, both: floa
 
 def test_rates_that_are_alike_leave_replicas_together() -> None:
     alike = [Candidate(Fleet(3, 5), 8, 90.0, 100.5), Candidate(Fleet(replicas=8), 8, 90.0, 100.0)]
-    assert Splitting(tuple(alike), *alike).best is alike[1]
+    assert Splitting(8, tuple(alike), *alike).best is alike[1]
 
 
 def test_nothing_is_served_within_what_nobody_keeps() -> None:
@@ -106,8 +106,8 @@ def test_what_is_recommended_is_within_three_percent_of_the_best_of_all(seed: in
     known = {(one.fleet, one.budget_tokens) for one in found.tried}
     formulas, best = sides(model, model.fleet), found.best.goodput_rps
     every = [
-        *_splits(model.fleet, formulas, gpus, math.inf),
-        _together(model.fleet, formulas, gpus, math.inf),
+        *split_candidates(model.fleet, formulas, gpus, math.inf),
+        together_candidate(model.fleet, formulas, gpus, math.inf),
     ]
     others = [
         largest_rate(model, one, slos, measure).goodput_rps for one in every if (one.fleet, None) not in known
