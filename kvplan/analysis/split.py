@@ -254,6 +254,20 @@ def served(side: Side, itl_s: float = math.inf) -> Served:
     return Served(requests / time, time, binding)
 
 
+def even_budget(side: Side, itl_s: float) -> float:
+    """Tokens that iterations compute which are all as long as `itl_s`, no other limit binding.
+
+    Examples
+    --------
+    >>> both = Side(Timing(8e-3, 0.04e-6, 25e-6, 15e-6), 417_900, 2000, 200, computed_tokens=2199)
+    >>> round(even_budget(both, 0.02))
+    378
+    """
+    free = replace(side, memory_tokens=math.inf, max_num_seqs=math.inf, max_num_batched_tokens=math.inf)
+    found = served(free, itl_s)
+    return found.rate_rps * found.iteration_time_s * side.computed_tokens
+
+
 @lru_cache(maxsize=256)
 def _most(side: Side) -> tuple[float, str]:
     """Requests an iteration at which a replica serves most, and the limit that keeps it from more of them."""

@@ -87,7 +87,10 @@ class Lines:
 
 
 class _Trace(NamedTuple):
-    """Rates of a candidate, ascending, and the limits that they need, likewise."""
+    """Rates of a candidate, ascending, and the limits that they need, likewise.
+
+    Between them a rate is linear in one over the limit, as it is in one over iteration times by a linear law.
+    """
 
     rate_rps: FloatArray
     limit_s: FloatArray
@@ -96,8 +99,7 @@ class _Trace(NamedTuple):
         """The largest rate under each limit; 0 where none was simulated."""
         if not self.rate_rps.size:
             return np.zeros(limit_s.size)
-        logs = np.interp(np.log(limit_s), np.log(self.limit_s), np.log(self.rate_rps), left=-math.inf)
-        return np.asarray(np.exp(logs))
+        return np.asarray(np.interp(-1 / limit_s, -1 / self.limit_s, self.rate_rps, left=0.0))
 
 
 @dataclass

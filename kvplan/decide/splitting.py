@@ -7,6 +7,7 @@ budget of the profile, and with smaller ones, where the time between tokens is l
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from kvplan.analysis.fleet import FleetFigures, between_tokens_s, fleet_figures, one_replica
 from kvplan.analysis.goodput import Goodput
 from kvplan.analysis.latency import latency
-from kvplan.analysis.split import Sides, best_split, served, sides, together_rps
+from kvplan.analysis.split import Sides, best_split, even_budget, served, sides, together_rps
 from kvplan.decide.sizing import Estimate, Measure, Measured, missed, scaled, search
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
@@ -166,7 +167,7 @@ def split_or_together(
 
     splits = list(split_candidates(given, formulas, gpus, limit))
     both = together_candidate(given, formulas, gpus, limit)
-    even = _formulas(model, both.fleet, slos, gpus).budget_tokens
+    even = even_budget(formulas.together, limit)
     together = _even(simulated, both, even, model.replica.max_num_batched_tokens or math.inf)
     best = _climbed(splits, simulated) if splits else None
     proved = model.timing.is_linear and not given.sides_differ
@@ -228,15 +229,19 @@ def gpus_by_formula(model: ServingModel, needed_rps: float, slos: Sequence[Slo])
     formulas = sides(model, model.fleet or Fleet(replicas=1))
     limit = between_tokens_s({slo.key: slo.bound for slo in slos}) or math.inf
     step, least = _step(model), model.replica.gpus
-    for gpus in range(least, MOST_GPUS + 1, step):
+
+    def most(gpus: int) -> float:
         split = best_split(formulas, gpus, limit)
-        rates = together_rps(formulas, gpus, limit), 0.0 if split is None else split.rate_rps
-        if max(rates) >= needed_rps:
-            return gpus
-    raise UsageError(
-        f"--split auto: by formula not even {MOST_GPUS:,} GPUs serve {format_rate(needed_rps, 'requests')} within the "
-        "objective on the time between tokens"
-    )
+        return max(together_rps(formulas, gpus, limit), 0.0 if split is None else split.rate_rps)
+
+    sizes = range(least, MOST_GPUS + 1, step)
+    at = bisect_left(sizes, needed_rps, key=most)
+    if at == len(sizes):
+        raise UsageError(
+            f"--split auto: by formula not even {MOST_GPUS:,} GPUs serve {format_rate(needed_rps, 'requests')} within "
+            "the objective on the time between tokens"
+        )
+    return sizes[at]
 
 
 def _step(model: ServingModel) -> int:
@@ -247,18 +252,18 @@ def _step(model: ServingModel) -> int:
 
 
 def _even(
-    simulated: Callable[[Candidate], Candidate], both: Candidate, budget: float | None, most: float
+    simulated: Callable[[Candidate], Candidate], both: Candidate, budget: float, most: float
 ) -> Candidate:
     """Replicas that do both with the budget that serves most: that of the profile, or near the one of the formulas."""
     tried = [simulated(both)]
-    if budget is not None:
-        for step in (BUDGET_STEP, 1 / BUDGET_STEP):
-            at, best = budget, -1.0
-            while LEAST_BUDGET <= at < most:
-                tried.append(simulated(both._replace(budget_tokens=int(at))))
-                if tried[-1].goodput_rps <= best:
-                    break
-                at, best = at * step, tried[-1].goodput_rps
+    budget = min(budget, most / BUDGET_STEP) if budget < math.inf else math.inf
+    for step in (BUDGET_STEP, 1 / BUDGET_STEP):
+        at, best = budget, -1.0
+        while LEAST_BUDGET <= at < most:
+            tried.append(simulated(both._replace(budget_tokens=int(at))))
+            if tried[-1].goodput_rps <= best:
+                break
+            at, best = at * step, tried[-1].goodput_rps
     return max(tried, key=lambda one: one.goodput_rps)
 
 

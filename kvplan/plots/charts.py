@@ -113,7 +113,10 @@ def split_lines(axes: "Axes", content: Lines) -> None:
     if content.crossed is not None:
         alike = 1000 * content.crossed.low_s, 1000 * content.crossed.high_s
         axes.axvspan(*alike, color=LIGHT["ink"], alpha=0.1, linewidth=0, label="alike to 2%")
-    axes.set(xlabel=f"limit on {block.removesuffix('_s').upper()} {name}, ms", ylabel="requests/s", xscale="log")
+    block, _, name = content.key.partition(".")
+    axes.set(
+        xlabel=f"limit on {block.removesuffix('_s').upper()} {name}, ms", ylabel="requests/s", xscale="log"
+    )
     axes.set_xlim(limit[0], limit[-1])
     axes.set_ylim(0, None)
     _plain_log(axes.xaxis)

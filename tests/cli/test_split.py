@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import Run
+from shipped import profile
 
 
 def test_the_command_names_the_winner_and_all_it_tried(run: Run) -> None:
@@ -38,10 +39,100 @@ def test_the_command_names_the_winner_and_all_it_tried(run: Run) -> None:
 
 
 def test_options_that_do_not_go_with_it_are_refused(run: Run) -> None:
-    for more in (["--rate", "5"], ["--compare"], ["--plot", "x.svg"], ["llama-3.1-8b-rtx4090"]):
+    for more in (["--rate", "5"], ["--compare"], ["llama-3.1-8b-rtx4090"], ["--split", "many"]):
         code, _, error = run("size", "prefill-decode", "--split", "8", *more)
         assert code == 2
         assert "--split" in error
+    code, _, error = run("size", "prefill-decode", "--decode", "prefill-decode")
+    assert code == 2
+    assert "--split" in error
+
+
+def replica(path: Path, *changes: tuple[str, str]) -> str:
+    """The replica of the shipped profile, with other numbers."""
+    text = profile("prefill-decode").text
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    path.write_text(text)
+    return str(path)
+
+
+SHORT = ["--requests", "1000", "--seeds", "2", "--format", "json"]
+
+
+def test_sides_like_the_profile_change_nothing(run: Run, tmp_path: Path) -> None:
+    same = replica(tmp_path / "same.toml", ("Five replicas prefill, three decode", "another name"))
+    alone = run("size", "prefill-decode", "--split", "3", *SHORT)
+    assert alone[0] == 0
+    assert run("size", "prefill-decode", "--split", "3", "--prefill", same, "--decode", same, *SHORT) == alone
+
+
+def test_sides_of_their_own_are_counted_and_priced_by_their_gpus(run: Run, tmp_path: Path) -> None:
+    """Of seven GPUs, prompts on pairs: 3 + 1, 2 + 3 and 1 + 5."""
+    fast = replica(
+        tmp_path / "fast.toml", ('d2 = "25 us"', 'd2 = "12 us"'), ("block_tokens", "gpus = 2\nblock_tokens")
+    )
+    prices = ["--price", "gpu=2", "--price", "fast=7"]
+    arguments = ["size", "prefill-decode", "--split", "7", "--prefill", fast, *prices]
+    code, text, _ = run(*arguments, *SHORT)
+    assert code == 0
+    found = json.loads(text)
+    assert found["sides"]["prefill"]["gpus_per_replica"] == 2
+    cost = {
+        (one["prefill"], one["decode"]): one["cost_per_hour"]
+        for one in found["candidates"]
+        if one["prefill"] is not None
+    }
+    assert cost.items() <= {(3, 1): 23, (2, 3): 20, (1, 5): 17}.items()
+    assert len(cost) >= 2
+    assert {one["gpus"] for one in found["candidates"]} == {7}
+    assert "equal replicas" not in found["fleet"]["reason"], "no theorem covers these"
+
+
+@pytest.mark.parametrize(
+    ("option", "changes", "told"),
+    [
+        ("--decode", [("131_072", "65_536")], "kv_bytes_per_token"),
+        ("--prefill", [("block_tokens = 16", "block_tokens = 32")], "block_tokens"),
+        ("--decode", [("58.982 GB", "0.28 GB"), ("decode = 200", "decode = 20")], "holds 2,208 KV tokens"),
+        (
+            "--prefill",
+            [
+                ('prefill = 5\ndecode = 3\ntransfer = "20 GB/s"', "replicas = 8\n[speculative]"),
+                (
+                    "[[classes]]",
+                    "tokens = 1\naccepted = [0.5]\ndraft_time = 0.1\nverify_time = 0\n[[classes]]",
+                ),
+            ],
+            "speculative",
+        ),
+    ],
+)
+def test_sides_that_contradict_each_other_are_refused(
+    run: Run, tmp_path: Path, option: str, changes: list[tuple[str, str]], told: str
+) -> None:
+    other = replica(tmp_path / "other.toml", *changes)
+    code, _, error = run("size", "prefill-decode", "--split", "4", option, other)
+    assert code == 2
+    assert told in error
+    assert option in error
+
+
+@pytest.mark.nightly
+def test_as_many_gpus_as_a_demand_takes(run: Run) -> None:
+    arguments = ["size", "prefill-decode", "--split", "auto", "--rate", "20", "--headroom", "0"]
+    code, text, _ = run(*arguments, "--requests", "2000", "--seeds", "2", "--format", "json")
+    assert code == 0
+    found = json.loads(text)
+    demand, best = found["demand"], found["fleet"][found["fleet"]["winner"]]
+    assert demand["needed_rps"] == 20 <= best["goodput_rps"]
+    assert best["gpus"] == demand["gpus"]
+    assert demand["fewer"]["gpus"] == demand["gpus"] - 1
+    assert demand["fewer"]["goodput_rps"] < 20
+    code, text, _ = run(*arguments, "--requests", "2000", "--seeds", "2")
+    assert code == 0
+    assert f"{demand['gpus']} GPUs for 20 requests/s" in " ".join(text.split())
 
 
 def test_a_split_fleet_is_simulated_without_being_told_how(run: Run) -> None:

@@ -1,6 +1,7 @@
 """Split or together: the search finds what is best among all ways, and says so."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from kvplan.decide.sizing import Estimate, Measured, simulated
 from kvplan.decide.splitting import (
     Candidate,
     Splitting,
+    fewest_gpus,
     largest_rate,
     split_candidates,
     split_or_together,
@@ -18,7 +20,7 @@ from kvplan.decide.splitting import (
 )
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.fleet import Fleet
+from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.slo import Slo, parse_slo
 
 CHAT = RequestClass("chat", 2000, (200,), (1.0,), 60.0)
@@ -50,6 +52,57 @@ def test_the_best_of_all_ways_is_found(prefill: float, decode: float, both: floa
     expected = found.split if best > 24 * both else found.together
     assert found.best is expected
     assert len(found.tried) < 24, "neighbours, not all"
+
+
+@pytest.mark.parametrize(
+    ("needed", "prefill", "decode", "both"), [(100, 20, 31, 11), (100, 9, 10, 14), (40, 90, 9, 8)]
+)
+def test_the_fewest_gpus_for_a_demand(needed: float, prefill: float, decode: float, both: float) -> None:
+    """By counting up, wherever the formulas would begin."""
+
+    def most(gpus: int) -> float:
+        return max(gpus * both, *(min(x * prefill, (gpus - x) * decode) for x in range(gpus)))
+
+    expected = next(gpus for gpus in range(1, 99) if most(gpus) >= 1.02 * needed)
+    found = fewest_gpus(MODEL, needed, [TTFT], lambda model: analytic(model, prefill, decode, both))
+    assert found.gpus == expected
+    assert found.found.best.goodput_rps >= needed
+    assert found.fewer == (expected - 1, pytest.approx(most(expected - 1), rel=0.021))
+
+
+def test_no_number_of_gpus_helps_where_nothing_is_served() -> None:
+    slow = Measured(True, {"ttft_s.p95": Estimate(9.0, 9.0, 9.0), "itl_s.p99": Estimate(9.0, 9.0, 9.0)})
+    with pytest.raises(UsageError, match="serve nothing"):
+        fewest_gpus(MODEL, 50, [TTFT], lambda model: slow)
+    with pytest.raises(UsageError, match="by formula"):
+        fewest_gpus(MODEL, 50, [parse_slo("itl_s.p99 <= 7 ms")], lambda model: slow)
+
+
+@pytest.mark.parametrize("kinds", [(1, 1), (2, 1), (1, 4), (2, 4), (3, 2)])
+def test_splits_of_replicas_of_several_gpus_are_those_that_leave_no_room(kinds: tuple[int, int]) -> None:
+    """Of all pairs that fit, those to neither side of which a replica can be added, prefill ascending."""
+    one, other = (Hardware(LAW, replace(REPLICA, gpus=gpus)) for gpus in kinds)
+    given = Fleet(replicas=1, prefill_on=one, decode_on=other)
+    for gpus in (2, 7, 12, 17):
+        fits = [(p, d) for p in range(1, 18) for d in range(1, 18) if p * kinds[0] + d * kinds[1] <= gpus]
+        full = [(p, d) for p, d in fits if {(p + 1, d), (p, d + 1)}.isdisjoint(fits)]
+        found = list(split_candidates(given, sides(MODEL, given), gpus, 0.03))
+        assert [(one.fleet.prefill, one.fleet.decode) for one in found] == full
+        assert [one.gpus for one in found] == [p * kinds[0] + d * kinds[1] for p, d in full]
+
+
+def test_with_a_limit_that_does_not_bind_smaller_budgets_are_tried_all_the_same() -> None:
+    """Means are far below it, but an iteration with a full budget of prompts takes longer: its percentile misses."""
+
+    def measure(model: ServingModel) -> Measured:
+        one = analytic(model, 5, 5, 11)
+        budget = 0 if model.fleet.is_split else model.replica.max_num_batched_tokens
+        return one._replace(figures={**one.figures, "itl_s.p99": Estimate(*[8e-3 + 25e-6 * budget] * 3)})
+
+    small = replace(MODEL, replica=replace(REPLICA, max_num_seqs=16))
+    found = split_or_together(small, 8, [TTFT, parse_slo("itl_s.p99 <= 80 ms")], measure)
+    assert found.best is found.together
+    assert found.together.budget_tokens < 2880
 
 
 def test_rates_that_are_alike_leave_replicas_together() -> None:
