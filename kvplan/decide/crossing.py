@@ -7,8 +7,9 @@ candidates are simulated until the best there have been compared with their neig
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ _POINTS = 400
 _NEAREST = 1.02  # times the shortest iteration
 _AROUND = 2.0  # times the limits that are named
 _RATE_STEP, _MOST_RATES = 1.15, 20  # from the largest rate of a candidate down
+_ALIKE = 1.1  # limits between which nothing is looked for
 _BUDGET_RATIO = 1.19  # between neighbours
 _ENOUGH_TOKENS = 16_384  # a budget where the profile has none
 _FIRST = 32  # candidates of either kind, evenly chosen
@@ -94,6 +96,12 @@ class _Trace(NamedTuple):
 
     rate_rps: FloatArray
     limit_s: FloatArray
+
+    @classmethod
+    def of(cls, found: Mapping[float, float]) -> "_Trace":
+        """From limits by rate; what a rate needs, larger ones need as well."""
+        rates, limits = np.array(sorted(found.items())).T
+        return cls(rates, np.maximum.accumulate(limits))
 
     def served(self, limit_s: FloatArray) -> FloatArray:
         """The largest rate under each limit; 0 where none was simulated."""
@@ -156,16 +164,34 @@ def lines(model: ServingModel, gpus: int, slos: Sequence[Slo], measure: Measure)
     )
 
     def trace(one: Candidate, known: Callable[[FloatArray], FloatArray]) -> _Trace:
-        """Down to where others are known to serve as much to 2 % under the same limit, twice."""
+        """Down to where others are known to serve as much to 2 % under the same limit, twice; closer where it bends."""
         most = largest_rate(model, one, others, measure)
-        found = [(most.goodput_rps, most.figures[own.key].high)] if most.goodput_rps else []
-        worse = 0
-        while found and worse < 2 and found[-1][1] > limit_s[0] and len(found) < _MOST_RATES:
-            rate = found[-1][0] / _RATE_STEP
-            found.append((rate, measure(fleet_of(model, one, rate)).figures[own.key].high))
-            worse += known(np.array([found[-1][1]]))[0] > (1 - NEAR) * rate
-        rates, figures = np.array(sorted(found)).reshape(-1, 2).T
-        return _Trace(rates, np.maximum.accumulate(figures))
+        if not most.goodput_rps:
+            return _Trace(np.zeros(0), np.zeros(0))
+        found = {most.goodput_rps: most.figures[own.key].high}
+
+        def add(rate: float) -> None:
+            found[rate] = measure(fleet_of(model, one, rate)).figures[own.key].high
+
+        def others_serve(rate: float, limit: float) -> bool:
+            return bool(known(np.array([limit]))[0] > (1 - NEAR) * rate)
+
+        rate, worse = most.goodput_rps, 0
+        while worse < 2 and found[rate] > limit_s[0] and len(found) < _MOST_RATES:
+            rate /= _RATE_STEP
+            add(rate)
+            worse += others_serve(rate, found[rate])
+        gaps = list(pairwise(sorted(found)))
+        while gaps:
+            low, high = gaps.pop()
+            if high < (1 + NEAR) * low or found[high] < _ALIKE * found[low] or others_serve(high, found[low]):
+                continue
+            middle = math.sqrt(low * high)
+            straight = _Trace.of({at: found[at] for at in (low, high)})
+            add(middle)
+            if abs(straight.served(np.array([found[middle]]))[0] - middle) > NEAR / 2 * middle:
+                gaps += [(low, middle), (middle, high)]
+        return _Trace.of(found)
 
     both = together_candidate(given, formulas, gpus, math.inf)
     kinds = [_Kind(splits, trace), _Kind(_with_budgets(both, formulas.together), trace)]

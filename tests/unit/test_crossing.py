@@ -58,8 +58,8 @@ def test_both_lines_are_what_all_candidates_serve(known: tuple[Lines, tuple[floa
     assert found.key == "itl_s.p99"
     for i in range(60, found.limit_s.size, 20):
         split, together = rates_at(found.limit_s[i], *fleet)
-        assert found.simulated[0, i] == pytest.approx(split, rel=0.03), found.limit_s[i]
-        assert found.simulated[1, i] == pytest.approx(together, rel=0.03), found.limit_s[i]
+        assert found.simulated[0, i] == pytest.approx(split, rel=0.06), found.limit_s[i]
+        assert found.simulated[1, i] == pytest.approx(together, rel=0.06), found.limit_s[i]
         assert (found.simulated[:, i] <= np.array([split, together]) * 1.005).all(), "never more"
 
 
