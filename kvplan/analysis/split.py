@@ -261,7 +261,7 @@ def even_budget(side: Side, itl_s: float) -> float:
     --------
     >>> both = Side(Timing(8e-3, 0.04e-6, 25e-6, 15e-6), 417_900, 2000, 200, computed_tokens=2199)
     >>> round(even_budget(both, 0.02))
-    378
+    379
     """
     free = replace(side, memory_tokens=math.inf, max_num_seqs=math.inf, max_num_batched_tokens=math.inf)
     found = served(free, itl_s)

@@ -256,7 +256,7 @@ def where_crossed(limit_s: FloatArray, split_rps: FloatArray, together_rps: Floa
     >>> limit = np.array([10e-3, 20e-3, 40e-3, 80e-3])
     >>> found = where_crossed(limit, np.array([4.0, 8.0, 9.9, 10.0]), np.array([2.0, 6.0, 10.0, 12.0]))
     >>> round(found.itl_s, 4), found.low_s, found.high_s, found.split_wins_below
-    (0.0387, 0.02, 0.08, True)
+    (0.0391, 0.02, 0.08, True)
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ahead = np.nan_to_num(np.log(split_rps) - np.log(together_rps), nan=0.0, posinf=1e3, neginf=-1e3)

@@ -156,11 +156,12 @@ def test_what_is_recommended_is_within_three_percent_of_the_best_of_all(seed: in
     found = split_or_together(model, gpus, slos, measure)
     known = {(one.fleet, one.budget_tokens) for one in found.tried}
     formulas, best = sides(model, model.fleet), found.best.goodput_rps
-    every = [
-        *split_candidates(model.fleet, formulas, gpus, math.inf),
-        together_candidate(model.fleet, formulas, gpus, math.inf),
-    ]
+    both = together_candidate(model.fleet, formulas, gpus, math.inf)
+    budgets = [both._replace(budget_tokens=budget) for budget in (128, 256, 512, 1024, 2048, 4096)]
+    every = [*split_candidates(model.fleet, formulas, gpus, math.inf), both, *budgets]
     others = [
-        largest_rate(model, one, slos, measure).goodput_rps for one in every if (one.fleet, None) not in known
+        largest_rate(model, one, slos, measure).goodput_rps
+        for one in every
+        if (one.fleet, one.budget_tokens) not in known
     ]
     assert best >= 0.97 * max([best, *(one.goodput_rps for one in found.tried), *others])
