@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiers import examples
 
@@ -326,6 +326,8 @@ SMALL = Hardware(Timing(0.029, 1e-6, 2e-4), replace(REPLICA, memory_tokens=1600,
     st.sampled_from([1200, 2400, 6000]),
     st.sampled_from([(None, None), (FAST, None), (None, FAST), (FAST, SMALL), (SMALL, FAST)]),
 )
+@example(1, 2, 2, 7.0, 2e5, 6000, (FAST, SMALL))
+@example(2, 2, 3, 7.0, None, 2400, (SMALL, FAST))
 def test_fleets_do_what_an_obvious_model_of_them_does(
     seed: int,
     prefill: int,
