@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from kvplan.decide.crossing import Lines
 from kvplan.decide.splitting import Candidate, Fewest, Splitting
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table
@@ -127,13 +129,16 @@ def _fewest(demand: Fewest) -> str:
 def _crossed(lines: Lines) -> str:
     """Where the best of either way serve the same, as the limit on the time between tokens moves."""
     name, found = _named(lines.key), lines.crossed
-    formula = "never" if lines.crossing is None else f"at {format_seconds(lines.crossing.itl_s)}"
-    said = (
-        f"The best split and the best together change places, by formula, {formula} of mean ITL; simulated, "
-    )
+    said = "The best split and the best together change places, "
+    if not np.isnan(lines.formula).any():
+        where = (
+            "nowhere" if lines.crossing is None else f"at {format_seconds(lines.crossing.itl_s)} of mean ITL"
+        )
+        said += f"by formula, {where}; "
+    said += "simulated, "
     if found is None:
         more = "the split" if lines.simulated[0].sum() > lines.simulated[1].sum() else "together"
-        return f"{said}never: {more} serves more whatever the limit on {name}."
+        return f"{said}nowhere: {more} serves more whatever the limit on {name}."
     at, low, high = (format_seconds(limit) for limit in (found.itl_s, found.low_s, found.high_s))
     where = "below" if found.split_wins_below else "above"
     return f"{said}at {at} of {name}, {where} which the split serves more; from {low} to {high} they are alike to 2%."
