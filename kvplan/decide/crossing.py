@@ -72,8 +72,8 @@ class Lines:
         Ascending.
     formula, simulated : ndarray, shape (2, n_limits)
         Requests/s, split first; NaN where no formula covers the traffic.
-    own_s, iteration_s
-        The objective itself; an iteration of a saturated prefill replica.
+    own_s
+        The objective itself.
     crossing, crossed
         By formula, and by simulation; None where one serves more under all limits.
     """
@@ -83,7 +83,6 @@ class Lines:
     formula: FloatArray
     simulated: FloatArray
     own_s: float
-    iteration_s: float
     crossing: Crossing | None
     crossed: Crossed | None
 
@@ -156,15 +155,21 @@ def lines(model: ServingModel, gpus: int, slos: Sequence[Slo], measure: Measure)
         raise UsageError("--split: the plot wants GPUs for a replica of each kind")
     covered = not_covered(model) is None
     crossing = best_crossing(formulas, gpus) if covered else None
-    iteration_s = served(formulas.prefill).iteration_time_s
-    named = [own.bound, iteration_s, 0.0 if crossing is None else crossing.itl_s]
+    named = [
+        own.bound,
+        served(formulas.prefill).iteration_time_s,
+        0.0 if crossing is None else crossing.itl_s,
+    ]
     least = min(formulas.decode.timing.d0, formulas.together.timing.d0)
     limit_s = np.geomspace(
         _NEAREST * least, _AROUND * max(limit for limit in named if limit < math.inf), _POINTS
     )
 
     def trace(one: Candidate, known: Callable[[FloatArray], FloatArray]) -> _Trace:
-        """Down to where others are known to serve as much to 2 % under the same limit, twice; closer where it bends."""
+        """Down to where others are known to serve as much to 2 % under the same limit, twice; closer where it bends.
+
+        What else is to hold at the largest rate is taken to hold at smaller ones.
+        """
         most = largest_rate(model, one, others, measure)
         if not most.goodput_rps:
             return _Trace(np.zeros(0), np.zeros(0))
@@ -197,7 +202,7 @@ def lines(model: ServingModel, gpus: int, slos: Sequence[Slo], measure: Measure)
     kinds = [_Kind(splits, trace), _Kind(_with_budgets(both, formulas.together), trace)]
     simulated, crossed = _simulated(kinds, limit_s)
     formula = _by_formula(formulas, gpus, limit_s) if covered else np.full((2, _POINTS), np.nan)
-    return Lines(own.key, limit_s, formula, simulated, own.bound, iteration_s, crossing, crossed)
+    return Lines(own.key, limit_s, formula, simulated, own.bound, crossing, crossed)
 
 
 def limited(slos: Sequence[Slo]) -> Slo:
@@ -236,15 +241,10 @@ def _with_budgets(both: Candidate, side: Side) -> list[Candidate]:
     budgets, own = [], min(side.max_num_batched_tokens, _ENOUGH_TOKENS * _BUDGET_RATIO)
     while (own := own / _BUDGET_RATIO) > LEAST_BUDGET:
         budgets.append(int(own))
-    rate = both.formula_rps / served(side).rate_rps
-    smaller = [
-        both._replace(
-            budget_tokens=budget,
-            formula_rps=rate * served(replace(side, max_num_batched_tokens=float(budget))).rate_rps,
-        )
-        for budget in reversed(budgets)
-        if budget < side.max_num_batched_tokens
-    ]
+    smaller = []
+    for budget in reversed(budgets):
+        each_rps = served(replace(side, max_num_batched_tokens=float(budget))).rate_rps
+        smaller.append(both._replace(budget_tokens=budget, formula_rps=both.fleet.replicas * each_rps))
     return [*smaller, both]
 
 
