@@ -129,6 +129,8 @@ class Outcome:
         Who was given up after waiting too long; None: nobody.
     found
         What the prefix cache found; None: there was none.
+    replica_end_s : ndarray, shape (n_replicas,)
+        Clock of each replica after its last iteration. None: not noted.
     """
 
     arrival_s: FloatArray
@@ -157,6 +159,7 @@ class Outcome:
     request_overhead_s: float = 0.0
     shed: NDArray[np.bool_] | None = None
     found: Found | None = None
+    replica_end_s: FloatArray | None = None
 
     @property
     def finished(self) -> bool:

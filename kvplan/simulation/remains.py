@@ -92,6 +92,7 @@ def outcome(states: Sequence[State], rows: Rows, ending: Ending) -> Outcome:
             link_busy_s=float(clocks[LINK_BUSY]),
         ),
         series=series,
+        replica_end_s=np.array([s.clock[NOW] for s in states]),
     )
 
 

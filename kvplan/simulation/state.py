@@ -259,7 +259,8 @@ STANDS_BY = 2
     IDLES,
     ENDS,  # an iteration in which somebody is done: the router does not know yet
     ASKED,  # what it does where nobody comes any more
-) = range(4)
+    CLOSED,  # to requests that come: not yet there, or on its way out
+) = range(5)
 BLIND, BY_REQUESTS, BY_KV = range(3)  # rules: each request has its SITE, or the router looks
 WHOLE, PREFILL, DECODE = range(3)  # roles
 
@@ -322,7 +323,8 @@ class State(NamedTuple):
     link : ndarray, shape (2 n_leaves, n_columns)
         Likewise, see `kvplan.simulation.fleet.trees`: ACTS, when a replica next begins or ends something, seconds;
         SEEN, what the router sees of it, and SEEN_DECODING, of decode replicas; TRANSFERS_UNTIL, until when it sends
-        or receives KV, seconds; and as many columns that say whose they are.
+        or receives KV, seconds; and as many columns that say whose they are. In the first row, which is no node, SEEN is
+        when it next sees others than now.
     """
 
     timing: FloatArray

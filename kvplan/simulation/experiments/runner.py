@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -24,6 +24,7 @@ Progress = Callable[[float], None]  # told now and then what part is done
 Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
+_Found_co = TypeVar("_Found_co", covariant=True)
 _LOOK_S = 0.2  # between two reports of progress
 
 
@@ -33,6 +34,7 @@ class Job(NamedTuple):
     settings: Settings
     scenario: Scenario
     horizon_s: float | None = None
+    open_s: Sequence[tuple[float, float]] = ()  # when replicas of a fleet take requests, where it is not always
 
     @property
     def policy(self) -> Policy:
@@ -47,7 +49,10 @@ class Job(NamedTuple):
 
     def _groups(self) -> tuple[list[Group], dict[str, object]]:
         self._check()
-        return groups(self.policy, self.scenario, self.settings)
+        found, parameters = groups(self.policy, self.scenario, self.settings)
+        if self.open_s:
+            found = [found[0]._replace(replicas=len(self.open_s), open_s=self.open_s)]
+        return found, parameters
 
     def prepare(self) -> tuple[Setup, dict[str, object]]:
         """What the engine needs of one replica, and the parameters; refuses what cannot be run."""
@@ -97,6 +102,20 @@ class Job(NamedTuple):
         )
 
 
+class Runnable(Protocol[_Found_co]):
+    """What `run_rows` makes: a `Job`, or something like it that leaves less behind than an outcome."""
+
+    @property
+    def scenario(self) -> Scenario: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    def run(
+        self, watch: Callable[[int], bool], announce: Callable[[bool], None] | None, compile: bool | None
+    ) -> _Found_co: ...
+
+
 def scenarios(
     model: ServingModel, plan: Plan, load: Load, seeds: Sequence[int], *, threads: int | None = None
 ) -> list[Scenario]:
@@ -119,13 +138,13 @@ def at_once(
 
 
 def run_rows(
-    rows: Sequence[Sequence[Job]],
+    rows: Sequence[Sequence[Runnable[_Found]]],
     progress: Progress | None = None,
     announce: Announce | None = None,
     *,
     compile: bool | None = None,
     threads: int | None = None,
-) -> tuple[list[list[Outcome | None]], bool]:
+) -> tuple[list[list[_Found | None]], bool]:
     """Run rows of jobs on all cores, or in so many threads; and whether somebody pressed Ctrl-C.
 
     The outcomes stand as the jobs do; None for those that had not begun then. One thread is the caller's: nobody hears
@@ -136,7 +155,7 @@ def run_rows(
     total = sum(job.scenario.requests.arrival_s.size for job in jobs)
     announce = None if announce is None else _once(announce)
 
-    def work(index: int) -> Outcome | None:
+    def work(index: int) -> _Found | None:
         if stop.is_set():
             return None
 
@@ -167,12 +186,12 @@ def run_rows(
 
 
 def run_to_the_end(
-    rows: Sequence[Sequence[Job]],
+    rows: Sequence[Sequence[Runnable[_Found]]],
     progress: Progress | None = None,
     announce: Announce | None = None,
     *,
     compile: bool | None = None,
-) -> list[list[Outcome]]:
+) -> list[list[_Found]]:
     """As `run_rows`, for comparisons that are worth nothing by half.
 
     Raises

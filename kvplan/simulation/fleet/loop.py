@@ -28,6 +28,7 @@ from kvplan.simulation.state import (
     BRINGS,
     BY_KV,
     CALM,
+    CLOSED,
     COASTS,
     COMING,
     COMING_S,
@@ -62,6 +63,7 @@ from kvplan.simulation.state import (
     State,
 )
 
+CHANGES = 6  # beside the codes of `kvplan.simulation.engine`: other replicas take requests from now on
 _SLICE, _MANY = 1 << 40, 1 << 30  # iterations, requests
 
 
@@ -93,6 +95,8 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
                 return FINISHED
             if run_replica(states, first, math.inf, math.inf, patience) == LIVELOCK:
                 return LIVELOCK
+        elif coming_s >= s.link[0, SEEN]:
+            return CHANGES
         else:
             replica = chosen(s, coming)
             behind = states[replica].clock[NOW] < coming_s
@@ -162,6 +166,8 @@ def show(s: State, replica: int, requests: int, blocks: int) -> None:
     load = float(requests)
     if s.fleet[0, RULE] == BY_KV:
         load = blocks + requests / _MANY  # of equal memory, the fewest requests
+    if s.fleet[1 + replica, CLOSED]:
+        load = math.inf
     tell(s, SEEN_DECODING if s.fleet[1 + replica, ROLE] == DECODE else SEEN, replica, load)
 
 

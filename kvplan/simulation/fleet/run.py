@@ -29,16 +29,19 @@ from kvplan.simulation.state import (
     BRINGS,
     BY_KV,
     BY_REQUESTS,
+    CLOSED,
     COMPLETED,
     DECODE,
     FURTHER,
     HANDED_OVER,
+    HELD_BEFORE,
     HORIZON,
     IDLES,
     JOINED,
     NEXT_OF_CLIENTS,
     NOBODY,
     NOW,
+    OUTSTANDING,
     OVERHEAD,
     RADIX_TREE,
     RECORDS,
@@ -78,6 +81,8 @@ class Group(NamedTuple):
         From the policy's `prepare`.
     role
         WHOLE, PREFILL or DECODE.
+    open_s
+        From when until when each of them takes requests, seconds; some do at any time. Empty: all of them always.
     """
 
     replicas: int
@@ -85,6 +90,7 @@ class Group(NamedTuple):
     replica: Replica
     setup: Setup
     role: int = WHOLE
+    open_s: Sequence[tuple[float, float]] = ()
 
 
 def run(
@@ -108,7 +114,7 @@ def run(
     Parameters
     ----------
     groups
-        One of role WHOLE; or one of prefill and one of decode replicas, in this order.
+        One of role WHOLE; or one of prefill and one of decode replicas, in this order, all of them always open.
     routing
         `session`: what a completion brings comes to the same replica, all others to one after the other. `least-kv`
         goes by what a replica held when somebody last came to it or left it.
@@ -136,6 +142,8 @@ def run(
     for s in states:
         s.clock[HORIZON] = math.inf if horizon_s is None else horizon_s
         s.clock[OVERHEAD], s.clock[SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
+    if groups[0].open_s and routing in _RULES:
+        _open_and_close(states, groups[0].open_s, 0.0)
     longest = int(requests.iterations().max(initial=1) + requests.input_tokens.max(initial=1))
     patience = engine.PATIENCE * longest + 1000
 
@@ -150,7 +158,9 @@ def run(
             new = slice(int(shared[UNASKED]), None)
             shared[FURTHER] -= rows.number[new].size
             states[0].request[new, SITE] = sites[0][rows.number[new]]
-        return None if code in (GOES_ON, LACKS_ROWS) else _ending(states, rows, code)
+        elif code == fleet_loop.CHANGES:
+            _open_and_close(states, groups[0].open_s, float(states[0].link[0, SEEN]))
+        return None if code in (GOES_ON, LACKS_ROWS, fleet_loop.CHANGES) else _ending(states, rows, code)
 
     kind = type(states[0]).__name__
     ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
@@ -176,21 +186,48 @@ _RULES = {Routing.LEAST_REQUESTS: BY_REQUESTS, Routing.LEAST_KV: BY_KV}
 
 def _sites(requests: Requests, groups: Sequence[Group], routing: Routing, seed: int) -> list[IntArray]:
     """The replica that each request is meant for, of each group; nothing where the router looks."""
-    found = [_meant_for(routing, requests, group.replicas, [seed, i]) for i, group in enumerate(groups)]
+    found = [_meant_for(routing, requests, group, [seed, i]) for i, group in enumerate(groups)]
     return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(found)]
 
 
-def _meant_for(routing: Routing, requests: Requests, replicas: int, seed: Sequence[int]) -> IntArray:
-    size = requests.arrival_s.size
+def _meant_for(routing: Routing, requests: Requests, group: Group, seed: Sequence[int]) -> IntArray:
+    size, replicas = requests.arrival_s.size, group.replicas
+    rng = np.random.default_rng(seed)
+    if group.open_s:
+        return _among_open(requests.arrival_s, group.open_s, rng if routing is Routing.RANDOM else None)
     match routing:
         case Routing.RANDOM:
-            return np.random.default_rng(seed).integers(replicas, size=size)
+            return rng.integers(replicas, size=size)
         case Routing.SESSION if requests.turns is not None:
             first = _first_turns(requests.turns)
             begins = np.flatnonzero(first == np.arange(size))
             return np.searchsorted(begins, first) % replicas
         case _:
             return np.arange(size) % replicas
+
+
+def _among_open(
+    arrival_s: FloatArray, open_s: Sequence[tuple[float, float]], rng: np.random.Generator | None
+) -> IntArray:
+    """Of those that are open then, one after the other, or any."""
+    opens_s, closes_s = np.array(open_s).T
+    begins_s = np.unique(np.append(np.ravel(open_s), 0.0))
+    parts = np.split(np.arange(arrival_s.size), np.searchsorted(arrival_s, begins_s[1:]))
+    found = []
+    for begin_s, mine in zip(begins_s, parts, strict=True):
+        here = np.flatnonzero((opens_s <= begin_s) & (begin_s < closes_s))
+        found.append(here[mine % here.size if rng is None else rng.integers(here.size, size=mine.size)])
+    return np.concatenate(found)
+
+
+def _open_and_close(states: Sequence[State], open_s: Sequence[tuple[float, float]], now: float) -> None:
+    """Let the router see the replicas that take requests now, and none else."""
+    s = states[0]
+    for replica, (opens_s, closes_s) in enumerate(open_s):
+        s.fleet[1 + replica, CLOSED] = not opens_s <= now < closes_s
+        c = states[replica].counter
+        fleet_loop.show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
+    s.link[0, SEEN] = min((time for both in open_s for time in both if time > now), default=math.inf)
 
 
 def _first_turns(turns: Turns) -> IntArray:
