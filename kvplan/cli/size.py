@@ -23,6 +23,7 @@ from kvplan.cli.common import (
     check_plot,
     check_runs,
     option,
+    progress_bar,
     read,
     rendered,
     say,
@@ -31,9 +32,10 @@ from kvplan.cli.common import (
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
 from kvplan.errors import UsageError, did_you_mean
-from kvplan.units import format_number
+from kvplan.units import format_number, parse_time
 
 if TYPE_CHECKING:
+    from kvplan.decide.autoscaling import Day
     from kvplan.decide.fleet import Sizing
     from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
@@ -105,6 +107,23 @@ def size(
             autocompletion=completion.profiles,
         ),
     ] = None,
+    schedule: Annotated[
+        bool,
+        typer.Option(
+            "--schedule",
+            help="Also simulate a period of the profile's schedule, or its trace, with replicas that come and go as "
+            "the thresholds for an autoscaler say: goodput and GPU-hours against a fixed fleet.",
+        ),
+    ] = False,
+    load_time: Annotated[
+        str | None,
+        option(
+            "--load-time",
+            metavar="TIME",
+            help='With --schedule: from the start of a replica until its model is loaded, such as "90 s". '
+            "Default: 2 min.",
+        ),
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -138,9 +157,12 @@ def size(
         raise UsageError(f"--rate {rate:g}: requests/s, above 0 and at most 1e12")
     if not 0 <= headroom <= 100:
         raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
+    if load_time is not None and not schedule:
+        raise UsageError("--load-time goes with --schedule")
     if split is not None:
-        if compare:
-            raise UsageError("--compare does not go with --split, which compares two ways to use GPUs")
+        for name, given in (("--compare", compare), ("--schedule", schedule)):
+            if given:
+                raise UsageError(f"{name} does not go with --split, which compares two ways to use GPUs")
         gpus = _gpus(split, rate)
         sides = prefill, decode
         _split(
@@ -161,10 +183,17 @@ def size(
         return
     if prefill is not None or decode is not None:
         raise UsageError("--prefill and --decode go with --split")
-    found = _sizing(profiles, rate, slo or [], headroom, price or [], policy, requests, seeds)
+    loaded = [with_slos(read(profile), slo) for profile in profiles]
+    simulated_day = _day(loaded, rate, load_time, policy, seeds, compare=compare) if schedule else None
+    found = _sizing(loaded, rate, headroom, price or [], policy, requests, seeds)
+    one_day = None if simulated_day is None else simulated_day(found)
     hashes = [offer.sha256 for offer in found.offers]
     text = rendered(
-        format, output, lambda: json.size(found), lambda: tables.build(found, compare=compare), *hashes
+        format,
+        output,
+        lambda: json.size(found, one_day),
+        lambda: tables.build(found, compare=compare, day=one_day),
+        *hashes,
     )
     if plot is not None:
         from kvplan.plots import drawing, planning
@@ -173,10 +202,52 @@ def size(
     write_result(text, output)
 
 
-def _sizing(
-    profiles: Sequence[str],
+def _day(
+    loaded: "Sequence[Profile]",
     rate: float | None,
-    slo: Sequence[str],
+    load_time: str | None,
+    policy: str,
+    seeds: int,
+    *,
+    compare: bool,
+) -> "Callable[[Sizing], Day | None]":
+    """What simulates a period once the size is known; what cannot be simulated is refused before."""
+    from kvplan.analysis.population import with_part_of_users
+    from kvplan.decide.autoscaling import LOAD_S, day, period
+    from kvplan.model.fleet import Routing
+    from kvplan.simulation.experiments.options import seeds as chosen
+
+    if compare or len(loaded) > 1:
+        raise UsageError("--schedule goes with one profile, and without --compare")
+    [one] = loaded
+    model = _of_one(one).model
+    if rate is not None:
+        model = with_part_of_users(model, rate / model.total_rate_rps)
+    load_s = LOAD_S if load_time is None else parse_time(load_time, "--load-time")
+    period(model, load_s)
+
+    def simulated(found: "Sizing") -> "Day | None":
+        [offer] = found.offers
+        with progress_bar() as progress:
+            return day(
+                model,
+                one.plan,
+                offer.fleet,
+                policy,
+                seeds=chosen(0, seeds),
+                load_s=load_s,
+                routing=Routing.RANDOM if one.model.fleet is None else one.model.fleet.routing,
+                price=offer.price,
+                progress=progress,
+                announce=say_compiling,
+            )
+
+    return simulated
+
+
+def _sizing(
+    given: "Sequence[Profile]",
+    rate: float | None,
     headroom: float,
     price: Sequence[str],
     policy: str,
@@ -190,7 +261,7 @@ def _sizing(
     from kvplan.simulation.experiments.options import seeds as chosen
 
     check_runs(seeds, requests)
-    loaded = [_of_one(with_slos(read(profile), slo)) for profile in profiles]
+    loaded = [_of_one(one) for one in given]
     slos = loaded[0].plan.slos
     differ = sorted({s.key for one in loaded for s in set(one.plan.slos) ^ set(slos)})
     if differ:

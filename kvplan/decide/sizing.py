@@ -9,7 +9,7 @@ formulas sustain that rate, the simulated queue does not grow, and every objecti
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import equilibrium, load, sustainable_rate, time_alone
@@ -20,6 +20,9 @@ from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
 from kvplan.model.slo import KEYS, Slo
 from kvplan.units import format_number, format_seconds
+
+if TYPE_CHECKING:
+    from kvplan.simulation.metrics import PolicyResult
 
 MAX_REPLICAS = 10**6
 QUEUE = "queue"  # what is missed where the simulated queue grows
@@ -459,14 +462,19 @@ def simulated(
         if found.interrupted:
             raise KeyboardInterrupt
         result = found.results[0]
-        figures = {}
-        for key in KEYS:
-            block, _, name = key.partition(".")
-            value = getattr(result, block)
-            value = getattr(value, name) if name else value
-            if value is not None:
-                low, high = result.ci95[key] or (value, value)
-                figures[key] = Estimate(value, low, high)
-        return Measured(result.status is RunStatus.STEADY, figures)
+        return Measured(result.status is RunStatus.STEADY, figures_of(result))
 
     return measure
+
+
+def figures_of(result: "PolicyResult") -> dict[str, Estimate]:
+    """Those of `KEYS` that a simulation has."""
+    figures = {}
+    for key in KEYS:
+        block, _, name = key.partition(".")
+        value = getattr(result, block)
+        value = getattr(value, name) if name else value
+        if value is not None:
+            low, high = result.ci95[key] or (value, value)
+            figures[key] = Estimate(value, low, high)
+    return figures

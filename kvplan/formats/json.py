@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvplan.analysis.placement import Group
     from kvplan.decide import check as checking
     from kvplan.decide import diff as differing
+    from kvplan.decide.autoscaling import Day
     from kvplan.decide.crossing import Lines
     from kvplan.decide.fleet import Sizing
     from kvplan.decide.mixing import Comparison, Contender
@@ -231,12 +232,12 @@ def _gains(found: "Gains | None") -> Document | None:
 # ---------------------------------------------------------------------------------------------------- size
 
 
-def size(found: "Sizing") -> Document:
-    """Replicas for a demand, of every profile."""
+def size(found: "Sizing", day: "Day | None" = None) -> Document:
+    """Replicas for a demand, of every profile; and of the one a simulated period of its schedule."""
     from kvplan.layout.sizing import notes
 
     best = found.best
-    return {
+    document = {
         **_document(),
         "headroom": found.headroom,
         "slos": [slo.text for slo in found.slos],
@@ -266,6 +267,23 @@ def size(found: "Sizing") -> Document:
             for offer in found.offers
         ],
         "sources": _SIZE_SOURCES,
+        "notes": list(notes(found)),
+    }
+    return document if day is None else {**document, "autoscaling": _day(day)}
+
+
+def _day(found: "Day") -> Document:
+    from kvplan.layout.autoscaling import notes
+
+    lost = found.lost_to_loading
+    return {
+        **_fields(found, "period_s", "load_s", "replicas", "requests", "seeds", "routing"),
+        **{
+            name: {"cost": found.cost(figures), **{key: _mean(*known) for key, known in figures.items()}}
+            for name, figures in found.ways.items()
+        },
+        "lost_to_loading": None if lost is None else _mean(*lost),
+        "basis": "simulated",
         "notes": list(notes(found)),
     }
 

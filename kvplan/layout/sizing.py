@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from kvplan.decide.autoscaling import Day
 from kvplan.decide.fleet import Hour, Offer, Sizing
 from kvplan.decide.routing import Routing
 from kvplan.decide.sizing import HYSTERESIS, QUEUE, Measured, Probe, Size, SoFar, Thresholds
+from kvplan.layout import autoscaling
 from kvplan.layout.elements import (
     Block,
     Bullets,
@@ -27,11 +29,13 @@ _OF_SESSIONS = (
 _SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
 
 
-def build(found: Sizing, *, compare: bool = False) -> list[Section]:
-    """For people: which profile, then a section for each, unless they are only compared."""
+def build(found: Sizing, *, compare: bool = False, day: Day | None = None) -> list[Section]:
+    """For people: which profile, then a section for each, unless they are only compared; a `day` is of the one."""
     sections = [_compared(found)] if compare or len(found.offers) > 1 else []
     if not compare:
         sections += [_section(found, offer) for offer in found.offers]
+    if day is not None:
+        sections.append(autoscaling.build(day, found.offers[0].name, found.slos))
     return [*sections, Section("notes", "Notes", (Bullets(notes(found)),))]
 
 

@@ -130,7 +130,7 @@ class Outcome:
     found
         What the prefix cache found; None: there was none.
     replica_end_s : ndarray, shape (n_replicas,)
-        Clock of each replica after its last iteration. None: not noted.
+        When each replica last ended an iteration, or a transfer of KV. None: not noted.
     """
 
     arrival_s: FloatArray

@@ -323,8 +323,8 @@ class State(NamedTuple):
     link : ndarray, shape (2 n_leaves, n_columns)
         Likewise, see `kvplan.simulation.fleet.trees`: ACTS, when a replica next begins or ends something, seconds;
         SEEN, what the router sees of it, and SEEN_DECODING, of decode replicas; TRANSFERS_UNTIL, until when it sends
-        or receives KV, seconds; and as many columns that say whose they are. In the first row, which is no node, SEEN is
-        when it next sees others than now.
+        or receives KV, seconds; and as many columns that say whose they are. In the first row, which is no node, SEEN
+        is when it next sees others than now.
     """
 
     timing: FloatArray

@@ -26,6 +26,7 @@ from kvplan.simulation.state import SITE, State
 CHAT = RequestClass("chat", 300, (40, 90), (0.5, 0.5), 4.0)
 REPLICA = Replica(6_000, block_tokens=16, max_num_seqs=20, max_num_batched_tokens=400)
 MODEL = ServingModel((CHAT,), Timing(0.02, 1e-6, 1e-4, 1e-5), REPLICA)
+Spans = tuple[tuple[float, float], ...]  # when each replica takes requests
 UNCACHED = {"prefix_caching": (0.0,)}
 
 
@@ -35,11 +36,12 @@ def simulated(
     policy: str = "vllm",
     compile: bool = False,
     seed: int = 1,
+    open_s: Spans = (),
     **given: float,
 ) -> Outcome:
     requests = generate(model, load, seed)
     scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes), seed)
-    job = Job(Settings(policy, {k: (v,) for k, v in given.items()}), scenario, load.horizon_s)
+    job = Job(Settings(policy, {k: (v,) for k, v in given.items()}), scenario, load.horizon_s, open_s)
     return job.run(lambda done: True, None, compile)
 
 
@@ -169,6 +171,7 @@ class Site:
         self.sent: list[tuple[float, int]] = []
         self.now, self.ends_s, self.link_s = 0.0, math.inf, 0.0
         self.batch: list[tuple[One, int]] = []
+        self.open_s, self.last_s = (0.0, math.inf), 0.0
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block)
@@ -233,20 +236,27 @@ class Site:
             self.ends_s = now + d0 + d1 * context + d2 * prompts + d3 * len(self.batch)
 
 
-def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float], list[int]]:
-    """First tokens, ends and preemptions of requests that go where there are the fewest."""
+def obvious(
+    model: ServingModel, requests: Any, open_s: Spans = ()
+) -> tuple[list[float], list[float], list[int], list[float]]:
+    """First tokens, ends and preemptions of requests that go where there are the fewest; and when replicas last ran."""
     fleet = model.fleet
     roles = ["prefill"] * fleet.prefill + ["decode"] * fleet.decode + ["whole"] * fleet.replicas
     hardware = {"prefill": fleet.prefill_on, "decode": fleet.decode_on, "whole": None}
     all_sites = [Site(role, model.on(hardware[role])) for role in roles]
+    if open_s:
+        all_sites = [Site("whole", model) for _ in open_s]
+        for site, span in zip(all_sites, open_s, strict=True):
+            site.open_s = span
     size = requests.arrival_s.size
     first_s, finish_s, preempted = [math.nan] * size, [math.nan] * size, [0] * size
     arrivals = list(zip(requests.arrival_s.tolist(), range(size), strict=True))
     handed: list[One] = []
     holders: dict[int, Site] = {}
 
-    def least(role: str) -> Site:
-        return min((s for s in all_sites if s.role == role), key=lambda s: s.load)
+    def least(role: str, now: float) -> Site:
+        there = [s for s in all_sites if s.role == role and s.open_s[0] <= now < s.open_s[1]]
+        return min(there, key=lambda s: s.load)
 
     def fetch(site: Site, now: float) -> None:
         while site.inbox and site.blocks(site.inbox[0].prompt + 1) <= site.free:
@@ -267,9 +277,9 @@ def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float
         times += [end_s for s in all_sites if not s.batch for end_s, _ in s.sent]
         now = min(times)
         while arrivals and arrivals[0][0] <= now:
-            _, i = arrivals.pop(0)
+            came_s, i = arrivals.pop(0)
             decode = int(requests.decode_tokens[i])
-            least("prefill" if fleet.is_split else "whole").waiting.append(
+            least("prefill" if fleet.is_split else "whole", came_s).waiting.append(
                 One(i, int(requests.input_tokens[i]), decode)
             )
         for site in [s for s in all_sites if s.batch and s.ends_s <= now]:
@@ -289,9 +299,9 @@ def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float
                     else:
                         one.preempted, holders[one.number] = 0, site
                         handed.append(one)
-            site.batch, site.ends_s = [], math.inf
+            site.batch, site.ends_s, site.last_s = [], math.inf, now
         for one in sorted(handed, key=lambda one: one.number):
-            least("decode").inbox.append(one)
+            least("decode", now).inbox.append(one)
         handed.clear()
         for site in all_sites:
             if not site.batch and site.role != "decode":
@@ -307,7 +317,7 @@ def obvious(model: ServingModel, requests: Any) -> tuple[list[float], list[float
         for site in all_sites:  # whose KV has gone while this instant lasted
             if site.role == "prefill" and not site.batch and any(end_s <= now for end_s, _ in site.sent):
                 site.begin(now)
-    return first_s, finish_s, preempted
+    return first_s, finish_s, preempted, [site.last_s for site in all_sites]
 
 
 FAST = Hardware(
@@ -356,11 +366,70 @@ def test_fleets_do_what_an_obvious_model_of_them_does(
     scenario = Scenario(model, Plan(), requests, ("chat", "short"), seed)
     found = Job(Settings("vllm", UNCACHED), scenario).run(lambda done: True, None, False)
     assert found.ending is Ending.FINISHED
-    first_s, finish_s, preempted = obvious(model, requests)
+    first_s, finish_s, preempted, last_s = obvious(model, requests)
     np.testing.assert_allclose(found.first_token_s, first_s, rtol=1e-9)
     np.testing.assert_allclose(found.finish_s, finish_s, rtol=1e-9)
     assert found.evictions.tolist() == preempted
+    if not fleet.is_split:  # whose clocks go on to the ends of transfers
+        np.testing.assert_allclose(found.replica_end_s, last_s, rtol=1e-9)
     assert found.kv_peak <= max([memory, *(one.replica.memory_tokens for one in sides if one is not None)])
+
+
+SPANS = st.lists(
+    st.tuples(st.floats(0.1, 8.0), st.floats(0.1, 6.0)).map(lambda one: (one[0], one[0] + one[1])), max_size=4
+).map(lambda some: ((0.0, math.inf), *some))
+
+
+def test_replicas_that_are_always_open_are_a_fleet_as_ever() -> None:
+    for routing in Routing:
+        model = replace(
+            MODEL, classes=(replace(CHAT, rate_rps=12.0),), fleet=Fleet(replicas=3, routing=routing)
+        )
+        spans = ((0.0, math.inf),) * 3
+        assert not differing(simulated(model, LOADS[0]), simulated(model, LOADS[0], open_s=spans)), routing
+
+
+@examples(15)
+@given(st.integers(0, 10**6), SPANS, st.sampled_from([2.0, 6.0, 12.0]), st.sampled_from([1200, 6000]))
+def test_replicas_that_come_and_go_do_what_an_obvious_model_of_them_does(
+    seed: int, spans: Spans, rate: float, memory: int
+) -> None:
+    model = replace(
+        MODEL,
+        classes=(replace(CHAT, rate_rps=rate),),
+        fleet=Fleet(replicas=9),
+        replica=replace(REPLICA, memory_tokens=memory),
+    )
+    requests = generate(model, Load(requests=60), seed)
+    scenario = Scenario(model, Plan(), requests, ("chat",), seed)
+    job = Job(Settings("vllm", UNCACHED), scenario, open_s=spans)
+    found = job.run(lambda done: True, None, False)
+    assert found.ending is Ending.FINISHED, "nobody is lost"
+    first_s, finish_s, preempted, last_s = obvious(model, requests, spans)
+    np.testing.assert_allclose(found.first_token_s, first_s, rtol=1e-9)
+    np.testing.assert_allclose(found.finish_s, finish_s, rtol=1e-9)
+    assert found.evictions.tolist() == preempted
+    np.testing.assert_allclose(found.replica_end_s, last_s, rtol=1e-9)
+
+
+@pytest.mark.parametrize("routing", Routing)
+def test_requests_go_to_replicas_that_take_them(routing: Routing, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = ((0.0, math.inf), (0.0, 9.0), (3.0, 12.0), (6.0, math.inf), (40.0, 50.0))
+    model = replace(MODEL, classes=(replace(CHAT, rate_rps=12.0),), fleet=Fleet(replicas=2, routing=routing))
+    found, site = sites(monkeypatch, model, Load(requests=300), open_s=spans, policy="greedy")
+    opens_s, closes_s = np.array(spans)[site].T
+    assert (opens_s <= found.arrival_s).all()
+    assert (found.arrival_s < closes_s).all()
+    assert found.finished
+    four = (found.arrival_s > 6) & (found.arrival_s < 9)
+    assert np.bincount(site[four], minlength=5)[:4].min() > 0
+    assert set(np.unique(site)) == {0, 1, 2, 3}, "nobody comes after the fifth opens"
+    for replica in range(4):  # whoever goes is not let go before all that it has is served
+        assert found.replica_end_s is not None
+        assert found.replica_end_s[replica] == found.finish_s[site == replica].max()
+    assert found.replica_end_s[4] == 0
+    if routing is Routing.ROUND_ROBIN:
+        assert np.ptp(np.bincount(site[four], minlength=5)[:4]) <= 1
 
 
 @pytest.mark.parametrize(
@@ -380,9 +449,11 @@ def test_compiled_fleets_leave_the_same_bytes(fleet: Fleet) -> None:
         ((replace(AGAIN, rate_rps=10.0),), 6000),
     ):
         model = replace(MODEL, classes=classes, fleet=fleet, replica=replace(REPLICA, memory_tokens=memory))
-        plain = simulated(model, Load(requests=150))
-        assert plain.ending is Ending.FINISHED
-        assert not differing(plain, simulated(model, Load(requests=150), compile=True))
+        come_and_go = ((0.0, math.inf), (2.0, 8.0), (5.0, math.inf)) if not fleet.is_split else ()
+        for open_s in {(), come_and_go}:
+            plain = simulated(model, Load(requests=150), open_s=open_s)
+            assert plain.ending is Ending.FINISHED
+            assert not differing(plain, simulated(model, Load(requests=150), compile=True, open_s=open_s))
 
 
 def test_rows_come_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,3 +129,24 @@ def test_the_busiest_time_of_a_described_client_is_served(tmp_path: Path) -> Non
         requests = times, model.mix.input_tokens[row], model.mix.decode_tokens[row]
         for parts in dealt(requests, count):
             assert np.percentile(first_tokens(tmp_path, profile, requests, parts), 95) <= limit_s
+
+
+@pytest.mark.nightly
+def test_an_autoscaler_is_late_for_the_bursts_of_the_code_trace(tmp_path: Path) -> None:
+    """As the page on planning says."""
+    path = tmp_path / "code.toml"
+    path.write_text(f"""schema = 1
+name = "code"
+gpu = {{ memory_tokens = 60_000, block_tokens = 16, max_num_batched_tokens = 2048 }}
+timing = {{ d0 = "14.5 ms", d1 = "0.25 us", d2 = "85 us" }}
+classes = [{{ name = "code", input = 2048, decode = 28, rate = 2.5 }}]
+workload = {{ trace = "{CODE}" }}
+slo = {{ ttft_s.p95 = "5 s" }}
+""")
+    done = run("size", path, "--schedule", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    day = json.loads(done.stdout)["autoscaling"]
+    assert (day["replicas"], day["load_s"]) == (5, 120)
+    shares = [round(day[name]["within"]["mean"], 2) for name in ("autoscaled", "fixed")]
+    assert shares == [0.54, 0.98]
+    assert "scheduled" not in day

@@ -34,7 +34,9 @@ class Job(NamedTuple):
     settings: Settings
     scenario: Scenario
     horizon_s: float | None = None
-    open_s: Sequence[tuple[float, float]] = ()  # when replicas of a fleet take requests, where it is not always
+    open_s: Sequence[
+        tuple[float, float]
+    ] = ()  # when replicas of a fleet take requests, where it is not always
 
     @property
     def policy(self) -> Policy:

@@ -129,6 +129,10 @@ def run(
         Of the fleet: memory in the mean over the replicas; the most of it, and of a batch, of any of them. What waits
         at its peak is the most of those recorded, where there are several replicas.
     """
+    if groups[0].open_s and routing not in _RULES and not requests.is_open:
+        raise ValueError(
+            "whoever others bring cannot be meant for a replica beforehand, where these come and go"
+        )
     split = len(groups) > 1
     known = [requests] * len(groups)
     if split:
@@ -211,7 +215,8 @@ def _among_open(
 ) -> IntArray:
     """Of those that are open then, one after the other, or any."""
     opens_s, closes_s = np.array(open_s).T
-    begins_s = np.unique(np.append(np.ravel(open_s), 0.0))
+    times_s = np.unique(np.append(np.ravel(open_s), 0.0))
+    begins_s = times_s[times_s < math.inf]
     parts = np.split(np.arange(arrival_s.size), np.searchsorted(arrival_s, begins_s[1:]))
     found = []
     for begin_s, mine in zip(begins_s, parts, strict=True):
@@ -224,9 +229,11 @@ def _open_and_close(states: Sequence[State], open_s: Sequence[tuple[float, float
     """Let the router see the replicas that take requests now, and none else."""
     s = states[0]
     for replica, (opens_s, closes_s) in enumerate(open_s):
-        s.fleet[1 + replica, CLOSED] = not opens_s <= now < closes_s
-        c = states[replica].counter
-        fleet_loop.show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
+        closed = not opens_s <= now < closes_s
+        if s.fleet[1 + replica, CLOSED] != closed:
+            s.fleet[1 + replica, CLOSED] = closed
+            c = states[replica].counter
+            fleet_loop.show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
     s.link[0, SEEN] = min((time for both in open_s for time in both if time > now), default=math.inf)
 
 

@@ -13,7 +13,9 @@ from kvplan.model import FloatArray
 
 _ROUNDING = 1e-9  # relative, of a rate that is exactly a threshold
 
-Steps = Iterable[tuple[float, int]]  # from when on how many replicas are wanted: ascending, the first from 0 s on
+Steps = Iterable[
+    tuple[float, int]
+]  # from when on how many replicas are wanted: ascending, the first from 0 s on
 
 
 class Autoscaler(NamedTuple):
@@ -51,7 +53,9 @@ class Autoscaler(NamedTuple):
         yield 0.0, first
         looks = math.floor((end_s - self.window_s) / self.every_s) + 1
         looks_s = self.window_s + np.arange(looks) * self.every_s
-        begun, ended = (np.searchsorted(arrival_s, looks_s - back, side="right") for back in (self.window_s, 0))
+        begun, ended = (
+            np.searchsorted(arrival_s, looks_s - back, side="right") for back in (self.window_s, 0)
+        )
         rate = (ended - begun) / self.window_s
         least = np.ceil(rate / self.add_rps * (1 - _ROUNDING))
         most = np.floor(rate / self.remove_rps * (1 + _ROUNDING)) + 1
@@ -90,14 +94,14 @@ class Lifetime(NamedTuple):
         return (max(self.closes_s, done_s) if self.opens else self.closes_s) - self.starts_s
 
 
-def reacting(steps: Steps, load_s: float) -> list[Lifetime]:
+def reactive(steps: Steps, load_s: float) -> list[Lifetime]:
     """Replicas that start when they are wanted, and load before they open; the last to start are the first to go.
 
     Those wanted from the beginning are loaded by then.
 
     Examples
     --------
-    >>> reacting([(0.0, 1), (50.0, 2), (90.0, 1)], 30.0)
+    >>> reactive([(0.0, 1), (50.0, 2), (90.0, 1)], 30.0)
     [Lifetime(starts_s=0.0, opens_s=0.0, closes_s=inf), Lifetime(starts_s=50.0, opens_s=80.0, closes_s=90.0)]
     """
     found: list[Lifetime] = []
@@ -112,12 +116,12 @@ def reacting(steps: Steps, load_s: float) -> list[Lifetime]:
     return found
 
 
-def foreseeing(steps: Steps, load_s: float) -> list[Lifetime]:
+def scheduled(steps: Steps, load_s: float) -> list[Lifetime]:
     """Replicas that start before they are wanted, and are loaded by then; one wanted again so soon stays.
 
     Examples
     --------
-    >>> foreseeing([(0.0, 1), (50.0, 2), (90.0, 1), (110.0, 2)], 30.0)
+    >>> scheduled([(0.0, 1), (50.0, 2), (90.0, 1), (110.0, 2)], 30.0)
     [Lifetime(starts_s=0.0, opens_s=0.0, closes_s=inf), Lifetime(starts_s=20.0, opens_s=50.0, closes_s=inf)]
     """
     found: list[Lifetime] = []
