@@ -29,6 +29,7 @@ ComplexArray = NDArray[np.complex128]
 MOST = 1 << 17  # coefficients; longer polynomials would take longer than anybody waits
 _MIN_TOLERANCE = 1e-10  # relative half width of the bracket that certifies a modulus ...
 _TOLERANCE_PER_COEFFICIENT = 1e-11  # ... wider for long polynomials, whose roots crowd together
+_UNDECIDED = 1e-6  # relative, to which a modulus is found that cannot be certified
 _ORDER = 14  # Taylor coefficients an arc; the tail (π/8)^14/14! is 2e-17 of Σw
 _SAMPLES_PER_COEFFICIENT = 4
 _NEWTON_REACH = 2.0  # half widths of an arc within which its Taylor polynomial is trusted
@@ -285,18 +286,21 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     stride = (
         2 / w.size
     )  # roots crowd within a few 1/L of the largest: gallop from the start rather than bisect
-    found = low
+    found, narrow, undecided = low, _MIN_TOLERANCE, 0.0
     for _ in range(_MAX_SEARCH):
         arcs, error = _on_radius(w, radius, relative_error)
         outside = _count_outside(arcs, error, _middle(w.size), _SEARCH_HALVINGS)
         moduli = np.abs(_roots_near(arcs, radius))
         found = float(moduli.max(initial=found))
         # Each root found stands for itself and its conjugate: if fewer than are outside, some lie further out.
-        if moduli.size and (outside is None or 2 * np.count_nonzero(moduli > radius) >= outside):
+        all_found = outside is None or 2 * np.count_nonzero(moduli > radius) >= outside
+        if moduli.size and all_found and found > undecided:
             beyond = count_outside(w, found * (1 + tolerance), relative_error=relative_error)
             if beyond == 0:
                 within = count_outside(w, found * (1 - tolerance), relative_error=relative_error)
                 return LargestRoot(found, certified=within is not None and within > 0)
+            if beyond is None:  # errors of the coefficients do not let it be proved, however close one looks
+                narrow, undecided = _UNDECIDED, found * (1 + tolerance)
             low = max(low, found)
         if outside is None:  # roots on the circle that Newton did not find, double ones say: look closer
             outside = _count_outside(arcs, error, _middle(w.size))
@@ -308,9 +312,9 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
                 low = max(low, radius)
             radius = min(low * math.exp(stride), math.sqrt(low * high))
         stride = min(2 * stride, 1.0)
-        if high <= low * (1 + _MIN_TOLERANCE):
+        if high <= low * (1 + narrow):
             break
-    return LargestRoot(max(found, math.sqrt(low * high)), certified=False)
+    return LargestRoot(found if found >= low else math.sqrt(low * high), certified=False)
 
 
 def all_inside_exact(coefficients: list[int]) -> bool | None:
