@@ -32,7 +32,7 @@ from kvplan.model import ServingModel
 MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
 MAX_NEAR = 4  # placements that the formulas do not tell apart for sure and that are worth a simulation
-MAX_POOLS = 2_000  # sets of classes that a local search may analyse
+MAX_POOLS = 1_000  # sets of classes that a local search may analyse: seconds
 _RANDOM_STARTS = 4
 
 Partition = tuple[int, ...]  # groups of classes as bit masks, in the order of their lowest bits
@@ -202,7 +202,7 @@ def _segregated(model: ServingModel, replicas: int, pool_of: PoolOf) -> Partitio
                 (max(way[first][0], pool_of(joined(first, stop)).need), (*way[first][1], first))
                 for first in range(size - 1, stop)
             )
-            for stop in range(size, count + 1)
+            for stop in (range(size, count + 1) if size < replicas else [count])
         }
     cuts = (*way[count][1], count)
     return _in_order([joined(first, stop) for first, stop in itertools.pairwise(cuts)])
