@@ -410,9 +410,14 @@ def falling_root(f: Callable[[FloatArray], FloatArray], low: FloatArray, high: F
     --------
     >>> falling_root(lambda t: 4.0 - t**2, np.array([0.0]), np.array([10.0])).round(9).tolist()
     [2.0]
+    >>> falling_root(lambda t: 4.0 + 1e-15 - t, np.array([0.0, 0.0]), np.array([4.0, 9.0])).round(9).tolist()
+    [4.0, 4.0]
     """
     a, b = high, low  # b is the best guess, and the root lies between it and a
     at_a, at_b = f(a), f(b)
+    end = np.where(np.abs(at_a) < np.abs(at_b), a, b)  # where rounding hides a zero at an end
+    hidden = np.sign(at_a) == np.sign(at_b)
+    a, b = np.where(hidden, end, a), np.where(hidden, end, b)
     part = np.full(a.shape, 0.5)
     for _ in range(_STEPS):
         new = a + part * (b - a)
