@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,10 +40,21 @@ if TYPE_CHECKING:
     from kvplan.decide.fleet import Sizing
     from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
+    from kvplan.model.fleet import Routing
     from kvplan.profile.reading import Profile
 
 _EVERY = "gpu"  # the name under which a price is that of a GPU of any
 _AUTO = "auto"  # as many GPUs as it takes
+
+
+class Router(StrEnum):
+    """How requests come to replicas; those of `kvplan.model.fleet.Routing`."""
+
+    RANDOM = "random"
+    ROUND_ROBIN = "round-robin"
+    LEAST_REQUESTS = "least-requests"
+    LEAST_KV = "least-kv"
+    SESSION = "session"
 
 
 def size(
@@ -124,6 +136,14 @@ def size(
             "Default: 2 min.",
         ),
     ] = None,
+    router: Annotated[
+        Router | None,
+        option(
+            "--routing",
+            help="Which replica a request goes to, in a simulation of all of them. Default: as [fleet] of the profile "
+            "says; without one any, which one replica stands for, and the turns of a session stay.",
+        ),
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -163,6 +183,8 @@ def size(
         for name, given in (("--compare", compare), ("--schedule", schedule)):
             if given:
                 raise UsageError(f"{name} does not go with --split, which compares two ways to use GPUs")
+        if router is not None:
+            raise UsageError("--routing does not go with --split, which goes by [fleet]")
         gpus = _gpus(split, rate)
         sides = prefill, decode
         _split(
@@ -184,8 +206,8 @@ def size(
     if prefill is not None or decode is not None:
         raise UsageError("--prefill and --decode go with --split")
     loaded = [with_slos(read(profile), slo) for profile in profiles]
-    simulated_day = _day(loaded, rate, load_time, policy, seeds, compare=compare) if schedule else None
-    found = _sizing(loaded, rate, headroom, price or [], policy, requests, seeds)
+    simulated_day = _day(loaded, rate, load_time, router, policy, seeds, compare=compare) if schedule else None
+    found = _sizing(loaded, rate, headroom, price or [], router, policy, requests, seeds)
     one_day = None if simulated_day is None else simulated_day(found)
     hashes = [offer.sha256 for offer in found.offers]
     text = rendered(
@@ -206,6 +228,7 @@ def _day(
     loaded: "Sequence[Profile]",
     rate: float | None,
     load_time: str | None,
+    router: Router | None,
     policy: str,
     seeds: int,
     *,
@@ -236,7 +259,7 @@ def _day(
                 policy,
                 seeds=chosen(0, seeds),
                 load_s=load_s,
-                routing=Routing.RANDOM if one.model.fleet is None else one.model.fleet.routing,
+                routing=_asked(one.model, router) or Routing.RANDOM,
                 price=offer.price,
                 progress=progress,
                 announce=say_compiling,
@@ -250,17 +273,19 @@ def _sizing(
     rate: float | None,
     headroom: float,
     price: Sequence[str],
+    router: Router | None,
     policy: str,
     requests: int | None,
     seeds: int,
 ) -> "Sizing":
     from kvplan.decide.fleet import Offer, Sizing, fleet, notes
-    from kvplan.decide.sizing import simulated
+    from kvplan.decide.sizing import MOST_REQUESTS, simulated
     from kvplan.engines.advice import default_requests
     from kvplan.report.verdict import requests_in_memory
     from kvplan.simulation.experiments.options import seeds as chosen
 
     check_runs(seeds, requests)
+    routers = [_router(one.model, router) for one in given]
     loaded = [_of_one(one) for one in given]
     slos = loaded[0].plan.slos
     differ = sorted({s.key for one in loaded for s in set(one.plan.slos) ^ set(slos)})
@@ -285,7 +310,14 @@ def _sizing(
     ]
     announce = _once(say_compiling)
     measures = [
-        simulated(one.plan, policy, requests=count, seeds=chosen(0, seeds), announce=announce)
+        simulated(
+            one.plan,
+            policy,
+            requests=count,
+            most_requests=MOST_REQUESTS,
+            seeds=chosen(0, seeds),
+            announce=announce,
+        )
         for one, count in zip(loaded, sizes, strict=True)
     ]
     with _watching() as watch, _telling() as tell:
@@ -296,9 +328,10 @@ def _sizing(
                 headroom=headroom,
                 slos=slos,
                 measure=watch(label, measure),
+                router=routed,
                 tell=tell(label),
             )
-            for label, one, measure in zip(labels, loaded, measures, strict=True)
+            for label, one, measure, routed in zip(labels, loaded, measures, routers, strict=True)
         ]
     offers = tuple(
         Offer(
@@ -317,6 +350,21 @@ def _sizing(
         for label, one, found in zip(labels, loaded, fleets, strict=True)
     )
     return Sizing(offers, headroom, slos, policy, tuple(sizes), seeds)
+
+
+def _router(model: "ServingModel", given: Router | None) -> "Routing | None":
+    """How requests come to replicas; None where one of them stands for all, and keeps its sessions."""
+    asked = _asked(model, given)
+    bring = any(c.sessions is not None or c.reuse is not None for c in model.classes)
+    return None if asked == Router.RANDOM and not bring else asked
+
+
+def _asked(model: "ServingModel", given: Router | None) -> "Routing | None":
+    from kvplan.model.fleet import Routing
+
+    if given is not None:
+        return Routing(given.value)
+    return None if model.fleet is None else model.fleet.routing
 
 
 def _of_one(profile: "Profile") -> "Profile":
@@ -444,7 +492,8 @@ def _watching() -> "Iterator[Callable[[str, Measure], Measure]]":
 
         def watch(label: str, measure: "Measure") -> "Measure":
             def told(model: "ServingModel") -> "Measured":
-                rate = format_number(model.total_rate_rps)
+                replicas = 1 if model.fleet is None else model.fleet.size
+                rate = format_number(model.total_rate_rps / replicas)
                 line.update(Text(f"{label}: simulating {rate} requests/s a replica"))
                 return measure(model)
 

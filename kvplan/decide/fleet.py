@@ -11,6 +11,7 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import Measure, Measured, Size, Tell, scaled, size, tell_nobody
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, ServingModel
+from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo
 from kvplan.report.inputs import doubts
 from kvplan.units import format_number
@@ -115,6 +116,7 @@ def fleet(
     headroom: float,
     slos: Sequence[Slo],
     measure: Measure,
+    router: Routing | None = None,
     tell: Tell = tell_nobody,
 ) -> Fleet:
     """What a profile needs, over its schedule if it has one and no trace; all else as for `size`.
@@ -137,6 +139,7 @@ def fleet(
         key = (
             *((c.name, f"{c.rate_rps:.12g}") for c in one.classes),  # rates of users follow from how many
             (f"{one.arrivals.cv:.12g}", f"{one.arrivals.share:.12g}"),
+            one.fleet,
         )
         if key not in runs:
             runs[key] = measure(one)
@@ -145,7 +148,13 @@ def fleet(
     def sized(part: ServingModel) -> Size:
         if part not in known:
             known[part] = size(
-                part, demand_rps=part.total_rate_rps, headroom=headroom, slos=slos, measure=once, tell=tell
+                part,
+                demand_rps=part.total_rate_rps,
+                headroom=headroom,
+                slos=slos,
+                measure=once,
+                router=router,
+                tell=tell,
             )
         return known[part]
 

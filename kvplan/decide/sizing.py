@@ -1,9 +1,9 @@
 """How many replicas a demand needs: closed form first, then confirmed at that size and refuted at one less.
 
-A fleet is judged by one of its replicas, to which a router sends each request with probability 1/N, of arrivals that
-cluster, or were recorded, as the model says. It is enough if the
-formulas sustain that rate, the simulated queue does not grow, and every objective holds up to the upper end of its
-95 % interval. More replicas are assumed never to make anything worse: that lets the search skip sizes.
+A fleet to which requests come at random is judged by one of its replicas, which gets each with probability 1/N, of
+arrivals that cluster, or were recorded, as the model says. Where the router looks, or knows sessions, all replicas are
+simulated. A size is enough if the formulas sustain that rate, the simulated queue does not grow, and every objective
+holds up to the upper end of its 95 % interval. More replicas are assumed never to make anything worse: that lets the search skip sizes.
 """
 
 import math
@@ -18,6 +18,8 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.routing import Routing, routing
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
+from kvplan.model.fleet import Fleet
+from kvplan.model.fleet import Routing as Router
 from kvplan.model.slo import KEYS, Slo
 from kvplan.units import format_number, format_seconds
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from kvplan.simulation.metrics import PolicyResult
 
 MAX_REPLICAS = 10**6
+MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
+MOST_REQUESTS = 60_000  # of a run of a fleet, unless more are asked for of each replica
 QUEUE = "queue"  # what is missed where the simulated queue grows
 HYSTERESIS = (
     0.8  # of the rate above which a replica is added: all that the rest may carry once one is taken away
@@ -127,6 +131,8 @@ class Size(NamedTuple):
         Of so many replicas, where requests reuse what a replica keeps for their session.
     idle
         A replica that is all but idle, where it was needed.
+    router
+        Of the simulated fleets; None where one replica stands for all.
     """
 
     demand_rps: float
@@ -142,6 +148,7 @@ class Size(NamedTuple):
     thresholds: Thresholds | None
     users: tuple[int, int] | None = None
     routing: Routing | None = None
+    router: Router | None = None
 
     def probe(self, replicas: int) -> Probe | None:
         """The size that was tried, if it was."""
@@ -180,20 +187,30 @@ def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
     return at_rates(model, [c.rate_rps * factor for c in model.classes])
 
 
-def one_of(model: ServingModel, rate_rps: float, replicas: int) -> ServingModel:
-    """What one of so many replicas gets of a total rate, requests being sent to them at random.
+def stand_in(
+    model: ServingModel, rate_rps: float, replicas: int, router: Router | None = None
+) -> ServingModel:
+    """What is simulated for so many replicas that share a total rate.
+
+    Without a router one of them, to which requests are sent at random, and the turns of its sessions; else all, of more
+    than `MOST_SIMULATED` so many with their part of the arrivals at random.
 
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> clumps = ArrivalProcess(cv=3.0)
     >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60), arrivals=clumps)
-    >>> found = one_of(model, 8.0, 4)
+    >>> found = stand_in(model, 8.0, 4)
     >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9)
     (2.0, 3.0)
+    >>> found = stand_in(model, 8.0, 128, Router.LEAST_KV)
+    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9), found.fleet.size
+    (4.0, 5.0, 64)
     """
-    part = scaled(model, rate_rps / replicas)
-    return replace(part, arrivals=model.arrivals.split(replicas))
+    size = 1 if router is None else min(replicas, MOST_SIMULATED)
+    fleet = None if router is None or size == 1 else Fleet(replicas=size, routing=router)
+    part = scaled(replace(model, fleet=fleet), rate_rps * size / replicas)
+    return replace(part, arrivals=model.arrivals.split(replicas / size))
 
 
 def idle_replica(model: ServingModel) -> ServingModel:
@@ -223,12 +240,13 @@ def size(
     headroom: float,
     slos: Sequence[Slo],
     measure: Measure,
+    router: Router | None = None,
     tell: Tell = tell_nobody,
 ) -> Size:
     """The fewest replicas like the model's for a constant demand in total, with its mix.
 
-    Everything must hold at 1 + headroom times the demand; `measure` simulates one replica with the traffic of a model.
-    `tell` hears what is known, from the closed form on.
+    Everything must hold at 1 + headroom times the demand; `measure` simulates the replica, or the fleet, of a model
+    with its traffic: what `stand_in` makes of a size. `tell` hears what is known, from the closed form on.
 
     Raises
     ------
@@ -267,7 +285,7 @@ def size(
     def enough(replicas: int) -> bool:
         if replicas not in tried:
             rate = needed / replicas
-            measured = measure(one_of(model, needed, replicas))
+            measured = measure(stand_in(model, needed, replicas, router))
             tried[replicas] = Probe(replicas, rate, rate / sustainable, measured, missed(measured, slos))
             tell(SoFar(demand_rps, least, tuple(tried.values())))
         return tried[replicas].enough
@@ -289,7 +307,7 @@ def size(
     thresholds = None
     if found is not None:
         confirmed = bool(slos) or found > least
-        thresholds = _thresholds(model, tried[found], headroom, confirmed, measure)
+        thresholds = _thresholds(model, tried[found], headroom, confirmed, measure, router)
     return Size(
         demand_rps=demand_rps,
         needed_rps=needed,
@@ -304,6 +322,7 @@ def size(
         thresholds=thresholds,
         users=_users(model, needed, sustainable),
         routing=None if found is None else routing(scaled(model, needed / found), found),
+        router=router,
     )
 
 
@@ -397,12 +416,18 @@ def _binding(found: int | None, limit: str, tried: Mapping[int, Probe]) -> str:
 
 
 def _thresholds(
-    model: ServingModel, probe: Probe, headroom: float, confirmed: bool, measure: Measure
+    model: ServingModel,
+    probe: Probe,
+    headroom: float,
+    confirmed: bool,
+    measure: Measure,
+    router: Router | None,
 ) -> Thresholds:
     rate = (probe.rate_rps if confirmed else probe.rate_rps / probe.load) / (1 + headroom)
     down = HYSTERESIS * rate
     less = down * (probe.replicas - 1) / probe.replicas
-    waits = measure(one_of(model, rate * probe.replicas, probe.replicas)).figures.get("ttft_s.mean")
+    simulated_at = stand_in(model, rate * probe.replicas, probe.replicas, router)
+    waits = measure(simulated_at).figures.get("ttft_s.mean")
     return Thresholds(
         rate_rps=rate,
         kv_utilization=_utilization(model, rate),
@@ -417,18 +442,31 @@ def _utilization(model: ServingModel, rate_rps: float) -> float | None:
     return equilibrium(scaled(model, rate_rps)).kv_utilization
 
 
+def requests_of_run(requests: int, replicas: int, most: int = MOST_REQUESTS) -> int:
+    """So many for each replica, in all at most `most`, unless a single one gets more.
+
+    Examples
+    --------
+    >>> requests_of_run(2000, 1), requests_of_run(2000, 8), requests_of_run(2000, 64), requests_of_run(90_000, 64)
+    (2000, 16000, 60000, 90000)
+    """
+    return max(requests, min(requests * min(replicas, MOST_SIMULATED), most))
+
+
 def simulated(
     plan: Plan,
     policy: str,
     *,
     requests: int,
+    most_requests: int = 0,
     seeds: Sequence[int],
     announce: Callable[[str, bool], None] | None = None,
     compile: bool | None = None,
 ) -> Measure:
     """How `size` measures in earnest: a policy on the arrivals of the model, the same seeds for every size.
 
-    The policy has its defaults; `requests` are those of one run of one replica, but of a trace all.
+    The policy has its defaults; `requests` are those of one run of one replica, or of a fleet where `most_requests`
+    does not allow as many for each of its replicas; of a trace all.
 
     Raises
     ------
@@ -456,9 +494,9 @@ def simulated(
         )
 
     def measure(model: ServingModel) -> Measured:
-        found = study(
-            model, plan, Load(requests=requests), settings, seeds, announce=announce, compile=compile
-        )
+        size = 1 if model.fleet is None else model.fleet.size
+        load = Load(requests=requests_of_run(requests, size, most_requests))
+        found = study(model, plan, load, settings, seeds, announce=announce, compile=compile)
         if found.interrupted:
             raise KeyboardInterrupt
         result = found.results[0]

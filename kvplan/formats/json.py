@@ -237,6 +237,8 @@ def size(found: "Sizing", day: "Day | None" = None) -> Document:
     from kvplan.layout.sizing import notes
 
     best = found.best
+    routed = [offer.fleet.heaviest.router is not None for offer in found.offers]
+    sources = _SIZE_SOURCES | (_ROUTED if any(routed) else {}) | ({} if all(routed) else _AT_RANDOM)
     document = {
         **_document(),
         "headroom": found.headroom,
@@ -266,7 +268,7 @@ def size(found: "Sizing", day: "Day | None" = None) -> Document:
             }
             for offer in found.offers
         ],
-        "sources": _SIZE_SOURCES,
+        "sources": sources,
         "notes": list(notes(found)),
     }
     return document if day is None else {**document, "autoscaling": _day(day)}
@@ -359,8 +361,11 @@ _SIZE_SOURCES = {
     "replicas": {"source": "new: simulated at that size and one less", "basis": "simulated"},
     "thresholds.kv_utilization": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
     "thresholds.waiting": {"source": "Little's law on the simulated TTFT", "basis": "simulated"},
-    "even_split": {"source": "every replica gets each request with probability 1/N", "basis": "assumption"},
 }
+_AT_RANDOM = {
+    "even_split": {"source": "every replica gets each request with probability 1/N", "basis": "assumption"}
+}
+_ROUTED = {"router": {"source": "new: all replicas simulated with their router", "basis": "simulated"}}
 
 
 def _size(one: "Size") -> Document:
@@ -376,6 +381,7 @@ def _size(one: "Size") -> Document:
             }
             for probe in one.probes
         ],
+        "router": one.router,
         "idle": None if one.idle is None else _measured(one.idle),
         "thresholds": None if one.thresholds is None else one.thresholds._asdict(),
         "users": None if one.users is None else dict(zip(("demand", "guaranteed"), one.users, strict=True)),

@@ -5,7 +5,18 @@ from collections.abc import Iterator, Sequence
 from kvplan.decide.autoscaling import Day
 from kvplan.decide.fleet import Hour, Offer, Sizing
 from kvplan.decide.routing import Routing
-from kvplan.decide.sizing import HYSTERESIS, QUEUE, Measured, Probe, Size, SoFar, Thresholds
+from kvplan.decide.sizing import (
+    HYSTERESIS,
+    MOST_REQUESTS,
+    MOST_SIMULATED,
+    QUEUE,
+    Measured,
+    Probe,
+    Size,
+    SoFar,
+    Thresholds,
+    requests_of_run,
+)
 from kvplan.layout import autoscaling
 from kvplan.layout.elements import (
     Block,
@@ -25,6 +36,10 @@ _USUAL = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
 _OF_SESSIONS = (
     "Whole sessions and users split, too: simulated is one replica with its part of them, all of whose turns come to "
     "it. Routed anywhere, what a session left is found with probability 1/replicas (estimated, not simulated)."
+)
+_AT_RANDOM = (
+    "The demand splits evenly: every replica gets each request with the same probability (assumption). What a router "
+    "does from moment to moment is not modelled; --routing does."
 )
 _SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
 
@@ -127,7 +142,8 @@ def _answer(found: Sizing, offer: Offer) -> str:
     extra = f" with {format_percent(found.headroom)} headroom" if found.headroom else ""
     if one.replicas is None:
         return f"No number of replicas meets it: {one.reason}."
-    said = f"{replicas(one.replicas, offer.gpus)} for {demand}{extra}; what binds: {_binding(one)}."
+    how = "" if one.router is None else f" by {one.router}"
+    said = f"{replicas(one.replicas, offer.gpus)} for {demand}{extra}{how}; what binds: {_binding(one)}."
     if fleet.hours:
         said += f" Over the period {format_number(fleet.mean_replicas)} in the mean."
     if one.routing is not None and one.routing.sessions.collapse_possible:
@@ -326,10 +342,11 @@ def _for_autoscaler(found: Thresholds, replicas: int, headroom: float) -> Table:
 def notes(found: Sizing) -> tuple[str, ...]:
     """What was assumed."""
     runs = " or ".join(f"{count:,}" for count in sorted(set(found.requests)))
+    by_one = [offer for offer in found.offers if offer.fleet.heaviest.router is None]
     said = [
-        *(_OF_SESSIONS,) * any(offer.has_sessions for offer in found.offers),
-        "The demand splits evenly: every replica gets each request with the same probability (assumption). What a "
-        "router does from moment to moment is not modelled.",
+        *(_OF_SESSIONS,) * any(offer.has_sessions for offer in by_one),
+        *(_AT_RANDOM,) * bool(by_one),
+        *_routed(found),
         *_arrivals(found),
         f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
         "replica; an objective holds if the upper end of its 95% interval does.",
@@ -347,23 +364,35 @@ def notes(found: Sizing) -> tuple[str, ...]:
     return tuple(said)
 
 
+def _routed(found: Sizing) -> Iterator[str]:
+    """Who sends requests where, of each profile whose fleet is simulated."""
+    for offer in found.offers:
+        if (router := offer.fleet.heaviest.router) is not None:
+            of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+            yield (
+                f"{of_it}Requests are routed by {router}: simulated are all replicas, of more than {MOST_SIMULATED} so "
+                f"many with their part of the arrivals, and at most {MOST_REQUESTS:,} requests of theirs. The formulas "
+                "are about a replica to which requests come at random."
+            )
+
+
 def _arrivals(found: Sizing) -> Iterator[str]:
     """How requests arrive, of each profile."""
     for offer in found.offers:
         of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
-        replicas = offer.fleet.heaviest.replicas
+        at_random, replicas = offer.fleet.heaviest.router is None, offer.fleet.heaviest.replicas
         if offer.arrivals.trace is not None:
             yield (
                 f"{of_it}Arrivals and lengths are those of the profile's trace, faster or slower as the demand is; "
-                "its schedule is left out. Of several replicas each gets its part of the trace at random, another one "
-                "in each seed."
+                "its schedule is left out."
+                + " Of several replicas each gets its part of the trace at random, another one in each seed." * at_random
             )
         elif offer.arrivals.is_poisson:
             yield f"{of_it}Arrivals: Poisson, as the profile says."
         else:
             own = (
                 ""
-                if replicas is None
+                if replicas is None or not at_random
                 else f", {format_number(offer.arrivals.split(replicas).cv, 3)} at a replica"
             )
             yield f"{of_it}Arrivals: gamma, gaps of cv {format_number(offer.arrivals.cv, 3)} in all{own}."
@@ -374,14 +403,24 @@ def _too_short(found: Sizing) -> Iterator[str]:
     for offer, requests in zip(found.offers, found.requests, strict=True):
         sizes = [offer.fleet.heaviest, *(hour.size for hour in offer.fleet.hours if hour.size is not None)]
         unseen = any(_unseen(p) and not _is_warm(one, p) for one in sizes for p in one.probes)
-        if requests >= _SHORT_TURNS * offer.held and not unseen:
+        of_one = _of_one_replica(offer, requests)
+        if of_one >= _SHORT_TURNS * offer.held and not unseen:
             continue
         of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
         yield (
-            f"{of_it}Memory holds some {format_number(offer.held, 2)} requests. Runs of {requests:,} can be too short "
+            f"{of_it}Memory holds some {format_number(offer.held, 2)} requests. Runs of {of_one:,} can be too short "
             "to see a queue grow; below a few times what memory holds they cannot refute a size, and the formulas "
             "alone do. --requests makes them longer."
         )
+
+
+def _of_one_replica(offer: Offer, requests: int) -> int:
+    """How many of the requests of a run come to a replica."""
+    one = offer.fleet.heaviest
+    count = one.replicas or one.closed_form
+    if offer.arrivals.trace is not None:
+        return requests // count
+    return requests if one.router is None else requests_of_run(requests, count) // min(count, MOST_SIMULATED)
 
 
 def _cost(value: float | None) -> str:
