@@ -34,7 +34,7 @@ BANDWIDTH_UNITS: Mapping[str, Fraction] = {f"{unit}/s": size for unit, size in B
 # The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.
 _UNSIGNED = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
 _QUANTITY = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]+(?:/s)?)")
-_QUANTITY_OR_NUMBER = re.compile(rf"([+-]?{_UNSIGNED}) *([A-Za-zµ]*)")
+_QUANTITY_OR_NUMBER = re.compile(rf"([+-]?{_UNSIGNED}) *((?:[A-Za-zµ]+(?:/s)?)?)")
 
 
 def parse_seconds(text: str) -> float:

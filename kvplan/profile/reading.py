@@ -108,7 +108,7 @@ class Profile:
         """
         document = self.tables
         for path, value in values.items():
-            document = _replaced(document, path, value)
+            document = with_value(document, path, value)
         try:
             found = model_of(schema.check(document))
             arrivals = replace(found.arrivals, trace=self.model.arrivals.trace)
@@ -118,11 +118,18 @@ class Profile:
             raise self.error(message, *path) from None
 
 
-def _replaced(table: Any, path: tuple[str | int, ...], value: object) -> Any:
-    """A copy with another value at a path; whatever is not on the path is shared."""
+def with_value(table: Any, path: tuple[str | int, ...], value: object) -> Any:
+    """A copy with another value at a path, whose tables need not be there; whatever is not on the path is shared.
+
+    Examples
+    --------
+    >>> with_value({"classes": [{"rate": 1}]}, ("classes", 0, "rate"), 2)
+    {'classes': [{'rate': 2}]}
+    """
     first, *rest = path
     copy = table.copy()
-    copy[first] = _replaced(table[first], tuple(rest), value) if rest else value
+    inner: Any = table if isinstance(table, list) else {first: {}, **table}
+    copy[first] = with_value(inner[first], tuple(rest), value) if rest else value
     return copy
 
 

@@ -866,25 +866,25 @@ def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
     >>> replaced(check(tables), {("gpu", "memory_tokens"): 60, ("classes", 0, "rate"): 2.0}).classes[0].rate
     2.0
     """
-    tables: dict[str, dict[str, object]] = {}
-    entries: dict[str, dict[int, dict[str, object]]] = {}
-    for path, value in values.items():
-        if isinstance(path[1], int):
-            entries.setdefault(str(path[0]), {}).setdefault(path[1], {})[str(path[2])] = value
-        else:
-            tables.setdefault(str(path[0]), {})[path[1]] = value
-    update: dict[str, object] = {
-        name: getattr(document, name).model_copy(update=changed) for name, changed in tables.items()
-    }
-    for name, changes in entries.items():
-        update[name] = [
-            table.model_copy(update=changes[i]) if i in changes else table
-            for i, table in enumerate(getattr(document, name))
-        ]
-    found = document.model_copy(update=update)
+    found: Document = _changed(document, values)
     if conflicts := list(_conflicts(found)):
         raise SchemaError(conflicts)
     return found
+
+
+def _changed(table: Any, values: Mapping[KeyPath, object]) -> Any:
+    """A copy of a table, or of a list of them, with other values at these paths."""
+    update: dict[Any, object] = {}
+    within: dict[Any, dict[KeyPath, object]] = {}
+    for (first, *rest), value in values.items():
+        if rest:
+            within.setdefault(first, {})[tuple(rest)] = value
+        else:
+            update[first] = value
+    if isinstance(table, list):
+        return [_changed(one, within[i]) if i in within else one for i, one in enumerate(table)]
+    inner = {name: _changed(getattr(table, name), mine) for name, mine in within.items()}
+    return table.model_copy(update=update | inner)
 
 
 def json_schema() -> dict[str, Any]:

@@ -19,8 +19,9 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Timing
 from kvplan.profile.positions import KeyPath
+from kvplan.profile.reading import with_value
 from kvplan.profile.schema import Document, SchemaError, check_values
-from kvplan.units import BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
+from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
 
 MAX_POINTS = 10**7
 MAX_LATIN = 10**6  # its permutations are held in memory
@@ -33,15 +34,17 @@ Number = int | float
 
 
 class Quantity(NamedTuple):
-    """How values of a key are written, and whether they are whole."""
+    """How values of a key are written, whether they are whole, and their unit in a profile that has no plain numbers."""
 
     units: Mapping[str, Fraction]
     whole: bool
+    unit: str = ""
 
 
 _TOKENS = Quantity(COUNT_UNITS, True)
 _NUMBER = Quantity(COUNT_UNITS, False)
-_BYTES = Quantity(BYTE_UNITS, True)
+_BYTES = Quantity(BYTE_UNITS, True, "B")
+_BANDWIDTH = Quantity(BANDWIDTH_UNITS, False, "B/s")
 _SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False)
 
 
@@ -222,10 +225,13 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
     'classes.tool calls.rate'
     """
     rate = "rate" if document.workload is None else "share"
-    fields = [key for key in _QUANTITIES if key.partition(".")[0] in ("gpu", "timing", "plan")]
+    fields = [key for key in _QUANTITIES if key.rpartition(".")[0] in ("gpu", "timing", "plan")]
     if document.gpu.memory is None:
         fields = [key for key in fields if key not in ("gpu.memory", "gpu.kv_bytes_per_token")]
     fields.remove("gpu.kv_blocks" if document.gpu.kv_blocks is None else "gpu.memory_tokens")
+    if (tier := document.gpu.offload) is not None:
+        size = "memory" if tier.memory_tokens is None else "memory_tokens"
+        fields += [f"gpu.offload.{size}", "gpu.offload.bandwidth"]
     if document.speculative is not None:
         fields.append("speculative.tokens")
     if document.fleet is not None:
@@ -251,6 +257,9 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "gpu.block_tokens": _TOKENS,
     "gpu.max_num_seqs": _TOKENS,
     "gpu.max_num_batched_tokens": _TOKENS,
+    "gpu.offload.memory": _BYTES,
+    "gpu.offload.memory_tokens": _TOKENS,
+    "gpu.offload.bandwidth": _BANDWIDTH,
     **{f"timing.{f.name}": _TOKENS if f.name == "knee_tokens" else _SECONDS for f in fields(Timing)},
     "timing.request_overhead": _SECONDS,
     "workload.rate": _NUMBER,
@@ -288,18 +297,22 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 
 def _path(key: str, document: Document) -> KeyPath:
     """Where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
-    head, dot, field = key.rpartition(".")
+    head, _, field = key.rpartition(".")
     kind, _, name = head.partition(".")
     if found := _INDEXED.fullmatch(key):
         kind, name, field = found[1], found[2], found[3]
     for i, entry in enumerate(getattr(document, kind) if kind in ("classes", "sessions") else ()):
         if name == entry.name or (found and name == str(i)):
             return (kind, i, field)
-    return (head, field) if dot else (key,)
+    return tuple(key.split("."))
+
+
+def _quantity(path: KeyPath) -> Quantity:
+    return _QUANTITIES[".".join(part for part in path if isinstance(part, str))]
 
 
 def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
-    quantity = _QUANTITIES[f"{path[0]}.{path[-1]}"]
+    quantity = _quantity(path)
 
     def number(part: str) -> Fraction:
         try:
@@ -367,24 +380,12 @@ def _refuse_both_ways(axes: Sequence[Axis]) -> None:
 def _refuse_wrong_values(axis: Axis, tables: Mapping[str, Any]) -> None:
     """What every key may be is an interval, so that the ends of a range speak for all of it."""
     ends = axis.values or tuple(int(value) if axis.whole else float(value) for value in (axis.low, axis.high))
+    unit = _quantity(axis.path).unit
     for value in ends:
         try:
-            check_values(_with(tables, axis.path, f"{value} B" if axis.path[-1] == "memory" else value))
+            check_values(with_value(tables, axis.path, f"{value} {unit}" if unit else value))
         except SchemaError as error:
             raise UsageError(f"--vary {axis.key}: {error.problems[0].message}") from None
-
-
-def _with(tables: Mapping[str, Any], path: KeyPath, value: object) -> dict[str, Any]:
-    """The tables with another value at a path."""
-    changed = dict(tables)
-    if len(path) == 2:
-        changed[str(path[0])] = {**changed.get(str(path[0]), {}), str(path[1]): value}
-    else:
-        entries = list(changed[str(path[0])])
-        index = int(path[1])
-        entries[index] = {**entries[index], str(path[2]): value}
-        changed[str(path[0])] = entries
-    return changed
 
 
 # -------------------------------------------------------------------------------------------------- points
