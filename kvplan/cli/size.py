@@ -37,7 +37,7 @@ from kvplan.units import format_number, parse_time
 
 if TYPE_CHECKING:
     from kvplan.decide.autoscaling import Day
-    from kvplan.decide.fleet import Sizing
+    from kvplan.decide.fleet import Fleet, Sizing
     from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
     from kvplan.model.fleet import Routing
@@ -279,7 +279,8 @@ def _sizing(
     seeds: int,
 ) -> "Sizing":
     from kvplan.decide.fleet import Offer, Sizing, fleet, notes
-    from kvplan.decide.sizing import MOST_REQUESTS, simulated
+    from kvplan.decide.host_tier import weighed
+    from kvplan.decide.sizing import MOST_REQUESTS, Capacity, capacity_rps, simulated
     from kvplan.engines.advice import default_requests
     from kvplan.report.verdict import requests_in_memory
     from kvplan.simulation.experiments.options import seeds as chosen
@@ -321,18 +322,31 @@ def _sizing(
         for one, count in zip(loaded, sizes, strict=True)
     ]
     with _watching() as watch, _telling() as tell:
-        fleets = [
-            fleet(
-                one.model,
-                rate_rps=rate,
-                headroom=headroom,
-                slos=slos,
-                measure=watch(label, measure),
-                router=routed,
-                tell=tell(label),
-            )
-            for label, one, measure, routed in zip(labels, loaded, measures, routers, strict=True)
-        ]
+        fleets, tiers = [], []
+        for label, one, measure, routed in zip(labels, loaded, measures, routers, strict=True):
+
+            def sized(
+                model: "ServingModel",
+                capacity: Capacity = capacity_rps,
+                label: str = label,
+                measure: "Measure" = measure,
+                routed: "Routing | None" = routed,
+            ) -> "Fleet":
+                return fleet(
+                    model,
+                    rate_rps=rate,
+                    headroom=headroom,
+                    slos=slos,
+                    measure=watch(label, measure),
+                    router=routed,
+                    capacity=capacity,
+                    tell=tell(label),
+                )
+
+            fleets.append(sized(one.model))
+            of_gpus = _of_gpus(price, label, one)
+            costs = (prices.get(label) if of_gpus is None else of_gpus, prices.get(label))
+            tiers.append(weighed(one.model, fleets[-1], sized, costs))
     offers = tuple(
         Offer(
             label,
@@ -346,10 +360,17 @@ def _sizing(
             any(c.sessions is not None for c in one.model.classes),
             one.model.arrivals,
             one.model.mix.mean(one.model.mix.decode_tokens),
+            tier,
         )
-        for label, one, found in zip(labels, loaded, fleets, strict=True)
+        for label, one, found, tier in zip(labels, loaded, fleets, tiers, strict=True)
     )
     return Sizing(offers, headroom, slos, policy, tuple(sizes), seeds)
+
+
+def _of_gpus(price: Sequence[str], label: str, profile: "Profile") -> float | None:
+    """What the GPUs of a replica cost an hour, whatever the price of the replica; None where nothing says it."""
+    of_any = [text for text in price if text.partition("=")[0].strip() == _EVERY]
+    return _prices(of_any, {label: profile.model.replica.gpus}, {label: profile.plan.gpu_hour}).get(label)
 
 
 def _router(model: "ServingModel", given: Router | None) -> "Routing | None":

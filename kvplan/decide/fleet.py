@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
-from kvplan.decide.sizing import Measure, Measured, Size, Tell, scaled, size, tell_nobody
+from kvplan.decide.sizing import (
+    Capacity,
+    Measure,
+    Measured,
+    Size,
+    Tell,
+    capacity_rps,
+    scaled,
+    size,
+    tell_nobody,
+)
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, ServingModel
 from kvplan.model.fleet import Routing
@@ -117,6 +127,7 @@ def fleet(
     slos: Sequence[Slo],
     measure: Measure,
     router: Routing | None = None,
+    capacity: Capacity = capacity_rps,
     tell: Tell = tell_nobody,
 ) -> Fleet:
     """What a profile needs, over its schedule if it has one and no trace; all else as for `size`.
@@ -154,6 +165,7 @@ def fleet(
                 slos=slos,
                 measure=once,
                 router=router,
+                capacity=capacity,
                 tell=tell,
             )
         return known[part]
@@ -180,6 +192,48 @@ def notes(model: ServingModel, needed: Size) -> tuple[str, ...]:
     return tuple(said)
 
 
+class Way(NamedTuple):
+    """Replicas for a demand, one way.
+
+    Attributes
+    ----------
+    has_tier
+        Whether they have the host tier of the profile.
+    longest_wait_s
+        Longer than which no request may wait, so that a full replica comes back; None: the guaranteed rate is planned
+        with, whatever waits.
+    price
+        Of a replica and hour.
+    """
+
+    has_tier: bool
+    longest_wait_s: float | None
+    fleet: Fleet
+    price: float | None
+
+    @property
+    def cost(self) -> float | None:
+        """Of an hour, in the mean over a period."""
+        mean = self.fleet.mean_replicas
+        return None if self.price is None or mean is None else self.price * mean
+
+
+class Weighed(NamedTuple):
+    """Ways to meet a demand with or without a host tier; the first of them without."""
+
+    ways: tuple[Way, ...]
+
+    def worth(self, way: Way) -> float | None:
+        """By what share a replica may cost more that way before more GPUs are cheaper; None where nothing is enough."""
+        alone, mean = self.ways[0].fleet.mean_replicas, way.fleet.mean_replicas
+        return None if alone is None or not mean else alone / mean - 1
+
+    def worth_per_hour(self, way: Way) -> float | None:
+        """The same in money, of an hour of a replica."""
+        share, price = self.worth(way), self.ways[0].price
+        return None if share is None or price is None else share * price
+
+
 class Offer(NamedTuple):
     """A profile and what it needs, at a price for a replica of so many GPUs and hour.
 
@@ -198,6 +252,7 @@ class Offer(NamedTuple):
     has_sessions: bool = False
     arrivals: ArrivalProcess = ArrivalProcess()
     output_tokens: float = 1.0  # of a request, in the mean
+    tier: Weighed | None = None  # its host tier against more GPUs
 
     @property
     def mean_gpus(self) -> float | None:

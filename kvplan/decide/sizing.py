@@ -3,7 +3,8 @@
 A fleet to which requests come at random is judged by one of its replicas, which gets each with probability 1/N, of
 arrivals that cluster, or were recorded, as the model says. Where the router looks, or knows sessions, all replicas are
 simulated. A size is enough if the formulas sustain that rate, the simulated queue does not grow, and every objective
-holds up to the upper end of its 95 % interval. More replicas are assumed never to make anything worse: that lets the search skip sizes.
+holds up to the upper end of its 95 % interval. More replicas are assumed never to make anything worse: that lets the
+search skip sizes.
 """
 
 import math
@@ -112,7 +113,7 @@ class Size(NamedTuple):
     demand_rps, needed_rps
         Without and with headroom, of all replicas.
     sustainable_rps
-        Of one replica, by the formulas (`capacity_rps`).
+        Of one replica, by the formulas (`capacity_rps`, unless another is asked for).
     limit
         That binds it.
     closed_form
@@ -164,6 +165,7 @@ class SoFar(NamedTuple):
 
 
 Measure = Callable[[ServingModel], Measured]
+Capacity = Callable[[ServingModel], float]  # requests/s that a replica sustains
 Tell = Callable[[SoFar], None]
 
 
@@ -241,6 +243,7 @@ def size(
     slos: Sequence[Slo],
     measure: Measure,
     router: Router | None = None,
+    capacity: Capacity = capacity_rps,
     tell: Tell = tell_nobody,
 ) -> Size:
     """The fewest replicas like the model's for a constant demand in total, with its mix.
@@ -274,7 +277,7 @@ def size(
     >>> found.closed_form, found.replicas, found.binding
     (4, 7, 'ttft_s.mean <= 0.2')
     """
-    limit, sustainable = sustainable_rate(model)[0], capacity_rps(model)
+    limit, sustainable = sustainable_rate(model)[0], capacity(model)
     needed = demand_rps * (1 + headroom)
     wanted = needed / sustainable * (1 - _ROUNDING)
     if wanted > MAX_REPLICAS:

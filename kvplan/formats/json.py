@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvplan.decide import diff as differing
     from kvplan.decide.autoscaling import Day
     from kvplan.decide.crossing import Lines
-    from kvplan.decide.fleet import Sizing
+    from kvplan.decide.fleet import Sizing, Weighed
     from kvplan.decide.mixing import Comparison, Contender
     from kvplan.decide.remedy import Remedy
     from kvplan.decide.sizing import Measured, Size
@@ -256,6 +256,7 @@ def size(found: "Sizing", day: "Day | None" = None) -> Document:
                 "mean_gpus": offer.mean_gpus,
                 "gpus": None if (count := offer.fleet.heaviest.replicas) is None else count * offer.gpus,
                 **_size(offer.fleet.heaviest),
+                "host_tier": None if offer.tier is None else _weighed(offer.tier, offer.gpus),
                 "hours": [
                     {
                         **_fields(hour, "start_s", "end_s"),
@@ -288,6 +289,21 @@ def _day(found: "Day") -> Document:
         "basis": "simulated",
         "notes": list(notes(found)),
     }
+
+
+def _weighed(tier: "Weighed", gpus: int) -> list[Document]:
+    return [
+        {
+            **_fields(way, "has_tier", "longest_wait_s"),
+            "replicas": way.fleet.heaviest.replicas,
+            "mean_gpus": None if (mean := way.fleet.mean_replicas) is None else mean * gpus,
+            "price_per_replica_hour": way.price,
+            "cost_per_hour": way.cost,
+            "worth": tier.worth(way),
+            "worth_per_replica_hour": tier.worth_per_hour(way),
+        }
+        for way in tier.ways
+    ]
 
 
 def splitting(shown: "Shown", profile: "Profile") -> Document:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvplan.decide.autoscaling import Day
-from kvplan.decide.fleet import Hour, Offer, Sizing
+from kvplan.decide.fleet import Hour, Offer, Sizing, Way, Weighed
 from kvplan.decide.routing import Routing
 from kvplan.decide.sizing import (
     HYSTERESIS,
@@ -41,6 +41,11 @@ _AT_RANDOM = (
     "The demand splits evenly: every replica gets each request with the same probability (assumption). What a router "
     "does from moment to moment is not modelled; --routing does."
 )
+_OF_BOUND = (
+    "Where waits are bounded, a replica full of requests comes back by itself (computed, theory §13); what bounds them is "
+    "a gateway or client that gives up whoever waits longer, not the engine, and is not part of these runs."
+)
+_UNBOUNDED = 2  # ways to weigh a host tier: without and with it, whatever waits
 _SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
 
 
@@ -49,6 +54,7 @@ def build(found: Sizing, *, compare: bool = False, day: Day | None = None) -> li
     sections = [_compared(found)] if compare or len(found.offers) > 1 else []
     if not compare:
         sections += [_section(found, offer) for offer in found.offers]
+    sections += [_host_tier(offer, offer.tier) for offer in found.offers if offer.tier is not None]
     if day is not None:
         sections.append(autoscaling.build(day, found.offers[0].name, found.slos))
     return [*sections, Section("notes", "Notes", (Bullets(notes(found)),))]
@@ -83,6 +89,54 @@ def _compared(found: Sizing) -> Section:
         why = "cheapest" if best.price is not None else "fewest GPUs" if several else "fewest replicas"
         said = f"{best.label}: {replicas(best.fleet.heaviest.replicas or 0, best.gpus)}, the {why}."
     return Section("size", "Replicas for the demand", (Paragraph(said), table(columns, rows)))
+
+
+def _host_tier(offer: Offer, tier: Weighed) -> Section:
+    """What a host tier saves, and what it may cost."""
+    priced = tier.ways[0].price is not None
+    columns = (
+        words("Host tier"),
+        words("Waits"),
+        number("Replicas"),
+        number("GPUs"),
+        *(number("Cost/h"),) * priced,
+        number("May add to the price"),
+    )
+    rows = [
+        (
+            "yes" if way.has_tier else "no",
+            "any" if way.longest_wait_s is None else f"up to {format_seconds(way.longest_wait_s)}",
+            _count(way.fleet.heaviest.replicas),
+            format_number(None if (mean := way.fleet.mean_replicas) is None else mean * offer.gpus),
+            *(_cost(way.cost),) * priced,
+            _worth(tier, way) if way.has_tier else ABSENT,
+        )
+        for way in tier.ways
+    ]
+    return Section(
+        "host", f"Host tier or more GPUs: {offer.name}", (Paragraph(_saved(tier)), table(columns, rows))
+    )
+
+
+def _saved(tier: Weighed) -> str:
+    alone, at_any, *bounded = tier.ways
+    said = f"Whatever waits: {_needed(at_any)} with the host tier, {_needed(alone)} without it."
+    for way in bounded:
+        said += f" Where none waits longer than {format_seconds(way.longest_wait_s)}: {_needed(way)} with it."
+    best = max(tier.ways[1:], key=lambda way: tier.worth(way) or 0.0)
+    if (tier.worth(best) or 0.0) <= 0:
+        return f"{said} It saves no GPU."
+    return f"{said} A replica and hour may then cost {_worth(tier, best)} more for it before more GPUs are cheaper."
+
+
+def _needed(way: Way) -> str:
+    count = way.fleet.heaviest.replicas
+    return "no number of replicas is enough" if count is None else replicas(count)
+
+
+def _worth(tier: Weighed, way: Way) -> str:
+    money = tier.worth_per_hour(way)
+    return format_percent(tier.worth(way)) if money is None else _cost(money)
 
 
 def _deciding(found: Sizing, one: Size) -> str:
@@ -351,6 +405,8 @@ def notes(found: Sizing) -> tuple[str, ...]:
         f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
         "replica; an objective holds if the upper end of its 95% interval does.",
         "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
+        *(_OF_BOUND,)
+        * any(offer.tier is not None and len(offer.tier.ways) > _UNBOUNDED for offer in found.offers),
     ]
     for offer in found.offers:
         of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
@@ -385,7 +441,8 @@ def _arrivals(found: Sizing) -> Iterator[str]:
             yield (
                 f"{of_it}Arrivals and lengths are those of the profile's trace, faster or slower as the demand is; "
                 "its schedule is left out."
-                + " Of several replicas each gets its part of the trace at random, another one in each seed." * at_random
+                + " Of several replicas each gets its part of the trace at random, another one in each seed."
+                * at_random
             )
         elif offer.arrivals.is_poisson:
             yield f"{of_it}Arrivals: Poisson, as the profile says."

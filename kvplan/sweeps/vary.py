@@ -34,7 +34,7 @@ Number = int | float
 
 
 class Quantity(NamedTuple):
-    """How values of a key are written, whether they are whole, and their unit in a profile that has no plain numbers."""
+    """How values of a key are written, whether they are whole, and their unit where profiles have no plain numbers."""
 
     units: Mapping[str, Fraction]
     whole: bool
