@@ -42,8 +42,8 @@ _AT_RANDOM = (
     "does from moment to moment is not modelled; --routing does."
 )
 _OF_BOUND = (
-    "Where waits are bounded, a replica full of requests comes back by itself (computed, theory §13); what bounds them is "
-    "a gateway or client that gives up whoever waits longer, not the engine, and is not part of these runs."
+    "Where waits are bounded, a replica full of requests comes back by itself (computed, theory §13). What bounds them "
+    "is a gateway or client that gives up whoever waits longer, not the engine, and is not part of these runs."
 )
 _UNBOUNDED = 2  # ways to weigh a host tier: without and with it, whatever waits
 _SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
