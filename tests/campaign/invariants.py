@@ -21,11 +21,12 @@ Comparison = Callable[[Figures, Figures], Iterator[str]]
 
 
 class Pair(NamedTuple):
-    """Two profiles, and what is wrong between their figures."""
+    """Two profiles, what is wrong between their figures, and the command, with its options, that these are of."""
 
     one: Table
     other: Table
     broken: Comparison
+    command: tuple[str, ...] = ("analyze",)
 
 
 _TOLERANCE = 1e-6  # relative: more than another order of summation changes
@@ -52,7 +53,7 @@ _BY_CLASS = re.compile(r"classes\[|wait\.|safety_buffer\.theorem_bound")
 def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     """Two profiles, in the folder, of which a law says how their reports differ; and where they differ otherwise."""
     name, one, other = str(rng.choice([*LAWS, "same bytes"])), folder / "one.toml", folder / "other.toml"
-    call = _analyze(one)
+    call = _call(one, "analyze")
     said = f"{shlex.join(('kvplan', *call.arguments))} ({name})"
     try:
         for _ in range(_DRAWS):
@@ -62,6 +63,8 @@ def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
             document.setdefault("plan", {}).setdefault("horizon", 3600.0)
             pair = LAWS[name](rng, document) if name in LAWS else None
             one.write_text(toml(pair.one if pair else document))
+            call = _call(one, *pair.command) if pair else call
+            said = f"{shlex.join(('kvplan', *call.arguments))} ({name})"
             first = answer(call)
             if first.code == 0:
                 break
@@ -71,7 +74,7 @@ def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
             again = process(*call.arguments, env={"PYTHONHASHSEED": str(rng.integers(1 << 32))})
             return said, [] if again.stdout == first.out else ["other bytes from another process"]
         other.write_text(toml(pair.other))
-        second = answer(_analyze(other))
+        second = answer(_call(other, *pair.command))
     except TooLongError as stop:
         return said, [f"no answer, at {stop}"]
     if second.code == 2 and "must be" in second.err:  # the limits of what a profile may say do not scale
@@ -81,8 +84,8 @@ def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     return said, list(pair.broken(figures(first.out), figures(second.out)))[:_MOST_SHOWN]
 
 
-def _analyze(path: Path) -> Call:
-    return Call(("analyze", str(path), "--format", "json"))
+def _call(path: Path, command: str, *options: str) -> Call:
+    return Call((command, str(path), *options, "--format", "json"))
 
 
 # --------------------------------------------------------------------------------------------------- laws
@@ -186,12 +189,70 @@ def other_order(rng: np.random.Generator, document: Table) -> Pair:
     return Pair(document, document | {"classes": [classes[i] for i in order]}, broken)
 
 
+def fleet_of_one(rng: np.random.Generator, document: Table) -> Pair:
+    """A fleet of one replica is that replica, to the last digit, however requests come to it."""
+    alone = {key: table for key, table in document.items() if key != "fleet"}
+    policy = str(rng.choice(["vllm", "sglang", "greedy"]))
+
+    def broken(before: Figures, after: Figures) -> Iterator[str]:
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) != after.get(key):
+                yield f"{key}: {before.get(key)!r}, in a fleet {after.get(key)!r}"
+
+    return Pair(alone, alone | {"fleet": {"replicas": 1, **_routing(rng)}}, broken, _simulate(rng, policy))
+
+
+def conserved(rng: np.random.Generator, document: Table) -> Pair:
+    """Whoever arrives at a fleet, together or split, is done, given up or there still, and counted once.
+
+    Without a horizon nobody is there still.
+    """
+    sides = {"prefill": int(rng.integers(1, 9)), "decode": int(rng.integers(1, 9))}
+    together = document | {"fleet": {"replicas": sum(sides.values()), **_routing(rng)}}
+    split = document | {"fleet": sides | _routing(rng)}
+
+    command = _simulate(rng, "vllm")
+
+    def lost(which: str, found: Figures) -> Iterator[str]:
+        policy = "policies[0]."
+        counts = {key: found[policy + key] for key in ("completed", "shed", "unfinished")}
+        if (arrived := found["arrivals.requests"]) != sum(counts.values()):
+            yield f"{which}: {arrived} arrived, {counts}"
+        if counts["unfinished"] and "--horizon" not in command:
+            yield f"{which}: {counts['unfinished']} are never done"
+        of_classes = [n for key, n in found.items() if re.fullmatch(r".*classes\[\d+\]\.completed", key)]
+        if sum(of_classes) != counts["completed"]:
+            yield f"{which}: {counts['completed']} completed, of classes {of_classes}"
+
+    def broken(one: Figures, other: Figures) -> Iterator[str]:
+        yield from lost("together", one)
+        yield from lost("split", other)
+
+    return Pair(together, split, broken, command)
+
+
+def _routing(rng: np.random.Generator) -> Table:
+    return {"routing": str(rng.choice(["random", "round-robin", "least-requests", "least-kv", "session"]))}
+
+
+def _simulate(rng: np.random.Generator, policy: str) -> tuple[str, ...]:
+    """A short run, which a horizon may cut, and in which some may be given up."""
+    command = ["simulate", "--policy", policy, "--requests", str(rng.integers(1, 200))]
+    if rng.random() < 0.4:
+        command += ["--horizon", f"{10.0 ** rng.uniform(-2, 4):g}"]
+    if policy != "greedy" and rng.random() < 0.4:
+        command += ["--set", f"{policy}.shed_after={10.0 ** rng.uniform(-3, 2):g}"]
+    return tuple(command)
+
+
 LAWS: Mapping[str, Callable[[np.random.Generator, Table], Pair]] = {
     "more memory": more_memory,
     "slower clock": slower_clock,
     "larger replica": larger_replica,
     "split class": split_class,
     "other order": other_order,
+    "fleet of one": fleet_of_one,
+    "conserved": conserved,
 }
 
 

@@ -1,5 +1,6 @@
 """The groups of replicas that the fleet of a model stands for."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     """Each with what its replicas need of the engine; and the parameters of the policy, as run.
 
     A policy plans for one of the replicas, at its share of the traffic. Decode replicas keep no prefix cache: prompts
-    are looked up where they are computed.
+    are looked up where they are computed. Nor do they give up anybody.
 
     Raises
     ------
@@ -44,6 +45,7 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     prefill, parameters = policy.prepare(alone._replace(model=one, requests=prompts), settings)
     uncached = settings._replace(given={**settings.given, _CACHING: (0.0,)})
     decode, _ = policy.prepare(alone._replace(model=other), uncached)
+    decode = decode._replace(shed_after_s=math.inf)  # nobody comes here who has not run
     return [
         Group(fleet.prefill, one.timing, one.replica, prefill, PREFILL),
         Group(fleet.decode, other.timing, other.replica, decode, DECODE),

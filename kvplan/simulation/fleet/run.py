@@ -33,6 +33,7 @@ from kvplan.simulation.state import (
     COMPLETED,
     DECODE,
     FURTHER,
+    GONE,
     HANDED_OVER,
     HELD_BEFORE,
     HORIZON,
@@ -325,7 +326,8 @@ def _ending(states: Sequence[State], rows: Rows, code: int) -> Ending:
     if code == LIVELOCK:
         return Ending.LIVELOCK
     rows.keep(states)
-    if not rows.requests.more_later and np.all(~np.isnan(rows.finish_s) | rows.shed):
+    gone = sum(int(s.counter[GONE]) for s in states)
+    if not rows.requests.more_later and np.count_nonzero(~np.isnan(rows.finish_s)) + gone == rows.finish_s.size:
         return Ending.FINISHED
     if states[0].clock[HORIZON] < math.inf:
         for s in states:
