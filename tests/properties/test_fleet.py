@@ -494,7 +494,7 @@ def test_random_routing_is_a_share_of_the_arrivals_each() -> None:
 @pytest.mark.parametrize("fleet", [Fleet(replicas=1), Fleet(replicas=3), Fleet(2, 1)])
 def test_who_is_given_up_is_all_that_is_never_done(fleet: Fleet) -> None:
     """What would have followed them never comes. Behind a prefill replica nobody is given up: they have run."""
-    fast = replace(MODEL, classes=(replace(AGAIN, rate_rps=200.0),), fleet=fleet)
+    fast = replace(MODEL, classes=(replace(AGAIN, rate_rps=100.0),), fleet=fleet)
     found = simulated(fast, Load(requests=150), shed_after=0.1)
     came = ~np.isnan(found.arrival_s) & (found.arrival_s < math.inf)
     assert found.ending is Ending.FINISHED
