@@ -13,7 +13,7 @@ import numpy as np
 from command import process
 
 from campaign.calls import Call, TooLongError, answer
-from campaign.profiles import Table, toml, valid
+from campaign.profiles import ROUTERS, Table, toml, valid
 from kvplan.report.keys import CONTRACT
 
 Figures = dict[str, Any]  # of a report, by path
@@ -232,7 +232,7 @@ def conserved(rng: np.random.Generator, document: Table) -> Pair:
 
 
 def _routing(rng: np.random.Generator) -> Table:
-    return {"routing": str(rng.choice(["random", "round-robin", "least-requests", "least-kv", "session"]))}
+    return {"routing": str(rng.choice(ROUTERS))}
 
 
 def _simulate(rng: np.random.Generator, policy: str) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ _HOSTILE_VALUES = (
     *(_HOSTILE_NAMES),
 )  # fmt: skip
 _TIMES = ("ns", "us", "ms", "s", "min", "h")
+ROUTERS = ("random", "round-robin", "least-requests", "least-kv", "session")
 FORMATS = ("text", "json", "markdown", "html")
 
 
@@ -90,8 +91,9 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
         case "mix":
             return ("mix", path, "--replicas", "2", "--no-simulate", "--format", three)
         case "size":
-            rate = repr(_rate(rng))
-            return ("size", path, "--rate", rate, "--requests", "60", "--seeds", "2", "--format", three)
+            rate, router = repr(_rate(rng)), str(rng.choice(ROUTERS))
+            how = ("--routing", router) if rng.random() < 0.5 else ()
+            return ("size", path, "--rate", rate, *how, "--requests", "60", "--seeds", "2", "--format", three)
         case "sweep":
             return ("sweep", path, "--vary", f"timing.d0={_time(rng)},{_time(rng)}", "-o", f"{path}.csv")
         case "import":

@@ -34,10 +34,22 @@ TWO_CLASSES = {
 }
 
 
-@pytest.mark.parametrize("law", invariants.LAWS)
+OF_FLEETS = ("fleet of one", "conserved")
+
+
+@pytest.mark.parametrize("law", OF_FLEETS)
+def test_a_request_that_is_lost_breaks_a_law(law: str, tmp_path: Path) -> None:
+    pair = invariants.LAWS[law](np.random.default_rng(3), TWO_CLASSES)
+    before, after = (_figures(profile, tmp_path, *pair.command) for profile in (pair.one, pair.other))
+    assert list(pair.broken(before, after)) == []
+    for key in ("completed", "shed", "classes[0].completed"):
+        assert list(pair.broken(before, after | {f"policies[0].{key}": after[f"policies[0].{key}"] + 1}))
+
+
+@pytest.mark.parametrize("law", [law for law in invariants.LAWS if law not in OF_FLEETS])
 def test_a_figure_that_is_one_percent_off_breaks_a_law(law: str, tmp_path: Path) -> None:
     pair = invariants.LAWS[law](np.random.default_rng(3), TWO_CLASSES)
-    before, after = (_figures(profile, tmp_path) for profile in (pair.one, pair.other))
+    before, after = (_figures(profile, tmp_path, "analyze") for profile in (pair.one, pair.other))
     assert list(pair.broken(before, after)) == []
     for key in ("load.sustainable_rps", "load.load_factor_max"):
         was = (before if law == "more memory" else after)[key]  # more memory may raise it by more
@@ -45,7 +57,7 @@ def test_a_figure_that_is_one_percent_off_breaks_a_law(law: str, tmp_path: Path)
         assert any(key in line for line in pair.broken(before, off))
 
 
-def _figures(profile: invariants.Table, folder: Path) -> invariants.Figures:
+def _figures(profile: invariants.Table, folder: Path, command: str, *options: str) -> invariants.Figures:
     path = folder / "profile.toml"
     path.write_text(toml(profile), encoding="utf-8")
-    return invariants.figures(run("analyze", path, "--format", "json").stdout)
+    return invariants.figures(run(command, path, *options, "--format", "json").stdout)
