@@ -114,24 +114,26 @@ def _host_tier(offer: Offer, tier: Weighed) -> Section:
         for way in tier.ways
     ]
     return Section(
-        "host", f"Host tier or more GPUs: {offer.name}", (Paragraph(_saved(tier)), table(columns, rows))
+        "host",
+        f"Host tier or more GPUs: {offer.name}",
+        (Paragraph(_saved(tier, offer.gpus)), table(columns, rows)),
     )
 
 
-def _saved(tier: Weighed) -> str:
+def _saved(tier: Weighed, gpus: int) -> str:
     alone, at_any, *bounded = tier.ways
-    said = f"Whatever waits: {_needed(at_any)} with the host tier, {_needed(alone)} without it."
+    said = f"Whatever waits: {_needed(at_any, gpus)} with the host tier, {_needed(alone, gpus)} without it."
     for way in bounded:
-        said += f" Where none waits longer than {format_seconds(way.longest_wait_s)}: {_needed(way)} with it."
+        said += f" Where none waits longer than {format_seconds(way.longest_wait_s)}: {_needed(way, gpus)} with it."
     best = max(tier.ways[1:], key=lambda way: tier.worth(way) or 0.0)
     if (tier.worth(best) or 0.0) <= 0:
         return f"{said} It saves no GPU."
     return f"{said} A replica and hour may then cost {_worth(tier, best)} more for it before more GPUs are cheaper."
 
 
-def _needed(way: Way) -> str:
+def _needed(way: Way, gpus: int) -> str:
     count = way.fleet.heaviest.replicas
-    return "no number of replicas is enough" if count is None else replicas(count)
+    return "no number of replicas is enough" if count is None else replicas(count, gpus)
 
 
 def _worth(tier: Weighed, way: Way) -> str:

@@ -1,5 +1,6 @@
 """`kvplan size`: agrees with brute force, says why nothing is enough, and sizes every hour of a schedule."""
 
+import json
 import math
 import random
 from collections.abc import Callable
@@ -7,9 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
 from command import Run, document
+from tiers import at_night
 
 import kvplan
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -421,6 +424,134 @@ def test_a_figure_that_no_request_has_cannot_be_an_objective() -> None:
     measure = simulated(Plan(), "vllm", requests=20, seeds=[0, 1])
     with pytest.raises(UsageError, match="no simulated request has that figure"):
         size(MODEL, demand_rps=2.0, headroom=0.0, slos=[parse_slo("tpot_s.mean <= 1")], measure=measure)
+
+
+# ---------------------------------------------------------------------------------------- routers and host tiers
+
+FLEET = "\n[fleet]\nreplicas = 9\nrouting = '{}'\n"
+EVENLY = ["--headroom", "0", "--requests", "20", "--seeds", "2", "--slo", "ttft_s.p95 <= 25 ms"]
+
+
+@pytest.mark.parametrize("router", ["least-requests", *at_night("round-robin", "least-kv", "session")])
+def test_every_size_is_the_fleet_that_simulate_runs(run: Run, tmp_path: Path, router: str) -> None:
+    """And the fewest that hold: one less was tried, or is overloaded."""
+    path, of_all = tmp_path / "shop.toml", tmp_path / "all.toml"
+    path.write_text(PROFILE.replace("rate = 6", "rate = 30") + FLEET.format(router))
+    (one,) = document(run, str(path), *EVENLY)["profiles"]
+    assert one["router"] == router
+    assert len(one["probes"]) > 2
+    for probe in one["probes"]:
+        count = probe["replicas"]
+        of_all.write_text(path.read_text().replace("replicas = 9", f"replicas = {count}"))
+        options = ["--policy", "vllm", "--requests", str(20 * count), "--seeds", "2", "--format", "json"]
+        found = json.loads(command.run("simulate", of_all, *options).stdout)["policies"][0]
+        assert probe["figures"]["ttft_s.p95"]["mean"] == found["ttft_s"]["p95"]
+        _, high = found["ci95"]["ttft_s.p95"] or (0, found["ttft_s"]["p95"])
+        assert probe["enough"] is (found["status"] == "steady" and high <= 0.025 and probe["load"] <= 1)
+    assert one["replicas"] == min(probe["replicas"] for probe in one["probes"] if probe["enough"])
+
+
+def test_a_router_that_looks_needs_fewer(run: Run, shop: str) -> None:
+    demand = ["--rate", "60", *EVENLY]
+    found = {name: document(run, shop, *demand, "--routing", name) for name in ("random", "least-requests")}
+    counts = {name: one["profiles"][0]["replicas"] for name, one in found.items()}
+    assert counts["least-requests"] < counts["random"]
+    assert found["random"] == document(run, shop, *demand)  # the same law
+    assert found["random"]["profiles"][0]["router"] is None
+    assert (
+        found["random"]["profiles"][0]["closed_form"] == found["least-requests"]["profiles"][0]["closed_form"]
+    )
+    _, text, _ = run(shop, *demand, "--routing", "least-requests")
+    words = " ".join(text.split())
+    assert f"{counts['least-requests']} replicas for 60 requests/s by least-requests" in words
+    assert "Requests are routed by least-requests: simulated are all replicas" in words
+    assert "What a router does from moment to moment is not modelled" not in words
+
+
+TALKS = """\
+schema = 1
+name = "talks"
+timing = { d0 = "15 ms", d1 = "0.005 us", d2 = "4 us", d3 = "1 us" }
+
+[gpu]
+gpus = 2
+memory_tokens = 4_000_000
+kv_bytes_per_token = 32_768
+block_tokens = 16
+offload = { memory_tokens = 12_000_000, bandwidth = "50 GB/s" }
+
+[[sessions]]
+name = "talk"
+rate = 1
+first = { uniform = [4000, 12000] }
+user = { uniform = [300, 1500] }
+decode = { uniform = [40, 200] }
+turns = { uniform = [8, 24] }
+think = { law = "lognormal", median = "10 s", sigma = 1.0 }
+"""
+
+
+@pytest.fixture
+def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With a host tier, by the formulas alone: all that is simulated is fine."""
+    monkeypatch.setattr("kvplan.decide.sizing.simulated", lambda *_, **__: lambda model: Measured(True, {}))
+    path = tmp_path / "talks.toml"
+    path.write_text(TALKS)
+    return str(path)
+
+
+def test_what_is_asked_for_again_anywhere_is_not_found(run: Run, tmp_path: Path) -> None:
+    """Here random routing is not that of one replica, where all that it is asked for again comes back."""
+    path = tmp_path / "again.toml"
+    again = 'rate = 6\nreuse = { tokens = 1.0, share = 0.9, gap = { law = "exponential", mean = "2 s" } }'
+    path.write_text(PROFILE.replace("1_500", "20_000").replace("rate = 6", again).replace("20 us", "100 us"))
+    ttft = {}
+    for name in ("random", "session"):
+        demand = ["--rate", "120", "--requests", "60", "--seeds", "2", "--headroom", "0"]
+        (one,) = document(run, str(path), *demand, "--routing", name)["profiles"]
+        assert one["router"] == name
+        ttft[name] = one["probes"][-1]["figures"]["ttft_s.mean"]["mean"]
+    assert ttft["random"] > 1.3 * ttft["session"]
+
+
+def test_a_host_tier_is_weighed_against_gpus(run: Run, talks: str) -> None:
+    """The rates are those that `analyze` says of the tier: whatever waits, and where waits are bounded."""
+    report = json.loads(command.run("analyze", talks, "--format", "json").stdout)["prefix_cache"]
+    rates = [report["sustainable_rps"]["guaranteed"]] * 2 + [report["host"]["recovers_up_to_rps"]]
+    demand = 3.5 * rates[0]  # two with it, for 2.7 times as much
+    counts = [math.ceil(demand / rate) for rate in rates]
+    assert counts[0] > counts[2]
+    prices = ["--price", "gpu=2", "--price", "talks=5"]
+    (one,) = document(run, talks, "--rate", str(demand), "--headroom", "0", *prices)["profiles"]
+    alone, whatever, bounded = one["host_tier"]
+    ways = (alone, whatever, bounded)
+    assert [way["replicas"] for way in ways] == counts
+    assert [way["mean_gpus"] for way in ways] == [2 * count for count in counts]
+    assert [way["cost_per_hour"] for way in ways] == [
+        4 * counts[0],
+        one["cost_per_hour"],
+        5 * counts[2],
+    ]
+    assert one["cost_per_hour"] == 5 * counts[1]
+    more = bounded["worth_per_replica_hour"]
+    assert counts[2] * (4 + more) == pytest.approx(counts[0] * 4)  # costs the same either way
+    assert (whatever["worth"], alone["longest_wait_s"], whatever["longest_wait_s"]) == (0, None, None)
+
+    of_one = Path(talks).with_name("one.toml")
+    of_one.write_text(TALKS.replace("rate = 1\n", f"rate = {demand / counts[2] / 16}\n"))
+    report = json.loads(command.run("analyze", of_one, "--format", "json").stdout)["prefix_cache"]
+    assert bounded["longest_wait_s"] == pytest.approx(report["host"]["longest_wait_s"])
+
+    _, text, _ = run(talks, "--rate", str(demand), "--headroom", "0", *prices, "--compare")
+    words = " ".join(text.split())
+    assert f"with it. A replica and hour may then cost {more:.2f} more for it before more GPUs are" in words
+
+
+def test_a_host_tier_that_saves_no_gpu_is_worth_nothing(run: Run, talks: str) -> None:
+    _, text, _ = run(talks, "--rate", "0.5")
+    words = " ".join(text.split())
+    assert "Whatever waits: 1 replica (2 GPUs) with the host tier, 1 replica (2 GPUs) without it" in words
+    assert "It saves no GPU." in words
 
 
 # --------------------------------------------------------------------------------------------------- Ctrl-C

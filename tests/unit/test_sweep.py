@@ -144,6 +144,45 @@ def test_every_column_can_be_computed() -> None:
         assert row[-1] is None
 
 
+TIER = """schema = 1
+name = "host tier"
+gpu.memory_tokens = 400_000
+gpu.kv_bytes_per_token = 131_072
+gpu.offload = { memory = "%s", bandwidth = "%s", overlap = false }
+timing = { d0 = "12 ms", d1 = "0.1 us", d2 = "60 us" }
+[[classes]]
+name = "chat"
+input = 3000
+decode = 200
+rate = 3.5
+reuse = { tokens = 3000, share = 0.8, gap = { law = "exponential", mean = "60 s" } }
+"""
+
+
+def test_a_host_tier_can_vary() -> None:
+    """As if it were written so; a tier that is not there, or is said in other words, cannot."""
+    columns = ["prefix_cache.host.recovers_up_to_rps", "prefix_cache.sustainable_rps.good"]
+    profile = parse_profile((TIER % ("1 GiB", "9 GB/s")).encode(), "p")
+    varied = ["gpu.offload.memory=200 GiB,150 GB", "gpu.offload.bandwidth=25 GB/s,5 GB/s"]
+    found = list(rows(define(profile, varied, columns=columns), 0, 4))
+    for index, row in enumerate(found):
+        sizes, rates = ("200 GiB", "150 GB"), ("25 GB/s", "5 GB/s")
+        written = parse_profile((TIER % (sizes[index // 2], rates[index % 2])).encode(), "p")
+        ((_, _, *wanted),) = rows(define(written, ["timing.d0=12 ms"], columns=columns), 0, 1)
+        assert row[3:] == wanted
+        assert None not in row[:-1]
+    assert len({tuple(row[3:]) for row in found}) == 4
+    for key in (
+        "gpu.offload.memory_tokens=9k,10k",
+        "gpu.offload.bandwidth=0 B/s,1 B/s",
+        "gpu.offload.overlap=1,2",
+    ):
+        with pytest.raises(UsageError, match=r"gpu\.offload"):
+            define(profile, [key])
+    with pytest.raises(UsageError, match="not a number of this profile"):
+        define(parse_profile(PROFILE.encode(), "p"), varied)
+
+
 def test_replicas_of_a_fleet_can_vary() -> None:
     """The lesser side decides; the other blocks are about a smaller share of the requests."""
     profile = parse_profile((PROFILE + "[fleet]\nprefill = 1\ndecode = 2\n").encode(), "p")

@@ -327,7 +327,10 @@ def _ending(states: Sequence[State], rows: Rows, code: int) -> Ending:
         return Ending.LIVELOCK
     rows.keep(states)
     gone = sum(int(s.counter[GONE]) for s in states)
-    if not rows.requests.more_later and np.count_nonzero(~np.isnan(rows.finish_s)) + gone == rows.finish_s.size:
+    if (
+        not rows.requests.more_later
+        and np.count_nonzero(~np.isnan(rows.finish_s)) + gone == rows.finish_s.size
+    ):
         return Ending.FINISHED
     if states[0].clock[HORIZON] < math.inf:
         for s in states:
