@@ -469,7 +469,7 @@ def _too_short(found: Sizing) -> Iterator[str]:
         yield (
             f"{of_it}Memory holds some {format_number(offer.held, 2)} requests. Runs of {of_one:,} can be too short "
             "to see a queue grow; below a few times what memory holds they cannot refute a size, and the formulas "
-            "alone do. --requests makes them longer."
+            "alone do." + " --requests makes them longer." * (offer.arrivals.trace is None)
         )
 
 
