@@ -37,7 +37,7 @@ from kvplan.units import format_number, parse_time
 
 if TYPE_CHECKING:
     from kvplan.decide.autoscaling import Day
-    from kvplan.decide.fleet import Fleet, Sizing
+    from kvplan.decide.fleet import Sizing
     from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
     from kvplan.model.fleet import Routing
@@ -280,7 +280,7 @@ def _sizing(
 ) -> "Sizing":
     from kvplan.decide.fleet import Offer, Sizing, fleet, notes
     from kvplan.decide.host_tier import weighed
-    from kvplan.decide.sizing import MOST_REQUESTS, Capacity, capacity_rps, simulated
+    from kvplan.decide.sizing import MOST_REQUESTS, simulated
     from kvplan.engines.advice import default_requests
     from kvplan.report.verdict import requests_in_memory
     from kvplan.simulation.experiments.options import seeds as chosen
@@ -324,25 +324,15 @@ def _sizing(
     with _watching() as watch, _telling() as tell:
         fleets, tiers = [], []
         for label, one, measure, routed in zip(labels, loaded, measures, routers, strict=True):
-
-            def sized(
-                model: "ServingModel",
-                capacity: Capacity = capacity_rps,
-                label: str = label,
-                measure: "Measure" = measure,
-                routed: "Routing | None" = routed,
-            ) -> "Fleet":
-                return fleet(
-                    model,
-                    rate_rps=rate,
-                    headroom=headroom,
-                    slos=slos,
-                    measure=watch(label, measure),
-                    router=routed,
-                    capacity=capacity,
-                    tell=tell(label),
-                )
-
+            sized = partial(
+                fleet,
+                rate_rps=rate,
+                headroom=headroom,
+                slos=slos,
+                measure=watch(label, measure),
+                router=routed,
+                tell=tell(label),
+            )
             fleets.append(sized(one.model))
             of_gpus = _of_gpus(price, label, one)
             costs = (prices.get(label) if of_gpus is None else of_gpus, prices.get(label))

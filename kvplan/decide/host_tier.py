@@ -7,14 +7,14 @@ from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.host_tier import longest_wait_s
 from kvplan.analysis.prefix_cache import full_rate
 from kvplan.decide.fleet import Fleet, Way, Weighed
-from kvplan.decide.sizing import Capacity, capacity_rps, scaled
+from kvplan.decide.sizing import capacity_rps, scaled
 from kvplan.model import ServingModel
 
 
 def weighed(
     model: ServingModel,
     found: Fleet,
-    sized: Callable[[ServingModel, Capacity], Fleet],
+    sized: Callable[..., Fleet],
     prices: tuple[float | None, float | None],
 ) -> Weighed | None:
     """The host tier of a model against more GPUs; None where it has none.
@@ -24,7 +24,7 @@ def weighed(
     found
         What the model needs.
     sized
-        The same of another model, and by another rate that a replica sustains.
+        The same of another model, and where given by another `capacity`: `kvplan.decide.fleet.fleet`.
     prices
         Of a replica and hour, without the tier and with it.
 
@@ -34,6 +34,7 @@ def weighed(
 
     Examples
     --------
+    >>> from functools import partial
     >>> from kvplan.decide.fleet import fleet
     >>> from kvplan.decide.sizing import Measured
     >>> from kvplan.model import Replica, RequestClass, Timing
@@ -43,10 +44,9 @@ def weighed(
     >>> one = RequestClass("a", 3000, (200,), (1.0,), 19.0, reuse=Reuse(3000, 0.8, Exponential(60.0)))
     >>> replica = Replica(400_000, offload=Offload(800_000, 5e-6, overlap=False))
     >>> model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), replica)
-    >>> def sized(model: ServingModel, capacity: Capacity) -> Fleet:
-    ...     steady = lambda one: Measured(True, {})
-    ...     return fleet(model, rate_rps=None, headroom=0, slos=[], measure=steady, capacity=capacity)
-    >>> found = weighed(model, sized(model, capacity_rps), sized, (2.5, 2.6))
+    >>> steady = lambda one: Measured(True, {})
+    >>> sized = partial(fleet, rate_rps=None, headroom=0, slos=[], measure=steady)
+    >>> found = weighed(model, sized(model), sized, (2.5, 2.6))
     >>> [(way.fleet.heaviest.replicas, found.worth_per_hour(way)) for way in found.ways]
     [(5, 0.0), (5, 0.0), (4, 0.625)]
     """
@@ -54,7 +54,7 @@ def weighed(
         return None
     alone = replace(model, replica=replace(model.replica, offload=None))
     ways = [
-        Way(False, None, sized(alone, capacity_rps), prices[0]),
+        Way(False, None, sized(alone), prices[0]),
         Way(True, None, found, prices[1]),
     ]
     if (
@@ -62,7 +62,7 @@ def weighed(
         and cached_replica(model).users is None
         and recovery_rps(model) > capacity_rps(model)
     ):
-        bounded = sized(model, recovery_rps)
+        bounded = sized(model, capacity=recovery_rps)
         if (wait_s := _shortest_bound_s(model, bounded)) is not None:
             ways.append(Way(True, wait_s, bounded, prices[1]))
     return Weighed(tuple(ways))

@@ -424,12 +424,12 @@ def notes(found: Sizing) -> tuple[str, ...]:
 
 def _routed(found: Sizing) -> Iterator[str]:
     """Who sends requests where, of each profile whose fleet is simulated."""
-    for offer in found.offers:
+    for offer, requests in zip(found.offers, found.requests, strict=True):
         if (router := offer.fleet.heaviest.router) is not None:
             of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
             yield (
                 f"{of_it}Requests are routed by {router}: simulated are all replicas, of more than {MOST_SIMULATED} so "
-                f"many with their part of the arrivals, and at most {MOST_REQUESTS:,} requests of theirs. The formulas "
+                f"many with their part of the arrivals, and at most {max(MOST_REQUESTS, requests):,} requests. The formulas "
                 "are about a replica to which requests come at random."
             )
 
