@@ -125,8 +125,11 @@ def _saved(tier: Weighed, gpus: int) -> str:
     said = f"Whatever waits: {_needed(at_any, gpus)} with the host tier, {_needed(alone, gpus)} without it."
     for way in bounded:
         said += f" Where none waits longer than {format_seconds(way.longest_wait_s)}: {_needed(way, gpus)} with it."
-    best = max(tier.ways[1:], key=lambda way: tier.worth(way) or 0.0)
-    if (tier.worth(best) or 0.0) <= 0:
+    worths = [(worth, way) for way in tier.ways[1:] if (worth := tier.worth(way)) is not None]
+    if not worths:
+        return said
+    most, best = max(worths, key=lambda one: one[0])
+    if most <= 0:
         return f"{said} It saves no GPU."
     return f"{said} A replica and hour may then cost {_worth(tier, best)} more for it before more GPUs are cheaper."
 
@@ -429,8 +432,8 @@ def _routed(found: Sizing) -> Iterator[str]:
             of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
             yield (
                 f"{of_it}Requests are routed by {router}: simulated are all replicas, of more than {MOST_SIMULATED} so "
-                f"many with their part of the arrivals, and at most {max(MOST_REQUESTS, requests):,} requests. The formulas "
-                "are about a replica to which requests come at random."
+                f"many with their part of the arrivals, and at most {max(MOST_REQUESTS, requests):,} requests. The "
+                "formulas are about a replica to which requests come at random."
             )
 
 
