@@ -206,7 +206,9 @@ def size(
     if prefill is not None or decode is not None:
         raise UsageError("--prefill and --decode go with --split")
     loaded = [with_slos(read(profile), slo) for profile in profiles]
-    simulated_day = _day(loaded, rate, load_time, router, policy, seeds, compare=compare) if schedule else None
+    simulated_day = (
+        _day(loaded, rate, load_time, router, policy, seeds, compare=compare) if schedule else None
+    )
     found = _sizing(loaded, rate, headroom, price or [], router, policy, requests, seeds)
     one_day = None if simulated_day is None else simulated_day(found)
     hashes = [offer.sha256 for offer in found.offers]
@@ -367,7 +369,7 @@ def _router(model: "ServingModel", given: Router | None) -> "Routing | None":
     """How requests come to replicas; None where one of them stands for all, and keeps its sessions."""
     asked = _asked(model, given)
     bring = any(c.sessions is not None or c.reuse is not None for c in model.classes)
-    return None if asked == Router.RANDOM and not bring else asked
+    return None if asked is None or (asked.value == Router.RANDOM and not bring) else asked
 
 
 def _asked(model: "ServingModel", given: Router | None) -> "Routing | None":
