@@ -173,8 +173,8 @@ def size(
 
     check_plot(plot)
     check_writable(output)
-    if rate is not None and not 0 < rate <= 1e12:
-        raise UsageError(f"--rate {rate:g}: requests/s, above 0 and at most 1e12")
+    if rate is not None and not 1e-12 <= rate <= 1e12:
+        raise UsageError(f"--rate {rate:g}: requests/s, from 1e-12 to 1e12")
     if not 0 <= headroom <= 100:
         raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
     if load_time is not None and not schedule:

@@ -343,7 +343,8 @@ def test_a_day_has_replicas_for_each_step(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rate", "0"], "--rate 0: requests/s, above 0"),
+        (["--rate", "0"], "--rate 0: requests/s, from 1e-12 to 1e12"),
+        (["--rate", "1e-13"], "--rate 1e-13: requests/s, from 1e-12"),
         (["--rate", "nan"], "--rate nan"),
         (["--rate", "-5"], "--rate -5"),
         (["--rate", "1e12"], "replicas would be needed; 1,000,000 is the most"),
