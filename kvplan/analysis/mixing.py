@@ -32,7 +32,8 @@ from kvplan.model import ServingModel
 MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
 MAX_NEAR = 4  # placements that the formulas do not tell apart for sure and that are worth a simulation
-MAX_POOLS = 1_000  # sets of classes that a local search may analyse: seconds
+MAX_POOLS = 1_000  # sets of classes that a local search may analyse ...
+_LEAST_POOLS, _MOST_WORK = 200, 2 * 10**7  # ... fewer where lengths are many and long: rows times the longest
 _RANDOM_STARTS = 4
 
 Partition = tuple[int, ...]  # groups of classes as bit masks, in the order of their lowest bits
@@ -145,7 +146,9 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
     """
     count = len(model.classes)
     analysed = 0
-    most = 2**count - 1 if count <= MAX_EXACT and replicas > 1 else MAX_POOLS
+    stages = model.mix.stages
+    max_pools = min(max(_MOST_WORK // (stages.size * int(stages.max())), _LEAST_POOLS), MAX_POOLS)
+    most = 2**count - 1 if count <= MAX_EXACT and replicas > 1 else max_pools
 
     @cache
     def pool_of(mask: int) -> Pool:
@@ -161,7 +164,9 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
         scores, compared = exact_search(count, replicas, pool_of)
     else:
         search = Search.LOCAL
-        scores, complete = local_search(count, replicas, pool_of, [apart, together], seed=0)
+        scores, complete = local_search(
+            count, replicas, pool_of, [apart, together], seed=0, max_pools=max_pools
+        )
         compared = len(scores)
     near = near_best(scores)
     return Mixing(
