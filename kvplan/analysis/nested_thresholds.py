@@ -61,7 +61,10 @@ def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) ->
         decayed = odds * np.exp(-root)
         small = np.minimum(root, 1.0)
         log_mean = np.where(root < 1, np.log1p(p * np.expm1(small)), root + np.log(p) + np.log1p(decayed))
-        step = (log_mean - ratio * root) / (1 / (1 + decayed) - ratio)
+        with np.errstate(
+            divide="ignore", invalid="ignore"
+        ):  # level: as far as it may, or, at a root, no further
+            step = np.nan_to_num((log_mean - ratio * root) / (1 / (1 + decayed) - ratio))
         previous, root = root, np.clip(root - step, lowest, highest)
         if (np.abs(root - previous) <= 1e-14 * root).all():
             break

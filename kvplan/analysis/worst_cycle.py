@@ -147,7 +147,7 @@ def pulse_cycle(
     amount = np.concatenate([youngest[None], np.full((len(weight) - 1, g), pulse)])
     in_flight = (amount * present).sum(axis=0)
     context = (amount * read.survival(share).reshape(-1, g)).sum(axis=0)
-    evictions = float(youngest[0] - pulse) / g
+    evictions = max(0.0, float(youngest[0] - pulse) / g)  # rounding leaves less than nothing
     return Cycle(
         throughput=pulse / g,
         evictions=evictions,

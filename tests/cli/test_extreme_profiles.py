@@ -110,6 +110,18 @@ decode = 1
 rate = 0.0958
 """,
 }
+ROUNDED["evictions of which rounding leaves less than nothing"] = """
+gpu = { memory_tokens = 6541048, block_tokens = 16, prefill = "disaggregated", max_num_batched_tokens = 1 }
+timing = { d0 = 0.001014435437265238, d2 = 1.5834627822556704e-06, d4 = 0.000248194082861663 }
+[workload]
+rate = 6.9190167406301315
+[[classes]]
+name = "a"
+input = 1388
+decode = { 4 = 0.5187712536662722, 28 = 0.050172448801594424 }
+shared = 295
+share = 1.0
+"""
 
 
 @pytest.mark.parametrize("profile", ROUNDED.values(), ids=ROUNDED)
