@@ -90,6 +90,7 @@ def feedback(traffic: Traffic) -> Feedback:
     spectrum = both * np.abs(gain) ** 2 - square * np.abs(gain_of_prompts) ** 2
     decay = prompts ** np.arange(longest + 2)
     covariance = per_iteration(spectrum) + square / (1 - prompts**2) * decay
+    covariance[0] = max(covariance[0], 0.0)  # where iterations do not vary, rounding may leave less
     echo = back * decode * gain
     caused = 2 * (echo * (alone + np.conj(with_prompt))).real + np.abs(echo) ** 2 * both
     return Feedback(
