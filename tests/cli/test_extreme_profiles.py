@@ -114,6 +114,7 @@ ROUNDED["states, whose context no iteration reads"] = """
 gpu = { block_tokens = 64, kv = [{ kind = "state", layers = 21, bytes = 171 }], kv_blocks = 21 }
 timing = { d0 = 0.0021890021370360078, d1 = 3.276519231546125e-07 }
 classes = [{ name = "a", input = 3, decode = 2, rate = 2.976541526175729 }]
+slo = { e2e_s = { p50 = 0.3085996439118208 } }
 """
 ROUNDED["evictions of which rounding leaves less than nothing"] = """
 gpu = { memory_tokens = 6541048, block_tokens = 16, prefill = "disaggregated", max_num_batched_tokens = 1 }
