@@ -17,6 +17,8 @@ References: new, theory §3 ("Numerics"); the winding count is the argument prin
 """
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -317,7 +319,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     return LargestRoot(found if found >= low else math.sqrt(low * high), certified=False)
 
 
-def all_inside_exact(coefficients: list[int]) -> bool | None:
+def all_inside_exact(coefficients: Sequence[int]) -> bool | None:
     """Whether every root lies strictly inside the unit circle, decided in integers.
 
     The coefficient of the highest power comes first and is positive. Integers grow as the polynomial shrinks: None
@@ -332,6 +334,11 @@ def all_inside_exact(coefficients: list[int]) -> bool | None:
     >>> all_inside_exact([4, 1, 1]), all_inside_exact([2, 3, 2])  # the latter has both roots on the circle
     (True, False)
     """
+    return _all_inside_exact(tuple(coefficients))
+
+
+@lru_cache(maxsize=64)  # more memory or traffic of the same mix has the same ones
+def _all_inside_exact(coefficients: tuple[int, ...]) -> bool | None:
     c, work = list(coefficients), 0
     while len(c) > 1:
         lead, last = c[0], c[-1]
