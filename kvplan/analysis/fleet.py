@@ -26,6 +26,9 @@ from kvplan.model import Prefill, ServingModel
 from kvplan.model.fleet import Fleet
 
 _TIE = 1e-9  # relative, of rates neither of which wins
+_LINK_USE = (
+    0.5  # beyond, transfers wait for each other longer than half of one, of which the times know nothing
+)
 _BETWEEN = ("itl_s.", "tpot_s.")  # objectives that limit the time of an iteration
 
 
@@ -231,7 +234,11 @@ def _timed(
     transfer_s = float(model.mix.mean(transfers_s(model, fleet)))
     ttft = latency(first).ttft_s.mean
     whole = None if later is None else latency(later).e2e_s.mean
+    if model.total_rate_rps * transfer_s > _LINK_USE * min(split.prefill, split.decode):
+        ttft = None
     good = _goodput(first, later, limits, transfer_s, split)
+    if (good.at_least_rps or 0.0) * transfer_s > _LINK_USE * min(split.prefill, split.decode):
+        good = Goodput()
     timed = split._replace(
         goodput_rps=good.rate_rps,
         ttft_s=None if ttft is None else ttft + transfer_s,

@@ -28,7 +28,7 @@ from kvplan.analysis.equilibrium import per_request, prompts_of
 from kvplan.model import FloatArray, Prompts, ServingModel, Timing
 from kvplan.model.fleet import Fleet
 
-ITL, COMPUTE = "itl", "compute"  # what can bind beside the limits of a replica
+ITL, COMPUTE, LINK = "itl", "compute", "transfer"  # what can bind beside the limits of a replica
 _NEAR, _FAR, _POINTS = 1e-6, 1e4, 96  # where a crossing is looked for, in shortest and longest iterations
 _HALVINGS = 60
 _TIE = 1e-12  # relative, of rates neither of which wins
@@ -48,6 +48,8 @@ class Side:
         KV token-iterations of memory.
     waiting
         KV token-seconds of memory beside its iterations, while its KV goes from side to side.
+    link_s
+        Time that its KV takes on the link of the replica, one transfer at a time.
     computed_tokens
         All that is computed for it.
     prompts
@@ -74,6 +76,7 @@ class Side:
     sequences: float = 0.0
     held: float = 0.0
     waiting: float = 0.0
+    link_s: float = 0.0
     computed_tokens: float = 0.0
     memory_tokens: float = math.inf
     max_num_seqs: float = math.inf
@@ -151,6 +154,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
         sequences=1.0,
         held=mix.mean(held),
         waiting=_waiting(model, fleet),
+        link_s=mix.mean(transfers_s(model, fleet)),
         computed_tokens=mix.mean(tokens),
         prompts=prompts,
     )
@@ -166,6 +170,7 @@ def decode_side(model: ServingModel, fleet: Fleet) -> Side:
         sequences=mix.mean(mix.stages - 1),  # nothing, not what rounding leaves of it
         held=mix.mean(mix.held.footprint - mix.held.at_start),
         waiting=_waiting(model, fleet),
+        link_s=mix.mean(transfers_s(model, fleet)),
         computed_tokens=mix.mean(mix.stages - 1),
     )
 
@@ -275,6 +280,7 @@ def _most(side: Side) -> tuple[float, str]:
         "kv_memory": _by_memory(side),
         "max_num_seqs": _over(side.max_num_seqs, side.sequences),
         "max_num_batched_tokens": _over(side.max_num_batched_tokens, side.computed_tokens),
+        LINK: _by_link(side),
     }
     binding = min(limits, key=lambda name: limits[name])
     requests = limits[binding]
@@ -300,6 +306,28 @@ def _by_memory(side: Side) -> float:
         root = math.sqrt(b * b + 4 * side.held * work * memory * fixed)
         return 2 * memory * fixed / (b + root) if b > 0 else (root - b) / (2 * side.held * work)
     return _root(lambda x: x * (side.held + waiting / side.iteration_time(x)) - memory, memory / side.held)
+
+
+def _by_link(side: Side) -> float:
+    """x with x/τ(x) · (time on the link) = 1.
+
+    Examples
+    --------
+    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
+    >>> found = served(Side(law, prefill_tokens=2000, link_s=0.25))
+    >>> round(found.rate_rps, 9), found.binding
+    (4.0, 'transfer')
+    """
+    if side.timing.is_linear:
+        return _over(side.timing.d0, side.link_s - side.work_s)
+
+    def excess(requests: float) -> float:
+        return requests * side.link_s - side.iteration_time(requests)
+
+    high = 1.0
+    while side.link_s > side.work_s and excess(high) < 0 and high < _ENDLESS:
+        high *= 2
+    return _root(excess, high) if excess(high) > 0 else math.inf
 
 
 def _by_time(side: Side, itl_s: float, most: float) -> float:

@@ -3,13 +3,14 @@
 from typing import NamedTuple
 
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, Winner
-from kvplan.analysis.split import COMPUTE, ITL, Served
+from kvplan.analysis.split import COMPUTE, ITL, LINK, Served
 from kvplan.model.fleet import Fleet
 from kvplan.units import format_number, format_rate, format_seconds, format_tokens
 
 _BOUND_BY = {
     "kv_memory": "KV memory",
     ITL: "the time between tokens",
+    LINK: "transfers",
     COMPUTE: "computing alone",
 }
 
@@ -100,7 +101,8 @@ def _criterion(found: FleetFigures, proved: bool) -> str:
     if not proved:
         return said
     iteration = format_seconds(found.prefill.iteration_time_s)
-    return f"{said} On equal replicas no split does above {iteration}, the time of a full prefill iteration."
+    which = "its prefill iterations" if found.prefill.binding == LINK else "a full prefill iteration"
+    return f"{said} On equal replicas no split does above {iteration}, the time of {which}."
 
 
 def _better(found: FleetFigures) -> str:

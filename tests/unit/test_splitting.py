@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from tiers import at_night
 
-from kvplan.analysis.split import sides
-from kvplan.decide.sizing import Estimate, Measured, simulated
+from kvplan.analysis.split import served, sides, split_rps
+from kvplan.decide.sizing import Estimate, Measured, scaled, simulated
 from kvplan.decide.splitting import (
     Candidate,
     Splitting,
@@ -20,7 +21,7 @@ from kvplan.decide.splitting import (
 )
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.fleet import Fleet, Hardware
+from kvplan.model.fleet import Fleet, Hardware, Routing
 from kvplan.model.slo import Slo, parse_slo
 
 CHAT = RequestClass("chat", 2000, (200,), (1.0,), 60.0)
@@ -165,3 +166,16 @@ def test_what_is_recommended_is_within_three_percent_of_the_best_of_all(seed: in
         if (one.fleet, one.budget_tokens) not in known
     ]
     assert best >= 0.97 * max([best, *(one.goodput_rps for one in found.tried), *others])
+
+
+def test_links_limit_what_a_split_serves_and_the_simulation_agrees() -> None:
+    """A prompt of 262 MB takes 0.26 s of a link of 1 GB/s: three links of the decode side carry 11.4 a second."""
+    fleet = Fleet(5, 3, routing=Routing.ROUND_ROBIN, transfer_bytes_per_s=1e9, bytes_per_token=131_072)
+    found = sides(MODEL, fleet)
+    link_s = 2000 * 131_072e-9
+    assert served(found.decode) == (pytest.approx(1 / link_s), ANY, "transfer")
+    assert split_rps(found, 5, 3) == pytest.approx(3 / link_s)
+    measure = simulated(Plan(), "vllm", requests=600, seeds=[0, 1])
+    at = [replace(scaled(MODEL, share * 3 / link_s), fleet=fleet) for share in (0.5, 1.5)]
+    waits = [measure(model).figures["ttft_s.mean"].mean for model in at]
+    assert waits[0] < 2 < waits[1]
