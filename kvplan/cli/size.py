@@ -17,7 +17,6 @@ from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
-    Requests,
     Seeds,
     Slos,
     argument,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
 _EVERY = "gpu"  # the name under which a price is that of a GPU of any
 _AUTO = "auto"  # as many GPUs as it takes
+_ALL_OF_TRACE = "--requests does not go with a profile whose trace is replayed, all of it"
 
 
 class Router(StrEnum):
@@ -153,7 +153,14 @@ def size(
             autocompletion=completion.policies,
         ),
     ] = "vllm",
-    requests: Requests = None,
+    requests: Annotated[
+        int | None,
+        option(
+            "--requests",
+            help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000; with "
+            "--split a thousand for each replica, and from 6,000 to 60,000.",
+        ),
+    ] = None,
     seeds: Seeds = 5,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
@@ -306,7 +313,7 @@ def _sizing(
     )
     traces = [one.model.arrivals.trace for one in loaded]
     if requests is not None and any(traces):
-        raise UsageError("--requests does not go with a profile whose trace is replayed, all of it")
+        raise UsageError(_ALL_OF_TRACE)
     sizes = [
         requests or default_requests(one.model) if trace is None else trace.arrival_s.size
         for one, trace in zip(loaded, traces, strict=True)
@@ -417,6 +424,7 @@ def _split(
         default_requests,
         fewest_gpus,
         gpus_by_formula,
+        long_enough,
         split_or_together,
         with_sides,
     )
@@ -441,7 +449,11 @@ def _split(
     if plot is not None:
         limited(slos)
     needed = (rate or model.total_rate_rps) * (1 + headroom)
-    count = requests or default_requests(model, gpus or gpus_by_formula(model, needed, slos))
+    trace = model.arrivals.trace
+    if requests is not None and trace is not None:
+        raise UsageError(_ALL_OF_TRACE)
+    size = gpus or gpus_by_formula(model, needed, slos)
+    count = (requests or default_requests(model, size)) if trace is None else trace.arrival_s.size
     measure = simulated(
         loaded.plan,
         policy,
@@ -451,7 +463,7 @@ def _split(
         compile=True,  # dozens of runs, each of all replicas
     )
     with _watching() as watch:
-        measure = watch(labels[profiles[0]], measure)
+        measure = watch(labels[profiles[0]], long_enough(measure, count, slos))
         demand = fewest_gpus(model, needed, slos, measure) if gpus is None else None
         found = split_or_together(model, gpus or 0, slos, measure) if demand is None else demand.found
         drawn = None if plot is None else lines(model, found.gpus, slos, measure)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.analysis.fleet import FleetFigures, between_tokens_s, fleet_figures, one_replica
+from kvplan.analysis.fleet import FleetFigures, Winner, between_tokens_s, fleet_figures, one_replica
 from kvplan.analysis.goodput import Goodput
 from kvplan.analysis.latency import latency
 from kvplan.analysis.split import Sides, best_split, even_budget, served, sides, together_rps
@@ -31,6 +31,7 @@ _STEP = 1.25  # between two rates while one is looked for that is too much, or l
 _MOST = 8.0  # times what the formulas say, beyond which a run is too short to tell
 _LEAST = 1e-3  # of what the formulas say, below which nothing is looked for
 LEAST_BUDGET, BUDGET_STEP = 64, 1.4  # tokens, and from one that is tried to the next
+LONG = 8.0  # times what a request takes, from which on runs are more than filling and draining
 _TIE = 0.01  # relative, of rates that simulation does not tell apart
 
 
@@ -74,6 +75,13 @@ class Splitting(NamedTuple):
             return self.split or self.together
         ahead = self.split.goodput_rps > (1 + _TIE) * self.together.goodput_rps
         return self.split if ahead else self.together
+
+    @property
+    def winner(self) -> Winner | None:
+        """Which way that is; None where it serves nothing."""
+        if self.best is None or self.best.goodput_rps == 0:
+            return None
+        return Winner.SPLIT if self.best is self.split else Winner.TOGETHER
 
 
 def with_sides(profile: Profile, prefill: Profile | None, decode: Profile | None) -> ServingModel:
@@ -153,7 +161,7 @@ def split_or_together(
         )
     own = model.replica.gpus
     if not own <= gpus <= MOST_GPUS:
-        raise UsageError(f"--split {gpus}: {own} GPUs, those of a replica, to {MOST_GPUS:,}")
+        raise UsageError(f"--split {gpus}: must be from {own}, the GPUs of a replica, to {MOST_GPUS:,}")
     given = model.fleet or Fleet(replicas=1)
     limit = between_tokens_s({slo.key: slo.bound for slo in slos}) or math.inf
     formulas = sides(model, given)
@@ -168,8 +176,10 @@ def split_or_together(
     splits = list(split_candidates(given, formulas, gpus, limit))
     both = together_candidate(given, formulas, gpus, limit)
     even = even_budget(formulas.together, limit)
+    best = (
+        _climbed(splits, simulated) if splits else None
+    )  # first: a split that cannot be simulated ends it here
     together = _even(simulated, both, even, model.replica.max_num_batched_tokens or math.inf)
-    best = _climbed(splits, simulated) if splits else None
     proved = model.timing.is_linear and not given.sides_differ
     block = fleet_block(_formulas(model, (best or together).fleet, slos, gpus), proved=proved)
     assert block is not None
@@ -265,6 +275,42 @@ def _even(
                 break
             at, best = at * step, tried[-1].goodput_rps
     return max(tried, key=lambda one: one.goodput_rps)
+
+
+def too_short(requests: int, rate_rps: float, figures: Mapping[str, Estimate], times: float) -> int | None:
+    """How many requests a run should have to last so many times what a request takes; None: it does.
+
+    Examples
+    --------
+    >>> too_short(60_000, 6000.0, {"e2e_s.mean": Estimate(4.0, 4.0, 4.0)}, times=8)
+    192000
+    """
+    taken = figures.get("e2e_s.mean")
+    wanted = 0 if taken is None else math.ceil(times * rate_rps * taken.mean)
+    return wanted if wanted > requests else None
+
+
+def long_enough(measure: Measure, requests: int, slos: Sequence[Slo]) -> Measure:
+    """The same, but for runs that are over before a request is: in these all holds at any rate.
+
+    Raises
+    ------
+    UsageError
+        Such a run.
+    """
+
+    def told(model: ServingModel) -> Measured:
+        found = measure(model)
+        rate = model.total_rate_rps
+        if not missed(found, slos) and too_short(requests, rate, found.figures, 1.0):
+            wanted = too_short(requests, rate, found.figures, LONG)
+            raise UsageError(
+                f"--split: {requests:,} requests all come before one is done, and tell nothing of so many GPUs; take "
+                f"{wanted:,} or more with --requests"
+            )
+        return found
+
+    return told
 
 
 def default_requests(model: ServingModel, gpus: int) -> int:

@@ -308,6 +308,8 @@ def _weighed(tier: "Weighed", gpus: int) -> list[Document]:
 
 def splitting(shown: "Shown", profile: "Profile") -> Document:
     """Split or together: keys of the report's `fleet` block, with what was simulated, and all candidates."""
+    from kvplan.layout.splitting import notes
+
     found = shown.found
     return {
         **_document(),
@@ -324,12 +326,13 @@ def splitting(shown: "Shown", profile: "Profile") -> Document:
         "fleet": {
             "split": None if found.split is None else _way(found.split, shown),
             "together": None if found.together is None else _way(found.together, shown),
-            "winner": None if found.best is None else "split" if found.best is found.split else "together",
+            "winner": found.winner,
             "crossing_itl_s": found.crossing_itl_s,
             "reason": found.reason,
         },
         "limits": None if shown.lines is None else _lines(shown.lines),
         "candidates": [_way(one, shown) for one in found.tried],
+        "notes": list(notes(shown)),
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvplan.decide.crossing import Lines
-from kvplan.decide.splitting import Candidate, Fewest, Splitting
+from kvplan.decide.splitting import LONG, Candidate, Fewest, Splitting, too_short
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table
 from kvplan.model.slo import Slo
 from kvplan.units import ABSENT, format_number, format_rate, format_seconds
@@ -92,10 +92,26 @@ def notes(shown: Shown) -> tuple[str, ...]:
     held = ", ".join(slo.text for slo in shown.slos) or "the queue alone: there are no objectives"
     return (
         *_kinds(shown),
+        *_transfers(shown),
         f"Goodput: the largest simulated rate, requests/s, at which the queue stays and all holds, to 2%; {held}. "
         "Figures are those at that rate.",
         f"Simulated with {shown.policy}, {format_number(shown.requests)} requests a run, {shown.seeds} seeds. Formula: "
         "means of iterations; it says where to look, simulation decides.",
+        *_short(shown),
+    )
+
+
+def _short(shown: Shown) -> tuple[str, ...]:
+    best = shown.found.best
+    if best is None:
+        return ()
+    wanted = too_short(shown.requests, best.goodput_rps, best.figures, LONG)
+    if wanted is None:
+        return ()
+    return (
+        f"Runs last {format_seconds(shown.requests / best.goodput_rps)}, less than {LONG:g} times what a request "
+        "takes: much of that is filling and draining, and goodput can be less. "
+        f"{format_number(wanted)} with --requests are enough.",
     )
 
 
@@ -107,6 +123,13 @@ def _kinds(shown: Shown) -> tuple[str, ...]:
         f"Prefill: {prefill}. Decode: {decode}. Together: {both}. GPUs count alike, whatever their kind and price: "
         "what serves most with so many wins.",
     )
+
+
+def _transfers(shown: Shown) -> tuple[str, ...]:
+    split = shown.found.split
+    if split is None or split.fleet.transfer_s(1) > 0:
+        return ()
+    return ("KV is taken to go from side to side in no time: [fleet] has no transfer.",)
 
 
 def replicas_of(one: Candidate) -> str:

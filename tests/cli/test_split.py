@@ -33,6 +33,9 @@ def test_the_command_names_the_winner_and_all_it_tried(run: Run) -> None:
     best = max(tried.values(), key=lambda one: one["goodput_rps"])
     assert found["fleet"]["split"]["goodput_rps"] == best["goodput_rps"]
     assert found["fleet"]["crossing_itl_s"] == pytest.approx(0.0494, rel=0.01)
+    assert [note.split()[0] for note in found["notes"]] == ["Goodput:", "Simulated", "Runs"], (
+        "too short a run"
+    )
     code, text, _ = run(*arguments)
     assert code == 0
     assert f"Split {best['prefill']} + {best['decode']}:" in " ".join(text.split())
@@ -157,3 +160,24 @@ fleet = { replicas = 10_000 }
     code, _, error = run("simulate", str(path), "--policy", "vllm", "--requests", "20000")
     assert code == 2
     assert "GiB" in error
+
+
+def test_all_of_a_trace_is_replayed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "requests.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0,9,2\n1,9,2\n3,9,2\n"
+    )
+    traced = replica(tmp_path / "traced.toml", ("[fleet]", '[workload]\ntrace = "requests.csv"\n[fleet]'))
+    code, _, error = run("size", traced, "--split", "4", "--requests", "100")
+    assert code == 2
+    assert "trace is replayed, all of it" in error
+
+
+def test_a_fleet_of_one_is_simulated_as_no_fleet_is(run: Run, tmp_path: Path) -> None:
+    """All but the name of the file and its hash."""
+    found = []
+    for to in ("", "[fleet]\nreplicas = 1"):
+        path = replica(tmp_path / "one.toml", ('[fleet]\nprefill = 5\ndecode = 3\ntransfer = "20 GB/s"', to))
+        code, text, _ = run("simulate", path, "--policy", "vllm", "--requests", "20", "--format", "json")
+        assert code == 0
+        found.append({key: value for key, value in json.loads(text).items() if key != "profile"})
+    assert found[0] == found[1]

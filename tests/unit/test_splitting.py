@@ -15,6 +15,7 @@ from kvplan.decide.splitting import (
     Splitting,
     fewest_gpus,
     largest_rate,
+    long_enough,
     split_candidates,
     split_or_together,
     together_candidate,
@@ -179,3 +180,31 @@ def test_links_limit_what_a_split_serves_and_the_simulation_agrees() -> None:
     at = [replace(scaled(MODEL, share * 3 / link_s), fleet=fleet) for share in (0.5, 1.5)]
     waits = [measure(model).figures["ttft_s.mean"].mean for model in at]
     assert waits[0] < 2 < waits[1]
+
+
+def test_a_split_that_cannot_be_simulated_is_refused_before_anything_is() -> None:
+    seen = []
+
+    def measure(model: ServingModel) -> Measured:
+        seen.append(model.fleet)
+        raise UsageError("not apart")
+
+    with pytest.raises(UsageError, match="not apart"):
+        split_or_together(MODEL, 8, [TTFT], measure)
+    assert [fleet.is_split for fleet in seen] == [True]
+
+
+def test_runs_that_are_over_before_a_request_is_tell_nothing() -> None:
+    """3,000 requests/s that take 4 s each: 6,000 of them are all there before one is done."""
+    figures = {"ttft_s.p95": Estimate(1.0, 1.0, 1.0), "e2e_s.mean": Estimate(4.0, 4.0, 4.0)}
+    model = scaled(MODEL, 3000.0)
+    fine, slow = Measured(True, figures), Measured(False, figures)
+    with pytest.raises(UsageError, match="96,000 or more"):
+        long_enough(lambda _: fine, 6000, [TTFT])(model)
+    assert long_enough(lambda _: fine, 12_000, [TTFT])(model) is fine
+    assert long_enough(lambda _: slow, 6000, [TTFT])(model) is slow, "too much, whatever the run"
+
+
+def test_where_neither_way_serves_anything_neither_wins() -> None:
+    nothing = Candidate(Fleet(3, 5), 8, 90.0), Candidate(Fleet(replicas=8), 8, 90.0)
+    assert Splitting(8, nothing, *nothing).winner is None
