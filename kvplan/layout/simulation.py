@@ -101,7 +101,8 @@ def _to(found: Study) -> str:
     if fleet is None:
         return ""
     if fleet.is_split:
-        return f", to {fleet.prefill} prefill and {fleet.decode} decode replicas by {fleet.routing}"
+        prefill, decode = format_number(fleet.prefill), replicas(fleet.decode)
+        return f", to {prefill} prefill and {decode.replace(' ', ' decode ')} by {fleet.routing}"
     return f", to {replicas(fleet.replicas)} by {fleet.routing}"
 
 
@@ -208,7 +209,7 @@ def notes(found: Study) -> tuple[str, ...]:
             if found.scheduled
             else "The schedule of the profile is left out: these arrivals do not follow rates."
         )
-    if found.fleet is not None:
+    if found.fleet is not None and found.fleet.size > 1:
         said.append(
             "KV tokens, iterations and what is per iteration are those of one replica, in the mean over all; a peak is "
             "the most of any, that of the queue the most of all together that was recorded."

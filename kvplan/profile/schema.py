@@ -1161,9 +1161,11 @@ def _memory_conflicts(gpu: Gpu, *, moved: bool) -> Iterator[Problem]:
             limit = format_tokens(MAX_MEMORY_TOKENS // gpu.block_tokens)
             yield Problem(("gpu", "kv_blocks"), f"must be at most {limit} in blocks of {gpu.block_tokens}")
     elif gpu.memory_tokens is not None:
-        for key in ("memory",) if moved else ("memory", _TOKEN_BYTES):
-            if getattr(gpu, key) is not None:
-                yield Problem(("gpu", key), "not allowed beside memory_tokens, which says it already")
+        if gpu.memory is not None:
+            yield Problem(("gpu", "memory"), "not allowed beside memory_tokens, which says it already")
+        if gpu.kv_bytes_per_token is not None and not moved:
+            why = "not allowed beside memory_tokens, unless KV goes over a link: [fleet] transfer, or [gpu.offload]"
+            yield Problem(("gpu", _TOKEN_BYTES), why)
     elif gpu.memory is None or gpu.kv_bytes_per_token is None:
         yield Problem(("gpu",), "needs memory_tokens, or memory with kv_bytes_per_token", missing=True)
     elif not 1 <= gpu.capacity_tokens <= MAX_MEMORY_TOKENS:

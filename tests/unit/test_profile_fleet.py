@@ -108,3 +108,11 @@ def test_what_is_wrong_is_said_in_a_line(old: str, new: str, line: int, message:
         changed(old, new)
     assert str(error.value).startswith(f"x.toml:{line}: ")
     assert message in str(error.value)
+
+
+def test_bytes_of_a_token_stand_beside_memory_tokens_only_where_kv_moves() -> None:
+    text = PROFILE.replace('memory = "5 GiB"', "memory_tokens = 8000").replace('transfer = "20 GB/s"\n', "")
+    with pytest.raises(
+        ProfileError, match=r"x.toml:5: gpu.kv_bytes_per_token: .* unless KV goes over a link"
+    ):
+        parse_profile(text.encode(), "x.toml")
