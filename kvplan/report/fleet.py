@@ -1,5 +1,6 @@
 """Split or together: the block of the report, and in numbers why one serves more."""
 
+import math
 from typing import NamedTuple
 
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, Winner
@@ -60,6 +61,8 @@ def _reason(found: FleetFigures, proved: bool) -> str:
 def _serve(replicas: int, kind: str, one: Served) -> str:
     """What so many replicas serve, and why not more."""
     named = f"{replicas} {kind + ' ' if kind else ''}replica{'s' * (replicas != 1)}"
+    if one.rate_rps == math.inf:
+        return f"{named} ha{'s' if replicas == 1 else 've'} nothing to do"
     limit = _BOUND_BY.get(one.binding, one.binding)
     return f"{named} serve{'s' * (replicas == 1)} {format_rate(replicas * one.rate_rps, 'requests')} (limit: {limit})"
 

@@ -208,3 +208,10 @@ def test_runs_that_are_over_before_a_request_is_tell_nothing() -> None:
 def test_where_neither_way_serves_anything_neither_wins() -> None:
     nothing = Candidate(Fleet(3, 5), 8, 90.0), Candidate(Fleet(replicas=8), 8, 90.0)
     assert Splitting(8, nothing, *nothing).winner is None
+
+
+def test_decode_replicas_have_nothing_to_do_where_a_request_is_one_token() -> None:
+    model = ServingModel((replace(CHAT, decode_tokens=(1,)),), LAW, REPLICA)
+    reason = split_or_together(model, 8, [TTFT], lambda model: analytic(model, 9, 100, 11)).reason
+    assert "replica has nothing to do;" in reason
+    assert "inf" not in reason
