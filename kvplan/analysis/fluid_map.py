@@ -513,17 +513,17 @@ def usual_iterations(longest: int) -> int:
     return max(min(max(40 * longest, 4_000), 60_000), 4 * longest)
 
 
-def find_attractor(system: FluidMap, masses: FloatArray) -> Cycle:
+def find_attractor(system: FluidMap, masses: FloatArray, max_steps: int | None = None) -> Cycle:
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
-    It mostly has after some 40·L iterations (theory §3, "As validated"), within a budget of `MAX_STEPS` iterations
-    times rows, and of iterations; what the budget cuts short is not settled. Where it has not, it runs longer, from the
-    start again, within half the budget.
+    It mostly has after some 40·L iterations (theory §3, "As validated"), within a budget of `max_steps` iterations times
+    rows (None: `MAX_STEPS`), and of iterations; what the budget cuts short is not settled. Where it has not, it runs
+    longer, from the start again, within half the budget.
     """
     usual = usual_iterations(system.size)
-    most = min(MAX_STEPS // system.cost, _MOST_ITERATIONS)
+    most = min((max_steps or MAX_STEPS) // system.cost, _MOST_ITERATIONS)
     if usual > most:
-        return _second_half(system, run(system, masses, most // _UNSETTLED))._replace(settled=False)
+        return _second_half(system, run(system, masses, max(most // _UNSETTLED, 2)))._replace(settled=False)
     iterations, found = usual, _second_half(system, run(system, masses, usual))
     for _ in range(_DOUBLINGS):
         if found.settled or most // 2 < _LONGER * iterations:

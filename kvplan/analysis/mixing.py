@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.fluid_map import MAX_STEPS
 from kvplan.analysis.placement import NEAR, ROUNDING, Group, Placement, Score, give_replicas, score
 from kvplan.analysis.pool import Pool, pool, subset
 from kvplan.model import ServingModel
@@ -33,6 +34,7 @@ MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
 MAX_NEAR = 4  # placements that the formulas do not tell apart for sure and that are worth a simulation
 MAX_POOLS = 1_000  # sets of classes that a local search may analyse ...
+_MOST_STEPS = 120_000_000  # of the fluid map from each collapsed state, for all sets together
 _LEAST_POOLS, _MOST_WORK = 200, 2 * 10**7  # ... fewer where lengths are many and long: rows times the longest
 _RANDOM_STARTS = 4
 
@@ -156,7 +158,7 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
         analysed += 1
         if progress is not None:
             progress(min(analysed / most, 1.0))
-        return pool(subset(model, tuple(_members(mask))))
+        return pool(subset(model, tuple(_members(mask))), min(_MOST_STEPS // most, MAX_STEPS))
 
     apart, together = _segregated(model, replicas, pool_of), ((1 << count) - 1,)
     if count <= MAX_EXACT:

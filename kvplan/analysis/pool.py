@@ -59,8 +59,13 @@ class Pool(NamedTuple):
         return 1 - self.worst_rps / self.sustainable_rps
 
 
-def pool(model: ServingModel) -> Pool:
+def pool(model: ServingModel, max_steps: int | None = None) -> Pool:
     """Stability and worst cycle of a model's classes together on one of its replicas.
+
+    Parameters
+    ----------
+    max_steps
+        Of the fluid map from each collapsed state; what they cut short is not settled. None: about a second.
 
     References
     ----------
@@ -83,6 +88,7 @@ def pool(model: ServingModel) -> Pool:
         stable=nothing_else_attracts(
             stages, stable=found.stable, certified=found.certified, radius=found.radius
         ),
+        max_steps=max_steps,
     )
     sustainable = sustainable_rate(model)[1]
     worst = sustainable if cycle is None else cycle_throughput_rps(model, cycle)

@@ -268,13 +268,17 @@ def closed_form(model: ServingModel, most: int = MOST) -> tuple[CycleKind, Cycle
     return CycleKind.HOMOGENEOUS if homogeneous else CycleKind.PULSE, cycle
 
 
-def mixed_cycle(model: ServingModel, *, stable: bool) -> tuple[CycleKind, Cycle | None]:
+def mixed_cycle(
+    model: ServingModel, *, stable: bool, max_steps: int | None = None
+) -> tuple[CycleKind, Cycle | None]:
     """The worst cycle of the mix.
 
     Parameters
     ----------
     stable
         Whether nothing but the eviction-free equilibrium is taken to attract (`attracts_all`).
+    max_steps
+        Of the fluid map from each collapsed state, see `find_attractor`.
 
     Returns
     -------
@@ -295,7 +299,7 @@ def mixed_cycle(model: ServingModel, *, stable: bool) -> tuple[CycleKind, Cycle 
         return known
     if stable:
         return CycleKind.NONE, None
-    found = simulate_collapsed(model)
+    found = simulate_collapsed(model, max_steps)
     worst = min(found, key=lambda cycle: cycle.throughput)
     if worst.settled and worst.evictions <= _NOTHING * worst.throughput:
         return CycleKind.NONE, None
@@ -324,7 +328,7 @@ def collapsed_cycles(model: ServingModel) -> list[Cycle]:
     return [*closed, *simulate_collapsed(model)]
 
 
-def simulate_collapsed(model: ServingModel) -> list[Cycle]:
+def simulate_collapsed(model: ServingModel, max_steps: int | None = None) -> list[Cycle]:
     """Where the fluid map settles from each of several collapsed states.
 
     The map has no scale of its own: it is run with one token of memory, once for all rates and timings of a mix, and
@@ -335,7 +339,7 @@ def simulate_collapsed(model: ServingModel) -> list[Cycle]:
     share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
     each = np.inf if seats is None else seats / memory
     arrays = mix.input_tokens.tobytes(), share.tobytes()
-    found = _settled(mix.held, mix.read, *arrays, each)
+    found = _settled(mix.held, mix.read, *arrays, each, max_steps)
     return [one.of_memory(memory) for one in found]
 
 
@@ -346,11 +350,12 @@ def _settled(
     prompt: bytes,
     share: bytes,
     seats: float,
+    max_steps: int | None,
 ) -> list[Cycle]:
     """The same for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
     prompts = np.frombuffer(prompt, np.int64).astype(np.float64)
     system = fluid_map(held, np.frombuffer(share), prompts, 1.0, seats, read=read)
-    return [find_attractor(system, start) for start in collapsed_starts(system)]
+    return [find_attractor(system, start, max_steps) for start in collapsed_starts(system)]
 
 
 def class_cycle(model: ServingModel, index: int) -> ClassCycle:

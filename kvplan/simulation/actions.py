@@ -63,6 +63,7 @@ from kvplan.simulation.state import (
     NEXT_OF_CLIENTS,
     NOBODY,
     NOW,
+    ON_LINKS,
     OUTSIDE,
     OVERHEAD,
     PARKED,
@@ -688,6 +689,12 @@ def gap_position(gap_s: float) -> float:
 
 
 @kernel
+def outstanding(s: State) -> int:
+    """Requests that a replica has to do with."""
+    return int(s.counter[WAITING] + s.counter[RESIDENT] + s.counter[ON_LINKS])
+
+
+@kernel
 def hands_over(s: State, request: int) -> bool:
     """Whether a request goes on at a decode replica, once its prompt is computed."""
     if not extended(s) or request >= s.fixed[HANDED_OVER]:
@@ -713,6 +720,7 @@ def complete(s: State, request: int, now: float) -> None:
     c[COMPLETED] += 1
     c[LAST_COMPLETION] = c[ITERATIONS]
     if hands_over(s, request):
+        c[ON_LINKS] += 1
         bring(s, request + s.fixed[HANDED_OVER], now)
         return
     answered = now + s.clock[OVERHEAD]  # when the client has it, and has sent the next

@@ -7,7 +7,7 @@ same sums in the same order as the loop, so the results are the same to the last
 import math
 
 from kvplan.model import iteration_time
-from kvplan.simulation.actions import gap_position, group_list, next_event_s
+from kvplan.simulation.actions import gap_position, group_list, next_event_s, outstanding
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.recording import record
@@ -40,14 +40,12 @@ from kvplan.simulation.state import (
     OUTSTANDING,
     PAUSE,
     PEAK,
-    RESIDENT,
     RING_SIZE,
     SILENT,
     START,
     STRIDE,
     TAIL,
     TICK,
-    WAITING,
     WEIGHT,
     State,
     in_fleet,
@@ -126,7 +124,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     c[PEAK] = max(c[PEAK], held * block)
     if in_fleet(s):
         if iterations > begun:
-            c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], held
+            c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), held
         if now >= clock[PAUSE] and clock[CALM] <= now:
             clock[CALM] = calm_until_s(s)
 

@@ -19,6 +19,7 @@ from kvplan.simulation.actions import (
     held_tokens,
     next_event_s,
     not_drafting,
+    outstanding,
     release,
 )
 from kvplan.simulation.coasting import coast
@@ -64,7 +65,6 @@ from kvplan.simulation.state import (
     PROMPTS_PEAK,
     QUEUES,
     RELEASED,
-    RESIDENT,
     ROWLESS,
     RUNS,
     SEQUENCE,
@@ -161,7 +161,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[PROMPTS_PEAK] = max(c[PROMPTS_PEAK], c[PROMPTS])
         c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
         note(s)
-        c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], c[HELD]
+        c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), c[HELD]
         finish_iteration(s)
         if s.fixed[COASTS] and c[PARTLY] == NOBODY:
             same = whole and c[SEQUENCE] == admissions and c[EVICTED] == evictions

@@ -78,10 +78,11 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     HOSTED,  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST,  # its ends
     HOST_NEWEST,
-    OUTSTANDING,  # requests before the last iteration ended: waiting or resident
+    OUTSTANDING,  # requests before the last iteration ended: waiting, resident or handed over
     HELD_BEFORE,  # blocks, before the last iteration ended
+    ON_LINKS,  # requests handed over whose KV has not gone yet
     _COUNTERS,
-) = range(45)
+) = range(46)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 

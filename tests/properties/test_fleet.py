@@ -169,6 +169,7 @@ class Site:
         self.inbox: list[One] = []
         self.coming: list[One] = []
         self.sent: list[tuple[float, int]] = []
+        self.handed_over = 0  # whose KV has not gone yet
         self.now, self.ends_s, self.link_s = 0.0, math.inf, 0.0
         self.batch: list[tuple[One, int]] = []
         self.open_s, self.last_s = (0.0, math.inf), 0.0
@@ -178,7 +179,7 @@ class Site:
 
     @property
     def load(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self.inbox) + len(self.coming)
+        return len(self.waiting) + len(self.running) + len(self.inbox) + len(self.coming) + self.handed_over
 
     def preempt(self, one: One) -> None:
         self.running.remove(one)
@@ -193,6 +194,7 @@ class Site:
         for end_s, blocks in [x for x in self.sent if x[0] <= now]:
             self.sent.remove((end_s, blocks))
             self.free += blocks
+            self.handed_over -= 1
         for one in [x for x in self.coming if x.comes_s <= now]:
             self.coming.remove(one)
             self.waiting.insert(0, one)
@@ -298,6 +300,7 @@ def obvious(
                         finish_s[one.number] = now
                     else:
                         one.preempted, holders[one.number] = 0, site
+                        site.handed_over += 1
                         handed.append(one)
             site.batch, site.ends_s, site.last_s = [], math.inf, now
         for one in sorted(handed, key=lambda one: one.number):

@@ -7,7 +7,7 @@ iteration runs, before its end.
 
 import math
 
-from kvplan.simulation.actions import append, join, next_event_s
+from kvplan.simulation.actions import append, join, next_event_s, outstanding
 from kvplan.simulation.coasting import calm_until_s, coast
 from kvplan.simulation.coming import comes_before, take_first
 from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LACKS_ROWS, LIVELOCK, OUT_OF_TIME, loop
@@ -48,7 +48,6 @@ from kvplan.simulation.state import (
     PARTLY,
     PAUSE,
     PREFILL,
-    RESIDENT,
     ROLE,
     RULE,
     SEEN,
@@ -176,7 +175,7 @@ def settle(s: State, replica: int) -> None:
     """The last iteration has ended: let the router see who is done."""
     c, role = s.counter, s.fleet[1 + replica, ROLE]
     s.fleet[1 + replica, ENDS] = 0
-    c[OUTSTANDING], c[HELD_BEFORE] = c[WAITING] + c[RESIDENT], c[HELD]
+    c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), c[HELD]
     show(s, replica, c[OUTSTANDING], c[HELD])
     acts_s = max(s.clock[NOW], s.clock[CALM])
     if role != WHOLE:
@@ -210,7 +209,7 @@ def run_replica(
         coast(s, limit, patience)
     code = loop(s, limit, patience)
     s.fleet[row, IDLES], s.fleet[row, ENDS] = code == IDLE, 0
-    here, acts_s = c[WAITING] + c[RESIDENT], math.inf
+    here, acts_s = outstanding(s), math.inf
     if code == GOES_ON:
         if s.fixed[COASTS] and c[PARTLY] == NOBODY and c[WAITING] == 0 and clock[CALM] <= clock[NOW]:
             clock[CALM] = calm_until_s(s)

@@ -22,6 +22,7 @@ from kvplan.simulation.state import (
     HELD,
     NOBODY,
     NOW,
+    ON_LINKS,
     PARKED,
     PROMPT,
     QUEUE,
@@ -78,6 +79,7 @@ def let_sent_go(s: State) -> None:
     prompt = s.list[sent, HEAD]
     while prompt != NOBODY and s.time[prompt, THINK] <= s.clock[NOW]:
         s.clock[CALM] = 0.0
+        s.counter[ON_LINKS] -= 1
         take_out(s, prompt)
         free(s, prompt, s.request[prompt, PARKED], s.request[prompt, PARKED])
         prompt = s.list[sent, HEAD]
