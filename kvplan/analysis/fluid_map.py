@@ -516,9 +516,9 @@ def usual_iterations(longest: int) -> int:
 def find_attractor(system: FluidMap, masses: FloatArray, max_steps: int | None = None) -> Cycle:
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
-    It mostly has after some 40·L iterations (theory §3, "As validated"), within a budget of `max_steps` iterations times
-    rows (None: `MAX_STEPS`), and of iterations; what the budget cuts short is not settled. Where it has not, it runs
-    longer, from the start again, within half the budget.
+    It mostly has after some 40·L iterations (theory §3, "As validated"), within a budget of `max_steps` iterations
+    times rows (None: `MAX_STEPS`), and of iterations; what the budget cuts short is not settled. Where it has not, it
+    runs longer, from the start again, within half the budget.
     """
     usual = usual_iterations(system.size)
     most = min((max_steps or MAX_STEPS) // system.cost, _MOST_ITERATIONS)

@@ -165,7 +165,7 @@ def _transform(
     """Σ_k w(k)·exp(-i·frequency·k) of memory held, means over groups; shape (n_groups, n_frequencies)."""
     total = sum_by(group, rate)
     if isinstance(held, TabledWeights):
-        mean = [held.survival(np.where(group == g, rate / total[g], 0.0)) for g in range(total.size)]
+        mean = [held.survival(np.where(group == g, rate, 0.0) / total[g]) for g in range(total.size)]
         turns = np.exp(-1j * np.outer(np.arange(min(_STAGES, mean[0].size)), frequency))
         return np.asarray(
             sum(

@@ -307,7 +307,7 @@ def test_a_cycle_is_simulated_once_for_a_profile_and_all_its_remedies(
     profile = parse_profile(SIMULATED.encode(), "simulated.toml")
     (result,) = checking.check(profile, None, [parse("verdict.status == stable")]).results
     assert {remedy.lever.value for remedy in result.remedies} >= {"rate", "replicas"}
-    starts = [tuple(start) for _, start in runs]
+    starts = [tuple(start) for _, start, _ in runs]
     assert len(starts) == len(set(starts)) == 4
     for remedy in result.remedies:
         changed = profile.changed({c.path: c.after for c in remedy.changes})
