@@ -254,7 +254,7 @@ def _open_rates(cached: CachedReplica, curve: States) -> SustainableRates:
 
 def streams_in_memory(cached: CachedReplica) -> float | None:
     """How many requests' KV memory holds where they are asked for again; None where none is."""
-    return cached.replica.capacity_tokens / cached.left if cached.private else None
+    return cached.replica.capacity_tokens / cached.left if cached.private and cached.left else None
 
 
 def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:

@@ -1,9 +1,7 @@
 """`kvplan size`: how many replicas a demand needs, and how many GPUs these are."""
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -26,25 +24,22 @@ from kvplan.cli.common import (
     progress_bar,
     read,
     rendered,
-    say,
     say_compiling,
     with_slos,
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
-from kvplan.errors import UsageError, did_you_mean
+from kvplan.cli.prices import labels_of, price_of_gpus, prices_of
+from kvplan.cli.searching import ALL_OF_TRACE, once, telling, watching
+from kvplan.cli.splitting import compare_split, gpus_of
+from kvplan.errors import UsageError
 from kvplan.units import format_number, parse_time
 
 if TYPE_CHECKING:
     from kvplan.decide.autoscaling import Day
     from kvplan.decide.fleet import Sizing
-    from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
     from kvplan.model import ServingModel
     from kvplan.model.fleet import Routing
     from kvplan.profile.reading import Profile
-
-_EVERY = "gpu"  # the name under which a price is that of a GPU of any
-_AUTO = "auto"  # as many GPUs as it takes
-_ALL_OF_TRACE = "--requests does not go with a profile whose trace is replayed, all of it"
 
 
 class Router(StrEnum):
@@ -192,9 +187,9 @@ def size(
                 raise UsageError(f"{name} does not go with --split, which compares two ways to use GPUs")
         if router is not None:
             raise UsageError("--routing does not go with --split, which goes by [fleet]")
-        gpus = _gpus(split, rate)
+        gpus = gpus_of(split, rate)
         sides = prefill, decode
-        _split(
+        compare_split(
             profiles,
             sides,
             gpus,
@@ -305,20 +300,20 @@ def _sizing(
     if rate is None and not all(math.isclose(one, rates[0], rel_tol=1e-9) for one in rates):
         offered = ", ".join(map(format_number, rates))
         raise UsageError(f"the profiles offer {offered} requests/s; compare them at one demand, with --rate")
-    labels = _labels(loaded)
-    prices = _prices(
+    labels = labels_of(loaded)
+    prices = prices_of(
         price,
         {label: one.model.replica.gpus for label, one in zip(labels, loaded, strict=True)},
         {label: one.plan.gpu_hour for label, one in zip(labels, loaded, strict=True)},
     )
     traces = [one.model.arrivals.trace for one in loaded]
     if requests is not None and any(traces):
-        raise UsageError(_ALL_OF_TRACE)
+        raise UsageError(ALL_OF_TRACE)
     sizes = [
         requests or default_requests(one.model) if trace is None else trace.arrival_s.size
         for one, trace in zip(loaded, traces, strict=True)
     ]
-    announce = _once(say_compiling)
+    announce = once(say_compiling)
     measures = [
         simulated(
             one.plan,
@@ -330,7 +325,7 @@ def _sizing(
         )
         for one, count in zip(loaded, sizes, strict=True)
     ]
-    with _watching() as watch, _telling() as tell:
+    with watching() as watch, telling() as tell:
         fleets, tiers = [], []
         for label, one, measure, routed in zip(labels, loaded, measures, routers, strict=True):
             sized = partial(
@@ -343,7 +338,7 @@ def _sizing(
                 tell=tell(label),
             )
             fleets.append(sized(one.model))
-            of_gpus = _of_gpus(price, label, one)
+            of_gpus = price_of_gpus(price, label, one)
             costs = (prices.get(label) if of_gpus is None else of_gpus, prices.get(label))
             tiers.append(weighed(one.model, fleets[-1], sized, costs))
     offers = tuple(
@@ -366,12 +361,6 @@ def _sizing(
     return Sizing(offers, headroom, slos, policy, tuple(sizes), seeds)
 
 
-def _of_gpus(price: Sequence[str], label: str, profile: "Profile") -> float | None:
-    """What the GPUs of a replica cost an hour, whatever the price of the replica; None where nothing says it."""
-    of_any = [text for text in price if text.partition("=")[0].strip() == _EVERY]
-    return _prices(of_any, {label: profile.model.replica.gpus}, {label: profile.plan.gpu_hour}).get(label)
-
-
 def _router(model: "ServingModel", given: Router | None) -> "Routing | None":
     """How requests come to replicas; None where one of them stands for all, and keeps its sessions."""
     asked = _asked(model, given)
@@ -390,205 +379,3 @@ def _asked(model: "ServingModel", given: Router | None) -> "Routing | None":
 def _of_one(profile: "Profile") -> "Profile":
     """The profile of one replica: how many of a fleet there are is the question."""
     return replace(profile, model=replace(profile.model, fleet=None))
-
-
-def _gpus(split: str, rate: float | None) -> int | None:
-    """The budget; None where it is asked for."""
-    if split == _AUTO:
-        return None
-    if not split.isascii() or not split.isdigit():
-        raise UsageError(f"--split {split[:80]!r}: a number of GPUs is wanted, or {_AUTO}")
-    if rate is not None:
-        raise UsageError(f"--rate goes with --split {_AUTO}; of {split[:80]} GPUs the largest rate is found")
-    return int(split[:9])
-
-
-def _split(
-    profiles: Sequence[str],
-    sides: tuple[str | None, str | None],
-    gpus: int | None,
-    rate: float | None,
-    headroom: float,
-    slo: Sequence[str],
-    price: Sequence[str],
-    policy: str,
-    requests: int | None,
-    seeds: int,
-    format: DocumentFormat,
-    output: Path | None,
-    plot: Path | None,
-) -> None:
-    from kvplan.decide.crossing import limited, lines
-    from kvplan.decide.sizing import simulated
-    from kvplan.decide.splitting import (
-        default_requests,
-        fewest_gpus,
-        gpus_by_formula,
-        long_enough,
-        split_or_together,
-        with_sides,
-    )
-    from kvplan.formats import json
-    from kvplan.layout import splitting as tables
-    from kvplan.simulation.experiments.options import seeds as chosen
-
-    if len(profiles) > 1:
-        raise UsageError("--split goes with one profile; --prefill and --decode take others for either side")
-    check_runs(seeds, requests)
-    given = [side or profiles[0] for side in (*sides, profiles[0])]
-    known = {name: read(name) for name in dict.fromkeys(given)}
-    labels = dict(zip(known, _labels(list(known.values())), strict=True))
-    prices = _prices(
-        price,
-        {labels[name]: one.model.replica.gpus for name, one in known.items()},
-        {labels[name]: one.plan.gpu_hour for name, one in known.items()},
-    )
-    loaded = with_slos(known[profiles[0]], slo)
-    model = with_sides(loaded, *(None if side is None else known[side] for side in sides))
-    slos = loaded.plan.slos
-    if plot is not None:
-        limited(slos)
-    needed = (rate or model.total_rate_rps) * (1 + headroom)
-    trace = model.arrivals.trace
-    if requests is not None and trace is not None:
-        raise UsageError(_ALL_OF_TRACE)
-    size = gpus or gpus_by_formula(model, needed, slos)
-    count = (requests or default_requests(model, size)) if trace is None else trace.arrival_s.size
-    measure = simulated(
-        loaded.plan,
-        policy,
-        requests=count,
-        seeds=chosen(0, seeds),
-        announce=_once(say_compiling),
-        compile=True,  # dozens of runs, each of all replicas
-    )
-    with _watching() as watch:
-        measure = watch(labels[profiles[0]], long_enough(measure, count, slos))
-        demand = fewest_gpus(model, needed, slos, measure) if gpus is None else None
-        found = split_or_together(model, gpus or 0, slos, measure) if demand is None else demand.found
-        drawn = None if plot is None else lines(model, found.gpus, slos, measure)
-    kinds = tuple(known[name] for name in given)
-    shown = tables.Shown(
-        found,
-        slos,
-        policy,
-        count,
-        seeds,
-        demand,
-        drawn,
-        tuple(prices[labels[name]] for name in given) if prices else None,
-        kinds if model.fleet is not None and model.fleet.sides_differ else None,
-    )
-    text = rendered(
-        format,
-        output,
-        lambda: json.splitting(shown, loaded),
-        lambda: [tables.build(shown, loaded.name)],
-        *dict.fromkeys([loaded.sha256, *(one.sha256 for one in shown.kinds or ())]),
-    )
-    if plot is not None and drawn is not None:
-        from kvplan.plots import drawing
-
-        write_bytes(drawing.file_of("split", drawn, plot.suffix), plot)
-    write_result(text, output)
-
-
-def _once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:
-    """The same, silent after the first time: every run of every size would say it, in threads at that."""
-    unsaid = [announce]
-
-    def told(policy: str, kept: bool) -> None:
-        with suppress(IndexError):  # taking from a list is atomic
-            unsaid.pop()(policy, kept)
-
-    return told
-
-
-@contextmanager
-def _watching() -> "Iterator[Callable[[str, Measure], Measure]]":
-    """What is being simulated, on standard error if that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda label, measure: measure
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status("") as line:
-
-        def watch(label: str, measure: "Measure") -> "Measure":
-            def told(model: "ServingModel") -> "Measured":
-                replicas = 1 if model.fleet is None else model.fleet.size
-                rate = format_number(model.total_rate_rps / replicas)
-                line.update(Text(f"{label}: simulating {rate} requests/s a replica"))
-                return measure(model)
-
-            return told
-
-        yield watch
-
-
-@contextmanager
-def _telling() -> "Iterator[Callable[[str], Tell]]":
-    """Whoever interrupts the search hears what it has found."""
-    known: dict[tuple[str, float], SoFar] = {}
-
-    def told(label: str, found: "SoFar") -> None:
-        known[label, found.demand_rps] = found
-
-    try:
-        yield lambda label: partial(told, label)
-    except KeyboardInterrupt:
-        from kvplan.layout.sizing import so_far
-
-        for (label, _), found in known.items():
-            say(f"note: interrupted; {label}: {so_far(found)}")
-        raise
-
-
-def _labels(profiles: "Sequence[Profile]") -> list[str]:
-    """What a price is given to: the stem of each file, or the name of a shipped profile."""
-    labels = [Path(one.source).name.removesuffix(".toml") for one in profiles]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UsageError(f"two profiles are called {label!r}; each must have a name of its own")
-    return labels
-
-
-def _prices(
-    given: Sequence[str], gpus: Mapping[str, int], stated: Mapping[str, float | None]
-) -> dict[str, float]:
-    """The price of a replica of each profile, which has so many GPUs; empty where none is given.
-
-    What is not given is as the profiles have `stated` it, for a GPU.
-    """
-    found: dict[str, float] = {}
-    for text in given:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        shown = f"--price {text[:80]!r}"
-        if not equals or not name:
-            raise UsageError(f"{shown}: NAME=PRICE is wanted, such as gpu=2.50")
-        if name not in gpus and name != _EVERY:
-            names = [*gpus, _EVERY]
-            raise UsageError(
-                f"{shown}: no profile has that name; {did_you_mean(name, names, 'the names are')}"
-            )
-        if name in found:
-            raise UsageError(f"{shown}: {name} has a price already")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number <= 1e9:
-            raise UsageError(f"{shown}: a number from 0 to 1e9 is wanted, the price of an hour")
-        found[name] = number
-    every = found.get(_EVERY)
-    prices: dict[str, float | None] = {}
-    for label, count in gpus.items():
-        one = stated[label] if every is None else every
-        prices[label] = found.get(label, None if one is None else one * count)
-    without = [label for label, price in prices.items() if price is None]
-    if without and len(without) < len(prices):
-        raise UsageError(
-            f"--price: none for {without[0]}; give every profile one, or all the same for a GPU by gpu=PRICE"
-        )
-    return {label: price for label, price in prices.items() if price is not None}

@@ -16,7 +16,7 @@ from tiers import at_night
 
 import kvplan
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.cli.size import _once
+from kvplan.cli.searching import once as said_once
 from kvplan.decide.fleet import fleet, parts
 from kvplan.decide.sizing import (
     HYSTERESIS,
@@ -273,7 +273,7 @@ def test_a_size_that_short_runs_cannot_refute_is_not_called_enough(run: Run, sho
 
 def test_what_every_run_would_say_is_said_once() -> None:
     said: list[tuple[str, bool]] = []
-    announce = _once(lambda policy, kept: said.append((policy, kept)))
+    announce = said_once(lambda policy, kept: said.append((policy, kept)))
     for _ in range(3):
         announce("vllm", True)
     assert said == [("vllm", True)]

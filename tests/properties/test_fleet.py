@@ -467,6 +467,23 @@ def test_rows_come_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None
     assert not differing(whole, simulated(model, Load(requests=400), seed=2))
 
 
+def test_prompts_that_wait_for_a_link_count_where_the_router_looks() -> None:
+    """Else the first replica, whose prompts are always done first, would have all of them wait for its one link."""
+    model = replace(
+        MODEL, classes=(replace(CHAT, rate_rps=2.0),), replica=replace(REPLICA, memory_tokens=10**5)
+    )
+    links = Fleet(4, 4, transfer_bytes_per_s=3e5, bytes_per_token=1000)  # a prompt in a second
+    least, random = (
+        float(
+            np.mean(
+                simulated(replace(model, fleet=replace(links, routing=routing)), Load(requests=300)).ttft_s
+            )
+        )
+        for routing in (Routing.LEAST_REQUESTS, Routing.RANDOM)
+    )
+    assert 1 < least < random
+
+
 def test_least_requests_is_what_arrivals_and_ends_say(monkeypatch: pytest.MonkeyPatch) -> None:
     model = replace(MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4))
     found, site = sites(monkeypatch, model, Load(requests=300), policy="greedy")
