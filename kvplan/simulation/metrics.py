@@ -635,15 +635,14 @@ class _Run:
         records = np.diff(edges).astype(np.float64)
         batch_of = np.searchsorted(series.time_s[last], _some(self.outcome.finish_s, self.finished))
         tokens = _some(self.requests.decode_tokens, self.finished)
+        good = batch_of[_some(self.good, self.finished)] if self.limits else batch_of[:0]
         return {
             "records": records,
             "time_s": np.diff(series.time_s[last], prepend=0.0),
             "iterations": series.stride * records,
             "busy_s": np.diff(series.busy_s[last], prepend=0.0),
             "completed": np.diff(series.completions[last], prepend=0).astype(np.float64),
-            "good": np.bincount(batch_of, weights=_some(self.good, self.finished), minlength=last.size)[
-                : last.size
-            ],
+            "good": np.bincount(good, minlength=last.size)[: last.size].astype(np.float64),
             "evictions": np.diff(series.evictions[last], prepend=0).astype(np.float64),
             "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],
             "kv_tokens": np.add.reduceat(series.kv_tokens, edges[:-1], dtype=np.float64),

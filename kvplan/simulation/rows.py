@@ -67,7 +67,7 @@ class Rows:
         all_the_time = not requests.is_open or not apart or setup.ranks > 0 or setup.host is not None
         self.number = np.arange(size if all_the_time else min(size, at_once))
         self.requests, self._setup, self._replica, self._at_once = requests, setup, replica, at_once
-        self.first_token_s, self.finish_s = np.full(size, math.nan), np.full(size, math.nan)
+        self.first_token_s, self._finish_s = np.full(size, math.nan), np.full(size, math.nan)
         self.evictions, self.hit_tokens, self.recovered_tokens = np.zeros((3, size), dtype=np.int64)
         self.loaded_tokens = np.zeros(size if setup.host is not None else 0, dtype=np.int64)
         self.shed = np.zeros(size, dtype=np.bool_)
@@ -81,10 +81,9 @@ class Rows:
     def keep(self, states: Sequence[State]) -> None:
         """Note what has become of the requests that stand in a row, which replicas share."""
         s, size = states[0], self.number.size
-        finish_s = by_request(s, FINISH)
         self.first_token_s[self.number] = by_request(s, FIRST_TOKEN)
-        self.finish_s[self.number] = np.where(finish_s < 0, math.nan, finish_s)
-        counter = np.sum([one.counter for one in states], axis=0)
+        self._finish_s[self.number] = by_request(s, FINISH)
+        counter = s.counter if len(states) == 1 else np.sum([one.counter for one in states], axis=0)
         if counter[EVICTED]:
             self._note(self.evictions, s.request[:, EVICTIONS].reshape(-1, size).sum(axis=0))
         if counter[SHED]:
@@ -95,6 +94,12 @@ class Rows:
                 self._note(self.loaded_tokens, s.request[:size, LOADED])
         if counter[LOOKED_UP_AGAIN]:
             self._note(self.recovered_tokens, s.request[:size, RECOVERED])
+
+    @property
+    def finish_s(self) -> FloatArray:
+        """When each request was done, seconds; NaN where it is not."""
+        self._finish_s[self._finish_s < 0] = math.nan  # of those under way, which wait outside groups
+        return self._finish_s
 
     def _note(self, kept: NDArray[Any], found: NDArray[Any]) -> None:
         """Keep what is not 0: memory that nobody writes to is none."""
@@ -153,6 +158,9 @@ def by_request(s: State, column: int) -> FloatArray:
 
 def _rename(arrays: Sequence[IntArray], which: Any, row: IntArray) -> None:
     """Put other numbers of rows where arrays of one shape have some: in one go, however many arrays there are."""
+    if len(arrays) == 1:
+        arrays[0][which] = row[arrays[0][which]]
+        return
     every = np.stack(arrays)
     which = which if isinstance(which, tuple) else (which,)
     every[(slice(None), *which)] = row[every[(slice(None), *which)]]
