@@ -67,7 +67,7 @@ from kvplan.simulation.state import (
 )
 
 _STEPS, _PLAIN_STEPS = 200_000, 1_000  # between two looks at what the caller wants
-_ROWS, _MOST_ROWS = 1 << 8, 1 << 16  # requests that have a row at first, for each replica and in all
+_ROWS, _MOST_ROWS = 1 << 9, 1 << 16  # requests that have a row at first, for each replica and in all
 _COLUMNS = np.arange(WHOSE)  # of the trees
 _RECORDS = 1 << 9  # of the series of each replica, of several
 _MOST_BYTES = 1 << 30  # of what replicas have of their own
