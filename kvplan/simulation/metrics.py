@@ -23,7 +23,7 @@ requests the run was given.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
@@ -51,6 +51,7 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _AS_LONG_AS_THE_RUN = ("ttft_s.", "e2e_s.")  # where all requests are there at the start
 _EVEN_TIMES = 256  # at which the queue is looked at where nothing is recorded
+_MANY = 10**6  # requests
 _MIN_RECORDS = 200  # of the series, or completed requests, below which a run is too short to cut into batches
 
 Figures = dict[str, float | None]
@@ -480,14 +481,18 @@ class _Run:
         del sample  # which holds them twice
         if self.class_count == 1 and self.requests.turns is None:
             return figures, intervals, [figures]
-        classes = [_Sample(_there(values[mine])).figures(name) for mine in self.members]
+        classes = [_Sample(_there(values[mine])).figures(name) for mine in self.kept or self.members()]
         return figures, intervals, classes
 
-    @cached_property
-    def members(self) -> list[NDArray[np.int32]]:
+    def members(self) -> Iterator[IntArray]:
         """Which requests are of each class."""
-        kind = self.requests.class_index.astype(np.int16)
-        return [np.flatnonzero(kind == index).astype(np.int32) for index in range(self.class_count)]
+        kind = self.requests.class_index.astype(np.int16, copy=False)
+        return (np.flatnonzero(kind == index) for index in range(self.class_count))
+
+    @cached_property
+    def kept(self) -> list[IntArray]:
+        """The same for all latencies; nothing where they are so many that they are better found again."""
+        return list(self.members()) if self.requests.class_index.size <= _MANY else []
 
     @cached_property
     def classes(self) -> list[Figures]:
