@@ -33,9 +33,9 @@ from kvplan.model import ServingModel
 MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
 MAX_NEAR = 4  # placements that the formulas do not tell apart for sure and that are worth a simulation
-MAX_POOLS = 1_000  # sets of classes that a local search may analyse ...
+MAX_POOLS = 1_100  # sets of classes that may be analysed ...
 _MOST_STEPS = 120_000_000  # of the fluid map from each collapsed state, for all sets together
-_LEAST_POOLS, _MOST_WORK = 200, 2 * 10**7  # ... fewer where lengths are many and long: rows times the longest
+_LEAST_POOLS, _MOST_WORK, _MOST_LENGTH = 12, 2 * 10**7, 4 * 10**5  # ... fewer where lengths are many and long
 _RANDOM_STARTS = 4
 
 Partition = tuple[int, ...]  # groups of classes as bit masks, in the order of their lowest bits
@@ -149,8 +149,11 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
     count = len(model.classes)
     analysed = 0
     stages = model.mix.stages
-    max_pools = min(max(_MOST_WORK // (stages.size * int(stages.max())), _LEAST_POOLS), MAX_POOLS)
-    most = 2**count - 1 if count <= MAX_EXACT and replicas > 1 else max_pools
+    longest = int(stages.max())
+    max_pools = min(_MOST_WORK // (stages.size * longest), _MOST_LENGTH // longest, MAX_POOLS)
+    max_pools = max(max_pools, _LEAST_POOLS)
+    exact = count <= MAX_EXACT and (replicas == 1 or 2**count - 1 <= max_pools)
+    most = 2**count - 1 if exact and replicas > 1 else max_pools
 
     @cache
     def pool_of(mask: int) -> Pool:
@@ -161,7 +164,7 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
         return pool(subset(model, tuple(_members(mask))), min(_MOST_STEPS // most, MAX_STEPS))
 
     apart, together = _segregated(model, replicas, pool_of), ((1 << count) - 1,)
-    if count <= MAX_EXACT:
+    if exact:
         search, complete = Search.EXACT, True
         scores, compared = exact_search(count, replicas, pool_of)
     else:

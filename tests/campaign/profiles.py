@@ -93,7 +93,20 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
         case "size":
             rate, router = repr(_rate(rng)), str(rng.choice(ROUTERS))
             how = ("--routing", router) if rng.random() < 0.5 else ()
-            return ("size", path, "--rate", rate, *how, "--requests", "60", "--seeds", "2", "--format", three)
+            requests = "1" if how else "60"  # of each of up to 64 replicas, over all of a schedule
+            return (
+                "size",
+                path,
+                "--rate",
+                rate,
+                *how,
+                "--requests",
+                requests,
+                "--seeds",
+                "2",
+                "--format",
+                three,
+            )
         case "sweep":
             return ("sweep", path, "--vary", f"timing.d0={_time(rng)},{_time(rng)}", "-o", f"{path}.csv")
         case "import":
