@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
+from kvplan.analysis.fluid_map import MAX_STEPS
 from kvplan.analysis.placement import Placement
 from kvplan.analysis.pool import Pool, pool, subset
 from kvplan.model import ServingModel
@@ -53,7 +54,7 @@ def diversifications(model: ServingModel, placement: Placement) -> tuple[Change,
     >>> (first.old_decode, first.new_decode), first.pool.stable, first.pool.loss, first.offered_tokens_per_s
     ((6, 5), True, 0.0, -1.0)
     """
-    found = []
+    found, max_steps = [], MAX_STEPS // (2 * len(model.classes))
     for at, group in enumerate(placement.groups):
         if group.pool.loss == 0:
             continue
@@ -62,7 +63,7 @@ def diversifications(model: ServingModel, placement: Placement) -> tuple[Change,
                 changed = _with_limit(model, i, step)
                 if changed is None:
                     continue
-                after = pool(subset(changed, group.classes))
+                after = pool(subset(changed, group.classes), max_steps)
                 served = group.pool.worst_rps * group.pool.decode_tokens
                 found.append(
                     Change(
