@@ -138,9 +138,12 @@ def larger_replica(rng: np.random.Generator, document: Table) -> Pair:
     """Four times the memory and the traffic in iterations as long as before: four times of all, in the fluid.
 
     Lengths stay: twice the tokens of an answer are twice the iterations. So do prompts that all share, of which there
-    is one, and the spread of the prompts that an iteration computes, of which d5 takes an expectation.
+    is one, and the spread of the prompts that an iteration computes, of which d5 takes an expectation. Users of a fleet
+    are whole on each of its replicas.
     """
     one = deepcopy(document)
+    if any("users" in source for source in _sources(one)):
+        one.pop("fleet", None)
     gpu, timing = one["gpu"], one["timing"]
     if "kv" not in gpu:
         gpu["memory_tokens"] -= gpu["memory_tokens"] % gpu["block_tokens"]
