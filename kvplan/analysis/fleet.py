@@ -26,9 +26,7 @@ from kvplan.model import Prefill, ServingModel
 from kvplan.model.fleet import Fleet
 
 _TIE = 1e-9  # relative, of rates neither of which wins
-_LINK_USE = (
-    0.5  # beyond, transfers wait for each other longer than half of one, of which the times know nothing
-)
+_LINK_USE = 0.5  # beyond, transfers wait for each other longer than the times allow for
 _BETWEEN = ("itl_s.", "tpot_s.")  # objectives that limit the time of an iteration
 
 

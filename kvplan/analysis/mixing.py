@@ -34,7 +34,6 @@ MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
 MAX_NEAR = 4  # placements that the formulas do not tell apart for sure and that are worth a simulation
 MAX_POOLS = 1_100  # sets of classes that may be analysed ...
-_MOST_STEPS = 120_000_000  # of the fluid map from each collapsed state, for all sets together
 _LEAST_POOLS, _MOST_WORK, _MOST_LENGTH = 12, 2 * 10**7, 4 * 10**5  # ... fewer where lengths are many and long
 _RANDOM_STARTS = 4
 
@@ -161,7 +160,7 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
         analysed += 1
         if progress is not None:
             progress(min(analysed / most, 1.0))
-        return pool(subset(model, tuple(_members(mask))), min(_MOST_STEPS // most, MAX_STEPS))
+        return pool(subset(model, tuple(_members(mask))), MAX_STEPS // most)  # for all together
 
     apart, together = _segregated(model, replicas, pool_of), ((1 << count) - 1,)
     if exact:

@@ -109,14 +109,13 @@ input = 33
 decode = 1
 rate = 0.0958
 """,
-}
-ROUNDED["states, whose context no iteration reads"] = """
+    "states, whose context no iteration reads": """
 gpu = { block_tokens = 64, kv = [{ kind = "state", layers = 21, bytes = 171 }], kv_blocks = 21 }
 timing = { d0 = 0.0021890021370360078, d1 = 3.276519231546125e-07 }
 classes = [{ name = "a", input = 3, decode = 2, rate = 2.976541526175729 }]
 slo = { e2e_s = { p50 = 0.3085996439118208 } }
-"""
-ROUNDED["sessions that leave no full page"] = """
+""",
+    "sessions that leave no full page": """
 gpu = { memory_tokens = 137396, block_tokens = 64 }
 timing = { d0 = 0.0023 }
 classes = [{ name = "a", input = 32, decode = 6, rate = 0.0457 }]
@@ -129,8 +128,8 @@ decode = 1
 turns = 3
 think = { law = "exponential", mean = 1.2 }
 rate = 9.3
-"""
-ROUNDED["drafts beside a class all but never there"] = """
+""",
+    "drafts beside a class all but never there": """
 gpu = { memory_tokens = 8323932, block_tokens = 16 }
 timing = { d0 = 0.054, d2 = 0.0009 }
 speculative = { tokens = 3, accepted = [0.9, 0.8, 0.7], draft_time = 0.18, verify_time = 0 }
@@ -144,8 +143,8 @@ name = "b"
 input = 7664
 decode = { geometric = 12.909288104365586 }
 rate = 4.16e-297
-"""
-ROUNDED["evictions of which rounding leaves less than nothing"] = """
+""",
+    "evictions of which rounding leaves less than nothing": """
 gpu = { memory_tokens = 6541048, block_tokens = 16, prefill = "disaggregated", max_num_batched_tokens = 1 }
 timing = { d0 = 0.001014435437265238, d2 = 1.5834627822556704e-06, d4 = 0.000248194082861663 }
 [workload]
@@ -156,7 +155,8 @@ input = 1388
 decode = { 4 = 0.5187712536662722, 28 = 0.050172448801594424 }
 shared = 295
 share = 1.0
-"""
+""",
+}
 
 
 @pytest.mark.parametrize("profile", ROUNDED.values(), ids=ROUNDED)

@@ -17,6 +17,7 @@ from tiers import at_night
 import kvplan
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.cli.searching import once as said_once
+from kvplan.cli.size import Router
 from kvplan.decide.fleet import fleet, parts
 from kvplan.decide.sizing import (
     HYSTERESIS,
@@ -30,6 +31,7 @@ from kvplan.decide.sizing import (
 )
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.fleet import Routing
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.model.slo import parse_slo
 from kvplan.simulation.experiments.load import Load
@@ -599,3 +601,7 @@ def test_an_interrupt_before_the_first_run_ends_leaves_the_formulas(
     code, _, messages = run(shop, "--rate", "6000")
     assert code == 130
     assert f"at least {least} replicas by the formulas; none simulated to its end" in messages
+
+
+def test_the_command_knows_every_router() -> None:
+    assert [one.value for one in Router] == [one.value for one in Routing]

@@ -18,9 +18,7 @@ _ALWAYS = 0.99  # what is as good as all
 _MOST_PROMPT_WORK = 0.78
 MOST_OF_PROMPTS_ALONE = 0.9  # of time, and of a token budget, where requests stay for their prompt only
 _MOST_WORK = 0.98  # beyond, excursions last so long that no run would settle
-_MOST_CORRECTED = (
-    0.1  # of the fixed time, so much less a request adds at first, and more at last, than it does
-)
+_MOST_CORRECTED = 0.1  # of the fixed time: so much less a request is taken to add at first, and more at last
 _FULL = 2e-4  # of iterations with more tokens than the budget
 _PROMPTS = 8
 _FINENESS = 10  # of the recursion for memory in use
@@ -116,9 +114,8 @@ def _no_memory(model: ServingModel) -> float:
     table = saddlepoint_table(grid, at, with_left=bool((level < at.mean).any()))
     if not table.theta.size or (not table.theta.any() and level.min() < at.mean):  # floats do not reach
         return 1.0
-    most = (table.value[0] - table.theta * level[:, None]).min(
-        axis=1
-    )  # Chernoff's bound, on the far side of the mean
+    # Chernoff's bound of what lies beyond the level, seen from the mean
+    most = (table.value[0] - table.theta * level[:, None]).min(axis=1)
 
     def tail(level: float) -> float:
         return math.exp(saddlepoint_tail(table, level, ()).log_probability) if level > 0 else 1.0
