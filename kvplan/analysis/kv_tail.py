@@ -33,6 +33,7 @@ _PMF_POINTS = 1 << 16
 _PMF_STANDARD_DEVIATIONS = 40
 _PMF_LARGEST_JUMPS = 8
 _MAX_JUMP = 1 << 22  # pages; for longer requests the saddlepoint alone is used
+_FARTHEST_MEAN = 0.5  # of the exact one: where it is not within an eighth, sums have left floats
 PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
 
 
@@ -115,6 +116,8 @@ def cumulant_table(grid: ClusterGrid, mean: float, theta: FloatArray) -> Cumulan
     if not table.theta.size:
         return empty
     shift = mean - float(table.value[1, table.origin])
+    if abs(shift) > _FARTHEST_MEAN * mean:
+        return empty
     change = np.stack([shift * table.theta, np.full_like(table.theta, shift), np.zeros_like(table.theta)])
     return replace(table, shift=shift, value=table.value + change)
 

@@ -129,7 +129,12 @@ def main(argv: list[str] | None = None) -> int:
     except EngineError as error:
         say(f"error: {error}")
         return ExitCode.INTERNAL
+    except MemoryError as error:
+        say(f"error: out of memory: {error or 'no more is to be had'}")
+        return ExitCode.USAGE
     except OSError as error:  # only Typer writes without `write_result`: help onto a full disk
+        if error.errno is None:  # a library that cannot be loaded
+            return _explain(error)
         abandon_standard_output()
         say(f"error: standard output: cannot be written: {error.strerror}")
         return ExitCode.USAGE

@@ -23,10 +23,12 @@ requests the run was given.
 """
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -338,27 +340,48 @@ def _ratio(amount: float, size: float) -> float | None:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Values in order of time, sorted once for all percentiles."""
+    """Values in order of time, of which no more is put in order of size than percentiles ask for."""
 
     values: FloatArray
 
     @cached_property
-    def ascending(self) -> FloatArray:
-        return np.sort(self.values)
+    def _ranked(self) -> FloatArray:
+        return self.values.copy()
+
+    @cached_property
+    def _settled(self) -> list[int]:
+        """Ranks, ascending, between the ends, at which `_ranked` is what it would be if it were sorted."""
+        return [-1, self.values.size]
+
+    def _settle(self, ranks: Iterable[int]) -> None:
+        settled = self._settled.copy()
+        for place, some in groupby(sorted({*ranks}.difference(settled)), partial(bisect, settled)):
+            start = settled[place - 1] + 1
+            wanted = list(some)
+            self._ranked[start : settled[place]].partition([rank - start for rank in wanted])
+            self._settled.extend(wanted)
+        self._settled.sort()
 
     @property
     def mean(self) -> float | None:
         return float(self.values.mean()) if self.values.size else None
 
-    def quantile(self, share: float) -> float:
-        """Between the order statistics on both sides of rank share·(n - 1), linearly, as `numpy.quantile`."""
+    def _beside(self, share: float) -> tuple[int, int, float]:
+        """The ranks on both sides of share·(n - 1), and how far it is between them."""
         below, fraction = divmod(share * (self.values.size - 1), 1)
-        low = float(self.ascending[int(below)])
-        high = float(self.ascending[min(int(below) + 1, self.values.size - 1)])
+        return int(below), min(int(below) + 1, self.values.size - 1), fraction
+
+    def quantile(self, share: float) -> float:
+        """Between the order statistics on both sides, linearly, as `numpy.quantile`."""
+        *ranks, fraction = self._beside(share)
+        self._settle(ranks)
+        low, high = (float(self._ranked[rank]) for rank in ranks)
         return low + fraction * (high - low)
 
     def figures(self, name: str) -> Figures:
         known = self.values.size > 0
+        if known:
+            self._settle(rank for share in QUANTILES.values() for rank in self._beside(share)[:2])
         percentiles = {f"{name}.{key}": self.quantile(p) if known else None for key, p in QUANTILES.items()}
         return {f"{name}.mean": self.mean, **percentiles}
 

@@ -23,7 +23,7 @@ from kvplan.simulation.requests import Requests
 NOBODY = -1
 _NO_END = 1 << 60  # tokens
 _MOST_LOOKED_UP = 1 << 23  # tokens
-_MOST_NODES = 1 << 26  # of a radix tree; 5 GiB, of which only those in use are touched
+_MOST_NODES = 10**7  # of a radix tree; 800 MB, of which only those in use are touched
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
 _AT_ONCE = 4096  # rows

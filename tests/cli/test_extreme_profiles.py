@@ -144,6 +144,32 @@ input = 7664
 decode = { geometric = 12.909288104365586 }
 rate = 4.16e-297
 """,
+    "drafts that take longer to verify than anybody stays away": f"""
+gpu = {{ memory_tokens = 54369, block_tokens = 1, prefill = "fused" }}
+timing = {{ d0 = 0.0154, d1 = 1.13e-09, d2 = 0.000339 }}
+classes = [{{ name = "a", input = 93, decode = 15, rate = 0.72 }}]
+slo.ttft_s.p95 = 0.086
+[speculative]
+tokens = 34
+accepted = {[0.78**i for i in range(1, 35)]}
+draft_time = 0
+verify_time = 50043364943.98772
+""",
+    "states that fill iterations of months, whose sums run away from floats": """
+gpu.block_tokens = 16
+gpu.prefill = "disaggregated"
+gpu.kv = [{ kind = "state", layers = 1, bytes = 4481 }]
+gpu.kv_blocks = 19
+timing = { d0 = 14922198.24929281, d1 = 15.760627881192484, d2 = 0.08864710909824325 }
+workload = { rate = 152.83673625981936 }
+plan = { delta = 6.8e-40, horizon = 0.75, segments = 1 }
+fleet = { replicas = 5275 }
+[[classes]]
+name = "a"
+input = 62
+decode = { uniform = [8, 28] }
+share = 1.0
+""",
     "evictions of which rounding leaves less than nothing": """
 gpu = { memory_tokens = 6541048, block_tokens = 16, prefill = "disaggregated", max_num_batched_tokens = 1 }
 timing = { d0 = 0.001014435437265238, d2 = 1.5834627822556704e-06, d4 = 0.000248194082861663 }

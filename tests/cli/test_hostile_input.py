@@ -1,10 +1,12 @@
 """Input that nobody writes by hand: one clear line, exit code 2, and nothing that moves the cursor."""
 
 import json
+import resource
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command import Run
+from command import Run, process
 
 
 def test_control_characters_of_a_name_do_not_reach_the_terminal(run: Run) -> None:
@@ -120,6 +122,13 @@ def test_more_nodes_of_a_radix_tree_than_there_is_room_for_are_refused(run: Run,
     code, _, error = run("simulate", str(path), "--policy", "sglang", "--requests", "60")
     assert code == 2, error
     assert "a radix tree of up to" in error
+
+
+def test_more_memory_than_there_is_is_one_error() -> None:
+    bound = partial(resource.setrlimit, resource.RLIMIT_AS, (1 << 31, 1 << 31))
+    done = process("simulate", "--policy", "greedy", "--requests", "100000000", preexec_fn=bound)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: out of memory: " in done.stderr, done.stderr
 
 
 MANY_DRAFTS = ", ".join(str(1 - i / 70) for i in range(68))

@@ -37,6 +37,14 @@ def latency(model: ServingModel) -> Latency:
     """
     if (reason := not_covered(model)) is not None:
         return _none(model, reason)
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            return _covered(model)
+    except ArithmeticError:
+        return _none(model, "floats do not hold what its numbers add up to")
+
+
+def _covered(model: ServingModel) -> Latency:
     traffic = traffic_of(model)
     if traffic is None:
         return _none(model, "more work comes in than can be done")
