@@ -422,7 +422,7 @@ def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatA
         chance = rng.random(arrival[mine].size)
         if isinstance(schedule, Steps):
             return _by_share_of_step(schedule, rates, arrival[mine], chance)
-        return np.searchsorted(shares, chance, side="right")
+        return _after(shares, chance)
 
     small = arrival.size > _MANY and rates.size < 2**15
     kind = _in_pieces(drawn, arrival.size, np.int16 if small else np.int64)
