@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from kvplan.profile.reading import Profile
 
 
+_HEADROOM = 0.2
+
+
 class Router(StrEnum):
     """How requests come to replicas; those of `kvplan.model.fleet.Routing`."""
 
@@ -69,12 +72,12 @@ def size(
     ] = None,
     slo: Slos = None,
     headroom: Annotated[
-        float,
-        typer.Option(
+        float | None,
+        option(
             "--headroom",
-            help="Share by which the demand may grow while everything still holds; 0.2 is 20%.",
+            help="Share by which the demand may grow while everything still holds. Default: 0.2, which is 20%.",
         ),
-    ] = 0.2,
+    ] = None,
     price: Annotated[
         list[str] | None,
         option(
@@ -177,8 +180,9 @@ def size(
     check_writable(output)
     if rate is not None and not 1e-12 <= rate <= 1e12:
         raise UsageError(f"--rate {rate:g}: requests/s, from 1e-12 to 1e12")
-    if not 0 <= headroom <= 100:
-        raise UsageError(f"--headroom {headroom:g}: a share from 0 to 100, such as 0.2")
+    growth = _HEADROOM if headroom is None else headroom
+    if not 0 <= growth <= 100:
+        raise UsageError(f"--headroom {growth:g}: a share from 0 to 100, such as 0.2")
     if load_time is not None and not schedule:
         raise UsageError("--load-time goes with --schedule")
     if split is not None:
@@ -187,14 +191,14 @@ def size(
                 raise UsageError(f"{name} does not go with --split, which compares two ways to use GPUs")
         if router is not None:
             raise UsageError("--routing does not go with --split, which goes by [fleet]")
-        gpus = gpus_of(split, rate)
+        gpus = gpus_of(split, {"--rate": rate, "--headroom": headroom})
         sides = prefill, decode
         compare_split(
             profiles,
             sides,
             gpus,
             rate,
-            headroom,
+            growth,
             slo or [],
             price or [],
             policy,
@@ -211,7 +215,7 @@ def size(
     simulated_day = (
         _day(loaded, rate, load_time, router, policy, seeds, compare=compare) if schedule else None
     )
-    found = _sizing(loaded, rate, headroom, price or [], router, policy, requests, seeds)
+    found = _sizing(loaded, rate, growth, price or [], router, policy, requests, seeds)
     one_day = None if simulated_day is None else simulated_day(found)
     hashes = [offer.sha256 for offer in found.offers]
     text = rendered(

@@ -1,6 +1,6 @@
 """`kvplan size --split`: whether prefill and decode should run apart, and in which ratio."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvplan.cli.common import DocumentFormat, check_runs, read, rendered, say_compiling, with_slos
@@ -12,14 +12,17 @@ from kvplan.errors import UsageError
 _AUTO = "auto"  # as many GPUs as it takes
 
 
-def gpus_of(split: str, rate: float | None) -> int | None:
-    """The budget; None where it is asked for."""
+def gpus_of(split: str, demand: Mapping[str, float | None]) -> int | None:
+    """The budget; None where it is asked for, for the demand that these options give."""
     if split == _AUTO:
         return None
     if not split.isascii() or not split.isdigit():
         raise UsageError(f"--split {split[:80]!r}: a number of GPUs is wanted, or {_AUTO}")
-    if rate is not None:
-        raise UsageError(f"--rate goes with --split {_AUTO}; of {split[:80]} GPUs the largest rate is found")
+    for name, given in demand.items():
+        if given is not None:
+            raise UsageError(
+                f"{name} goes with --split {_AUTO}; of {split[:80]} GPUs the largest rate is found"
+            )
     return int(split[:9])
 
 

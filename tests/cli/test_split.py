@@ -42,7 +42,13 @@ def test_the_command_names_the_winner_and_all_it_tried(run: Run) -> None:
 
 
 def test_options_that_do_not_go_with_it_are_refused(run: Run) -> None:
-    for more in (["--rate", "5"], ["--compare"], ["llama-3.1-8b-rtx4090"], ["--split", "many"]):
+    for more in (
+        ["--rate", "5"],
+        ["--headroom", "0.2"],
+        ["--compare"],
+        ["llama-3.1-8b-rtx4090"],
+        ["--split", "many"],
+    ):
         code, _, error = run("size", "prefill-decode", "--split", "8", *more)
         assert code == 2
         assert "--split" in error
