@@ -276,8 +276,11 @@ def most_waiting(run: "Outcome") -> int:
 
 
 def _over_seeds(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Figures that every run has."""
-    return {key: _estimate([run[key] for run in runs]) for key in runs[0] if all(key in run for run in runs)}
+    """Figures that every run has; no share is more than all."""
+    found = {key: _estimate([run[key] for run in runs]) for key in runs[0] if all(key in run for run in runs)}
+    if (share := found.get("within")) is not None:
+        found["within"] = share._replace(high=min(share.high, 1.0))
+    return found
 
 
 def _estimate(values: Sequence[float]) -> Estimate:

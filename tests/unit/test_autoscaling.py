@@ -236,3 +236,9 @@ def test_most_waiting_is_counted_when_somebody_comes() -> None:
         first_token_s = np.array([1.5, 4.0, 3.0, math.nan])
 
     assert most_waiting(Run()) == 2  # type: ignore[arg-type]
+
+
+def test_a_share_is_never_more_than_all() -> None:
+    share = autoscaling._over_seeds([{"within": 1.0}, {"within": 0.9}, {"within": 1.0}])["within"]
+    assert share.mean == pytest.approx(29 / 30)
+    assert (0.8 < share.low < 0.9, share.high) == (True, 1.0)
