@@ -261,7 +261,9 @@ def test_servegen_lengths_are_never_run_as_code(tmp_path: Path) -> None:
     (tmp_path / "c-dataset.json").write_text(
         json.dumps({"0": {"input_tokens": "{10: print()}", "output_tokens": "{4: 1.0}"}})
     )
-    with pytest.raises(UsageError, match="not a ServeGen dataset"):
+    with pytest.raises(
+        UsageError, match=r"not a ServeGen dataset: '\{10: print\(\)\}'; must be lengths and shares"
+    ):
         measure(path)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvplan.errors import ProfileError, UsageError
+from kvplan.errors import ProfileError, UsageError, shown
 from kvplan.ingest.lengths import MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.trace.format import Description, DescriptionFormat, Part
@@ -141,7 +141,10 @@ def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _Length
 
 def _distribution(text: str, most: int) -> _LengthShares:
     """Lengths and shares of a dict written in Python; ``{18: 0.25, 19: 0.75}``."""
-    table = ast.literal_eval(text)
+    try:
+        table = ast.literal_eval(text)
+    except _NOT_A_DATASET:
+        raise ValueError(f"{shown(text)}; must be lengths and shares, as {{18: 0.25, 19: 0.75}}") from None
     usable = table and all(0 <= int(length) <= most for length in table)
     shares = np.array([float(share) for share in table.values()])
     if not usable or not (all(map(_sensible, shares.tolist())) and shares.any()):
