@@ -37,6 +37,7 @@ _DOUBLINGS = 5  # of a run that has not settled
 _LONGER = 1.5  # times; less is not worth another run
 MAX_STEPS = 120_000_000  # iterations times rows of a run, about a second
 _MOST_ITERATIONS = 1 << 18  # of requests so long that these are not enough, a second as well
+_STEPS_OF_A_MOVE = 4  # of a layer, which takes as long
 _MOST_PAGED = 1 << 22  # stages times places in a page where prompts end
 _UNSETTLED = 4  # times fewer where the budget cannot settle it
 
@@ -168,7 +169,7 @@ class _State(NamedTuple):
     are a `Run`.
     """
 
-    sizes: IntArray  # rows, stages, layers that there is room for, kinds, tokens of a block, iterations
+    sizes: IntArray  # rows, stages, room for layers, kinds, tokens of a block, iterations, moves
     limits: FloatArray  # capacity, seats
     stages: IntArray
     share: FloatArray
@@ -207,7 +208,10 @@ class _State(NamedTuple):
 
 
 def iterate(s: _State) -> int:
-    """Run the map from cohorts of the given masses, the composition of the traffic in each; 0 if layers lack room."""
+    """Run the map from cohorts of the given masses, the composition of the traffic in each.
+
+    Returns how many iterations were run before layers had moved too often; 0 if they lack room.
+    """
     n_rows, size, slots, n_pages, block = s.sizes[0], s.sizes[1], s.sizes[2], s.sizes[3], s.sizes[4]
     capacity, seats = s.limits[0], s.limits[1]
     stages, share, joined, offsets = s.stages, s.share, s.joined, s.offsets
@@ -218,7 +222,7 @@ def iterate(s: _State) -> int:
     pool_scale, pool_outlasts = s.pool_scale, s.pool_outlasts
     masses, held_table, read_table = s.masses, s.held_table, s.read_table
     tabled = block == 0
-    bottom, top, pooled = 0, 0, 0  # layers are a ring, oldest first
+    bottom, top, pooled, moved = 0, 0, 0, 0  # layers are a ring, oldest first
     in_flight, held, read = 0.0, 0.0, 0.0
     for younger in range(size):
         age = size - 1 - younger
@@ -316,6 +320,7 @@ def iterate(s: _State) -> int:
             gone_prompts += amount * s.prompt[stage]
             if pooled == slots:
                 return 0
+            moved += 1
             pool_scale[pooled], pool_outlasts[pooled] = amount, stage
             pooled += 1
             if part < 1.0:
@@ -342,6 +347,7 @@ def iterate(s: _State) -> int:
                     turning[g * block + in_page] += part * page_present[g * size + stage]
             if top - bottom == slots:
                 return 0
+            moved += 1
             at = top % slots
             top += 1
             scale[at], outlasts[at], born[at], before[at], after[at] = part, stage, now, -1, -1
@@ -361,7 +367,9 @@ def iterate(s: _State) -> int:
         s.in_flight[now] = in_flight
         s.held_tokens[now] = held
         s.read_tokens[now] = read
-    return 1
+        if moved > s.sizes[6]:
+            return now + 1
+    return int(s.sizes[5])
 
 
 @cache
@@ -373,10 +381,18 @@ def compiled() -> Callable[[_State], int]:
     return found
 
 
-def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above: int = _COMPILE_ABOVE) -> Run:
+def run(
+    system: FluidMap,
+    masses: FloatArray,
+    iterations: int,
+    *,
+    max_steps: int = MAX_STEPS,
+    compile_above: int = _COMPILE_ABOVE,
+) -> Run:
     """Run the map from the cohorts of the given masses, shape (L,), at stage 0, 1, …
 
-    `compile_above` is the number of rows and iterations from which the compiled loop is used.
+    It ends sooner where `max_steps`, of which a layer that moves takes some, are over. `compile_above` is the number of
+    rows and iterations from which the compiled loop is used.
 
     Examples
     --------
@@ -391,16 +407,16 @@ def run(system: FluidMap, masses: FloatArray, iterations: int, *, compile_above:
     loop = compiled() if fast else iterate
     layers = min(_LAYERS * system.size, system.size + _LAYERS * iterations)
     while True:
-        state = _prepared(system, masses, iterations, layers)
+        state = _prepared(system, masses, iterations, layers, max_steps // _STEPS_OF_A_MOVE)
         if not fast:
             state = _State._make(array.tolist() for array in state)  # faster, one number at a time
-        if loop(state):
-            return Run(*(np.asarray(getattr(state, name)) for name in Run._fields))
+        if done := loop(state):
+            return Run(*(np.asarray(getattr(state, name)[:done]) for name in Run._fields))
         layers *= 2
 
 
-def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int) -> _State:
-    """Before the first iteration, with room for so many layers."""
+def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int, moves: int) -> _State:
+    """Before the first iteration, with room for so many layers, which may move so often."""
     weights, read, share, size = system.weights, system.read, system.share, system.size
     held_table = read_table = np.zeros(0)
 
@@ -422,7 +438,7 @@ def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int
         page_base = np.concatenate([sums(mine * (weights.first - over)) for mine in pages])
 
     links = np.zeros(layers, dtype=np.int64)
-    counts = share.size, size, layers, offsets.size, block, iterations
+    counts = share.size, size, layers, offsets.size, block, iterations, moves
     state = _State(
         sizes=np.array(counts),
         limits=np.array([system.capacity, system.seats]),
@@ -517,19 +533,25 @@ def find_attractor(system: FluidMap, masses: FloatArray, max_steps: int | None =
     """Run the map from cohorts of the given masses, shape (L,), and look where it settles.
 
     It mostly has after some 40·L iterations (theory §3, "As validated"), within a budget of `max_steps` iterations
-    times rows (None: `MAX_STEPS`), and of iterations; what the budget cuts short is not settled. Where it has not, it
-    runs longer, from the start again, within half the budget.
+    times rows (None: `MAX_STEPS`), of moves of layers and of iterations; what the budget cuts short is not settled.
+    Where it has not, it runs longer, from the start again, within half the budget.
     """
-    usual = usual_iterations(system.size)
-    most = min((max_steps or MAX_STEPS) // system.cost, _MOST_ITERATIONS)
+    usual, steps = usual_iterations(system.size), max_steps or MAX_STEPS
+    most = min(steps // system.cost, _MOST_ITERATIONS)
+
+    def tried(iterations: int) -> Cycle:
+        history = run(system, masses, iterations, max_steps=steps)
+        found = _second_half(system, history)
+        return found if history.completed.size == iterations else found._replace(settled=False)
+
     if usual > most:
-        return _second_half(system, run(system, masses, max(most // _UNSETTLED, 2)))._replace(settled=False)
-    iterations, found = usual, _second_half(system, run(system, masses, usual))
+        return tried(max(most // _UNSETTLED, 2))._replace(settled=False)
+    iterations, found = usual, tried(usual)
     for _ in range(_DOUBLINGS):
-        if found.settled or most // 2 < _LONGER * iterations:
+        if found.settled or found.iterations != iterations or most // 2 < _LONGER * iterations:
             break
         iterations = min(2 * iterations, most // 2)
-        found = _second_half(system, run(system, masses, iterations))
+        found = tried(iterations)
     return found
 
 

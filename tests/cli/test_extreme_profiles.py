@@ -170,6 +170,32 @@ input = 62
 decode = { uniform = [8, 28] }
 share = 1.0
 """,
+    "a budget that nobody ever meets another one in": """
+gpu = { memory_tokens = 191, block_tokens = 16, max_num_batched_tokens = 1 }
+timing = { d0 = 0.6097580452445688, d1 = 0.34757684835303077, d3 = 0.028989134888056243 }
+classes = [{ name = "a", input = 3, decode = 63, rate = 4.143364434974952e-274 }]
+""",
+    "full iterations that are next to never and would take less than nothing": """
+gpu = { memory_tokens = 20419170, block_tokens = 16, max_num_batched_tokens = 2043 }
+timing = { d0 = 4.767723250979785e-12, d3 = 4.910840075407065e-10 }
+classes = [{ name = "a", input = 3188, decode = { 12 = 6.68, 8 = 0.545 }, rate = 0.00013557060942210664 }]
+slo = { ttft_s = { p95 = 15.771474112716554 } }
+""",
+    "a law that is steeper where it stands than any work can be": """
+gpu = { memory_tokens = 3227, block_tokens = 64, max_num_seqs = 3, max_num_batched_tokens = 902 }
+timing = { d0 = 0.0013909818200690367, d5 = 3.6177022594084904e-05, knee_tokens = 5898 }
+workload = { rate = 659.2097471672913 }
+[[classes]]
+name = "a"
+input = 2937
+decode = 20
+share = 0.44908240586164266
+[[classes]]
+name = "b"
+input = 262
+decode = { geometric = 3.9066357165630445 }
+share = 0.5509175941383574
+""",
     "evictions of which rounding leaves less than nothing": """
 gpu = { memory_tokens = 6541048, block_tokens = 16, prefill = "disaggregated", max_num_batched_tokens = 1 }
 timing = { d0 = 0.001014435437265238, d2 = 1.5834627822556704e-06, d4 = 0.000248194082861663 }

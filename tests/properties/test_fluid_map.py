@@ -336,11 +336,26 @@ def test_a_run_that_needs_more_room_for_layers_finds_it(
     monkeypatch.setattr(module, "_LAYERS", 1)
     calls = []
     prepared = module._prepared
-    monkeypatch.setattr(module, "_prepared", lambda *given: calls.append(given[-1]) or prepared(*given))
+    monkeypatch.setattr(module, "_prepared", lambda *given: calls.append(given[3]) or prepared(*given))
     tight = run(mixture.fast(), start, 800, compile_above=compile_above)
     assert calls[:2] == [24, 48]
     for a, b in zip(roomy, tight, strict=True):
         assert a.tolist() == b.tolist()
+
+
+@pytest.mark.parametrize("compile_above", [PLAIN, COMPILED])
+def test_a_run_whose_layers_move_too_often_ends_sooner_and_is_not_settled(compile_above: int) -> None:
+    """Disturbed, two lengths with many evictions in each iteration: so many moves are over before the iterations."""
+    system = Mixture(((50, 20, 9, 1), (90, 3, 3, 1)), 1e4).fast()
+    start = collapsed_starts(system)[0]
+    whole = run(system, start, 2000, compile_above=compile_above)
+    short = run(system, start, 2000, max_steps=4000, compile_above=compile_above)
+    size = short.completed.size
+    assert 20 < size < 1000
+    for a, b in zip(whole, short, strict=True):
+        assert a[:size].tolist() == b.tolist()
+    assert not find_attractor(system, start, max_steps=60_000).settled
+    assert find_attractor(system, start).settled
 
 
 @given(

@@ -155,7 +155,8 @@ def queue_of(
     more = _decodes_behind(traffic, tokens_rps, weight, slow_s, computed, moves, stationary)
     here = (weight[:, None] * stationary) * full
     if here.any():
-        full_s = full_s + float((here * more).sum() / here.sum())
+        shorter = full_s + float((here * more).sum() / here.sum())
+        full_s = np.maximum(shorter, slow.fixed_s + token_s * room)
     seconds = np.where(full, full_s[:, None], np.maximum(slow_s[:, None] + more, slow.fixed_s) + prompt_s)
     moves, stationary = _chain(seconds, arrivals, shift)
     ticks = math.ceil(_TICKS_OF_FIXED * float(weight @ full_s) / slow.fixed_s)
@@ -644,10 +645,11 @@ def budgeted(traffic: Traffic, prompts: Prompts, slow: SlowPart, budget: int, em
     sequence_s = max(float(traffic.stage_s[0] - traffic.token_s * traffic.prompt_tokens[0]), 0.0)
     again = (parts - 1) * (sequence_s + traffic.token_s * budget * parts / 2)
     least = parts * traffic.fixed_s + prompts.seconds + again
-    return Budgeted(
-        tokens,
-        queue,
-        [serve(queue, s, met) for s in tokens.tolist()],
-        [serve_alone(queue, s, seconds) for s, seconds in zip(tokens.tolist(), least.tolist(), strict=True)],
-        After.of(queue, rate, tokens),
-    )
+    alone = [
+        serve_alone(queue, s, seconds) for s, seconds in zip(tokens.tolist(), least.tolist(), strict=True)
+    ]
+    if met.mass.any():
+        served = [serve(queue, s, met) for s in tokens.tolist()]
+    else:  # so seldom that floats do not hold how often
+        served = [one._replace(queue=np.zeros((4, *queue.seconds.shape))) for one in alone]
+    return Budgeted(tokens, queue, served, alone, After.of(queue, rate, tokens))

@@ -84,7 +84,7 @@ def traffic_of(model: ServingModel) -> Traffic | None:
     if iteration_time(model) is None:
         return None
     mix, timing, law = model.mix, model.timing, tangent(model)
-    if not timing.is_linear and per_request(model).iterations * model.total_rate_rps * law.fixed_s < 1:
+    if not timing.is_linear and 0 < per_request(model).iterations * model.total_rate_rps * law.fixed_s < 1:
         law = timing.tangent(0.0, prompts_of(mix, model.replica, 1 / per_request(model).iterations), 1.0)
     tokens = np.maximum(mix.input_tokens, 1).astype(np.float64)
     pace = 1.0 if model.drafts is None else model.drafts.mean
