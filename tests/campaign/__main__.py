@@ -2,9 +2,10 @@
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from campaign.runner import KINDS, Case, Failure, campaign, judged
+from campaign.runner import KINDS, Case, Counts, Failure, campaign, judged
 
 
 def main() -> int:
@@ -23,11 +24,14 @@ def main() -> int:
         failure = judged(Case(kind, int(seed), int(number)), options.keep)
         print(_said(failure) if failure else "nothing broke")
         return int(failure is not None)
-    shown = 0
-    for counts in campaign(options.seconds, options.seed, options.processes, tuple(options.kinds.split(","))):
-        for failure in counts.failures[shown:]:
-            print(_said(failure), flush=True)
-        shown = len(counts.failures)
+    shown, counts = 0, Counts()
+    with suppress(KeyboardInterrupt):
+        for counts in campaign(
+            options.seconds, options.seed, options.processes, tuple(options.kinds.split(","))
+        ):
+            for failure in counts.failures[shown:]:
+                print(_said(failure), flush=True)
+            shown = len(counts.failures)
     print(f"{'kind':12} {'cases':>8} {'failed':>7} {'seconds':>8}")
     for kind, cases in counts.cases.items():
         failed = sum(failure.case.kind == kind for failure in counts.failures)
