@@ -1008,15 +1008,10 @@ def _layout_conflicts(document: Document) -> Iterator[Problem]:
         return
     if layout is None:
         return
-    why = "not modelled beside layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
-    for i, c in enumerate(document.classes):
-        for key in ("shared", "reuse"):
-            if getattr(c, key) is not None:
-                yield Problem(("classes", i, key), why)
-    if document.sessions:
-        yield Problem(("sessions", 0), why)
-    if document.prefix.hit_curve is not None:
-        yield Problem(("prefix", "hit_curve"), why)
+    yield from _prefixes_in_common(
+        document,
+        "not modelled beside layers of several kinds: of windows, chunks and states a prefix cache keeps too little",
+    )
 
 
 def _draft_conflicts(document: Document) -> Iterator[Problem]:
@@ -1048,7 +1043,11 @@ def _draft_conflicts(document: Document) -> Iterator[Problem]:
         )
     if document.timing.d5:
         yield Problem(("timing", "d5"), "not modelled beside [speculative]; verify_time is what drafts cost")
-    why = "not modelled beside [speculative]"
+    yield from _prefixes_in_common(document, "not modelled beside [speculative]")
+
+
+def _prefixes_in_common(document: Document, why: str) -> Iterator[Problem]:
+    """Where a profile says that requests have some, and why it must not."""
     for i, c in enumerate(document.classes):
         for key in ("shared", "reuse"):
             if getattr(c, key) is not None:
