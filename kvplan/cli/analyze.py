@@ -81,7 +81,7 @@ def analyze(
         from kvplan.plots import drawing
 
         drawing.require()
-    loaded = with_slos(read(profile), slo)
+    loaded = with_slos(read(profile, output), slo)
     result, runs = _simulated(loaded) if simulate else (kvplan.analyze(loaded), None)
     plots: tuple[Plot, ...] = ()
     if plot is not None or format is Format.HTML:

@@ -101,8 +101,9 @@ Output = Annotated[
 _LEAST_SEEDS = 2  # below there is no interval
 
 
-def read(profile: str | None) -> "profile_file.Profile":
-    """The profile that was asked for; says which where none was."""
+def read(profile: str | None, output: Path | None = None) -> "profile_file.Profile":
+    """The profile that was asked for; says which where none was, and refuses to write the result over it."""
+    refuse_overwriting(output, [] if profile in (None, "-") else [Path(profile)])
     loaded = _loaded(profile)
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")

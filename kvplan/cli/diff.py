@@ -1,11 +1,12 @@
 """`kvplan diff`: what has changed between two profiles or reports."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.common import DocumentFormat, Format, Output, rendered, standard_input
+from kvplan.cli.common import DocumentFormat, Format, Output, refuse_overwriting, rendered, standard_input
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def diff(
     from kvplan.formats import json
     from kvplan.layout import diff as tables
 
+    refuse_overwriting(output, [Path(side) for side in (before, after) if side != "-"])
     found = compare(_side(before), _side(after))
     write_result(rendered(format, output, lambda: json.diff(found), lambda: [tables.build(found)]), output)
 

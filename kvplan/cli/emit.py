@@ -48,7 +48,7 @@ def emit(
 
     check_runs(seeds, requests)
     check_writable(output)
-    loaded = read(profile)
+    loaded = read(profile, output)
     one = one_replica(loaded.model)
     size, all_seeds = requests or default_requests(one), chosen(0, seeds)
     required = _required(loaded)

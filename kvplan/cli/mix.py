@@ -59,7 +59,7 @@ def mix(
     if requests is not None and not simulate:
         raise UsageError("--requests goes with --simulate only")
     check_writable(output)
-    loaded = read(profile)
+    loaded = read(profile, output)
     loaded = replace(loaded, model=replace(loaded.model, fleet=None))  # --replicas says how many there are
     refuse_prefixes(loaded.model)
     with progress_bar() as progress:

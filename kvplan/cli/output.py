@@ -119,6 +119,8 @@ def _refusals(place: str) -> Iterator[None]:
 def check_writable(path: Path | None) -> None:
     """Refuse a file that could not be written, before the work whose result it is for.
 
+    A pipe is left alone: whoever reads it would take the end of this for the end of the result.
+
     Raises
     ------
     OutputError
@@ -135,10 +137,10 @@ def check_writable(path: Path | None) -> None:
         return
     folder = os.path.dirname(os.path.realpath(path))
     with _refusals(str(path)):
-        if path.exists():
+        if path.is_file() or path.is_dir():
             with path.open("ab"):
                 pass
-        elif not os.access(folder, os.W_OK | os.X_OK):
+        elif not (path.exists() or os.access(folder, os.W_OK | os.X_OK)):
             os.listdir(folder)  # says what is wrong with it, if it is not there
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

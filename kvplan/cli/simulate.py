@@ -164,7 +164,7 @@ def simulate(
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
     check_writable(series)
     check_writable(output)
-    loaded = with_slos(read(profile), slo)
+    loaded = with_slos(read(profile, output), slo)
     load = options.load(
         kind=None if arrivals is None else arrivals.value,
         cv=cv,

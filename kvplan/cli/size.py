@@ -211,7 +211,7 @@ def size(
         return
     if prefill is not None or decode is not None:
         raise UsageError("--prefill and --decode go with --split")
-    loaded = [with_slos(read(profile), slo) for profile in profiles]
+    loaded = [with_slos(read(profile, output), slo) for profile in profiles]
     simulated_day = (
         _day(loaded, rate, load_time, router, policy, seeds, compare=compare) if schedule else None
     )

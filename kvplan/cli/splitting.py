@@ -60,7 +60,7 @@ def compare_split(
         raise UsageError("--split goes with one profile; --prefill and --decode take others for either side")
     check_runs(seeds, requests)
     given = [side or profiles[0] for side in (*sides, profiles[0])]
-    known = {name: read(name) for name in dict.fromkeys(given)}
+    known = {name: read(name, output) for name in dict.fromkeys(given)}
     labels = dict(zip(known, labels_of(list(known.values())), strict=True))
     prices = prices_of(
         price,

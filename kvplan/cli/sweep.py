@@ -111,7 +111,7 @@ def sweep(
     executors.check(executor, workers)
     check_plot(plot)
     runs = _runs(simulate, policy, seeds, requests)
-    loaded = read(profile)
+    loaded = read(profile, output)
     keys = [key for text in columns or [] for key in text.split(",") if key.strip()]
     if columns and not keys:
         raise UsageError("--columns: at least one key of the report, such as load.headroom")

@@ -20,7 +20,7 @@ _DIGEST = hashlib.sha256
 
 @cache
 def folder() -> str | None:
-    """Where compiled code is kept: of one user, version and Python; None where there is no place.
+    """Where compiled code is kept: of one user, version and Python; None, and a note, where there is no place.
 
     In `$KVPLAN_CACHE_DIR`, else in `$XDG_CACHE_HOME/kvplan`, else in `~/.cache/kvplan`.
     """
@@ -33,10 +33,14 @@ def folder() -> str | None:
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         found = os.stat(path)
-    except OSError:
+    except OSError as error:
+        _say_not_kept(path, error.strerror)
         return None
     # What is read there is run: it has to be ours, and nobody else's to write.
-    return path if user is None or (found.st_uid == user and not found.st_mode & 0o022) else None
+    if user is None or (found.st_uid == user and not found.st_mode & 0o022):
+        return path
+    _say_not_kept(path, "others could write to it")
+    return None
 
 
 def lasts() -> bool:
@@ -111,9 +115,14 @@ def save(file: str | None, content: bytes) -> None:
             stream.write(_DIGEST(content).digest() + content)
         os.replace(temporary, file)
     except OSError as error:
+        _say_not_kept(path, error.strerror)
+    finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        _say(f"compiled code cannot be kept in {path!r}, later runs compile again: {error.strerror}")
+
+
+def _say_not_kept(folder: str, why: str | None) -> None:
+    _say(f"compiled code cannot be kept in {folder!r}, later runs compile again: {why}")
 
 
 @cache

@@ -272,7 +272,10 @@ class SegmentMemory:
 
 
 def segment_memory(model: ServingModel, report: Report, plan: Plan) -> SegmentMemory | None:
-    """The least memory for each number of segments; None where there is one length or Λ >= 1 (theory §6)."""
+    """The least memory for each number of segments (theory §6).
+
+    None where there is one length, Λ >= 1, or floats do not hold it.
+    """
     lengths = lengths_of(model).decode.size
     if lengths == 1 or not report.nested_wait.feasible:
         return None
@@ -284,7 +287,10 @@ def segment_memory(model: ServingModel, report: Report, plan: Plan) -> SegmentMe
         for p in plans
     ]
     base, boundary, *buffers = np.array(parts, dtype=np.float64).T
-    return SegmentMemory(np.array(count), base, boundary, sum(buffers), chosen, model.replica.capacity_tokens)
+    found = SegmentMemory(
+        np.array(count), base, boundary, sum(buffers), chosen, model.replica.capacity_tokens
+    )
+    return found if np.isfinite(found.required_tokens).all() else None
 
 
 @dataclass(frozen=True)

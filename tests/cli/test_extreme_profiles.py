@@ -303,3 +303,20 @@ def test_a_law_that_is_steeper_at_its_equilibrium_than_in_all_has_a_safety_buffe
     file = tmp_path / "steep.toml"
     file.write_text(STEEP)
     assert main(["analyze", str(file), "--format", "json"]) == 0, capfd.readouterr().err
+
+
+TOO_LARGE = """schema = 1
+name = "thresholds whose memory no float holds"
+gpu = { memory_tokens = 213, block_tokens = 1 }
+timing = { d0 = 6059688527.968536, d5 = 0.00033, knee_tokens = 623 }
+classes = [{ name = "a", input = 82, decode = { geometric = 3.7348922780139464 }, rate = 25.233699002153287 }]
+workload = { cv = 0.07878170229830503 }
+"""
+
+
+def test_what_floats_do_not_hold_is_not_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "large.toml"
+    file.write_text(TOO_LARGE)
+    page = tmp_path / "large.html"
+    assert main(["analyze", str(file), "--format", "html", "-o", str(page)]) == 0, capfd.readouterr().err
+    assert "<svg" in page.read_text()

@@ -143,3 +143,39 @@ for block in range(1000):
     assert fit.code == 0, fit.err
     assert "10,000,000" in fit.out
     assert fit.mib < 1000
+
+
+@pytest.mark.parametrize(
+    "command", [["simulate", "--requests", "50"], ["analyze"], ["size", "--requests", "300"]]
+)
+def test_a_result_goes_whole_through_a_pipe_that_has_a_name(command: list[str], tmp_path: Path) -> None:
+    """Nothing opens it before: its reader would take that for the end."""
+    profile, pipe, found = tmp_path / "a.toml", tmp_path / "pipe", []
+    profile.write_text(PROFILE)
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
+    reader.start()
+    name, *options = command
+    done = process(name, profile, *options, "-o", pipe, timeout=30)
+    reader.join(10)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert found == [run(name, profile, *options).stdout]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["analyze", "IT"], ["simulate", "IT"], ["emit", "IT", "--engine", "vllm"], ["size", "IT"]),
+        *(
+            ["size", "IT", "--split", "2"],
+            ["mix", "IT", "--replicas", "2"],
+            ["diff", "tool-calls-h100", "IT"],
+        ),
+    ],
+)
+def test_no_result_is_written_over_the_profile(command: list[str], tmp_path: Path) -> None:
+    profile = tmp_path / "a.toml"
+    profile.write_text(PROFILE)
+    done = run(*(profile if word == "IT" else word for word in command), "-o", profile)
+    assert (done.returncode, done.stderr) == (2, f"error: -o {profile}: would overwrite what is read\n")
+    assert profile.read_text() == PROFILE

@@ -76,8 +76,13 @@ def test_a_full_disk_costs_a_note_and_leaves_nothing_behind(tmp_path: Path) -> N
 def test_where_there_is_no_folder_nothing_is_kept(tmp_path: Path) -> None:
     taken = tmp_path / "a file"
     taken.touch()
-    for folder in (taken, taken / "below", Path("/proc")):
-        assert process(folder).stderr == ""
+    for folder, why in (
+        *((taken, "Not a directory"), (taken / "below", "Not a directory")),
+        (Path("/proc"), "No such file or directory"),
+    ):
+        (note,) = process(folder).stderr.splitlines()
+        assert note.startswith(f"note: compiled code cannot be kept in '{folder}/")
+        assert note.endswith(f", later runs compile again: {why}")
     assert list(tmp_path.iterdir()) == [taken]
 
 
@@ -86,7 +91,7 @@ def test_code_that_others_could_have_written_is_not_run(tmp_path: Path) -> None:
     file = kept(tmp_path)
     file.write_bytes(b"harmful")
     file.parent.chmod(0o777)
-    assert process(tmp_path).stderr == ""
+    assert "later runs compile again: others could write to it" in process(tmp_path).stderr
     assert file.read_bytes() == b"harmful"
 
 
