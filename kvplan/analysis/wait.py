@@ -27,6 +27,7 @@ GUARD = 1 + 1e-12
 _ROUNDING = Fraction(1, 2**48)  # of Λ
 _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
 _MAX_STEPS = 2_000  # of the fixed-point iteration; after that: feasible, but perhaps not the smallest
+_LONGEST_S = 1e300  # whose parts are still finite
 _BISECTIONS = 120
 _LOWERING_STEPS = 65
 _GROWTH, _LONGEST_S = 1.02, 1e18  # of the search for a feasible time under a law that is not linear
@@ -333,7 +334,7 @@ def largest_thresholds(
         return thresholds
 
     least = low = means.iteration_time_s(smallest)
-    high = max(low, memory_tokens / float(means.rate_rps @ means.held))
+    high = max(low, min(memory_tokens / float(means.rate_rps @ means.held), _LONGEST_S))
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         if float(at(middle) @ means.held) <= memory_tokens:

@@ -196,6 +196,13 @@ input = 262
 decode = { geometric = 3.9066357165630445 }
 share = 0.5509175941383574
 """,
+    "arrivals so rare that memory fills in no time that floats hold": """
+gpu = { memory_tokens = 16507712, block_tokens = 16 }
+timing = { d0 = 0.021867261077691477 }
+classes = [{ name = "a", input = 37, decode = 2, rate = 1.904765025309395e-300 }]
+workload.period = 9519.8
+workload.schedule = [{ at = 0, factor = 0.0 }, { at = 7901.1, factor = 1e-06 }]
+""",
     "evictions of which rounding leaves less than nothing": """
 gpu = { memory_tokens = 6541048, block_tokens = 16, prefill = "disaggregated", max_num_batched_tokens = 1 }
 timing = { d0 = 0.001014435437265238, d2 = 1.5834627822556704e-06, d4 = 0.000248194082861663 }
