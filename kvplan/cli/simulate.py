@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from kvplan.simulation.requests import Requests
 
 
+_LARGE, _BYTES_EACH = 2 * 10**7, 60  # requests of all runs, and what each takes
+
+
 class TableFormat(StrEnum):
     """How a comparison is written."""
 
@@ -192,6 +195,9 @@ def simulate(
         raise UsageError("--hindsight is about one replica; the profile has a [fleet]")
     # before anything is run: most profiles are too large for it
     bounds = study_bounds(loaded.model, load, list(policies), all_seeds) if hindsight else ()
+    in_all = (load.requests or 0) * len(policies) * len(all_seeds)
+    if in_all >= _LARGE:
+        say(f"note: {in_all:,} requests in all take some {in_all * _BYTES_EACH / 1e9:.2g} GB of memory")
     with progress_bar() as progress:
         found = study.study(
             loaded.model, loaded.plan, load, policies, all_seeds, progress=progress, announce=say_compiling
