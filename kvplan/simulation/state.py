@@ -8,6 +8,7 @@ members in order of admission, and in a ring of lists by the tick at which they 
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from kvplan.simulation.requests import Requests
 NOBODY = -1
 _NO_END = 1 << 60  # tokens
 _MOST_LOOKED_UP = 1 << 23  # tokens
+_LOOKED_UP_BY = 1 << 12  # at a time, so that runs whose longest request is another one share a table
 _MOST_NODES = 10**7  # of a radix tree; 800 MB, of which only those in use are touched
 RECORDS = 4096  # of the series; when it is full, every second one goes
 _BINS = 1 << 14
@@ -637,7 +639,9 @@ def new_state(
                 f"requests of up to {most:,} tokens; beside drafts or layers of several kinds {_MOST_LOOKED_UP:,} is "
                 "the most in a simulation"
             )
-        blocks, context = _lookup(replica, most + fixed[SLOTS] + 2)
+        blocks, context = _lookup(
+            replica, -(-(most + int(fixed[SLOTS]) + 2) // _LOOKED_UP_BY) * _LOOKED_UP_BY
+        )
     if setup.pools is not None:
         kind, tokens = Pooled, np.arange(context.size)
         filled, passed = tokens + block - 1, np.maximum(tokens - setup.pools.window + 1, 0)
@@ -697,8 +701,9 @@ def _of_host(host: Offload, block: int) -> tuple[int, int, int]:
     return host.memory_tokens // block, host.inclusive, host.overlap
 
 
+@lru_cache(1)
 def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
-    """`State.blocks` and `State.context` for requests of up to so many tokens."""
+    """`State.blocks` and `State.context` for requests of up to so many tokens; those of many runs are the same."""
     tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
     layout = replica.layout
     if layout is None:

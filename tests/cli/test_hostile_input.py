@@ -1,12 +1,13 @@
 """Input that nobody writes by hand: one clear line, exit code 2, and nothing that moves the cursor."""
 
 import json
-import resource
-from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from command import Run, process
+from command import Run
+
+from kvplan.simulation.experiments import study
 
 
 def test_control_characters_of_a_name_do_not_reach_the_terminal(run: Run) -> None:
@@ -124,11 +125,16 @@ def test_more_nodes_of_a_radix_tree_than_there_is_room_for_are_refused(run: Run,
     assert "a radix tree of up to" in error
 
 
-def test_more_memory_than_there_is_is_one_error() -> None:
-    bound = partial(resource.setrlimit, resource.RLIMIT_AS, (1 << 31, 1 << 31))
-    done = process("simulate", "--policy", "greedy", "--requests", "100000000", preexec_fn=bound)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "note: 100,000,000 requests in all take some 6 GB of memory\nerror: out of memory: " in done.stderr
+def test_more_memory_than_there_is_is_one_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_much(*given: object, **named: object) -> NoReturn:
+        raise MemoryError("Unable to allocate 381. MiB")
+
+    monkeypatch.setattr(study, "study", too_much)
+    code, out, error = run("simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "100000000")
+    assert (code, out) == (2, "")
+    told, refused = error.splitlines()
+    assert told == "note: 100,000,000 requests in all take some 6 GB of memory"
+    assert refused == "error: out of memory: Unable to allocate 381. MiB"
 
 
 MANY_DRAFTS = ", ".join(str(1 - i / 70) for i in range(68))
