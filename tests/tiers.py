@@ -97,7 +97,6 @@ KEPT = {
     "cli/test_sweep::test_a_worker_that_is_killed_is_replaced": 0,
     "properties/test_nested_memory::test_required_memory_is_passed_in_a_share_delta_of_horizons_at_most": 1,
     "papers/test_prefix_theory::test_sessions_are_served_as_theory_says": 1,
-    "properties/test_bursts::test_usage_spreads_as_on_a_path": 3,
     "unit/test_explain::test_every_figure_is_named_by_a_formula": 0,
     "unit/test_inputs::test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_slower": 0,
     "real/test_scoreboard::test_points_of_a_sweep_that_are_held_out_do_not_matter": 0,
