@@ -101,7 +101,7 @@ Output = Annotated[
 _LEAST_SEEDS = 2  # below there is no interval
 
 
-def read(profile: str | None, output: Path | None = None) -> "profile_file.Profile":
+def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
     """The profile that was asked for; says which where none was, and refuses to write the result over it."""
     refuse_overwriting(output, [] if profile in (None, "-") else [Path(profile)])
     loaded = _loaded(profile)

@@ -37,7 +37,7 @@ def explain(
     from kvplan.report.explain import find, page
 
     found = find(key)
-    loaded = read(profile)
+    loaded = read(profile, output)
     shown = page(found, kvplan.analyze(loaded), loaded.model, loaded.plan)
     width = shutil.get_terminal_size().columns if output is None else 80
     as_text = format is PageFormat.TEXT

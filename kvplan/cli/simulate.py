@@ -17,6 +17,7 @@ from kvplan.cli.common import (
     option,
     progress_bar,
     read,
+    refuse_overwriting,
     rendered,
     say,
     say_compiling,
@@ -165,6 +166,9 @@ def simulate(
 
     if series is not None and output is not None and os.path.realpath(series) == os.path.realpath(output):
         raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
+    read_from = [Path(name) for name in (profile, trace) if name is not None]
+    refuse_overwriting(output, read_from)
+    refuse_overwriting(series, read_from, "--series")
     check_writable(series)
     check_writable(output)
     loaded = with_slos(read(profile, output), slo)

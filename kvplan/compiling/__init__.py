@@ -87,7 +87,7 @@ def compiled(
 
 def load(file: str | None) -> bytes | None:
     """What was kept, if it is whole."""
-    if file is None:
+    if file is None or not os.path.isfile(file):
         return None
     try:
         with open(file, "rb") as stream:

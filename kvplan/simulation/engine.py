@@ -233,13 +233,20 @@ def run(
         Told now and then how many requests are done; the run stops where it answers False.
     announce
         Told before the loop is compiled, if no earlier run has left it on disk; and whether this one will.
+
+    Raises
+    ------
+    NotBegunError
+        `watch` answered False while the requests were set up.
     """
     if requests.turns is not None and requests.clients is not None:
         raise ValueError("a closed loop has no turns beside it")
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
     rows = Rows(requests, setup, replica, ROWS)
-    state = new_state(requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size)
+    state = new_state(
+        requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size, watch
+    )
     kind = type(state).__name__
     longest = most_stages(requests, setup, replica.prefill) + int(requests.input_tokens.max(initial=1))
 

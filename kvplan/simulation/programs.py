@@ -85,7 +85,7 @@ class Program(NamedTuple):
         if (self.name, policy, kind) in _loops:
             return True
         file = self.file(policy, kind)
-        return file is not None and os.path.exists(file)
+        return file is not None and os.path.isfile(file)
 
     def is_worth_it(self, policy: FormBatch, kind: str, seconds: float) -> bool:
         """Whether to go on compiled after so many seconds of plain Python; at once where a run has loaded it."""

@@ -7,7 +7,7 @@ members in order of admission, and in a ring of lists by the tick at which they 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -505,11 +505,29 @@ def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int
     return times if setup.host is None else 6, columns
 
 
+class NotBegunError(Exception):
+    """Somebody stopped a run whose requests had not been set up."""
+
+
 def begin_rows(
-    time: FloatArray, request: IntArray, requests: Requests, setup: Setup, prefill: Prefill, start: int
+    time: FloatArray,
+    request: IntArray,
+    requests: Requests,
+    setup: Setup,
+    prefill: Prefill,
+    start: int,
+    watch: Callable[[int], bool] | None = None,
 ) -> None:
-    """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on."""
+    """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on.
+
+    Raises
+    ------
+    NotBegunError
+        Where `watch`, asked before all rows but the first thousands, answers False.
+    """
     for some in _near(time.shape[0]):
+        if watch is not None and some.start and not watch(0):
+            raise NotBegunError
         _begin(time[some], request[some], requests, setup, prefill, start + some.start)
 
 
@@ -561,8 +579,12 @@ def new_state(
     horizon_s: float | None,
     request_overhead_s: float = 0.0,
     rows: int | None = None,
+    watch: Callable[[int], bool] | None = None,
 ) -> State:
-    """The state before anything has arrived, with rows for all requests or for so many at first."""
+    """The state before anything has arrived, with rows for all requests or for so many at first.
+
+    Raises as `begin_rows` does.
+    """
     size, block = requests.arrival_s.size, replica.block_tokens
     rows = size if rows is None else rows
     groups = setup.until.size
@@ -572,7 +594,7 @@ def new_state(
     columns = row_columns(requests, setup, replica)
     time = np.empty((rows, columns[0]))
     request = np.empty((rows, columns[1]), dtype=np.int64)
-    begin_rows(time, request, requests, setup, replica.prefill, 0)
+    begin_rows(time, request, requests, setup, replica.prefill, 0, watch)
     count = np.zeros(_COUNTERS, dtype=np.int64)
     count[STRIDE], count[PARTLY] = 1, NOBODY
     count[OLDEST] = count[NEWEST] = count[SPARE] = count[HOST_OLDEST] = count[HOST_NEWEST] = NOBODY

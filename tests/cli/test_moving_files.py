@@ -166,6 +166,7 @@ def test_a_result_goes_whole_through_a_pipe_that_has_a_name(command: list[str], 
     "command",
     [
         *(["analyze", "IT"], ["simulate", "IT"], ["emit", "IT", "--engine", "vllm"], ["size", "IT"]),
+        ["explain", "load", "IT"],
         *(
             ["size", "IT", "--split", "2"],
             ["mix", "IT", "--replicas", "2"],
@@ -179,3 +180,17 @@ def test_no_result_is_written_over_the_profile(command: list[str], tmp_path: Pat
     done = run(*(profile if word == "IT" else word for word in command), "-o", profile)
     assert (done.returncode, done.stderr) == (2, f"error: -o {profile}: would overwrite what is read\n")
     assert profile.read_text() == PROFILE
+
+
+@pytest.mark.parametrize("option", ["-o", "--series"])
+@pytest.mark.parametrize("read", ["profile", "trace"])
+def test_no_result_of_a_simulation_is_written_over_what_it_is_of(
+    read: str, option: str, tmp_path: Path
+) -> None:
+    profile, trace = tmp_path / "profile", tmp_path / "trace"
+    profile.write_text(PROFILE)
+    trace.write_text(ROWS)
+    target = tmp_path / read
+    done = run("simulate", profile, "--trace", trace, option, target)
+    assert (done.returncode, done.stderr) == (2, f"error: {option} {target}: would overwrite what is read\n")
+    assert (profile.read_text(), trace.read_text()) == (PROFILE, ROWS)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from command import ENVIRONMENT
 
+from kvplan import compiling
+
 CODE = """
 import numpy as np
 from kvplan.analysis.fluid_map import fluid_map, run
@@ -71,6 +73,14 @@ def test_a_full_disk_costs_a_note_and_leaves_nothing_behind(tmp_path: Path) -> N
         == f"note: compiled code cannot be kept in {str(folder)!r}, later runs compile again: File too large\n"
     )
     assert list(folder.iterdir()) == []
+
+
+def test_nobody_is_waited_for_to_write_code_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "loop"
+    os.mkfifo(pipe)
+    assert compiling.load(str(pipe)) is None
+    compiling.save(str(pipe), b"code")
+    assert compiling.load(str(pipe)) == b"code"
 
 
 def test_where_there_is_no_folder_nothing_is_kept(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kvplan.simulation.fleet.run import Group
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.state import Setup
+from kvplan.simulation.state import NotBegunError, Setup
 
 Progress = Callable[[float], None]  # told now and then what part is done
 Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk
@@ -166,7 +166,10 @@ def run_rows(
             return not stop.is_set()
 
         told = partial(announce, jobs[index].policy.name) if announce is not None else None
-        return jobs[index].run(watch, told, compile)
+        try:
+            return jobs[index].run(watch, told, compile)
+        except NotBegunError:
+            return None
 
     if threads == 1:  # a pool would take longer than a short run
         outcomes = iter([work(index) for index in range(len(jobs))])

@@ -143,7 +143,7 @@ def run(
     at_once = max(engine.ROWS, min(_ROWS * sum(group.replicas for group in groups), _MOST_ROWS))
     rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
-    states = _states(known, groups, routing, sites, rows.number.size)
+    states = _states(known, groups, routing, sites, rows.number.size, watch)
     for s in states:
         s.clock[HORIZON] = math.inf if horizon_s is None else horizon_s
         s.clock[OVERHEAD], s.clock[SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
@@ -254,12 +254,13 @@ def _states(
     routing: Routing,
     sites: Sequence[IntArray],
     rows: int,
+    watch: Callable[[int], bool] | None,
 ) -> tuple[State, ...]:
     """Before anything has arrived: a state for each replica, which share what is known of requests."""
     requests, split = known[0], len(groups) > 1
     size = requests.arrival_s.size
     firsts = [
-        new_state(one, group.timing, group.replica, group.setup, None, rows=rows)
+        new_state(one, group.timing, group.replica, group.setup, None, rows=rows, watch=watch)
         for one, group in zip(known, groups, strict=True)
     ]
     for first in firsts:  # one histogram is put together of all
