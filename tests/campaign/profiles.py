@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -397,7 +398,7 @@ def _spoil(rng: np.random.Generator, document: Table) -> None:
         if not isinstance(table[key], dict | list) or rng.random() < 0.2:
             break
         table = table[key]
-    value = _HOSTILE_VALUES[rng.integers(len(_HOSTILE_VALUES))]
+    value = deepcopy(_HOSTILE_VALUES[rng.integers(len(_HOSTILE_VALUES))])  # the next one may spoil that
     if isinstance(table, dict) and rng.random() < 0.2:
         del table[key]
     elif isinstance(table, dict) and rng.random() < 0.1:

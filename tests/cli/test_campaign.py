@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from campaign import invariants
+from campaign import invariants, profiles
 from campaign.profiles import toml
 from campaign.runner import Case, judged
 from command import run
@@ -19,6 +19,17 @@ def test_nothing_breaks(kind: str, tmp_path_factory: pytest.TempPathFactory) -> 
     for number in range(CASES[kind] * settings().max_examples // COMMIT):
         folder: Path = tmp_path_factory.mktemp("case")
         assert judged(Case(kind, 1, number), folder) is None
+
+
+def test_what_is_put_into_a_profile_changes_nothing_of_the_next_one() -> None:
+    def spoilt(seed: int) -> str:
+        rng, document = np.random.default_rng(seed), {"only": 1}
+        for _ in range(3):
+            profiles._spoil(rng, document)
+        return repr(document)
+
+    first, again = ([spoilt(seed) for seed in range(200)] for _ in range(2))
+    assert first == again
 
 
 TWO_CLASSES = {

@@ -15,7 +15,7 @@ def test_the_command_names_the_winner_and_all_it_tried(run: Run) -> None:
         "--split",
         "8",
         "--requests",
-        "2000",
+        "1000",
         "--seeds",
         "2",
         "--price",
