@@ -63,7 +63,12 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
         factor = population_of(cached).guaranteed / cached.users
     mix, timing = model.mix, model.timing
     amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
-    changes = {name: rate_with(model, name, _MORE) if sensitive else None for name in Sensitivity._fields}
+    changes: list[float | None] = [None] * len(Sensitivity._fields)
+    if sensitive:
+        changes = [  # more of a constant that is 0 is none
+            rate if getattr(timing, name, None) == 0 else rate_with(model, name, _MORE)
+            for name in Sensitivity._fields
+        ]
     return Load(
         offered_rps=offered,
         work_rate=offered * float(mix.mean(timing.work(*amounts))),
@@ -72,7 +77,7 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
         sustainable_rps=rate,
         sustainable_rps_range=None,
         sustainable_decode_tokens_per_s=rate * cached.mean("decode"),
-        sensitivity=Sensitivity(**{k: None if v is None else v / rate - 1 for k, v in changes.items()}),  # type: ignore[arg-type]
+        sensitivity=Sensitivity(*(v if v is None else v / rate - 1 for v in changes)),  # type: ignore[arg-type]
     )
 
 

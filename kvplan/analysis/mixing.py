@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fluid_map import MAX_STEPS
 from kvplan.analysis.placement import NEAR, ROUNDING, Group, Placement, Score, give_replicas, score
 from kvplan.analysis.pool import Pool, pool, subset
@@ -34,7 +35,7 @@ MAX_EXACT = 10  # classes; 115,975 partitions
 MAX_REPLICAS = 1_000_000
 MAX_NEAR = 4  # placements that the formulas do not tell apart for sure and that are worth a simulation
 MAX_POOLS = 1_100  # sets of classes that may be analysed ...
-_LEAST_POOLS, _MOST_WORK, _MOST_LENGTH = 12, 2 * 10**7, 4 * 10**5  # ... fewer where lengths are many and long
+_LEAST_POOLS, _MOST_WORK, _MOST_LENGTH = 8, 2 * 10**7, 4 * 10**5  # ... fewer where lengths are many and long
 _RANDOM_STARTS = 4
 
 Partition = tuple[int, ...]  # groups of classes as bit masks, in the order of their lowest bits
@@ -162,7 +163,7 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
             progress(min(analysed / most, 1.0))
         return pool(subset(model, tuple(_members(mask))), MAX_STEPS // most)  # for all together
 
-    apart, together = _segregated(model, replicas, pool_of), ((1 << count) - 1,)
+    apart, together = _segregated(model, replicas), ((1 << count) - 1,)
     if exact:
         search, complete = Search.EXACT, True
         scores, compared = exact_search(count, replicas, pool_of)
@@ -191,7 +192,7 @@ def near_best(scores: dict[Partition, Score]) -> list[Partition]:
     return sorted(near, key=lambda groups: scores[groups].key)
 
 
-def _segregated(model: ServingModel, replicas: int, pool_of: PoolOf) -> Partition:
+def _segregated(model: ServingModel, replicas: int) -> Partition:
     """Each class alone, or neighbours in decode length together where replicas are too few."""
     count = len(model.classes)
     if count <= replicas:
@@ -202,13 +203,18 @@ def _segregated(model: ServingModel, replicas: int, pool_of: PoolOf) -> Partitio
     def joined(first: int, stop: int) -> int:
         return sum(1 << i for i in order[first:stop])
 
+    @cache
+    def need(first: int, stop: int) -> float:  # what `Pool.need` says, without all else of a pool
+        part = subset(model, order[first:stop])
+        return part.total_rate_rps / sustainable_rate(part)[1]
+
     # way[stop]: the first `stop` classes cut into so many groups, the largest need of them and where they begin
     way: dict[int, tuple[float, tuple[int, ...]]]
-    way = {stop: (pool_of(joined(0, stop)).need, (0,)) for stop in range(1, count + 1)}
+    way = {stop: (need(0, stop), (0,)) for stop in range(1, count + 1)}
     for size in range(2, replicas + 1):
         way = {
             stop: min(
-                (max(way[first][0], pool_of(joined(first, stop)).need), (*way[first][1], first))
+                (max(way[first][0], need(first, stop)), (*way[first][1], first))
                 for first in range(size - 1, stop)
             )
             for stop in (range(size, count + 1) if size < replicas else [count])

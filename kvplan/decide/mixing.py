@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.analysis.diversification import Change, diversifications
+from kvplan.analysis.diversification import Diversification, diversification
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.mixing import Mixing, compare
 from kvplan.analysis.placement import NEAR, Group, Placement
@@ -72,8 +72,8 @@ class Comparison(NamedTuple):
         The placements of those names; the best one by simulation if there was one.
     contenders
         What the best was chosen from, in the order of the formulas.
-    changes
-        To the best placement.
+    diversification
+        Of the best placement.
     seeds
         Of the simulation; empty where nothing was simulated.
     scheduled
@@ -89,7 +89,7 @@ class Comparison(NamedTuple):
     mixed: Contender
     best: Contender
     contenders: tuple[Contender, ...]
-    changes: tuple[Change, ...]
+    diversification: Diversification
     policy: str
     seeds: tuple[int, ...]
     scheduled: bool = False
@@ -174,7 +174,7 @@ def placements_compared(
         mixed=together,
         best=best,
         contenders=contenders,
-        changes=diversifications(constant, best.placement),
+        diversification=diversification(constant, best.placement),
         policy=POLICY,
         seeds=tuple(seeds),
         scheduled=model.schedule is not None,

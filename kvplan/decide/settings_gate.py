@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kvplan.analysis.equilibrium import load
 from kvplan.analysis.stability import Stability
 from kvplan.decide.gate import Subject, holds
 from kvplan.decide.requirement import Requirement
@@ -71,7 +72,7 @@ class SettingsGate:
 
     def headroom(self, limits: Mapping[str, int]) -> float | None:
         """`load.headroom` with these limits."""
-        return self._subject(limits).analyses.load.headroom
+        return load(self._subject(limits).analyses.model, sensitive=False).headroom
 
     def least(self, name: str, low: int, high: int) -> int:
         """The smallest limit that breaks nothing, above `low`, which breaks something, up to `high`, which does not."""

@@ -442,7 +442,7 @@ def mix(found: "Comparison", profile: "Owner") -> Document:
                 "offered_decode_tokens_per_s_change": c.offered_tokens_per_s,
                 "worst_decode_tokens_per_s_relative_change": c.collapsed_tokens,
             }
-            for c in found.changes
+            for c in found.diversification.changes
         ],
         "sources": {k: v for k, v in _MIX_SOURCES.items() if found.seeds or v["basis"] != "simulated"},
         "notes": list(notes(found)),

@@ -40,7 +40,7 @@ def build(found: Comparison, name: str) -> Section:
             blocks.append(Paragraph(f"{title} Here the same as {same[0]}."))
             continue
         blocks += [Paragraph(title), _groups(found, one)]
-    if found.changes:
+    if found.diversification.changes:
         blocks.append(
             Paragraph(
                 "One decode limit of the best placement a token shorter or longer, and what becomes of its group "
@@ -206,7 +206,7 @@ def _changes(found: Comparison) -> Table:
             f"{'+' if c.offered_tokens_per_s > 0 else ''}{format_number(c.offered_tokens_per_s)}",
             format_percent(c.collapsed_tokens, signed=True),
         )
-        for c in found.changes
+        for c in found.diversification.changes
     )
     more = "{} more changes; all are in the JSON"
     return table((words("Class"), *map(number, numbers)), rows, _SHOWN_CHANGES, more)
@@ -231,6 +231,10 @@ def notes(found: Comparison) -> tuple[str, ...]:
     if found.scheduled:
         said.append(
             "The schedule of the profile is left out: all of this is for the rates of the classes as they stand."
+        )
+    if found.diversification.untried:
+        said.append(
+            f"{found.diversification.untried:,} changes of a limit were not tried: outputs are too long to try all."
         )
     said += _decision(found)
     if found.seeds:

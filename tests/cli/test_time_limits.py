@@ -1,4 +1,4 @@
-"""`analyze` answers within seconds, in less than a gigabyte, whatever a profile says."""
+"""An answer comes within seconds, in less than a gigabyte, whatever a profile says."""
 
 import random
 import subprocess
@@ -74,15 +74,30 @@ PROFILES |= {
     ),
     "windows of long outputs": lambda: layered() + many(15, lambda rng: 131_072),
 }
+PLACED = {
+    "thirty-nine short classes and a long one": lambda: (
+        head() + many(39, lambda rng: rng.randint(1, 200)) + CLASS.format("long", 9, 113_905, 1e-6, "")
+    ),
+}  # fmt: skip
 QUICK = ("a thousand classes", "a hundred classes of even lengths")
 
 
 @pytest.mark.parametrize("name", [*QUICK, *at_night(*(name for name in PROFILES if name not in QUICK))])
 def test_an_answer_takes_seconds(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "much.toml"
-    path.write_text(PROFILES[name]())
-    command = [sys.executable, "-m", "kvplan", "analyze", str(path), "--format", "json"]
-    took = used(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    takes_seconds(PROFILES[name](), tmp_path, "analyze")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", PLACED)
+def test_placements_are_compared_in_seconds(name: str, tmp_path: Path) -> None:
+    takes_seconds(PLACED[name](), tmp_path, "mix", "--replicas", "2", "--no-simulate")
+
+
+def takes_seconds(profile: str, folder: Path, command: str, *options: str) -> None:
+    path = folder / "much.toml"
+    path.write_text(profile)
+    called = [sys.executable, "-m", "kvplan", command, str(path), *options, "--format", "json"]
+    took = used(called, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     assert (took.code, took.err) == (0, "")
     assert took.seconds < SECONDS
     assert took.mib < MEBIBYTES

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
+from kvplan.analysis import diversification as diversification_module
 from kvplan.analysis import mixing
-from kvplan.analysis.diversification import diversifications
+from kvplan.analysis.diversification import diversification
 from kvplan.analysis.mixing import Search, compare, place
-from kvplan.analysis.placement import Placement, Score, give_replicas, score
+from kvplan.analysis.placement import Group, Placement, Score, give_replicas, score
 from kvplan.analysis.pool import Pool, pool, subset
 from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
@@ -270,6 +271,31 @@ def test_with_too_few_replicas_segregated_puts_neighbours_in_decode_length_toget
     assert one.segregated == one.mixed == one.best
 
 
+def test_few_pools_are_analysed_where_each_takes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neighbours are parted, all forty prefixes and suffixes are compared, by their rates alone."""
+    analysed: list[int] = []
+
+    def counted(model: ServingModel, max_steps: int) -> Pool:
+        analysed.append(len(model.classes))
+        return a_pool(model.total_rate_rps, 2.0, 1.0)
+
+    monkeypatch.setattr(mixing, "pool", counted)
+    rows = [(50, 1 + i, 1.0) for i in range(39)]
+    compare(a_model(*rows, (50, 113_905, 1e-6), memory=200_000), 2)
+    assert len(analysed) <= 10
+
+
+def test_of_long_outputs_the_changes_of_most_requests_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four changes to limits of 20 tokens, where there is time for 80 and for 50."""
+    for most, tried, untried in ((80, {0, 1}, 0), (50, {1}, 2)):
+        monkeypatch.setattr(diversification_module, "_MOST_LENGTH", most)
+        model = a_model((0, 20, 1.0), (0, 20, 2.0))
+        together = Placement((Group((0, 1), 1, a_pool(1.0, 2.0, 1.0)),), Score(0.0, 0.0, 0.0))
+        found = diversification(model, together)
+        assert {c.class_index for c in found.changes} == tried
+        assert found.untried == untried
+
+
 def test_demand_that_cannot_be_served_counts_before_any_loss() -> None:
     """Apart the two lose less, but the replica of the second is overloaded; together both keep up."""
     small, large = (100, 2, 40.0), (100, 2, 160.0)
@@ -292,7 +318,7 @@ def changed(model: ServingModel, index: int, decode: int) -> ServingModel:
 def test_mild_diversification_is_priced_by_analysing_the_changed_profile() -> None:
     model = a_model((100, 4, 2.0), (100, 6, 1.0), (100, 1, 3.0), d1=1e-6)
     placement = compare(model, 3).segregated
-    found = diversifications(model, placement)
+    found = diversification(model, placement).changes
     assert [(c.class_index, c.old_decode, c.new_decode) for c in sorted(found)] == [
         (0, 4, 3),
         (0, 4, 5),
@@ -316,5 +342,5 @@ def test_limits_that_cannot_be_moved_are_left_alone() -> None:
     full = RequestClass("f", 16, (4,), (1.0,), 1.0)
     model = ServingModel((spread, full), Timing(0.01), Replica(20, prefill=Prefill.DISAGGREGATED))
     placement: Placement = compare(model, 2).segregated
-    found: Any = diversifications(model, placement)
+    found: Any = diversification(model, placement).changes
     assert {(c.class_index, c.new_decode) for c in found} == {(1, 3)}
