@@ -521,6 +521,14 @@ EXTREMES = {
 }
 
 
+def test_a_prompt_of_millions_all_but_never_gives_a_reason() -> None:
+    """The recursion for memory, which says how often nobody is there, is not a number for both."""
+    timing = Timing(0.00132516, d2=2.66742e-06, d3=1.0669e-06)
+    rare = one_class(9_832_641, 2, 1.1641751e-29, name="b")
+    model = served(one_class(69, 55, 67.24), rare, timing=timing, replica=Replica(9_856_631, block_tokens=64))
+    assert latency(model).reason == "floats do not hold what its numbers add up to"
+
+
 @pytest.mark.parametrize("budget", [None, 2048, 17])
 @pytest.mark.parametrize("name", EXTREMES)
 def test_far_out_there_are_figures_or_a_reason(name: str, budget: int | None) -> None:

@@ -16,6 +16,11 @@ _MOST_IN_FLIGHT = 10.0
 def empty_probability(model: ServingModel, traffic: Traffic) -> float:
     """P₀, that nobody is there in an iteration, if iterations went on while nobody is; 0 with ten in flight.
 
+    Raises
+    ------
+    FloatingPointError
+        Requests are so much larger than others that floats do not hold it.
+
     References
     ----------
     New, theory §9: the cumulant function of memory (`kvplan.analysis.kv_cumulants`) at minus infinity.
@@ -36,7 +41,10 @@ def empty_probability(model: ServingModel, traffic: Traffic) -> float:
     if iteration_time(model) is None:  # the further iterations alone leave no time
         return 0.0
     nothing = -1000.0 / float(model.mix.held.at_start.min())
-    return math.exp(float(cumulants(cluster_grid(model), np.array([nothing]))[0, 0]))
+    log_probability = float(cumulants(cluster_grid(model), np.array([nothing]))[0, 0])
+    if math.isnan(log_probability):
+        raise FloatingPointError("the recursion for memory leaves floats")
+    return math.exp(log_probability)
 
 
 def _in_parts(model: ServingModel) -> ServingModel:
