@@ -360,7 +360,8 @@ def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:
         return _rate_with(model, cost, name, factor)
 
     names = [name for name in Sensitivity._fields if getattr(model.replica, name, 0) is not None]
-    levers = [Lever(name, float(rate(name) / base - 1)) for name in names]
+    # gains that differ by rounding are the same: which is named must not depend on the machine
+    levers = [Lever(name, round(float(rate(name) / base - 1), 12)) for name in names]
     kinds = ([one for one in levers if is_time(one.name) is time] for time in (True, False))
     first, second = (max(kind, key=lambda one: one.gain) for kind in kinds)
     return (first, second) if first.gain >= second.gain else (second, first)
