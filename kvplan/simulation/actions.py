@@ -18,6 +18,7 @@ from kvplan.simulation.state import (
     ARRIVAL,
     BEFORE,
     BLOCK,
+    BY_KV,
     CACHES,
     CAPACITY,
     CLIENTS,
@@ -89,6 +90,7 @@ from kvplan.simulation.state import (
     RESIDENT,
     RING_SIZE,
     RING_START,
+    RULE,
     RUNS,
     SEATS,
     SEQUENCE,
@@ -535,6 +537,7 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
             c[WAITING] -= 1
             c[SHED] += 1
             c[GONE] += 1
+            let_router_look(s)
             if extended(s) and s.fixed[TURNS]:
                 c[GONE] += skip(s, request)
         request = following
@@ -719,6 +722,7 @@ def complete(s: State, request: int, now: float) -> None:
     c[PROMISED] -= s.request[request, PROMISE]
     c[COMPLETED] += 1
     c[LAST_COMPLETION] = c[ITERATIONS]
+    let_router_look(s)
     if hands_over(s, request):
         c[ON_LINKS] += 1
         bring(s, request + s.fixed[HANDED_OVER], now)
@@ -735,6 +739,13 @@ def complete(s: State, request: int, now: float) -> None:
         c[RELEASED] += 1
     if extended(s) and s.fixed[TURNS]:
         bring(s, s.request[request, FOLLOWING], answered + s.time[request, THINK])
+
+
+@kernel
+def let_router_look(s: State) -> None:
+    """Somebody leaves: a router that goes by KV sees what is held then, and not what is some iterations later."""
+    if in_fleet(s) and s.fleet[0, RULE] == BY_KV:
+        s.clock[PAUSE] = min(s.clock[PAUSE], s.clock[NOW])
 
 
 @kernel

@@ -1,17 +1,26 @@
 """Iterations in which nothing happens but that every member of the one group grows by a token: run in a stretch.
 
-Between an arrival, an admission, an eviction and a completion that is all there is to most iterations. It has the
-same sums in the same order as the loop, so the results are the same to the last bit, in a fraction of the time.
+Beside them a prompt may go on, with all that they leave of the budget. Between an arrival, an admission, an eviction
+and a completion that is all there is to most iterations. It has the same sums in the same order as the loop, so the
+results are the same to the last bit, in a fraction of the time.
 """
 
 import math
 
 from kvplan.model import iteration_time
-from kvplan.simulation.actions import gap_position, group_list, next_event_s, outstanding
+from kvplan.simulation.actions import (
+    blocks_of,
+    gap_position,
+    group_list,
+    next_event_s,
+    outstanding,
+    whole_tokens,
+)
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.recording import record
 from kvplan.simulation.state import (
+    BATCH_PEAK,
     BEFORE,
     BIN,
     BLOCK,
@@ -35,17 +44,27 @@ from kvplan.simulation.state import (
     LAST_COMPLETION,
     LAST_RUN,
     LENGTH,
+    MAX_TOKENS,
     NOBODY,
     NOW,
     OUTSTANDING,
+    PARKED,
+    PARTLY,
     PAUSE,
     PEAK,
+    PREFILL,
+    PROMPTS_PEAK,
     RING_SIZE,
+    ROLE,
+    SHED_AFTER,
     SILENT,
+    SITE_NUMBER,
+    STAGE,
     START,
     STRIDE,
     TAIL,
     TICK,
+    WAITING,
     WEIGHT,
     State,
     in_fleet,
@@ -69,15 +88,49 @@ def all_emit(s: State) -> bool:
 
 
 @kernel
-def coast(s: State, limit: int, patience: int) -> None:
-    """Run until somebody arrives, is due or has its load, memory lacks, the clock is out or the loop looks up.
+def admits_nobody(s: State) -> bool:
+    """Whether the next iteration does not, whatever fits: nobody waits, or a prompt takes what is left to others."""
+    c = s.counter
+    return bool(c[WAITING] == 0 or (c[PARTLY] != NOBODY and s.clock[SHED_AFTER] == math.inf))
 
-    For a group in which somebody is, and nobody that the policy would admit.
+
+@kernel
+def part_of_prompt(s: State) -> int:
+    """Tokens that an iteration computes of the prompt that goes on; 0: none does, or nothing of the budget is left."""
+    if s.counter[PARTLY] == NOBODY:
+        return 0
+    return max(int(s.knobs[MAX_TOKENS] - s.list[group_list(s, 0), LENGTH]), 0)
+
+
+@kernel
+def parts_before_last(s: State, part: int) -> int:
+    """Iterations in which so many of its tokens are computed, and it goes on."""
+    prompt = s.counter[PARTLY]
+    left = whole_tokens(s, prompt, s.request[prompt, STAGE]) - s.request[prompt, PARKED]
+    return int((left - 1) // part)
+
+
+@kernel
+def _counted(part: int) -> int:
+    """Prefill tokens of the iteration; the engines' counting: a single token is one of a sequence."""
+    return part if part > 1 else 0
+
+
+@kernel
+def coast(s: State, limit: int, patience: int) -> None:
+    """Run until somebody arrives, is due or has its load, a prompt ends, memory lacks or the clock or loop looks up.
+
+    For a group in which somebody is, or a prompt that goes on, and nobody that the policy would admit.
     """
     c, clock = s.counter, s.clock
-    members = s.list[group_list(s, 0), LENGTH]
-    if members == 0 or not all_emit(s):
+    members, part = s.list[group_list(s, 0), LENGTH], part_of_prompt(s)
+    running, done = members, 0
+    if part > 0:
+        running, done = members + 1, s.request[c[PARTLY], PARKED]
+        limit = min(limit, c[ITERATIONS] + parts_before_last(s, part))
+    if running == 0 or not all_emit(s):
         return
+    prompts = _counted(part)
     event_s = min(next_event_s(s), s.clock[PAUSE])
     limit = min(limit, c[LAST_COMPLETION] + patience + 1)
     size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
@@ -91,11 +144,13 @@ def coast(s: State, limit: int, patience: int) -> None:
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
         more = s.phase[0, phase]
-        tau = iteration_time(s.timing, weight + members, 0, members)
+        if part > 0:
+            more += blocks_of(s, done + part) - blocks_of(s, done)
+        tau = iteration_time(s.timing, weight + members + done + part, prompts, running)
         if s.ring[slot] != NOBODY or held + more > s.fixed[CAPACITY] or now + tau > clock[HORIZON]:
             break
         phase = phase - 1 if phase > 0 else block - 1
-        iterations, tick, weight = iterations + 1, tick + 1, weight + members
+        iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
         now, busy = now + tau, busy + tau
         if more > 0:
             held += more
@@ -120,7 +175,10 @@ def coast(s: State, limit: int, patience: int) -> None:
     s.group[0, TICK], s.group[0, WEIGHT] = tick, weight
     clock[NOW], clock[BUSY], clock[KV_SUM], clock[CACHED_SUM] = now, busy, kv_sum, cached_sum
     clock[GAP_SUM], clock[LAST_RUN], c[ITERATIONS] = gap_sum, last_s, iterations
-    c[COMPUTED] += (iterations - begun) * members
+    c[COMPUTED] += (iterations - begun) * (members + prompts)
+    if part > 0 and iterations > begun:
+        s.request[c[PARTLY], PARKED] = done
+        c[PROMPTS_PEAK], c[BATCH_PEAK] = max(c[PROMPTS_PEAK], prompts), max(c[BATCH_PEAK], running)
     c[PEAK] = max(c[PEAK], held * block)
     if in_fleet(s):
         if iterations > begun:
@@ -131,16 +189,26 @@ def coast(s: State, limit: int, patience: int) -> None:
 
 @kernel
 def calm_until_s(s: State) -> float:
-    """Until when, at least, nobody is done and memory suffices, if nobody comes and nobody can be admitted."""
+    """Until when, at least, nobody is done and memory suffices, if nobody comes and nobody can be admitted.
+
+    Of a prefill replica nothing is said: a decode replica that fetches at this very time makes room in it.
+    """
+    if s.fleet[1 + s.fixed[SITE_NUMBER], ROLE] == PREFILL:
+        return float(s.clock[NOW])
+    members, part = s.list[group_list(s, 0), LENGTH], part_of_prompt(s)
+    running, done, most = members, 0, s.group[0, RING_SIZE]
+    if part > 0:
+        running, done = members + 1, s.request[s.counter[PARTLY], PARKED]
+        most = min(most, parts_before_last(s, part))
+    tokens, prompts, now = s.group[0, WEIGHT] + members + done + part, _counted(part), s.clock[NOW]
     size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
     slot, phase, held, count = s.group[0, TICK] % size, -s.group[0, TICK] % block, s.counter[HELD], 0
-    while count < size:
+    while count < most:
         slot = slot + 1 if slot + 1 < size else 0
-        held += s.phase[0, phase]
+        held += s.phase[0, phase] + blocks_of(s, done + part) - blocks_of(s, done)
         if s.ring[slot] != NOBODY or held > s.fixed[CAPACITY]:
             break
         phase = phase - 1 if phase > 0 else block - 1
-        count += 1
-    members, now = s.list[group_list(s, 0), LENGTH], s.clock[NOW]
-    tau = iteration_time(s.timing, s.group[0, WEIGHT] + members, 0, members)  # and they grow longer
+        count, done = count + 1, done + part
+    tau = iteration_time(s.timing, tokens, prompts, running)  # and they grow longer
     return float(min(now + count * _INSIDE * tau, max(now, next_event_s(s))))

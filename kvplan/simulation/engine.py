@@ -22,7 +22,7 @@ from kvplan.simulation.actions import (
     outstanding,
     release,
 )
-from kvplan.simulation.coasting import coast
+from kvplan.simulation.coasting import admits_nobody, coast
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
@@ -71,7 +71,6 @@ from kvplan.simulation.state import (
     SHED_AFTER,
     STUCK,
     VERIFY,
-    WAITING,
     WEIGHT,
     Setup,
     State,
@@ -119,7 +118,7 @@ def loop(s: State, limit: int, patience: int) -> int:
             give_up_after(s, 0, clock[SHED_AFTER])
         if hosted(s):
             clock[LOADING] = 0.0
-        evictions, admissions, whole = c[EVICTED], c[SEQUENCE], c[PARTLY] == NOBODY
+        evictions, admissions, partly = c[EVICTED], c[SEQUENCE], c[PARTLY]
         form_batch(s)
         if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
             return LIVELOCK
@@ -163,10 +162,10 @@ def loop(s: State, limit: int, patience: int) -> int:
         note(s)
         c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), c[HELD]
         finish_iteration(s)
-        if s.fixed[COASTS] and c[PARTLY] == NOBODY:
-            same = whole and c[SEQUENCE] == admissions and c[EVICTED] == evictions
+        if s.fixed[COASTS]:
+            same = partly == NOBODY and c[SEQUENCE] == admissions and c[EVICTED] == evictions
             same = same and c[LAST_COMPLETION] < c[ITERATIONS] and clock[SHED_AFTER] == math.inf
-            if same or c[WAITING] == 0:
+            if same or admits_nobody(s):
                 coast(s, limit, patience)
     return GOES_ON
 

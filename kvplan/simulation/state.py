@@ -142,6 +142,8 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
+MAX_TOKENS = 0  # the first of the knobs, where prompts are computed in parts: the budget of an iteration
+
 ARRIVAL, FIRST_TOKEN, FINISH, THINK, COMING_S, READY_S = range(6)  # columns of `State.time`
 
 # Columns of `State.request`.
@@ -453,7 +455,8 @@ class Setup(NamedTuple):
         Whoever has waited longer in the first queue and has never run is given up, seconds.
     coasts
         One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
-        admitted, evicted or done: who did not fit then does not fit now. See `kvplan.simulation.coasting`.
+        admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt that
+        goes on. See `kvplan.simulation.coasting`.
     pools
         Where windows have a pool of their own.
     host

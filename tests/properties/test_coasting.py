@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.gaps import Lognormal
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.gaps import Exponential, Lognormal
 from kvplan.model.lengths import Lengths
+from kvplan.model.reuse import Reuse
 from kvplan.model.sessions import Sessions
 from kvplan.simulation import coasting, engine
+from kvplan.simulation.experiments.load import Arrivals, Load, generate
+from kvplan.simulation.fleet import run as fleet_run
+from kvplan.simulation.fleet.groups import groups
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, closed, poisson
@@ -43,10 +48,11 @@ def same(one: object, other: object) -> bool:
     memory=st.integers(500, 6000),
     block=st.sampled_from([1, 16]),
     seats=st.sampled_from([None, 4]),
-    budget=st.sampled_from([None, 64]),
+    budget=st.sampled_from([None, 64, 7, 1]),
     rate=st.floats(0.1, 5.0),
     horizon_s=st.sampled_from([None, 20.0]),
     patience_s=st.sampled_from([None, 1.0]),
+    caching=st.booleans(),
 )
 def test_a_stretch_is_what_its_iterations_are_one_by_one(
     policy: str,
@@ -59,6 +65,7 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     rate: float,
     horizon_s: float | None,
     patience_s: float | None,
+    caching: bool,
 ) -> None:
     replica = Replica(memory, block_tokens=block, max_num_seqs=seats, max_num_batched_tokens=budget)
     timing = Timing(0.01, d1=1e-6, d2=8e-5, d4=1e-3, d5=1e-5, knee_tokens=20)
@@ -71,7 +78,11 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
         requests = closed(model, rng, clients=5, requests=40)
     else:
         requests = poisson(model, rng, requests=40, horizon_s=None)
-    given = {"shed_after": (patience_s,)} if patience_s is not None and policy != "greedy" else {}
+    given: dict[str, tuple[float, ...]] = {}
+    if patience_s is not None and policy != "greedy":
+        given["shed_after"] = (patience_s,)
+    if caching and policy == "vllm":
+        given["prefix_caching"] = (1.0,)
     setup, _ = POLICIES[policy].prepare(Scenario(model, Plan(), requests, ("a",)), Settings(policy, given))
     assert setup.coasts
     stretches, iterations = (
@@ -90,8 +101,62 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     assert same(stretches, iterations)
 
 
-def test_most_iterations_of_a_quiet_run_are_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nothing would be compared above: a request alone has one iteration of its own, and 98 in a stretch."""
+@given(
+    policy=st.sampled_from(COASTING),
+    kind=st.sampled_from(list(Arrivals)),
+    routing=st.sampled_from(list(Routing)),
+    seed=st.integers(0, 1000),
+    memory=st.integers(800, 6000),
+    budget=st.sampled_from([None, 64, 7, 1]),
+    again=st.sampled_from([None, Reuse(0.9, 0.8, Exponential(3.0))]),
+    patience_s=st.sampled_from([None, 1.0]),
+    split=st.booleans(),
+)
+def test_so_it_is_where_others_act_meanwhile(
+    policy: str,
+    kind: Arrivals,
+    routing: Routing,
+    seed: int,
+    memory: int,
+    budget: int | None,
+    again: Reuse | None,
+    patience_s: float | None,
+    split: bool,
+) -> None:
+    fleet = Fleet(2, 2, routing=routing) if split and policy == "vllm" else Fleet(replicas=4, routing=routing)
+    replica = Replica(memory, block_tokens=16, max_num_batched_tokens=budget)
+    chat = RequestClass("chat", 300, (2, 60), (0.5, 0.5), 8.0, reuse=again)
+    model = ServingModel((chat,), Timing(0.01, 1e-6, 1e-4, 1e-5), replica, fleet=fleet)
+    closed = kind is Arrivals.CLOSED
+    requests = generate(model, Load(kind=kind, requests=40, concurrency=9 if closed else None), seed)
+    given = {"shed_after": (patience_s,)} if patience_s is not None and policy != "greedy" else {}
+    scenario = Scenario(model, Plan(), requests, ("chat",), seed)
+    found, _ = groups(POLICIES[policy], scenario, Settings(policy, given))
+    stretches, iterations = (
+        fleet_run.run(
+            POLICIES[policy].form_batch,
+            requests,
+            [group._replace(setup=group.setup._replace(coasts=coasts)) for group in found],
+            routing,
+            seed=seed,
+            compile=False,
+        )
+        for coasts in (True, False)
+    )
+    assert same(stretches, iterations)
+
+
+@pytest.mark.parametrize(
+    ("budget", "iterations", "stretches"),
+    [
+        (None, 100, 98),  # the prompt and the first token have iterations of their own
+        (7, 107, 104),  # of eight parts of a prompt of 50 the first and the last have too
+    ],
+)
+def test_most_iterations_of_a_quiet_run_are_in_stretches(
+    monkeypatch: pytest.MonkeyPatch, budget: int | None, iterations: int, stretches: int
+) -> None:
+    """Else nothing would be compared above."""
     steps = []
 
     def counted(s: engine.State, limit: int, patience: int) -> None:
@@ -103,10 +168,11 @@ def test_most_iterations_of_a_quiet_run_are_in_stretches(monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "coast", counted)
     engine.bound.cache_clear()
     lone = Requests(np.array([0.0]), np.array([50]), np.array([100]), np.array([0]))
-    model = ServingModel((RequestClass("a", 50, (100,), (1.0,), 1.0),), Timing(1.0), Replica(1000))
+    replica = Replica(1000, max_num_batched_tokens=budget)
+    model = ServingModel((RequestClass("a", 50, (100,), (1.0,), 1.0),), Timing(1.0), replica)
     setup, _ = policy.prepare(Scenario(model, Plan(), lone, ("a",)), Settings("vllm", {}))
     try:
         outcome = engine.run(policy.form_batch, lone, model.timing, model.replica, setup, compile=False)
     finally:
         engine.bound.cache_clear()
-    assert (outcome.iterations, sum(steps)) == (100, 98)
+    assert (outcome.iterations, sum(steps)) == (iterations, stretches)

@@ -8,7 +8,7 @@ iteration runs, before its end.
 import math
 
 from kvplan.simulation.actions import append, join, next_event_s, outstanding
-from kvplan.simulation.coasting import calm_until_s, coast
+from kvplan.simulation.coasting import admits_nobody, calm_until_s, coast
 from kvplan.simulation.coming import comes_before, take_first
 from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LACKS_ROWS, LIVELOCK, OUT_OF_TIME, loop
 from kvplan.simulation.fleet.transfer import (
@@ -45,7 +45,6 @@ from kvplan.simulation.state import (
     NOBODY,
     NOW,
     OUTSTANDING,
-    PARTLY,
     PAUSE,
     PREFILL,
     ROLE,
@@ -205,13 +204,13 @@ def run_replica(
         until_s = min(until_s, next_transfer_s(s, transfer))
     seen, calm = c[OUTSTANDING], clock[CALM] > clock[NOW]
     clock[PAUSE] = until_s
-    if s.fixed[COASTS] and c[PARTLY] == NOBODY and (calm or c[WAITING] == 0):
+    if s.fixed[COASTS] and (calm or admits_nobody(s)):
         coast(s, limit, patience)
     code = loop(s, limit, patience)
     s.fleet[row, IDLES], s.fleet[row, ENDS] = code == IDLE, 0
     here, acts_s = outstanding(s), math.inf
     if code == GOES_ON:
-        if s.fixed[COASTS] and c[PARTLY] == NOBODY and c[WAITING] == 0 and clock[CALM] <= clock[NOW]:
+        if s.fixed[COASTS] and admits_nobody(s) and clock[CALM] <= clock[NOW]:
             clock[CALM] = calm_until_s(s)
         acts_s = max(clock[NOW], clock[CALM])
         if c[OUTSTANDING] != here:  # which the router sees when the iteration ends

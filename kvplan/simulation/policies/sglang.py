@@ -59,7 +59,7 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt, preempt, prefix_caching
+from kvplan.simulation.policies.vllm import compute_prompt, preempt, prefix_caching
 from kvplan.simulation.prefix_cache import caches
 from kvplan.simulation.radix_cache import enter_tree, held_by_nobody, hold_found, look_up, make_room
 from kvplan.simulation.state import (
@@ -74,6 +74,7 @@ from kvplan.simulation.state import (
     HELD,
     HOLDS_WINDOWS,
     LENGTH,
+    MAX_TOKENS,
     NO_CACHE,
     NOBODY,
     PARKED,

@@ -23,11 +23,12 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_TOKENS, compute_prompt
+from kvplan.simulation.policies.vllm import compute_prompt
 from kvplan.simulation.state import (
     CAPACITY,
     HEAD,
     LENGTH,
+    MAX_TOKENS,
     NOBODY,
     PARKED,
     PARTLY,

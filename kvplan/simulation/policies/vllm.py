@@ -50,6 +50,7 @@ from kvplan.simulation.state import (
     HELD,
     HOLDS,
     LENGTH,
+    MAX_TOKENS,
     MORE_REQUESTS,
     MORE_SILENT,
     MORE_TOKENS,
@@ -73,7 +74,7 @@ from kvplan.simulation.state import (
     layered,
 )
 
-MAX_TOKENS, WATERMARK = range(2)
+WATERMARK = 1  # of the knobs
 NO_CAP = 1 << 30  # admissions in an iteration
 
 

@@ -33,12 +33,13 @@ from kvplan.simulation.policies.limits import (
     token_budget,
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
-from kvplan.simulation.policies.vllm import MAX_TOKENS, WATERMARK, compute_prompt, preempt
+from kvplan.simulation.policies.vllm import WATERMARK, compute_prompt, preempt
 from kvplan.simulation.state import (
     CAPACITY,
     FIRST_WEIGHT,
     HEAD,
     HELD,
+    MAX_TOKENS,
     NOBODY,
     PARKED,
     RESIDENT,
