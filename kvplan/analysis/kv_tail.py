@@ -113,7 +113,7 @@ def cumulant_table(grid: ClusterGrid, mean: float, theta: FloatArray) -> Cumulan
     """Tabulate K at 0 and at the points of `theta`, shifted to the exact mean; nothing where floats do not reach."""
     empty = CumulantTable(grid, 0.0, np.empty(0), np.empty((3, 0)), math.inf)
     table = empty.extended(np.append(theta, 0.0))
-    if not table.theta.size:
+    if 0.0 not in table.theta:
         return empty
     shift = mean - float(table.value[1, table.origin])
     if abs(shift) > _FARTHEST_MEAN * mean:
