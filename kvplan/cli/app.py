@@ -132,14 +132,24 @@ def main(argv: list[str] | None = None) -> int:
     except MemoryError as error:
         say(f"error: out of memory: {error or 'no more is to be had'}")
         return ExitCode.USAGE
+    except ImportError as error:
+        return _explain(error) if (error.name or "").startswith("kvplan") else _lacks_library(error)
     except OSError as error:  # only Typer writes without `write_result`: help onto a full disk
-        if error.errno is None:  # a library that cannot be loaded
-            return _explain(error)
+        if error.errno is None:
+            return _lacks_library(error)
         abandon_standard_output()
         say(f"error: standard output: cannot be written: {error.strerror}")
         return ExitCode.USAGE
     except Exception as error:
         return _explain(error)
+
+
+def _lacks_library(error: Exception) -> ExitCode:
+    what = " ".join(str(error).split())
+    say(
+        f"error: a library cannot be loaded, for lack of memory or because the installation is damaged: {what}"
+    )
+    return ExitCode.USAGE
 
 
 def _explain(error: Exception) -> ExitCode:

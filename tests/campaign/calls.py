@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import resource
 import signal
@@ -18,10 +19,9 @@ from typing import NoReturn
 import typer
 from command import run
 
-SECONDS = 10.0  # of processor time, so that other work on the machine does not count; longer on a slow core
+SECONDS, SECONDS_UNDER_LOAD = 10.0, 20.0  # of processor time, which is worth less while all cores are busy
 MEGABYTES = 800  # beside the libraries, which hold up to 200
-_GIVEN_UP = 30.0  # the same
-_A_MILLION_SQUARES = 0.1  # seconds for which a core adds them in plain Python that is not slow
+_GIVEN_UP = 30.0
 _ADDRESS_SPACE = 1 << 33  # bytes: enough for every library, and not enough to harm the machine
 _LONGEST_MESSAGE = 3000
 GITHUB = {"GITHUB_ACTIONS": "true"}
@@ -64,25 +64,11 @@ def prepare() -> None:
     """Bound the memory of this process, and put the commands together once, which takes longer than most cases."""
     typer.main.get_command = cache(typer.main.get_command)
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
-    slowness()
-
-
-@cache
-def slowness() -> float:
-    """How many times as long as one that is not slow this core takes for plain Python, at least 1."""
-
-    def seconds() -> float:
-        start, total = time.process_time(), 0
-        for i in range(10**6):
-            total += i * i
-        return time.process_time() - start
-
-    return max(1.0, min(seconds() for _ in range(5)) / _A_MILLION_SQUARES)
 
 
 def answer(call: Call) -> Answer:
     """Call kvplan in this process; a warning is an error."""
-    with _stopped_after(_GIVEN_UP * slowness()), warnings.catch_warnings():
+    with _stopped_after(_GIVEN_UP), warnings.catch_warnings():
         warnings.simplefilter("error")
         _forget_peak()
         held, start = _memory("VmRSS"), time.process_time()
@@ -96,7 +82,7 @@ def broken(call: Call) -> list[str]:
     try:
         first = answer(call)
     except TooLongError as stop:
-        return [f"no answer in {_GIVEN_UP * slowness():.0f} s, at {stop}"]
+        return [f"no answer in {_GIVEN_UP:g} s, at {stop}"]
     found = list(_broken(call, first))
     if call.twice and not found:
         second = answer(call)
@@ -112,8 +98,8 @@ def _broken(call: Call, said: Answer) -> Iterator[str]:
         return
     if "Traceback" in said.err + said.out:
         yield f"a traceback: {said.err.strip()[-1500:]}"
-    if said.seconds > SECONDS * slowness():
-        yield f"{said.seconds:.1f} s of processor time, {slowness():.1f} times those of a core that is not slow"
+    if said.seconds > (SECONDS_UNDER_LOAD if os.getloadavg()[0] >= len(os.sched_getaffinity(0)) else SECONDS):
+        yield f"{said.seconds:.1f} s of processor time"
     if said.megabytes > MEGABYTES:
         yield f"{said.megabytes:.0f} MB"
     if said.code == 2:

@@ -137,6 +137,28 @@ def test_more_memory_than_there_is_is_one_error(run: Run, monkeypatch: pytest.Mo
     assert refused == "error: out of memory: Unable to allocate 381. MiB"
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError("Could not find/load shared object file 'libllvmlite.so'"), 2),
+        (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy.linalg"), 2),
+        (ImportError("cannot import name 'x'", name="kvplan.simulation"), 3),
+    ],
+)
+def test_a_library_that_cannot_be_loaded_is_no_defect_of_kvplan(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def lacking(*given: object, **named: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(study, "study", lacking)
+    found, out, said = run("simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "60")
+    assert (found, out) == (code, "")
+    refusal = "error: a library cannot be loaded" if code == 2 else "error: kvplan itself failed"
+    assert said.startswith(refusal)
+    assert str(error) in said
+
+
 MANY_DRAFTS = ", ".join(str(1 - i / 70) for i in range(68))
 
 

@@ -531,8 +531,12 @@ def test_a_prompt_of_millions_all_but_never_gives_a_reason() -> None:
 
 def test_next_to_saturation_iterations_of_hours_give_a_reason() -> None:
     """The recursion for memory is a number far from the mean and none at it."""
-    timing = Timing(0.05292694782061963, d1=96.88298125243271, d3=16.423543983410966, d4=8.970671950830163e-07)
-    model = served(one_class(3, 1, 0.002475493359434954), timing=timing, replica=Replica(201, block_tokens=16))
+    timing = Timing(
+        0.05292694782061963, d1=96.88298125243271, d3=16.423543983410966, d4=8.970671950830163e-07
+    )
+    model = served(
+        one_class(3, 1, 0.002475493359434954), timing=timing, replica=Replica(201, block_tokens=16)
+    )
     assert latency(model).reason == "memory is full"
 
 
