@@ -312,23 +312,20 @@ class CachedReplica:
         """τ of iterations that admit x requests of which so many tokens each are found, and none of them loaded."""
         saved = self.saves * hits
         linear = x * (self.work_s - self.timing.d2 * saved)
-        if not self.timing.is_convex:
-            fixed = self.timing.fixed(x * (self.prefill - saved), x * self.stages)
-        else:
-            at = zip(x.tolist(), saved.tolist(), strict=True)
-            fixed = np.array([self.timing.fixed(self.prompts(n, h), n * self.stages) for n, h in at])
-        time: FloatArray = linear + fixed
+        prefill = self.prompts(x, saved) if self.timing.is_convex else x * (self.prefill - saved)
+        time: FloatArray = linear + self.timing.fixed(prefill, x * self.stages)
         return time
 
-    def prompts(self, x: float, saved: float) -> Prompts:
+    def prompts(self, x: float | FloatArray, saved: float | FloatArray) -> Prompts:
         """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
         # alike for all that can be found, and by rounding a little more than all
-        part = min(saved / self.reusable, 1.0) if self.reusable else 0.0
+        part = np.minimum(np.asarray(saved) / self.reusable, 1.0)[..., None] if self.reusable else 0.0
         share, tokens, found = self._prompt_kinds
         most = self.replica.max_num_batched_tokens
-        room = np.inf if most is None else max(most - x * self.stages, 0.0)
+        room = np.inf if most is None else np.maximum(most - x * self.stages, 0.0)
+        each = np.asarray(x)[..., None] * share
         return Prompts(
-            np.concatenate([x * share * (1 - part), x * share * part]),
+            np.concatenate([each * (1 - part), each * part], axis=-1),
             np.concatenate([tokens, tokens - found]),
             room,
         )

@@ -6,6 +6,7 @@ warm cache, which can exist beyond it; saturation is where requests in flight fi
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -39,6 +40,14 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     return {name: rates.pop("memory"), **rates}
 
 
+@lru_cache(
+    maxsize=32
+)  # sensitivities and levers ask for the same changes, those of a constant that is 0 for none
+def guaranteed_rate(model: ServingModel) -> float:
+    """The least of them, requests/s."""
+    return min(guaranteed_rates(cached_replica(model)).values())
+
+
 def rate_with(model: ServingModel, name: str, factor: float) -> float | None:
     """The guaranteed rate with a field of `Sensitivity` multiplied; None for a limit that there is not."""
     if hasattr(model.timing, name):
@@ -47,7 +56,7 @@ def rate_with(model: ServingModel, name: str, factor: float) -> float | None:
         return None
     else:
         changed = replace(model, replica=replace(model.replica, **{name: round(limit * factor)}))
-    return min(guaranteed_rates(cached_replica(changed)).values())
+    return guaranteed_rate(changed)
 
 
 def load(model: ServingModel, *, sensitive: bool = True) -> Load:
@@ -56,22 +65,19 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
     Not `sensitive`: without sensitivities, which take ten times as long as all else.
     """
     cached = cached_replica(model)
-    rate = min(guaranteed_rates(cached).values())
+    rate = guaranteed_rate(model)
     offered = cached.rate_rps
     factor = rate / offered if offered > rate / 1e300 else None
     if cached.users is not None:
         factor = population_of(cached).guaranteed / cached.users
-    mix, timing = model.mix, model.timing
+    mix = model.mix
     amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
     changes: list[float | None] = [None] * len(Sensitivity._fields)
     if sensitive:
-        changes = [  # more of a constant that is 0 is none
-            rate if getattr(timing, name, None) == 0 else rate_with(model, name, _MORE)
-            for name in Sensitivity._fields
-        ]
+        changes = [rate_with(model, name, _MORE) for name in Sensitivity._fields]
     return Load(
         offered_rps=offered,
-        work_rate=offered * float(mix.mean(timing.work(*amounts))),
+        work_rate=offered * float(mix.mean(model.timing.work(*amounts))),
         load_factor_max=factor,
         headroom=None if factor is None else factor - 1,
         sustainable_rps=rate,

@@ -7,6 +7,7 @@ iteration as independent Poisson counts, so their tokens are compound Poisson.
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ _POINTS = (
     512  # of the lattice that a level is the last but one of; prompts between two points keep their mean
 )
 _DAMPING = 1e-5 ** (np.arange(2 * _POINTS) / _POINTS)  # so that what wraps around the transform weighs 1e-10
+_TO_LEVEL = np.arange(_POINTS - 2, 0, -1.0)  # steps from each point below a level up to it
 _NEGLIGIBLE = 1e-9  # tokens
 _RARE = 1e-7  # prompts, of which two then never come together
 _FAR = 8.0  # standard deviations, beyond which a cut is not felt
@@ -23,14 +25,14 @@ _FAR = 8.0  # standard deviations, beyond which a cut is not felt
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prefill tokens of an iteration.
+    """Prefill tokens of an iteration; or of one in each of several states, all at once.
 
     Attributes
     ----------
-    count : ndarray, shape (n_lengths,)
+    count : ndarray, shape (n_lengths,) or (n_states, n_lengths)
         Mean prompts of each length.
     tokens : ndarray, shape (n_lengths,), tokens
-    most
+    most : float, or ndarray of shape (n_states,)
         An iteration computes no more; the rest waits for the next, so that the mean stays.
 
     Examples
@@ -42,65 +44,84 @@ class Prompts:
 
     count: FloatArray
     tokens: FloatArray
-    most: float = math.inf
+    most: float | FloatArray = math.inf
 
     @cached_property
-    def mean(self) -> float:
-        """Mean, tokens."""
-        return float(self.count @ self.tokens)
+    def mean(self) -> Any:
+        """Mean, tokens; a number, or an array of shape (n_states,), as all that follows."""
+        return _number(self.count @ self.tokens)
 
-    def excess(self, level: float) -> float:
+    def excess(self, level: float | FloatArray) -> Any:
         """E[(P - level)⁺], tokens; at least the value at the mean."""
-        deviation = math.sqrt(float(self.count @ self.tokens**2))
+        deviation = np.sqrt(self.count @ self.tokens**2)
         felt = self.most < self.mean + _FAR * deviation
-        return max(self._excess(level) - (self._excess(self.most) if felt else 0.0), self.mean - level, 0.0)
+        beyond = self._excess(np.where(felt, self.most, 0.0)) if np.any(felt) else 0.0
+        found = self._excess(level) - np.where(felt, beyond, 0.0)
+        return _number(np.maximum(np.maximum(found, self.mean - level), 0.0))
 
     def excess_per_token(self, level: float) -> float:
-        """By how much `excess` rises for each further token that more prompts bring in the mean."""
+        """By how much `excess` rises for each further token that more prompts bring in the mean; of one state."""
         if level <= _NEGLIGIBLE:
             return 1.0
         if self.mean == 0:
             return 0.0
         if self._rare:
-            return self._excess(level) / self.mean
-        rise = self._expected_below(level, level - self.tokens) - self._expected_below(level, level)
-        return float(self.count @ (rise + self.tokens)) / self.mean
+            return float(self._excess(level) / self.mean)
+        step, mass = _probabilities(self.count, self.tokens, level)
+        below = np.concatenate([[0.0], np.cumsum(np.cumsum(mass))]) * step
+        lattice = step * np.arange(below.size)
+        rise = np.interp(np.maximum(level - self.tokens, 0.0), lattice, below) - np.interp(
+            level, lattice, below
+        )
+        return float(self.count @ (rise + self.tokens)) / float(self.mean)
 
     def exceeds(self, level: float) -> float:
-        """P(P > level)."""
+        """P(P > level); of one state."""
         if level < 0:
             return 1.0
         if level <= _NEGLIGIBLE:
             return -math.expm1(-float(self.count.sum()))
         if self._rare:
             return float(self.count @ (self.tokens > level))
-        return max(0.0, 1.0 - float(self._probabilities(level)[1][:-1].sum()))
+        return max(0.0, 1.0 - float(_probabilities(self.count, self.tokens, level)[1][:-1].sum()))
 
     @cached_property
-    def _rare(self) -> bool:
-        return float(self.count.sum()) < _RARE
+    def _rare(self) -> Any:
+        return self.count.sum(axis=-1) < _RARE
 
-    def _excess(self, level: float) -> float:
-        if level <= _NEGLIGIBLE:
-            return self.mean - level
-        if self._rare:
-            return float(self.count @ np.maximum(self.tokens - level, 0.0))
-        return max(0.0, self.mean - level + float(self._expected_below(level, level)))
+    def _excess(self, level: float | FloatArray) -> FloatArray:
+        """The same but for what `most` and rounding make of it."""
+        felt, found = np.asarray(level > _NEGLIGIBLE), self.mean - level
+        if np.any(rare := felt & self._rare):
+            count = np.where(rare[..., None], self.count, 0.0)
+            alone = (count * np.maximum(self.tokens - np.asarray(level)[..., None], 0.0)).sum(axis=-1)
+            found = np.where(rare, alone, found)
+        if np.any(often := felt & ~self._rare):
+            some = np.where(often[..., None], self.count, 0.0)
+            step, mass = _probabilities(some, self.tokens, np.where(often, level, 1.0))
+            below = step * (mass[..., : _POINTS - 2] @ _TO_LEVEL)  # E[(level - P)⁺]
+            found = np.where(often, np.maximum(found + below, 0.0), found)
+        return np.asarray(found)
 
-    def _expected_below(self, level: float, at: float | FloatArray) -> FloatArray:
-        """E[(y - P)⁺] at y = `at`, all at most `level`, tokens."""
-        step, mass = self._probabilities(level)
-        below = np.concatenate([[0.0], np.cumsum(np.cumsum(mass))]) * step
-        return np.interp(np.maximum(at, 0.0), step * np.arange(below.size), below)
 
-    def _probabilities(self, level: float) -> tuple[float, FloatArray]:
-        """A step, and the probabilities of 0, step, 2·step, … up to the level and one step beyond."""
-        step = level / (_POINTS - 2)
-        place = np.minimum(self.tokens / step, _POINTS)  # whatever lies beyond the level
-        low = np.floor(place).astype(np.int64)
-        jumps = np.bincount(low, self.count * (low + 1 - place), 2 * _POINTS)
-        jumps += np.bincount(low + 1, self.count * (place - low), 2 * _POINTS)
-        jumps[_POINTS:] = 0.0
-        transform = np.fft.rfft(jumps * _DAMPING) - self.count.sum()
-        mass = np.fft.irfft(np.exp(transform), 2 * _POINTS) / _DAMPING
-        return step, np.maximum(mass[:_POINTS], 0.0)
+def _probabilities(
+    count: FloatArray, tokens: FloatArray, level: float | FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """A step, and the probabilities of 0, step, 2·step, … tokens up to the level and one step beyond."""
+    step = np.asarray(level) / (_POINTS - 2)
+    place = np.minimum(tokens / step[..., None], _POINTS)  # whatever lies beyond the level
+    low = np.floor(place).astype(np.int64)
+    row = 2 * _POINTS * np.arange(step.size).reshape(*step.shape, 1)
+    size = 2 * _POINTS * step.size
+    jumps = np.bincount((row + low).ravel(), (count * (low + 1 - place)).ravel(), size)
+    jumps += np.bincount((row + low + 1).ravel(), (count * (place - low)).ravel(), size)
+    jumps = jumps.reshape(*step.shape, 2 * _POINTS)
+    jumps[..., _POINTS:] = 0.0
+    transform = np.fft.rfft(jumps * _DAMPING) - count.sum(axis=-1)[..., None]
+    mass = np.fft.irfft(np.exp(transform), 2 * _POINTS) / _DAMPING
+    return step, np.maximum(mass[..., :_POINTS], 0.0)
+
+
+def _number(value: Any) -> Any:
+    """A number of Python in place of an array without dimensions."""
+    return value if np.ndim(value) else float(value)

@@ -109,8 +109,8 @@ class Timing:
     def mean(self, kv_tokens: float, prompts: Prompts, sequences: float) -> float:
         """Mean seconds of iterations whose prefill tokens vary."""
         if self.is_linear:
-            return self(kv_tokens, prompts.mean, sequences)
-        return float(self.fixed(prompts, sequences)) + self.linear(kv_tokens, prompts.mean, sequences)
+            return self(kv_tokens, float(prompts.mean), sequences)
+        return float(self.fixed(prompts, sequences)) + self.linear(kv_tokens, float(prompts.mean), sequences)
 
     def work(self, kv_tokens: Amount, prefill_tokens: Amount, sequences: Amount) -> Amount:
         """Seconds that these amounts add in an iteration so large that every other term is as steep as it gets."""

@@ -140,6 +140,29 @@ def test_prompts_exceed_a_level_as_often_as_drawn_ones(level: float) -> None:
         assert law.exceeds(level) == pytest.approx((drawn > level).mean(), abs=0.02)
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 1e-9, 0.01, 3.0]), st.sampled_from([0.1, 1.0, 7.0]), st.floats(-50, 9000)
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([math.inf, 500.0, 5.0]),
+)
+def test_states_all_at_once_are_states_one_by_one(
+    rows: list[tuple[float, float, float]], most: float
+) -> None:
+    tokens = np.array([300.0, 1500.0])
+    level = np.array([level for *_, level in rows])
+    count = np.array([[one, one * ratio] for one, ratio, _ in rows])
+    at_once = Prompts(count, tokens, most=np.full(len(rows), most)).excess(level)
+    one_by_one = [
+        Prompts(own, tokens, most).excess(at) for own, at in zip(count, level.tolist(), strict=True)
+    ]
+    assert at_once == pytest.approx(one_by_one, rel=1e-12, abs=1e-8)  # of levels of thousands
+
+
 def test_prompts_beyond_what_an_iteration_computes_wait_for_the_next() -> None:
     law = Prompts(np.array([0.1]), np.array([10_000.0]))
     assert Prompts(law.count, law.tokens, most=2_000.0).excess(500.0) < law.excess(500.0)
