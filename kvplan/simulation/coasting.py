@@ -179,7 +179,8 @@ def coast(s: State, limit: int, patience: int) -> None:
     if part > 0 and iterations > begun:
         s.request[c[PARTLY], PARKED] = done
         c[PROMPTS_PEAK], c[BATCH_PEAK] = max(c[PROMPTS_PEAK], prompts), max(c[BATCH_PEAK], running)
-    c[PEAK] = max(c[PEAK], held * block)
+    if iterations > begun:  # else what is held can be that of a batch that is not run any more
+        c[PEAK] = max(c[PEAK], held * block)
     if in_fleet(s):
         if iterations > begun:
             c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), held

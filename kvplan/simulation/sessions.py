@@ -211,9 +211,9 @@ def with_reuse(
     arrival = np.concatenate([first.arrival_s, *before])
     kind = np.concatenate([first.class_index, np.repeat(np.arange(len(before)), [b.size for b in before])])
     end_s = math.inf if horizon_s is None else horizon_s
-    if requests is not None and requests < arrival.size:  # of millions that are still to come few do
-        end_s = min(end_s, np.nextafter(np.partition(arrival, requests - 1)[requests - 1], math.inf))
     early = arrival < end_s
+    if requests is not None and requests < arrival.size:  # of millions of chains few can begin
+        early &= arrival <= np.partition(arrival, requests - 1)[requests - 1]
     arrival, kind = arrival[early], kind[early]
     order = np.argsort(arrival, kind="stable")
     arrival, kind = arrival[order], kind[order]

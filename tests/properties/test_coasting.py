@@ -111,6 +111,7 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     again=st.sampled_from([None, Reuse(0.9, 0.8, Exponential(3.0))]),
     patience_s=st.sampled_from([None, 1.0]),
     split=st.booleans(),
+    horizon_s=st.sampled_from([None, 5.0]),
 )
 def test_so_it_is_where_others_act_meanwhile(
     policy: str,
@@ -122,6 +123,7 @@ def test_so_it_is_where_others_act_meanwhile(
     again: Reuse | None,
     patience_s: float | None,
     split: bool,
+    horizon_s: float | None,
 ) -> None:
     fleet = Fleet(2, 2, routing=routing) if split and policy == "vllm" else Fleet(replicas=4, routing=routing)
     replica = Replica(memory, block_tokens=16, max_num_batched_tokens=budget)
@@ -136,9 +138,13 @@ def test_so_it_is_where_others_act_meanwhile(
         fleet_run.run(
             POLICIES[policy].form_batch,
             requests,
-            [group._replace(setup=group.setup._replace(coasts=coasts)) for group in found],
+            [
+                group if coasts else group._replace(setup=group.setup._replace(coasts=False))
+                for group in found
+            ],
             routing,
             seed=seed,
+            horizon_s=horizon_s,
             compile=False,
         )
         for coasts in (True, False)

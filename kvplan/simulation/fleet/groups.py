@@ -7,6 +7,7 @@ import numpy as np
 
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
+from kvplan.model.fleet import Routing
 from kvplan.simulation.fleet.run import Group
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.state import DECODE, PREFILL, WHOLE
@@ -45,7 +46,11 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     prefill, parameters = policy.prepare(alone._replace(model=one, requests=prompts), settings)
     uncached = settings._replace(given={**settings.given, _CACHING: (0.0,)})
     decode, _ = policy.prepare(alone._replace(model=other), uncached)
-    decode = decode._replace(shed_after_s=math.inf)  # nobody comes here who has not run
+    decode = decode._replace(
+        shed_after_s=math.inf,  # nobody comes here who has not run
+        coasts=decode.coasts
+        and fleet.routing is not Routing.LEAST_KV,  # which looks at every one of its iterations
+    )
     return [
         Group(fleet.prefill, one.timing, one.replica, prefill, PREFILL),
         Group(fleet.decode, other.timing, other.replica, decode, DECODE),
