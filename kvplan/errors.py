@@ -61,6 +61,8 @@ def shown(value: object) -> str:
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, bool):
         return str(value).lower()
+    if hasattr(value, "isoformat"):  # a date or a time of TOML
+        return str(value.isoformat())
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer beyond what Python converts to decimals

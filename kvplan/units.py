@@ -77,7 +77,7 @@ def parse_time(text: str, option: str) -> float:
         except UsageError as error:
             raise UsageError(f"{option}: {error}") from None
     if not 0 < seconds < 1e12:
-        raise UsageError(f"{option} {text!r}: a time above 0")
+        raise UsageError(f"{option} {text!r}: a time above 0, below 1e12 s")
     return seconds
 
 

@@ -1,5 +1,6 @@
 """The command line: the commands put together, exit codes, and every failure in one line."""
 
+import errno
 import gc
 import os
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from kvplan.cli.output import ClosedPipeError, abandon_standard_output, write_re
 from kvplan.errors import EngineError, ExitCode, UsageError
 from kvplan.version import __version__
 
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
 _CLOSED_PIPE = 141  # as if the signal had ended the process, which is what shells expect
 
 app = typer.Typer(
@@ -134,11 +136,14 @@ def main(argv: list[str] | None = None) -> int:
         return ExitCode.USAGE
     except ImportError as error:
         return _explain(error) if (error.name or "").startswith("kvplan") else _lacks_library(error)
-    except OSError as error:  # only Typer writes without `write_result`: help onto a full disk
+    except OSError as error:
         if error.errno is None:
             return _lacks_library(error)
-        abandon_standard_output()
-        say(f"error: standard output: cannot be written: {error.strerror}")
+        if error.filename is None and error.errno in _OF_WRITING:  # Typer writes without `write_result`: help
+            abandon_standard_output()
+            say(f"error: standard output: cannot be written: {error.strerror}")
+        else:
+            say(f"error: {error.filename or 'kvplan cannot go on'}: {error.strerror}")
         return ExitCode.USAGE
     except Exception as error:
         return _explain(error)

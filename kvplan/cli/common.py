@@ -17,6 +17,10 @@ import typer
 from kvplan.cli import completion
 from kvplan.cli.output import check_writable, tell
 from kvplan.errors import UsageError
+from kvplan.formats.commands import (
+    printable,
+    without_commands,
+)  # which cannot be loaded where files are used up
 
 if TYPE_CHECKING:
     from kvplan.layout.elements import Section
@@ -136,6 +140,12 @@ def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str 
             raise UsageError(f"{option} {output}: would overwrite what is read")
 
 
+def refuse_one_file_for_both(one: Path | None, option: str, output: Path | None) -> None:
+    """Refuse to write what an option names where the result goes."""
+    if one is not None and output is not None and os.path.realpath(one) == os.path.realpath(output):
+        raise UsageError(f"{option} and -o are both {output}; one would overwrite the other")
+
+
 def read_once(file: Path, *, beside: str | None) -> Path:
     """The file as readers take it, where '-' is standard input; the base `beside` it cannot be read from there too."""
     from kvplan.ingest.text_file import STANDARD_INPUT
@@ -177,12 +187,14 @@ def check_runs(seeds: int, requests: int | None) -> None:
         raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
 
 
-def check_plot(plot: Path | None) -> None:
-    """Refuse a plot that could not be drawn or written, before the work whose result it shows."""
+def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path | None) -> None:
+    """Refuse a plot that could not be drawn or written, or only over another file, before the work that it shows."""
     if plot is not None:
         from kvplan.plots import drawing
 
         drawing.check_file(plot)
+        refuse_overwriting(plot, [Path(profile) for profile in profiles if profile is not None], "--plot")
+        refuse_one_file_for_both(plot, "--plot", output)
         check_writable(plot)
 
 
@@ -251,8 +263,6 @@ def say(message: str) -> None:
 
 def _harmless(line: str) -> str:
     """A line that neither moves the cursor nor commands GitHub's runner, whatever names it quotes."""
-    from kvplan.formats.commands import printable, without_commands
-
     return without_commands(printable(line))
 
 

@@ -1,6 +1,5 @@
 """`kvplan simulate`: what the simulator says."""
 
-import os
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from kvplan.cli.common import (
     option,
     progress_bar,
     read,
+    refuse_one_file_for_both,
     refuse_overwriting,
     rendered,
     say,
@@ -164,8 +164,7 @@ def simulate(
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
 
-    if series is not None and output is not None and os.path.realpath(series) == os.path.realpath(output):
-        raise UsageError(f"--series and -o are both {output}; one would overwrite the other")
+    refuse_one_file_for_both(series, "--series", output)
     read_from = [Path(name) for name in (profile, trace) if name is not None]
     refuse_overwriting(output, read_from)
     refuse_overwriting(series, read_from, "--series")

@@ -176,7 +176,7 @@ def size(
     from kvplan.formats import json
     from kvplan.layout import sizing as tables
 
-    check_plot(plot)
+    check_plot(plot, [*profiles, prefill, decode], output)
     check_writable(output)
     if rate is not None and not 1e-12 <= rate <= 1e12:
         raise UsageError(f"--rate {rate:g}: requests/s, from 1e-12 to 1e12")

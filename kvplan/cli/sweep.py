@@ -109,7 +109,7 @@ def sweep(
         raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
     store.format_of(output)
     executors.check(executor, workers)
-    check_plot(plot)
+    check_plot(plot, [profile], output)
     runs = _runs(simulate, policy, seeds, requests)
     loaded = read(profile, output)
     keys = [key for text in columns or [] for key in text.split(",") if key.strip()]

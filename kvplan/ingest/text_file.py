@@ -35,8 +35,9 @@ class Lines:
         A line, what is left, or a stretch of blank lines is longer than any that means something.
     """
 
-    def __init__(self, source: str, text: io.TextIOBase) -> None:
+    def __init__(self, source: str, text: io.TextIOBase, longest: int = _LONGEST_LINE) -> None:
         self.source = source
+        self._longest = longest
         self.number = 0
         self.last = ""
         self.sha256 = ""
@@ -44,14 +45,14 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         blank = 0
-        while line := self._text.readline(_LONGEST_LINE):
+        while line := self._text.readline(self._longest):
             self.number += 1
             blank = blank + 1 if line in _LINE_ENDS else 0
             if blank > _BLANK_LINES:
                 raise UsageError(f"{self.source}:{self.number}: more than {_BLANK_LINES:,} blank lines")
-            if len(line) == _LONGEST_LINE:
+            if len(line) == self._longest:
                 raise UsageError(
-                    f"{self.source}:{self.number}: a line of more than {_LONGEST_LINE:,} characters"
+                    f"{self.source}:{self.number}: a line of more than {self._longest:,} characters"
                 )
             self.last = line
             yield line
@@ -70,10 +71,10 @@ class Lines:
 
 
 @contextmanager
-def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
+def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE) -> Iterator[Lines]:
     """Lines of a file that may be compressed, or of `STANDARD_INPUT`, which can be read once.
 
-    With "replace", bytes that are not UTF-8 do not refuse it.
+    With "replace", bytes that are not UTF-8 do not refuse it. `longest` is how many characters a line may have.
 
     Raises
     ------
@@ -95,7 +96,7 @@ def lines_of(path: Path, *, errors: str = "strict") -> Iterator[Lines]:
     with _refusals(path), _opened(path) as file:
         hashing = _Hashing(file)
         with _unpacked(hashing, errors) as text:
-            lines = Lines(str(path), text)
+            lines = Lines(str(path), text, longest)
             yield lines
             while text.read(1 << 20):  # what was left unread belongs to the digest all the same
                 pass

@@ -1,6 +1,5 @@
 """Profiles that come with kvplan: the shipped ones, each described in a line, and the one to start from."""
 
-import os
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError, did_you_mean
@@ -75,7 +74,7 @@ def refuse_existing(path: Path) -> None:
     Raises
     ------
     UsageError
-        The path leads to a regular file.
+        Something is there already that would be replaced or, if it is a pipe, waited for.
     """
-    if os.path.isfile(path):
+    if path.is_file() or path.is_fifo():
         raise UsageError(f"{path}: exists already; --force replaces it")

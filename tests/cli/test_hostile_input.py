@@ -1,6 +1,10 @@
 """Input that nobody writes by hand: one clear line, exit code 2, and nothing that moves the cursor."""
 
 import json
+import resource
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +30,15 @@ def test_a_baseline_with_a_key_twice_is_refused(run: Run, tmp_path: Path) -> Non
     code, _, error = run(*arguments, "--tolerance", "load.sustainable_rps=2%")
     assert code == 2
     assert "'sustainable_rps' stands in it twice" in error
+
+
+def test_a_date_is_shown_as_it_is_written(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('schema = 1\nname = "a"\ngpu.memory_tokens = 2024-01-01\n')
+    assert (
+        f"{path}:3: gpu.memory_tokens: must be a whole number, not 2024-01-01\n"
+        in run("analyze", str(path))[2]
+    )
 
 
 def test_digits_of_other_scripts_are_names_and_not_places(run: Run) -> None:
@@ -157,6 +170,40 @@ def test_a_library_that_cannot_be_loaded_is_no_defect_of_kvplan(
     refusal = "error: a library cannot be loaded" if code == 2 else "error: kvplan itself failed"
     assert said.startswith(refusal)
     assert str(error) in said
+
+
+@pytest.mark.parametrize("files", [6, 8, 10, 12, 14])
+def test_no_more_open_files_is_one_error(tmp_path: Path, files: int) -> None:
+    said = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "kvplan",
+                "sweep",
+                "tool-calls-h100",
+                "--vary",
+                "gpu.memory_tokens=20k:400k:9",
+            ),
+            *("--simulate", "--workers", "2", "-o", str(tmp_path / "rows.csv")),
+        ],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+        capture_output=True,
+        text=True,
+    )
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == "error: kvplan cannot go on: Too many open files\n"
+
+
+def test_a_label_without_end_is_refused_before_it_is_searched(run: Run, tmp_path: Path) -> None:
+    """The library takes a time that grows with the square of it."""
+    path = tmp_path / "now.prom"
+    path.write_text('vllm:request_prompt_tokens_bucket{le="' + '\\"' * 3_000_000 + '"} 1\n')
+    began = time.process_time()
+    code, _, error = run("import", "metrics", str(path), "--interval", "9 s")
+    assert code == 2
+    assert error.endswith("now.prom:1: a line of more than 100,000 characters\n")
+    assert time.process_time() - began < 10
 
 
 MANY_DRAFTS = ", ".join(str(1 - i / 70) for i in range(68))

@@ -194,3 +194,23 @@ def test_no_result_of_a_simulation_is_written_over_what_it_is_of(
     done = run("simulate", profile, "--trace", trace, option, target)
     assert (done.returncode, done.stderr) == (2, f"error: {option} {target}: would overwrite what is read\n")
     assert (profile.read_text(), trace.read_text()) == (PROFILE, ROWS)
+
+
+@pytest.mark.parametrize(
+    "command", [["size", "IT", "--rate", "5"], ["sweep", "IT", "--vary", "timing.d0=1ms,2ms", "-o", "ROWS"]]
+)
+def test_no_plot_is_written_over_the_profile(command: list[str], tmp_path: Path) -> None:
+    profile = tmp_path / "a.svg"
+    profile.write_text(PROFILE)
+    places = {"IT": profile, "ROWS": tmp_path / "rows.csv"}
+    done = run(*(places.get(word, word) for word in command), "--plot", profile)
+    assert (done.returncode, done.stderr) == (2, f"error: --plot {profile}: would overwrite what is read\n")
+    assert profile.read_text() == PROFILE
+
+
+def test_no_plot_is_written_where_the_result_goes(tmp_path: Path) -> None:
+    both = tmp_path / "both.svg"
+    done = run("size", "tool-calls-h100", "--rate", "5", "--plot", both, "-o", both)
+    said = f"error: --plot and -o are both {both}; one would overwrite the other\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    assert not both.exists()

@@ -1,6 +1,7 @@
 """`init`, `profiles` and `schema` as commands."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def test_init_replaces_a_file_only_where_told_to(run: Run, tmp_path: Path) -> No
     assert path.read_text() == "precious"
     assert run("init", str(path), "--force") == (0, "", "")
     assert path.read_text("utf-8") == starter()
+
+
+def test_init_waits_for_no_reader_of_a_pipe(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert run("init", str(path)) == (2, "", f"error: {path}: exists already; --force replaces it\n")
 
 
 def test_init_says_what_cannot_be_written(run: Run, tmp_path: Path) -> None:

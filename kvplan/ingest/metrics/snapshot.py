@@ -10,6 +10,9 @@ from typing import NamedTuple, TextIO, cast
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.text_file import Lines, lines_of
 
+_LONGEST_LINE = (
+    100_000  # characters: labels take the library a time that grows with the square of their length
+)
 _SHOWN = 60  # characters of a line in a message
 _MODEL = ("model_name", "model")
 _REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
@@ -105,7 +108,7 @@ def read_snapshot(path: Path, engines: Sequence[EngineMetrics], model: str | Non
     underscored = re.compile(f"^({'|'.join(known)})_")  # what takes no colons makes underscores
     samples: dict[str, list[tuple[Labels, float]]] = {}
     times: list[float] = []
-    with lines_of(path) as lines:
+    with lines_of(path, longest=_LONGEST_LINE) as lines:
         try:
             for family in text_fd_to_metric_families(cast(TextIO, lines)):
                 for sample in family.samples:

@@ -19,6 +19,7 @@ from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies.limits import LIMITS
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
+from kvplan.units import format_seconds
 
 
 class Study(NamedTuple):
@@ -76,7 +77,8 @@ def study(
     objectives = of_requests(plan.slos, drafts=model.drafts is not None)
     drawn = scenarios(model, plan, load, seeds, threads=threads)
     if drawn[0].requests.arrival_s.size == 0:
-        raise UsageError("no request arrives before the horizon; a longer one is wanted")
+        end = "" if load.horizon_s is None else f", {format_seconds(load.horizon_s)}"
+        raise UsageError(f"no request arrives before the horizon{end}; a longer one is wanted")
     jobs = {
         name: [Job(settings, scenario, load.horizon_s) for scenario in drawn]
         for name, settings in policies.items()
