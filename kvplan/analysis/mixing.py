@@ -29,6 +29,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fluid_map import MAX_STEPS
 from kvplan.analysis.placement import NEAR, ROUNDING, Group, Placement, Score, give_replicas, score
 from kvplan.analysis.pool import Pool, pool, subset
+from kvplan.analysis.stability import model_spectrum
 from kvplan.model import ServingModel
 
 MAX_EXACT = 10  # classes; 115,975 partitions
@@ -161,7 +162,15 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
         analysed += 1
         if progress is not None:
             progress(min(analysed / most, 1.0))
-        return pool(subset(model, tuple(_members(mask))), MAX_STEPS // most)  # for all together
+        part = subset(model, tuple(_members(mask)))
+        return pool(part, MAX_STEPS // most, radius=False)  # steps for all together
+
+    @cache
+    def shown(mask: int) -> Pool:
+        known = pool_of(mask)
+        if not math.isnan(known.spectral_radius):
+            return known
+        return known._replace(spectral_radius=model_spectrum(subset(model, tuple(_members(mask)))).radius)
 
     apart, together = _segregated(model, replicas), ((1 << count) - 1,)
     if exact:
@@ -175,9 +184,9 @@ def compare(model: ServingModel, replicas: int, *, progress: Callable[[float], N
         compared = len(scores)
     near = near_best(scores)
     return Mixing(
-        segregated=place(apart, replicas, pool_of),
-        mixed=place(together, replicas, pool_of),
-        near=tuple(place(groups, replicas, pool_of) for groups in near[:MAX_NEAR]),
+        segregated=place(apart, replicas, shown),
+        mixed=place(together, replicas, shown),
+        near=tuple(place(groups, replicas, shown) for groups in near[:MAX_NEAR]),
         near_count=len(near),
         search=search,
         partitions=compared,

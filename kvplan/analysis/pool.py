@@ -4,6 +4,7 @@ Proportions alone decide stability, so a pool is that of one replica; whether se
 `kvplan.analysis.placement`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
-from kvplan.analysis.stability import model_spectrum, nothing_else_attracts
+from kvplan.analysis.stability import is_quick, model_spectrum, nothing_else_attracts
 from kvplan.analysis.worst_cycle import CycleKind, cycle_throughput_rps, mixed_cycle
 from kvplan.model import ServingModel
 
@@ -59,13 +60,15 @@ class Pool(NamedTuple):
         return 1 - self.worst_rps / self.sustainable_rps
 
 
-def pool(model: ServingModel, max_steps: int | None = None) -> Pool:
+def pool(model: ServingModel, max_steps: int | None = None, *, radius: bool = True) -> Pool:
     """Stability and worst cycle of a model's classes together on one of its replicas.
 
     Parameters
     ----------
     max_steps
         Of the fluid map from each collapsed state; what they cut short is not settled. None: about a second.
+    radius
+        As for `kvplan.analysis.stability.spectrum`.
 
     References
     ----------
@@ -82,14 +85,14 @@ def pool(model: ServingModel, max_steps: int | None = None) -> Pool:
     >>> [(p.gcd, p.stable, round(p.loss, 6)) for p in (*alone, pool(model))]
     [(20, False, 0.004703), (21, False, 0.004948), (1, True, 0.0)]
     """
-    stages, found = model.mix.stages, model_spectrum(model)
-    kind, cycle = mixed_cycle(
-        model,
-        stable=nothing_else_attracts(
+    stages, found = model.mix.stages, model_spectrum(model, radius=radius)
+    if math.isnan(found.radius):
+        quick = found.stable and found.certified and is_quick(model)
+    else:
+        quick = nothing_else_attracts(
             stages, stable=found.stable, certified=found.certified, radius=found.radius
-        ),
-        max_steps=max_steps,
-    )
+        )
+    kind, cycle = mixed_cycle(model, stable=quick, max_steps=max_steps)
     sustainable = sustainable_rate(model)[1]
     worst = sustainable if cycle is None else cycle_throughput_rps(model, cycle)
     return Pool(

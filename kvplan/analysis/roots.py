@@ -29,6 +29,7 @@ from kvplan.model import FloatArray
 ComplexArray = NDArray[np.complex128]
 
 MOST = 1 << 17  # coefficients; longer polynomials would take longer than anybody waits
+_SUMS = 1 << 14  # of their coefficients, from which the largest root is estimated
 _MIN_TOLERANCE = 1e-10  # relative half width of the bracket that certifies a modulus ...
 _TOLERANCE_PER_COEFFICIENT = 1e-11  # ... wider for long polynomials, whose roots crowd together
 _UNDECIDED = 1e-6  # relative, to which a modulus is found that cannot be certified
@@ -277,7 +278,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     if w.size == 1:
         return LargestRoot(0.0, certified=True)
     if w.size > MOST:
-        group = -(-w.size // MOST)
+        group = -(-w.size // min(MOST, _SUMS))
         sums = np.add.reduceat(w, np.arange(0, w.size, group))
         return LargestRoot(largest_root(sums).modulus ** (1 / group), certified=False)
     # The geometric mean of the moduli and the Eneström-Kakeya bound enclose the answer.

@@ -17,6 +17,7 @@ from kvplan.analysis.concurrency import eviction_free_limit, never_grows
 from kvplan.analysis.roots import (
     MOST,
     ComplexArray,
+    LargestRoot,
     all_inside_exact,
     count_outside,
     expand_on_circle,
@@ -88,8 +89,19 @@ def nothing_else_attracts(stages: IntArray, *, stable: bool, certified: bool, ra
     return stable and certified and _QUICK * int(stages.max()) * (1 - radius) >= 1
 
 
+def is_quick(model: ServingModel) -> bool:
+    """The same of a stable equilibrium whose radius nobody knows: whether no root is further out than that."""
+    radius = 1 - 1 / (_QUICK * int(model.mix.stages.max()))
+    weights = model.mix.held.survival(model.mix.share)
+    return radius > 0 and count_outside(weights, radius, relative_error=survival_error(model)) == 0
+
+
 def spectrum(
-    w: FloatArray, exact: Callable[[], list[int]] | None = None, *, relative_error: float = 0.0
+    w: FloatArray,
+    exact: Callable[[], list[int]] | None = None,
+    *,
+    relative_error: float = 0.0,
+    radius: bool = True,
 ) -> Spectrum:
     """Spectral radius and stability of Σ_k w_k z^(L-1-k).
 
@@ -101,6 +113,8 @@ def spectrum(
         Integers proportional to the same weights, asked for where a root is too close to the circle for floats.
     relative_error
         Bound on the relative error of each w_k.
+    radius
+        Whether it is looked for, which takes most of the time; else it is NaN.
 
     References
     ----------
@@ -116,7 +130,9 @@ def spectrum(
     >>> result.radius, result.stable, result.certified, result.unstable_modes
     (1.0, False, True, 0)
     """
-    root = largest_root(w, relative_error=relative_error)
+    root = (
+        largest_root(w, relative_error=relative_error) if radius else LargestRoot(math.nan, certified=False)
+    )
     outside = count_outside(w, relative_error=relative_error)
     if outside is None:  # a root on the circle, or too close to it: look a little further out
         outside = count_outside(w, 1 + _NEAR_CIRCLE, relative_error=relative_error)
@@ -124,10 +140,10 @@ def spectrum(
             stable = all_inside_exact(exact()) if exact and w.size <= _EXACT_MAX_STAGES else None
             if stable is None:
                 return Spectrum(root.modulus, root.certified, None, stable=False, certified=False)
-            radius = min(root.modulus, _BELOW_1) if stable else max(root.modulus, 1.0)
-            return Spectrum(radius, root.certified, outside, stable=stable, certified=True)
-    radius = root.modulus if outside else min(root.modulus, _BELOW_1)
-    return Spectrum(radius, root.certified, outside, stable=outside == 0, certified=True)
+            modulus = min(root.modulus, _BELOW_1) if stable else max(root.modulus, 1.0)
+            return Spectrum(modulus, root.certified, outside, stable=stable, certified=True)
+    modulus = root.modulus if outside else min(root.modulus, _BELOW_1)
+    return Spectrum(modulus, root.certified, outside, stable=outside == 0, certified=True)
 
 
 def rounding_error(stages: IntArray) -> float:
@@ -275,15 +291,20 @@ def _horner(coefficients: ComplexArray, t: FloatArray) -> ComplexArray:
     return value
 
 
-def model_spectrum(model: ServingModel) -> Spectrum:
+def model_spectrum(model: ServingModel, *, radius: bool = True) -> Spectrum:
     """`spectrum` of the survival polynomial of a model's mix; a single stage has no roots and is stable."""
     mix = model.mix
     weights = mix.held.survival(mix.share)
     if model.drafts is not None:
-        return spectrum(weights, relative_error=_LAW_ERROR)
+        return spectrum(weights, relative_error=_LAW_ERROR, radius=radius)
     if never_grows(model):
         return _of_falling(weights, int(np.gcd.reduce(mix.held.drops)), rounding_error(mix.stages))
-    return spectrum(weights, lambda: exact_survival_weights(model), relative_error=rounding_error(mix.stages))
+    return spectrum(
+        weights,
+        lambda: exact_survival_weights(model),
+        relative_error=rounding_error(mix.stages),
+        radius=radius,
+    )
 
 
 def _of_falling(w: FloatArray, gcd: int, relative_error: float) -> Spectrum:

@@ -275,7 +275,7 @@ def test_few_pools_are_analysed_where_each_takes_a_second(monkeypatch: pytest.Mo
     """Where neighbours are parted, all forty prefixes and suffixes are compared, by their rates alone."""
     analysed: list[int] = []
 
-    def counted(model: ServingModel, max_steps: int) -> Pool:
+    def counted(model: ServingModel, max_steps: int, *, radius: bool) -> Pool:
         analysed.append(len(model.classes))
         return a_pool(model.total_rate_rps, 2.0, 1.0)
 
