@@ -22,11 +22,12 @@ _DIGEST = hashlib.sha256
 def folder() -> str | None:
     """Where compiled code is kept: of one user, version and Python; None, and a note, where there is no place.
 
-    In `$KVPLAN_CACHE_DIR`, else in `$XDG_CACHE_HOME/kvplan`, else in `~/.cache/kvplan`.
+    In `$KVPLAN_CACHE_DIR`, else in `$XDG_CACHE_HOME/kvplan`, if that is an absolute path, else in `~/.cache/kvplan`.
     """
-    base = os.environ.get("KVPLAN_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "kvplan"
-    )
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):
+        caches = os.path.join("~", ".cache")
+    base = os.environ.get("KVPLAN_CACHE_DIR") or os.path.join(caches, "kvplan")
     user = os.getuid() if hasattr(os, "getuid") else None
     whose = f"{__version__}-{sys.implementation.cache_tag}-{user or 0}"
     path = os.path.abspath(os.path.join(os.path.expanduser(base), whose))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from command import ENVIRONMENT
 
 from kvplan import compiling
@@ -81,6 +82,18 @@ def test_nobody_is_waited_for_to_write_code_into_a_pipe(tmp_path: Path) -> None:
     assert compiling.load(str(pipe)) is None
     compiling.save(str(pipe), b"code")
     assert compiling.load(str(pipe)) == b"code"
+
+
+def test_a_folder_of_caches_that_is_relative_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVPLAN_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for caches, expected in (("here", "home/.cache/kvplan"), (str(tmp_path / "there"), "there/kvplan")):
+        monkeypatch.setenv("XDG_CACHE_HOME", caches)
+        folder = compiling.folder.__wrapped__()
+        assert folder is not None
+        assert Path(folder).parent == tmp_path / expected
+    assert not (tmp_path / "here").exists()
 
 
 def test_where_there_is_no_folder_nothing_is_kept(tmp_path: Path) -> None:
