@@ -40,9 +40,8 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     return {name: rates.pop("memory"), **rates}
 
 
-@lru_cache(
-    maxsize=32
-)  # sensitivities and levers ask for the same changes, those of a constant that is 0 for none
+# sensitivities and levers ask for the same changes, and those of a constant that is 0 change nothing
+@lru_cache(maxsize=32)
 def guaranteed_rate(model: ServingModel) -> float:
     """The least of them, requests/s."""
     return min(guaranteed_rates(cached_replica(model)).values())

@@ -4,7 +4,6 @@ Proportions alone decide stability, so a pool is that of one replica; whether se
 `kvplan.analysis.placement`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
-from kvplan.analysis.stability import is_quick, model_spectrum, nothing_else_attracts
+from kvplan.analysis.stability import is_quick, model_spectrum
 from kvplan.analysis.worst_cycle import CycleKind, cycle_throughput_rps, mixed_cycle
 from kvplan.model import ServingModel
 
@@ -86,12 +85,7 @@ def pool(model: ServingModel, max_steps: int | None = None, *, radius: bool = Tr
     [(20, False, 0.004703), (21, False, 0.004948), (1, True, 0.0)]
     """
     stages, found = model.mix.stages, model_spectrum(model, radius=radius)
-    if math.isnan(found.radius):
-        quick = found.stable and found.certified and is_quick(model)
-    else:
-        quick = nothing_else_attracts(
-            stages, stable=found.stable, certified=found.certified, radius=found.radius
-        )
+    quick = found.stable and found.certified and is_quick(model)
     kind, cycle = mixed_cycle(model, stable=quick, max_steps=max_steps)
     sustainable = sustainable_rate(model)[1]
     worst = sustainable if cycle is None else cycle_throughput_rps(model, cycle)

@@ -90,7 +90,7 @@ def nothing_else_attracts(stages: IntArray, *, stable: bool, certified: bool, ra
 
 
 def is_quick(model: ServingModel) -> bool:
-    """The same of a stable equilibrium whose radius nobody knows: whether no root is further out than that."""
+    """The same of a proved stable equilibrium, by a count: whether no root is further out, whatever the radius is."""
     radius = 1 - 1 / (_QUICK * int(model.mix.stages.max()))
     weights = model.mix.held.survival(model.mix.share)
     return radius > 0 and count_outside(weights, radius, relative_error=survival_error(model)) == 0

@@ -17,10 +17,7 @@ import typer
 from kvplan.cli import completion
 from kvplan.cli.output import check_writable, tell
 from kvplan.errors import UsageError
-from kvplan.formats.commands import (
-    printable,
-    without_commands,
-)  # which cannot be loaded where files are used up
+from kvplan.formats.commands import printable, without_commands  # now: later no file may be left to open
 
 if TYPE_CHECKING:
     from kvplan.layout.elements import Section

@@ -69,11 +69,9 @@ class Prompts:
             return float(self._excess(level) / self.mean)
         step, mass = _probabilities(self.count, self.tokens, level)
         below = np.concatenate([[0.0], np.cumsum(np.cumsum(mass))]) * step
-        lattice = step * np.arange(below.size)
-        rise = np.interp(np.maximum(level - self.tokens, 0.0), lattice, below) - np.interp(
-            level, lattice, below
-        )
-        return float(self.count @ (rise + self.tokens)) / float(self.mean)
+        at = np.maximum(np.append(level - self.tokens, level), 0.0)
+        *shorter, whole = np.interp(at, step * np.arange(below.size), below)  # E[(at - P)⁺]
+        return float(self.count @ (np.array(shorter) - whole + self.tokens)) / float(self.mean)
 
     def exceeds(self, level: float) -> float:
         """P(P > level); of one state."""

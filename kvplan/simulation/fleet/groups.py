@@ -46,11 +46,9 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     prefill, parameters = policy.prepare(alone._replace(model=one, requests=prompts), settings)
     uncached = settings._replace(given={**settings.given, _CACHING: (0.0,)})
     decode, _ = policy.prepare(alone._replace(model=other), uncached)
-    decode = decode._replace(
-        shed_after_s=math.inf,  # nobody comes here who has not run
-        coasts=decode.coasts
-        and fleet.routing is not Routing.LEAST_KV,  # which looks at every one of its iterations
-    )
+    looked_at = fleet.routing is Routing.LEAST_KV  # in each iteration, while others come over the links
+    # nobody comes to a decode replica who has not run
+    decode = decode._replace(shed_after_s=math.inf, coasts=decode.coasts and not looked_at)
     return [
         Group(fleet.prefill, one.timing, one.replica, prefill, PREFILL),
         Group(fleet.decode, other.timing, other.replica, decode, DECODE),
