@@ -174,19 +174,16 @@ def test_a_library_that_cannot_be_loaded_is_no_defect_of_kvplan(
 
 @pytest.mark.parametrize("files", [6, 8, 10, 12, 14])
 def test_no_more_open_files_is_one_error(tmp_path: Path, files: int) -> None:
+    sweep = [
+        "sweep",
+        "tool-calls-h100",
+        "--vary",
+        "gpu.memory_tokens=20k:400k:9",
+        "-o",
+        str(tmp_path / "rows.csv"),
+    ]
     said = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "kvplan",
-                "sweep",
-                "tool-calls-h100",
-                "--vary",
-                "gpu.memory_tokens=20k:400k:9",
-            ),
-            *("--simulate", "--workers", "2", "-o", str(tmp_path / "rows.csv")),
-        ],
+        [sys.executable, "-m", "kvplan", *sweep, "--simulate", "--workers", "2"],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         capture_output=True,
         text=True,

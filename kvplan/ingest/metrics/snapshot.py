@@ -10,9 +10,8 @@ from typing import NamedTuple, TextIO, cast
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.text_file import Lines, lines_of
 
-_LONGEST_LINE = (
-    100_000  # characters: labels take the library a time that grows with the square of their length
-)
+# characters; the time that a label takes the library grows with the square of its length
+_LONGEST_LINE = 100_000
 _SHOWN = 60  # characters of a line in a message
 _MODEL = ("model_name", "model")
 _REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
