@@ -18,7 +18,7 @@ from kvplan.analysis.concurrency import eviction_is_impossible
 from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Cycle, collapsed_starts, find_attractor, fluid_map
 from kvplan.analysis.records import Saturation
-from kvplan.analysis.roots import MOST, largest_root
+from kvplan.analysis.roots import MOST, count_outside
 from kvplan.analysis.stability import Stability, nothing_else_attracts, survival_error
 from kvplan.model import FloatArray, Prompts, ServingModel, StageWeights, survival
 
@@ -180,8 +180,7 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
     >>> [pulse_is_stable(np.array([s + 1, s + 2, (s + 3) / 2, (s + 4) / 2]), 2) for s in (0.0, 1.0)]
     [False, True]
     """
-    root = largest_root(weight[g - 1 :: g], relative_error=relative_error)
-    return root.certified and root.modulus < 1 - 1e-9
+    return count_outside(weight[g - 1 :: g], 1 - 1e-9, relative_error=relative_error) == 0
 
 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import (
+    MOST_SIMULATED,
     Capacity,
     Measure,
     Measured,
@@ -253,6 +254,7 @@ class Offer(NamedTuple):
     arrivals: ArrivalProcess = ArrivalProcess()
     output_tokens: float = 1.0  # of a request, in the mean
     tier: Weighed | None = None  # its host tier against more GPUs
+    most_simulated: int = MOST_SIMULATED  # replicas, where a router looks
 
     @property
     def mean_gpus(self) -> float | None:

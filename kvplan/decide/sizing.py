@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_REPLICAS = 10**6
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
+_MOST_ITERATIONS = 250_000  # of a request on each of them: of long requests fewer replicas stand for all
+_FIRST_STEP = 1 / 64  # of what is not enough, after one replica more is not either
 MOST_REQUESTS = 60_000  # of a run of a fleet, unless more are asked for of each replica
 QUEUE = "queue"  # what is missed where the simulated queue grows
 HYSTERESIS = (
@@ -195,7 +197,7 @@ def stand_in(
     """What is simulated for so many replicas that share a total rate.
 
     Without a router one of them, to which requests are sent at random, and the turns of its sessions; else all, of more
-    than `MOST_SIMULATED` so many with their part of the arrivals at random.
+    than `most_simulated` so many with their part of the arrivals at random.
 
     Examples
     --------
@@ -209,10 +211,28 @@ def stand_in(
     >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9), found.fleet.size
     (4.0, 5.0, 64)
     """
-    size = 1 if router is None else min(replicas, MOST_SIMULATED)
+    size = 1 if router is None else min(replicas, most_simulated(model))
     fleet = None if router is None or size == 1 else Fleet(replicas=size, routing=router)
     part = scaled(replace(model, fleet=fleet), rate_rps * size / replicas)
     return replace(part, arrivals=model.arrivals.split(replicas / size))
+
+
+def most_simulated(model: ServingModel) -> int:
+    """How many replicas of a fleet are simulated at most: fewer where requests take very many iterations.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> def outputs(tokens: int) -> ServingModel:
+    ...     return ServingModel((RequestClass("a", 5, (tokens,), (1.0,), 2.0),), Timing(1.0), Replica(10**6))
+    >>> most_simulated(outputs(2000)), most_simulated(outputs(25_000)), most_simulated(outputs(900_000))
+    (64, 9, 1)
+    """
+    mix, budget = model.mix, model.replica.max_num_batched_tokens
+    iterations = mix.mean(mix.decode_tokens)
+    if budget is not None:
+        iterations += mix.mean(mix.prefill_tokens) / budget
+    return min(max(int(_MOST_ITERATIONS / (1 + iterations)), 1), MOST_SIMULATED)
 
 
 def idle_replica(model: ServingModel) -> ServingModel:
@@ -339,8 +359,8 @@ def _users(model: ServingModel, needed_rps: float, capacity: float) -> tuple[int
 
 
 def search(low: int, enough: Callable[[int], bool]) -> int | None:
-    """The fewest above a size that is not enough: steps that double, then halves; None above the most."""
-    step = 1
+    """The fewest above a size that is not enough: one more, steps that double, then halves; None above the most."""
+    step = max(int(_FIRST_STEP * low), 1)
     high = low + 1
     while not enough(high):
         if high >= MAX_REPLICAS:
@@ -446,14 +466,14 @@ def _utilization(model: ServingModel, rate_rps: float) -> float | None:
 
 
 def requests_of_run(requests: int, replicas: int, most: int = MOST_REQUESTS) -> int:
-    """So many for each replica, in all at most `most`, unless a single one gets more.
+    """So many for each replica that is simulated, in all at most `most`, unless a single one gets more.
 
     Examples
     --------
     >>> requests_of_run(2000, 1), requests_of_run(2000, 8), requests_of_run(2000, 64), requests_of_run(90_000, 64)
     (2000, 16000, 60000, 90000)
     """
-    return max(requests, min(requests * min(replicas, MOST_SIMULATED), most))
+    return max(requests, min(requests * replicas, most))
 
 
 def simulated(

@@ -8,7 +8,6 @@ from kvplan.decide.routing import Routing
 from kvplan.decide.sizing import (
     HYSTERESIS,
     MOST_REQUESTS,
-    MOST_SIMULATED,
     QUEUE,
     Measured,
     Probe,
@@ -431,9 +430,10 @@ def _routed(found: Sizing) -> Iterator[str]:
         if (router := offer.fleet.heaviest.router) is not None:
             of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
             yield (
-                f"{of_it}Requests are routed by {router}: simulated are all replicas, of more than {MOST_SIMULATED} so "
-                f"many with their part of the arrivals, and at most {max(MOST_REQUESTS, requests):,} requests. The "
-                "formulas are about a replica to which requests come at random."
+                f"{of_it}Requests are routed by {router}: simulated are all replicas, of more than "
+                f"{offer.most_simulated} so many with their part of the arrivals, and at most "
+                f"{max(MOST_REQUESTS, requests):,} requests. The formulas are about a replica to which requests come "
+                "at random."
             )
 
 
@@ -482,7 +482,8 @@ def _of_one_replica(offer: Offer, requests: int) -> int:
     count = one.replicas or one.closed_form
     if offer.arrivals.trace is not None:
         return requests // count
-    return requests if one.router is None else requests_of_run(requests, count) // min(count, MOST_SIMULATED)
+    simulated = min(count, offer.most_simulated)
+    return requests if one.router is None else requests_of_run(requests, simulated) // simulated
 
 
 def _cost(value: float | None) -> str:

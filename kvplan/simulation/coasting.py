@@ -71,6 +71,7 @@ from kvplan.simulation.state import (
 )
 
 _INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
+_LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so further costs more than it saves
 
 
 @kernel
@@ -197,7 +198,7 @@ def calm_until_s(s: State) -> float:
     if s.fleet[1 + s.fixed[SITE_NUMBER], ROLE] == PREFILL:
         return float(s.clock[NOW])
     members, part = s.list[group_list(s, 0), LENGTH], part_of_prompt(s)
-    running, done, most = members, 0, s.group[0, RING_SIZE]
+    running, done, most = members, 0, min(s.group[0, RING_SIZE], _LOOK_AHEAD)
     if part > 0:
         running, done = members + 1, s.request[s.counter[PARTLY], PARKED]
         most = min(most, parts_before_last(s, part))

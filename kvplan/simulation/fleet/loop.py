@@ -62,14 +62,18 @@ from kvplan.simulation.state import (
 )
 
 CHANGES = 6  # beside the codes of `kvplan.simulation.engine`: other replicas take requests from now on
-_SLICE, _MANY = 1 << 40, 1 << 30  # iterations, requests
+_MANY = 1 << 30  # requests
 
 
 def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
-    """Serve until nobody comes any more and nobody is left, nothing moves, or so many steps are made."""
+    """Serve until nobody comes any more and nobody is left, nothing moves, or so many steps are made.
+
+    A step is an iteration of a replica, or what the router does between two of them.
+    """
     s = states[0]
     while steps > 0:
         steps -= 1
+        runs, until_s = NOBODY, math.inf
         if s.fleet[0, UNASKED] == s.fleet[0, UNASKED_END] and s.fleet[0, FURTHER] > 0:
             return LACKS_ROWS
         coming, coming_s = next_request(s), math.inf
@@ -82,27 +86,29 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
             first = least_of(s, ACTS)
             first_s = told(s, ACTS, first)
         if first_s < coming_s:
-            until_s = min(coming_s, least_of_others(s, ACTS, first)) if s.fleet[0, BRINGS] else coming_s
             if s.fleet[1 + first, ENDS]:
                 settle(states[first], first)
-            elif run_replica(states, first, until_s, coming_s, patience) == LIVELOCK:
-                return LIVELOCK
+            else:
+                runs = first
+                until_s = min(coming_s, least_of_others(s, ACTS, first)) if s.fleet[0, BRINGS] else coming_s
         elif coming == NOBODY:
-            first = held_back(states)
-            if first == NOBODY:
+            runs = held_back(states)
+            if runs == NOBODY:
                 return FINISHED
-            if run_replica(states, first, math.inf, math.inf, patience) == LIVELOCK:
-                return LIVELOCK
         elif coming_s >= s.link[0, SEEN]:
             return CHANGES
         else:
             replica = chosen(s, coming)
             behind = states[replica].clock[NOW] < coming_s
             if told(s, ACTS, replica) < coming_s or (behind and not s.fleet[1 + replica, IDLES]):
-                if run_replica(states, replica, coming_s, coming_s, patience) == LIVELOCK:
-                    return LIVELOCK
+                runs, until_s = replica, coming_s
             else:
                 send(states[replica], replica, coming, coming_s)
+        if runs != NOBODY:
+            before = states[runs].counter[ITERATIONS]
+            if run_replica(states, runs, 1 + steps, until_s, coming_s, patience) == LIVELOCK:
+                return LIVELOCK
+            steps -= states[runs].counter[ITERATIONS] - before
     return GOES_ON
 
 
@@ -184,9 +190,9 @@ def settle(s: State, replica: int) -> None:
 
 @kernel
 def run_replica(
-    states: tuple[State, ...], replica: int, until_s: float, coming_s: float, patience: int
+    states: tuple[State, ...], replica: int, most: int, until_s: float, coming_s: float, patience: int
 ) -> int:
-    """Let one replica run until then, or, where others act at the same time, for an iteration."""
+    """Let one replica run until then, at most so many iterations, or, where others act at the same time, one."""
     s = states[replica]
     c, clock, row = s.counter, s.clock, 1 + replica
     if s.fleet[row, IDLES]:
@@ -198,7 +204,7 @@ def run_replica(
         receive(s)
         fetch(states, replica)
         transfer = FIRST_TOKEN
-    limit = c[ITERATIONS] + (1 if until_s <= clock[NOW] else _SLICE)
+    limit = c[ITERATIONS] + (1 if until_s <= clock[NOW] else most)
     until_s = coming_s if until_s <= clock[NOW] else until_s
     if s.fleet[row, ROLE] != WHOLE:
         until_s = min(until_s, next_transfer_s(s, transfer))

@@ -66,7 +66,7 @@ from kvplan.simulation.state import (
     new_state,
 )
 
-_STEPS, _PLAIN_STEPS = 200_000, 1_000  # between two looks at what the caller wants
+_STEPS, _PLAIN_STEPS = 500_000, 1_000  # between two looks at what the caller wants
 _ROWS, _MOST_ROWS = 1 << 9, 1 << 16  # requests that have a row at first, for each replica and in all
 _COLUMNS = np.arange(WHOSE)  # of the trees
 _RECORDS = 1 << 9  # of the series of each replica, of several
@@ -303,7 +303,11 @@ def _states(
         first.fixed[ALL], first.fixed[HANDED_OVER] = NOBODY, size if split else 0
         own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
         for _ in range(group.replicas):
-            copies = {name: array.copy() for name, array in own._asdict().items() if name not in of_all}
+            copies = {
+                name: array.copy() for name, array in own._asdict().items() if name not in {*of_all, "phase"}
+            }
+            # a copy of zeros takes memory, which these do not before they are written
+            copies["phase"] = np.zeros(own.phase.shape, np.int64)
             copies["record"] = np.zeros((records, own.record.shape[1]))
             copies["fixed"][SITE_NUMBER] = len(states)
             states.append(own._replace(**copies))
