@@ -320,8 +320,10 @@ def _of_falling(w: FloatArray, gcd: int, relative_error: float) -> Spectrum:
     return Spectrum(radius, root.certified, unstable_modes=0, stable=True, certified=True)
 
 
-def stability(model: ServingModel) -> Stability:
+def stability(model: ServingModel, *, advised: bool = True) -> Stability:
     """Local stability of the eviction-free equilibrium under greedy admission; what is unproved is uncertified.
+
+    Unless `advised`, no change is looked for that would make the mix stable.
 
     References
     ----------
@@ -336,7 +338,7 @@ def stability(model: ServingModel) -> Stability:
     (0.999963, True, 27000.0)
     """
     found, inputs = model_spectrum(model), min_stable_input(model)
-    change = _stabilising_change(model) if found.certified and not found.stable else None
+    change = _stabilising_change(model) if advised and found.certified and not found.stable else None
     return Stability(
         gcd=int(np.gcd.reduce(model.mix.stages)),
         spectral_radius=found.radius,

@@ -21,7 +21,7 @@ from kvplan.analysis.equilibrium import load, load_times
 from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.records import Load, Saturation
 from kvplan.analysis.recovery import Recovery
-from kvplan.analysis.stability import Stability
+from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.decide.gate import Subject, holds
 from kvplan.decide.requirement import Requirement
@@ -181,6 +181,10 @@ class _Searched(Analyses):
     @cached_property
     def load(self) -> Load:
         return load(self.model, sensitive=False)
+
+    @cached_property
+    def stability(self) -> Stability:
+        return stability(self.cold, advised=False)
 
     @cached_property
     def overloaded(self) -> bool:
