@@ -157,7 +157,11 @@ def fleet(
             runs[key] = measure(one)
         return runs[key]
 
+    guess_rps = math.inf
+
     def sized(part: ServingModel) -> Size:
+        """Where a replica serves less than formulas say, it serves about as much in the next part."""
+        nonlocal guess_rps
         if part not in known:
             known[part] = size(
                 part,
@@ -167,8 +171,11 @@ def fleet(
                 measure=once,
                 router=router,
                 capacity=capacity,
+                guess_rps=guess_rps,
                 tell=tell,
             )
+            if known[part].replicas:
+                guess_rps = known[part].needed_rps / known[part].replicas
         return known[part]
 
     hours = tuple(

@@ -264,12 +264,14 @@ def size(
     measure: Measure,
     router: Router | None = None,
     capacity: Capacity = capacity_rps,
+    guess_rps: float = math.inf,
     tell: Tell = tell_nobody,
 ) -> Size:
     """The fewest replicas like the model's for a constant demand in total, with its mix.
 
     Everything must hold at 1 + headroom times the demand; `measure` simulates the replica, or the fleet, of a model
-    with its traffic: what `stand_in` makes of a size. `tell` hears what is known, from the closed form on.
+    with its traffic: what `stand_in` makes of a size. `tell` hears what is known, from the closed form on. If more
+    are needed than formulas say, they are looked for from what `guess_rps` at each of them makes.
 
     Raises
     ------
@@ -320,7 +322,7 @@ def size(
     if not enough(least):
         idle = measure(idle_replica(model))
         reason = _why_never(model, idle, slos)
-        found = None if reason else search(least, enough)
+        found = None if reason else search(least, enough, math.ceil(needed / guess_rps * (1 - _ROUNDING)))
         if found is None and not reason:
             reason = f"even {MAX_REPLICAS:,} replicas are not enough"
     if found is not None:
@@ -358,15 +360,25 @@ def _users(model: ServingModel, needed_rps: float, capacity: float) -> tuple[int
     return math.ceil(wanted * (1 - _ROUNDING)), math.floor(most * (1 + _ROUNDING))
 
 
-def search(low: int, enough: Callable[[int], bool]) -> int | None:
-    """The fewest above a size that is not enough: one more, steps that double, then halves; None above the most."""
-    step = max(int(_FIRST_STEP * low), 1)
-    high = low + 1
-    while not enough(high):
-        if high >= MAX_REPLICAS:
-            return None
-        step *= 2
-        low, high = high, min(high + step, MAX_REPLICAS)
+def search(low: int, enough: Callable[[int], bool], guess: int = 0) -> int | None:
+    """The fewest above a size that is not enough; None above the most.
+
+    One more, or a guess; then steps that double, down or up, and halves.
+    """
+    high, step = max(low + 1, min(guess, MAX_REPLICAS)), 1
+    if enough(high):
+        while high - step > low and enough(high - step):
+            high, step = high - step, 2 * step
+        low = max(low, high - step)
+    else:
+        step = max(int(_FIRST_STEP * high), step)
+        while True:
+            if high >= MAX_REPLICAS:
+                return None
+            step *= 2
+            low, high = high, min(high + step, MAX_REPLICAS)
+            if enough(high):
+                break
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)

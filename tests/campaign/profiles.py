@@ -62,14 +62,14 @@ FORMATS = ("text", "json", "markdown", "html")
 
 def case(rng: np.random.Generator, folder: Path) -> Call:
     """A command on a profile of its own, which is written into the folder."""
-    path = folder / "profile.toml"
-    path.write_bytes(text(rng).encode(errors="surrogatepass"))
+    path, profile = folder / "profile.toml", text(rng)
+    path.write_bytes(profile.encode(errors="surrogatepass"))
     env = GITHUB if rng.random() < 0.3 else {}
-    command = _command(rng, str(path))
+    command = _command(rng, str(path), brings="reuse" in profile or "sessions" in profile)
     return Call(command, env, twice=rng.random() < 0.05 and command[0] != "sweep")
 
 
-def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
+def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str, ...]:
     kind = rng.choice(
         ["analyze", "check", "explain", "simulate", "emit", "mix", "size", "sweep", "import", "diff"],
         p=[0.58, 0.13, 0.11, 0.05, 0.02, 0.02, 0.02, 0.03, 0.02, 0.02],
@@ -92,8 +92,9 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
         case "mix":
             return ("mix", path, "--replicas", "2", "--no-simulate", "--format", three)
         case "size":
-            # at random one replica stands for all; runs of whole fleets, for each part of a schedule, take minutes
-            how = ("--routing", "random", "--requests", "60", "--seeds", "2")
+            # at random one replica stands for all, unless requests bring others: then up to 64 are run, in each part
+            # of a schedule
+            how = ("--routing", "random", "--requests", "4" if brings else "60", "--seeds", "2")
             return ("size", path, "--rate", repr(_rate(rng)), *how, "--format", three)
         case "sweep":
             return ("sweep", path, "--vary", f"timing.d0={_time(rng)},{_time(rng)}", "-o", f"{path}.csv")

@@ -12,6 +12,8 @@ import command
 import numpy as np
 import pytest
 from command import Run, document
+from hypothesis import given
+from hypothesis import strategies as st
 from tiers import at_night
 
 import kvplan
@@ -21,11 +23,13 @@ from kvplan.cli.size import Router
 from kvplan.decide.fleet import fleet, parts
 from kvplan.decide.sizing import (
     HYSTERESIS,
+    MAX_REPLICAS,
     QUEUE,
     Estimate,
     Measured,
     idle_rate,
     scaled,
+    search,
     simulated,
     size,
 )
@@ -160,6 +164,32 @@ def test_the_search_finds_the_fewest(demand: float, bound: float) -> None:
         assert below is not None
         assert not below.enough
     assert len(found.probes) < 40
+
+
+@given(st.integers(1, 10**5), st.integers(1, 10**5), st.integers(0, 2 * MAX_REPLICAS))
+def test_any_guess_leads_to_the_fewest(low: int, more: int, guess: int) -> None:
+    tried = []
+
+    def enough(replicas: int) -> bool:
+        tried.append(replicas)
+        return replicas >= low + more
+
+    assert search(low, enough, guess) == low + more
+    assert len(tried) == len(set(tried)) < 60
+    assert low < min(tried)
+    assert max(tried) <= max(MAX_REPLICAS, low + 1)
+
+
+def test_a_good_guess_saves_steps() -> None:
+    tried = []
+
+    def enough(replicas: int) -> bool:
+        tried.append(replicas)
+        return replicas >= 13_295
+
+    assert search(10_000, enough, 13_296) == 13_295
+    assert tried == [13_296, 13_295, 13_293, 13_294]
+    assert search(MAX_REPLICAS - 1, lambda _: False) is None
 
 
 def test_a_queue_that_grows_where_the_formulas_see_room_is_what_binds() -> None:
