@@ -174,8 +174,8 @@ def fleet(
                 guess_rps=guess_rps,
                 tell=tell,
             )
-            if known[part].replicas:
-                guess_rps = known[part].needed_rps / known[part].replicas
+            if (replicas := known[part].replicas) is not None:
+                guess_rps = known[part].needed_rps / replicas
         return known[part]
 
     hours = tuple(

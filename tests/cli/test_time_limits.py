@@ -93,6 +93,35 @@ def test_placements_are_compared_in_seconds(name: str, tmp_path: Path) -> None:
     takes_seconds(PLACED[name](), tmp_path, "mix", "--replicas", "2", "--no-simulate")
 
 
+@pytest.mark.nightly
+def test_a_fleet_of_very_long_outputs_is_sized_in_seconds(tmp_path: Path) -> None:
+    """Thousands of replicas, of whose sixty-four a plain Python step ran each for minutes."""
+    profile = (
+        head(25_000_000, "max_num_seqs = 12")
+        + CLASS.format("long", 11, "{ 2442 = 0.01, 145_391 = 11 }", 0.06, "")
+        + "[[sessions]]\nname = 'talk'\nshared = 2423\nfirst = 5\nuser = 1\ndecode = 14\nusers = 18\n"
+        "turns = { geometric = 35 }\nthink = { law = 'lognormal', median = 2.8, sigma = 0.2 }\n"
+    )
+    few = ("--requests", "60", "--seeds", "2")
+    takes_seconds(profile, tmp_path, "size", "--rate", "139", "--routing", "random", *few)
+
+
+def test_pages_of_a_million_tokens_take_no_memory_on_each_replica(tmp_path: Path) -> None:
+    profile = head(8_000_000, "block_tokens = 1_000_000") + CLASS.format("a", 445, 11, 35, "")
+    fleet = "[fleet]\nreplicas = 98\n"
+    takes_seconds(profile + fleet, tmp_path, "simulate", "--policy", "greedy,vllm", "--requests", "60")
+
+
+def test_prompts_of_more_than_ten_thousand_parts_are_not_simulated(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "parts.toml"
+    call = ("simulate", str(path), "--policy", "vllm", "--requests", "3")
+    for tokens, code in ((20_000, 0), (20_001, 2)):
+        path.write_text(head(10**6, "max_num_batched_tokens = 2") + CLASS.format("a", tokens, 3, 1e-9, ""))
+        found = run(*call)
+        assert found[0] == code
+    assert "a prompt has 20,001 tokens, and more than 10,000 times the budget is not simulated" in found[2]
+
+
 def takes_seconds(profile: str, folder: Path, command: str, *options: str) -> None:
     path = folder / "much.toml"
     path.write_text(profile)

@@ -1,6 +1,8 @@
 """Iterations in which nothing happens are run in a stretch: to the last bit as one by one."""
 
 from dataclasses import fields, is_dataclass
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from kvplan.simulation import coasting, engine
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.fleet import run as fleet_run
 from kvplan.simulation.fleet.groups import groups
+from kvplan.simulation.outcome import Ending
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, closed, poisson
@@ -112,6 +115,8 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     patience_s=st.sampled_from([None, 1.0]),
     split=st.booleans(),
     horizon_s=st.sampled_from([None, 5.0]),
+    steps=st.sampled_from([1, 7, 1000]),
+    look_ahead=st.sampled_from([3, 1000]),
 )
 def test_so_it_is_where_others_act_meanwhile(
     policy: str,
@@ -124,7 +129,10 @@ def test_so_it_is_where_others_act_meanwhile(
     patience_s: float | None,
     split: bool,
     horizon_s: float | None,
+    steps: int,
+    look_ahead: int,
 ) -> None:
+    """However often the caller looks up, and however far replicas look ahead."""
     fleet = Fleet(2, 2, routing=routing) if split and policy == "vllm" else Fleet(replicas=4, routing=routing)
     replica = Replica(memory, block_tokens=16, max_num_batched_tokens=budget)
     chat = RequestClass("chat", 300, (2, 60), (0.5, 0.5), 8.0, reuse=again)
@@ -134,22 +142,43 @@ def test_so_it_is_where_others_act_meanwhile(
     given = {"shed_after": (patience_s,)} if patience_s is not None and policy != "greedy" else {}
     scenario = Scenario(model, Plan(), requests, ("chat",), seed)
     found, _ = groups(POLICIES[policy], scenario, Settings(policy, given))
-    stretches, iterations = (
-        fleet_run.run(
-            POLICIES[policy].form_batch,
-            requests,
-            [
-                group if coasts else group._replace(setup=group.setup._replace(coasts=False))
-                for group in found
-            ],
-            routing,
-            seed=seed,
-            horizon_s=horizon_s,
-            compile=False,
-        )
-        for coasts in (True, False)
+    single = [group._replace(setup=group.setup._replace(coasts=False)) for group in found]
+    serve = partial(
+        fleet_run.run, POLICIES[policy].form_batch, requests, seed=seed, horizon_s=horizon_s, compile=False
     )
-    assert same(stretches, iterations)
+    with (
+        mock.patch.object(fleet_run, "_PLAIN_STEPS", steps),
+        mock.patch.object(coasting, "_LOOK_AHEAD", look_ahead),
+    ):
+        stretches = serve(found, routing)
+    assert same(stretches, serve(single, routing))
+
+
+@pytest.mark.parametrize(("compile", "steps"), [(False, 1000), (True, 500_000)])
+def test_a_fleet_looks_up_between_so_many_iterations(compile: bool, steps: int) -> None:
+    """Two replicas, an answer each, long enough for four looks: not only when somebody comes."""
+    length = 2 * steps
+    requests = Requests(np.zeros(2), np.full(2, 10), np.full(2, length), np.zeros(2, dtype=np.int64))
+    model = ServingModel((RequestClass("a", 10, (length,), (1.0,), 1.0),), Timing(1.0), Replica(10**8))
+    policy, looks = POLICIES["greedy"], []
+    setup, _ = policy.prepare(Scenario(model, Plan(), requests, ("a",)), Settings("greedy", {}))
+    pair = [fleet_run.Group(2, model.timing, model.replica, setup)]
+
+    def look(completed: int) -> bool:
+        looks.append(completed)
+        return True
+
+    outcome = fleet_run.run(
+        policy.form_batch, requests, pair, Routing.ROUND_ROBIN, compile=compile, watch=look
+    )
+    assert outcome.iterations == 2 * length
+    assert len(looks) >= 4
+    watched = iter([True, False])
+    cut = fleet_run.run(
+        policy.form_batch, requests, pair, Routing.ROUND_ROBIN, compile=compile, watch=lambda _: next(watched)
+    )
+    assert cut.ending is Ending.INTERRUPTED
+    assert cut.iterations <= 2 * (steps + 1)
 
 
 @pytest.mark.parametrize(

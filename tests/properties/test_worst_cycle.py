@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oracles import SlowMap, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, models, request_rows
 
+from kvplan.analysis import roots
 from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.analysis.fluid_map import Run, collapsed_starts, fluid_map, run
 from kvplan.analysis.recovery import recovery
@@ -167,6 +168,16 @@ def test_the_pulse_is_called_stable_iff_an_exact_count_says_so(case: Pulses) -> 
     moduli = np.abs(np.roots([float(x) for x in sampled]))
     if np.abs(moduli - 1).min(initial=1) > 1e-7 or exact.on:
         assert pulse_is_stable(w, case.g) == (exact.on == exact.outside == 0)
+
+
+def test_one_circle_tells_whether_a_pulse_is_stable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its largest root takes dozens, each as long as all else that is said of outputs of 100,000 tokens."""
+    circles = []
+    expand = roots.expand_on_circle
+    monkeypatch.setattr(roots, "expand_on_circle", lambda w: circles.append(w.size) or expand(w))
+    short, long = 100 + np.arange(1.0, 2001), 0.1 * (100 + np.arange(2001.0, 4001))
+    assert not pulse_is_stable(np.append(short, long), 2)
+    assert circles == [2000]
 
 
 @given(pulses(), st.integers(0, 2**32 - 1))
