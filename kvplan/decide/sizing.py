@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_REPLICAS = 10**6
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
+_LEAST_SIMULATED = 4  # fewer would find the prefixes of turns too often
 _MOST_ITERATIONS = 250_000  # of a request on each of them: of long requests fewer replicas stand for all
 _FIRST_STEP = 1 / 64  # of what is not enough, after one replica more is not either
 MOST_REQUESTS = 60_000  # of a run of a fleet, unless more are asked for of each replica
@@ -226,13 +227,13 @@ def most_simulated(model: ServingModel) -> int:
     >>> def outputs(tokens: int) -> ServingModel:
     ...     return ServingModel((RequestClass("a", 5, (tokens,), (1.0,), 2.0),), Timing(1.0), Replica(10**6))
     >>> most_simulated(outputs(2000)), most_simulated(outputs(25_000)), most_simulated(outputs(900_000))
-    (64, 9, 1)
+    (64, 9, 4)
     """
     mix, budget = model.mix, model.replica.max_num_batched_tokens
     iterations = mix.mean(mix.decode_tokens)
     if budget is not None:
         iterations += mix.mean(mix.prefill_tokens) / budget
-    return min(max(int(_MOST_ITERATIONS / (1 + iterations)), 1), MOST_SIMULATED)
+    return min(max(int(_MOST_ITERATIONS / (1 + iterations)), _LEAST_SIMULATED), MOST_SIMULATED)
 
 
 def idle_replica(model: ServingModel) -> ServingModel:
