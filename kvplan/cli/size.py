@@ -288,7 +288,7 @@ def _sizing(
 ) -> "Sizing":
     from kvplan.decide.fleet import Offer, Sizing, fleet, notes
     from kvplan.decide.host_tier import weighed
-    from kvplan.decide.sizing import MOST_REQUESTS, most_simulated, simulated
+    from kvplan.decide.sizing import MOST_REQUESTS, simulated
     from kvplan.engines.advice import default_requests
     from kvplan.report.verdict import requests_in_memory
     from kvplan.simulation.experiments.options import seeds as chosen
@@ -359,7 +359,6 @@ def _sizing(
             one.model.arrivals,
             one.model.mix.mean(one.model.mix.decode_tokens),
             tier,
-            most_simulated(one.model),
         )
         for label, one, found, tier in zip(labels, loaded, fleets, tiers, strict=True)
     )

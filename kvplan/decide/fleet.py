@@ -9,7 +9,6 @@ from typing import NamedTuple
 from kvplan.analysis.population import with_part_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import (
-    MOST_SIMULATED,
     Capacity,
     Measure,
     Measured,
@@ -157,11 +156,9 @@ def fleet(
             runs[key] = measure(one)
         return runs[key]
 
-    guess_rps = math.inf
+    served: list[float] = []  # by a replica, of what the formulas say: about as much in each part
 
     def sized(part: ServingModel) -> Size:
-        """Where a replica serves less than formulas say, it serves about as much in the next part."""
-        nonlocal guess_rps
         if part not in known:
             known[part] = size(
                 part,
@@ -171,11 +168,12 @@ def fleet(
                 measure=once,
                 router=router,
                 capacity=capacity,
-                guess_rps=guess_rps,
+                served=max(served, default=1.0),
                 tell=tell,
             )
-            if (replicas := known[part].replicas) is not None:
-                guess_rps = known[part].needed_rps / replicas
+            found = known[part]
+            if found.replicas is not None and found.replicas > found.closed_form:
+                served.append(found.needed_rps / found.replicas / found.sustainable_rps)
         return known[part]
 
     hours = tuple(
@@ -261,7 +259,6 @@ class Offer(NamedTuple):
     arrivals: ArrivalProcess = ArrivalProcess()
     output_tokens: float = 1.0  # of a request, in the mean
     tier: Weighed | None = None  # its host tier against more GPUs
-    most_simulated: int = MOST_SIMULATED  # replicas, where a router looks
 
     @property
     def mean_gpus(self) -> float | None:

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 MAX_REPLICAS = 10**6
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
-_LEAST_SIMULATED = 4  # fewer would find the prefixes of turns too often
-_MOST_ITERATIONS = 250_000  # of a request on each of them: of long requests fewer replicas stand for all
-_FIRST_STEP = 1 / 64  # of what is not enough, after one replica more is not either
+_LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often
+_MOST_ITERATIONS = (
+    250_000  # of one request on every simulated replica: where they are long, fewer stand for all
+)
+_FURTHEST_GUESS = 2  # times what the formulas ask for
 MOST_REQUESTS = 60_000  # of a run of a fleet, unless more are asked for of each replica
 QUEUE = "queue"  # what is missed where the simulated queue grows
 HYSTERESIS = (
@@ -137,6 +139,8 @@ class Size(NamedTuple):
         A replica that is all but idle, where it was needed.
     router
         Of the simulated fleets; None where one replica stands for all.
+    most_simulated
+        Replicas of a simulated fleet.
     """
 
     demand_rps: float
@@ -153,6 +157,7 @@ class Size(NamedTuple):
     users: tuple[int, int] | None = None
     routing: Routing | None = None
     router: Router | None = None
+    most_simulated: int = 1
 
     def probe(self, replicas: int) -> Probe | None:
         """The size that was tried, if it was."""
@@ -219,7 +224,7 @@ def stand_in(
 
 
 def most_simulated(model: ServingModel) -> int:
-    """How many replicas of a fleet are simulated at most: fewer where requests take very many iterations.
+    """How many replicas of a fleet are simulated at most: fewer than 64 where requests take thousands of iterations.
 
     Examples
     --------
@@ -227,10 +232,10 @@ def most_simulated(model: ServingModel) -> int:
     >>> def outputs(tokens: int) -> ServingModel:
     ...     return ServingModel((RequestClass("a", 5, (tokens,), (1.0,), 2.0),), Timing(1.0), Replica(10**6))
     >>> most_simulated(outputs(2000)), most_simulated(outputs(25_000)), most_simulated(outputs(900_000))
-    (64, 9, 4)
+    (64, 16, 16)
     """
     mix, budget = model.mix, model.replica.max_num_batched_tokens
-    iterations = mix.mean(mix.decode_tokens)
+    iterations = mix.mean(mix.stages)
     if budget is not None:
         iterations += mix.mean(mix.prefill_tokens) / budget
     return min(max(int(_MOST_ITERATIONS / (1 + iterations)), _LEAST_SIMULATED), MOST_SIMULATED)
@@ -265,14 +270,14 @@ def size(
     measure: Measure,
     router: Router | None = None,
     capacity: Capacity = capacity_rps,
-    guess_rps: float = math.inf,
+    served: float = 1.0,
     tell: Tell = tell_nobody,
 ) -> Size:
     """The fewest replicas like the model's for a constant demand in total, with its mix.
 
     Everything must hold at 1 + headroom times the demand; `measure` simulates the replica, or the fleet, of a model
     with its traffic: what `stand_in` makes of a size. `tell` hears what is known, from the closed form on. If more
-    are needed than formulas say, they are looked for from what `guess_rps` at each of them makes.
+    are needed than the formulas ask for, the search begins where a replica gets the share `served` of what it sustains.
 
     Raises
     ------
@@ -323,7 +328,8 @@ def size(
     if not enough(least):
         idle = measure(idle_replica(model))
         reason = _why_never(model, idle, slos)
-        found = None if reason else search(least, enough, math.ceil(needed / guess_rps * (1 - _ROUNDING)))
+        guess = math.ceil(min(wanted / served, _FURTHEST_GUESS * wanted))
+        found = None if reason else search(least, enough, guess)
         if found is None and not reason:
             reason = f"even {MAX_REPLICAS:,} replicas are not enough"
     if found is not None:
@@ -349,6 +355,7 @@ def size(
         users=_users(model, needed, sustainable),
         routing=None if found is None else routing(scaled(model, needed / found), found),
         router=router,
+        most_simulated=1 if router is None else most_simulated(model),
     )
 
 
@@ -364,7 +371,8 @@ def _users(model: ServingModel, needed_rps: float, capacity: float) -> tuple[int
 def search(low: int, enough: Callable[[int], bool], guess: int = 0) -> int | None:
     """The fewest above a size that is not enough; None above the most.
 
-    One more, or a guess; then steps that double, down or up, and halves.
+    First a guess, or one more if that is higher; from there steps that double, down if it is enough, else up; then
+    halves.
     """
     high, step = max(low + 1, min(guess, MAX_REPLICAS)), 1
     if enough(high):
@@ -372,7 +380,6 @@ def search(low: int, enough: Callable[[int], bool], guess: int = 0) -> int | Non
             high, step = high - step, 2 * step
         low = max(low, high - step)
     else:
-        step = max(int(_FIRST_STEP * high), step)
         while True:
             if high >= MAX_REPLICAS:
                 return None

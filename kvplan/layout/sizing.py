@@ -427,11 +427,12 @@ def notes(found: Sizing) -> tuple[str, ...]:
 def _routed(found: Sizing) -> Iterator[str]:
     """Who sends requests where, of each profile whose fleet is simulated."""
     for offer, requests in zip(found.offers, found.requests, strict=True):
-        if (router := offer.fleet.heaviest.router) is not None:
+        one = offer.fleet.heaviest
+        if one.router is not None:
             of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
             yield (
-                f"{of_it}Requests are routed by {router}: simulated are all replicas, of more than "
-                f"{offer.most_simulated} so many with their part of the arrivals, and at most "
+                f"{of_it}Requests are routed by {one.router}: simulated are all replicas, of more than "
+                f"{one.most_simulated} only {one.most_simulated}, with their part of the arrivals, and at most "
                 f"{max(MOST_REQUESTS, requests):,} requests. The formulas are about a replica to which requests come "
                 "at random."
             )
@@ -482,7 +483,7 @@ def _of_one_replica(offer: Offer, requests: int) -> int:
     count = one.replicas or one.closed_form
     if offer.arrivals.trace is not None:
         return requests // count
-    simulated = min(count, offer.most_simulated)
+    simulated = min(count, one.most_simulated)
     return requests if one.router is None else requests_of_run(requests, simulated) // simulated
 
 

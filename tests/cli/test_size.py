@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,26 @@ def test_headroom_is_demand_that_must_be_met() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ over time
+
+
+@pytest.mark.parametrize("night", [0.01, 1e-9, 0.4])
+@pytest.mark.parametrize("slo", [[], ["ttft_s.mean <= 0.5"]])
+def test_a_night_changes_nothing_in_the_day_and_saves_steps(night: float, slo: list[str]) -> None:
+    """Nine of ten requests/s that the formulas see: nights of a replica or two say less about that than the day."""
+    schedule = Steps(10.0, (0.0, 2.0, 5.0, 7.0), ((night,), (1.0,), (0.9,), (1.1,)))
+    model = ServingModel(MODEL.classes, MODEL.timing, MODEL.replica, schedule)
+    tried: list[float] = []
+    measure = server(limit=9.0)
+
+    def counted(one: ServingModel) -> Measured:
+        tried.append(one.total_rate_rps)
+        return measure(one)
+
+    run = partial(fleet, headroom=0.0, slos=[parse_slo(text) for text in slo], measure=counted)
+    together = [hour.replicas for hour in run(model, rate_rps=5000.0).hours]
+    runs, factors = len(tried), (night, 1.0, 0.9, 1.1)
+    assert together == [run(MODEL, rate_rps=5000.0 * factor).heaviest.replicas for factor in factors]
+    assert runs < 0.75 * (len(tried) - runs)
 
 
 def test_every_step_has_a_size_of_its_own() -> None:

@@ -109,7 +109,8 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     kind=st.sampled_from(list(Arrivals)),
     routing=st.sampled_from(list(Routing)),
     seed=st.integers(0, 1000),
-    memory=st.integers(800, 6000),
+    memory=st.integers(320, 6000),
+    longest=st.sampled_from([60, 600]),
     budget=st.sampled_from([None, 64, 7, 1]),
     again=st.sampled_from([None, Reuse(0.9, 0.8, Exponential(3.0))]),
     patience_s=st.sampled_from([None, 1.0]),
@@ -124,6 +125,7 @@ def test_so_it_is_where_others_act_meanwhile(
     routing: Routing,
     seed: int,
     memory: int,
+    longest: int,
     budget: int | None,
     again: Reuse | None,
     patience_s: float | None,
@@ -132,10 +134,10 @@ def test_so_it_is_where_others_act_meanwhile(
     steps: int,
     look_ahead: int,
 ) -> None:
-    """However often the caller looks up, and however far replicas look ahead."""
+    """However often the caller looks up, however far replicas look ahead, and where an answer never fits."""
     fleet = Fleet(2, 2, routing=routing) if split and policy == "vllm" else Fleet(replicas=4, routing=routing)
     replica = Replica(memory, block_tokens=16, max_num_batched_tokens=budget)
-    chat = RequestClass("chat", 300, (2, 60), (0.5, 0.5), 8.0, reuse=again)
+    chat = RequestClass("chat", 300, (2, longest), (0.5, 0.5), 8.0, reuse=again)
     model = ServingModel((chat,), Timing(0.01, 1e-6, 1e-4, 1e-5), replica, fleet=fleet)
     closed = kind is Arrivals.CLOSED
     requests = generate(model, Load(kind=kind, requests=40, concurrency=9 if closed else None), seed)
@@ -152,6 +154,24 @@ def test_so_it_is_where_others_act_meanwhile(
     ):
         stretches = serve(found, routing)
     assert same(stretches, serve(single, routing))
+
+
+def test_a_livelock_is_the_same_however_often_the_caller_looks_up() -> None:
+    """An answer that never fits, and one on the other replica that is done when the first is given up, or not."""
+    requests = Requests(
+        np.array([0.0, 0.5]), np.array([10, 10]), np.array([12_000, 6000]), np.zeros(2, dtype=np.int64)
+    )
+    model = ServingModel((RequestClass("a", 10, (6000,), (1.0,), 1.0),), Timing(1.0), Replica(10_000))
+    policy = POLICIES["vllm"]
+    setup, _ = policy.prepare(Scenario(model, Plan(), requests, ("a",)), Settings("vllm", {}))
+    pair = [fleet_run.Group(2, model.timing, model.replica, setup)]
+    found = []
+    for steps in (7, 1000, 500_000):
+        with mock.patch.object(fleet_run, "_PLAIN_STEPS", steps):
+            found.append(fleet_run.run(policy.form_batch, requests, pair, Routing.ROUND_ROBIN, compile=False))
+    assert found[-1].ending is Ending.LIVELOCK
+    assert same(found[0], found[-1])
+    assert same(found[1], found[-1])
 
 
 @pytest.mark.parametrize(("compile", "steps"), [(False, 1000), (True, 500_000)])

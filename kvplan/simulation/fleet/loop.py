@@ -72,8 +72,7 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
     """
     s = states[0]
     while steps > 0:
-        steps -= 1
-        runs, until_s = NOBODY, math.inf
+        runs, until_s, done = NOBODY, math.inf, 1
         if s.fleet[0, UNASKED] == s.fleet[0, UNASKED_END] and s.fleet[0, FURTHER] > 0:
             return LACKS_ROWS
         coming, coming_s = next_request(s), math.inf
@@ -106,9 +105,10 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
                 send(states[replica], replica, coming, coming_s)
         if runs != NOBODY:
             before = states[runs].counter[ITERATIONS]
-            if run_replica(states, runs, 1 + steps, until_s, coming_s, patience) == LIVELOCK:
+            if run_replica(states, runs, steps, until_s, coming_s, patience) == LIVELOCK:
                 return LIVELOCK
-            steps -= states[runs].counter[ITERATIONS] - before
+            done = max(states[runs].counter[ITERATIONS] - before, done)
+        steps -= done
     return GOES_ON
 
 
@@ -204,8 +204,9 @@ def run_replica(
         receive(s)
         fetch(states, replica)
         transfer = FIRST_TOKEN
-    limit = c[ITERATIONS] + (1 if until_s <= clock[NOW] else most)
-    until_s = coming_s if until_s <= clock[NOW] else until_s
+    alone = until_s > clock[NOW]
+    limit = c[ITERATIONS] + (most if alone else 1)
+    until_s = until_s if alone else coming_s
     if s.fleet[row, ROLE] != WHOLE:
         until_s = min(until_s, next_transfer_s(s, transfer))
     seen, calm = c[OUTSTANDING], clock[CALM] > clock[NOW]
@@ -215,6 +216,10 @@ def run_replica(
     code = loop(s, limit, patience)
     s.fleet[row, IDLES], s.fleet[row, ENDS] = code == IDLE, 0
     here, acts_s = outstanding(s), math.inf
+    if code == GOES_ON and alone and c[ITERATIONS] == limit and clock[NOW] < clock[PAUSE]:
+        if c[OUTSTANDING] != seen:
+            show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
+        return code  # cut short, it goes on before anybody else does
     if code == GOES_ON:
         if s.fixed[COASTS] and admits_nobody(s) and clock[CALM] <= clock[NOW]:
             clock[CALM] = calm_until_s(s)

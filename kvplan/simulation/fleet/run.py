@@ -286,9 +286,10 @@ def _states(
     if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):
         of_group.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
     shared = {"time": time, "request": request, "fleet": fleet, "link": link}
-    of_all = {*shared, *of_group, "record"}
+    # of pages little is written to, and zeros take no memory before they are, but copies of them do
+    not_copied = {*shared, *of_group, "record", "phase"}
     taken = sum(
-        g.replicas * sum(array.nbytes for name, array in first._asdict().items() if name not in of_all)
+        g.replicas * sum(array.nbytes for name, array in first._asdict().items() if name not in not_copied)
         for g, first in zip(groups, firsts, strict=True)
     )
     if taken > _MOST_BYTES:
@@ -303,10 +304,7 @@ def _states(
         first.fixed[ALL], first.fixed[HANDED_OVER] = NOBODY, size if split else 0
         own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
         for _ in range(group.replicas):
-            copies = {
-                name: array.copy() for name, array in own._asdict().items() if name not in {*of_all, "phase"}
-            }
-            # a copy of zeros takes memory, which these do not before they are written
+            copies = {name: array.copy() for name, array in own._asdict().items() if name not in not_copied}
             copies["phase"] = np.zeros(own.phase.shape, np.int64)
             copies["record"] = np.zeros((records, own.record.shape[1]))
             copies["fixed"][SITE_NUMBER] = len(states)

@@ -12,7 +12,7 @@ SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 UNLIMITED = 1 << 50
 MOST_RUNNING = {SEQUENCES: "most requests running; the profile's"}
 LIMITS = {**MOST_RUNNING, TOKENS: "token budget of an iteration; the profile's"}
-_MOST_PARTS = 10_000  # of a prompt, an iteration each: ten million tokens, a thousand at a time
+_MOST_PARTS = 10_000  # of a prompt, an iteration each; ten million tokens in parts of a thousand, say
 SHED_AFTER = "shed_after"
 PATIENCE = {SHED_AFTER: "seconds of waiting after which a request that has never run is given up; never"}
 
