@@ -33,7 +33,7 @@ _LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often
 _MOST_ITERATIONS = (
     250_000  # of one request on every simulated replica: where they are long, fewer stand for all
 )
-_FURTHEST_GUESS = 2  # times what the formulas ask for
+_FURTHEST_GUESS = 4  # times what the formulas ask for
 MOST_REQUESTS = 60_000  # of a run of a fleet, unless more are asked for of each replica
 QUEUE = "queue"  # what is missed where the simulated queue grows
 HYSTERESIS = (

@@ -9,6 +9,7 @@ members in order of admission, and in a ring of lists by the tick at which they 
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -664,9 +665,11 @@ def new_state(
                 f"requests of up to {most:,} tokens; beside drafts or layers of several kinds {_MOST_LOOKED_UP:,} is "
                 "the most in a simulation"
             )
-        blocks, context = _lookup(
-            replica, -(-(most + int(fixed[SLOTS]) + 2) // _LOOKED_UP_BY) * _LOOKED_UP_BY
-        )
+        longest = -(-(most + int(fixed[SLOTS]) + 2) // _LOOKED_UP_BY) * _LOOKED_UP_BY
+        with (
+            _looking_up
+        ):  # runs in other threads wait for this one's table: it may take as much memory as they do
+            blocks, context = _lookup(replica, longest)
     if setup.pools is not None:
         kind, tokens = Pooled, np.arange(context.size)
         filled, passed = tokens + block - 1, np.maximum(tokens - setup.pools.window + 1, 0)
@@ -724,6 +727,9 @@ def _of_pools(pools: Pools | None) -> tuple[int, ...]:
 def _of_host(host: Offload, block: int) -> tuple[int, int, int]:
     """`State.fixed` from HOST_CAPACITY on."""
     return host.memory_tokens // block, host.inclusive, host.overlap
+
+
+_looking_up = Lock()
 
 
 @lru_cache(1)

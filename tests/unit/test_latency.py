@@ -411,6 +411,16 @@ def test_a_sentence_says_why_there_is_none(model: ServingModel, reason: str) -> 
     assert all(c[1:] == (NONE, NONE, NONE) for c in found.classes)
 
 
+@pytest.mark.parametrize(("prompt", "covered"), [(131_072 - 399, True), (131_072 - 398, False)])
+def test_prompts_in_very_many_parts_are_not_covered_beside_layers(prompt: int, covered: bool) -> None:
+    """400 iterations of the answer, the first of which computes the last token of the prompt."""
+    layers = (Layers(Attention.FULL, 10, 8192), Layers(Attention.WINDOW, 50, 8192, window=1024))
+    replica = Replica(10**9, 16, max_num_batched_tokens=1, layout=KvLayout(layers, 16))
+    model = served(one_class(prompt, 400, 1e-9), replica=replica)
+    said = "requests of more than 131,072 iterations, prompts in parts by max_num_batched_tokens, are not covered"
+    assert (latency(model).reason or "").startswith(said) is not covered
+
+
 def test_rates_that_vary_are_not_covered() -> None:
     schedule = Steps(120.0, (0.0, 60.0), ((1.0,), (2.0,)))
     assert (

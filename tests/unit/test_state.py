@@ -1,6 +1,7 @@
 """The state of a run: setting it up can be stopped, and what it holds is bounded and shared."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_what_tokens_take_of_layers_is_looked_up_once_for_many_runs() -> None:
         return new_state(one.scenario.requests, model.timing, replica, one.prepare()[0], None)
 
     _lookup.cache_clear()
-    short, long = state_of(30), state_of(3_000)
+    with ThreadPoolExecutor(8) as pool:  # begun at once, they do not each make their own
+        short, *_, long = pool.map(state_of, [30, *[2_000] * 30, 3_000])
     assert _lookup.cache_info().misses == 1
     assert short.blocks is long.blocks
     begin, end = np.sort(np.random.default_rng(0).integers(0, 3_000, (2, 500)), axis=0)

@@ -23,6 +23,7 @@ _FULL = 2e-4  # of iterations with more tokens than the budget
 _PROMPTS = 8
 _FINENESS = 10  # of the recursion for memory in use
 _MOST_CLASSES = 256  # each of which has laws of its own: seconds
+_MOST_STAGES = 1 << 17  # beside layers of several kinds, which have a table of what is held at each stage
 _NEVER = math.log(_SELDOM / 100)
 
 
@@ -38,7 +39,20 @@ def not_covered(model: ServingModel) -> str | None:
         return f"more than {_MOST_CLASSES} classes are not covered"
     if model.finds_prefixes:
         return "traffic that finds something in the prefix cache is not covered"
+    if model.replica.layout is not None and _longest(model) > _MOST_STAGES:
+        return (
+            f"requests of more than {_MOST_STAGES:,} iterations, prompts in parts by max_num_batched_tokens, are not "
+            "covered beside layers of several kinds"
+        )
     return None
+
+
+def _longest(model: ServingModel) -> int:
+    """Iterations of the longest request, those of its prompt included, if it is computed in parts."""
+    budget = model.replica.max_num_batched_tokens or math.inf
+    return max(
+        int((prompt.tokens - 1) // budget) + max(c.decode_tokens) for c in model.classes for prompt in c.kinds
+    )
 
 
 def too_much_work(traffic: Traffic) -> str | None:
