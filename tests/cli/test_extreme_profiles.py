@@ -287,7 +287,7 @@ def test_replicas_that_memory_cannot_hold_are_refused(
     file.write_text(MANY_OF_LARGE_PAGES)
     assert main(["simulate", str(file), "--policy", "vllm", "--requests", "60"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: the states of 7,555 replicas take 56.3 GiB, and 1 is the most")
+    assert line.startswith("error: the states of 7,555 replicas take up to 56.3 GiB, and 1 is the most")
 
 
 @pytest.mark.nightly

@@ -108,7 +108,7 @@ def test_a_fleet_of_very_long_outputs_is_sized_in_seconds(tmp_path: Path) -> Non
 
 def test_pages_of_a_million_tokens_take_no_memory_on_each_replica(tmp_path: Path) -> None:
     profile = head(8_000_000, "block_tokens = 1_000_000") + CLASS.format("a", 445, 11, 35, "")
-    fleet = "[fleet]\nreplicas = 140\n"
+    fleet = "[fleet]\nreplicas = 98\n"
     takes_seconds(profile + fleet, tmp_path, "simulate", "--policy", "greedy,vllm", "--requests", "60")
 
 

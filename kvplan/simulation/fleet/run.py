@@ -286,16 +286,15 @@ def _states(
     if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):
         of_group.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
     shared = {"time": time, "request": request, "fleet": fleet, "link": link}
-    # of pages little is written to, and zeros take no memory before they are, but copies of them do
-    not_copied = {*shared, *of_group, "record", "phase"}
+    of_all = {*shared, *of_group, "record"}
     taken = sum(
-        g.replicas * sum(array.nbytes for name, array in first._asdict().items() if name not in not_copied)
+        g.replicas * sum(array.nbytes for name, array in first._asdict().items() if name not in of_all)
         for g, first in zip(groups, firsts, strict=True)
     )
     if taken > _MOST_BYTES:
         raise UsageError(
-            f"the states of {replicas:,} replicas take {taken / 2**30:.1f} GiB, and 1 is the most; fewer replicas, a "
-            "smaller block_tokens, or fewer requests where a prefix cache knows them"
+            f"the states of {replicas:,} replicas take up to {taken / 2**30:.1f} GiB, and 1 is the most; fewer replicas, "
+            "a smaller block_tokens, or fewer requests where a prefix cache knows them"
         )
     records = RECORDS if replicas == 1 else _RECORDS
     states: list[State] = []
@@ -303,6 +302,8 @@ def _states(
         first.counter[[RELEASED, JOINED, ROWLESS]] = 0
         first.fixed[ALL], first.fixed[HANDED_OVER] = NOBODY, size if split else 0
         own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
+        # of large pages little is ever written: a copy of them takes memory, zeros do not before they are written
+        not_copied = {*of_all, "phase"}
         for _ in range(group.replicas):
             copies = {name: array.copy() for name, array in own._asdict().items() if name not in not_copied}
             copies["phase"] = np.zeros(own.phase.shape, np.int64)
