@@ -98,7 +98,7 @@ def test_a_fleet_of_very_long_outputs_is_sized_in_seconds(tmp_path: Path) -> Non
     """Thousands of replicas, of whose sixty-four a plain Python step ran each for minutes."""
     profile = (
         head(25_000_000, "max_num_seqs = 12")
-        + CLASS.format("long", 11, "{ 2442 = 0.01, 145_391 = 11 }", 0.06, "")
+        + CLASS.format("long", 11, "{ 2442 = 0.01, 145391 = 11 }", 0.06, "")
         + "[[sessions]]\nname = 'talk'\nshared = 2423\nfirst = 5\nuser = 1\ndecode = 14\nusers = 18\n"
         "turns = { geometric = 35 }\nthink = { law = 'lognormal', median = 2.8, sigma = 0.2 }\n"
     )
