@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 MAX_REPLICAS = 10**6
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
 _LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often
-_MOST_ITERATIONS = (
-    250_000  # of one request on every simulated replica: where they are long, fewer stand for all
-)
+_MOST_ITERATIONS = 250_000  # of one request on every simulated replica; of long ones fewer stand for all
 _FURTHEST_GUESS = 4  # times what the formulas ask for
 MOST_REQUESTS = 60_000  # of a run of a fleet, unless more are asked for of each replica
 QUEUE = "queue"  # what is missed where the simulated queue grows
@@ -140,7 +138,7 @@ class Size(NamedTuple):
     router
         Of the simulated fleets; None where one replica stands for all.
     most_simulated
-        Replicas of a simulated fleet.
+        Replicas that a simulated fleet has at most.
     """
 
     demand_rps: float
