@@ -68,9 +68,14 @@ class RequestClass:
         return max(self.longest, max(p.tokens for p in self.kinds) + self.decode_tokens[-1])
 
     @property
+    def has_prompt(self) -> bool:
+        """Whether there is a prompt that is not empty: of an empty one nothing is looked for in a cache."""
+        return any(p.tokens for p in self.kinds)
+
+    @property
     def hits(self) -> bool:
-        """Whether requests have tokens in common with others; of an empty prompt nothing is looked for."""
-        reuse = self.reuse is not None and any(p.tokens for p in self.kinds)
+        """Whether requests have tokens in common with others."""
+        reuse = self.reuse is not None and self.has_prompt
         return bool(self.shared) or reuse or self.sessions is not None
 
 

@@ -86,9 +86,15 @@ class ServingModel:
         return self.replica.layout is None and self.drafts is None
 
     @property
+    def has_common_prefixes(self) -> bool:
+        """Whether requests have tokens in common that a prefix cache could find."""
+        measured = bool(self.hit_curve) and any(c.has_prompt for c in self.classes)
+        return measured or any(c.hits for c in self.classes)
+
+    @property
     def finds_prefixes(self) -> bool:
         """Whether there is a prefix cache, and traffic that finds something of others in it."""
-        return self.replica.prefix_caching and (bool(self.hit_curve) or any(c.hits for c in self.classes))
+        return self.replica.prefix_caching and self.has_common_prefixes
 
     def on(self, hardware: Hardware | None) -> "ServingModel":
         """The same traffic on other replicas; None: on its own."""

@@ -256,7 +256,7 @@ def notes(
 
 
 def _not_cached(model: ServingModel) -> Iterator[str]:
-    if model.hit_curve or any(c.hits for c in model.classes):
+    if model.has_common_prefixes:
         yield "What requests have in common counts for nothing here: prefix_caching = false."
 
 

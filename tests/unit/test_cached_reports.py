@@ -140,11 +140,22 @@ def test_strangers_have_only_what_a_preempted_request_left() -> None:
     assert set(found.values()) == {None}
 
 
-def test_empty_prompts_find_nothing() -> None:
-    reuse = 'reuse = { tokens = 0.8, share = 0.9, gap = { law = "fixed", value = "1 s" } }'
+@pytest.mark.parametrize(
+    "common",
+    [
+        'reuse = { tokens = 0.8, share = 0.9, gap = { law = "fixed", value = "1 s" } }',
+        "[prefix]\nhit_curve = [[1000, 0.1], [9000, 0.6]]",
+    ],
+)
+def test_empty_prompts_find_nothing(common: str) -> None:
     text = 'schema = 1\nname = "x"\ngpu.memory_tokens = 9999\ntiming.d0 = 1\n[[classes]]\nname = "a"\ninput = 0\n'
-    model = parse_profile(f"{text}decode = 9\nrate = 1\n{reuse}\n".encode(), "x.toml").model
-    assert to_document(analyze(model, name="", sha256=""))["prefix_cache"]["hit_ratio"] is None
+
+    def found(last: str) -> dict[str, Any]:
+        model = parse_profile(f"{text}decode = 9\nrate = 1\n{last}\n".encode(), "x.toml").model
+        return to_document(analyze(model, name="", sha256=""))
+
+    assert found(common)["prefix_cache"] == found("")["prefix_cache"]
+    assert found(common)["load"] == found("")["load"]
 
 
 def test_more_than_a_warm_cache_serves_is_too_much() -> None:
