@@ -54,10 +54,13 @@ def prefill_work(prefill: Prefill, input_tokens: IntArray) -> FloatArray:
     return np.zeros(input_tokens.shape) if ready_made else input_tokens.astype(np.float64)
 
 
-def computed_tokens(prefill: Prefill, input_tokens: IntArray, decode_tokens: IntArray) -> IntArray:
-    """All tokens computed for a fresh request. The iteration that ends a prefill computes none beyond the prompt."""
+def computed_tokens(prefill: Prefill, input_tokens: IntArray, stages: IntArray, drafts: int = 0) -> IntArray:
+    """All tokens computed for a fresh request, `drafts` more in each stage but the first.
+
+    The iteration that ends a prefill computes none beyond the prompt, and one where there is no prompt.
+    """
     prompt = 0 if prefill is Prefill.DISAGGREGATED else np.maximum(input_tokens - 1, 0)
-    return np.asarray(prompt + stage_count(prefill, decode_tokens))
+    return np.asarray(prompt + stages + (stages - 1) * drafts)
 
 
 class _ByValue:

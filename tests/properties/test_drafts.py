@@ -120,6 +120,15 @@ def test_no_drafts_are_those_of_a_profile_without_any() -> None:
     assert found.speed_up == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("input_tokens", [0, 1, 1000])
+def test_what_ends_with_its_first_token_drafts_nothing(input_tokens: int) -> None:
+    one = RequestClass("a", input_tokens, (1,), (1.0,), 1.0)
+    plain = ServingModel((one,), LAW, Replica(10**6, max_num_batched_tokens=2048))
+    drafting = replace(plain, drafts=Drafts(3, accepted(0.7, 3)))
+    assert per_request(drafting) == per_request(plain)
+    assert sustainable_rate(drafting) == sustainable_rate(plain)
+
+
 def test_drafts_make_a_fixed_length_stable() -> None:
     found = min_stable_input(example())
     assert found.asymptotic == pytest.approx(3344, abs=0.5)
