@@ -11,7 +11,8 @@ where F(θ) = Σ_k w_k r^-k e^(-ikθ) winds once clockwise for every root *outsi
   Where all ratios of neighbouring coefficients are below r, or all above, no circle is needed: every root is inside,
   or every one outside (Eneström-Kakeya).
 * `largest_root` brackets the spectral radius between radii with and without roots outside, finds the roots
-  near a circle by Newton steps on the same Taylor polynomials, and proves that none lies further out.
+  near a circle by Newton steps on the same Taylor polynomials, and proves that none lies further out. In long
+  polynomials the first circle is where the turns between samples, which prove nothing, say that the roots end.
 
 References: new, theory §3 ("Numerics"); the winding count is the argument principle.
 """
@@ -30,6 +31,7 @@ ComplexArray = NDArray[np.complex128]
 
 MOST = 1 << 17  # coefficients; longer polynomials would take longer than anybody waits
 _SUMS = 1 << 14  # of their coefficients, from which the largest root is estimated
+_LONG = 1 << 14  # coefficients, above which it costs less to guess where to look first
 _MIN_TOLERANCE = 1e-10  # relative half width of the bracket that certifies a modulus ...
 _TOLERANCE_PER_COEFFICIENT = 1e-11  # ... wider for long polynomials, whose roots crowd together
 _UNDECIDED = 1e-6  # relative, to which a modulus is found that cannot be certified
@@ -76,7 +78,7 @@ def expand_on_circle(coefficients: FloatArray) -> Arcs:
     coefficients : ndarray, shape (L,)
     """
     size = coefficients.size
-    n = 1 << max(6, math.ceil(math.log2(_SAMPLES_PER_COEFFICIENT * size)))
+    n = _samples(size)
     half_width = math.pi / n
     middle = _middle(size)
     step = (np.arange(size) - middle) * half_width
@@ -93,15 +95,24 @@ def expand_on_circle(coefficients: FloatArray) -> Arcs:
     return Arcs(center, half_width, taylor, 1.1 * float(np.abs(term).sum()))
 
 
+def _samples(size: int) -> int:
+    return 1 << max(6, math.ceil(math.log2(_SAMPLES_PER_COEFFICIENT * size)))
+
+
 def _on_radius(w: FloatArray, radius: float, relative_error: float) -> tuple[Arcs, float]:
     """Expand w_k r^-k, scaled to a largest coefficient of 1, with a bound on the error of its values."""
-    decay = -np.arange(w.size) * math.log(radius)
-    shift = float((np.log(w) + decay).max())
-    half = np.exp(np.minimum(decay - shift, _LARGEST_LOG) / 2)  # which is a float, where the whole may not be
-    scaled = w * half * half
+    scaled, shift = _scaled(w, radius)
     arcs = expand_on_circle(scaled)
     digits = 8 * math.log2(arcs.center.size) + abs(shift) + w.size * abs(math.log(radius)) + 16
     return arcs, arcs.tail + 2 * (digits * _EPS + relative_error) * float(scaled.sum())
+
+
+def _scaled(w: FloatArray, radius: float) -> tuple[FloatArray, float]:
+    """w_k r^-k over the largest of them, and the logarithm of that."""
+    decay = -np.arange(w.size) * math.log(radius)
+    shift = float((np.log(w) + decay).max())
+    half = np.exp(np.minimum(decay - shift, _LARGEST_LOG) / 2)  # which is a float, where the whole may not be
+    return w * half * half, shift
 
 
 def _middle(size: int) -> int:
@@ -285,7 +296,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     low = math.exp((math.log(w[-1]) - math.log(w[0])) / (w.size - 1))
     high = float((w[1:] / w[:-1]).max())
     tolerance = max(_MIN_TOLERANCE, _TOLERANCE_PER_COEFFICIENT * w.size)
-    radius = min(max(1.0, low), high)
+    radius = min(max(1.0, low), high) if w.size <= _LONG else _guess(w, low, high)
     stride = (
         2 / w.size
     )  # roots crowd within a few 1/L of the largest: gallop from the start rather than bisect
@@ -318,6 +329,19 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
         if high <= low * (1 + narrow):
             break
     return LargestRoot(found if found >= low else math.sqrt(low * high), certified=False)
+
+
+def _guess(w: FloatArray, low: float, high: float) -> float:
+    """A radius near the largest modulus, from turns between samples: one FFT a circle, and no proof."""
+    while high > low * (1 + 0.5 / w.size):
+        radius = math.sqrt(low * high)
+        values = np.fft.rfft(_scaled(w, radius)[0], _samples(w.size))
+        half_turns = float(np.angle(values[1:] * np.conj(values[:-1])).sum()) / math.pi
+        if round(half_turns):
+            low = radius
+        else:
+            high = radius
+    return high
 
 
 def all_inside_exact(coefficients: Sequence[int]) -> bool | None:

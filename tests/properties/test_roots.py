@@ -12,12 +12,14 @@ from oracles import count_roots
 
 from kvplan.analysis.roots import (
     MOST,
+    Arcs,
     all_inside_exact,
     count_outside,
     expand_on_circle,
     largest_root,
     leading_roots,
 )
+from kvplan.analysis.roots import _on_radius as on_radius
 from kvplan.model import FloatArray
 
 coefficients = st.lists(st.integers(1, 60), min_size=1, max_size=14)
@@ -205,6 +207,27 @@ def test_beyond_the_budget_the_radius_is_estimated_and_nothing_is_certified(
     assert estimate.modulus == pytest.approx(whole.modulus, abs=1e-5)
     assert count_outside(w) is None
     assert leading_roots(w, whole.modulus, 10).size == 0
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_in_a_long_polynomial_few_circles_lead_to_the_largest_root(
+    page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any number of stages from 5,000 to 20,000; with pages of 16 tokens the root is far from the real axis."""
+    stages = np.arange(20_000)
+    w = np.minimum((20_000 - stages) / 15_000, 1.0) * (-(-(149 + stages) // page) * page)
+    radii = []
+
+    def counted(w: FloatArray, radius: float, relative_error: float) -> tuple[Arcs, float]:
+        radii.append(radius)
+        return on_radius(w, radius, relative_error)
+
+    monkeypatch.setattr("kvplan.analysis.roots._on_radius", counted)
+    found = largest_root(w, relative_error=1e-12)
+    assert found.certified
+    assert len(radii) <= 4
+    monkeypatch.setattr("kvplan.analysis.roots._LONG", w.size)
+    assert found.modulus == pytest.approx(largest_root(w, relative_error=1e-12).modulus, abs=1e-10)
 
 
 def test_integers_that_grow_without_end_are_given_up() -> None:
