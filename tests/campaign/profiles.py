@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ _HOSTILE_VALUES = (
     *(True, "", "5 parsecs", "1e400 s", "٣ s", "nan", "0x10", [], {}, [[]], [1, "a"], {"a": {"b": 1}}, "a" * 10_000),
     *(_HOSTILE_NAMES),
 )  # fmt: skip
-_TIMES = ("ns", "us", "ms", "s", "min", "h")
+_ENDS = (0.0, 1.0, 2.0, 1e-12)
 ROUTERS = ("random", "round-robin", "least-requests", "least-kv", "session")
 FORMATS = ("text", "json", "markdown", "html")
 
@@ -111,6 +112,8 @@ def text(rng: np.random.Generator) -> str:
     document = valid(rng)
     if rng.random() < 0.3:
         _layered_or_drafting(rng, document)
+    if rng.random() < 0.15:
+        _at_an_end(rng, document)
     kind = rng.random()
     if kind < 0.3:
         for _ in range(int(rng.integers(1, 4))):
@@ -386,6 +389,31 @@ def _whole(rng: np.random.Generator, most: float) -> int:
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
     return min(max(math.exp(rng.uniform(math.log(low), math.log(high))), low), high)
+
+
+def _at_an_end(rng: np.random.Generator, document: Table) -> None:
+    """Requests all without a prompt or of one token, and numbers at an end of what they may be, or nearly so."""
+    if rng.random() < 0.5:
+        for one in document["classes"]:
+            one["input"] = 0
+            one.pop("shared", None)
+    if rng.random() < 0.3:
+        for one in document["classes"]:
+            one["decode"] = 1
+    for _ in range(int(rng.integers(3))):
+        numbers = list(_numbers(document))
+        table, key = numbers[rng.integers(len(numbers))]
+        end = _ENDS[rng.integers(len(_ENDS))]
+        table[key] = int(end) if isinstance(table[key], int) else end
+
+
+def _numbers(table: Any) -> Iterator[tuple[Any, Any]]:
+    """Where the numbers of a document are."""
+    for key, value in list(table.items() if isinstance(table, dict) else enumerate(table)):
+        if isinstance(value, dict | list):
+            yield from _numbers(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield table, key
 
 
 def _spoil(rng: np.random.Generator, document: Table) -> None:
