@@ -212,7 +212,7 @@ def not_covered(model: ServingModel) -> str | None:
     if model.finds_prefixes:
         return "requests that find something of others in a prefix cache"
     if not model.mix.prefill_tokens.any():
-        return "prompts that arrive ready-made"
+        return "prompts that are all ready-made or empty"
     return None
 
 

@@ -108,7 +108,7 @@ def cache_notes(engine: Engine, report: Report, model: ServingModel) -> Iterator
             f"Requests have prefixes in common: runs at the offered rate {runs}; saturated runs are of strangers, as "
             "after a collapse."
         )
-    elif not model.replica.prefix_caching and any(c.hits for c in model.classes):
+    elif not model.replica.prefix_caching and model.has_common_prefixes:
         yield "The profile switches the prefix cache off, although requests have prefixes in common."
 
 

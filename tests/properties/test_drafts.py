@@ -129,6 +129,13 @@ def test_what_ends_with_its_first_token_drafts_nothing(input_tokens: int) -> Non
     assert sustainable_rate(drafting) == sustainable_rate(plain)
 
 
+def test_an_empty_prompt_takes_a_token_of_the_budget() -> None:
+    """Of four drafts all are accepted: nine tokens more take two iterations of five tokens each."""
+    one = RequestClass("a", 0, (10,), (1.0,), 1.0)
+    cost = per_request(ServingModel((one,), LAW, Replica(10**6), drafts=Drafts(4, (1.0,) * 4)))
+    assert (cost.iterations, cost.computed_tokens) == (pytest.approx(3), pytest.approx(1 + 2 * 5))
+
+
 def test_drafts_make_a_fixed_length_stable() -> None:
     found = min_stable_input(example())
     assert found.asymptotic == pytest.approx(3344, abs=0.5)

@@ -449,6 +449,7 @@ def test_what_the_formulas_do_not_cover() -> None:
     assert not_covered(drafts) == "speculative decoding"
     assert "prefix cache" in str(not_covered(replace(plain, classes=(again,))))
     assert "ready-made" in str(not_covered(mix_model((100, 20, 1.0))))
+    assert "empty" in str(not_covered(mix_model((0, 20, 1.0), prefill="fused")))
 
 
 def test_a_fleet_of_answers_of_one_token_has_nothing_to_decode() -> None:

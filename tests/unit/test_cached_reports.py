@@ -158,6 +158,20 @@ def test_empty_prompts_find_nothing(common: str) -> None:
     assert found(common)["load"] == found("")["load"]
 
 
+@pytest.mark.parametrize(("input_tokens", "counts"), [((0,), False), ((0, 1), True)])
+def test_a_measured_curve_counts_as_soon_as_one_prompt_has_tokens(
+    input_tokens: tuple[int, ...], counts: bool
+) -> None:
+    text = (
+        'schema = 1\nname = "x"\ngpu = { memory_tokens = 9999, prefix_caching = false }\ntiming.d0 = 1\n'
+        "prefix.hit_curve = [[1000, 0.1]]\n"
+    )
+    classes = (f'[[classes]]\nname = "{n}"\ninput = {n}\ndecode = 9\nrate = 1\n' for n in input_tokens)
+    model = parse_profile((text + "".join(classes)).encode(), "x.toml").model
+    assert any("counts for nothing" in note for note in analyze(model, name="", sha256="").notes) is counts
+    assert not model.finds_prefixes
+
+
 def test_more_than_a_warm_cache_serves_is_too_much() -> None:
     found = report(AGENTS, ("0.834", "1.1"))
     assert found.verdict.status is Status.OVERLOADED
