@@ -41,7 +41,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key that differs: None where there is no value, or no such key; `relative` is after/before - 1."""
+    """A key that differs: None where there is no value, or no such key.
+
+    `relative` is after/before - 1; None also from 0, or so near to it that no float holds the change.
+    """
 
     key: str
     before: Leaf
@@ -215,7 +218,10 @@ def _amount(value: Leaf) -> float | None:
 
 def _relative(old: Leaf, new: Leaf) -> float | None:
     a, b = _amount(old), _amount(new)
-    return None if a is None or b is None or a == 0 else (b - a) / abs(a)
+    if a is None or b is None or a == 0:
+        return None
+    change = (b - a) / abs(a)
+    return change if math.isfinite(change) else None
 
 
 def _rank(change: Change, in_both: bool) -> tuple[int, float]:

@@ -797,6 +797,14 @@ def test_probabilities_that_vanish_are_no_difference_and_small_ones_no_large_eff
     ]
 
 
+def test_a_change_that_no_float_holds_is_none() -> None:
+    a = side(wait={"kv_tokens": 1e-314}, load={"headroom": -1e308})
+    b = side(wait={"kv_tokens": 2.0}, load={"headroom": 1e308})
+    found = diff.compare(a, b)
+    assert [(c.key, c.relative) for c in found.changes] == [("load.headroom", None), ("wait.kv_tokens", None)]
+    assert json_format.diff(found)["changes"][0]["relative_change"] is None
+
+
 def test_sources_come_last() -> None:
     a = side(sources={"load": {"kind": "theorem"}}, notes=["one"], wait={"kv_tokens": 5})
     b = side(sources={"load": {"kind": "computed"}}, notes=["two"], wait={"kv_tokens": 6, "fits": True})
