@@ -96,6 +96,7 @@ def expand_on_circle(coefficients: FloatArray) -> Arcs:
 
 
 def _samples(size: int) -> int:
+    """How many points of a circle an FFT takes for so many coefficients."""
     return 1 << max(6, math.ceil(math.log2(_SAMPLES_PER_COEFFICIENT * size)))
 
 
@@ -297,9 +298,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     high = float((w[1:] / w[:-1]).max())
     tolerance = max(_MIN_TOLERANCE, _TOLERANCE_PER_COEFFICIENT * w.size)
     radius = min(max(1.0, low), high) if w.size <= _LONG else _guess(w, low, high)
-    stride = (
-        2 / w.size
-    )  # roots crowd within a few 1/L of the largest: gallop from the start rather than bisect
+    stride = 2 / w.size  # roots crowd within a few 1/L of the largest: gallop from the start, do not bisect
     found, narrow, undecided = low, _MIN_TOLERANCE, 0.0
     for _ in range(_MAX_SEARCH):
         arcs, error = _on_radius(w, radius, relative_error)

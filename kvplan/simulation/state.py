@@ -666,9 +666,8 @@ def new_state(
                 "the most in a simulation"
             )
         longest = -(-(most + int(fixed[SLOTS]) + 2) // _LOOKED_UP_BY) * _LOOKED_UP_BY
-        with (
-            _looking_up
-        ):  # runs in other threads wait for this one's table: it may take as much memory as they do
+        # runs in other threads wait for this one's table: it may take as much memory as they do
+        with _looking_up:
             blocks, context = _lookup(replica, longest)
     if setup.pools is not None:
         kind, tokens = Pooled, np.arange(context.size)
