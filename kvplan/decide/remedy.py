@@ -1,8 +1,9 @@
 """The smallest single change after which a requirement holds: of traffic, memory, replicas, or engine limits.
 
-Each is found by inverting the report: its formulas are evaluated at a changed value, and the change is
-halved until it is the least that passes. It is then rounded to the passing side, as one would write it into the
-profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no remedy.
+Each is found by inverting the report: its formulas are evaluated at a changed value, in steps until what was unmet is
+met, and the change is halved until it is the least that passes. It is then rounded to the passing side, as one would
+write it into the profile, and the profile so changed is judged anew. A change that breaks a requirement met before is
+no remedy.
 """
 
 import math
@@ -38,9 +39,11 @@ _DIGITS = 4
 _ALL_DIGITS = 17  # that a float can tell apart
 _FIRST_STEP = 1e-4
 _PRECISION = 1e-5
+_STRIDE = 3  # of those steps; the last one, the largest change, is one of every third
 _STEPS = 128  # of a search that are remembered
 
 Passes = Callable[[Subject], bool]
+Least = Callable[[Callable[[float], Subject]], float | None]  # of what a relative change makes of a report
 
 
 class Lever(StrEnum):
@@ -104,35 +107,51 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
     >>> first.lever, first.amount, first.changes[0].key
     (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
     """
+    unmet = [requirement for requirement in wanted if not holds(requirement, subject)]
 
     def passes(changed: Subject) -> bool:
         return all(holds(requirement, changed) for requirement in wanted)
 
-    excess = _least(lambda x: passes(_with_rate(subject, 1 / (1 + x))))
+    def least(changed: Callable[[float], Subject]) -> float | None:
+        def brings(requirement: Requirement, x: float) -> bool:
+            return holds(requirement, changed(x))
+
+        return _least(lambda x: passes(changed(x)), [partial(brings, requirement) for requirement in unmet])
+
+    excess = least(lambda x: _with_rate(subject, 1 / (1 + x)))
     found = [
         *(_rate_remedies(profile, subject, excess, passes) if excess else ()),
         *(_replica_remedies(profile, subject, excess, passes) if excess else ()),
     ]
-    more = _least(lambda x: passes(_with_memory(subject, x)))
+    more = least(lambda x: _with_memory(subject, x))
     if more:
         found += _memory_remedies(profile, subject, more, passes)
-    found += _limit_remedies(profile, subject, passes)
+    found += _limit_remedies(profile, subject, passes, least)
     return tuple(sorted(found, key=lambda remedy: remedy.relative))
 
 
 # --------------------------------------------------------------------------------------------- inverting
 
 
-def _least(passes: Callable[[float], bool]) -> float | None:
+def _least(passes: Callable[[float], bool], needed: Sequence[Callable[[float], bool]]) -> float | None:
     """The least relative change that passes: the first of doubling steps, halved towards the one before.
 
-    >>> _least(lambda x: x >= 0.3), _least(lambda x: False)  # doctest: +ELLIPSIS
+    What passing needs is looked for in every third step first, which may cost a report each: what neither of two such
+    steps brings is not looked for between them.
+
+    >>> _least(lambda x: x >= 0.3, []), _least(lambda x: False, [lambda x: False])  # doctest: +ELLIPSIS
     (0.3000..., None)
     """
     steps = [0.0]
     while steps[-1] < MAX_FACTOR:
         steps.append(min(max(2 * steps[-1], _FIRST_STEP), MAX_FACTOR))
-    for low, high in pairwise(steps):
+    first = 0
+    for brings in needed:
+        found = next((i for i in range(1, len(steps), _STRIDE) if brings(steps[i])), None)
+        if found is None:
+            return None
+        first = max(first, found - _STRIDE)
+    for low, high in pairwise(steps[first:]):
         if passes(high):
             while high - low > _PRECISION * (1 + low):
                 middle = (low + high) / 2
@@ -168,6 +187,7 @@ def _with_replica(subject: Subject, replica: Replica) -> Subject:
     return Subject(subject.identity, _SameMix(model, subject.analyses))
 
 
+@lru_cache(maxsize=_STEPS)
 def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
     replica = subject.analyses.model.replica
     if lever is Lever.MAX_NUM_SEQS:
@@ -311,7 +331,7 @@ def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Pa
         more += 10.0**-_DIGITS * (1 + more)
 
 
-def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
+def _limit_remedies(profile: Profile, subject: Subject, passes: Passes, least: Least) -> Iterator[Remedy]:
     """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible."""
     model, binding = subject.analyses.model, subject.analyses.binding
     for lever, before in (
@@ -320,7 +340,7 @@ def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Itera
     ):
         if before is None:
             continue
-        after = _least_limit(subject, lever, before, passes) if lever == binding else None
+        after = _least_limit(subject, lever, before, passes, least) if lever == binding else None
         if after is None and lever is Lever.MAX_NUM_SEQS:
             after = _eviction_free_limit(subject, before, passes)
         if after is None:
@@ -330,15 +350,16 @@ def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Itera
             yield Remedy(lever, after, abs(after / before - 1), (change,))
 
 
-def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:
-    def enough(limit: int) -> bool:
-        return passes(_with_limit(subject, lever, limit))
+def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes, least: Least) -> int | None:
+    def raised(x: float) -> int:
+        return math.ceil(before * (1 + x))
 
-    excess = _least(lambda x: enough(math.ceil(before * (1 + x))))
+    excess = least(lambda x: _with_limit(subject, lever, raised(x)))
     if excess is None:
         return None
-    limit = math.ceil(before * (1 + excess))
-    while limit - 1 > before and enough(limit - 1):  # within the precision of the search
+    limit = raised(excess)
+    # one less may do, within the precision of the search
+    while limit - 1 > before and passes(_with_limit(subject, lever, limit - 1)):
         limit -= 1
     return limit
 

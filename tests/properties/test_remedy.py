@@ -3,6 +3,7 @@
 import re
 from fractions import Fraction
 from io import BytesIO
+from typing import Any
 
 import pytest
 import tomli
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.decide import check as checking
+from kvplan.decide import remedy as searching
 from kvplan.decide.check import Outcome
-from kvplan.decide.remedy import Lever, Remedy
+from kvplan.decide.gate import Subject
+from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.decide.requirement import parse
 from kvplan.profile.reading import Profile, load_profile, parse_profile
 
@@ -215,3 +218,32 @@ def test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle() -> Non
     for remedy in found.results[0].remedies:
         changed = shipped.changed({change.path: change.after for change in remedy.changes})
         assert worst_cycle(changed, stability(changed), None).throughput_per_iteration >= 1e4
+
+
+@given(thresholds=st.lists(st.floats(1e-4, MAX_FACTOR), min_size=1, max_size=3), beyond=st.floats(2, 10))
+def test_the_least_change_is_the_one_from_which_all_is_met(thresholds: list[float], beyond: float) -> None:
+    """Whatever else ends there may be: at twice the change it is still found."""
+    least = max(thresholds)
+    needed = [(lambda x, t=t: x >= t) for t in thresholds]
+    found = searching._least(lambda x: least <= x <= beyond * least, needed)
+    assert found is not None
+    assert least <= found <= least + 1.1e-5 * (1 + least)
+    assert searching._least(lambda x: x >= least, [*needed, lambda x: x > MAX_FACTOR]) is None
+
+
+def test_few_reports_tell_that_nothing_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of traffic, memory and the limit: nine each, from a ten-thousandth to a thousand times as much."""
+    reports = 0
+
+    class Counted(Subject):
+        def __init__(self, *given: Any) -> None:
+            nonlocal reports
+            reports += 1
+            super().__init__(*given)
+
+    monkeypatch.setattr(searching, "Subject", Counted)
+    text = LIMITED.format(key="max_num_seqs", limit=20, rate=50)
+    found = checking.check(profile(text), None, [parse("equilibrium.kv_utilization == 3e300")])
+    assert found.outcome is Outcome.FAILED
+    assert not found.results[0].remedies
+    assert 0 < reports <= 30
