@@ -1,9 +1,8 @@
 """The smallest single change after which a requirement holds: of traffic, memory, replicas, or engine limits.
 
-Each is found by inverting the report: its formulas are evaluated at a changed value, in steps until what was unmet is
-met, and the change is halved until it is the least that passes. It is then rounded to the passing side, as one would
-write it into the profile, and the profile so changed is judged anew. A change that breaks a requirement met before is
-no remedy.
+Each is found by inverting the report: its formulas are evaluated at larger and larger changes until all holds, and the
+last step is narrowed down to the least that passes. It is then rounded to the passing side, as one would write it into
+the profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no remedy.
 """
 
 import math
@@ -24,7 +23,7 @@ from kvplan.analysis.records import Load, Saturation
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
-from kvplan.decide.gate import Subject, holds
+from kvplan.decide.gate import Judgement, Subject, holds, judgement
 from kvplan.decide.requirement import Requirement
 from kvplan.errors import UsageError
 from kvplan.model import Replica, ServingModel, as_written
@@ -39,11 +38,12 @@ _DIGITS = 4
 _ALL_DIGITS = 17  # that a float can tell apart
 _FIRST_STEP = 1e-4
 _PRECISION = 1e-5
-_STRIDE = 3  # of those steps; the last one, the largest change, is one of every third
+_STRIDE = 3  # of the doubling steps, every third is tried first
 _STEPS = 128  # of a search that are remembered
 
 Passes = Callable[[Subject], bool]
-Least = Callable[[Callable[[float], Subject]], float | None]  # of what a relative change makes of a report
+Judged = Callable[[float], Judgement | None]  # of a requirement after a relative change
+Least = Callable[[Callable[[float], Subject]], float | None]  # given what a change makes of the report
 
 
 class Lever(StrEnum):
@@ -113,10 +113,10 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
         return all(holds(requirement, changed) for requirement in wanted)
 
     def least(changed: Callable[[float], Subject]) -> float | None:
-        def brings(requirement: Requirement, x: float) -> bool:
-            return holds(requirement, changed(x))
+        def judged(requirement: Requirement, x: float) -> Judgement | None:
+            return judgement(requirement, changed(x) if x else subject)
 
-        return _least(lambda x: passes(changed(x)), [partial(brings, requirement) for requirement in unmet])
+        return _least(lambda x: passes(changed(x)), [partial(judged, requirement) for requirement in unmet])
 
     excess = least(lambda x: _with_rate(subject, 1 / (1 + x)))
     found = [
@@ -133,31 +133,57 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
 # --------------------------------------------------------------------------------------------- inverting
 
 
-def _least(passes: Callable[[float], bool], needed: Sequence[Callable[[float], bool]]) -> float | None:
-    """The least relative change that passes: the first of doubling steps, halved towards the one before.
+def _least(passes: Callable[[float], bool], unmet: Sequence[Judged]) -> float | None:
+    """The least relative change that passes: the first of doubling steps, narrowed down towards the one before.
 
-    What passing needs is looked for in every third step first, which may cost a report each: what neither of two such
-    steps brings is not looked for between them.
+    What is unmet without a change, and has to be met, tells which steps are worth a report.
 
-    >>> _least(lambda x: x >= 0.3, []), _least(lambda x: False, [lambda x: False])  # doctest: +ELLIPSIS
+    >>> _least(lambda x: x >= 0.3, []), _least(lambda x: False, [])  # doctest: +ELLIPSIS
     (0.3000..., None)
     """
     steps = [0.0]
     while steps[-1] < MAX_FACTOR:
         steps.append(min(max(2 * steps[-1], _FIRST_STEP), MAX_FACTOR))
-    first = 0
-    for brings in needed:
-        found = next((i for i in range(1, len(steps), _STRIDE) if brings(steps[i])), None)
-        if found is None:
-            return None
-        first = max(first, found - _STRIDE)
-    for low, high in pairwise(steps[first:]):
+    promising = set(range(1, len(steps))).intersection(*(_promising(steps, judged) for judged in unmet))
+    for i in sorted(promising):
+        low, high = steps[i - 1], steps[i]
         if passes(high):
             while high - low > _PRECISION * (1 + low):
                 middle = (low + high) / 2
                 low, high = (low, middle) if passes(middle) else (middle, high)
             return high
     return None
+
+
+def _promising(steps: Sequence[float], judged: Judged) -> set[int]:
+    """Positions of the steps at which a requirement may be met, from its judgements at every third of them.
+
+    Between two of these it is likely to be met only where it is at the second, where a word changes or what can be
+    judged, and beside a number that is nearer to its bound than those before and after.
+    """
+    tried, seen = [], list[Judgement | None]()
+    for i in sorted({0, len(steps) - 1, *range(1, len(steps), _STRIDE)}):
+        tried.append(i)
+        seen.append(judged(steps[i]))
+        if _passed(seen[-1]):
+            break
+    numbers = [None if one is None else one.margin for one in seen]
+    found = set(range(tried[-1], len(steps))) if _passed(seen[-1]) else set[int]()
+    for k, (before, after) in enumerate(pairwise(numbers)):
+        if before is None or after is None:
+            told = (None if one is None else one.got for one in seen[k : k + 2])
+            worth = len(set(told)) > 1
+        else:
+            peak = k if before > after else k + 1
+            around = [x for x in numbers[max(peak - 1, 0) : peak + 2] if x is not None]
+            worth = before != after and numbers[peak] == max(around)
+        if worth or _passed(seen[k + 1]):
+            found.update(range(tried[k] + 1, tried[k + 1]))
+    return found
+
+
+def _passed(one: Judgement | None) -> bool:
+    return one is not None and one.passed
 
 
 @lru_cache(maxsize=_STEPS)  # each requirement is searched in the same steps, at first

@@ -14,7 +14,10 @@ _DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and prof
 _NOT_KNOWN = (
     "no change of rates, memory or limits makes an input better known; measure it, and say so in [provenance]"
 )
-_NONE = f"no remedy was found in less traffic, nor in up to {format_number(MAX_FACTOR)} times the memory or a binding limit"
+_NONE = (
+    f"no change was found that makes it pass, of less traffic or up to {format_number(MAX_FACTOR)} times the memory "
+    "or a binding limit"
+)
 
 
 def build(checked: Sequence[Checked]) -> list[Section]:

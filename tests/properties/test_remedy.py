@@ -1,6 +1,7 @@
 """What is said to remedy a requirement does, written into the profile's text; and nothing smaller does."""
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from io import BytesIO
 from typing import Any
@@ -15,10 +16,11 @@ from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.decide import check as checking
 from kvplan.decide import remedy as searching
 from kvplan.decide.check import Outcome
-from kvplan.decide.gate import Subject
+from kvplan.decide.gate import Subject, holds
 from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.decide.requirement import parse
 from kvplan.profile.reading import Profile, load_profile, parse_profile
+from kvplan.report.assembly import Analyses, ProfileIdentity
 
 NUMBERS = (
     "load.headroom >= {}",
@@ -220,19 +222,83 @@ def test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle() -> Non
         assert worst_cycle(changed, stability(changed), None).throughput_per_iteration >= 1e4
 
 
-@given(thresholds=st.lists(st.floats(1e-4, MAX_FACTOR), min_size=1, max_size=3), beyond=st.floats(2, 10))
-def test_the_least_change_is_the_one_from_which_all_is_met(thresholds: list[float], beyond: float) -> None:
-    """Whatever else ends there may be: at twice the change it is still found."""
-    least = max(thresholds)
-    needed = [(lambda x, t=t: x >= t) for t in thresholds]
-    found = searching._least(lambda x: least <= x <= beyond * least, needed)
-    assert found is not None
-    assert least <= found <= least + 1.1e-5 * (1 + least)
-    assert searching._least(lambda x: x >= least, [*needed, lambda x: x > MAX_FACTOR]) is None
+def plainly(change: Callable[[float], Subject], *requirements: str) -> float | None:
+    """The first of doubling steps after which all holds."""
+    x = 1e-4
+    while not all(holds(parse(r), change(min(x, MAX_FACTOR))) for r in requirements):
+        if x > MAX_FACTOR:
+            return None
+        x *= 2
+    return min(x, MAX_FACTOR)
 
 
-def test_few_reports_tell_that_nothing_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of traffic, memory and the limit: nine each, from a ten-thousandth to a thousand times as much."""
+@given(text=profiles(), data=st.data())
+def test_what_doubling_steps_find_is_found(text: str, data: st.DataObject) -> None:
+    """At every step, though the search leaves out those at which there is nothing to be expected."""
+    template = data.draw(st.sampled_from(NUMBERS + WORDS))
+    requirement = template.format(
+        data.draw(st.sampled_from([0.001, 0.02, 0.2, 0.5, 0.9, 1, 3, 20, 500, 20000]))
+    )
+    loaded = profile(text)
+    subject = Subject(ProfileIdentity("random", ""), Analyses(loaded.model, loaded.plan))
+    assume(not holds(parse(requirement), subject))
+    found = {remedy.lever: remedy for remedy in searching.remedies(loaded, subject, [parse(requirement)])}
+    for lever, change in (
+        (Lever.RATE, lambda x: searching._with_rate(subject, 1 / (1 + x))),
+        (Lever.MEMORY, lambda x: searching._with_memory(subject, x)),
+    ):
+        step = plainly(change, requirement)
+        if step is None:
+            assert lever not in found
+            continue
+        assert lever in found
+        size = step / (1 + step) if lever is Lever.RATE else step
+        assert found[lever].relative <= size + 0.02 * (1 + size)  # rounded as one would write it
+
+
+WINDOWED = LIMITED.format(key="max_num_seqs", limit=200, rate=350).replace("1_000_000", "24_000")
+TWO = """schema = 1
+name = "two"
+gpu = { memory_tokens = 200_000 }
+timing = { d0 = "10 ms", d1 = "1 us" }
+[[classes]]
+name = "a"
+input = 200
+decode = 40
+rate = 80.0
+[[classes]]
+name = "b"
+input = 100
+decode = 60
+rate = 5.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "requirement", "lever", "least", "most"),
+    [  # 24,000 tokens hold 400 requests of 60; 323.1 serve 350 requests/s, by the formula of the tests above
+        (WINDOWED, "verdict.status == stable", Lever.MAX_NUM_SEQS, 324, 400),
+        (WINDOWED, "verdict.recovers_up_to_rps >= 350", Lever.MAX_NUM_SEQS, 324, 400),
+        (
+            TWO,
+            "wait.classes[a].latency_s <= 2 s",
+            Lever.RATE,
+            40,
+            85,
+        ),  # WAIT waits long at high and at low rates
+    ],
+)
+def test_what_is_met_only_between_too_little_and_too_much_is_found(
+    text: str, requirement: str, lever: Lever, least: float, most: float
+) -> None:
+    found = checking.check(profile(text), None, [parse(requirement)])
+    (remedy,) = (remedy for remedy in found.results[0].remedies if remedy.lever is lever)
+    assert least <= remedy.amount <= most
+    assert outcome(written(text, remedy), requirement) is Outcome.PASSED
+
+
+def test_that_nothing_remedies_takes_few_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine each of traffic, memory and the limit, from a ten-thousandth to a thousand times; and a few in between."""
     reports = 0
 
     class Counted(Subject):
@@ -243,7 +309,7 @@ def test_few_reports_tell_that_nothing_remedies(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(searching, "Subject", Counted)
     text = LIMITED.format(key="max_num_seqs", limit=20, rate=50)
-    found = checking.check(profile(text), None, [parse("equilibrium.kv_utilization == 3e300")])
+    found = checking.check(profile(text), None, [parse("equilibrium.kv_utilization >= 3")])
     assert found.outcome is Outcome.FAILED
     assert not found.results[0].remedies
-    assert 0 < reports <= 30
+    assert 0 < reports <= 33

@@ -459,7 +459,9 @@ def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
 def test_where_there_is_no_remedy_that_is_said() -> None:
     found = checking.check(small("load.work_rate > 1"), None, [])
     assert found.results[0].remedies == ()
-    assert "no remedy was found in less traffic" in terminal.render_sections(tables.build([found]), "kvplan")
+    assert "no change was found that makes it pass" in terminal.render_sections(
+        tables.build([found]), "kvplan"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ baseline
