@@ -256,6 +256,13 @@ def saddlepoint_table(grid: ClusterGrid, scale: UsageScale, *, with_left: bool) 
 
 def saddlepoint_tail(table: CumulantTable, level: float, log_probabilities: Sequence[float]) -> Tail:
     """Tail of KV usage, with feedback, at a level in tokens and at probabilities, given by their logarithms."""
+    table = refined(table, level, log_probabilities)
+    levels = tuple(_level_at(table, p) for p in log_probabilities)
+    return Tail(_log_probability_at(table, level), levels)
+
+
+def refined(table: CumulantTable, level: float, log_probabilities: Sequence[float] = ()) -> CumulantTable:
+    """The table with as many more points as its tails there need."""
     for _ in range(_MAX_PASSES):
         if table.theta[-1] == 0:  # all were past the singularity
             table = table.extended(
@@ -268,8 +275,7 @@ def saddlepoint_tail(table: CumulantTable, level: float, log_probabilities: Sequ
             break
         each = _POINTS_BETWEEN // len(gaps)
         table = table.extended(np.concatenate([np.linspace(*gap, each + 2)[1:-1] for gap in gaps]))
-    levels = tuple(_level_at(table, p) for p in log_probabilities)
-    return Tail(_log_probability_at(table, level), levels)
+    return table
 
 
 def _level_index(table: CumulantTable, level: float) -> int | None:

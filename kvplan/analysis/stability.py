@@ -254,7 +254,9 @@ def _exact_min_input(
     if slope.size > MOST:
         return None
     start = max(smallest, math.floor(_last_crossing(slope, constant)))
-    for mean_input in range(start, start + 3):
+    for mean_input in sorted(
+        {int(float(start + i)) for i in range(3)}
+    ):  # once each, where floats are far apart
         w = mean_input * slope + constant
         if w.min() > 0 and count_outside(w, relative_error=relative_error) == 0:
             return mean_input

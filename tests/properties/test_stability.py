@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracles import RootCount, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, request_rows
 
+from kvplan.analysis import stability as searched
 from kvplan.analysis.fluid_map import fluid_map, run
 from kvplan.analysis.stability import (
     exact_survival_weights,
@@ -429,3 +430,18 @@ def test_advice_names_a_change_that_does_stabilise() -> None:
         survival_polynomial([([100 + k + 1 for k in range(d)], Fraction(1, 2)) for d in changed])
     )
     assert exact.on == exact.outside == 0
+
+
+def test_inputs_that_no_float_tells_apart_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that all but never comes puts the last crossing beyond 2**53 tokens, where floats are far apart."""
+    tried = []
+    counted = searched.count_outside
+
+    def count(w: FloatArray, *args: float, **options: float) -> int | None:
+        tried.append(w)
+        return counted(w, *args, **options)
+
+    monkeypatch.setattr(searched, "count_outside", count)
+    found = min_stable_input(mix_model((1, (2, 6, 16, 32), 1e-12), (1586, 101, 52.0)))
+    assert found.exact is None
+    assert len({w.tobytes() for w in tried}) == len(tried) > 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strategies import one_class
 from tiers import at_night
 
+from kvplan.analysis.kv_tail import CumulantTable
 from kvplan.analysis.latency import Distribution, latency
 from kvplan.analysis.latency.conditions import budget_binds
 from kvplan.analysis.latency.distribution import NONE
@@ -562,3 +563,19 @@ def test_far_out_there_are_figures_or_a_reason(name: str, budget: int | None) ->
         if figures != NONE:
             assert all(math.isfinite(x) and x > 0 for x in figures[:5])
             assert list(figures[1:5]) == sorted(figures[1:5])
+
+
+def test_one_table_of_usage_serves_prompts_of_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point of the table takes all the time there is; eight levels near its end had each its own."""
+    tables = 0
+    extended = CumulantTable.extended
+
+    def counted(self: CumulantTable, points: FloatArray) -> CumulantTable:
+        nonlocal tables
+        tables += 1
+        return extended(self, points)
+
+    monkeypatch.setattr(CumulantTable, "extended", counted)
+    classes = tuple(RequestClass(str(i), 20 * i, (30, 200), (1.0, 1.0), 1 / 8) for i in range(1, 9))
+    latency(ServingModel(classes, Timing(0.01, 1e-6, 1e-3), Replica(2296)))
+    assert 1 < tables <= 3

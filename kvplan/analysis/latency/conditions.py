@@ -6,7 +6,7 @@ import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.analysis.kv_cumulants import alike_in_one, cluster_grid
-from kvplan.analysis.kv_tail import saddlepoint_table, saddlepoint_tail
+from kvplan.analysis.kv_tail import refined, saddlepoint_table, saddlepoint_tail
 from kvplan.analysis.latency.feedback import Feedback
 from kvplan.analysis.latency.gamma import gamma_above
 from kvplan.analysis.latency.traffic import Traffic
@@ -131,13 +131,11 @@ def _no_memory(model: ServingModel) -> float:
     # Chernoff's bound of what lies beyond the level, seen from the mean
     most = (table.value[0] - table.theta * level[:, None]).min(axis=1)
 
-    def tail(level: float) -> float:
-        return math.exp(saddlepoint_tail(table, level, ()).log_probability) if level > 0 else 1.0
-
-    tails = [
-        tail(x) if m > _NEVER else x < at.mean for x, m in zip(level.tolist(), most.tolist(), strict=True)
-    ]
-    return float(share @ np.array(tails))
+    tails = (level < at.mean).astype(np.float64)
+    for i in np.flatnonzero((most > _NEVER) & (level > 0)).tolist():
+        table = refined(table, level[i])  # for the levels that follow, too: they are close
+        tails[i] = math.exp(saddlepoint_tail(table, level[i], ()).log_probability)
+    return float(share @ tails)
 
 
 def _percent(share: float) -> str:
