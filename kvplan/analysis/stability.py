@@ -207,9 +207,9 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
     if int(np.gcd.reduce(mix.stages)) > 1 or model.replica.layout is not None:
         return MinStableInput(None, None)
     mean_input = float(mix.share @ mix.input_tokens)
-    scale = mix.input_tokens / mean_input if mean_input > 0 else np.ones(mix.share.size)
     smallest = 1 if model.replica.prefill is Prefill.INLINE else 0
-    slope = survival(mix.stages, mix.share * scale)
+    # the products first: what all but never comes can have more than any float of the mean
+    slope = survival(mix.stages, mix.share * mix.input_tokens / mean_input if mean_input > 0 else mix.share)
     if isinstance(mix.held, TabledWeights):
         constant = mix.held.survival(mix.share) - survival(mix.stages, mix.share * mix.input_tokens)
         return MinStableInput(
@@ -222,16 +222,16 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
     constant = constant + np.arange(constant.size) * survival(mix.stages, mix.share)
     return MinStableInput(
         exact=_exact_min_input(slope, constant, smallest, rounding_error(mix.stages)),
-        asymptotic=_asymptotic_min_input(mix.stages, scale, mix.share, smallest),
+        asymptotic=_asymptotic_min_input(mix.stages, mix.input_tokens, mix.share, smallest),
     )
 
 
 def _asymptotic_min_input(
-    stages: IntArray, scale: FloatArray, share: FloatArray, smallest: int
+    stages: IntArray, inputs: IntArray, share: FloatArray, smallest: int
 ) -> float | None:
     """SIC eq. 13 for two lengths and one input; `inline` is the (s-1, d+1) system, hence one token more."""
     shorter, longer = stages == stages.min(), stages == stages.max()
-    if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(scale) > 0:
+    if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(inputs) > 0:
         return None
     spread = float(share[shorter].sum()) * float(share[longer].sum())  # p·(1 - p), however near 1 p is
     if spread < _RAREST:
@@ -254,9 +254,8 @@ def _exact_min_input(
     if slope.size > MOST:
         return None
     start = max(smallest, math.floor(_last_crossing(slope, constant)))
-    for mean_input in sorted(
-        {int(float(start + i)) for i in range(3)}
-    ):  # once each, where floats are far apart
+    candidates = {int(float(start + i)) for i in range(3)}  # fewer where floats are more than 1 apart
+    for mean_input in sorted(candidates):
         w = mean_input * slope + constant
         if w.min() > 0 and count_outside(w, relative_error=relative_error) == 0:
             return mean_input

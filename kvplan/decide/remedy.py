@@ -13,7 +13,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 from kvplan.analysis.concurrency import engine_max_num_seqs
@@ -156,10 +155,10 @@ def _least(passes: Callable[[float], bool], unmet: Sequence[Judged]) -> float | 
 
 
 def _promising(steps: Sequence[float], judged: Judged) -> set[int]:
-    """Positions of the steps at which a requirement may be met, from its judgements at every third of them.
+    """Positions of the steps worth a report for one requirement, which is judged at every third of them.
 
-    Between two of these it is likely to be met only where it is at the second, where a word changes or what can be
-    judged, and beside a number that is nearer to its bound than those before and after.
+    From the first at which it is met, all are. Between two at which it is not, it may be met where the word differs,
+    where only one of them can be judged, or where the number differs and comes nearest to its bound.
     """
     tried, seen = [], list[Judgement | None]()
     for i in sorted({0, len(steps) - 1, *range(1, len(steps), _STRIDE)}):
@@ -167,19 +166,25 @@ def _promising(steps: Sequence[float], judged: Judged) -> set[int]:
         seen.append(judged(steps[i]))
         if _passed(seen[-1]):
             break
-    numbers = [None if one is None else one.margin for one in seen]
     found = set(range(tried[-1], len(steps))) if _passed(seen[-1]) else set[int]()
-    for k, (before, after) in enumerate(pairwise(numbers)):
-        if before is None or after is None:
-            told = (None if one is None else one.got for one in seen[k : k + 2])
-            worth = len(set(told)) > 1
-        else:
-            peak = k if before > after else k + 1
-            around = [x for x in numbers[max(peak - 1, 0) : peak + 2] if x is not None]
-            worth = before != after and numbers[peak] == max(around)
-        if worth or _passed(seen[k + 1]):
+    for k in range(len(seen) - 1):
+        if _passed(seen[k + 1]) or _may_be_met_between(seen, k):
             found.update(range(tried[k] + 1, tried[k + 1]))
     return found
+
+
+def _may_be_met_between(seen: Sequence[Judgement | None], k: int) -> bool:
+    """Whether a requirement may be met between the k-th judgement and the next one, which both fail."""
+    before, after = seen[k : k + 2]
+    if before is None or after is None or before.margin is None or after.margin is None:
+        return (before.got if before else None) != (after.got if after else None)
+    if abs(float(after.got) - float(before.got)) >= -min(
+        before.margin, after.margin
+    ):  # one on each side, of ==
+        return True
+    peak = k if before.margin > after.margin else k + 1
+    near = [one.margin for one in seen[max(peak - 1, 0) : peak + 2] if one and one.margin is not None]
+    return before.margin != after.margin and max(before.margin, after.margin) == max(near)
 
 
 def _passed(one: Judgement | None) -> bool:

@@ -15,8 +15,8 @@ _NOT_KNOWN = (
     "no change of rates, memory or limits makes an input better known; measure it, and say so in [provenance]"
 )
 _NONE = (
-    f"no change was found that makes it pass, of less traffic or up to {format_number(MAX_FACTOR)} times the memory "
-    "or a binding limit"
+    "no change was found that makes it pass: neither less traffic, nor up to "
+    f"{format_number(MAX_FACTOR)} times the memory or a binding limit"
 )
 
 

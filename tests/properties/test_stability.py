@@ -433,7 +433,7 @@ def test_advice_names_a_change_that_does_stabilise() -> None:
 
 
 def test_inputs_that_no_float_tells_apart_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class that all but never comes puts the last crossing beyond 2**53 tokens, where floats are far apart."""
+    """A class that all but never comes puts the last crossing beyond 2**53, where floats are more than 1 apart."""
     tried = []
     counted = searched.count_outside
 
@@ -445,3 +445,8 @@ def test_inputs_that_no_float_tells_apart_are_tried_once(monkeypatch: pytest.Mon
     found = min_stable_input(mix_model((1, (2, 6, 16, 32), 1e-12), (1586, 101, 52.0)))
     assert found.exact is None
     assert len({w.tobytes() for w in tried}) == len(tried) > 0
+
+
+def test_the_input_of_a_class_that_all_but_never_comes_may_be_all_there_is() -> None:
+    """Weights m + 1 and 2, a root at -2/(m + 1): inside from 2 on. The mean input is 1e-309, and 1 over it no float."""
+    assert min_stable_input(mix_model((0, 2, 1e9), (1, 1, 1e-300))).exact == 2

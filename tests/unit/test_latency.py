@@ -566,7 +566,7 @@ def test_far_out_there_are_figures_or_a_reason(name: str, budget: int | None) ->
 
 
 def test_one_table_of_usage_serves_prompts_of_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A point of the table takes all the time there is; eight levels near its end had each its own."""
+    """Adding points to the table is what takes the time: eight levels near its end add them once, not once each."""
     tables = 0
     extended = CumulantTable.extended
 
