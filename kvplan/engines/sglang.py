@@ -36,7 +36,8 @@ def conservativeness(report: Report, model: ServingModel) -> Iterator[Value]:
             )
             rules.append((spread / share / (least * to_come), "safety_buffer.kv_std_tokens", why))
     for number, block, why in rules:
-        value = min(math.ceil(round(number * 100, 6)), math.ceil(100 / first)) / 100
+        hundredths = max(math.ceil(round(number * 100, 6)), 1)  # of usage that hardly varies, too
+        value = min(hundredths, math.ceil(100 / first)) / 100
         if value != 1:
             yield Value(f"{value:g}", block, why, value)
 

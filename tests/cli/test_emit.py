@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
 import shipped
@@ -371,3 +372,15 @@ def test_settings_of_random_profiles_never_lower_throughput(model: ServingModel,
         parameters = dict(p for c in chosen for p in c.variant.parameters)
         mark = parameters.pop("watermark", 0.0)
         serves_no_less(model, {k: int(v) for k, v in parameters.items()}, mark, 150, 3)
+
+
+def test_usage_that_hardly_varies_leaves_a_conservativeness(tmp_path: Path) -> None:
+    """A hundredth is the least that is written: nothing at all has no logarithm to be compared by."""
+    file = tmp_path / "rare.toml"
+    file.write_text(
+        'schema = 1\nname = "rare"\ngpu = { memory_tokens = 13 }\ntiming = { d0 = 0.3 }\n'
+        'classes = [{ name = "a", input = 1, decode = { 2 = 39, 11 = 1 }, rate = 1e-225 }]\n'
+    )
+    done = command.run("emit", str(file), "--engine", "sglang", "--requests", "60", "--seeds", "2")
+    assert done.returncode == 0
+    assert "--schedule-conservativeness 0.01" in done.stdout
