@@ -178,9 +178,8 @@ def _may_be_met_between(seen: Sequence[Judgement | None], k: int) -> bool:
     before, after = seen[k : k + 2]
     if before is None or after is None or before.margin is None or after.margin is None:
         return (before.got if before else None) != (after.got if after else None)
-    if abs(float(after.got) - float(before.got)) >= -min(
-        before.margin, after.margin
-    ):  # one on each side, of ==
+    farthest = -min(before.margin, after.margin)
+    if abs(float(after.got) - float(before.got)) >= farthest:  # one on each side, of ==
         return True
     peak = k if before.margin > after.margin else k + 1
     near = [one.margin for one in seen[max(peak - 1, 0) : peak + 2] if one and one.margin is not None]
