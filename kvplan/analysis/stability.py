@@ -208,7 +208,7 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
         return MinStableInput(None, None)
     mean_input = float(mix.share @ mix.input_tokens)
     smallest = 1 if model.replica.prefill is Prefill.INLINE else 0
-    # the products first: what all but never comes can have more than any float of the mean
+    # the products first: an input over the mean may be more than a float holds, where it all but never comes
     slope = survival(mix.stages, mix.share * mix.input_tokens / mean_input if mean_input > 0 else mix.share)
     if isinstance(mix.held, TabledWeights):
         constant = mix.held.survival(mix.share) - survival(mix.stages, mix.share * mix.input_tokens)
