@@ -60,6 +60,7 @@ from kvplan.simulation.state import (
     MORE_REQUESTS,
     MORE_SILENT,
     MORE_TOKENS,
+    MOST_WAITING,
     NEVER_FITS,
     NEXT_OF_CLIENTS,
     NOBODY,
@@ -98,6 +99,7 @@ from kvplan.simulation.state import (
     SHORTEST_GAP_S,
     SILENT,
     SLOTS,
+    SPAN,
     STAGE,
     STAGES,
     STANDS_BY,
@@ -262,6 +264,8 @@ def release(s: State) -> None:
     """Everybody who has arrived by now joins a queue."""
     c = s.counter
     while c[JOINED] < c[RELEASED] and s.time[c[JOINED], ARRIVAL] <= s.clock[NOW]:
+        if c[WAITING] >= s.fixed[MOST_WAITING]:
+            break
         if extended(s):
             release_brought(s, c[JOINED])
         join(s, c[JOINED])
@@ -298,7 +302,7 @@ def join(s: State, request: int) -> None:
 def next_arrival(s: State) -> int:
     """The next request to come of those whose arrival is known; NOBODY: there is none."""
     c = s.counter
-    unasked = c[JOINED] if c[JOINED] < c[RELEASED] else NOBODY
+    unasked = c[JOINED] if c[JOINED] < c[RELEASED] and c[WAITING] < s.fixed[MOST_WAITING] else NOBODY
     if not extended(s) or s.fleet[0, TO_COME] == 0 or in_fleet(s):
         return int(unasked)
     brought = s.request[0, COMING]
@@ -676,7 +680,13 @@ def note_gaps(s: State, gap_s: float, count: int) -> None:
     """Count times between two tokens."""
     if count > 0:
         s.clock[GAP_SUM] += gap_s * count
-        s.histogram[s.fixed[KV_BINS] + gap_place(gap_s)] += count
+        s.histogram[gaps_of_span(s) + gap_place(gap_s)] += count
+
+
+@kernel
+def gaps_of_span(s: State) -> int:
+    """Where in `State.histogram` the times between tokens of this span begin."""
+    return int(s.fixed[KV_BINS] + s.counter[SPAN] * GAPS)
 
 
 @kernel

@@ -11,6 +11,7 @@ from kvplan.model import iteration_time
 from kvplan.simulation.actions import (
     blocks_of,
     gap_position,
+    gaps_of_span,
     group_list,
     next_event_s,
     outstanding,
@@ -22,6 +23,7 @@ from kvplan.simulation.recording import record
 from kvplan.simulation.state import (
     BATCH_PEAK,
     BEFORE,
+    BEYOND_KNEE,
     BIN,
     BLOCK,
     BUSY,
@@ -29,6 +31,7 @@ from kvplan.simulation.state import (
     CALM,
     CAPACITY,
     COMPUTED,
+    CONTEXT,
     ENTERED_AT,
     FINISH,
     FIRST_TOKEN,
@@ -39,10 +42,12 @@ from kvplan.simulation.state import (
     HELD_BEFORE,
     HORIZON,
     ITERATIONS,
-    KV_BINS,
+    KNEE,
+    KV_S,
     KV_SUM,
     LAST_COMPLETION,
     LAST_RUN,
+    LEAST_WAITING,
     LENGTH,
     MAX_TOKENS,
     NOBODY,
@@ -53,18 +58,28 @@ from kvplan.simulation.state import (
     PAUSE,
     PEAK,
     PREFILL,
+    PREFILLED,
     PROMPTS_PEAK,
+    RESIDENT,
     RING_SIZE,
     ROLE,
+    ROOTS,
+    RUNNING_S,
+    SEQUENCES,
     SHED_AFTER,
     SILENT,
     SITE_NUMBER,
+    SPAN,
+    SPAN_BUSY_S,
+    SPAN_END,
     STAGE,
     START,
+    STEPS,
     STRIDE,
     TAIL,
     TICK,
     WAITING,
+    WAITING_S,
     WEIGHT,
     State,
     in_fleet,
@@ -132,7 +147,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     if running == 0 or not all_emit(s):
         return
     prompts = _counted(part)
-    event_s = min(next_event_s(s), s.clock[PAUSE])
+    event_s = min(next_event_s(s), clock[PAUSE], clock[SPAN_END])
     limit = min(limit, c[LAST_COMPLETION] + patience + 1)
     size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
     tick, weight, held = s.group[0, TICK], s.group[0, WEIGHT], c[HELD]
@@ -141,6 +156,11 @@ def coast(s: State, limit: int, patience: int) -> None:
     cached, cached_sum = cached_tokens(s), clock[CACHED_SUM]
     last_s, recorded = clock[LAST_RUN], iterations - iterations % c[STRIDE] + c[STRIDE]
     slot, phase = tick % size, -tick % block
+    row, resident, waiting = c[SPAN], c[RESIDENT], c[WAITING]
+    kv_s, running_s, waiting_s = s.span[row, KV_S], s.span[row, RUNNING_S], s.span[row, WAITING_S]
+    busy_s, context, gaps = s.span[row, SPAN_BUSY_S], s.span[row, CONTEXT], gaps_of_span(s)
+    root, roots = math.sqrt(running), s.span[row, ROOTS]
+    beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, BEYOND_KNEE]
     kv_bin, place, low_s, high_s = held * block // s.fixed[BIN], 0, math.inf, 0.0
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
@@ -158,6 +178,13 @@ def coast(s: State, limit: int, patience: int) -> None:
             c[HELD] = held
             kv_bin, cached = held * block // s.fixed[BIN], cached_tokens(s)
         kv_sum += held * block
+        kv_s, running_s, waiting_s = (
+            kv_s + tau * (held * block),
+            running_s + tau * resident,
+            waiting_s + tau * waiting,
+        )
+        busy_s, context = busy_s + tau, context + (weight + done)
+        roots, beyond_knee = roots + root, beyond_knee + beyond
         cached_sum += cached
         s.histogram[kv_bin] += 1
         gap_s = now - last_s
@@ -167,7 +194,7 @@ def coast(s: State, limit: int, patience: int) -> None:
             # to the end of the bin it may grow by the factor exp(left / GAPS_IN_E) > 1 + left / GAPS_IN_E
             high_s = gap_s * (1 + (int(position) + 1 - position) / GAPS_IN_E) * _INSIDE
         gap_sum += gap_s * members
-        s.histogram[s.fixed[KV_BINS] + place] += members
+        s.histogram[gaps + place] += members
         last_s = now
         if iterations == recorded:
             clock[NOW], clock[BUSY], c[ITERATIONS] = now, busy, iterations
@@ -177,6 +204,14 @@ def coast(s: State, limit: int, patience: int) -> None:
     clock[NOW], clock[BUSY], clock[KV_SUM], clock[CACHED_SUM] = now, busy, kv_sum, cached_sum
     clock[GAP_SUM], clock[LAST_RUN], c[ITERATIONS] = gap_sum, last_s, iterations
     c[COMPUTED] += (iterations - begun) * (members + prompts)
+    s.span[row, KV_S], s.span[row, RUNNING_S], s.span[row, WAITING_S] = kv_s, running_s, waiting_s
+    s.span[row, SPAN_BUSY_S], s.span[row, CONTEXT] = busy_s, context
+    s.span[row, ROOTS], s.span[row, BEYOND_KNEE] = roots, beyond_knee
+    s.span[row, STEPS] += iterations - begun
+    s.span[row, PREFILLED] += (iterations - begun) * prompts
+    s.span[row, SEQUENCES] += (iterations - begun) * running
+    if iterations > begun:
+        s.span[row, LEAST_WAITING] = min(s.span[row, LEAST_WAITING], waiting)
     if part > 0 and iterations > begun:
         s.request[c[PARTLY], PARKED] = done
         c[PROMPTS_PEAK], c[BATCH_PEAK] = max(c[PROMPTS_PEAK], prompts), max(c[BATCH_PEAK], running)

@@ -30,6 +30,7 @@ from kvplan.simulation.recording import record
 from kvplan.simulation.remains import outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.rows import Rows
+from kvplan.simulation.spans import add_to_span, end_span
 from kvplan.simulation.state import (
     ALL,
     BATCH_PEAK,
@@ -49,6 +50,7 @@ from kvplan.simulation.state import (
     JOINED,
     KV_SUM,
     LAST_COMPLETION,
+    LEAST_WAITING,
     LENGTH,
     LOADING,
     MORE_LATER,
@@ -69,10 +71,14 @@ from kvplan.simulation.state import (
     RUNS,
     SEQUENCE,
     SHED_AFTER,
+    SPAN,
+    SPAN_END,
     STUCK,
     VERIFY,
+    WAITING,
     WEIGHT,
     Setup,
+    Spans,
     State,
     extended,
     hosted,
@@ -104,6 +110,8 @@ def loop(s: State, limit: int, patience: int) -> int:
     """
     c, clock = s.counter, s.clock
     while c[ITERATIONS] < limit and clock[NOW] < clock[PAUSE]:
+        while clock[NOW] >= clock[SPAN_END]:
+            end_span(s)
         release(s)
         if c[JOINED] == c[RELEASED] and c[ROWLESS] > 0:
             return LACKS_ROWS
@@ -130,6 +138,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         if requests == 0:
             if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
                 continue
+            s.span[c[SPAN], LEAST_WAITING] = min(s.span[c[SPAN], LEAST_WAITING], c[WAITING])
             if in_fleet(s):
                 return IDLE
             wake_s = next_event_s(s)
@@ -160,6 +169,7 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[PROMPTS_PEAK] = max(c[PROMPTS_PEAK], c[PROMPTS])
         c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
         note(s)
+        add_to_span(s, tau, context, requests)
         c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), c[HELD]
         finish_iteration(s)
         if s.fixed[COASTS]:
@@ -208,6 +218,7 @@ def run(
     *,
     request_overhead_s: float = 0.0,
     horizon_s: float | None = None,
+    spans: Spans | None = None,
     compile: bool | None = None,
     watch: Callable[[int], bool] | None = None,
     announce: Callable[[bool], None] | None = None,
@@ -226,6 +237,8 @@ def run(
     horizon_s
         Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
         later than those given.
+    spans
+        Spans of time in which sums are kept apart.
     compile
         Run the compiled loop, or never. None: after half a second. The results are the same.
     watch
@@ -244,7 +257,7 @@ def run(
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
     rows = Rows(requests, setup, replica, ROWS)
     state = new_state(
-        requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size, watch
+        requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size, watch, spans
     )
     kind = type(state).__name__
     longest = most_stages(requests, setup, replica.prefill) + int(requests.input_tokens.max(initial=1))

@@ -83,6 +83,22 @@ class Found:
 
 
 @dataclass(frozen=True)
+class SpanSums:
+    """What fell into equal spans of time.
+
+    Attributes
+    ----------
+    sums : ndarray, shape (n_spans, n_columns)
+        See `kvplan.simulation.state.State.span`; of a fleet over its replicas.
+    gaps : ndarray of int64, shape (n_spans, GAPS)
+        Times between two tokens of a request, by their logarithms.
+    """
+
+    sums: FloatArray
+    gaps: IntArray
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A run of one policy on one list of requests.
 
@@ -123,6 +139,8 @@ class Outcome:
         A livelock because of a request that can never fit, even alone; else of requests that evict each other.
     overflows
         Iterations that began with more than the memory, so that somebody was evicted.
+    spans
+        Sums kept apart by time; None: nobody asked.
     request_overhead_s
         What each request took besides, outside the engine.
     shed : ndarray of bool, shape (n_requests,)
@@ -156,6 +174,7 @@ class Outcome:
     gap_sum_s: float
     overflows: int
     series: Series
+    spans: SpanSums | None = None
     request_overhead_s: float = 0.0
     shed: NDArray[np.bool_] | None = None
     found: Found | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvplan.model import IntArray
-from kvplan.simulation.outcome import Ending, Found, Outcome, Series
+from kvplan.simulation.outcome import Ending, Found, Outcome, Series, SpanSums
 from kvplan.simulation.prefix_cache import caches
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
@@ -16,9 +16,11 @@ from kvplan.simulation.state import (
     CACHED_SUM,
     COMPUTED,
     GAP_SUM,
+    GAPS,
     ITERATIONS,
     KV_BINS,
     KV_SUM,
+    LEAST_WAITING,
     LINK_BUSY,
     LOOKED_UP,
     LOOKED_UP_AGAIN,
@@ -51,6 +53,7 @@ def outcome(states: Sequence[State], rows: Rows, ending: Ending) -> Outcome:
     kv_histogram = np.zeros(max(s.fixed[KV_BINS] for s in counted), dtype=np.int64)
     for s in counted:
         kv_histogram[: s.fixed[KV_BINS]] += s.histogram[: s.fixed[KV_BINS]]
+    gaps = np.sum([s.histogram[s.fixed[KV_BINS] :] for s in counted], axis=0).reshape(-1, GAPS)
     end_s = max(float(s.clock[NOW]) for s in states)
     series, cached = _together(states, end_s, int(counts[ITERATIONS]))
     looked_up = [s for s in states if caches(s)]
@@ -71,7 +74,7 @@ def outcome(states: Sequence[State], rows: Rows, ending: Ending) -> Outcome:
         stuck=any(s.counter[STUCK] == NEVER_FITS for s in states),
         queue_peak=int(most[QUEUE_PEAK]) if len(states) == 1 else int(series.waiting.max(initial=0)),
         kv_histogram=kv_histogram,
-        gap_histogram=np.sum([s.histogram[s.fixed[KV_BINS] :] for s in counted], axis=0),
+        gap_histogram=gaps.sum(axis=0),
         gap_sum_s=float(clocks[GAP_SUM]),
         bin_tokens=int(first.fixed[BIN]),
         prefill_peak=int(most[PROMPTS_PEAK]),
@@ -92,8 +95,16 @@ def outcome(states: Sequence[State], rows: Rows, ending: Ending) -> Outcome:
             link_busy_s=float(clocks[LINK_BUSY]),
         ),
         series=series,
+        spans=None if first.span.shape[0] == 1 else _spans(states, gaps),
         replica_end_s=np.array([s.clock[NOW] for s in states]),
     )
+
+
+def _spans(states: Sequence[State], gaps: IntArray) -> SpanSums:
+    """Those with two edges, in which iterations of all replicas began; nobody waits where nothing ran."""
+    each = np.stack([s.span for s in states])
+    each[:, :, LEAST_WAITING][np.isinf(each[:, :, LEAST_WAITING])] = 0.0
+    return SpanSums(each.sum(axis=0)[1:-1], gaps[1:-1])
 
 
 def _together(states: Sequence[State], end_s: float, iterations: int) -> tuple[Series, IntArray]:

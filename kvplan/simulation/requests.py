@@ -58,6 +58,8 @@ class Requests:
         Position of the class in the profile; 0 for requests of a trace.
     clients
         Closed loop: so many requests are there at first, and each completion brings the next. None: open.
+    most_waiting
+        Of a backlog: each joins the queue as soon as fewer than that wait. None: at its arrival.
     more_later
         Others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last.
     prefixes
@@ -77,6 +79,7 @@ class Requests:
     prefixes: Prefixes | None = None
     turns: Turns | None = None
     drafted: Drafted | None = None
+    most_waiting: int | None = None
 
     def iterations(self, which: slice = slice(None)) -> IntArray:
         """In which each request, or each of some in a row, emits tokens."""

@@ -84,8 +84,9 @@ OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
     OUTSTANDING,  # requests before the last iteration ended: waiting, resident or handed over
     HELD_BEFORE,  # blocks, before the last iteration ended
     ON_LINKS,  # requests handed over whose KV has not gone yet
+    SPAN,  # the row of `State.span` that counts now
     _COUNTERS,
-) = range(46)
+) = range(47)
 
 NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones overflow again and again
 
@@ -107,8 +108,10 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
     PAUSE,  # no iteration begins from then on; this and what follows: of a replica of a fleet
     CALM,  # until then nobody can be done, if nobody arrives
     SECONDS_PER_TOKEN,  # of KV that comes from another replica
+    SPAN_END,  # of the span that counts now
+    SPAN_WIDTH,
     LAST_RUN,
-) = range(17)
+) = range(19)
 
 # In `State.fixed`.
 (
@@ -139,7 +142,8 @@ NEVER_FITS, AGAIN = 1, 2  # a request does not fit even alone; the same ones ove
     COUNTS_QUEUES,
     SITE_NUMBER,  # of the replica in its fleet
     HANDED_OVER,  # requests of a fleet that computes prompts apart: rows from here on are theirs for decode replicas
-) = range(27)
+    MOST_WAITING,  # beyond so many nobody joins a queue
+) = range(28)
 
 NO_CACHE, BLOCKS, RADIX_TREE = range(3)  # what `CACHES` can be
 
@@ -234,6 +238,23 @@ FILLED, PASSED = range(2)  # columns of `State.blocks`
 
 COUNT, TOP = range(2)  # columns of `State.rank`
 
+# Columns of `State.span`, sums over the iterations that began in it.
+(
+    KV_S,  # tokens held, times seconds; this and the next two: integrals over busy time
+    RUNNING_S,
+    WAITING_S,
+    SPAN_BUSY_S,
+    STEPS,
+    CONTEXT,  # this and what follows: the amounts that the law of iteration times is made of
+    PREFILLED,
+    SEQUENCES,
+    ROOTS,  # of the sequences of each iteration
+    BEYOND_KNEE,
+    LEAST_WAITING,  # no sum: the least of any iteration; infinite where there was none
+    _SPAN_COLUMNS,
+) = range(12)
+KNEE = 6  # in `State.timing`
+
 # Columns of `State.group`.
 (
     TICK,  # executed iterations, the one being formed included
@@ -310,8 +331,11 @@ class State(NamedTuple):
         Blocks that residents are expected to hold at each later tick, a ring; see `kvplan.simulation.forecast`.
     rank : ndarray of int64, shape (2 n_leaves, 2)
         How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
-    histogram : ndarray of int64, shape (KV_BINS + GAPS,)
-        Iterations by KV tokens held; then times between two tokens, by their logarithms.
+    histogram : ndarray of int64, shape (KV_BINS + n_spans·GAPS,)
+        Iterations by KV tokens held; then, span after span, times between two tokens by their logarithms.
+    span : ndarray, shape (n_spans, n_columns)
+        Sums kept apart by time: before the first edge, between any two, and after the last. One row where there are
+        no edges.
     record : ndarray, shape (RECORDS, 8), or fewer in a fleet
         The clock and the time of all iterations, seconds; then counts: KV tokens, waiting, resident, evictions,
         completions, cached tokens that nobody holds. In one array, as each array costs time wherever it is passed.
@@ -347,6 +371,7 @@ class State(NamedTuple):
     future: IntArray
     rank: IntArray
     histogram: IntArray
+    span: FloatArray
     record: FloatArray
     stream: IntArray
     blocks: IntArray
@@ -509,6 +534,14 @@ def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int
     return times if setup.host is None else 6, columns
 
 
+class Spans(NamedTuple):
+    """Equal spans of time, in which sums are kept apart."""
+
+    begin_s: float
+    width_s: float
+    count: int
+
+
 class NotBegunError(Exception):
     """Somebody stopped a run whose requests had not been set up."""
 
@@ -584,15 +617,17 @@ def new_state(
     request_overhead_s: float = 0.0,
     rows: int | None = None,
     watch: Callable[[int], bool] | None = None,
+    spans: Spans | None = None,
+    longest: int = 0,
 ) -> State:
     """The state before anything has arrived, with rows for all requests or for so many at first.
 
-    Raises as `begin_rows` does.
+    `longest` is the most stages of requests that are not given yet. Raises as `begin_rows` does.
     """
     size, block = requests.arrival_s.size, replica.block_tokens
     rows = size if rows is None else rows
     groups = setup.until.size
-    longest = most_stages(requests, setup, replica.prefill)
+    longest = max(longest, most_stages(requests, setup, replica.prefill))
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
     columns = row_columns(requests, setup, replica)
@@ -639,7 +674,10 @@ def new_state(
         setup.counts_queues,
         0,
         0,
+        size + 1 if requests.most_waiting is None else requests.most_waiting,
     )
+    span = np.zeros((1 if spans is None else spans.count + 2, _SPAN_COLUMNS))
+    span[:, LEAST_WAITING] = math.inf
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:
         count[FREE] = count[BLANK] = fixed[CAPACITY]
@@ -693,6 +731,7 @@ def new_state(
                 math.inf,
                 0.0,
                 0.0,
+                *((math.inf, 0.0) if spans is None else (spans.begin_s, spans.width_s)),
                 *[0.0] * groups,
             ]
         ),
@@ -705,7 +744,8 @@ def new_state(
         ring=np.full(int(ring_size.sum()), NOBODY),
         future=np.zeros(0 if setup.expected is None else ahead, dtype=np.int64),
         rank=rank,
-        histogram=np.zeros(fixed[KV_BINS] + GAPS, dtype=np.int64),
+        histogram=np.zeros(fixed[KV_BINS] + span.shape[0] * GAPS, dtype=np.int64),
+        span=span,
         record=np.zeros((RECORDS, 8)),
         stream=stream,
         blocks=blocks,

@@ -18,7 +18,7 @@ from kvplan.simulation.fleet.run import Group
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.state import NotBegunError, Setup
+from kvplan.simulation.state import NotBegunError, Setup, Spans
 
 Progress = Callable[[float], None]  # told now and then what part is done
 Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk
@@ -34,6 +34,7 @@ class Job(NamedTuple):
     settings: Settings
     scenario: Scenario
     horizon_s: float | None = None
+    spans: Spans | None = None  # of time, in which sums are kept apart
     open_s: Sequence[
         tuple[float, float]
     ] = ()  # when replicas of a fleet take requests, where it is not always
@@ -85,6 +86,7 @@ class Job(NamedTuple):
                 seconds_per_token=model.fleet.transfer_s(1),
                 request_overhead_s=model.request_overhead_s,
                 horizon_s=self.horizon_s,
+                spans=self.spans,
                 compile=compile,
                 watch=watch,
                 announce=announce,
@@ -98,6 +100,7 @@ class Job(NamedTuple):
             setup,
             request_overhead_s=model.request_overhead_s,
             horizon_s=self.horizon_s,
+            spans=self.spans,
             compile=compile,
             watch=watch,
             announce=announce,

@@ -62,6 +62,7 @@ from kvplan.simulation.state import (
     WHOLE,
     WHOSE,
     Setup,
+    Spans,
     State,
     new_state,
 )
@@ -104,6 +105,7 @@ def run(
     seconds_per_token: float = 0.0,
     request_overhead_s: float = 0.0,
     horizon_s: float | None = None,
+    spans: Spans | None = None,
     compile: bool | None = None,
     watch: Callable[[int], bool] | None = None,
     announce: Callable[[bool], None] | None = None,
@@ -143,7 +145,7 @@ def run(
     at_once = max(engine.ROWS, min(_ROWS * sum(group.replicas for group in groups), _MOST_ROWS))
     rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
-    states = _states(known, groups, routing, sites, rows.number.size, watch)
+    states = _states(known, groups, routing, sites, rows.number.size, watch, spans)
     for s in states:
         s.clock[HORIZON] = math.inf if horizon_s is None else horizon_s
         s.clock[OVERHEAD], s.clock[SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
@@ -255,12 +257,13 @@ def _states(
     sites: Sequence[IntArray],
     rows: int,
     watch: Callable[[int], bool] | None,
+    spans: Spans | None,
 ) -> tuple[State, ...]:
     """Before anything has arrived: a state for each replica, which share what is known of requests."""
     requests, split = known[0], len(groups) > 1
     size = requests.arrival_s.size
     firsts = [
-        new_state(one, group.timing, group.replica, group.setup, None, rows=rows, watch=watch)
+        new_state(one, group.timing, group.replica, group.setup, None, rows=rows, watch=watch, spans=spans)
         for one, group in zip(known, groups, strict=True)
     ]
     for first in firsts:  # one histogram is put together of all
