@@ -78,6 +78,19 @@ class Rows:
         *_, stream = block_streams(self.requests.part(0, 1), self._replica.block_tokens)
         return stream
 
+    def extend(self, requests: Requests, setup: Setup) -> None:
+        """Take these in place of the requests so far, which they begin with."""
+        more = requests.arrival_s.size - self.requests.arrival_s.size
+        self.requests, self._setup = requests, setup
+        self.first_token_s, self._finish_s = (
+            np.append(times, np.full(more, math.nan)) for times in (self.first_token_s, self._finish_s)
+        )
+        self.evictions, self.hit_tokens, self.recovered_tokens = (
+            np.append(counts, np.zeros(more, np.int64))
+            for counts in (self.evictions, self.hit_tokens, self.recovered_tokens)
+        )
+        self.shed = np.append(self.shed, np.zeros(more, np.bool_))
+
     def keep(self, states: Sequence[State]) -> None:
         """Note what has become of the requests that stand in a row, which replicas share."""
         s, size = states[0], self.number.size

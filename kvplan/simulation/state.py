@@ -618,16 +618,16 @@ def new_state(
     rows: int | None = None,
     watch: Callable[[int], bool] | None = None,
     spans: Spans | None = None,
-    longest: int = 0,
+    longest: tuple[int, int] = (0, 0),
 ) -> State:
     """The state before anything has arrived, with rows for all requests or for so many at first.
 
-    `longest` is the most stages of requests that are not given yet. Raises as `begin_rows` does.
+    `longest` are the most stages and the most tokens of requests that are not given yet. Raises as `begin_rows` does.
     """
     size, block = requests.arrival_s.size, replica.block_tokens
     rows = size if rows is None else rows
     groups = setup.until.size
-    longest = max(longest, most_stages(requests, setup, replica.prefill))
+    longest, most = max(longest[0], most_stages(requests, setup, replica.prefill)), longest[1]
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
     columns = row_columns(requests, setup, replica)
@@ -697,7 +697,9 @@ def new_state(
     verify_s = 0.0 if drafted is None else drafted.drafts.tokens * drafted.drafts.verify_s
     if replica.layout is not None or drafted is not None:
         kind = Layered
-        most = int(requests.input_tokens.max(initial=0)) + int(requests.decode_tokens.max(initial=1))
+        most = max(
+            most, int(requests.input_tokens.max(initial=0)) + int(requests.decode_tokens.max(initial=1))
+        )
         if most > _MOST_LOOKED_UP:
             raise UsageError(
                 f"requests of up to {most:,} tokens; beside drafts or layers of several kinds {_MOST_LOOKED_UP:,} is "

@@ -1,0 +1,323 @@
+"""A replica that always has more to serve: a run from a given state that can be gone on with.
+
+Time has no part in what a saturated replica does: an iteration is formed from who is resident and who waits, however
+long it takes. So a run is measured in iterations, and what its iterations were made of prices any law afterwards.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
+from kvplan.model.weights import first_tokens, stage_count
+from kvplan.simulation import engine
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Drafted, Requests, saturated, with_drafts
+from kvplan.simulation.residents import put_residents, tokens_emitted
+from kvplan.simulation.rows import Rows
+from kvplan.simulation.state import (
+    ALL,
+    BEYOND_KNEE,
+    BLOCK,
+    COMPLETED,
+    CONTEXT,
+    EVICTED,
+    EVICTIONS,
+    FILLED,
+    FIRST_WEIGHT,
+    ITERATIONS,
+    JOINED,
+    LEAST_WAITING,
+    PARTIAL,
+    PASSED,
+    PLACE,
+    PREFILLED,
+    QUEUES,
+    RELEASED,
+    ROOTS,
+    ROWLESS,
+    SEQUENCES,
+    SPAN_BUSY_S,
+    STAGE,
+    START,
+    STEPS,
+    TICK,
+    Setup,
+    State,
+    layered,
+    new_state,
+    stage_weights,
+)
+
+_PIECE = 1 << 12  # requests that are drawn at a time
+_MOST_WAITING = 1 << 17
+
+
+class Mark(NamedTuple):
+    """Totals of a run so far.
+
+    Attributes
+    ----------
+    footprint
+        Block-iterations served: of every token emitted, the blocks that its request needed for it. What an evicted
+        request emits again counts once.
+    tokens
+        Emitted, likewise.
+    prompt_tokens
+        Of requests that were admitted for the first time.
+    busy_s
+        Time of the iterations under the model's own law.
+    iterations, context, prefill, sequences, roots, beyond_knee
+        What they were made of, summed: K, P, B, √B and max(0, P + B - knee).
+    completed, evicted
+        Requests done, and evictions.
+    """
+
+    footprint: float
+    tokens: float
+    prompt_tokens: float
+    busy_s: float
+    iterations: float
+    context: float
+    prefill: float
+    sequences: float
+    roots: float
+    beyond_knee: float
+    completed: int
+    evicted: int
+
+
+_BUSY = Mark._fields.index("busy_s")
+
+
+class Means(NamedTuple):
+    """Of the requests of the traffic, what `Mark` sums up: block-iterations, tokens emitted, prompt tokens."""
+
+    footprint: float
+    tokens: float
+    prompt_tokens: float
+
+
+class Backlog:
+    """A replica under a backlog in random order, which may begin with requests that run already.
+
+    Parameters
+    ----------
+    model
+        Its requests have nothing in common; rates count as shares.
+    settings
+        The policy and its parameters.
+    seed
+        Of the requests that wait.
+    residents
+        Requests that run at the beginning, in order of admission.
+    ages : ndarray of int64
+        Iterations that each of them has had: at least 1, and less than it needs.
+
+    Examples
+    --------
+    One request fits at a time, and takes two iterations of a second.
+
+    >>> from kvplan.model import Replica, RequestClass
+    >>> model = ServingModel((RequestClass("a", 7, (2,), (1.0,), 0.1),), Timing(1.0), Replica(9))
+    >>> run = Backlog(model, Plan(), Settings("greedy", {}), [0])
+    >>> mark = run.on(100)
+    >>> mark.completed, mark.busy_s
+    (50, 100.0)
+    """
+
+    def __init__(
+        self,
+        model: ServingModel,
+        plan: Plan,
+        settings: Settings,
+        seed: list[int],
+        residents: Requests | None = None,
+        ages: IntArray | None = None,
+    ) -> None:
+        self._model, self._plan, self._settings, self._seed = model, plan, settings, seed
+        self._policy, self._residents, self._pieces = POLICIES[settings.policy], residents, list[Requests]()
+        self.stuck = False
+        replica, shortest = model.replica, min(p.tokens for c in model.classes for p in c.kinds)
+        most = min(
+            replica.memory_tokens // max(shortest, 1), replica.max_num_seqs or _MOST_WAITING, _MOST_WAITING
+        )
+        self._most_waiting = most + 1
+        at_once = max(engine.ROWS, 2 * self._most_waiting) + (0 if ages is None else ages.size)
+        requests, setup = self._drawn(2 * at_once)
+        self._rows = Rows(requests, setup, replica, at_once)
+        decode = max(c.decode_tokens[-1] for c in model.classes)
+        stages = int(stage_count(replica.prefill, np.array([decode]))[0])
+        self._state = new_state(
+            requests,
+            model.timing,
+            replica,
+            setup,
+            None,
+            rows=self._rows.number.size,
+            longest=(stages, max(c.max_tokens for c in model.classes)),
+        )
+        if ages is not None:
+            put_residents(self._state, ages)
+        self._patience = engine.PATIENCE * (stages + int(model.mix.input_tokens.max())) + 1000
+        self._loop = engine.PROGRAM.compiled(self._policy.form_batch, type(self._state).__name__)
+        self._own_weights(requests, setup)
+
+    @property
+    def never_ran_dry(self) -> bool:
+        """Whether somebody waited after every admission."""
+        return bool(self._state.span[0, LEAST_WAITING] >= 1)
+
+    def on(self, iterations: int) -> Mark:
+        """Go on for so many iterations, or until nothing can complete any more."""
+        until = int(self._state.counter[ITERATIONS]) + iterations
+        assert self._loop is not None
+        while int(self._state.counter[ITERATIONS]) < until and not self.stuck:
+            code = self._loop(self._state, until, self._patience)
+            if code == engine.LACKS_ROWS:
+                self._refill()
+            self.stuck = code == engine.LIVELOCK
+        return self.mark()
+
+    def seconds(self, sums: FloatArray, timing: Timing) -> FloatArray:
+        """Time of stretches under a law with the same knee; `sums` has a row of differences of `Mark` for each."""
+        if self._model.drafts is not None:  # whose costs differ from sequence to sequence
+            return np.asarray(sums[:, _BUSY])
+        return np.asarray(sums[:, _BUSY + 1 : _BUSY + 7] @ np.array(timing.constants[:6]))
+
+    def mark(self) -> Mark:
+        """The totals so far."""
+        s, sums, c = self._state, self._state.span[0], self._state.counter
+        self._rows.keep((s,))
+        done = np.flatnonzero(self._rows.finish_s >= 0)
+        row, emitted = _in_progress(s)
+        under_way = footprint(s, s.request[row, FIRST_WEIGHT], emitted)
+        yet_to_begin = (
+            c[ROWLESS]
+            + c[RELEASED]
+            - c[JOINED]
+            + np.count_nonzero((s.request[:, PLACE] == 0) & (s.request[:, EVICTIONS] == 0))
+        )
+        begun = self._rows.requests.arrival_s.size - int(yet_to_begin)
+        return Mark(
+            float(self._footprints[done].sum() + under_way.sum()),
+            float(self._totals[done].sum() + emitted.sum()),
+            float(self._rows.requests.input_tokens[:begun].sum()),
+            float(sums[SPAN_BUSY_S]),
+            *(float(sums[i]) for i in (STEPS, CONTEXT, PREFILLED, SEQUENCES, ROOTS, BEYOND_KNEE)),
+            int(c[COMPLETED]),
+            int(c[EVICTED]),
+        )
+
+    def means(self) -> Means:
+        """What `Mark` sums up, of a request of the traffic in the mean over its law."""
+        mix = replace(self._model, drafts=None).mix
+        total = mix.decode_tokens if self._model.drafts is not None or self._policy.engine else mix.stages
+        first = mix.input_tokens
+        first = (
+            np.maximum(first, 1) if self._policy.engine else first_tokens(self._model.replica.prefill, first)
+        )
+        return Means(
+            mix.mean(footprint(self._state, first, total)), mix.mean(total), mix.mean(mix.input_tokens)
+        )
+
+    def _drawn(self, count: int) -> tuple[Requests, Setup]:
+        """The residents and at least so many more, the first always the same; and what the policy makes of them."""
+        model = self._model
+        while len(self._pieces) * _PIECE < count:
+            rng = np.random.default_rng([*self._seed, len(self._pieces)])
+            piece = saturated(model, rng, requests=_PIECE)
+            self._pieces.append(piece if model.drafts is None else with_drafts(piece, model.drafts, rng))
+        parts = self._pieces if self._residents is None else [self._residents, *self._pieces]
+        requests = replace(joined(parts), most_waiting=self._most_waiting)
+        names = tuple(c.name for c in model.classes)
+        setup, _ = self._policy.prepare(Scenario(model, self._plan, requests, names), self._settings)
+        return requests, setup
+
+    def _refill(self) -> None:
+        """Give rows to those who come next, of whom there are always more."""
+        s = self._state
+        if s.counter[ROWLESS] <= 2 * s.time.shape[0]:
+            requests, setup = self._drawn(2 * self._rows.requests.arrival_s.size)
+            more = requests.arrival_s.size - self._rows.requests.arrival_s.size
+            self._rows.extend(requests, setup)
+            if requests.drafted is not None:
+                self._state = s = s._replace(emitted=requests.drafted.emitted)
+            s.counter[ROWLESS] += more
+            s.fixed[ALL] += more
+            self._own_weights(requests, setup)
+        c = s.counter
+        (self._state,), c[JOINED], c[RELEASED] = self._rows.refilled((s,), int(c[ROWLESS]))
+        c[ROWLESS] -= c[RELEASED] - c[JOINED]
+
+    def _own_weights(self, requests: Requests, setup: Setup) -> None:
+        """What each request emits, and the block-iterations of that."""
+        first, stages = stage_weights(requests, self._model.replica.prefill)
+        if setup.first_weight is not None and setup.stages is not None:
+            first, stages = setup.first_weight, setup.stages
+        self._totals = stages if requests.drafted is None else requests.decode_tokens
+        self._footprints = footprint(self._state, first, self._totals)
+
+
+def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:
+    """Block-iterations of requests that emit a token an iteration, from so many tokens on; shape (n_requests,)."""
+    if layered(s):
+        tokens = np.arange(s.blocks.shape[0])
+        held = s.blocks[tokens, FILLED] - s.blocks[np.maximum(tokens - 1, 0), PASSED]
+        before = np.concatenate([[0], np.cumsum(held)])
+        return np.asarray(before[first + emitted] - before[first], dtype=np.float64)
+    return _blocks_below(first + emitted, int(s.fixed[BLOCK])) - _blocks_below(first, int(s.fixed[BLOCK]))
+
+
+def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
+    """Σ ⌈u/b⌉ over u < tokens."""
+    whole, rest = np.divmod(np.maximum(tokens.astype(np.float64) - 1, 0), block)
+    return np.asarray(block * whole * (whole + 1) / 2 + rest * (whole + 1))
+
+
+def _in_progress(s: State) -> tuple[IntArray, IntArray]:
+    """Rows of requests that have begun and are not done, and the tokens that they have emitted."""
+    place, group = s.request[:, PLACE], int(s.fixed[QUEUES])
+    row = np.flatnonzero((place == group) | (place == PARTIAL) | ((place == 0) & (s.request[:, STAGE] > 0)))
+    stage = s.request[row, STAGE].copy()
+    runs = s.request[row, PLACE] == group
+    stage[runs] = s.group[0, TICK] - s.request[row[runs], START] + 1
+    return row, tokens_emitted(s, row, stage)
+
+
+def joined(parts: Sequence[Requests]) -> Requests:
+    """Requests that have nothing in common, one part after the other, all of them there at the beginning."""
+    drafted = parts[0].drafted
+    if drafted is not None:
+        each = [part.drafted for part in parts if part.drafted is not None]
+        offset = np.cumsum([0, *(part.emitted.size for part in each)])
+        begin = [part.begin[:-1] + start for part, start in zip(each, offset, strict=False)]
+        emitted = np.concatenate([part.emitted for part in each])
+        drafted = Drafted(drafted.drafts, emitted, np.concatenate([*begin, offset[-1:]]))
+    return Requests(
+        np.concatenate([part.arrival_s for part in parts]),
+        np.concatenate([part.input_tokens for part in parts]),
+        np.concatenate([part.decode_tokens for part in parts]),
+        np.concatenate([part.class_index for part in parts]),
+        drafted=drafted,
+    )
+
+
+def picked(requests: Requests, which: IntArray) -> Requests:
+    """Some of them, in this order, one perhaps several times."""
+    drafted = requests.drafted
+    if drafted is not None:
+        length = (drafted.begin[1:] - drafted.begin[:-1])[which]
+        begin = np.concatenate([[0], np.cumsum(length)])
+        at = np.repeat(drafted.begin[which] - begin[:-1], length) + np.arange(begin[-1])
+        drafted = Drafted(drafted.drafts, drafted.emitted[at], begin)
+    return Requests(
+        requests.arrival_s[which],
+        requests.input_tokens[which],
+        requests.decode_tokens[which],
+        requests.class_index[which],
+        drafted=drafted,
+    )

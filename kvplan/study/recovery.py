@@ -1,0 +1,302 @@
+"""Up to which rate a replica recovers from any backlog: what it serves at least once it is saturated.
+
+A backlog in random order drains iff what a saturated replica serves exceeds what is offered. That is measured from the
+worst of several collapsed states: a flood that finds the replica empty, requests at the ages of a stationary replica,
+and pulses of requests at the same age. Preempted requests find nothing of themselves in a prefix cache.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.concurrency import RESERVED_BLOCKS, all_fit, engine_never_evicts
+from kvplan.analysis.equilibrium import saturation, sustainable_rate
+from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
+from kvplan.model.weights import stage_count
+from kvplan.simulation.backlog import Backlog, Means, picked
+from kvplan.simulation.experiments.runner import at_once
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.requests import Requests, saturated, with_drafts
+from kvplan.simulation.residents import blocks_needed
+from kvplan.study.estimates import Ratio, ratio
+
+_FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
+_BATCHES = 20  # of a run, of which the first half is dropped
+_BUDGET = 3_000_000  # completions and evictions of all runs
+_PRECISE = 0.003  # standard error at which a start is settled, and how far apart two quarters may be
+_AGREE, _ERRORS = 0.015, 4.0  # how near to the least a start has to be to count with it
+_MARGIN, _SURE = 0.005, 3.0  # below what was measured, relative and in standard errors
+_SAMPLE = 1 << 12  # requests from which residents are drawn
+_DRAWS = 8  # of ages where there is one length
+_LONGEST = 0.9999  # quantile of the stays that counts as the longest
+_AGED = (
+    "vllm",
+    "greedy",
+    "trtllm-max-utilization",
+)  # policies whose state is who is resident, and nothing else
+_MEMORY = ("kv_memory", "compute")  # what binds where memory is full
+_SEED = (39,)
+
+
+class Recovery(NamedTuple):
+    """The rate up to which a backlog drains, and what a saturated replica was seen to serve.
+
+    Attributes
+    ----------
+    rate_rps
+        At most the sustainable rate, and below `served_rps` by three standard errors, half a per cent at least.
+    served_rps, standard_error_rps
+        From the worst start; None where no run was needed.
+    start
+        The worst, in words; empty where no run was needed.
+    settled
+        Whether the budget sufficed.
+    """
+
+    rate_rps: float
+    served_rps: float | None = None
+    standard_error_rps: float = 0.0
+    start: str = ""
+    settled: bool = True
+
+
+def recovery(model: ServingModel, plan: Plan, settings: Settings) -> Recovery:
+    """Largest offered rate at which a replica recovers from a backlog in random order, whatever state it is in.
+
+    Parameters
+    ----------
+    model
+        Of one replica, whose requests have nothing in common.
+
+    References
+    ----------
+    New. Little's law for KV: what is served is counted by the memory that its tokens needed, which fluctuates least.
+
+    Examples
+    --------
+    >>> from kvplan.model import Prefill, Replica, RequestClass
+    >>> mix = tuple(RequestClass(str(s), s, (d,), (1.0,), r) for s, d, r in ((50, 40, 3.0), (60, 80, 7.0)))
+    >>> model = ServingModel(mix, Timing(0.01, 1e-7), Replica(30_000, prefill=Prefill.INLINE))
+    >>> found = recovery(model, Plan(), Settings("greedy", {}))
+    >>> 330 < found.rate_rps < 350 and found.settled
+    True
+    """
+    sustainable = sustainable_rate(model)[1]
+    if _never_evicts(model, settings):
+        return Recovery(sustainable)
+    return Saturated(model, plan, settings).recovery(model.timing, sustainable)
+
+
+def _never_evicts(model: ServingModel, settings: Settings) -> bool:
+    """Whether formulas say all: the most that run at once fit at their longest, and no prompt is computed in parts."""
+    fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
+    budget = model.replica.max_num_batched_tokens
+    return fits and (budget is None or max(p.tokens for c in model.classes for p in c.kinds) <= budget)
+
+
+class Saturated:
+    """Runs of a saturated replica from several starts, each gone on with until the least is known.
+
+    They depend on lengths, shares, memory and limits, but not on rates, nor on timing except for its knee. What one
+    timing law needed of them does not change what another one sees.
+    """
+
+    def __init__(self, model: ServingModel, plan: Plan, settings: Settings) -> None:
+        self._model = model
+        full, mix = saturation(model), model.mix
+        stages, seats = mix.mean(mix.stages), model.replica.max_num_seqs or math.inf
+        admissions = min(full.admissions_per_iteration, seats / stages)
+        longest = _quantile(mix.stages, mix.share, _LONGEST)
+        wanted = max(_FEWEST, _STAYS * longest * admissions, _FILLS * stages * admissions)
+        starts = list(_starts(model, settings.policy, admissions))
+        most = _BUDGET / len(starts)
+        self._cut = wanted > most
+        width = math.ceil(min(wanted, most) / admissions / _BATCHES)
+        self._starts = [
+            _Start(name, Backlog(model, plan, _uncached(settings), [*_SEED, place], *running), width)
+            for place, (name, running) in enumerate(starts)
+        ]
+        tau = full.iteration_time_s
+        prompts = model.timing.d2 * full.admissions_per_iteration * mix.mean(mix.prefill_tokens) / tau
+        self._weights = _weights(
+            self._starts[0].run.means(), prompts, by_memory=sustainable_rate(model)[0] in _MEMORY
+        )
+
+    def recovery(self, timing: Timing, sustainable_rps: float) -> Recovery:
+        """The rate under a timing law."""
+        levels = [0] * len(self._starts)
+        at_once(lambda start: start.reach(0), self._starts)
+        while True:
+            rates = [
+                s.rate(level, timing, self._weights) for s, level in zip(self._starts, levels, strict=True)
+            ]
+            near = _near_least(rates)
+            open_ = [i for i in near if not self._starts[i].is_settled(levels[i], timing, self._weights)]
+            spent = sum(s.cost(level) for s, level in zip(self._starts, levels, strict=True))
+            if (
+                not open_
+                or self._cut
+                or spent + sum(self._starts[i].cost(levels[i]) for i in open_) > _BUDGET
+            ):
+                break
+            for i in open_:
+                levels[i] += 1
+            at_once(lambda i: self._starts[i].reach(levels[i]), open_)
+        least = min(near, key=lambda i: rates[i].value)
+        agree = [i for i in near if rates[i].value <= (1 + _AGREE) * rates[least].value]
+        parts = [self._starts[i].batches(levels[i], timing, self._weights) for i in agree]
+        served = ratio([amounts for amounts, _ in parts], [seconds for _, seconds in parts])
+        below = max(_SURE * served.standard_error, _MARGIN * served.value)
+        return Recovery(
+            max(min(sustainable_rps, served.value - below), 0.0),
+            served.value,
+            served.standard_error,
+            self._starts[least].name,
+            settled=not open_ and not self._cut,
+        )
+
+
+class _Start:
+    """A run, cut into batches of equally many iterations at each of its lengths, which double level by level."""
+
+    def __init__(self, name: str, run: Backlog, width: int) -> None:
+        self.name, self.run, self._width = name, run, width
+        self._marks = [run.mark()]
+
+    def reach(self, level: int) -> None:
+        """Run on until there are the batches of a level."""
+        while len(self._marks) <= _BATCHES << level and not self.run.stuck:
+            self._marks.append(self.run.on(self._width))
+
+    def cost(self, level: int) -> int:
+        """Completions and evictions until then."""
+        end = self._marks[min(_BATCHES << level, len(self._marks) - 1)]
+        return end.completed + end.evicted
+
+    def batches(self, level: int, timing: Timing, weights: Means) -> tuple[FloatArray, FloatArray]:
+        """Of the second half of the batches of a level requests served, and seconds."""
+        if self.run.stuck:
+            return np.zeros(_BATCHES // 2), np.ones(_BATCHES // 2)
+        marks = np.array(self._marks[: (_BATCHES << level) + 1 : 1 << level], dtype=np.float64)
+        sums = np.diff(marks, axis=0)[_BATCHES // 2 :]
+        return sums[:, : len(weights)] @ np.array(weights), self.run.seconds(sums, timing)
+
+    def rate(self, level: int, timing: Timing, weights: Means) -> Ratio:
+        """Requests served in a second."""
+        amounts, times = self.batches(level, timing, weights)
+        return ratio([amounts], [times])
+
+    def is_settled(self, level: int, timing: Timing, weights: Means) -> bool:
+        """Whether it is known well enough, and does not change from one quarter to the next."""
+        amounts, times = self.batches(level, timing, weights)
+        known = ratio([amounts], [times])
+        quarters = [a.sum() / t.sum() for a, t in zip(np.split(amounts, 2), np.split(times, 2), strict=True)]
+        near = max(2 * _SURE * known.standard_error, _PRECISE * known.value)
+        return known.standard_error <= _PRECISE * known.value and abs(first - second) <= near
+
+
+def _near_least(rates: Sequence[Ratio]) -> list[int]:
+    """Which of them may be the least."""
+    least = min(rates, key=lambda r: r.value)
+    return [
+        i
+        for i, r in enumerate(rates)
+        if r.value - least.value <= _ERRORS * math.hypot(r.standard_error, least.standard_error)
+    ]
+
+
+def _weights(means: Means, prompts: float, *, by_memory: bool) -> Means:
+    """What a block-iteration, a token emitted and a prompt token count for, in requests.
+
+    Time goes into prompts by the share `prompts`, and into what is served while memory, or the seats, are full.
+    """
+    share = min(max(prompts, 0.0), 1.0) if means.prompt_tokens > 0 else 0.0
+    footprint = (1 - share) / means.footprint if by_memory else 0.0
+    tokens = 0.0 if by_memory else (1 - share) / means.tokens
+    return Means(footprint, tokens, share / means.prompt_tokens if share else 0.0)
+
+
+def _uncached(settings: Settings) -> Settings:
+    """The same without a prefix cache: preempted requests find nothing of themselves, which is a little pessimistic."""
+    has_cache = "prefix_caching" in POLICIES[settings.policy].parameters
+    return Settings(settings.policy, {**settings.given, "prefix_caching": (0.0,)}) if has_cache else settings
+        settings.policy,
+        {**settings.given, **({"prefix_caching": (0.0,)} if "prefix_caching" in known else {})},
+    )
+
+
+def _starts(
+    model: ServingModel, policy: str, admissions: float
+) -> Iterator[tuple[str, tuple[Requests, IntArray] | tuple[()]]]:
+    """States to begin with, by name: who runs, oldest first, and for how many iterations already."""
+    yield "a flood", ()
+    if policy not in _AGED:
+        return
+    stages = model.mix.stages
+    draws = _DRAWS if np.unique(stages).size == 1 and model.drafts is None else 1
+    for draw in range(draws):
+        aged = _stationary(model, np.random.default_rng([*_SEED, 100 + draw]), policy)
+        if aged is not None:
+            yield "requests of all ages", aged
+    mean, longest = round(model.mix.mean(stages)), int(stages.max())
+    for period in sorted({int(np.gcd.reduce(stages)), mean, longest // 2}):
+        if 1 < period < longest:
+            pulses = _pulses(model, np.random.default_rng([*_SEED, 200 + period]), policy, period, admissions)
+            yield f"pulses every {period:,} iterations", pulses
+
+
+def _sample(model: ServingModel, rng: np.random.Generator, count: int) -> tuple[Requests, IntArray]:
+    """So many requests by share, and the iterations of each."""
+    requests = saturated(model, rng, requests=count)
+    if model.drafts is not None:
+        requests = with_drafts(requests, model.drafts, rng)
+    return requests, stage_count(model.replica.prefill, requests.iterations())
+
+
+def _stationary(
+    model: ServingModel, rng: np.random.Generator, policy: str
+) -> tuple[Requests, IntArray] | None:
+    """As many requests as fit, each at any of its ages alike; None where all leave after one iteration."""
+    requests, stages = _sample(model, rng, _SAMPLE)
+    if stages.max() < 2:
+        return None
+    room = int(model.replica.memory_tokens / max(model.mix.mean(model.mix.input_tokens), 1)) + _SAMPLE
+    chance = (stages - 1) / (stages - 1).sum()
+    which = rng.choice(stages.size, size=min(room, model.replica.max_num_seqs or room), p=chance)
+    ages = rng.integers(1, stages[which])
+    return _fitting(model, picked(requests, which), ages, policy)
+
+
+def _pulses(
+    model: ServingModel, rng: np.random.Generator, policy: str, period: int, admissions: float
+) -> tuple[Requests, IntArray]:
+    """As many requests as fit, in pulses a period apart: of those that were admitted together, who lives so long."""
+    size = max(1, round(admissions * period))
+    requests, stages = _sample(model, rng, size * -(-int(model.mix.stages.max()) // period))
+    pulse = np.arange(stages.size) // size
+    ages = 1 + pulse * period
+    alive = np.flatnonzero(ages < stages)
+    return _fitting(model, picked(requests, alive), ages[alive], policy)
+
+
+def _fitting(
+    model: ServingModel, requests: Requests, ages: IntArray, policy: str
+) -> tuple[Requests, IntArray]:
+    """The first of them, as many as fit; oldest first."""
+    replica = model.replica
+    held = np.cumsum(blocks_needed(model, requests, ages, engine=POLICIES[policy].engine))
+    fit = int(
+        np.searchsorted(held, replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, side="right")
+    )
+    fit = min(fit, replica.max_num_seqs or fit)
+    order = np.argsort(-ages[:fit], kind="stable")
+    return picked(requests, order), ages[order]
+
+
+def _quantile(values: IntArray, share: FloatArray, at: float) -> int:
+    order = np.argsort(values, kind="stable")
+    place = int(np.searchsorted(np.cumsum(share[order]), at))
+    return int(values[order][min(place, order.size - 1)])
