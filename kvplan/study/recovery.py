@@ -220,12 +220,10 @@ def _weights(means: Means, prompts: float, *, by_memory: bool) -> Means:
 
 
 def _uncached(settings: Settings) -> Settings:
-    """The same without a prefix cache: preempted requests find nothing of themselves, which is a little pessimistic."""
-    has_cache = "prefix_caching" in POLICIES[settings.policy].parameters
-    return Settings(settings.policy, {**settings.given, "prefix_caching": (0.0,)}) if has_cache else settings
-        settings.policy,
-        {**settings.given, **({"prefix_caching": (0.0,)} if "prefix_caching" in known else {})},
-    )
+    """The same without a prefix cache: that preempted requests find nothing of themselves is a little pessimistic."""
+    if "prefix_caching" not in POLICIES[settings.policy].parameters:
+        return settings
+    return Settings(settings.policy, {**settings.given, "prefix_caching": (0.0,)})
 
 
 def _starts(
