@@ -34,6 +34,7 @@ def ratio(amounts: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Ratio:
 
     Examples
     --------
+    >>> import numpy as np
     >>> ratio([np.array([2.0, 4.0])], [np.array([1.0, 2.0])])
     Ratio(value=2.0, standard_error=0.0, degrees=1)
     """

@@ -193,7 +193,8 @@ class _Start:
         """Whether it is known well enough, and does not change from one quarter to the next."""
         amounts, times = self.batches(level, timing, weights)
         known = ratio([amounts], [times])
-        quarters = [a.sum() / t.sum() for a, t in zip(np.split(amounts, 2), np.split(times, 2), strict=True)]
+        halves = zip(np.split(amounts, 2), np.split(times, 2), strict=True)
+        first, second = (float(a.sum() / t.sum()) for a, t in halves)
         near = max(2 * _SURE * known.standard_error, _PRECISE * known.value)
         return known.standard_error <= _PRECISE * known.value and abs(first - second) <= near
 
