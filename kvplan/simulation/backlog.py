@@ -158,7 +158,7 @@ class Backlog:
             setup,
             None,
             rows=self._rows.number.size,
-            longest=(stages, max(c.max_tokens for c in model.classes)),
+            unseen=(stages, max(c.max_tokens for c in model.classes)),
         )
         if ages is not None:
             put_residents(self._state, ages)
@@ -195,34 +195,30 @@ class Backlog:
         done = np.flatnonzero(self._rows.finish_s >= 0)
         row, emitted = _in_progress(s)
         under_way = footprint(s, s.request[row, FIRST_WEIGHT], emitted)
-        yet_to_begin = (
-            c[ROWLESS]
-            + c[RELEASED]
-            - c[JOINED]
-            + np.count_nonzero((s.request[:, PLACE] == 0) & (s.request[:, EVICTIONS] == 0))
-        )
-        begun = self._rows.requests.arrival_s.size - int(yet_to_begin)
+        fresh = np.count_nonzero((s.request[:, PLACE] == 0) & (s.request[:, EVICTIONS] == 0))
+        begun = self._rows.requests.arrival_s.size - int(c[ROWLESS] + c[RELEASED] - c[JOINED] + fresh)
         return Mark(
-            float(self._footprints[done].sum() + under_way.sum()),
-            float(self._totals[done].sum() + emitted.sum()),
-            float(self._rows.requests.input_tokens[:begun].sum()),
-            float(sums[SPAN_BUSY_S]),
-            *(float(sums[i]) for i in (STEPS, CONTEXT, PREFILLED, SEQUENCES, ROOTS, BEYOND_KNEE)),
-            int(c[COMPLETED]),
-            int(c[EVICTED]),
+            footprint=float(self._footprints[done].sum() + under_way.sum()),
+            tokens=float(self._totals[done].sum() + emitted.sum()),
+            prompt_tokens=float(self._rows.requests.input_tokens[:begun].sum()),
+            busy_s=float(sums[SPAN_BUSY_S]),
+            iterations=float(sums[STEPS]),
+            context=float(sums[CONTEXT]),
+            prefill=float(sums[PREFILLED]),
+            sequences=float(sums[SEQUENCES]),
+            roots=float(sums[ROOTS]),
+            beyond_knee=float(sums[BEYOND_KNEE]),
+            completed=int(c[COMPLETED]),
+            evicted=int(c[EVICTED]),
         )
 
     def means(self) -> Means:
         """What `Mark` sums up, of a request of the traffic in the mean over its law."""
-        mix = replace(self._model, drafts=None).mix
-        total = mix.decode_tokens if self._model.drafts is not None or self._policy.engine else mix.stages
-        first = mix.input_tokens
-        first = (
-            np.maximum(first, 1) if self._policy.engine else first_tokens(self._model.replica.prefill, first)
-        )
-        return Means(
-            mix.mean(footprint(self._state, first, total)), mix.mean(total), mix.mean(mix.input_tokens)
-        )
+        mix, engine_counts = replace(self._model, drafts=None).mix, self._policy.engine
+        first = first_tokens(self._model.replica.prefill, mix.input_tokens)
+        first = np.maximum(mix.input_tokens, 1) if engine_counts else first
+        served = footprint(self._state, first, mix.stages)
+        return Means(mix.mean(served), mix.mean(mix.stages), mix.mean(mix.input_tokens))
 
     def _drawn(self, count: int) -> tuple[Requests, Setup]:
         """The residents and at least so many more, the first always the same; and what the policy makes of them."""

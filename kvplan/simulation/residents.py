@@ -120,7 +120,7 @@ def blocks_held(s: State, row: IntArray, stage: IntArray) -> IntArray:
 def tokens_emitted(s: State, row: IntArray, stage: IntArray) -> IntArray:
     """Tokens that requests had emitted before the iteration of a stage, shape (n_rows,)."""
     if layered(s) and s.fixed[DRAFTS] > 0:
-        return s.emitted[s.request[row, PATH] + stage]
+        return np.asarray(s.emitted[s.request[row, PATH] + stage])
     return stage
 
 

@@ -539,7 +539,7 @@ class Spans(NamedTuple):
 
     begin_s: float
     width_s: float
-    count: int
+    number: int
 
 
 class NotBegunError(Exception):
@@ -618,16 +618,16 @@ def new_state(
     rows: int | None = None,
     watch: Callable[[int], bool] | None = None,
     spans: Spans | None = None,
-    longest: tuple[int, int] = (0, 0),
+    unseen: tuple[int, int] = (0, 0),
 ) -> State:
     """The state before anything has arrived, with rows for all requests or for so many at first.
 
-    `longest` are the most stages and the most tokens of requests that are not given yet. Raises as `begin_rows` does.
+    `unseen` are the most stages and the most tokens of requests that are not given yet. Raises as `begin_rows` does.
     """
     size, block = requests.arrival_s.size, replica.block_tokens
     rows = size if rows is None else rows
     groups = setup.until.size
-    longest, most = max(longest[0], most_stages(requests, setup, replica.prefill)), longest[1]
+    longest, most = max(unseen[0], most_stages(requests, setup, replica.prefill)), unseen[1]
     ring_size = np.minimum(setup.until, longest) + 1
     bin_tokens = replica.memory_tokens // _BINS + 1
     columns = row_columns(requests, setup, replica)
@@ -676,7 +676,7 @@ def new_state(
         0,
         size + 1 if requests.most_waiting is None else requests.most_waiting,
     )
-    span = np.zeros((1 if spans is None else spans.count + 2, _SPAN_COLUMNS))
+    span = np.zeros((1 if spans is None else spans.number + 2, _SPAN_COLUMNS))
     span[:, LEAST_WAITING] = math.inf
     stream = np.zeros((0, _STREAM_COLUMNS), dtype=np.int64)
     if setup.prefix_cache == BLOCKS:

@@ -40,9 +40,11 @@ def ratio(amounts: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Ratio:
     """
     total = math.fsum(float(s.sum()) for s in sizes)
     count = sum(s.size for s in sizes)
-    if total <= 0 or count < 2:
-        return Ratio(math.nan, math.inf, max(count - 1, 1))
+    if total <= 0:
+        return Ratio(math.nan, math.inf, 1)
     value = math.fsum(float(a.sum()) for a in amounts) / total
+    if count < 2:
+        return Ratio(value, math.inf, 1)
     residuals = [a - value * s for a, s in zip(amounts, sizes, strict=True)]
     power = sum(float(r @ r) for r in residuals)
     if power == 0:

@@ -81,7 +81,7 @@ def recovery(model: ServingModel, plan: Plan, settings: Settings) -> Recovery:
     >>> mix = tuple(RequestClass(str(s), s, (d,), (1.0,), r) for s, d, r in ((50, 40, 3.0), (60, 80, 7.0)))
     >>> model = ServingModel(mix, Timing(0.01, 1e-7), Replica(30_000, prefill=Prefill.INLINE))
     >>> found = recovery(model, Plan(), Settings("greedy", {}))
-    >>> 330 < found.rate_rps < 350 and found.settled
+    >>> 285 < found.rate_rps < 292 and found.settled  # 353 are sustainable
     True
     """
     sustainable = sustainable_rate(model)[1]

@@ -1,0 +1,349 @@
+"""Latency, memory and queue of a profile at its own rates, measured: the same figures in every command.
+
+What is run is what the profile says: its arrivals, whatever they are, its engine, sessions, prefix cache, drafts,
+layers, fleet, schedule or trace. Runs are made in rounds of two with seeds of their own, each round twice as long as
+the one before, until the figures are known well enough or the work is used up. Work is counted, not timed, so that the
+same profile gives the same bytes everywhere.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from functools import partial
+from typing import NamedTuple
+
+from kvplan.analysis.fleet import one_replica
+from kvplan.model import Plan, ServingModel
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.runner import Job, at_once
+from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.state import KV_S, RUNNING_S, WAITING_S, Spans
+from kvplan.study.judging import Trend, together, trend
+from kvplan.study.sample import FIGURES, QUANTILES, Estimate, Sample
+from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
+from kvplan.study.windows import BATCHES, LATENCIES, Window, window
+
+BUDGET_S = 1.0  # counted work of all runs
+RUNS = 2  # of a round
+_REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
+_CUT = 0.2  # of the window, before it, at least
+_PARTS = 24  # of a day
+_REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
+_DRAFTS, _LAYERS, _SGLANG = 8.0, 3.0, 3.0  # times as much work
+_MAY_GROW = 10_000  # requests of a run, or the third round, from which it may be called growing
+_WIDTH, _TAIL_WIDTH = 0.1, 0.2  # relative, of intervals; of p99
+_OF_E2E = 0.01  # half width of a mean, of the mean E2E
+_SHARES = {
+    "p50": 0.01,
+    "p90": 0.01,
+    "p95": 0.005,
+    "p99": 0.002,
+}  # half widths of the shares below percentiles
+
+
+class Status(StrEnum):
+    """How a replica copes at these rates."""
+
+    STEADY = "steady"
+    GROWING = "growing"
+    UNDECIDED = "undecided"
+    UNSETTLED = "unsettled"
+
+
+class Observation(NamedTuple):
+    """What runs showed, and how they judge the queue."""
+
+    sample: Sample
+    trend: Trend
+    windows: tuple[Window, ...]
+    work_s: float
+
+
+class Distribution(NamedTuple):
+    """Seconds; None where there is none."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class ClassLatency(NamedTuple):
+    """Latencies of the requests of a class."""
+
+    name: str
+    ttft_s: Distribution
+    tpot_s: Distribution
+    e2e_s: Distribution
+
+
+class FlatRange(NamedTuple):
+    """A percentile that sits on a cliff: it moves from one end to the other for a per cent of the requests."""
+
+    key: str
+    low_s: float
+    high_s: float
+
+
+class WorstPart(NamedTuple):
+    """The 24th part of a schedule's period, or of a trace, in which requests wait longest."""
+
+    begin_s: float
+    end_s: float
+    ttft_s: Distribution
+    itl_s: Distribution
+    tpot_s: Distribution
+    e2e_s: Distribution
+
+
+class Latency(NamedTuple):
+    """The `latency` block of a report, whole fleet and all classes; times in seconds.
+
+    `ci95` has an interval for every figure, by key, whose upper end is None where the runs do not show it; figures of a
+    trace have none. `running`, `waiting` and `kv_tokens_mean` are means over time.
+    """
+
+    status: Status
+    reason: str | None = None
+    ttft_s: Distribution = Distribution()
+    itl_s: Distribution = Distribution()
+    tpot_s: Distribution = Distribution()
+    e2e_s: Distribution = Distribution()
+    classes: tuple[ClassLatency, ...] = ()
+    ci95: Mapping[str, tuple[float, float | None]] = {}
+    unsettled: tuple[str, ...] = ()
+    cliffs: tuple[FlatRange, ...] = ()
+    worst_part: WorstPart | None = None
+    preemptions_per_request: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_tokens_mean: float | None = None
+
+
+class OperatingPoint(NamedTuple):
+    """What a profile does at its own rates.
+
+    `served` is in requests/s, `iteration_s` the mean time of an iteration; `requests` came in all runs together.
+    """
+
+    latency: Latency
+    served: Estimate
+    iteration_s: Estimate
+    requests: int
+    runs: int
+
+
+def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
+    """Measure a profile at its own rates.
+
+    References
+    ----------
+    New.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
+    >>> point = operating_point(model, Plan())
+    >>> point.latency.status.value, round(point.latency.itl_s.mean, 3)
+    ('steady', 0.01)
+    """
+    seen = observe(model, plan, engine_settings(model), lambda found: not unsettled(found.sample))
+    requests, _ = seen.sample.work
+    return OperatingPoint(
+        _latency(seen, model), seen.sample.rate(), seen.sample.iteration_s(), requests, len(seen.windows)
+    )
+
+
+def observe(
+    model: ServingModel,
+    plan: Plan,
+    settings: Settings,
+    enough: Callable[[Observation], bool],
+    *,
+    stream: int = 0,
+    budget_s: float = BUDGET_S,
+) -> Observation:
+    """Run a profile in rounds until enough is known, the queue grows, or the work is used up.
+
+    Parameters
+    ----------
+    enough
+        Asked after each round in which the queue is steady.
+    stream
+        Runs of different streams have different seeds.
+    budget_s
+        Counted work of all runs.
+    """
+    if model.arrivals.trace is not None:
+        return _replayed(model, plan, settings)
+    alone, rate = one_replica(model), model.total_rate_rps
+    warm, period = warm_up_s(alone), None if model.schedule is None else model.schedule.period_s
+    heavy, length = _factor(model, settings), max(_REQUESTS / rate, 2 * life_s(alone))
+    iterations = (1 if model.fleet is None else model.fleet.size) / typical_iteration_s(alone)
+    if heavy * RUNS * (warm + length) * (rate * _REQUEST_S + iterations * _ITERATION_S) > budget_s / 8:
+        length = max(_FEW_REQUESTS / rate, 2 * life_s(alone))
+    if period is not None:
+        length = math.ceil(length / period) * period
+    windows: list[Window] = []
+    work = 0.0
+    while True:
+        batches = BATCHES if period is None else _PARTS * round(length / period)
+        spans = _spans(max(warm, _CUT * length), length / batches, batches, aligned=period is not None)
+        first = 1_000 * stream + len(windows)
+        made = at_once(partial(_run, model, plan, settings, spans), range(first, first + RUNS))
+        windows += made
+        last = heavy * sum(_REQUEST_S * w.arrived + _ITERATION_S * w.iterations for w in made)
+        work += last
+        may_grow = len(windows) > 2 * RUNS or min(w.arrived for w in made) >= _MAY_GROW
+        judged = together([trend(w.least, rate * w.width_s, may_grow=may_grow) for w in made])
+        if any(w.stuck for w in made):
+            judged = Trend.GROWING
+        seen = Observation(
+            Sample.of(windows, spans.width_s if period is None else period), judged, tuple(windows), work
+        )
+        if judged is Trend.GROWING or work + 2 * last > budget_s or (judged is Trend.STEADY and enough(seen)):
+            return seen
+        length *= 2
+
+
+def _factor(model: ServingModel, settings: Settings) -> float:
+    """How much more work an iteration takes than of `vllm` with plain requests."""
+    if model.drafts is not None:
+        return _DRAFTS
+    return (1.0 if model.replica.layout is None else _LAYERS) * (
+        _SGLANG if settings.policy == "sglang" else 1.0
+    )
+
+
+def _spans(begin_s: float, width_s: float, count: int, *, aligned: bool) -> Spans:
+    """From `begin_s` on; `aligned`, from the next multiple of the width on."""
+    return Spans(math.ceil(begin_s / width_s) * width_s if aligned else begin_s, width_s, count)
+
+
+def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed: int) -> Window:
+    end_s = spans.begin_s + spans.number * spans.width_s
+    load = Load(requests=None, horizon_s=end_s).on(model)
+    names = tuple(c.name for c in model.classes) if load.trace is None else ("trace",)
+    requests = generate(model, load, seed)
+    job = Job(settings, Scenario(model, plan, requests, names, seed), end_s, spans)
+    return window(requests, job.run(lambda _: True, None, True), spans)
+
+
+def _replayed(model: ServingModel, plan: Plan, settings: Settings) -> Observation:
+    """One replay of a trace; nobody knows how it would have come otherwise."""
+    load = Load().on(model)
+    assert load.trace is not None
+    arrival_s = load.trace.arrival_s
+    end_s, alone = float(arrival_s[-1]), one_replica(model)
+    begin_s = min(warm_up_s(alone), _CUT * end_s)
+    spans = Spans(begin_s, max(end_s - begin_s, 1e-9) / _PARTS, _PARTS)
+    seen = _run(model, plan, settings, spans, 0)
+    judged = Trend.GROWING if seen.stuck else trend(seen.least, model.total_rate_rps * seen.width_s)
+    return Observation(Sample.of([seen], seen.width_s * _PARTS), judged, (seen,), 0.0)
+
+
+def unsettled(sample: Sample) -> tuple[str, ...]:
+    """Keys of the latencies that are not known well enough, such as ``ttft_s.p99``.
+
+    Known well are a mean to 10 %, or to 1 % of the mean E2E; a percentile to 10 %, p99 to 20 %, or where the share of
+    values below it is known to 1 % (p50, p90), .5 % (p95) or .2 % (p99).
+    """
+    whole = sample.estimate("e2e_s", "mean")
+    if whole is None:
+        return tuple(f"{time}.{figure}" for time in LATENCIES for figure in FIGURES)
+    return tuple(
+        f"{time}.{figure}"
+        for time in LATENCIES
+        for figure in FIGURES
+        if (found := sample.estimate(time, figure)) is not None and not _is_known(found, figure, whole.value)
+    )
+
+
+def _is_known(found: Estimate, figure: str, mean_e2e_s: float) -> bool:
+    if math.isinf(found.high):
+        return False
+    if found.relative_width <= (_TAIL_WIDTH if figure == "p99" else _WIDTH):
+        return True
+    if figure == "mean":
+        return found.high - found.value <= _OF_E2E * mean_e2e_s
+    return found.share_width <= _SHARES[figure]
+
+
+def _latency(seen: Observation, model: ServingModel) -> Latency:
+    sample, by_chance = seen.sample, model.arrivals.trace is None
+    evictions = sample.evictions()
+    if seen.trend is Trend.GROWING or evictions is None:
+        served = sample.rate().value
+        stuck = any(w.stuck for w in seen.windows)
+        reason = (
+            "nothing can complete any more"
+            if stuck
+            else f"the queue grows: {served:.4g} requests/s are served"
+        )
+        return Latency(Status.GROWING, reason)
+    names = [c.name for c in model.classes] if by_chance else []
+    open_ = unsettled(sample) if by_chance else ()
+    status = Status(seen.trend.value)
+    if status is Status.STEADY and open_:
+        status = Status.UNSETTLED
+    return Latency(
+        status,
+        ttft_s=_distribution(sample, "ttft_s"),
+        itl_s=_distribution(sample, "itl_s"),
+        tpot_s=_distribution(sample, "tpot_s"),
+        e2e_s=_distribution(sample, "e2e_s"),
+        classes=tuple(_of_class(sample.of_class(i), name) for i, name in enumerate(names)),
+        ci95=dict(_intervals(sample)) if by_chance else {},
+        unsettled=open_,
+        cliffs=tuple(_cliffs(sample)),
+        worst_part=_worst_part(seen, model),
+        preemptions_per_request=evictions.value,
+        running=sample.over_time(RUNNING_S).value,
+        waiting=sample.over_time(WAITING_S).value,
+        kv_tokens_mean=sample.over_time(KV_S).value,
+    )
+
+
+def _distribution(sample: Sample, time: str) -> Distribution:
+    found = [sample.estimate(time, figure) for figure in FIGURES]
+    return Distribution(*(None if f is None else f.value for f in found))
+
+
+def _of_class(sample: Sample, name: str) -> ClassLatency:
+    return ClassLatency(name, *(_distribution(sample, time) for time in ("ttft_s", "tpot_s", "e2e_s")))
+
+
+def _intervals(sample: Sample) -> Iterator[tuple[str, tuple[float, float | None]]]:
+    keys = [(f"{time}.{figure}", sample.estimate(time, figure)) for time in LATENCIES for figure in FIGURES]
+    keys += [
+        ("preemptions_per_request", sample.evictions()),
+        ("running", sample.over_time(RUNNING_S)),
+        ("waiting", sample.over_time(WAITING_S)),
+        ("kv_tokens_mean", sample.over_time(KV_S)),
+    ]
+    for key, found in keys:
+        if found is not None:
+            yield key, (found.low, None if math.isinf(found.high) else found.high)
+
+
+def _cliffs(sample: Sample) -> Iterator[FlatRange]:
+    for time in LATENCIES:
+        for figure in QUANTILES:
+            if (cliff := sample.cliff(time, figure)) is not None:
+                yield FlatRange(f"{time}.{figure}", *cliff)
+
+
+def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
+    """The 24th part with the longest mean TTFT; None where rates do not vary."""
+    if model.schedule is None and model.arrivals.trace is None:
+        return None
+    width = seen.windows[0].width_s
+    parts = [Sample(tuple(w.only(part, _PARTS) for w in seen.windows)) for part in range(_PARTS)]
+    means = [part.estimate("ttft_s", "mean") for part in parts]
+    worst = max(range(_PARTS), key=lambda i: -math.inf if (mean := means[i]) is None else mean.value)
+    begin = seen.windows[0].begin_s + worst * width
+    begin = begin if model.schedule is None else begin % model.schedule.period_s
+    return WorstPart(begin, begin + width, *(_distribution(parts[worst], time) for time in LATENCIES))

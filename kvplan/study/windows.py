@@ -1,0 +1,114 @@
+"""Runs seen through a window of time: what completes in it, batch by batch, after a warm-up.
+
+Arrivals and the clock go on past its end. A run that stops there makes its last batch look idle, and a tenfold overload
+steady.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvplan.model import FloatArray, IntArray
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import LEAST_WAITING, Spans
+
+BATCHES = 16
+LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a run showed from `begin_s` on, in batches of equal time.
+
+    Attributes
+    ----------
+    batch : ndarray of int64, shape (n_completed,)
+        In which each request was done, of those that were.
+    values : mapping of ndarray, shape (n_completed,)
+        TTFT, TPOT and E2E of each, seconds; TPOT is NaN where there is one token.
+    class_index, evictions : ndarray of int64, shape (n_completed,)
+    sums : ndarray, shape (n_batches, n_columns)
+        As `kvplan.simulation.state.State.span`.
+    gaps : ndarray of int64, shape (n_batches, GAPS)
+        Times between two tokens of a request.
+    arrived
+        Requests that came, before the window and in it.
+    iterations
+        Executed in all.
+    stuck
+        Nothing could complete any more.
+    """
+
+    begin_s: float
+    width_s: float
+    batch: IntArray
+    values: Mapping[str, FloatArray]
+    class_index: IntArray
+    evictions: IntArray
+    sums: FloatArray
+    gaps: IntArray
+    arrived: int
+    iterations: int
+    stuck: bool
+
+    @property
+    def batches(self) -> int:
+        """How many there are."""
+        return int(self.sums.shape[0])
+
+    @property
+    def least(self) -> FloatArray:
+        """The fewest that waited in each batch."""
+        return self.sums[:, LEAST_WAITING]
+
+    def merged(self, width_s: float) -> "Window":
+        """The same in batches that are a whole number of these; in one where it is shorter than such a batch."""
+        times = min(round(width_s / self.width_s), self.batches)
+        if times <= 1:
+            return self
+        first = np.arange(0, self.batches, times)
+        return replace(
+            self,
+            width_s=times * self.width_s,
+            batch=self.batch // times,
+            sums=np.add.reduceat(self.sums, first, axis=0),
+            gaps=np.add.reduceat(self.gaps, first, axis=0),
+        )
+
+    def only(self, part: int, parts: int) -> "Window":
+        """Of every so many batches the one with this number."""
+        mine = np.flatnonzero(self.batch % parts == part)
+        return replace(
+            self,
+            batch=self.batch[mine] // parts,
+            values={name: values[mine] for name, values in self.values.items()},
+            class_index=self.class_index[mine],
+            evictions=self.evictions[mine],
+            sums=self.sums[part::parts],
+            gaps=self.gaps[part::parts],
+        )
+
+
+def window(requests: Requests, run: Outcome, spans: Spans) -> Window:
+    """What completed in the spans of a run that kept sums of them."""
+    assert run.spans is not None
+    batch = np.floor((run.finish_s - spans.begin_s) / spans.width_s)
+    inside = np.flatnonzero((batch >= 0) & (batch < spans.number))
+    later = (requests.decode_tokens[inside] - 1).astype(np.float64)
+    ttft, e2e = run.ttft_s[inside], run.e2e_s[inside]
+    tpot = np.divide(e2e - ttft, later, out=np.full(later.size, np.nan), where=later > 0)
+    return Window(
+        begin_s=spans.begin_s,
+        width_s=spans.width_s,
+        batch=batch[inside].astype(np.int64),
+        values={"ttft_s": ttft, "tpot_s": tpot, "e2e_s": e2e},
+        class_index=requests.class_index[inside].astype(np.int64),
+        evictions=run.evictions[inside],
+        sums=run.spans.sums,
+        gaps=run.spans.gaps,
+        arrived=int(np.count_nonzero(run.arrival_s <= run.end_s)),
+        iterations=run.iterations,
+        stuck=run.ending is Ending.LIVELOCK,
+    )
