@@ -23,6 +23,7 @@ def case_of(
     timing: Timing,
     replica: Replica,
     watermark: float,
+    admission: float,
     shed_after: float | None,
     horizon_s: float | None,
 ) -> Case:
@@ -30,7 +31,7 @@ def case_of(
     longest = int((requests.input_tokens + requests.decode_tokens - 1).max())
     block = replica.block_tokens
     memory = (-(-longest // block) + 1) * block + replica.memory_tokens
-    parameters = {"prefix_caching": (1.0,), "watermark": (watermark,)}
+    parameters = {"prefix_caching": (1.0,), "watermark": (watermark,), "admission": (admission,)}
     if shed_after is not None:
         parameters["shed_after"] = (shed_after,)
     return Case(requests, timing, replace(replica, memory_tokens=memory), parameters, horizon_s)
@@ -42,6 +43,7 @@ CASES = st.builds(
     TIMINGS,
     REPLICAS,
     st.sampled_from([0.0, 0.05, 0.3]),
+    st.sampled_from([0.0, 1.0]),
     st.none() | st.sampled_from([0.0, 1.0, 5.0, 20.0]),
     st.none() | st.floats(0.0, 60.0),
 )

@@ -35,11 +35,12 @@ def busy_case(seed: int) -> Case:
     )
     shape = Shape(branches, sessions, r.choice([None, None, 1, 2, 4]))
     timing = Timing(r.choice([1.0, 0.3]), r.choice([0.0, 0.01]), r.choice([0.0, 0.02]))
-    case = case_of(shape, timing, replica, r.choice([0.0, 0.05]), r.choice([None, None, 5.0]), None)
+    watermark, shed_after = r.choice([0.0, 0.05]), r.choice([None, None, 5.0])
     tier = Offload(
         r.choice([r.randint(5, 40), r.randint(20, 120)]),
         r.choice([0.001, 0.05, 0.3, 2.0]),
         inclusive=r.random() < 0.5,
         overlap=r.random() < 0.5,
     )
+    case = case_of(shape, timing, replica, watermark, r.choice([0.0, 1.0]), shed_after, None)
     return replace(case, replica=replace(case.replica, offload=tier))

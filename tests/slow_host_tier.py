@@ -122,7 +122,13 @@ class WithHost(Cached):
                 return
             hits = self.found(request)
             idle = [block for block in hits if self.holders[block] == 0]
-            needed = math.ceil(sequence / self.block) - len(hits) + len(idle)
+            end = len(hits)
+            while end < len(names) and names[end] in self.host:
+                end += 1
+            asked = self.asked(sequence, end * self.block)
+            if self.tier.overlap and end > len(hits) and self.params.get("admission"):
+                asked = end * self.block  # what is loaded; the rest is granted later
+            needed = math.ceil(asked / self.block) - len(hits) + len(idle)
             if needed + (0 if self.is_alone() else spared) > len(self.free):
                 return
             self.queue.pop(0)
@@ -131,9 +137,6 @@ class WithHost(Cached):
                     self.free.remove(block)
                 self.holders[block] += 1
             self.held[request.index] = list(hits)
-            end = len(hits)
-            while end < len(names) and names[end] in self.host:
-                end += 1
             for name in names[:end]:
                 self.host.pop(name, None)
             absent = {self.name(request, place) for place in range(len(hits), sequence // self.block)}

@@ -186,7 +186,8 @@ class Cached(WithTurns):
             sequence = request.input_tokens + request.generated
             hits = self.found(request)
             idle = [block for block in hits if self.holders[block] == 0]
-            needed = math.ceil(sequence / self.block) - len(hits) + len(idle)
+            asked = self.asked(sequence, len(hits) * self.block)
+            needed = math.ceil(asked / self.block) - len(hits) + len(idle)
             if needed + (spared if self.resident else 0) > len(self.free):
                 return
             self.queue.pop(0)

@@ -77,6 +77,14 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     Livelock: the only running request preempts itself, which is counted. It had all usable blocks and can never come
     back.
 
+    With `admission` 1 the blocks of the tokens to be granted are to be free at admission, instead of those of all.
+
+`trtllm-max-utilization`
+    Counts as `vllm`, but all blocks are usable. Those who run and the queue are one list, walked in order while the
+    budget lasts: each needs the blocks of the tokens to be granted, and whoever is not running a seat. While blocks
+    lack the last of those who run, from the one in question on, is preempted as in `vllm`, and the list ends
+    before it; where nobody from there on runs, the walk is over. Livelock as in `vllm`.
+
 `trtllm-no-evict` (max_new, one a class)
     As `vllm`, but all blocks of the memory are usable, and the queue is admitted as long as the blocks of
     input + max_new of everybody resident, the next in line included, are no more than there are; those who are done
@@ -770,13 +778,17 @@ class Vllm(Run):
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             kept_free = watermark_blocks if self.resident else 0
-            if math.ceil(sequence / self.block) > self.free_blocks() - kept_free:
+            if math.ceil(self.asked(sequence) / self.block) > self.free_blocks() - kept_free:
                 return
             tokens = int(min(sequence, self.budget))
             self.queue.pop(0)
             self.resident.append(request)
             request.blocks = math.ceil(tokens / self.block)
             self.grant(request, tokens)
+
+    def asked(self, sequence: int, found: int = 0) -> float:
+        """Tokens of a sequence that have to fit at admission, those found included."""
+        return min(sequence, found + self.budget) if self.params.get("admission") else sequence
 
     def kv_held(self, batch: list[Request]) -> int:
         return self.block * sum(request.blocks for request in self.resident)
@@ -874,7 +886,7 @@ class LayeredVllm(Vllm):
         while self.queue and self.budget > 0 and len(self.resident) < seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
-            if self.whole(sequence) > self.free_blocks():
+            if self.whole(int(self.asked(sequence))) > self.free_blocks():
                 return
             tokens = int(min(sequence, self.budget))
             self.resident.append(self.queue.pop(0))
@@ -885,6 +897,44 @@ class LayeredVllm(Vllm):
         work = super().execute(batch)
         work.kv_tokens = sum(attended(self.layout, request.computed) for request in batch)
         return work
+
+
+class TrtllmMaxUtilization(Vllm):
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.usable_blocks = replica.memory_tokens // self.block
+
+    def form(self, drain: bool) -> list[Request]:
+        limit, seats = self.replica.max_num_batched_tokens, self.replica.max_num_seqs
+        self.budget = math.inf if limit is None else limit
+        for request in self.all:
+            request.granted = 0
+        listed, position = [*self.resident, *self.queue], 0
+        while position < len(listed) and self.budget > 0:
+            request = listed[position]
+            if request not in self.resident and len(self.resident) == seats:
+                break
+            need = int(min(request.input_tokens + request.generated - request.computed, self.budget))
+            lacking = math.ceil((request.computed + need) / self.block) - request.blocks
+            if lacking <= self.free_blocks():
+                if request in self.queue:
+                    self.queue.remove(request)
+                    self.resident.append(request)
+                request.blocks += lacking
+                self.grant(request, need)
+                position += 1
+                continue
+            started = [other for other in listed[position:] if other in self.resident]
+            if not started:
+                break
+            listed = listed[: listed.index(started[-1])]
+            self.resident.remove(started[-1])
+            self.preempt(started[-1])
+            if self.is_alone():
+                raise LivelockError
+        return [request for request in self.resident if request.granted > 0]
 
 
 class TrtllmNoEvict(Vllm):
@@ -1230,6 +1280,7 @@ POLICIES: dict[str, type[Run]] = {
     "sglang": Sglang,
     "sarathi": Sarathi,
     "vllm-v0": VllmV0,
+    "trtllm-max-utilization": TrtllmMaxUtilization,
     "trtllm-no-evict": TrtllmNoEvict,
     "wait": Wait,
     "nested-wait": NestedWait,

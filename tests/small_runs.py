@@ -55,6 +55,7 @@ class Case:
         single = (
             "beta",
             "watermark",
+            "admission",
             "budget",
             "alpha",
             "shortest",
@@ -84,7 +85,7 @@ class Case:
         ):  # the last token's KV is never computed, and a block is reserved; a prompt has a token
             longest = np.maximum(self.requests.input_tokens, 1) + self.requests.decode_tokens
             return bool((-(-(longest - 1) // block) > memory // block - 1).any())
-        if name in ("sarathi", "vllm-v0"):  # of the last token no KV is computed
+        if name in ("sarathi", "vllm-v0", "trtllm-max-utilization"):  # of the last token no KV is computed
             longest = np.maximum(self.requests.input_tokens, 1) + self.requests.decode_tokens - 1
         if name == "sglang":  # a token at least beside the prompt; of the last one no KV is computed
             longest = np.maximum(self.requests.input_tokens, 1) + np.maximum(
@@ -165,7 +166,12 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     "rate-limited": st.fixed_dictionaries(
         {"beta": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
     ),
-    "vllm": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
+    "vllm": st.fixed_dictionaries(
+        {
+            "watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3])),
+            "admission": st.tuples(st.sampled_from([0.0, 1.0])),
+        }
+    ),
     "sglang": st.fixed_dictionaries(
         {"conservativeness": st.tuples(st.sampled_from([0.0, 0.3, 1.0, 1.5])), "max_new": LONGEST}
     ),

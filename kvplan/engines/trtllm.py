@@ -40,7 +40,7 @@ ENGINE = Engine(
             "capacity_scheduler_policy",
             f"Documented for TensorRT-LLM 1.3 and 1.4; GUARANTEED_NO_EVICT is the default. {_FILE}",
             max_utilization,
-            policy="vllm",
+            policy="trtllm-max-utilization",
             section="scheduler_config",
         ),
     ),
@@ -54,8 +54,8 @@ ENGINE = Engine(
     finds_prefixes=False,
     note=(
         "GUARANTEED_NO_EVICT reserves the longest output that clients ask for, here the longest decode length of "
-        "their class. For MAX_UTILIZATION vLLM's scheduler stands in: it pauses the last admitted, and computes "
-        "it again."
+        "their class. The policy trtllm-max-utilization simulates MAX_UTILIZATION: it pauses the last started, and "
+        "computes it again."
     ),
     assigns=": ",
 )

@@ -20,7 +20,7 @@ from kvplan.profile.schema import MAX_SOURCE, Gpu
 from kvplan.version import __version__
 
 _TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
-_TABLES = ("gpu", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *_TRAFFIC_TABLES)
+_TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *_TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known

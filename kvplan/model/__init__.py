@@ -7,6 +7,7 @@
 `timing`         how long an iteration takes
 `prompts`        how many prefill tokens an iteration computes
 `replica`        memory, pages, limits; what a plan should guarantee
+`engine`         whose scheduler serves, and how it admits
 `fleet`          several replicas, together or prefill and decode apart
 `provenance`     how all this is known, and in what range it was measured
 `serving`        all of it together, one model or many side by side
@@ -23,6 +24,7 @@
 from kvplan.model.arrays import FloatArray, IntArray, as_written, sum_by, survival
 from kvplan.model.arrivals import ArrivalProcess, Recorded
 from kvplan.model.classes import Mix, Prompt, RequestClass
+from kvplan.model.engine import Admission, Engine, EngineName
 from kvplan.model.prompts import Prompts
 from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.model.replica import Plan, Replica
@@ -31,7 +33,10 @@ from kvplan.model.timing import Tangent, Timing, iteration_time
 from kvplan.model.weights import Prefill, StageWeights, TabledWeights, Weights
 
 __all__ = [
+    "Admission",
     "ArrivalProcess",
+    "Engine",
+    "EngineName",
     "FloatArray",
     "IntArray",
     "Knowledge",

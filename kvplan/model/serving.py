@@ -13,6 +13,7 @@ from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
 from kvplan.model.drafts import Drafts, Stays, stays
+from kvplan.model.engine import Engine
 from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.provenance import MeasuredRange, Provenance
@@ -55,6 +56,8 @@ class ServingModel:
         Of speculative decoding, whose costs `timing` has in it; None: every iteration emits a token.
     fleet
         The replicas that the rates are of, each like `replica`; None: a single one.
+    engine
+        As the profile names it; None: it does not.
 
     Examples
     --------
@@ -79,6 +82,7 @@ class ServingModel:
     arrivals: ArrivalProcess = field(default_factory=ArrivalProcess)
     drafts: Drafts | None = None
     fleet: Fleet | None = None
+    engine: Engine | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -367,6 +367,7 @@ def model_of(document: schema.Document) -> ServingModel:
         arrivals=ArrivalProcess() if document.workload is None else ArrivalProcess(document.workload.cv),
         drafts=drafts,
         fleet=_fleet(document),
+        engine=None if document.engine is None else document.engine.engine,
     )
     if not any(table.users for table in document.sessions):
         return model

@@ -27,7 +27,7 @@ from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvplan.errors import UsageError, did_you_mean, shown
-from kvplan.model import Knowledge, Origin, Prefill, Replica, as_written
+from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, Prefill, Replica, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
@@ -311,17 +311,13 @@ _MEMORY_ONE_WAY: JsonDict = {
     ]
 }
 _BYTES_WHERE_MOVED: JsonDict = {
-    "allOf": [
-        {
-            "if": {"properties": {"gpu": {"required": ["memory_tokens", _TOKEN_BYTES]}}},
-            "then": {
-                "anyOf": [
-                    {"properties": {"gpu": {"required": ["offload"]}}},
-                    {"required": ["fleet"], "properties": {"fleet": {"required": ["transfer"]}}},
-                ]
-            },
-        }
-    ]
+    "if": {"properties": {"gpu": {"required": ["memory_tokens", _TOKEN_BYTES]}}},
+    "then": {
+        "anyOf": [
+            {"properties": {"gpu": {"required": ["offload"]}}},
+            {"required": ["fleet"], "properties": {"fleet": {"required": ["transfer"]}}},
+        ]
+    },
 }
 _HOST_MEMORY_ONE_WAY: JsonDict = {"oneOf": [{"required": ["memory"]}, {"required": ["memory_tokens"]}]}
 _RATES_ONE_WAY: JsonDict = {
@@ -334,6 +330,24 @@ _TOGETHER_OR_SPLIT: JsonDict = {
         {"required": ["replicas"], "properties": {"prefill": False, "decode": False, "transfer": False}},
         {"required": ["prefill", "decode"], "properties": {"replicas": False}},
     ]
+}
+_ENGINES_WITH: dict[str, tuple[EngineName, ...]] = {
+    "admission": (EngineName.VLLM, EngineName.TRTLLM),
+    "watermark": (EngineName.VLLM,),
+}
+_KEYS_OF_ENGINES: JsonDict = {
+    "allOf": [
+        {
+            "if": {"required": ["name"], "properties": {"name": {"const": str(name)}}},
+            "then": {"properties": dict.fromkeys(without, False)},
+        }
+        for name in EngineName
+        if (without := [key for key, engines in _ENGINES_WITH.items() if name not in engines])
+    ]
+}
+_ENGINE_WHERE_FUSED: JsonDict = {
+    "if": {"required": ["engine"]},
+    "then": {"properties": {"gpu": {"properties": {"prefill": {"const": str(Prefill.FUSED)}}}}},
 }
 _RATE_OR_USERS: JsonDict = {"oneOf": [{"required": ["rate"]}, {"required": ["users"]}]}
 _SOME: JsonDict = {"minItems": 1}
@@ -769,6 +783,29 @@ class _Fleet(_Table):
     )
 
 
+class _Engine(_Table):
+    """The engine whose scheduler serves, and how its version admits requests."""
+
+    model_config = ConfigDict(title="Engine", json_schema_extra=_KEYS_OF_ENGINES)
+
+    name: Annotated[EngineName, Field(strict=False)] = _about(
+        "The engine: vllm, sglang or trtllm.", EngineName.VLLM
+    )
+    admission: Annotated[Admission, Field(strict=False)] = _about(
+        "What has to fit in free memory for a prompt to begin: all of it (whole-prompt), or what the first iteration "
+        "computes of it (first-chunk: vLLM before March 2026 or with --no-scheduler-reserve-full-isl; TensorRT-LLM's "
+        "MAX_UTILIZATION).",
+        Admission.WHOLE_PROMPT,
+    )
+    watermark: Annotated[float, Field(ge=0, lt=1)] = _about(
+        "Share of the blocks that vLLM keeps free at admission while anything runs (--watermark).", 0.0
+    )
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(self.name, self.admission, self.watermark)
+
+
 class _Provenance(_Table):
     """How the parts of the profile are known: measured, stated, estimated, assumed."""
 
@@ -785,7 +822,12 @@ class Document(_Table):
     """A replica and its traffic, as `kvplan analyze` reads them."""
 
     model_config = ConfigDict(
-        title="kvplan profile", json_schema_extra={**_RATES_ONE_WAY, **_TRAFFIC, **_BYTES_WHERE_MOVED}
+        title="kvplan profile",
+        json_schema_extra={
+            **_RATES_ONE_WAY,
+            **_TRAFFIC,
+            "allOf": [_BYTES_WHERE_MOVED, _ENGINE_WHERE_FUSED],
+        },
     )
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = _about(
@@ -804,6 +846,7 @@ class Document(_Table):
     prefix: _Prefix = _Prefix()
     speculative: Speculation | None = None
     fleet: _Fleet | None = None
+    engine: _Engine | None = None
     plan: _Plan = _Plan()
     slo: _Slos = _Slos()
     cost: _Costs | None = None
@@ -934,6 +977,7 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     yield from _layout_conflicts(document)
     yield from _draft_conflicts(document)
     yield from _fleet_conflicts(document)
+    yield from _engine_conflicts(document)
     yield from _offload_conflicts(document)
     yield from _table_conflicts(document)
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
@@ -1084,6 +1128,23 @@ def _fleet_conflicts(document: Document) -> Iterator[Problem]:
         yield Problem(("gpu",), why, missing=True)
     if document.speculative is not None:
         yield Problem(("fleet", "prefill"), "not modelled beside [speculative]; give replicas")
+
+
+def _engine_conflicts(document: Document) -> Iterator[Problem]:
+    given, prefill = document.engine, document.gpu.prefill
+    if given is None:
+        return
+    if prefill is not Prefill.FUSED:
+        yield Problem(
+            ("engine",), f'goes with prefill = "fused", as engines compute prompts, not "{prefill}"'
+        )
+    for key, engines in _ENGINES_WITH.items():
+        if key in given.model_fields_set and given.name not in engines:
+            yield Problem(("engine", key), f'goes with name = {_either(engines)}, not "{given.name}"')
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(f'"{word}"' for word in words)
 
 
 def _offload_conflicts(document: Document) -> Iterator[Problem]:
@@ -1330,6 +1391,7 @@ _TABLES: dict[KeyPath, type[_Table]] = {
     ("prefix",): _Prefix,
     ("speculative",): Speculation,
     ("fleet",): _Fleet,
+    ("engine",): _Engine,
     ("workload",): Workload,
     ("workload", "schedule"): Part,
     ("plan",): _Plan,
@@ -1352,6 +1414,7 @@ _ALLOWED = {
     "model_type": "must be a table, not {value}",
     "greater_than": "must be greater than {gt}, not {value}",
     "greater_than_equal": "must be at least {ge}, not {value}",
+    "less_than": "must be less than {lt}, not {value}",
     "less_than_equal": "must be at most {le}, not {value}",
     "too_short": "must have at least {min_length}, not {actual_length}",
     "too_long": "must have at most {max_length}, not more",

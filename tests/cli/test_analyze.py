@@ -366,7 +366,7 @@ def test_the_completion_scripts_are_those_of_the_command(shell: str) -> None:
         ("kvplan simulate --policy greedy,nested", ["greedy,nested-wait"]),
         ("kvplan sweep --policy vllm,greed", ["vllm,greedy"]),
         ("kvplan sweep --columns load.headroom,saturation.it", ["load.headroom,saturation.iteration_time_s"]),
-        ("kvplan size --policy trtllm", ["trtllm-no-evict"]),
+        ("kvplan size --policy trtllm", ["trtllm-max-utilization", "trtllm-no-evict"]),
         ("kvplan size agents", ["agents-collapse"]),
         ("kvplan import model Llama-3.1-8", ["Llama-3.1-8B"]),
         ("kvplan import model x --gpu H100-S", ["H100-SXM"]),

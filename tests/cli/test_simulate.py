@@ -107,9 +107,12 @@ def test_the_same_command_gives_the_same_bytes(capsys: pytest.CaptureFixture[str
 
 def test_parameters_are_set(tmp_path: Path) -> None:
     found = simulated(
-        tmp_path, "--policy", "vllm,wait", "--set", "vllm.watermark=0.05", "--set", "wait.thresholds=9"
+        tmp_path,
+        *("--policy", "vllm,wait", "--set", "vllm.watermark=0.05", "--set", "vllm.admission=first-chunk"),
+        *("--set", "wait.thresholds=9"),
     )
     assert found["policies"][0]["parameters"]["watermark"] == 0.05
+    assert found["policies"][0]["parameters"]["admission"] == "first-chunk"
     assert found["policies"][1]["parameters"] == {"thresholds": [9]}
 
 
@@ -126,6 +129,7 @@ def test_parameters_are_set(tmp_path: Path) -> None:
         (["--set", "wait.thresholds=1"], "'wait' is not among the policies"),
         (["--set", "vllm.watermark=much"], "a number is wanted"),
         (["--set", "vllm.watermark=1"], "from 0 to below 1"),
+        (["--set", "vllm.admission=chunk"], "whole-prompt or first-chunk is wanted"),
         (["--set", "vllm.max_num_seqs=0.5"], "a whole number above 0"),
         (["--policy", "wait", "--set", "wait.thresholds=1,2"], "1 whole numbers above 0"),
         (

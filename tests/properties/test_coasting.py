@@ -25,7 +25,7 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, closed, poisson
 from kvplan.simulation.sessions import stream_of_sessions
 
-COASTING = ("greedy", "vllm", "vllm-v0", "trtllm-no-evict", "sarathi")
+COASTING = ("greedy", "vllm", "vllm-v0", "trtllm-max-utilization", "trtllm-no-evict", "sarathi")
 CHAT = Sessions(
     first=Lengths.uniform(50, 400),
     user=Lengths.uniform(5, 60),
@@ -56,6 +56,7 @@ def same(one: object, other: object) -> bool:
     horizon_s=st.sampled_from([None, 20.0]),
     patience_s=st.sampled_from([None, 1.0]),
     caching=st.booleans(),
+    admission=st.sampled_from([0.0, 1.0]),
 )
 def test_a_stretch_is_what_its_iterations_are_one_by_one(
     policy: str,
@@ -69,6 +70,7 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     horizon_s: float | None,
     patience_s: float | None,
     caching: bool,
+    admission: float,
 ) -> None:
     replica = Replica(memory, block_tokens=block, max_num_seqs=seats, max_num_batched_tokens=budget)
     timing = Timing(0.01, d1=1e-6, d2=8e-5, d4=1e-3, d5=1e-5, knee_tokens=20)
@@ -84,8 +86,8 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     given: dict[str, tuple[float, ...]] = {}
     if patience_s is not None and policy != "greedy":
         given["shed_after"] = (patience_s,)
-    if caching and policy == "vllm":
-        given["prefix_caching"] = (1.0,)
+    if policy == "vllm":
+        given |= {"prefix_caching": (float(caching),), "admission": (admission,)}
     setup, _ = POLICIES[policy].prepare(Scenario(model, Plan(), requests, ("a",)), Settings(policy, given))
     assert setup.coasts
     stretches, iterations = (

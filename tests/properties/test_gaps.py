@@ -17,12 +17,13 @@ POLICIES = (
     "vllm",
     "vllm-v0",
     "sglang",
+    "trtllm-max-utilization",
     "trtllm-no-evict",
     "sarathi",
     "greedy",
     "rate-limited",
 )
-ENGINES = {"vllm", "vllm-v0", "sglang", "trtllm-no-evict", "sarathi"}
+ENGINES = {"vllm", "vllm-v0", "sglang", "trtllm-max-utilization", "trtllm-no-evict", "sarathi"}
 
 
 def run(policy: str, memory: int, rate: float, budget: int | None) -> tuple[Requests, Outcome]:

@@ -70,6 +70,13 @@ def test_so_it_does_where_both_memories_are_full(seeds: range) -> None:
         agree(case, run("vllm", case))
 
 
+def test_a_first_part_may_fit_once_the_host_has_forgotten_what_was_to_be_loaded() -> None:
+    """So that iterations are not run in a stretch while somebody waits; a seed where it comes to that."""
+    case = busy_case(1570)
+    case = replace(case, parameters=case.parameters | {"admission": (1.0,)})
+    agree(case, run("vllm", case))
+
+
 @given(case=CASES, tier=TIERS)
 def test_what_is_loaded_was_computed_before_and_takes_its_time(case: Case, tier: Offload) -> None:
     outcome = run("vllm", hosted(case, tier))

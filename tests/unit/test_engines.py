@@ -172,7 +172,7 @@ def test_a_cap_is_an_active_one_where_the_profile_already_has_a_limit() -> None:
 def test_tensorrt_llm_may_give_up_its_guarantee() -> None:
     last = candidates(TRTLLM, report_of(ONE), ONE)[-1]
     assert (last.setting.flag, last.value) == ("capacity_scheduler_policy", "MAX_UTILIZATION")
-    assert last.variant == Variant("vllm")
+    assert last.variant == Variant("trtllm-max-utilization")
 
 
 def test_the_spread_of_an_overloaded_replica_is_that_at_its_capacity() -> None:
@@ -419,7 +419,7 @@ def test_yaml_of_tensorrt_llm_has_the_scheduler_in_its_place() -> None:
     """Without comments it is two lines, the second indented below the first."""
 
     def fake(variants: Sequence[Variant]) -> list[Measured | None]:
-        return [measured(11) if v == Variant("vllm") else BASE for v in variants]
+        return [measured(11) if v == Variant("trtllm-max-utilization") else BASE for v in variants]
 
     text = settings.text(advice(fake, TRTLLM), NASTY, "kvplan 0", 500, [0, 1])
     code = [line.partition("#")[0].rstrip() for line in text.splitlines()]

@@ -144,6 +144,9 @@ PROFILES = {
     "sinusoid": GOOD.replace("[plan]", f"{WAVE}[plan]"),
     "measured range": GOOD.replace("[[classes]]", f"{MEASURED}[[classes]]"),
     "provenance": GOOD.replace("[plan]", f"{PROVENANCE}[plan]"),
+    "an engine": GOOD.replace("inline", "fused").replace(
+        "[plan]", '[engine]\nname = "trtllm"\nadmission = "first-chunk"\n[plan]'
+    ),
     "one length": GOOD.replace("{ 50 = 0.2, 200 = 0.8 }", "211").replace("= 2\n", "= 1\n"),
 }
 
@@ -215,6 +218,7 @@ BAD = {
     "unknown basis": ("[plan]", '[provenance]\ngpu = "guessed"\n[plan]'),
     "origin without a basis": ("[plan]", '[provenance]\ngpu = { source = "a log" }\n[plan]'),
     "unknown part": ("[plan]", '[provenance]\nreplica = "stated"\n[plan]'),
+    "an engine and inline prompts": ("[plan]", "[engine]\n[plan]"),
     "requirement that is a number": ("[plan]", "[gate]\nrequire = [1]\n[plan]"),
 }
 

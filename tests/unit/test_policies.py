@@ -20,7 +20,7 @@ from kvplan.simulation.policies.limits import LIMITS
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
-SHARED = {"protocol", "longest", "limits"}  # modules of the package that are no policies
+SHARED = {"protocol", "longest", "limits", "of-engine"}  # modules of the package that are no policies
 GIVEN = {  # where the default follows from decode lengths or the plan, or keeps so much room that nothing happens
     "sglang": {"max_new": (30,), "conservativeness": (0,)},
     "trtllm-no-evict": {"max_new": (30,)},

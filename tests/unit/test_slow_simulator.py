@@ -480,7 +480,7 @@ def test_in_a_closed_loop_each_completion_brings_the_next() -> None:
 
 # -- promises ---------------------------------------------------------------------------------------------------
 
-ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-no-evict")
+ENGINES = ("vllm", "sglang", "sarathi", "vllm-v0", "trtllm-max-utilization", "trtllm-no-evict")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "rate-limited": {"beta": 0.8},
@@ -488,6 +488,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "sglang": {"conservativeness": 0.3, "max_new": [11, 11]},
     "sarathi": {"cap": 0.7},
     "vllm-v0": {"watermark": 0.05},
+    "trtllm-max-utilization": {},
     "trtllm-no-evict": {"max_new": [11, 11]},
     "wait": {"thresholds": [3, 2]},
     "nested-wait": {"boundaries": [3, 6, 12], "thresholds": [4, 2, 1]},
@@ -572,7 +573,7 @@ def test_a_run_is_a_livelock_exactly_where_some_request_never_fits(policy: str) 
         elif policy == "sglang":  # the last token's KV is never computed
             longest = int((arrivals.input_tokens + np.maximum(arrivals.decode_tokens - 1, 1)).max())
             impossible = -(-longest // block) > memory // block
-        elif policy in ("sarathi", "vllm-v0"):  # nor is it here
+        elif policy in ("sarathi", "vllm-v0", "trtllm-max-utilization"):  # nor is it here
             impossible = -(-(longest - 1) // block) > memory // block
         elif policy == "vllm":  # the last token's KV is never computed, and one block is reserved
             impossible = -(-(longest - 1) // block) > memory // block - 1

@@ -25,10 +25,10 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
-from kvplan.simulation.policies.vllm import NO_CAP, admit_prompts, serve_running
+from kvplan.simulation.policies.vllm import NO_CAP, WHOLE_PROMPT, admit_prompts, serve_running
 from kvplan.simulation.state import CAPACITY, FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, STAGE, Setup, State
 
-LIMIT = 2  # the parameters before are those of vllm, after it are the iterations skipped
+LIMIT = 3  # the parameters before are those of vllm, after it are the iterations skipped
 
 
 @kernel
@@ -54,7 +54,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, 0.0, *cap_knobs(cap)]),
+        knobs=np.array([tokens or UNLIMITED, 0.0, WHOLE_PROMPT, *cap_knobs(cap)]),
         seats=seats,
         shed_after_s=patience_s,
         coasts=cap == NO_CAP,  # else who may not begin now may a little later

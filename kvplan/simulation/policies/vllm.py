@@ -2,12 +2,19 @@
 
 Memory is counted as the engine does: tokens computed so far, in whole blocks, one block reserved. The iteration that
 ends a prefill emits a token whose KV is computed in the next one.
+
+A prompt begins once its whole sequence fits in free blocks (`scheduler_reserve_full_isl`, on by default since pull
+request 37307 of March 2026), or, as before it and with `--no-scheduler-reserve-full-isl`, once the part granted to it
+does. Either way it takes blocks part by part. Where they lack for the next part, the prompt is the last that runs and
+preempts itself. Parts are cut by the budget alone, never by memory, and leave nothing of the budget to others: so at
+most one prompt at a time is computed in part.
 """
 
 import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
+from kvplan.model import Admission
 from kvplan.simulation.actions import (
     advance,
     begin_tick,
@@ -42,6 +49,7 @@ from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_e
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
 from kvplan.simulation.state import (
     AFTER,
+    BLOCK,
     BLOCKS,
     CAPACITY,
     DRAFTS,
@@ -56,6 +64,7 @@ from kvplan.simulation.state import (
     MORE_TOKENS,
     NO_CACHE,
     NOBODY,
+    OVERLAPS,
     PARKED,
     PARTIAL,
     PARTLY,
@@ -74,7 +83,9 @@ from kvplan.simulation.state import (
     layered,
 )
 
-WATERMARK = 1  # of the knobs
+WATERMARK, FIRST_CHUNK = 1, 2  # of the knobs
+WHOLE_PROMPT, FIRST_PART = range(2)
+ADMISSION = tuple(map(str, Admission))
 NO_CAP = 1 << 30  # admissions in an iteration
 
 
@@ -184,36 +195,50 @@ def further_blocks(s: State, request: int, budget: int) -> int:
 
 @kernel
 def admit_prompts(s: State, budget: int, most: int) -> None:
-    """In order of arrival, while the whole next sequence fits; only the part granted takes blocks."""
+    """In order of arrival, while the next one fits; only the part granted takes blocks."""
     while budget > 0 and most > 0 and seat_is_free(s):
         request = s.list[0, HEAD]
         if request == NOBODY:
             return
         spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
         whole = whole_tokens(s, request, s.request[request, STAGE])
-        blocks, here, found = blocks_of(s, whole), 0, 0
+        here, found, idle = 0, 0, 0
         fetched = was_fetched(s, request)
         if caches(s) and not fetched:
             settle(s)
             here = hits(s, request)
-            blocks += hits_in_queue(s, request, here) - here
+            idle = hits_in_queue(s, request, here)
             found = here
         if hosted(s) and not fetched:
             if is_being_loaded(s, request):
                 return
             found = hits_of_tiers(s, request)
+        blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
         if not fetched and s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
             return
         seat(s, request)
         if fetched:  # with room for the next token, which is taken with it
             s.request[request, PARKED] = whole - 1
-            s.counter[HELD] -= blocks - blocks_of(s, whole - 1)
+            s.counter[HELD] -= blocks_of(s, whole) - blocks_of(s, whole - 1)
         else:
             s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
         most -= 1
         if hosted(s) and found > here and load(s, request, here, found):
             continue
         budget -= compute_prompt(s, request, budget)
+
+
+@kernel
+def tokens_with_room(s: State, whole: int, here: int, found: int, budget: int) -> int:
+    """Tokens of a sequence for which there has to be room: all, or those found and those granted.
+
+    A load beside the batch goes first, and nothing is granted meanwhile.
+    """
+    if s.knobs[FIRST_CHUNK] == WHOLE_PROMPT:
+        return whole
+    if hosted(s) and s.fixed[OVERLAPS] and found > here:
+        budget = 0
+    return int(min(whole, found * s.fixed[BLOCK] + budget))
 
 
 @kernel
@@ -243,21 +268,24 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
-    watermark = watermark_share(settings)
+    watermark, admission = watermark_share(settings), admission_rule(settings)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
+    host = replica.offload if caching else None
     setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
+        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks), admission]),
         capacity_blocks=blocks,
         seats=seats,
-        coasts=True,
+        # what the host forgets meanwhile is not found, and asks for no room at first
+        coasts=admission == WHOLE_PROMPT or host is None,
         prefix_cache=BLOCKS if caching else NO_CACHE,
-        host=replica.offload if caching else None,
+        host=host,
         shed_after_s=patience_s,
     )
     return setup, {
         "watermark": watermark,
+        "admission": ADMISSION[admission],
         "prefix_caching": int(caching),
         SHED_AFTER: known(patience_s),
         SEQUENCES: seats,
@@ -271,6 +299,15 @@ def watermark_share(settings: Settings) -> float:
     if not 0 <= share < 1:
         raise UsageError(f"{settings.policy}.watermark = {share:g}: a share of the blocks, from 0 to below 1")
     return share
+
+
+def admission_rule(settings: Settings) -> int:
+    """What has to fit at admission, `WHOLE_PROMPT` or `FIRST_PART`."""
+    rule = settings.number("admission", WHOLE_PROMPT)
+    if rule not in (WHOLE_PROMPT, FIRST_PART):
+        words = f"{WHOLE_PROMPT} ({ADMISSION[WHOLE_PROMPT]}) or {FIRST_PART} ({ADMISSION[FIRST_PART]})"
+        raise UsageError(f"{settings.policy}.admission = {rule:g}: {words}")
+    return int(rule)
 
 
 def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
@@ -294,6 +331,8 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
+        "admission": "whole-prompt: a prompt begins once all of it fits; first-chunk: once what the iteration computes "
+        "of it does, as before vLLM's pull request 37307 of March 2026; whole-prompt",
         "prefix_caching": "1: full blocks stay known until their room is needed, and are not computed again, 0: not; "
         "as in [gpu]",
         **PATIENCE,
@@ -301,6 +340,7 @@ POLICY = Policy(
     },
     engine=True,
     limits=frozenset(LIMITS),
+    words={"admission": ADMISSION},
     layers=True,
     drafts=True,
     fetches=True,

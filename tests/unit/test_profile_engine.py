@@ -1,0 +1,130 @@
+"""`[engine]`: what it means, which policy runs for it, and the one line about what is wrong with it."""
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import tomli
+
+from kvplan.engines import EngineName as WithSettings
+from kvplan.errors import ProfileError
+from kvplan.ingest.profile_text import Part, composed
+from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.schema import json_schema
+from kvplan.simulation.policies.of_engine import engine_settings
+
+PROFILE = """schema = 1
+name = "engine"
+[gpu]
+memory_tokens = 40_000
+prefill = "fused"
+[timing]
+d0 = "8 ms"
+[[classes]]
+name = "chat"
+input = 100
+decode = 50
+rate = 1
+"""
+
+
+def profile(engine: str, prefill: str = "fused") -> Profile:
+    text = PROFILE.replace('"fused"', f'"{prefill}"').replace("[timing]", f"{engine}[timing]")
+    return parse_profile(text.encode(), "x.toml")
+
+
+WHOLE, FIRST = Admission
+DEFAULTS = {"watermark": (0.0,), "admission": (0.0,)}
+
+
+@pytest.mark.parametrize(
+    ("table", "engine", "policy", "given"),
+    [
+        ("", None, "vllm", DEFAULTS),
+        ("[engine]\n", Engine(), "vllm", DEFAULTS),
+        (
+            '[engine]\nname = "vllm"\nadmission = "first-chunk"\nwatermark = 0.05\n',
+            Engine(EngineName.VLLM, FIRST, 0.05),
+            "vllm",
+            {"watermark": (0.05,), "admission": (1.0,)},
+        ),
+        ('[engine]\nname = "sglang"\n', Engine(EngineName.SGLANG), "sglang", {}),
+        ('[engine]\nname = "trtllm"\n', Engine(EngineName.TRTLLM), "trtllm-no-evict", {}),
+        (
+            '[engine]\nname = "trtllm"\nadmission = "whole-prompt"\n',
+            Engine(EngineName.TRTLLM, WHOLE),
+            "trtllm-no-evict",
+            {},
+        ),
+        (
+            '[engine]\nname = "trtllm"\nadmission = "first-chunk"\n',
+            Engine(EngineName.TRTLLM, FIRST),
+            "trtllm-max-utilization",
+            {},
+        ),
+    ],
+)
+def test_an_engine_is_run_as_its_version_admits(
+    table: str, engine: Engine | None, policy: str, given: dict[str, tuple[float, ...]]
+) -> None:
+    model = profile(table).model
+    assert model.engine == engine
+    assert engine_settings(model) == (policy, given)
+
+
+@pytest.mark.parametrize("prefill", ["inline", "disaggregated"])
+def test_conventions_of_no_engine_are_served_greedily(prefill: str) -> None:
+    assert engine_settings(profile("", prefill).model) == ("greedy", {})
+
+
+@pytest.mark.parametrize(
+    ("table", "prefill", "line", "message"),
+    [
+        ("[engine]\n", "inline", 6, 'engine: goes with prefill = "fused"'),
+        ("[engine]\n", "disaggregated", 6, 'engine: goes with prefill = "fused"'),
+        (
+            '[engine]\nname = "tgi"\n',
+            "fused",
+            7,
+            "engine.name: must be 'vllm', 'sglang' or 'trtllm', not 'tgi'",
+        ),
+        (
+            '[engine]\nadmission = "chunk"\n',
+            "fused",
+            7,
+            "engine.admission: must be 'whole-prompt' or 'first-chunk', not 'chunk'",
+        ),
+        (
+            '[engine]\nname = "sglang"\nadmission = "whole-prompt"\n',
+            "fused",
+            8,
+            'engine.admission: goes with name = "vllm" or "trtllm", not "sglang"',
+        ),
+        (
+            '[engine]\nname = "trtllm"\nwatermark = 0.01\n',
+            "fused",
+            8,
+            'engine.watermark: goes with name = "vllm", not "trtllm"',
+        ),
+        ("[engine]\nwatermark = 1\n", "fused", 7, "engine.watermark: must be less than 1, not 1"),
+        ("[engine]\nwatermark = -0.1\n", "fused", 7, "engine.watermark: must be at least 0, not -0.1"),
+        ("[engine]\nadmissions = 1\n", "fused", 7, "engine.admissions: unknown key; did you mean admission?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(table: str, prefill: str, line: int, message: str) -> None:
+    with pytest.raises(ProfileError) as refused:
+        profile(table, prefill)
+    assert str(refused.value).startswith(f"x.toml:{line}: {message}")
+    text = PROFILE.replace('"fused"', f'"{prefill}"').replace("[timing]", f"{table}[timing]")
+    assert not jsonschema.Draft202012Validator(json_schema()).is_valid(tomli.loads(text))
+
+
+def test_an_engine_is_kept_where_a_profile_is_composed() -> None:
+    base = profile('[engine]\nname = "trtllm"\nadmission = "first-chunk"  # MAX_UTILIZATION\n')
+    timing = Part("timing", ("Measured.",), '[timing]\nd0 = "9 ms"', Origin(Knowledge.MEASURED, "a.csv"))
+    found = composed(base, [timing], source="a.csv")
+    assert found.model.engine == base.model.engine
+    assert "# MAX_UTILIZATION" in found.text
+
+
+def test_settings_are_written_for_the_engines_that_are_simulated() -> None:
+    assert set(WithSettings) == set(EngineName)
