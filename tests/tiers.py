@@ -13,6 +13,11 @@ def examples(count: int) -> settings:
     return settings(max_examples=count * settings().max_examples // COMMIT)
 
 
+def is_night() -> bool:
+    """Tell whether `--nightly` was given."""
+    return settings().max_examples > COMMIT
+
+
 def at_night(*values: Any) -> list[Any]:
     """Parameters of a test that are for the night alone."""
     return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
@@ -28,7 +33,6 @@ KEPT = {
     "compiled/test_loops::test_compiled_and_plain_runs_leave_the_same_bytes": 1,
     "papers/test_reference_values::test_mixes_lose_more_to_a_pool_of_long_requests": 0,
     "cli/test_time_limits::test_an_answer_takes_seconds": 0,
-    "unit/test_explain::test_every_key_of_a_report_is_explained": 6,
     "cli/test_html_browser::test_a_page_is_silent_fits_and_can_be_read": 1,
     "properties/test_concurrency::test_where_no_eviction_is_possible_no_policy_evicts": 1,
     "properties/test_drafts::test_a_few_verdicts_survive_whole_requests": 0,
@@ -46,7 +50,6 @@ KEPT = {
     "properties/test_worst_cycle::test_a_simulated_worst_cycle_is_where_the_slow_map_goes": 1,
     "unit/test_extremes::test_a_report_all_the_same": 6,
     "unit/test_gate::test_the_result_stands_beside_the_key_and_no_word_is_cut": 2,
-    "unit/test_explain::test_every_page_is_readable": 8,
     "real/test_scoreboard::test_no_error_is_larger_than_on_record": 1,
     "real/test_scoreboard::test_a_few_sweeps_are_foretold": 0,
     "properties/test_fleet::test_compiled_fleets_leave_the_same_bytes": 1,
@@ -111,7 +114,6 @@ KEPT = {
     "unit/test_plots::test_drawings_are_the_same_each_time": 0,
     "cli/test_analyze::test_closed_streams_are_no_defect": 0,
     "real/test_roofline_sweeps::test_models_left_out_are_foretold": 0,
-    "unit/test_explain::test_what_is_substituted_gives_the_value": 12,
     "properties/test_law::test_every_field_counts_or_is_declared_not_to": 90,
     "properties/test_fleet::test_a_fleet_of_one_is_a_replica_to_the_last_bit": 6,
     "properties/test_simulation::test_a_run_keeps_every_invariant": 8,
