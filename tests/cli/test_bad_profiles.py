@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from bad_profiles import BAD, GOOD, NIGHT, SHARES, WORKLOAD, Bad, day
 from command import process
-from every import check_every
+from every import check_every, every
 
 from kvplan.cli.app import main
 from kvplan.errors import ProfileError
@@ -91,7 +91,7 @@ def test_a_file_as_a_directory_is_refused(tmp_path: Path) -> None:
     assert "neither a file nor a shipped profile" in str(refused(str(tmp_path / "file" / "profile.toml")))
 
 
-@pytest.mark.parametrize("reference", ["", "a\0b", "\x1b[31m.toml", "x" * 10_000, "\udcff.toml"])
+@every("reference", ["", "a\0b", "\x1b[31m.toml", "x" * 10_000, "\udcff.toml"])
 def test_a_name_that_no_file_can_have_is_refused(reference: str) -> None:
     message = str(refused(reference))
     assert "neither a file nor a shipped profile" in message

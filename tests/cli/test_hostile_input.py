@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 from command import ENVIRONMENT, Run
-from every import check_every
+from every import check_every, every
 from measure import used
 from tiers import at_night
 
@@ -253,7 +253,7 @@ def test_a_library_that_cannot_be_loaded_is_no_defect_of_kvplan(
     assert str(error) in said
 
 
-@pytest.mark.parametrize("files", [6, 10, 14])
+@every("files", [6, 10, 14])
 def test_no_more_open_files_is_one_error(tmp_path: Path, files: int) -> None:
     vary = ("--vary", "gpu.memory_tokens=20k:400k:9", "-o", str(tmp_path / "rows.csv"))
     said = subprocess.run(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from every import check_every
+from every import check_every, every
 from rich.cells import cell_len
 from shipped import NAMES, profile, report
 
@@ -56,8 +56,8 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     return [(path, value)]
 
 
-@pytest.mark.parametrize("kind", RENDERERS)
-@pytest.mark.parametrize("name", KEPT)
+@every("kind", RENDERERS)
+@every("name", KEPT)
 def test_the_rendered_report_is_the_known_one(name: str, kind: str) -> None:
     text = RENDERERS[kind](name)
     path = FOLDER / f"{name}.{kind}"

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from every import check_every
+from every import check_every, every
 from shipped import NAMES, profile, report
 from tiers import is_night
 
@@ -390,7 +390,7 @@ def _check_pages(case: Case) -> None:
             assert page.absent in " ".join(text.split())
 
 
-@pytest.mark.parametrize("block", ["wait", "nested_wait", "safety_buffer", "simulation"])
+@every("block", ["wait", "nested_wait", "safety_buffer", "simulation"])
 def test_a_block_that_is_null_says_why(block: str) -> None:
     document, inputs = made("pulse")
     without = {**document, block: None}
@@ -442,7 +442,7 @@ def test_a_block_lists_its_keys_with_values() -> None:
 # ------------------------------------------------------------------------------------------------ look-up
 
 
-@pytest.mark.parametrize(
+@every(
     ("word", "key", "entry"),
     [
         ("load.headroom", "load.headroom", None),
@@ -469,7 +469,7 @@ def test_parts_of_blocks_are_found(word: str, count: int) -> None:
     assert (found.is_block, len(found.records)) == (True, count)
 
 
-@pytest.mark.parametrize(
+@every(
     ("word", "says"),
     [
         ("theta", "did you mean nested_wait.segments[].theta?"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from every import check_every
+from every import check_every, every
 from strategies import mix_model
 from tiers import is_night
 
@@ -89,7 +89,7 @@ def test_a_report_all_the_same() -> None:
     check_every(CASES | LATE if is_night() else CASES, lambda make: report(make()))
 
 
-@pytest.mark.parametrize("exponent", [-9, 9])
+@every("exponent", [-9, 9])
 def test_what_does_not_depend_on_the_rate_is_the_same_at_any_rate(exponent: int) -> None:
     """Sustainable rate, cycle and stability of a mix are those of its shares."""
     one, scaled = (

@@ -7,9 +7,8 @@ from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]
-import pytest
 from command import python
-from every import check_every
+from every import check_every, every
 from shipped import NAMES, report
 
 from kvplan.model import Knowledge
@@ -119,7 +118,7 @@ def test_the_schema_accepts_the_reports_and_is_one() -> None:
     check_every(NAMES, lambda name: validator.validate(to_document(report(name))))
 
 
-@pytest.mark.parametrize(
+@every(
     ("block", "change"),
     [
         ("verdict", {"status": "fine"}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from slow_simulator import POLICIES, SlowResult, simulate
 
 from kvplan.model import Prefill, Replica, Timing
@@ -500,9 +501,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("prefill", list(Prefill))
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("policy", list(POLICIES))
+@every("prefill", list(Prefill))
+@every("seed", range(4))
+@every("policy", list(POLICIES))
 def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, prefill: Prefill) -> None:
     rng = np.random.default_rng(seed)
     block = (1, 4)[seed % 2]
@@ -552,7 +553,7 @@ def test_random_runs_lose_nothing_and_keep_to_memory(policy: str, seed: int, pre
         assert result.computed_tokens == prompts
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@every("policy", list(POLICIES))
 def test_a_run_is_a_livelock_exactly_where_some_request_never_fits(policy: str) -> None:
     outcomes = set()
     for seed in range(30):
