@@ -1,4 +1,4 @@
-"""How much of a test runs: little on every commit, much at night (`pytest --nightly`)."""
+"""What runs when: some on every save (`pytest -m quick`), all on a commit, more at night (`pytest --nightly`)."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of its own
+QUICK = ("golden", "unit")  # folders
 
 
 def examples(count: int) -> settings:
@@ -137,6 +138,11 @@ KEPT = {
     "cli/test_check::test_a_full_disk_leaves_the_old_file_and_is_no_pass": 1,
     "cli/test_check::test_a_reader_that_has_gone_is_no_pass": 1,
 }
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Tell whether a test is for every save, which its folder decides."""
+    return item.path.parent.name in QUICK
 
 
 def is_kept(item: pytest.Item, seen: dict[str, int]) -> bool:
