@@ -18,6 +18,7 @@ from kvplan.sweeps import executors
 
 SWEEP = ["sweep", "tool-calls-h100", "--vary", "gpu.memory_tokens=2k:900k:600", "--columns", "rate_cap.*"]
 LIES: dict[str, Callable[[list[bytes]], Any]] = {
+    "points twice": lambda found: found * 2,
     "a point twice": lambda found: [*found[:-1], found[0]],
     "two lines in one": lambda found: [found[0] + found[1], *found[2:], b""],
     "other values": lambda found: [b"0,12345" + found[0][found[0].index(b",", 2) :], *found[1:]],

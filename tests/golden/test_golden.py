@@ -88,6 +88,50 @@ def test_every_shipped_profile_is_rendered_in_every_format() -> None:
     check_every(NAMES, check)
 
 
+SAID = {  # by profiles of which no file is kept
+    "azure-conv-overloaded": (
+        "more than compute allows, whatever the policy.",
+        "Bring the load below 3.927 requests/s, or serve it with at least 2 replicas.",
+        "Until then cap admissions at",
+        "It does not fit: what the offered load would hold in memory without preemptions.",
+        "No closed form: memory is full. `kvplan simulate` has the figures.",
+        "FC Theorem 3.6 says nothing: the mean does not fit.",
+        "which is far more than this traffic has in flight; both suit many small requests.",
+    ),
+    "llama-3.1-8b-rtx4090": ("limited by compute; greedy admission", "more; see --format json"),
+    "paper-fc-budgets": (
+        "limited by kv_memory; greedy admission",
+        "No closed form: prefill disaggregated is not covered.",
+    ),
+    "paper-sic-limit-cycle": (
+        "greedy admission is sure to recover only up to",
+        "preemptions can go on for ever.",
+        "Cap admissions at",
+        "exact for Poisson arrivals and a constant iteration time",
+        "SIC eq. 25, worst cycle of one decode length",
+    ),
+    "paper-wait-nested": ("greedy admission recovers from a collapse by itself.", "Kind simulated simulated"),
+    "reasoning-h100": (
+        "Does not fit: whole requests at every stage would take",
+        "It suits far more than the",
+    ),
+    "shared-prompt": (
+        "Collapse possible no computed",
+        "serves no more than is guaranteed: no burst can empty it",
+    ),
+    "tool-calls-h100": ("FC Theorem 3.6 bounds the overflows in the horizon by",),
+    "two-tier-100-125": ("Inputs: gpu and timing estimated, workload assumed (data sheet", "Kind pulse"),
+}
+
+
+def test_what_the_kept_reports_have_no_occasion_to_say_is_said_by_others() -> None:
+    def check(name: str) -> None:
+        text = " ".join(RENDERERS["txt"](name).split())
+        assert [words for words in SAID[name] if words not in text] == []
+
+    check_every(list(SAID), check)
+
+
 def test_every_block_of_a_report_is_in_a_file() -> None:
     documents = [json.loads((FOLDER / f"{name}.json").read_text("utf-8")) for name in KEPT]
     assert {key for key in documents[0] if all(d[key] is None for d in documents)} == NEVER_SHIPPED
