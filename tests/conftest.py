@@ -1,4 +1,4 @@
-"""The two tiers of tests, and one folder of compiled loops for all processes of a session."""
+"""The three tiers of tests, and one folder of compiled loops for all processes of a session."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tiers import COMMIT, NIGHTLY, is_kept
+from tiers import COMMIT, NIGHTLY, is_kept, is_quick
 
 # No deadline: how long a draw takes says how busy the machine is. On a commit the draws follow from the test alone, so
 # that what is red is red for everybody, and because of the change; the night looks further, elsewhere each time.
@@ -38,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: a long campaign, run by `pytest --nightly` alone")
+    config.addinivalue_line(
+        "markers", "quick: for every save, put on the tests of some folders by tests/tiers.py"
+    )
     settings.load_profile("nightly" if config.getoption("--nightly") else "commit")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every command compiles the whole package
@@ -53,7 +56,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(config.stash[_loops], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests that `-m` does not ask for are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_quick(item):
+            item.add_marker(pytest.mark.quick)
     if not config.getoption("--nightly"):
         seen: dict[str, int] = {}
         kept = [is_kept(item, seen) for item in items]

@@ -1,4 +1,4 @@
-"""How much of a test runs: little on every commit, much at night (`pytest --nightly`)."""
+"""What runs when: some on every save (`pytest -m quick`), all on a commit, more at night (`pytest --nightly`)."""
 
 from typing import Any
 
@@ -6,11 +6,17 @@ import pytest
 from hypothesis import settings
 
 COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of its own
+QUICK = ("golden", "unit")  # folders
 
 
 def examples(count: int) -> settings:
     """So many examples of a property on a commit, and at night as many times more as of any other."""
     return settings(max_examples=count * settings().max_examples // COMMIT)
+
+
+def is_night() -> bool:
+    """Tell whether `--nightly` was given."""
+    return settings().max_examples > COMMIT
 
 
 def at_night(*values: Any) -> list[Any]:
@@ -27,8 +33,6 @@ KEPT = {
     "cli/test_campaign::test_nothing_breaks": 1,
     "compiled/test_loops::test_compiled_and_plain_runs_leave_the_same_bytes": 1,
     "papers/test_reference_values::test_mixes_lose_more_to_a_pool_of_long_requests": 0,
-    "cli/test_time_limits::test_an_answer_takes_seconds": 0,
-    "unit/test_explain::test_every_key_of_a_report_is_explained": 6,
     "cli/test_html_browser::test_a_page_is_silent_fits_and_can_be_read": 1,
     "properties/test_concurrency::test_where_no_eviction_is_possible_no_policy_evicts": 1,
     "properties/test_drafts::test_a_few_verdicts_survive_whole_requests": 0,
@@ -41,12 +45,9 @@ KEPT = {
     "cli/test_analyze::test_json_has_the_same_bytes_whatever_the_hash_seed": 1,
     "unit/test_text_file::test_millions_of_blank_lines_are_refused_before_their_end": 3,
     "papers/test_experiments::test_an_experiment_comes_out_as_recorded": 2,
-    "cli/test_hostile_input::test_a_prefix_cache_without_a_warm_state_has_no_plot_of_states": 0,
     "cli/test_analyze::test_only_what_a_command_needs_is_imported": 2,
     "properties/test_worst_cycle::test_a_simulated_worst_cycle_is_where_the_slow_map_goes": 1,
-    "unit/test_extremes::test_a_report_all_the_same": 6,
     "unit/test_gate::test_the_result_stands_beside_the_key_and_no_word_is_cut": 2,
-    "unit/test_explain::test_every_page_is_readable": 8,
     "real/test_scoreboard::test_no_error_is_larger_than_on_record": 1,
     "real/test_scoreboard::test_a_few_sweeps_are_foretold": 0,
     "properties/test_fleet::test_compiled_fleets_leave_the_same_bytes": 1,
@@ -111,11 +112,9 @@ KEPT = {
     "unit/test_plots::test_drawings_are_the_same_each_time": 0,
     "cli/test_analyze::test_closed_streams_are_no_defect": 0,
     "real/test_roofline_sweeps::test_models_left_out_are_foretold": 0,
-    "unit/test_explain::test_what_is_substituted_gives_the_value": 12,
     "properties/test_law::test_every_field_counts_or_is_declared_not_to": 90,
     "properties/test_fleet::test_a_fleet_of_one_is_a_replica_to_the_last_bit": 6,
     "properties/test_simulation::test_a_run_keeps_every_invariant": 8,
-    "cli/test_extreme_profiles::test_a_class_however_rare_is_served": 9,
     "properties/test_recovery_rate::test_rates_that_theory_prints": 2,
     "unit/test_cached_reports::test_users_ask_as_fast_as_they_are_answered": 1,
     "unit/test_request_log::test_what_the_cache_had_is_no_prefill_whichever_an_engine_counts": 1,
@@ -139,6 +138,11 @@ KEPT = {
     "cli/test_check::test_a_full_disk_leaves_the_old_file_and_is_no_pass": 1,
     "cli/test_check::test_a_reader_that_has_gone_is_no_pass": 1,
 }
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Tell whether a test is for every save, which its folder decides."""
+    return item.path.parent.name in QUICK
 
 
 def is_kept(item: pytest.Item, seen: dict[str, int]) -> bool:

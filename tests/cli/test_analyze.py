@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT, Done, process, python, run
+from every import every
 from tiers import at_night
 
 import kvplan
@@ -90,7 +91,7 @@ def test_a_file_is_the_same_whatever_the_terminal(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ refusals
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "says"),
     [
         ((), "Missing command"),
@@ -355,7 +356,7 @@ def test_the_completion_scripts_are_those_of_the_command(shell: str) -> None:
     assert path.read_text("utf-8") == script
 
 
-@pytest.mark.parametrize(
+@every(
     ("typed", "completions"),
     [
         ("kvplan an", ["analyze"]),

@@ -8,6 +8,7 @@ from campaign import invariants, profiles
 from campaign.profiles import toml
 from campaign.runner import Case, judged
 from command import run
+from every import every
 from hypothesis import settings
 from tiers import COMMIT
 
@@ -57,7 +58,7 @@ def test_a_request_that_is_lost_breaks_a_law(law: str, tmp_path: Path) -> None:
         assert list(pair.broken(before, after | {f"policies[0].{key}": after[f"policies[0].{key}"] + 1}))
 
 
-@pytest.mark.parametrize("law", [law for law in invariants.LAWS if law not in OF_FLEETS])
+@every("law", [law for law in invariants.LAWS if law not in OF_FLEETS])
 def test_a_figure_that_is_one_percent_off_breaks_a_law(law: str, tmp_path: Path) -> None:
     pair = invariants.LAWS[law](np.random.default_rng(3), TWO_CLASSES)
     before, after = (_figures(profile, tmp_path, "analyze") for profile in (pair.one, pair.other))

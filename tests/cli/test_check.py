@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from command import ENVIRONMENT, process, run
+from every import every
 
 from kvplan.cli import app as cli
 from kvplan.report import assembly as report
@@ -100,7 +101,7 @@ def test_without_a_requirement_the_exit_code_is_two() -> None:
     assert "nothing is required of it" in result.stderr
 
 
-@pytest.mark.parametrize(
+@every(
     "arguments",
     [
         (),

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import typer
 from command import ENVIRONMENT
+from every import every
 
 from kvplan.cli.app import app, main
 from kvplan.profile.reading import parse_profile
@@ -48,7 +49,7 @@ def everywhere(kind: str) -> list[str]:
     return [text for page in PAGES for text in blocks(page, kind)]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@every("page", PAGES)
 def test_every_block_is_of_a_kind_that_is_executed_here(page: str) -> None:
     assert len(blocks(page, *KINDS)) * 2 == len(re.findall("^```", PAGES[page], flags=re.MULTILINE))
 
@@ -185,8 +186,8 @@ def test_slow_consoles_show_what_is_printed(
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workflow", everywhere("yaml"))
-@pytest.mark.parametrize(("rate", "code"), [(8.0, 0), (13.0, 1)])
+@every("workflow", everywhere("yaml"))
+@every(("rate", "code"), [(8.0, 0), (13.0, 1)])
 def test_the_gate_of_a_pipeline_passes_and_fails(
     workflow: str, rate: float, code: int, tmp_path: Path
 ) -> None:
@@ -224,7 +225,7 @@ def test_what_a_notebook_does_is_what_is_shown(page: str) -> None:
     assert found.failed == 0, "".join(said)
 
 
-@pytest.mark.parametrize("profile", everywhere("toml"))
+@every("profile", everywhere("toml"))
 def test_profiles_are_good(profile: str) -> None:
     assert parse_profile(profile.encode(), "docs").model.classes
 

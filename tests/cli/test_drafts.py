@@ -8,6 +8,7 @@ import pytest
 import tomli
 from command import Run
 from command import run as called
+from every import every
 
 from kvplan.profile.reading import parse_profile
 from kvplan.profile.schema import Document
@@ -151,7 +152,7 @@ def test_a_run_is_foretold_from_the_others(run: Run, tmp_path: Path) -> None:
     assert fitted < held_out < 4
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "said"),
     [
         ("2,3.5,4\n0,1,7", "2: mean_acceptance_length: 3.5; must be from 1 to 3, with 2 drafts"),

@@ -16,6 +16,7 @@ import shipped
 import slow_prefix_cache
 import slow_simulator
 from command import Run, document
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import models
@@ -176,7 +177,7 @@ def test_names_cannot_leave_a_comment_or_a_cell(run: Run, tmp_path: Path) -> Non
     assert "\x1b" not in page
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         (["--engine", "tgi"], "'tgi' is not one of 'vllm', 'sglang', 'trtllm'"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import python
+from every import every
 
 from kvplan.cli import app as cli
 from kvplan.cli import completion
@@ -80,7 +81,7 @@ def test_the_width_follows_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatc
         assert width - 12 < max(map(len, out.splitlines())) <= width
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "says"),
     [
         (("loss", "tool-calls-h100"), "did you mean worst_cycle.loss or worst_cycle.classes[].loss?"),
@@ -116,7 +117,7 @@ def test_completion_imports_nothing_heavy() -> None:
     assert {"numpy", "pydantic", "rich", "kvplan.report.explain"} & set(result.stdout.split()) == set()
 
 
-@pytest.mark.parametrize("command", ["explain", "init", "profiles", "schema"])
+@every("command", ["explain", "init", "profiles", "schema"])
 def test_help_is_plain_and_has_an_example(command: str, run: Run) -> None:
     code, out, error = run(command, "--help")
     assert (code, error) == (0, "")

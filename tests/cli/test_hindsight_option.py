@@ -4,6 +4,7 @@ import io
 
 import pytest
 from command import Run, document
+from every import every
 
 from kvplan.layout.elements import Bullets
 from kvplan.layout.simulation import build
@@ -49,7 +50,7 @@ def test_people_are_told_what_the_bound_is(run: Run) -> None:
     assert "Hindsight" not in run(*few)[1]
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         (["paper-fc-budgets"], "at most 20,000 and 2,000,000 can be solved"),

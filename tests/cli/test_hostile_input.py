@@ -1,89 +1,71 @@
-"""Input that nobody writes by hand: one clear line, exit code 2, and nothing that moves the cursor."""
+"""A sample of input that nobody writes on purpose; `tests/campaign` makes as much of it as one has time for.
+
+Bad input costs one clear line and exit code 2; names move no cursor and command no runner; valid profiles with
+extreme values are answered.
+"""
 
 import json
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from command import Run
+from command import ENVIRONMENT, Run
+from every import check_every, every
+from measure import used
+from tiers import at_night
 
 from kvplan.simulation.experiments import study
 
+PLAIN = """schema = 1
+name = "plain"
+gpu = { memory_tokens = 10_000 }
+timing = { d0 = 0.01, d2 = 1e-5 }
+classes = [{ name = "a", input = 100, decode = 20, rate = 1 }]
+"""
 
-def test_control_characters_of_a_name_do_not_reach_the_terminal(run: Run) -> None:
-    code, _, error = run("fit", "no\x1b[31mil\u202e.csv")
-    assert code == 2
-    assert "no\\x1b[31mil\\u202e.csv" in error
-    assert all(c.isprintable() for line in error.splitlines() for c in line)
 
-
-def test_a_baseline_with_a_key_twice_is_refused(run: Run, tmp_path: Path) -> None:
-    baseline = tmp_path / "before.json"
-    baseline.write_text(
-        '{"schema_version": 1, "load": {"sustainable_rps": 1, "headroom": 2, "sustainable_rps": 54}}'
+def profile(gpu: str, timing: str, *classes: str, more: str = "") -> str:
+    """A profile of classes, each given as the rest of its table."""
+    tables = "".join(
+        f'[[classes]]\nname = "{name}"\n{one}\n' for name, one in zip("abc", classes, strict=False)
     )
-    arguments = ("check", "tool-calls-h100", "--accept", "workload", "--baseline", str(baseline))
-    code, _, error = run(*arguments, "--tolerance", "load.sustainable_rps=2%")
-    assert code == 2
-    assert "'sustainable_rps' stands in it twice" in error
+    return f'schema = 1\nname = "extreme"\ngpu = {{ {gpu} }}\ntiming = {{ {timing} }}\n{more}\n{tables}'
 
 
-def test_a_date_is_shown_as_it_is_written(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "a.toml"
-    path.write_text('schema = 1\nname = "a"\ngpu.memory_tokens = 2024-01-01\n')
-    assert (
-        f"{path}:3: gpu.memory_tokens: must be a whole number, not 2024-01-01\n"
-        in run("analyze", str(path))[2]
+# ------------------------------------------------------------------------------------------------- names
+
+
+def is_harmless(text: str) -> bool:
+    lines = text.splitlines()
+    return all(c.isprintable() or c == "\u200b" for line in lines for c in line) and not any(
+        line.lstrip().startswith("::") or "##[" in line for line in lines
     )
 
 
-def test_digits_of_other_scripts_are_names_and_not_places(run: Run) -> None:
-    code, _, error = run(
-        "check", "tool-calls-h100", "--accept", "workload", "--require", "wait.thresholds[٠] <= 5"
+def test_no_name_commands_a_terminal_or_a_ci_server(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(PLAIN.replace('"plain"', '"##[error]p"').replace('"a"', '"::error::x"'))
+
+    def check(call: str) -> None:
+        command, *options = call.split()
+        at = 1 if command == "explain" else 0
+        code, out, error = run(command, *options[:at], str(path), *options[at:])
+        assert code == 0, error
+        assert is_harmless(out + error)
+
+    check_every(
+        (
+            *("analyze --format text", "analyze --format markdown", "analyze --format json"),
+            "explain wait.classes[].threshold",
+            "explain equilibrium.classes[].in_flight --format markdown",
+            *("simulate --requests 50", "size --requests 500", "emit --engine vllm"),
+            "mix --replicas 2 --no-simulate",
+        ),
+        check,
     )
-    assert code == 2
-    assert "no entry is called" in error
-
-
-def test_a_rate_whose_square_is_beyond_a_float_is_simulated(run: Run, tmp_path: Path) -> None:
-    profile = tmp_path / "rare.toml"
-    profile.write_text(
-        'schema = 1\nname = "rare"\ngpu = { memory_tokens = 1000 }\ntiming = { d0 = "14 ms" }\n'
-        'classes = [{ name = "a", input = 100, decode = 10, rate = 4.5e-263 }]\n'
-    )
-    assert run("simulate", str(profile), "--requests", "200", "--format", "json")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "more"),
-    [
-        (["analyze"], ["--format", "markdown"]),
-        (["analyze"], ["--format", "json"]),
-        (["explain", "wait.classes[].threshold"], []),
-        (["simulate"], ["--requests", "50"]),
-        (["size"], ["--requests", "500"]),
-        (["emit"], ["--engine", "vllm"]),
-        (["mix"], ["--replicas", "2", "--no-simulate"]),
-    ],
-    ids=lambda words: words[0] if words else "",
-)
-def test_no_name_becomes_a_command_of_a_ci_server(
-    run: Run, tmp_path: Path, command: list[str], more: list[str]
-) -> None:
-    profile = tmp_path / "profile.toml"
-    profile.write_text(
-        'schema = 1\nname = "##[error]p"\n[gpu]\nmemory_tokens = 4000\n[timing]\nd0 = "10 ms"\n'
-        '[[classes]]\nname = "::error::x"\ninput = 100\ndecode = 50\nrate = 1\n'
-    )
-    code, out, error = run(*command, str(profile), *more)
-    assert code == 0, error
-    for line in (out + error).splitlines():
-        assert not line.lstrip().startswith("::")
-        assert "##[" not in line
 
 
 def test_no_file_name_commands_a_terminal_or_a_runner(
@@ -93,49 +75,148 @@ def test_no_file_name_commands_a_terminal_or_a_runner(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     table = tmp_path / "a\x1b[31m\u202e.csv"
     table.write_text("kv_tokens,iteration_ms\n" + "".join(f"{1000 * i},{10 + i}\n" for i in range(40)))
-    profile = table.with_suffix(".toml")
-    profile.write_text(PLAIN)
+    path = table.with_suffix(".toml")
+    path.write_text(PLAIN)
     said = [run("calibrate", str(table), "--format", format) for format in ("text", "markdown")]
-    said.append(run("check", str(profile), "--require", "load.headroom > 1e9"))
+    said.append(run("check", str(path), "--require", "load.headroom > 1e9"))
+    said.append(run("fit", "no\x1b[31mil\u202e.csv"))
     for _, out, error in said:
         assert "\\x1b" in out + error
         assert all(c.isprintable() or c in "\n\u200b" for c in out + error)
-    assert [code for code, *_ in said] == [0, 0, 1]
+    assert [code for code, *_ in said] == [0, 0, 1, 2]
 
 
-def test_a_first_line_without_end_is_no_table(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("a" * 200_000 + "\n1\n")
-    code, _, error = run("calibrate", str(path))
-    assert code == 2, error
-    assert error.count("error: ") == 1
+# ---------------------------------------------------------------------------------------------- refusals
+
+LAYER = "{ kind = 'full', layers = 8, bytes = 1024 }"
+WINDOW = "{ kind = 'window', layers = 24, bytes = 1024, window = 4096 }"
+LAYERED = f"kv_blocks = 1_000_000_000, kv = [{LAYER}, {WINDOW}]"
+DRAFTS = "speculative = {{ tokens = {}, accepted = {}, draft_time = 1e-4, verify_time = 1e-5 }}"
+LARGE, SLOW = "memory_tokens = 1_000_000_000, prefix_caching = false", "d0 = 0.01, d1 = 1e-7"
+SIMULATE = ("--requests", "20", "--policy")
+TOO_MUCH = {
+    "radix tree": (
+        profile("memory_tokens = 400_000_000", SLOW, "input = 7_000_000\ndecode = 9\nrate = 1"),
+        ("simulate", *SIMULATE, "sglang"),
+        "a radix tree of up to",
+    ),
+    "drafts simulated": (
+        profile(
+            "memory_tokens = 100_000_000_000",
+            SLOW,
+            "input = 50_000_000\ndecode = 10\nrate = 2",
+            more=DRAFTS.format(2, [0.5, 0.2]),
+        ),
+        ("simulate", *SIMULATE, "vllm"),
+        "50,000,010 tokens",
+    ),
+    "parts of a prompt": (
+        profile(
+            "memory_tokens = 1_000_000, max_num_batched_tokens = 2",
+            SLOW,
+            "input = 20_001\ndecode = 3\nrate = 1e-9",
+        ),
+        ("simulate", *SIMULATE, "vllm"),
+        "a prompt has 20,001 tokens, and more than 10,000 times the budget is not simulated",
+    ),
+    "replicas": (
+        profile(
+            "memory_tokens = 1_254_261, block_tokens = 1_000_000",
+            SLOW,
+            "input = 192\ndecode = 28\nrate = 1",
+            more="fleet = { replicas = 7555 }",
+        ),
+        ("simulate", *SIMULATE, "vllm"),
+        "the states of 7,555 replicas take up to 56.3 GiB, and 1 is the most",
+    ),
+    "outputs with drafts": (
+        profile(LARGE, SLOW, "input = 9\ndecode = 131_073\nrate = 1e-4", more=DRAFTS.format(1, [0.5])),
+        ("analyze",),
+        "classes: outputs of up to 131073 tokens",
+    ),
+    "outputs with windows": (
+        profile(LAYERED, SLOW, "input = 9\ndecode = 131_073\nrate = 1e-4"),
+        ("analyze",),
+        "classes: outputs of up to 131073 tokens, the longest",
+    ),
+    "kinds of layers": (
+        profile("kv_blocks = 9, kv = [" + 65 * f"{LAYER}, " + "]", SLOW, "input = 9\ndecode = 3\nrate = 1"),
+        ("analyze",),
+        "gpu.kv: must have",
+    ),
+}
 
 
-def test_a_label_that_is_no_number_is_quoted_short(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "now.prom"
-    le = "[" * 5000
-    path.write_text(
+def test_more_than_there_is_time_or_memory_for_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+
+    def check(case: tuple[str, tuple[str, ...], str]) -> None:
+        text, (command, *options), says = case
+        path.write_text(text)
+        code, out, error = run(command, str(path), *options)
+        assert (code, out, error.count("error: ")) == (2, "", 1)
+        assert says in error
+
+    check_every(TOO_MUCH, check)
+
+
+def test_a_prompt_of_ten_thousand_parts_is_still_simulated(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(TOO_MUCH["parts of a prompt"][0].replace("20_001", "20_000"))
+    assert run("simulate", str(path), "--policy", "vllm", "--requests", "3")[0] == 0
+
+
+def test_files_that_mean_nothing_are_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+    baseline, table, metrics = (tmp_path / name for name in ("before.json", "table.csv", "now.prom"))
+    baseline.write_text('{"schema_version": 1, "load": {"sustainable_rps": 1, "sustainable_rps": 54}}')
+    table.write_text("a" * 200_000 + "\n1\n")
+    metrics.write_text(
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588"} 1\n'
         "# TYPE vllm:request_prompt_tokens histogram\n"
-        f'vllm:request_prompt_tokens_bucket{{le="{le}"}} 5\nvllm:request_prompt_tokens_bucket{{le="+Inf"}} 5\n'
+        f'vllm:request_prompt_tokens_bucket{{le="{"[" * 5000}"}} 5\n'
+        'vllm:request_prompt_tokens_bucket{le="+Inf"} 5\n'
         "vllm:request_prompt_tokens_count 5\nvllm:request_prompt_tokens_sum 500\n"
     )
-    code, _, error = run("import", "metrics", str(path), "--interval", "9 s")
-    assert code == 2
-    assert "must be a number" in error
-    assert len(error) < 1000
+    check = ("check", "tool-calls-h100", "--accept", "workload")
+    tolerance = ("--tolerance", "load.sustainable_rps=2%")
+    for arguments, says in (
+        ((*check, "--baseline", str(baseline), *tolerance), "'sustainable_rps' stands in it twice"),
+        ((*check, "--require", "wait.thresholds[٠] <= 5"), "no entry is called"),
+        (("calibrate", str(table)), "not CSV: field larger than field limit"),
+        (("import", "metrics", str(metrics), "--interval", "9 s"), "must be a number"),
+    ):
+        code, _, error = run(*arguments)
+        assert (code, error.count("error: ")) == (2, 1), error
+        assert says in error
+        assert len(error) < 1000
 
 
-def test_more_nodes_of_a_radix_tree_than_there_is_room_for_are_refused(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "tree.toml"
-    path.write_text(
-        NAME.format("tree")
-        + REPLICA.format(400_000_000, "true")
-        + "[[classes]]\nname = 'a'\ninput = 7_000_000\ndecode = 9\nrate = 1\n"
+def test_a_description_with_numbers_that_mean_nothing_is_refused(run: Run, tmp_path: Path) -> None:
+    """Warnings are errors here: nothing overflows on the way."""
+
+    def check(case: tuple[str, dict[int, float]]) -> None:
+        windows, inputs = case
+        path = tmp_path / "client-trace.csv"
+        path.write_text(windows)
+        tables = {"input_tokens": repr(inputs), "output_tokens": repr(dict.fromkeys(range(1, 1001), 1.0))}
+        (tmp_path / "client-dataset.json").write_text(json.dumps({"0": tables}))
+        code, _, error = run("fit", str(path))
+        assert code == 2
+        assert "client-" in error
+
+    check_every(
+        {
+            "rate": ("0,1e308,1,,,\n600,1e308,1,,,\n", {9: 1.0}),
+            "cv": ("0,1,-1,,,\n600,1,-1,,,\n", {9: 1.0}),
+            "weights": ("0,1,1,,,\n600,1,1,,,\n", {9: 1e308, 10: 1e308}),
+            "length": ("0,1,1,,,\n600,1,1,,,\n", {10**30: 1.0}),
+            "lengths": ("0,1,1,,,\n600,1,1,,,\n", dict.fromkeys(range(20_000), 1.0)),
+        },
+        check,
     )
-    code, _, error = run("simulate", str(path), "--policy", "sglang", "--requests", "60")
-    assert code == 2, error
-    assert "a radix tree of up to" in error
+
+
+# --------------------------------------------------------------------------------------- the system around
 
 
 def test_more_memory_than_there_is_is_one_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,25 +246,24 @@ def test_a_library_that_cannot_be_loaded_is_no_defect_of_kvplan(
         raise error
 
     monkeypatch.setattr(study, "study", lacking)
-    found, out, said = run("simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "60")
-    assert (found, out) == (code, "")
+    returned, out, said = run("simulate", "tool-calls-h100", "--policy", "greedy", "--requests", "60")
+    assert (returned, out) == (code, "")
     refusal = "error: a library cannot be loaded" if code == 2 else "error: kvplan itself failed"
     assert said.startswith(refusal)
     assert str(error) in said
 
 
-@pytest.mark.parametrize("files", [6, 8, 10, 12, 14])
+@every("files", [6, 10, 14])
 def test_no_more_open_files_is_one_error(tmp_path: Path, files: int) -> None:
-    sweep = [
-        "sweep",
-        "tool-calls-h100",
-        "--vary",
-        "gpu.memory_tokens=20k:400k:9",
-        "-o",
-        str(tmp_path / "rows.csv"),
-    ]
+    vary = ("--vary", "gpu.memory_tokens=20k:400k:9", "-o", str(tmp_path / "rows.csv"))
     said = subprocess.run(
-        [sys.executable, "-m", "kvplan", *sweep, "--simulate", "--workers", "2"],
+        [
+            *(sys.executable, "-m", "kvplan", "sweep", "tool-calls-h100"),
+            *vary,
+            "--simulate",
+            "--workers",
+            "2",
+        ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         capture_output=True,
         text=True,
@@ -192,186 +272,131 @@ def test_no_more_open_files_is_one_error(tmp_path: Path, files: int) -> None:
     assert said.stderr == "error: kvplan cannot go on: Too many open files\n"
 
 
-def test_a_label_without_end_is_refused_before_it_is_searched(run: Run, tmp_path: Path) -> None:
-    """The library takes a time that grows with the square of it."""
-    path = tmp_path / "now.prom"
-    path.write_text('vllm:request_prompt_tokens_bucket{le="' + '\\"' * 3_000_000 + '"} 1\n')
-    began = time.process_time()
-    code, _, error = run("import", "metrics", str(path), "--interval", "9 s")
-    assert code == 2
-    assert error.endswith("now.prom:1: a line of more than 100,000 characters\n")
-    assert time.process_time() - began < 10
+# ----------------------------------------------------------------------------- extreme profiles that are valid
+
+MANY_DRAFTS = [1 - i / 70 for i in range(68)]
+EXTREME = {
+    "more drafts than an answer has tokens": PLAIN.replace("decode = 20", "decode = { 23 = 1, 2 = 2 }")
+    + f"speculative = {{ tokens = 68, accepted = {MANY_DRAFTS}, draft_time = 0, verify_time = 0 }}\n",
+    "verifying is all that a sequence costs": PLAIN
+    + "speculative = { tokens = 1, accepted = [0.5], draft_time = 0, verify_time = 0.03 }\n",
+    "a memory that never fills": profile(
+        "memory_tokens = 52",
+        "d0 = 0.16913779656163028, d5 = 2.25296164422018e-08, knee_tokens = 56292",
+        "input = 5\nrate = 0.013480055200736266\ndecode = { 4 = 0.2385933837038744, 12 = 6.1853429154533135 }",
+    ),
+    "a prefix cache without a warm state": profile(
+        "memory_tokens = 100_000, max_num_batched_tokens = 19",
+        "d0 = 0.1, d2 = 1e-4",
+        "input = 7604\ndecode = 6\nrate = 1",
+        more="[[sessions]]\nname = 'talk'\nfirst = 11\nuser = 1\ndecode = 2\nturns = 2\nrate = 20\n"
+        "shared = 2780\nthink = { law = 'fixed', value = 3 }",
+    ),
+    "a fleet whose answers are over with their first token": profile(
+        "memory_tokens = 248786, block_tokens = 16",
+        "d0 = 0.00155, d1 = 2.8e-09, d3 = 3.5e-05, d4 = 4.2e-05",
+        "input = 9\ndecode = 1\nrate = 533.2543794452448",
+        "input = 90\ndecode = 1\nrate = 0.00011348355151828846",
+        more="fleet = { replicas = 692 }",
+    ),
+    "states, whose context no iteration reads": profile(
+        "block_tokens = 64, kv = [{ kind = 'state', layers = 21, bytes = 171 }], kv_blocks = 21",
+        "d0 = 0.0021890021370360078, d1 = 3.276519231546125e-07",
+        "input = 3\ndecode = 2\nrate = 2.976541526175729",
+        more="slo = { e2e_s = { p50 = 0.3085996439118208 } }",
+    ),
+    "sessions that leave no full page": profile(
+        "memory_tokens = 137396, block_tokens = 64",
+        "d0 = 0.0023",
+        "input = 32\ndecode = 6\nrate = 0.0457",
+        more="[[sessions]]\nname = 'talk'\nshared = 2009\nfirst = 12\nuser = 2\ndecode = 1\nturns = 3\n"
+        "think = { law = 'exponential', mean = 1.2 }\nrate = 9.3",
+    ),
+    "a law that is steeper where it stands than any work can be": profile(
+        "memory_tokens = 3227, block_tokens = 64, max_num_seqs = 3, max_num_batched_tokens = 902",
+        "d0 = 0.0013909818200690367, d5 = 3.6177022594084904e-05, knee_tokens = 5898",
+        "input = 2937\ndecode = 20\nrate = 296.04",
+        "input = 262\ndecode = { geometric = 3.9066357165630445 }\nrate = 363.17",
+    ),
+    "a law that is steeper at its equilibrium than in all": profile(
+        "memory_tokens = 429959, block_tokens = 16, max_num_batched_tokens = 927",
+        "d0 = 0.0029, d4 = 0.00123, d5 = 0.000624, knee_tokens = 1887",
+        "input = 9867\ndecode = { 7 = 0.07, 16 = 1.21 }\nrate = 0.5296",
+    ),
+    "evictions of which rounding leaves less than nothing": profile(
+        "memory_tokens = 6541048, block_tokens = 16, prefill = 'disaggregated', max_num_batched_tokens = 1",
+        "d0 = 0.001014435437265238, d2 = 1.5834627822556704e-06, d4 = 0.000248194082861663",
+        "input = 1388\ndecode = { 4 = 0.5187512736662722, 28 = 0.050172448801594424 }\nshared = 295\nrate = 6.919",
+    ),
+    "answers of one token, which keep any limit on gaps": profile(
+        "memory_tokens = 100_000",
+        "d0 = '14 ms'",
+        "input = 22\ndecode = 1\nrate = 1",
+        more="slo = { itl_s = { p99 = 0.1 } }",
+    ),
+}
 
 
-MANY_DRAFTS = ", ".join(str(1 - i / 70) for i in range(68))
+@pytest.mark.parametrize("format", ["json", *at_night("markdown")])
+def test_extreme_profiles_are_analyzed(run: Run, tmp_path: Path, format: str) -> None:
+    path = tmp_path / "profile.toml"
+
+    def check(text: str) -> None:
+        path.write_text(text)
+        code, out, error = run("analyze", str(path), "--format", format)
+        assert (code, error) == (0, "")
+        if format == "json" and (
+            chance := json.loads(out)["safety_buffer"]["overflow_probability_per_iteration"]
+        ):
+            assert 0 <= chance <= 1
+
+    check_every(EXTREME, check)
 
 
-@pytest.mark.parametrize(
-    "speculative",
-    [
-        f"{{ tokens = 67, accepted = [{MANY_DRAFTS}], draft_time = 0, verify_time = 0 }}",
-        "{ tokens = 1, accepted = [0.5], draft_time = 0, verify_time = 0.03 }",
-    ],
+FEW = "--requests 60 --seeds 2"
+COMMANDS = (
+    "check FILE --require verdict.status==overloaded",
+    "simulate FILE --policy greedy,vllm --requests 60",
+    "explain load FILE",
+    "explain stability.min_stable_input_tokens.asymptotic FILE",
+    "sweep FILE --vary timing.d0=1ms,2ms -o OUTPUT",
+    f"size FILE --rate 1 {FEW}",
+    f"mix FILE --replicas 2 {FEW}",
+    f"emit FILE --engine vllm {FEW}",
 )
-def test_drafts_of_any_number_and_cost_are_analyzed_and_swept(
-    run: Run, tmp_path: Path, speculative: str
-) -> None:
-    """More than an answer has tokens; and whose verifying is all that a sequence costs."""
-    path = tmp_path / "drafts.toml"
-    lengths = PLAIN.replace("decode = 20", "decode = { 23 = 1, 2 = 2 }")
-    path.write_text(f"{lengths}speculative = {speculative}\n")
-    assert run("analyze", str(path))[0] == 0
-    code, _, error = run("sweep", str(path), "--vary", "timing.d0=0.01,0.02", "-o", str(tmp_path / "out.csv"))
-    assert code == 0, error
 
 
-PLAIN = """schema = 1
-name = "plain"
-gpu = { memory_tokens = 10_000 }
-timing = { d0 = 0.01, d2 = 1e-5 }
-classes = [{ name = "a", input = 100, decode = 20, rate = 1 }]
-"""
-NAME = 'schema = 1\nname = "{}"\n'
-REPLICA = 'gpu = {{ memory_tokens = {}, prefix_caching = {} }}\ntiming = {{ d0 = "14 ms" }}\n'
+def test_every_command_takes_classes_eighteen_powers_of_ten_apart(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rare.toml"
+    rates = (f"input = 9\ndecode = {decode}\nrate = {rate}" for decode, rate in ((4, "1e9"), (5, "1e-9")))
+    path.write_text(profile("memory_tokens = 1000", "d0 = '10 ms', d1 = '1 us'", *rates))
+    places = {"FILE": str(path), "OUTPUT": str(tmp_path / "rows.csv")}
 
-
-def test_a_switch_that_is_no_switch_is_refused(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "switch.toml"
-    path.write_text(
-        NAME.format("switch")
-        + REPLICA.format(1000, '"on"')
-        + "[[classes]]\nname = 'a'\ninput = 9\ndecode = 2\nrate = 1\n"
-    )
-    code, _, error = run("analyze", str(path))
-    assert code == 2
-    assert "gpu.prefix_caching: must be true or false, not 'on'" in error
-
-
-def test_stages_rarer_than_the_rounding_of_their_sum_have_a_latency(run: Run, tmp_path: Path) -> None:
-    """Past 35 times its mean a geometric law has less than 1e-16 of its weight."""
-    path = tmp_path / "geometric.toml"
-    path.write_text(
-        NAME.format("geometric")
-        + REPLICA.format(1000, "false")
-        + 'classes = [{ name = "a", input = 22, decode = { geometric = 2.6526810329787036 }, rate = 1e-186 }]\n'
-    )
-    code, out, error = run("analyze", str(path), "--format", "json")
-    assert code == 0, error
-    # alone in its batch, every iteration takes d0
-    assert json.loads(out)["latency"]["itl_s"]["p50"] == pytest.approx(0.014)
-
-
-def test_a_prefix_cache_without_a_warm_state_has_no_plot_of_states(run: Run, tmp_path: Path) -> None:
-    """19 tokens an iteration, of prompts that take 7,604: nothing is ever warm."""
-    path = tmp_path / "budget.toml"
-    path.write_text(
-        NAME.format("budget")
-        + "gpu = { memory_tokens = 100_000, max_num_batched_tokens = 19 }\ntiming = { d0 = 0.1, d2 = 1e-4 }\n"
-        + 'classes = [{ name = "a", input = 7604, decode = 6, rate = 1 }]\n'
-        + "[[sessions]]\nname = 'talk'\nfirst = 11\nuser = 1\ndecode = 2\nturns = 2\nrate = 20\n"
-        + "shared = 2780\nthink = { law = 'fixed', value = 3 }\n"
-    )
-    for format in ("markdown", "html"):
-        code, _, error = run("analyze", str(path), "--format", format)
+    def check(command: str) -> None:
+        code, _, error = run(*(places.get(word, word) for word in command.split()))
         assert code == 0, error
 
-
-def test_kv_usage_of_a_memory_that_never_fills_has_a_probability(run: Run, tmp_path: Path) -> None:
-    """So far out in the tail that the recursion of its cumulants leaves the numbers there are, and comes back."""
-    path = tmp_path / "rare.toml"
-    path.write_text(
-        NAME.format("rare")
-        + "gpu = { memory_tokens = 52 }\n"
-        + "timing = { d0 = 0.16913779656163028, d5 = 2.25296164422018e-08, knee_tokens = 56292 }\n"
-        + '[[classes]]\nname = "a"\ninput = 5\nrate = 0.013480055200736266\n'
-        + "decode = { 4 = 0.2385933837038744, 12 = 6.1853429154533135 }\n"
-    )
-    code, out, error = run("analyze", str(path), "--format", "json")
-    assert code == 0, error
-    assert json.loads(out)["safety_buffer"]["overflow_probability_per_iteration"] < 1e-3
+    check_every(COMMANDS, check)
 
 
-RARE = 5e-324
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("windows", "inputs"),
+    "text",
     [
-        ("0,1e308,1,,,\n600,1e308,1,,,\n", {9: 1.0}),
-        ("0,1,1,,,\n1e308,1,1,,,\n", {9: 1.0}),
-        ("0,1,1e308,,,\n600,1,1e308,,,\n", {9: 1.0}),
-        ("0,1,-1,,,\n600,1,-1,,,\n", {9: 1.0}),
-        ("0,5e-324,1,,,\n600,5e-324,1,,,\n", {9: 1.0}),
-        ("0,1,1,,,\n600,1,1,,,\n", {9: 1e308, 10: 1e308}),
-        ("0,1,1,,,\n600,1,1,,,\n", {9: RARE}),
-        ("0,1,1,,,\n600,1,1,,,\n", {10**30: 1.0}),
-        ("0,1,1,,,\n600,1,1,,,\n", dict.fromkeys(range(20_000), 1.0)),
+        f'schema = 1\nname = "many"\ngpu = {{ {LARGE} }}\ntiming = {{ {SLOW} }}\n'
+        + "".join(
+            f"[[classes]]\nname = '{i}'\ninput = {1 + 7919 * i % 9999}\ndecode = {step * (1 + i % 997)}\nrate = 1e-4\n"
+            for i in range(1000)
+        )
+        for step in (2, 1003)
     ],
+    ids=["1,000 classes", "1,000 classes of a million tokens"],
 )
-def test_a_description_with_numbers_that_mean_nothing_is_refused(
-    run: Run, tmp_path: Path, windows: str, inputs: dict[int, float]
-) -> None:
-    """Warnings are errors here: nothing overflows on the way."""
-    path = tmp_path / "client-trace.csv"
-    path.write_text(windows)
-    tables = {"0": {"input_tokens": repr(inputs), "output_tokens": repr(dict.fromkeys(range(1, 1001), 1.0))}}
-    (tmp_path / "client-dataset.json").write_text(json.dumps(tables))
-    code, _, error = run("fit", str(path))
-    assert code == 2, error
-    assert "client-" in error
-
-
-def test_a_description_of_more_arrivals_than_can_be_counted_is_fitted(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "client-trace.csv"
-    path.write_text("0,1e10,3,,,\n600,2e10,1e6,,,\n")
-    tables = {"0": {"input_tokens": "{9: 1}", "output_tokens": "{9: 1}"}}
-    (tmp_path / "client-dataset.json").write_text(json.dumps(tables))
-    assert run("fit", str(path))[0] == 0
-
-
-def test_what_is_asked_for_once_in_an_age_fills_a_memory_without_a_warning(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "age.toml"
-    path.write_text(
-        NAME.format("age")
-        + "gpu = { memory_tokens = 200_000_000_000, block_tokens = 100_000 }\ntiming = { d0 = 1e-5 }\n"
-        + "[[classes]]\nname = 'a'\ninput = 14567\ndecode = 528\nrate = 2e-150\n"
-        + "reuse = { tokens = 0.8, share = 0.96, gap = { law = 'exponential', mean = 1e6 } }\n"
-    )
-    assert run("analyze", str(path))[0] == 0
-
-
-def test_answers_of_one_token_keep_any_limit_on_gaps(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "one.toml"
-    path.write_text(
-        NAME.format("one")
-        + REPLICA.format(100_000, "false")
-        + 'slo = { itl_s = { p99 = 0.1 } }\nclasses = [{ name = "a", input = 22, decode = 1, rate = 1 }]\n'
-    )
-    code, out, error = run("analyze", str(path))
-    assert code == 0, error
-    assert "all is met at" in " ".join(out.split())
-
-
-@pytest.mark.parametrize("format", ["text", "markdown"])
-def test_a_class_gives_no_commands_where_a_key_is_explained(run: Run, tmp_path: Path, format: str) -> None:
-    profile = tmp_path / "named.toml"
-    profile.write_text(
-        'schema = 1\nname = "n"\ngpu = { memory_tokens = 9000 }\ntiming = { d0 = "14 ms" }\n'
-        'classes = [{ name = "##[group]x", input = 100, decode = 10, rate = 2 }]\n'
-    )
-    code, text, _ = run("explain", "equilibrium.classes[].in_flight", str(profile), "--format", format)
-    assert code == 0
-    assert "group" in text
-    assert "##[" not in text
-
-
-def test_prompts_too_long_for_a_table_are_not_simulated(run: Run, tmp_path: Path) -> None:
-    profile = tmp_path / "long.toml"
-    profile.write_text(
-        'schema = 1\nname = "long"\ngpu = { memory_tokens = 100_000_000_000 }\ntiming = { d0 = "14 ms" }\n'
-        + 'classes = [{ name = "a", input = 50_000_000, decode = 10, rate = 2 }]\n'
-        + "speculative = { tokens = 2, accepted = [0.5, 0.2], draft_time = 1e-3, verify_time = 1e-6 }\n"
-    )
-    code, _, error = run("simulate", str(profile), "--policy", "vllm", "--requests", "20")
-    assert code == 2
-    assert "50,000,010 tokens" in error
+def test_an_answer_takes_seconds(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "much.toml"
+    path.write_text(text)
+    called = [sys.executable, "-m", "kvplan", "analyze", str(path), "--format", "json"]
+    took = used(called, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    assert (took.code, took.err) == (0, "")
+    assert took.seconds < 10
+    assert took.mib < 1000

@@ -10,6 +10,7 @@ import pytest
 import tomli
 from command import ENVIRONMENT, Run, process
 from command import run as inside
+from every import every
 
 from kvplan.profile.reading import parse_profile
 
@@ -219,7 +220,7 @@ def test_a_config_json_is_read_like_a_model_of_the_catalogue(run: Run, tmp_path:
     assert parse_profile(mine.encode(), "").model.replica == parse_profile(theirs.encode(), "").model.replica
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         (

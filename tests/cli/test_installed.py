@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from command import ENVIRONMENT
+from every import every
 
 CALLS = {  # with the exit code and some of what is said; of what reads files, that an empty one is refused
     "--version": (0, "kvplan "),
@@ -32,7 +32,7 @@ CALLS = {  # with the exit code and some of what is said; of what reads files, t
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@every("call", CALLS)
 def test_every_command_runs_as_installed(call: str, tmp_path: Path) -> None:
     kvplan = shutil.which("kvplan", path=str(Path(sys.executable).parent))
     assert kvplan is not None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import slow_simulator
 from command import Run, document
+from every import every
 
 from kvplan.analysis.mixing import compare, place
 from kvplan.analysis.pool import pool, subset
@@ -214,7 +215,7 @@ def two_that_are_near(**runs: tuple[float, float]) -> Comparison:
         return placements_compared(model, Plan(), 2, requests=None, seeds=[0, 1])
 
 
-@pytest.mark.parametrize(
+@every(
     ("runs", "groups"),
     [
         # more of the 20 offered is served, on average over the seeds

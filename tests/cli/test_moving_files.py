@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT, process, run
+from every import every
 from measure import used
 from tiers import at_night
 
@@ -88,7 +89,7 @@ def shrink(path: Path) -> None:
     os.truncate(path, 0)
 
 
-@pytest.mark.parametrize("change", [grow, replace, shrink, Path.unlink])
+@every("change", [grow, replace, shrink, Path.unlink])
 def test_a_file_that_changes_is_what_was_read_of_it(change: Callable[[Path], object], tmp_path: Path) -> None:
     """The digest is that of the lines given out, whatever the file has become."""
     path = tmp_path / "moving"
@@ -162,7 +163,7 @@ def test_a_result_goes_whole_through_a_pipe_that_has_a_name(command: list[str], 
     assert found == [run(name, profile, *options).stdout]
 
 
-@pytest.mark.parametrize(
+@every(
     "command",
     [
         *(["analyze", "IT"], ["simulate", "IT"], ["emit", "IT", "--engine", "vllm"], ["size", "IT"]),
@@ -182,8 +183,8 @@ def test_no_result_is_written_over_the_profile(command: list[str], tmp_path: Pat
     assert profile.read_text() == PROFILE
 
 
-@pytest.mark.parametrize("option", ["-o", "--series"])
-@pytest.mark.parametrize("read", ["profile", "trace"])
+@every("option", ["-o", "--series"])
+@every("read", ["profile", "trace"])
 def test_no_result_of_a_simulation_is_written_over_what_it_is_of(
     read: str, option: str, tmp_path: Path
 ) -> None:

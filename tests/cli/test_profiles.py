@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 from command import Run
+from every import every
 
 from kvplan.profile.catalogue import description, starter
 from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles
@@ -72,7 +72,7 @@ def test_a_text_that_does_not_begin_with_a_comment_has_no_description() -> None:
     assert description('schema = 1\n# name = "x"\n') == ""
 
 
-@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+@every("name", sorted(shipped_profiles()))
 def test_a_printed_profile_is_the_shipped_one(name: str, run: Run, tmp_path: Path) -> None:
     code, out, error = run("profiles", name)
     assert (code, error) == (0, "")

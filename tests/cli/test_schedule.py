@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 
 from kvplan.cli.app import main
 from kvplan.layout.report import build
@@ -79,8 +80,8 @@ def figures(report: Report) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in {"notes", "sources"}}
 
 
-@pytest.mark.parametrize("text", [GOOD, GOOD.partition('\n\n[[classes]]\nname = "tools"')[0] + "\n"])
-@pytest.mark.parametrize("schedule", ["{ at = 0, factor = 1 }, { at = 9, factor = 1 }", "{ amplitude = 0 }"])
+@every("text", [GOOD, GOOD.partition('\n\n[[classes]]\nname = "tools"')[0] + "\n"])
+@every("schedule", ["{ at = 0, factor = 1 }, { at = 9, factor = 1 }", "{ amplitude = 0 }"])
 def test_a_schedule_that_does_not_vary_changes_no_figure(schedule: str, text: str) -> None:
     """For two classes, and for one, whose wait is known exactly."""
     same = model_of(text + f"[workload]\nperiod = 3600\nschedule = [{schedule}]\n")

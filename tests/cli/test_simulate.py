@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command import ENVIRONMENT
+from every import every
 
 from kvplan.cli.app import main
 from kvplan.version import __version__
@@ -116,7 +117,7 @@ def test_parameters_are_set(tmp_path: Path) -> None:
     assert found["policies"][1]["parameters"] == {"thresholds": [9]}
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         (["--policy", "best"], "'best' does not exist; the policies are a-min"),

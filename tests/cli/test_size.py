@@ -13,6 +13,7 @@ import command
 import numpy as np
 import pytest
 from command import Run, document
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import at_night
@@ -150,8 +151,8 @@ def server(limit: float = 10.0, floor: float = 0.01) -> Callable[[ServingModel],
 MODEL = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))  # sustains 10/s
 
 
-@pytest.mark.parametrize("demand", [0.1, 10.0, 10.1, 95.0, 1234.5])
-@pytest.mark.parametrize("bound", [0.112, 0.121, 0.15, 0.3, 5.0])
+@every("demand", [0.1, 10.0, 10.1, 95.0, 1234.5])
+@every("bound", [0.112, 0.121, 0.15, 0.3, 5.0])
 def test_the_search_finds_the_fewest(demand: float, bound: float) -> None:
     """Delay 0.01 + 1/(10 - r) <= bound is r <= 10 - 1/(bound - 0.01); more than 9.9 is never asked for then."""
     rate = 10 - 1 / (bound - 0.01)
@@ -223,8 +224,8 @@ def test_headroom_is_demand_that_must_be_met() -> None:
 # ------------------------------------------------------------------------------------------------ over time
 
 
-@pytest.mark.parametrize("night", [0.01, 1e-9, 0.4])
-@pytest.mark.parametrize("slo", [[], ["ttft_s.mean <= 0.5"]])
+@every("night", [0.01, 1e-9, 0.4])
+@every("slo", [[], ["ttft_s.mean <= 0.5"]])
 def test_a_night_changes_nothing_in_the_day_and_saves_steps(night: float, slo: list[str]) -> None:
     """Nine of ten requests/s that the formulas see: nights of a replica or two say less about that than the day."""
     schedule = Steps(10.0, (0.0, 2.0, 5.0, 7.0), ((night,), (1.0,), (0.9,), (1.1,)))

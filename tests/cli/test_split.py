@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import Run
+from every import every
 from shipped import profile
 
 
@@ -99,7 +100,7 @@ def test_sides_of_their_own_are_counted_and_priced_by_their_gpus(run: Run, tmp_p
     assert "equal replicas" not in found["fleet"]["reason"], "no theorem covers these"
 
 
-@pytest.mark.parametrize(
+@every(
     ("option", "changes", "told"),
     [
         ("--decode", [("131_072", "65_536")], "kv_bytes_per_token"),

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from command import ENVIRONMENT
+from every import every
 
 from kvplan.cli.app import main
 from kvplan.profile.reading import load_profile, parse_profile
@@ -587,7 +588,7 @@ def test_death_of_the_process_that_forks_workers_breaks_the_pool_as_theirs_does(
         raise error
 
 
-@pytest.mark.parametrize("address", ["tcp://foo", "tcp://", "tcp://host:99999", "tcp://:8786"])
+@every("address", ["tcp://foo", "tcp://", "tcp://host:99999", "tcp://:8786"])
 def test_an_address_without_host_or_port_is_refused_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str
 ) -> None:

@@ -12,24 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiers import at_night
 
 from kvplan.cli.app import main
 from kvplan.sweeps import executors
 
 SWEEP = ["sweep", "tool-calls-h100", "--vary", "gpu.memory_tokens=2k:900k:600", "--columns", "rate_cap.*"]
 LIES: dict[str, Callable[[list[bytes]], Any]] = {
-    "all points but one": lambda found: found[:-1],
-    "a point twice": lambda found: [*found[:-1], found[0]],
     "points twice": lambda found: found * 2,
-    "in another order": lambda found: found[::-1],
+    "a point twice": lambda found: [*found[:-1], found[0]],
     "two lines in one": lambda found: [found[0] + found[1], *found[2:], b""],
-    "no line end": lambda found: [found[0][:-1], *found[1:]],
-    "a figure more": lambda found: [found[0][:-1] + b",7\n", *found[1:]],
     "other values": lambda found: [b"0,12345" + found[0][found[0].index(b",", 2) :], *found[1:]],
-    "text": lambda found: [line.decode() for line in found],
     "garbage": lambda found: os.urandom(300),
-    "nothing": lambda found: None,
 }
 
 
@@ -54,11 +47,7 @@ class Lying(Executor):
         return future
 
 
-SOON = ("a point twice", "two lines in one", "other values", "garbage")
-CASES = [*SOON, *at_night(*(name for name in LIES if name not in SOON))]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", LIES)
 def test_what_is_not_asked_for_is_not_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -96,9 +85,7 @@ def _done(value: Any) -> Future[Any]:
 
 ANSWERS = {
     "garbage": bytes(range(256)) * 9,
-    "zeros": bytes(5000),
     "of another kind": b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    "closes": b"",
     "hangs": None,
 }
 

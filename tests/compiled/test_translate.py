@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,7 +107,7 @@ def returns_a_float(s: Small, a: int, b: int) -> int:
     return a * 0.5  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kernel", [adds_text, changes_its_kind, makes_a_list, returns_a_float])
+@every("kernel", [adds_text, changes_its_kind, makes_a_list, returns_a_float])
 def test_what_cannot_be_translated_is_refused(kernel: Callable[..., int]) -> None:
     with pytest.raises(TypeError, match=kernel.__name__):
         translated(kernel, Small, {})

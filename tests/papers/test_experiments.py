@@ -1,6 +1,7 @@
 """Published results: every experiment comes out as it is on record, and says why where the paper does not hold."""
 
 import pytest
+from every import every
 from tiers import at_night
 
 from kvplan.reproduction.experiment import (
@@ -92,7 +93,7 @@ def figure(**given: object) -> Figure:
     return Figure(what="", of=("a.x",), verdict=Verdict.REPRODUCED, **given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "found", "verdict"),
     [
         ({"printed": 100, "tolerance": 0.05}, (104, 90, 120), Verdict.REPRODUCED),
@@ -126,7 +127,7 @@ def test_a_change_is_measured_seed_by_seed() -> None:
 HEAD = 'source = ""\ntitle = ""\nclaim = ""\n'
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         HEAD + 'extra = 1\n[[figures]]\nwhat = "x"\nof = "a.x"\nprinted = 1\nverdict = "reproduced"\n',
@@ -136,7 +137,6 @@ HEAD = 'source = ""\ntitle = ""\nclaim = ""\n'
         HEAD + '[[figures]]\nwhat = "x"\nof = "a.x"\nprinted = 1\nverdict = "perhaps"\n',
         HEAD + '[[figures]]\nwhat = "x"\nof = "a.x"\nprintd = 1\nverdict = "reproduced"\n',
     ],
-    ids=["key", "no comparison", "no value", "no reason", "verdict", "typo"],
 )
 def test_an_experiment_that_says_too_little_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011

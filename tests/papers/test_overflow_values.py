@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 
 from kvplan.analysis.equilibrium import equilibrium, load
 from kvplan.analysis.overflow import FlowControl, flow_control_bound, safety_buffer
@@ -24,7 +25,7 @@ def model_of(case: dict[str, Any], memory_tokens: int = 10**6) -> ServingModel:
     )
 
 
-@pytest.mark.parametrize("case", TABLE["case"], ids=lambda case: case["name"])
+@every("case", TABLE["case"])
 def test_the_standard_deviation_and_the_tail_are_those_of_the_table(case: dict[str, Any]) -> None:
     model = model_of(case)
     assert load(model).work_rate == pytest.approx(case["work_rate"], abs=0.005)

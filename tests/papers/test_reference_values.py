@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from oracles import stationary_mean_queue
 from saturated_greedy import EMPTY, Server, measure
 from strategies import mix_model
@@ -86,9 +87,7 @@ def test_mixes_lose_more_to_a_pool_of_long_requests(row: dict[str, Any]) -> None
     assert 1 - found.loss == pytest.approx(row["map"], abs=6e-3)
 
 
-@pytest.mark.parametrize(
-    ("short", "long", "least"), STABILITY["min_stable_input"]["lengths"], ids=lambda value: str(value)
-)
+@every(("short", "long", "least"), STABILITY["min_stable_input"]["lengths"])
 def test_smallest_stable_inputs(short: int, long: int, least: int) -> None:
     """Found from any input the profile happens to have; `inline` needs a token more for a stage less."""
     for own_input in (0, 1, 500):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from scipy.optimize import brentq
 from strategies import mix_model
 from tiers import at_night
@@ -194,7 +195,7 @@ def test_below_the_worst_cycle_the_queue_stays_small(load: float) -> None:
     assert empty_s == pytest.approx(BACKLOG / (40 * (1 - load)), rel=0.3)
 
 
-@pytest.mark.parametrize("load", [0.8, 0.85, 0.9, 0.95, 1.0])
+@every("load", [0.8, 0.85, 0.9, 0.95, 1.0])
 def test_a_backlog_drains_under_the_cap_alone(load: float) -> None:
     """From the worst cycle's 40 an iteration to the equilibrium's 50 greedy admission stays collapsed."""
     model, greedy = open_run("greedy", load * 50, BACKLOG)

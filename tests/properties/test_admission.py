@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import SlowMap, stage_weights, stationary_mean_queue
@@ -16,7 +17,7 @@ from kvplan.analysis.admission import integer_budgets, mean_queue, rate_cap
 from kvplan.analysis.equilibrium import equilibrium, saturation
 
 
-@pytest.mark.parametrize("arrivals", [Fraction(n, 1000) for n in (1, 250, 500, 900, 999)])
+@every("arrivals", [Fraction(n, 1000) for n in (1, 250, 500, 900, 999)])
 def test_one_admission_at_a_time_has_the_textbook_queue(arrivals: Fraction) -> None:
     """b = 1: E[Q] = λ²/(2(1 - λ)), exactly."""
     exact = arrivals**2 / (2 * (1 - arrivals))
@@ -50,7 +51,7 @@ def test_a_larger_budget_never_waits_longer_and_more_arrivals_never_less(arrival
     assert mean_queue(arrivals * 0.99, budget) <= queue * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("arrivals", "budget"), [(1.0, 1), (3.5, 3), (math.inf, 3), (math.nan, 3)])
+@every(("arrivals", "budget"), [(1.0, 1), (3.5, 3), (math.inf, 3), (math.nan, 3)])
 def test_an_overwhelmed_budget_is_refused(arrivals: float, budget: int) -> None:
     with pytest.raises(ValueError, match="overwhelm"):
         mean_queue(arrivals, budget)

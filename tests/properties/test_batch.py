@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import mix_model, models
@@ -48,8 +48,8 @@ def test_each_of_many_is_as_it_is_alone(many: list[ServingModel]) -> None:
     assert blocks(many) == [alone(model) for model in many]
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 300])
-@pytest.mark.parametrize("lengths", [1, 3, 8, 9, 130])
+@every("size", [1, 2, 7, 300])
+@every("lengths", [1, 3, 8, 9, 130])
 def test_sums_do_not_depend_on_how_many_there_are(size: int, lengths: int) -> None:
     """Long sums are added up in pairs, in an order that must not change with the shape."""
     rng = np.random.default_rng(7)

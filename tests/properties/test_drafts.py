@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import small_runs
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from layered_campaign import FIRST, campaign, table
@@ -145,7 +146,7 @@ def test_drafts_make_a_fixed_length_stable() -> None:
     assert not stability(with_drafts(example(found.exact, 10**6), 0)).stable
 
 
-@pytest.mark.parametrize(
+@every(
     ("chance", "tokens", "draft_s", "verify_s", "law", "pays"),
     [
         (0.5, 5, 0.9e-3, 25e-6, LAW, Pays.BELOW),  # theory §11: 45.3

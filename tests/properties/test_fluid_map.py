@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import SlowMap
@@ -136,8 +137,8 @@ def test_the_map_does_what_explicit_layers_do(mixture: Mixture, data: st.DataObj
     agree(mixture, mixture.filling(data.draw(cohorts(mixture.size)), fill), 8 * mixture.size)
 
 
-@pytest.mark.parametrize("page", [1, 3])
-@pytest.mark.parametrize(
+@every("page", [1, 3])
+@every(
     "rows",
     [
         ((11, 10, 3, 67), (3, 3, 2, 8), (8, 10, 1, 25)),
@@ -292,7 +293,7 @@ def test_every_gap_vector_gives_the_cycle_of_sic_equation_25(decode: int, input_
         assert find_period(history.completed, 1e-7) == rotation_period(gaps)
 
 
-@pytest.mark.parametrize(("decode", "input_tokens"), [(2, 0), (3, 2), (5, 1), (8, 40), (13, 7)])
+@every(("decode", "input_tokens"), [(2, 0), (3, 2), (5, 1), (8, 40), (13, 7)])
 def test_from_empty_one_class_falls_into_its_worst_cycle(decode: int, input_tokens: int) -> None:
     """One cohort, x_w = M/(d(s + d)), once every d iterations."""
     found = find_attractor(lone(decode, input_tokens + 1.0, 840.0), np.zeros(decode))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import at_night
@@ -129,7 +130,7 @@ def test_the_mean_of_a_convex_law_is_above_its_value_at_the_mean(law: Prompts, l
         assert law.excess(level) >= least * (1 - 1e-9) - 1e-7
 
 
-@pytest.mark.parametrize("level", [0.5, 40.0, 256.0, 900.0, 4000.0])
+@every("level", [0.5, 40.0, 256.0, 900.0, 4000.0])
 def test_prompts_exceed_a_level_as_often_as_drawn_ones(level: float) -> None:
     law = Prompts(np.array([0.7, 0.2, 3.0]), np.array([500.0, 2000.0, 37.0]))
     rng = np.random.default_rng(int(level))

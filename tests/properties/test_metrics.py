@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import NAN, a_run, a_series, one_server
@@ -254,7 +255,7 @@ def of_queues(horizon_s: float | None) -> list[dict[str, Interval | None]]:
     return [result_of(run, horizon_s=horizon_s).ci95 for run in runs]
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "truth"),
     [
         ("makespan_s", N / RATE),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
@@ -196,7 +197,7 @@ def test_near_are_those_worse_by_at_most_a_hundredth_in_everything() -> None:
     assert [scores[groups] for groups in mixing.near_best(scores)] == [best, near[2], near[1], near[0]]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@every("seed", range(8))
 def test_local_search_is_never_worse_than_where_it_starts_and_gives_the_same_again(seed: int) -> None:
     pool_of, count, replicas = made_up(seed, 12), 12, 4
     mixed = ((1 << count) - 1,)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
@@ -387,7 +388,7 @@ def test_an_overload_has_no_segments() -> None:
     assert result.required_kv_tokens is None
 
 
-@pytest.mark.parametrize("gap", [1e-2, 1e-4, 1e-6, 1e-9])
+@every("gap", [1e-2, 1e-4, 1e-6, 1e-9])
 def test_thresholds_keep_up_near_the_limit(gap: float) -> None:
     model = build([(10, [20, 33, 47], 500.0), (70, [12, 20, 90], 20.0)], load=1 - gap, memory_tokens=10**9)
     check(model, nested_wait(model, delta=0.01, horizon_s=3600.0, segments=None))

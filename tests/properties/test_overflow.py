@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
@@ -361,7 +362,7 @@ def test_horizons_below_an_iteration_count_as_one() -> None:
     assert short.overflow_probability_horizon_bound == short.overflow_probability_per_iteration
 
 
-@pytest.mark.parametrize("score", [-1.0, 0.0, 1.5, 3.0, 4.0])
+@every("score", [-1.0, 0.0, 1.5, 3.0, 4.0])
 def test_passages_of_an_ornstein_uhlenbeck_process_are_those_of_a_fine_walk(score: float) -> None:
     """A walk on 2,000 points: the mean time to the level, from its long run below, by solving linear equations."""
     cells = 2_000

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from every import every
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
@@ -36,7 +37,7 @@ def needed(name: str, key: str) -> dict[str, tuple[float, ...]]:
     return {"budgets": (4.0,)} if name == "flow" and key != "budgets" else {}
 
 
-@pytest.mark.parametrize(("name", "key"), EVERY)
+@every(("name", "key"), EVERY)
 def test_rubbish_is_refused_in_one_line(name: str, key: str) -> None:
     refused, others = {}, needed(name, key)
     for value in RUBBISH:
@@ -51,10 +52,7 @@ def test_rubbish_is_refused_in_one_line(name: str, key: str) -> None:
     assert any(map(math.isnan, refused))
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [(name, key) for name, key in EVERY if key not in SHARES],
-)
+@every(("name", "key"), [(name, key) for name, key in EVERY if key not in SHARES])
 def test_the_largest_that_is_not_refused_runs(name: str, key: str) -> None:
     largest, others = 10**6 if key == "shortest" else LARGEST, needed(name, key)
     outcome = run(name, {**others, key: (float(largest),)})
@@ -77,8 +75,8 @@ def test_a_million_idle_iterations_pass_at_once(name: str, key: str) -> None:
     assert outcome.iterations == size * 7
 
 
-@pytest.mark.parametrize("cap", [1e-4, 0.07, 0.3, 1 / 3, 0.7, 1.0, 1.7])
-@pytest.mark.parametrize("first", [0, 1, 2, 5, 12, 999_999, 1_000_000, 10**7 + 3])
+@every("cap", [1e-4, 0.07, 0.3, 1 / 3, 0.7, 1.0, 1.7])
+@every("first", [0, 1, 2, 5, 12, 999_999, 1_000_000, 10**7 + 3])
 def test_the_iteration_waited_for_is_the_one_found_by_counting(cap: float, first: int) -> None:
     setup, _ = POLICIES["greedy"].prepare(Scenario(MODEL, Plan(), FEW, ("a",)), Settings("greedy", {}))
     knobs = np.array(cap_knobs(cap))

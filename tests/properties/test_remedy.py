@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tomli
+from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -189,7 +190,7 @@ def test_a_limit_that_binds_is_raised_to_what_the_formula_gives(key: str, limit:
     assert outcome(written(text, by_lever[key]), "load.headroom >= 25%") is Outcome.PASSED
 
 
-@pytest.mark.parametrize(("rate", "limit"), [(11, 16), (37, 16), (38, None), (50, None)])
+@every(("rate", "limit"), [(11, 16), (37, 16), (38, None), (50, None)])
 def test_a_limit_is_lowered_where_that_excludes_evictions_and_serves_enough(
     rate: int, limit: int | None
 ) -> None:
@@ -274,7 +275,7 @@ rate = 5.0
 """
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "requirement", "lever", "least", "most"),
     [  # 24,000 tokens hold 400 requests of 60; 323.1 serve 350 requests/s, by the formula of the tests above
         (WINDOWED, "verdict.status == stable", Lever.MAX_NUM_SEQS, 324, 400),

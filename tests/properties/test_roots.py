@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import count_roots
@@ -46,7 +47,7 @@ def test_the_exact_oracle_agrees_with_eigenvalues_away_from_the_circle(w: list[i
     assert exact.outside >= np.count_nonzero(moduli > 1.05)
 
 
-@pytest.mark.parametrize(
+@every(
     ("w", "inside", "on", "outside"),
     [
         ([1], 0, 0, 0),
@@ -149,8 +150,8 @@ def test_the_largest_root_is_where_exact_counts_enclose_it(w: list[int]) -> None
     assert counts[1] > 0
 
 
-@pytest.mark.parametrize("size", [2, 3, 50, 180])
-@pytest.mark.parametrize("shape", ["growing", "falling", "noisy", "tiny last", "steep"])
+@every("size", [2, 3, 50, 180])
+@every("shape", ["growing", "falling", "noisy", "tiny last", "steep"])
 def test_the_spectral_radius_agrees_with_eigenvalues(size: int, shape: str) -> None:
     k = np.arange(size, dtype=float)
     w = {

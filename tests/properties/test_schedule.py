@@ -7,6 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import mix_model
@@ -356,10 +357,8 @@ def test_a_sinusoid_brings_most_at_its_peak() -> None:
     assert np.count_nonzero(some.class_index) == pytest.approx(10_000, abs=SIGMAS * 100)
 
 
-@pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
-@pytest.mark.parametrize(
-    "schedule", [Steps(7.0, (0.0, 3.0), ((1.0, 1.0), (1.0, 1.0))), Sinusoid(7.0, 0.0, 2.0)]
-)
+@every("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
+@every("schedule", [Steps(7.0, (0.0, 3.0), ((1.0, 1.0), (1.0, 1.0))), Sinusoid(7.0, 0.0, 2.0)])
 def test_a_schedule_that_does_not_vary_brings_the_same_requests(
     kind: Arrivals, schedule: Steps | Sinusoid
 ) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import slow_host_tier
 from cached_cases import CASES
+from every import every
 from host_tier_cases import busy_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,8 +99,8 @@ def test_a_host_with_room_for_nothing_more_changes_nothing(case: Case) -> None:
     assert with_host.series.kv_tokens.tolist() == alone.series.kv_tokens.tolist()
 
 
-@pytest.mark.parametrize("inclusive", [True, False])
-@pytest.mark.parametrize("overlap", [True, False])
+@every("inclusive", [True, False])
+@every("overlap", [True, False])
 def test_compiled_runs_leave_the_same_bytes(inclusive: bool, overlap: bool) -> None:
     shape = Shape(
         [(-1, 7), (1, 3)], [(s % 3, [(3, 5, 2.0), (0, 4, 0.5), (6, 7, 0.0)], 1.5) for s in range(40)], 9

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import CLASSES, GAPS, PAIRS, Case, agree, bytes_of, cases, run
@@ -49,9 +50,9 @@ def test_sglang_looks_no_further_ahead_than_4096_tokens(
     agree("sglang", case, run("sglang", case))
 
 
-@pytest.mark.parametrize("gap_s", [0.0, 2.0])
-@pytest.mark.parametrize("batched", [None, 7])
-@pytest.mark.parametrize("conservativeness", [0.0, 0.3])
+@every("gap_s", [0.0, 2.0])
+@every("batched", [None, 7])
+@every("conservativeness", [0.0, 0.3])
 def test_sglang_retracts_who_is_least_far(conservativeness: float, batched: int | None, gap_s: float) -> None:
     """Those who come at once are equally far, and mostly equally long, so that the order of admission decides.
 

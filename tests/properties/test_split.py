@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import mix_model, models, one_class
@@ -77,7 +78,7 @@ def of_theory(
 # ------------------------------------------------------------------------------------------ the example of theory
 
 
-@pytest.mark.parametrize(
+@every(
     ("itl_s", "ratio", "of_eight"),
     [
         (0.02, 1.370, 1.327),

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import RootCount, count_roots, stage_weights, survival_polynomial
@@ -129,8 +130,8 @@ TRAPS = [  # lengths, input, share of the shorter, roots on the circle
 ]
 
 
-@pytest.mark.parametrize(("short", "long", "input_tokens", "p", "on"), TRAPS)
-@pytest.mark.parametrize("decimal", [False, True])
+@every(("short", "long", "input_tokens", "p", "on"), TRAPS)
+@every("decimal", [False, True])
 def test_a_root_exactly_on_the_circle_is_not_stable_and_no_mode(
     short: int, long: int, input_tokens: int, p: Fraction, on: int, decimal: bool
 ) -> None:
@@ -151,7 +152,7 @@ def test_a_root_exactly_on_the_circle_is_not_stable_and_no_mode(
     assert (above.stable, above.certified, above.unstable_modes) == (True, True, 0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("shorter", "longer", "stable"),
     [
         (0.8, 0.2000000000000001, True),
@@ -323,8 +324,8 @@ def test_several_classes_are_searched_on_the_common_scale_of_their_inputs(
     assert found.exact == 0 or not stable(found.exact - 1)
 
 
-@pytest.mark.parametrize(("short", "long"), [(5, 6), (9, 10), (20, 21), (30, 31), (13, 21)])
-@pytest.mark.parametrize("p", [Fraction(1, 2), Fraction(1, 5)])
+@every(("short", "long"), [(5, 6), (9, 10), (20, 21), (30, 31), (13, 21)])
+@every("p", [Fraction(1, 2), Fraction(1, 5)])
 def test_the_asymptote_of_sic_13_is_within_the_longer_length(short: int, long: int, p: Fraction) -> None:
     """(p·d1 + (1-p)·d2)³/(2π²p(1-p)), error O(d2)."""
     found = min_stable_input(two_lengths(short, long, 100, p))
@@ -400,7 +401,7 @@ def uniform_weights(low: int, high: int, input_tokens: int) -> FloatArray:
     return w
 
 
-@pytest.mark.parametrize("input_tokens", [0, 10, 100, 1000])
+@every("input_tokens", [0, 10, 100, 1000])
 def test_a_distribution_counts_like_its_lengths_as_classes(input_tokens: int) -> None:
     """One class with 21 decode lengths is the same system as 21 classes with one each."""
     one = stability(mix_model((input_tokens, tuple(range(20, 41)), 21.0)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -78,8 +79,8 @@ def test_the_accelerated_search_ends_where_plain_iteration_does(system: tuple[An
     assert found[0].tolist() == n
 
 
-@pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5, 1e-8, 1e-11])
-@pytest.mark.parametrize("classes", [1, 2, 7, 40])
+@every("gap", [1e-1, 1e-3, 1e-5, 1e-8, 1e-11])
+@every("classes", [1, 2, 7, 40])
 def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: int) -> None:
     rng = np.random.default_rng(classes)
     rate = rng.uniform(0.1, 1000.0, classes)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import SlowMap, count_roots, stage_weights, survival_polynomial
@@ -203,10 +204,8 @@ def test_a_stable_pulse_attracts_its_neighbourhood_and_another_does_not(case: Pu
         assert history.in_flight[last].mean() == pytest.approx(cycle.in_flight, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "p", [Fraction(1, 10), Fraction(1, 4), Fraction(2, 5), Fraction(1, 2), Fraction(4, 5)]
-)
-@pytest.mark.parametrize("input_tokens", range(0, 20, 2))
+@every("p", [Fraction(1, 10), Fraction(1, 4), Fraction(2, 5), Fraction(1, 2), Fraction(4, 5)])
+@every("input_tokens", range(0, 20, 2))
 def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
     input_tokens: int, p: Fraction
 ) -> None:
@@ -228,7 +227,7 @@ def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
         )
 
 
-@pytest.mark.parametrize(
+@every(
     ("input_tokens", "decode", "prefill"),
     [
         (s, d, prefill)

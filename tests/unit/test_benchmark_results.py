@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from every import every
 from result_files import (
     FORWARD_PASS,
     INFERENCEMAX,
@@ -137,7 +138,7 @@ def test_speculative_runs_are_told_apart() -> None:
     assert sweep(SGLANG | {"accept_length": 2.6}).group == "sglang, speculative decoding"
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "reason"),
     [
         ({"completed": 0}, "nothing was generated"),
@@ -195,7 +196,7 @@ def test_inferencemax_is_read_from_csv_too() -> None:
     assert (found.points[0].concurrency, found.points[0].tpot_s) == (64, 0.011)
 
 
-@pytest.mark.parametrize(
+@every(
     ("strategy", "load"),
     [
         ({"type_": "synchronous"}, (1, None, False)),
@@ -249,7 +250,7 @@ def test_loads_of_guidellm_that_are_not_steady_are_left_out() -> None:
     assert found.left_out == (LeftOut("arrivals that are no steady load", 1, 1),)
 
 
-@pytest.mark.parametrize(
+@every(
     ("config", "load"),
     [
         ({"loadgen": {"concurrency": 8}}, (8, None, False)),
@@ -285,7 +286,7 @@ def test_aiperfs_times_have_the_unit_that_it_names() -> None:
         read(aiperf({}, time_to_first_token=metric(1.0, "weeks")))
 
 
-@pytest.mark.parametrize(
+@every(
     ("document", "reason"),
     [
         (aiperf({}, is_complete=False), "a run that was cut short"),
@@ -371,7 +372,7 @@ def without(document: dict[str, Any], path: str) -> dict[str, Any]:
     return changed
 
 
-@pytest.mark.parametrize(
+@every(
     ("document", "message"),
     [
         (VLLM | {"mean_tpot_ms": float("nan")}, "file:1: mean_tpot_ms: NaN; must be a number"),
@@ -429,7 +430,7 @@ def test_results_that_cannot_be_used_are_refused_with_line_and_key(document: Any
         read(document)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message"),
     [
         ('{\n"completed": 1,\n', "file:3: not JSON: .*; is the file cut off?"),

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from every import every
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.population import users_of, with_part_of_users
@@ -233,7 +234,7 @@ def test_twice_the_rate_of_users_is_twice_the_users() -> None:
     assert found.demand_rps == pytest.approx(2 * model.total_rate_rps)
 
 
-@pytest.mark.parametrize("parts", [2, 3, 7, 200])
+@every("parts", [2, 3, 7, 200])
 def test_parts_of_users_make_up_all_of_them(parts: int) -> None:
     users = users_of(with_part_of_users(agents("users = 200").model, 1 / parts))
     assert (users - 1) * parts < 200 <= users * parts

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from every import every
 from oracles import stage_weights
 
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
@@ -56,8 +57,8 @@ def counted_out(prefill: Prefill, page: int, shared: int) -> dict[str, float]:
     return {name: value / requests for name, value in sums.items()} | {"requests": requests}
 
 
-@pytest.mark.parametrize("prefill", Prefill)
-@pytest.mark.parametrize(("page", "shared"), [(1, 0), (1, 3), (4, 0), (4, 9), (16, 40), (7, 14)])
+@every("prefill", Prefill)
+@every(("page", "shared"), [(1, 0), (1, 3), (4, 0), (4, 9), (16, 40), (7, 14)])
 def test_moments_of_sessions_are_those_of_all_their_turns(prefill: Prefill, page: int, shared: int) -> None:
     laws = {name: Lengths.of(law) for name, law in LAWS.items()}
     sessions = Sessions(**laws, think=THINK, shared=shared)
@@ -113,7 +114,7 @@ def test_a_class_leaves_its_full_pages() -> None:
     assert (stream.reused, stream.gap, stream.prompts[1].share) == (0, None, 0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("tokens", "found"),
     [
         (0.5, 64),
@@ -122,7 +123,7 @@ def test_a_class_leaves_its_full_pages() -> None:
         (10**6, 96),
         (96, 96),
         (15, 0),
-    ],  # of 128; a prompt of 100 finds 96 at most
+    ],
 )
 def test_reuse_is_of_full_pages_that_a_prompt_can_find(tokens: float, found: int) -> None:
     stream = stream_of({40: 1.0}, Reuse(tokens, 0.25, THINK))

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import numpy as np
-import pytest
+from every import every
 
 from kvplan.layout.plot import ASCII, BLOCKS, Ink, running, throughput
 from kvplan.plots.data import RateThroughput
@@ -17,8 +17,8 @@ def content(sustainable: float, worst: float, offered: float, top: float) -> Rat
     return RateThroughput(rate, np.minimum(rate, sustainable), collapsed, zone, worst, offered, sustainable)
 
 
-@pytest.mark.parametrize("ink", [BLOCKS, ASCII], ids=["blocks", "ascii"])
-@pytest.mark.parametrize(
+@every("ink", [BLOCKS, ASCII])
+@every(
     ("sustainable", "worst", "offered", "top"),
     [(8, 4, 6, 10), (8, 7, 9, 11), (50, 3, 45, 60), (2, 2, 1, 3), (1e12, 5e11, 1e11, 2e12)],
 )
@@ -63,8 +63,8 @@ def test_what_is_not_there_is_not_explained() -> None:
     assert "offered" not in text  # beyond the right edge
 
 
-@pytest.mark.parametrize("ink", [BLOCKS, ASCII], ids=["blocks", "ascii"])
-@pytest.mark.parametrize("width", [60, 76])
+@every("ink", [BLOCKS, ASCII])
+@every("width", [60, 76])
 def test_branches_go_through_their_states(width: int, ink: Ink) -> None:
     """From 1 at load 0 to 10 at the fold of 8 and back to 100 at 6: at load 7 the states are 10^(7/8) and 10^1.5."""
     curve = np.array([0.0, 8.0, 6.0]), np.array([1.0, 10.0, 100.0]), np.array([True, False, False])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from every import every
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.log.engine_log import EngineLimits, parse_engine_log, read_engine_log
@@ -37,7 +38,7 @@ def limits(found: EngineLimits) -> tuple[int | None, int | None, int | None]:
     return found.block_tokens, found.max_num_seqs, found.max_num_batched_tokens
 
 
-@pytest.mark.parametrize(
+@every(
     ("line", "engine", "tokens"),
     [
         ("INFO 08-22 15:27:25 llm_engine.py:196] # GPU blocks: 1478, # CPU blocks: 2048", "vLLM", 1478 * 16),
@@ -76,9 +77,7 @@ def test_a_block_size_that_is_nowhere_is_assumed_and_that_is_said() -> None:
     assert found.notes == ("the log states no block size; vLLM's default of 16 tokens is assumed",)
 
 
-@pytest.mark.parametrize(
-    "stated", ["block_size=32, enable", "'block_size': 32,", '"block_size":32', "--block-size 32"]
-)
+@every("stated", ["block_size=32, enable", "'block_size': 32,", '"block_size":32', "--block-size 32"])
 def test_blocks_have_the_size_that_the_engine_arguments_state(stated: str) -> None:
     found = parsed(f"args: {stated}\n", BLOCKS)
     assert (found.memory_tokens, found.block_tokens, found.notes) == (1381 * 32, 32, ())
@@ -215,7 +214,7 @@ def test_no_statement_is_an_error_that_names_what_is_looked_for() -> None:
         parsed("INFO 07-28 Engine 000: Running: 8 reqs, GPU KV cache usage: 91.2%\n", "# CPU blocks: 2048\n")
 
 
-@pytest.mark.parametrize(
+@every(
     ("line", "seen"),
     [
         ("# GPU blocks: 0, # CPU blocks: 1024", "a KV capacity of 0 tokens"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from every import every
 from strategies import mix_model
 
 from kvplan.decide.requirement import parse
@@ -209,7 +210,7 @@ def test_the_best_value_of_a_setting_is_emitted() -> None:
     assert [t.verdict for t in one.tried if t.candidate.value == "41"] == [Verdict.SURPASSED]
 
 
-@pytest.mark.parametrize(
+@every(
     ("result", "verdict"),
     [
         (measured(10.04), Verdict.NO_GAIN),  # 0.4 %

@@ -9,7 +9,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+from every import check_every, every
 from shipped import NAMES, profile, report
+from tiers import is_night
 
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.errors import UsageError
@@ -142,13 +144,13 @@ def made(name: str) -> Case:
     return case(MODELS[name], Plan(0.05, 1000.0, None))
 
 
-BENT_ON_A_COMMIT = ("inline, bent", "agents and others, bent")
 EVERY = [*((shipped, name) for name in NAMES), *((made, name) for name in MODELS)]
-CASES = [
-    pytest.param(make, name, id=name, marks=pytest.mark.nightly if late else ())
-    for make, name in EVERY
-    for late in [name.endswith(", bent") and name not in BENT_ON_A_COMMIT]
-]
+ON_A_COMMIT = (*NAMES[:10], "inputs told", "agents and others, bent", "host tier")
+
+
+def cases() -> dict[str, Case]:
+    """The reports that a loop looks at, by name: a few on a commit, and at night all."""
+    return {name: make(name) for make, name in EVERY if is_night() or name in ON_A_COMMIT}
 
 
 def paths(value: Any, path: str = "") -> Iterator[str]:
@@ -168,22 +170,25 @@ def paths(value: Any, path: str = "") -> Iterator[str]:
 # --------------------------------------------------------------------------------------------- every key
 
 
-@pytest.mark.parametrize(("make", "name"), CASES)
-def test_every_key_of_a_report_is_explained(make: Any, name: str) -> None:
-    document, _ = make(name)
-    nulls = {key.removesuffix("[]") for key in CONTRACT} | {k for k in BLOCKS if document[k] is None}
-    for path in paths(document):
-        assert path in {*CONTRACT, *nulls}, path
+def test_every_key_of_a_report_is_explained() -> None:
+    def check(case: Case) -> None:
+        document, _ = case
+        nulls = {key.removesuffix("[]") for key in CONTRACT} | {k for k in BLOCKS if document[k] is None}
+        assert set(paths(document)) - {*CONTRACT, *nulls} == set()
+
+    check_every(cases(), check)
 
 
-@pytest.mark.parametrize("about", CONTRACT.values(), ids=lambda about: about.key)
-def test_an_explanation_is_complete(about: Record) -> None:
-    assert about.meaning.endswith(".")
-    assert "  " not in about.meaning
-    computed = about.block not in ("schema_version", "kvplan_version", "profile", "sources")
-    if computed and about.formula:
-        assert re.search(r"SIC|WAIT|FC|new|the profile", about.source), about.key
-    assert not about.here or about.formula, about.key
+def test_every_explanation_is_complete() -> None:
+    def check(about: Record) -> None:
+        assert about.meaning.endswith(".")
+        assert "  " not in about.meaning
+        computed = about.block not in ("schema_version", "kvplan_version", "profile", "sources")
+        if computed and about.formula:
+            assert re.search(r"SIC|WAIT|FC|new|the profile", about.source)
+        assert not about.here or about.formula
+
+    check_every(CONTRACT, check)
 
 
 def test_every_figure_is_named_by_a_formula() -> None:
@@ -248,12 +253,14 @@ def calculations(document: dict[str, Any], inputs: Inputs) -> Iterator[tuple[str
                 yield about.key, float(place.value), result
 
 
-@pytest.mark.parametrize(("make", "name"), CASES)
-def test_what_is_substituted_gives_the_value(make: Any, name: str) -> None:
-    found = list(calculations(*make(name)))
-    assert len({key for key, _, _ in found}) >= 15
-    for key, value, result in found:
-        assert result == pytest.approx(value, rel=3e-5, abs=1e-7), key
+def test_what_is_substituted_gives_the_value() -> None:
+    def check(case: Case) -> None:
+        calculated = list(calculations(*case))
+        assert len({key for key, _, _ in calculated}) >= 15
+        for key, value, result in calculated:
+            assert result == pytest.approx(value, rel=3e-5, abs=1e-7), key
+
+    check_every(cases(), check)
 
 
 def test_nearly_every_number_has_a_calculation_somewhere() -> None:
@@ -364,10 +371,13 @@ def test_conditions_show_both_sides() -> None:
 # ------------------------------------------------------------------------------------------------- pages
 
 
-@pytest.mark.parametrize(("make", "name"), CASES)
-def test_every_page_is_readable(make: Any, name: str) -> None:
+def test_every_page_is_readable() -> None:
+    check_every(cases(), _check_pages)
+
+
+def _check_pages(case: Case) -> None:
     for about in CONTRACT.values():
-        page = explain(find(about.key), *make(name))
+        page = explain(find(about.key), *case)
         text, markdown = explanation.text(page), explanation.markdown(page)
         assert text.startswith(f"{about.key}\n\n")
         assert max(map(len, text.splitlines())) <= 80
@@ -380,7 +390,7 @@ def test_every_page_is_readable(make: Any, name: str) -> None:
             assert page.absent in " ".join(text.split())
 
 
-@pytest.mark.parametrize("block", ["wait", "nested_wait", "safety_buffer", "simulation"])
+@every("block", ["wait", "nested_wait", "safety_buffer", "simulation"])
 def test_a_block_that_is_null_says_why(block: str) -> None:
     document, inputs = made("pulse")
     without = {**document, block: None}
@@ -432,7 +442,7 @@ def test_a_block_lists_its_keys_with_values() -> None:
 # ------------------------------------------------------------------------------------------------ look-up
 
 
-@pytest.mark.parametrize(
+@every(
     ("word", "key", "entry"),
     [
         ("load.headroom", "load.headroom", None),
@@ -459,7 +469,7 @@ def test_parts_of_blocks_are_found(word: str, count: int) -> None:
     assert (found.is_block, len(found.records)) == (True, count)
 
 
-@pytest.mark.parametrize(
+@every(
     ("word", "says"),
     [
         ("theta", "did you mean nested_wait.segments[].theta?"),

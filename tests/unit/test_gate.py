@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from contract import KEYS
+from every import every
 from lxml import etree
 from shipped import report
 from strategies import mix_model
@@ -60,7 +61,7 @@ def subject(**classes: int) -> Subject:
 # ------------------------------------------------------------------------------------------------- reading
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "path", "symbol", "wanted"),
     [
         ("load.headroom >= 0.20", ("load", "headroom"), ">=", 0.2),
@@ -102,7 +103,7 @@ def test_a_requirement_is_read(text: str, path: tuple[object, ...], symbol: str,
     assert type(found.wanted) is type(wanted)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "says"),
     [
         ("", "KEY OPERATOR VALUE"),
@@ -171,9 +172,7 @@ def test_every_key_of_the_contract_is_known_with_its_kind() -> None:
             assert not known.record.allowed or value in known.record.allowed
 
 
-@pytest.mark.parametrize(
-    "name", ["chat", "tool call", "0", "a]b", 'say "x"', "back\\slash", " edge ", "größer", "[", "x."]
-)
+@every("name", ["chat", "tool call", "0", "a]b", 'say "x"', "back\\slash", " edge ", "größer", "[", "x."])
 def test_any_name_can_be_written_and_read(name: str) -> None:
     assert parse_key(f"rate_cap.classes{named(name)}.per_iteration").path[2] == Named(name) or name.isdigit()
 
@@ -181,7 +180,7 @@ def test_any_name_can_be_written_and_read(name: str) -> None:
 # ------------------------------------------------------------------------------------------------- judging
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "got", "margin", "passed"),
     [
         ("load.headroom >= 0.5", 0.5, 0.0, True),
@@ -211,7 +210,7 @@ def test_a_report_is_judged(text: str, got: object, margin: float | None, passed
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "says"),
     [
         ("stability.recovery_iterations < 9", "null"),
@@ -225,7 +224,7 @@ def test_what_has_no_value_is_refused(text: str, says: str) -> None:
         judge(parse(text), subject())
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "stability.stable == false",
@@ -350,7 +349,7 @@ def test_what_cannot_be_judged_names_file_line_and_requirement() -> None:
     assert problem.line == 13
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "says"),
     [
         (
@@ -377,7 +376,7 @@ def test_a_bound_that_no_report_comes_near_is_refused(text: str, says: str) -> N
     assert str(refusal.value).endswith(says)
 
 
-@pytest.mark.parametrize(
+@every(
     "text", ["worst_cycle.loss <= 100%", "worst_cycle.loss < 1", "load.headroom >= -1", "load.headroom <= 30"]
 )
 def test_a_bound_at_the_end_of_a_range_is_none_of_them(text: str) -> None:
@@ -477,7 +476,7 @@ def baseline(*tolerances: str, **load: object) -> Baseline:
     return Baseline("old.json", document, tuple(map(read_tolerance, tolerances)))
 
 
-@pytest.mark.parametrize(
+@every(
     ("then", "share", "passed"),
     [
         (0.5, "0%", True),
@@ -503,7 +502,7 @@ def test_of_a_drift_it_is_said_that_nothing_is_offered() -> None:
         assert "nothing is offered against a drift" in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
+@every(
     ("tolerance", "load", "says"),
     [
         ("load.work_rate=1%", {}, "not in this report"),
@@ -536,7 +535,7 @@ def test_an_uncertified_baseline_is_no_yardstick() -> None:
     assert checking.check(small(), None, [], old).outcome is Outcome.FAILED
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "load.headroom",
@@ -562,7 +561,7 @@ def test_a_drift_that_no_fall_can_exceed_is_refused(share: str, meant: str) -> N
     assert read_tolerance("load.sustainable_rps=100%").share == 1
 
 
-@pytest.mark.parametrize(
+@every(
     "data",
     [
         b"",
@@ -708,7 +707,7 @@ def test_junit_is_valid_and_counts_right() -> None:
     assert root[0].attrib["name"] == f"{NASTY} ({NASTY})"
 
 
-@pytest.mark.parametrize(
+@every(
     "spoilt",
     [
         ("<testcase ", "<testcase line='3' "),

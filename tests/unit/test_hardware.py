@@ -1,6 +1,7 @@
 """The catalogue of GPUs: how one is found, and that what it says is plausible."""
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.named import plain, tables
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "expected"),
     [
         ("RTX 4090", "RTX 4090"),
@@ -32,7 +33,7 @@ def test_a_gpu_is_found_by_any_of_its_names(written: str, expected: str) -> None
     assert find_gpu(written).name == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "message"),
     [
         ("A100", "A100: no GPU in the catalogue of that name; did you mean A100 "),
@@ -61,7 +62,7 @@ def test_any_name_is_known_or_refused_in_one_line(name: str) -> None:
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
+@every("gpu", gpus())
 def test_figures_are_of_the_right_size(gpu: Gpu) -> None:
     """Wrong units, figures with sparsity and swapped columns show in these ratios."""
     assert 14e9 < gpu.memory_bytes < 310e9

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from every import every
 from shipped import NAMES as SHIPPED
 from shipped import report as shipped
 
@@ -70,7 +71,7 @@ def hostile() -> Report:
     return analyze(model, name=HOSTILE[0] + HOSTILE[4], sha256="5e6f" * 16)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@every("name", SHIPPED)
 def test_the_tables_are_those_of_the_report(name: str) -> None:
     shown = build(shipped(name))
     tables = [shown.summary]
@@ -87,7 +88,7 @@ def _at(report: dict[str, Any], key: str) -> Any:
     return report
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@every("name", SHIPPED)
 def test_its_figures_are_those_of_the_json_report(name: str) -> None:
     cells = Page(html.render(build(shipped(name)))).cells
     report = to_document(shipped(name))

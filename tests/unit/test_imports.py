@@ -6,8 +6,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
 from command import python
+from every import check_every
 
 import kvplan
 
@@ -82,11 +82,17 @@ def test_every_room_has_its_layer() -> None:
     assert {room(module) for module in imports()} == set(LEVEL)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_is_below_its_room_or_in_it(module: str) -> None:
-    mine = room(module)
-    up = {other for other in own_imports(module) if room(other) != mine and LEVEL[room(other)] >= LEVEL[mine]}
-    assert not up
+def test_modules_import_only_what_is_below_their_room_or_in_it() -> None:
+    def check(module: str) -> None:
+        mine = room(module)
+        up = {
+            other
+            for other in own_imports(module)
+            if room(other) != mine and LEVEL[room(other)] >= LEVEL[mine]
+        }
+        assert not up
+
+    check_every([*MODULES], check)
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -94,9 +100,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({module: own_imports(module) - {module} for module in imports()}).prepare()
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if room(module) in CORE])
-def test_the_core_imports_nothing_of_the_outer_world(module: str) -> None:
-    assert not {other.split(".")[0] for other in imports()[module]} & NOT_IN_THE_CORE
+def test_the_core_imports_nothing_of_the_outer_world() -> None:
+    def check(module: str) -> None:
+        assert not {other.split(".")[0] for other in imports()[module]} & NOT_IN_THE_CORE
+
+    check_every([module for module in MODULES if room(module) in CORE], check)
 
 
 def test_a_report_is_made_without_loading_what_is_slow_to_load() -> None:

@@ -6,6 +6,7 @@ from datetime import date
 from typing import Any
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
@@ -81,7 +82,7 @@ def test_a_prompt_is_computed_in_parts_of_the_budget() -> None:
 HALF = State("half", 50, 50, 50)
 
 
-@pytest.mark.parametrize(
+@every(
     ("ends", "factors"),
     [
         ((0, 50), []),
@@ -173,7 +174,7 @@ def test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_
     assert changes == (ends[0].verdict.status != ends[1].verdict.status)
 
 
-@pytest.mark.parametrize(
+@every(
     ("band", "offered", "expected"),
     [
         ((0.9, 1.1), 5.0, [(Status.STABLE, 1.1)]),

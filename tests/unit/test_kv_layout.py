@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from slow_blocks import Allocator
@@ -78,7 +79,7 @@ MODELS = {  # theory §10: bytes of a token that stays, tokens held whatever the
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every("name", MODELS)
 def test_published_models(name: str) -> None:
     layers, block, bytes_per_token, fixed = MODELS[name]
     layout = KvLayout(layers, block)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import python
+from every import every
 
 import kvplan
 from kvplan.cli.app import main
@@ -97,7 +98,7 @@ def test_clients_and_traces_are_those_of_the_command(tmp_path: Path) -> None:
     assert kvplan.simulate(kvplan.load(NAME), trace=str(trace)).results[0].completed == 90
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "said"),
     [
         ({"concurrency": 3}, "--concurrency goes with --arrivals closed only"),
@@ -166,7 +167,7 @@ def test_what_is_wrong_is_said_as_on_the_command_line(vary: dict[str, object], s
         kvplan.simulate(kvplan.load(NAME), arrivals="often")
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "arguments", "options", "said"),
     [
         ("load", [3], {}, "a path or the name of a shipped profile is wanted, not 3"),

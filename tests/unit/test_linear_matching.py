@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 
-import pytest
+from every import every
 
 from kvplan.decide.requirement import named, parse, parse_key
 from kvplan.errors import UsageError
@@ -23,7 +23,7 @@ def conversations(text: str) -> None:
     sharegpt.FORMAT.recognises(FirstLine(text, False, (), None))
 
 
-@pytest.mark.parametrize(
+@every(
     ("read", "begins", "repeated", "ends"),
     [
         (parse_key, "load[", " ", ""),

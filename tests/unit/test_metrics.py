@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import python
+from every import every
 from runs import NAN, a_run, a_series, counts, one_server
 from tiers import at_night
 
@@ -168,7 +169,7 @@ def test_parameters_are_copied() -> None:
     assert (result.policy, result.parameters, result.classes) == ("vllm", {"watermark": 0.05}, ())
 
 
-@pytest.mark.parametrize(
+@every(
     ("ending", "horizon_s", "expected"),
     [
         (Ending.FINISHED, None, 2 / 10),
@@ -188,8 +189,8 @@ def test_what_arrives_after_the_end_is_not_unfinished() -> None:
     assert result_of(late, horizon_s=10.0).unfinished == 2
 
 
-@pytest.mark.parametrize("ending", list(Ending))
-@pytest.mark.parametrize("n", [0, 3])
+@every("ending", list(Ending))
+@every("n", [0, 3])
 def test_a_run_without_a_single_iteration_has_figures_or_none(ending: Ending, n: int) -> None:
     nothing = np.full(n, NAN)
     run = a_run(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +40,7 @@ def small(**changes: Any) -> ModelShape:
 # -- bytes per token --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "expected"),
     [
         ("Llama-3.1-8B", 32 * 2 * 8 * 128 * 2),
@@ -127,7 +128,7 @@ LINEAR = {
 MAMBA = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "full", "window", "chunk", "state"),
     [
         ({"sliding_window": None}, 4, 0, 0, 0),
@@ -170,7 +171,7 @@ def test_windows_take_their_bytes_a_token_on_each_gpu() -> None:
     assert [one.bytes for one in halves] == [LAYER // 4] * 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "tensor_parallel", "expected"),
     [
         # 4 heads of 8 by 16 numbers; 3 inputs to 2 · 2 · 8 + 4 · 16 channels.
@@ -204,40 +205,40 @@ def test_states_that_cannot_be_shared_out_are_refused() -> None:
 # -- parameters and weights -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "total", "active"),
-    [
-        ("Llama-2-7B", 6.74e9, 6.74e9),
-        ("Llama-2-13B", 13.0e9, 13.0e9),
-        ("Llama-2-70B", 69.0e9, 69.0e9),
-        ("Llama-3.1-8B", 8.03e9, 8.03e9),
-        ("Llama-3.1-70B", 70.6e9, 70.6e9),
-        ("Llama-3.1-405B", 405.9e9, 405.9e9),
-        ("Llama-3.2-1B", 1.24e9, 1.24e9),
-        ("Llama-3.2-3B", 3.21e9, 3.21e9),
-        ("Mistral-7B-v0.3", 7.25e9, 7.25e9),
-        ("Mixtral-8x7B", 46.7e9, 12.9e9),
-        ("Qwen2.5-7B", 7.61e9, 7.61e9),
-        ("Qwen2.5-14B", 14.7e9, 14.7e9),
-        ("Qwen2.5-32B", 32.5e9, 32.5e9),
-        ("Qwen2.5-72B", 72.7e9, 72.7e9),
-        ("Qwen3-8B", 8.2e9, 8.2e9),
-        ("Qwen3-32B", 32.8e9, 32.8e9),
-        ("Qwen3-30B-A3B", 30.5e9, 3.3e9),
-        ("DeepSeek-V3", 671e9, 37e9),
-        ("gemma-2-9b", 9.24e9, 9.24e9),
-        ("gemma-3-27b", 27.0e9, 27.0e9),
-        ("gpt-oss-20b", 20.9e9, 3.6e9 + 201088 * 2880),  # the makers leave out the input table
-        ("gpt-oss-120b", 116.8e9, 5.1e9 + 201088 * 2880),
-        ("phi-4", 14.7e9, 14.7e9),
-        ("Qwen3-235B-A22B", 235e9, 22e9),
-        ("Qwen3.5-397B-A17B", 397e9, 17e9),
-        ("Kimi-K2", 1026e9, 32e9 + 163840 * 7168),  # the makers leave out the input table
-        ("Kimi-K2.5", 1026e9, 32e9 + 163840 * 7168),
-        ("MiniMax-M2.5", 229e9, 10.4e9 + 200064 * 3072),
-        ("GLM-5", 744e9, 40e9 + 154880 * 6144),
-    ],
+PUBLISHED = (  # model, parameters, and those active for a token
+    ("Llama-2-7B", 6.74e9, 6.74e9),
+    ("Llama-2-13B", 13.0e9, 13.0e9),
+    ("Llama-2-70B", 69.0e9, 69.0e9),
+    ("Llama-3.1-8B", 8.03e9, 8.03e9),
+    ("Llama-3.1-70B", 70.6e9, 70.6e9),
+    ("Llama-3.1-405B", 405.9e9, 405.9e9),
+    ("Llama-3.2-1B", 1.24e9, 1.24e9),
+    ("Llama-3.2-3B", 3.21e9, 3.21e9),
+    ("Mistral-7B-v0.3", 7.25e9, 7.25e9),
+    ("Mixtral-8x7B", 46.7e9, 12.9e9),
+    ("Qwen2.5-7B", 7.61e9, 7.61e9),
+    ("Qwen2.5-14B", 14.7e9, 14.7e9),
+    ("Qwen2.5-32B", 32.5e9, 32.5e9),
+    ("Qwen2.5-72B", 72.7e9, 72.7e9),
+    ("Qwen3-8B", 8.2e9, 8.2e9),
+    ("Qwen3-32B", 32.8e9, 32.8e9),
+    ("Qwen3-30B-A3B", 30.5e9, 3.3e9),
+    ("DeepSeek-V3", 671e9, 37e9),
+    ("gemma-2-9b", 9.24e9, 9.24e9),
+    ("gemma-3-27b", 27.0e9, 27.0e9),
+    ("gpt-oss-20b", 20.9e9, 3.6e9 + 201088 * 2880),  # the makers leave out the input table
+    ("gpt-oss-120b", 116.8e9, 5.1e9 + 201088 * 2880),
+    ("phi-4", 14.7e9, 14.7e9),
+    ("Qwen3-235B-A22B", 235e9, 22e9),
+    ("Qwen3.5-397B-A17B", 397e9, 17e9),
+    ("Kimi-K2", 1026e9, 32e9 + 163840 * 7168),  # the makers leave out the input table
+    ("Kimi-K2.5", 1026e9, 32e9 + 163840 * 7168),
+    ("MiniMax-M2.5", 229e9, 10.4e9 + 200064 * 3072),
+    ("GLM-5", 744e9, 40e9 + 154880 * 6144),
 )
+
+
+@every(("name", "total", "active"), PUBLISHED)
 def test_parameters_are_those_the_makers_publish(name: str, total: float, active: float) -> None:
     shape = read_model(name)
     assert shape.counts.total == pytest.approx(total, rel=0.02)
@@ -245,9 +246,7 @@ def test_parameters_are_those_the_makers_publish(name: str, total: float, active
 
 
 def test_the_parameters_of_every_model_of_the_catalogue_are_checked() -> None:
-    marks = test_parameters_are_those_the_makers_publish.pytestmark  # type: ignore[attr-defined]
-    checked = {read_model(case[0]).name for case in marks[0].args[1]}
-    assert checked == set(catalogue())
+    assert {read_model(name).name for name, _, _ in PUBLISHED} == set(catalogue())
 
 
 def test_parameters_by_hand() -> None:
@@ -275,7 +274,7 @@ def test_experts_by_hand() -> None:
     assert every_second.counts.experts == 2 * 16 * expert
 
 
-@pytest.mark.parametrize(
+@every(
     ("quantization", "name", "bits"),
     [
         ({"quant_method": "fp8"}, "fp8", 8),
@@ -322,7 +321,7 @@ EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size":
 NVFP4 = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 
 
-@pytest.mark.parametrize(
+@every(
     ("file", "content", "name", "bits", "kv_bytes"),
     [
         ("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": NVFP4}, "nvfp4", 4.5, 1),
@@ -444,7 +443,7 @@ def test_a_text_model_within_another_is_read() -> None:
 # -- what cannot be read ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "message"),
     [
         ({"num_hidden_layers": -1}, "num_hidden_layers: -1; must be a whole number from 1 to 10,000"),
@@ -499,7 +498,7 @@ def test_what_is_wrong_is_said_with_file_key_and_range(changes: dict[str, Any], 
         small(**changes)
 
 
-@pytest.mark.parametrize(
+@every(
     ("content", "message"),
     [
         (b"", "not JSON: Expecting value; is the file cut off"),

@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from every import every
 from shipped import NAMES as SHIPPED
 from shipped import profile, report
 from strategies import mix_model
@@ -88,7 +89,7 @@ def test_throughput_is_the_rate_up_to_its_limit(name: str) -> None:
 STRANGERS = [name for name in SHIPPED if not profile(name).model.finds_prefixes]
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@every("name", STRANGERS)
 def test_the_equilibrium_curve_is_the_equilibrium_at_other_rates(name: str) -> None:
     model = profile(name).model
     found = data.equilibrium_curve(model, report(name))
@@ -150,7 +151,7 @@ def short(model: ServingModel) -> bool:
     return model.drafts is None and 1 < model.mix.stages.max() < 500
 
 
-@pytest.mark.parametrize("name", [n for n in SHIPPED if short(profile(n).model)])
+@every("name", [n for n in SHIPPED if short(profile(n).model)])
 def test_leading_roots_are_those_of_the_companion_matrix(name: str) -> None:
     model = profile(name).model
     weights = model.mix.held.survival(model.mix.share)
@@ -239,7 +240,7 @@ def branches_of(model: ServingModel) -> CacheBranches:
     return cache_branches(model, cache)
 
 
-@pytest.mark.parametrize("rate_rps", [9.0, 12.5, 14.0, 16.5])
+@every("rate_rps", [9.0, 12.5, 14.0, 16.5])
 def test_the_branches_are_the_states_at_other_rates(rate_rps: float) -> None:
     curve = branches_of(AGENTS)
     fold = int(curve.load.argmax())

@@ -6,6 +6,7 @@ from pkgutil import iter_modules
 import numpy as np
 import pytest
 import slow_simulator
+from every import every
 from strategies import one_class
 
 from kvplan.errors import UsageError
@@ -56,7 +57,7 @@ def run(name: str, requests: Requests, replica: Replica = TIGHT) -> Outcome:
 WINDOW, FULL = Layers(Attention.WINDOW, 5, 64, 10), Layers(Attention.FULL, 1, 64)
 
 
-@pytest.mark.parametrize(
+@every(
     ("layers", "given", "message"),
     [
         ((FULL, Layers(Attention.STATE, 2, 64)), {}, "only full attention beside windows of one size"),

@@ -1,6 +1,6 @@
 """Every key of a TOML text is found on the line where it is written."""
 
-import pytest
+from every import every
 
 from kvplan.profile.positions import KeyPath, line_at, offsets, written
 
@@ -44,7 +44,7 @@ a.a = 1
 '''
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "line"),
     [
         (("title",), 2),
@@ -81,7 +81,7 @@ def test_a_key_is_found_on_its_line(path: KeyPath, line: int) -> None:
     assert line_at(TEXT, offset) == line
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "line"),
     [
         (("absent",), 1),

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cached import AGENT_LAW, AGENT_MEMORY, THINK, agents, mapped_time, one_class, root
+from every import every
 from session_simulator import serve_sessions
 
 from kvplan.analysis.cache_states import CachedReplica
@@ -84,10 +85,10 @@ def test_a_preempted_request_recovers_a_part() -> None:
 LIMITS = {"block_tokens": 16, "max_num_seqs": 40, "max_num_batched_tokens": 300}
 
 
-@pytest.mark.parametrize("law", [Timing(0.012, 1e-7, 60e-6), Timing(0.012, 1e-7, 60e-6, 2e-6, 3e-4)])
-@pytest.mark.parametrize("prefill", Prefill)
-@pytest.mark.parametrize("limits", [{}, LIMITS, {**LIMITS, "max_num_seqs": 400}])
-@pytest.mark.parametrize("reuse", [None, Reuse(0.9, 0.8, Exponential(3.0))])
+@every("law", [Timing(0.012, 1e-7, 60e-6), Timing(0.012, 1e-7, 60e-6, 2e-6, 3e-4)])
+@every("prefill", Prefill)
+@every("limits", [{}, LIMITS, {**LIMITS, "max_num_seqs": 400}])
+@every("reuse", [None, Reuse(0.9, 0.8, Exponential(3.0))])
 def test_the_guaranteed_rates_are_those_without_a_cache(
     law: Timing, prefill: Prefill, limits: dict[str, int], reuse: Reuse | None
 ) -> None:
@@ -150,8 +151,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("part", [0.3, 0.7, 0.95, 0.999])
+@every("name", CASES)
+@every("part", [0.3, 0.7, 0.95, 0.999])
 def test_states_are_fixed_points_and_loop_gains_their_slopes(name: str, part: float) -> None:
     case = CASES[name]
     common, law = int(case["shared"]), case["law"]

@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.model import (
@@ -199,7 +200,7 @@ def test_later_stages_can_refuse_a_key_with_its_line() -> None:
     assert str(error) == "profile.toml:44: gate.require[1]: no such number"
 
 
-@pytest.mark.parametrize("name", shipped_profiles())
+@every("name", shipped_profiles())
 def test_shipped_profiles_are_good(name: str) -> None:
     profile = load_profile(name, stdin=io.BytesIO())
     assert profile.source == name

@@ -1,6 +1,7 @@
 """`[speculative]`: what it means, and the one line about what is wrong with it."""
 
 import pytest
+from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.model.drafts import Drafts
@@ -42,7 +43,7 @@ def test_drafts_cost_time() -> None:
 WINDOW = 'kv_blocks = {}\n[[gpu.kv]]\nkind = "window"\nlayers = 1\nbytes = 64\nwindow = 120\n'
 
 
-@pytest.mark.parametrize(
+@every(
     ("memory", "decode", "needed"),
     [
         ("memory_tokens = {}\n", 50, 154),  # 150 tokens, two drafts and as many slots ahead
@@ -58,7 +59,7 @@ def test_the_longest_request_just_fits(memory: str, decode: int, needed: int) ->
         parse_profile(text.format(needed - 1).encode(), "x.toml")
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "line", "message"),
     [
         ("[0.7, 0.5, 0.3]", "[0.5, 0.7]", 10, "speculative.accepted[1]: must be at most 0.5"),

@@ -1,6 +1,7 @@
 """`[fleet]`: what it means, and the one line about what is wrong with it."""
 
 import pytest
+from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.model.fleet import Fleet, Routing
@@ -85,7 +86,7 @@ def test_layers_of_one_kind_say_the_bytes_of_a_token() -> None:
     assert fleet.bytes_per_token == 131_072
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "line", "message"),
     [
         ("prefill = 3\n", "prefill = 0\n", 9, "fleet.prefill: must be at least 1, not 0"),

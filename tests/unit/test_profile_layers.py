@@ -1,6 +1,7 @@
 """`[gpu] kv_blocks` and `[[gpu.kv]]`: what they mean, and the one line about what is wrong with them."""
 
 import pytest
+from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.model.kv_layout import Attention, Layers
@@ -77,7 +78,7 @@ def test_beside_windows_engines_cache_prefixes_unless_told_otherwise() -> None:
     assert parse_profile(PROFILE.encode(), "x.toml").model.replica.prefix_caching
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "line", "message"),
     [
         ("window = 1024\n", "", 6, "gpu.kv[0]: needs window"),
@@ -135,8 +136,8 @@ SESSIONS = (
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
+@every("kind", KINDS)
+@every(
     ("more", "line", "key"),
     [
         ("shared = 50\n", 22, "classes[0].shared"),
@@ -160,8 +161,8 @@ def test_what_requests_share_is_refused_with_the_reason(kind: str, more: str, li
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
+@every("kind", KINDS)
+@every(
     ("memory", "key"),
     [("memory_tokens = 8000", "memory_tokens"), ('memory = "1 GiB"\nkv_bytes_per_token = 9', "memory")],
 )

@@ -1,6 +1,7 @@
 """`[gpu.offload]`: what it means, and the one line about what is wrong with it."""
 
 import pytest
+from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.model.offload import Offload
@@ -65,7 +66,7 @@ def test_bytes_of_memory_are_enough() -> None:
     assert tier(text) == tier(PROFILE)
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "line", "message"),
     [
         ("block_tokens = 16\n", "prefix_caching = false\n", 7, "gpu.offload: goes with a prefix cache"),

@@ -5,6 +5,7 @@ from datetime import date
 
 import pytest
 import tomli
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def test_what_is_kept_of_a_base_that_nobody_asked_for_is_assumed() -> None:
     assert origins(base(), TRAFFIC, default_base=True) == Provenance(kept, kept, LOG)
 
 
-@pytest.mark.parametrize(
+@every(
     ("own", "of_base", "expected"),
     [
         ("measured", "measured", "measured"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from contract import BLOCKS, KEYS, keys_of
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -103,7 +104,7 @@ def _text(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
-@pytest.mark.parametrize("model", [PULSE, TOO_MUCH_WORK, NEARLY_CRITICAL, ONE_STAGE])
+@every("model", [PULSE, TOO_MUCH_WORK, NEARLY_CRITICAL, ONE_STAGE])
 def test_json_has_the_keys_of_the_contract_and_no_others(model: ServingModel) -> None:
     parsed = json.loads(json_format.render(to_document(_report(model))))
     assert keys_of(parsed) == set(KEYS)
@@ -149,7 +150,7 @@ def test_json_refuses_what_is_not_finite() -> None:
 # ----------------------------------------------------------------------------------------------- terminal
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@every("name", SHIPPED)
 def test_the_first_screen_says_what_matters(name: str) -> None:
     report = shipped(name)
     screen = terminal.render(build(report), width=80).splitlines()[:24]
@@ -230,8 +231,8 @@ def test_a_spectral_radius_near_one_is_not_rounded_to_one() -> None:
     assert 3.6e-5 < float(value) < 3.8e-5
 
 
-@pytest.mark.parametrize("exponent", range(1, 11))
-@pytest.mark.parametrize("sign", [1, -1])
+@every("exponent", range(1, 11))
+@every("sign", [1, -1])
 def test_every_spectral_radius_keeps_its_side_of_one(sign: int, exponent: int) -> None:
     radius = 1 + sign * 3.7 * 10.0**-exponent
     shown = float(format_radius(radius))
@@ -242,7 +243,7 @@ def test_numbers_that_do_not_exist_have_neither_value_nor_basis() -> None:
     assert _figure(_report(TOO_MUCH_WORK), "equilibrium", "KV tokens") == ("–",)
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, "hostile"])
+@every("name", [*SHIPPED, "hostile"])
 def test_every_figure_has_a_basis(name: str) -> None:
     known = {"theorem", "computed", "estimated", "simulated", "assumption"}
     built = build(REPORTS[name]())
@@ -264,7 +265,7 @@ def test_the_basis_is_the_one_the_report_gives() -> None:
         assert _figure(report, section, figure)[1] == report.sources[section].kind
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@every("name", SHIPPED)
 def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) -> None:
     report = shipped(name)
     verdict = report.verdict
@@ -276,7 +277,7 @@ def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) ->
         assert f"up to {format_number(verdict.recovers_up_to_rps)} requests/s." in text
 
 
-@pytest.mark.parametrize(
+@every(
     ("status", "drains_up_to_rps", "said"),
     [
         ("needs_cap", 2.5, "which greedy admission is sure to drain only up to 2.5 requests/s."),
@@ -352,7 +353,7 @@ def test_names_mention_nobody_on_github(name: str) -> None:
     assert name not in markdown.render(build(_named(name, title=name)))
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, "hostile"])
+@every("name", [*SHIPPED, "hostile"])
 def test_markdown_folds_the_sections_and_nothing_else(name: str) -> None:
     built = build(REPORTS[name]())
     tokens = _READER.parse(markdown.render(built))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from every import every
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model, shape_of
@@ -40,7 +41,7 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "gpu", "utilization", "tensor_parallel", "reported", "source"), STARTS)
+@every(("model", "gpu", "utilization", "tensor_parallel", "reported", "source"), STARTS)
 def test_memory_for_kv_is_near_what_engines_reported(
     model: str, gpu: Gpu, utilization: float, tensor_parallel: int, reported: float, source: str
 ) -> None:
@@ -168,7 +169,7 @@ def test_blocks_grow_to_the_size_of_a_state(asked: int, block: int) -> None:
     assert found.block_tokens == block
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "gpu", "options", "message"),
     [
         (

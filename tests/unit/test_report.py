@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from contract import BLOCKS, KEYS, keys_of
+from every import every
 from hypothesis import given
 from strategies import mix_model, models
 
@@ -150,7 +151,7 @@ def test_requests_of_a_single_token_keep_the_rules(model: ServingModel) -> None:
     check_rules(model)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.78, 0.81, 0.99, 1.01, 3.0])
+@every("share", [0.5, 0.78, 0.81, 0.99, 1.01, 3.0])
 def test_the_verdict_on_one_length_follows_the_danger_zone(share: float) -> None:
     """Input 2, decode 3: below 0.8 of the sustainable rate stable, then needs_cap, beyond it overloaded.
 
@@ -187,7 +188,7 @@ def test_a_concurrency_limit_that_fits_memory_rules_out_evictions(seqs: int, kin
     check_rules(model)
 
 
-@pytest.mark.parametrize("work_rate", [0.999999, 1.0, 1.5, 1e6])
+@every("work_rate", [0.999999, 1.0, 1.5, 1e6])
 def test_full_work_rates_leave_nulls_and_a_report_all_the_same(work_rate: float) -> None:
     """One class of 1 and one of 3 token-iterations a request: 4·1 + 1·3 = 7 a second."""
     model = mix_model((0, 1, 4.0), (2, 1, 1.0), memory=1000, timing=Timing(1.0, d1=work_rate / 7))

@@ -1,22 +1,20 @@
 """The registry of the report's keys: records and fields match, and the schema has them all."""
 
-import json
+import copy
 import types
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]
-import pytest
 from command import python
+from every import check_every, every
+from shipped import NAMES, report
 
 from kvplan.model import Knowledge
-from kvplan.report.assembly import Report
-from kvplan.report.keys import BLOCKS, CONTRACT, REGISTRY, SOURCE_KEYS, Kind, gateable
+from kvplan.report.assembly import Report, to_document
+from kvplan.report.keys import BLOCKS, CONTRACT, REGISTRY, SOURCE_KEYS, Kind, Record, gateable
 from kvplan.report.schema import json_schema
-
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.json"))
 
 
 def fields(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,17 +61,21 @@ def numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
         yield key, value
 
 
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_every_number_of_a_report_lies_in_the_range_of_its_key(path: Path) -> None:
-    found = [one for one in numbers(json.loads(path.read_text("utf-8"))) if one[0] in gateable()]
-    assert len(found) > 50
-    outside = [(key, x) for key, x in found if not gateable()[key].least <= x <= gateable()[key].most]
-    assert outside == []
+def test_every_number_of_a_report_lies_in_the_range_of_its_key() -> None:
+    def check(name: str) -> None:
+        ranged = [(key, x) for key, x in numbers(to_document(report(name))) if key in gateable()]
+        assert len(ranged) > 50
+        assert [(key, x) for key, x in ranged if not gateable()[key].least <= x <= gateable()[key].most] == []
+
+    check_every(NAMES, check)
 
 
-@pytest.mark.parametrize("record", REGISTRY.values(), ids=lambda record: record.key)
-def test_a_record_says_what_its_field_holds(record: Any) -> None:
+def test_every_record_says_what_its_field_holds() -> None:
     """Kind, words and whether it can be null are those of the annotation."""
+    check_every(REGISTRY, _check_field)
+
+
+def _check_field(record: Record) -> None:
     hint = FIELDS[record.key]
     kinds = [kind for kind in get_args(hint) or [hint] if kind is not types.NoneType]
     if record.kind is not Kind.TABLE:
@@ -103,19 +105,20 @@ def schema_at(key: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("record", [*CONTRACT.values(), *SOURCE_KEYS.values()], ids=lambda record: record.key)
-def test_every_key_of_the_contract_is_in_the_schema(record: Any) -> None:
-    assert schema_at(record.key)["description"].startswith(record.meaning)
+def test_every_key_of_the_contract_is_in_the_schema() -> None:
+    def check(record: Record) -> None:
+        assert schema_at(record.key)["description"].startswith(record.meaning)
+
+    check_every({**CONTRACT, **SOURCE_KEYS}, check)
 
 
 def test_the_schema_accepts_the_reports_and_is_one() -> None:
     validator = jsonschema.Draft202012Validator(json_schema())
     validator.check_schema(validator.schema)
-    for path in GOLDEN:
-        validator.validate(json.loads(path.read_text("utf-8")))
+    check_every(NAMES, lambda name: validator.validate(to_document(report(name))))
 
 
-@pytest.mark.parametrize(
+@every(
     ("block", "change"),
     [
         ("verdict", {"status": "fine"}),
@@ -130,7 +133,7 @@ def test_the_schema_accepts_the_reports_and_is_one() -> None:
     ],
 )
 def test_the_schema_refuses_what_no_report_holds(block: str, change: dict[str, Any]) -> None:
-    document = json.loads(GOLDEN[0].read_text("utf-8"))
+    document = copy.deepcopy(to_document(report(NAMES[0])))
     document[block] |= change
     assert not jsonschema.Draft202012Validator(json_schema()).is_valid(document)
 

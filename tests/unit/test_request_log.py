@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from every import every
 from result_files import HEADER, SERIES, run
 
 from kvplan.errors import UsageError
@@ -128,7 +129,7 @@ def test_requests_that_were_not_served_are_counted() -> None:
     assert found.left_out == (LeftOut("nothing was generated", 2, 3),)
 
 
-@pytest.mark.parametrize(
+@every(
     ("row", "message"),
     [
         (

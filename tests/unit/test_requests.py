@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import every
 from strategies import mix_model
 
 from kvplan.model import ArrivalProcess, RequestClass, ServingModel
@@ -160,7 +161,7 @@ def test_few_gamma_arrivals_in_large_clumps_last_as_long_as_their_gaps() -> None
     assert np.mean(last) == pytest.approx(50.5 + 49, abs=SIGMAS * 95.5 / math.sqrt(4000))
 
 
-@pytest.mark.parametrize(("high", "low"), [(3.0, 0.5), (0.5, 3.0), (2.0, 0.0), (0.0, 2.0)])
+@every(("high", "low"), [(3.0, 0.5), (0.5, 3.0), (2.0, 0.0), (0.0, 2.0)])
 def test_bursts_have_their_rate_in_each_window(high: float, low: float) -> None:
     """In quarters of seconds over the period, and from one period to the next; the last is cut after 2.5 s."""
     some = burst(
@@ -245,7 +246,7 @@ def test_the_largest_chance_still_draws_a_length_of_the_class() -> None:
     assert drawn.tolist() == [3 * i + 2 for i in range(20)]
 
 
-@pytest.mark.parametrize("kind", Arrivals)
+@every("kind", Arrivals)
 def test_a_study_has_one_run_of_requests_for_each_seed(kind: Arrivals) -> None:
     first, again, other = (generate(TWO, Load(kind, requests=300), seed) for seed in (1, 1, 2))
     for name in ("arrival_s", "input_tokens", "decode_tokens", "class_index"):
@@ -253,7 +254,7 @@ def test_a_study_has_one_run_of_requests_for_each_seed(kind: Arrivals) -> None:
     assert (first.decode_tokens.tolist() == other.decode_tokens.tolist()) is (kind is Arrivals.INTERLEAVED)
 
 
-@pytest.mark.parametrize("kind", Arrivals)
+@every("kind", Arrivals)
 def test_seeds_differ_where_a_load_says_that_it_is_drawn(kind: Arrivals) -> None:
     for model in (TWO, replace(TWO, classes=TWO.classes[:1]), mix_model((3, 5, 1.0))):
         load = Load(kind, requests=50)

@@ -5,6 +5,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 from command import python
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
@@ -67,7 +68,7 @@ def test_a_latent_cache_is_read_whole_by_every_gpu() -> None:
     assert estimated_timing(shape, H100, PEAKS, tensor_parallel=8).d1 == pytest.approx(70_272 / 3.35e12)
 
 
-@pytest.mark.parametrize(
+@every(
     ("gpu", "weight_dtype", "peak"),
     [
         ("H100", "fp8", 1979e12),
@@ -192,7 +193,7 @@ def test_a_run_on_an_rtx_4090_lies_in_the_band() -> None:
 # -- whatever is asked ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
+@every("gpu", gpus())
 def test_every_model_has_a_timing_on_every_gpu(gpu: Gpu) -> None:
     for shape in map(read_model, catalogue()):
         for tensor_parallel in (1, 2):  # phi-4 has 10 key-value heads

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from every import every
 
 if sys.version_info >= (3, 14):
     pass
@@ -41,7 +42,7 @@ def refusal(tmp_path: Path, content: str | bytes) -> str:
     return str(caught.value).removeprefix(str(tmp_path / "trace"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "content"),
     [
         (
@@ -115,7 +116,7 @@ def test_fractions_of_a_timestamp_are_of_seconds_whole_ones_in_mooncake_traces_o
     assert rows_of(tmp_path, row % "0.5" + row % "2.0")[1] == [(0.5, 100, 5), (2.0, 100, 5)]
 
 
-@pytest.mark.parametrize("last", ["3.5,4", "3.5", '3.5,"4', "3.5,4,"])
+@every("last", ["3.5,4", "3.5", '3.5,"4', "3.5,4,"])
 def test_a_csv_cut_off_in_its_last_row_loses_that_row_and_says_so(tmp_path: Path, last: str) -> None:
     trace, rows = rows_of(tmp_path, PLAIN + "1.5,374,44\n" + last)
     assert rows == [(1.5, 374, 44)]
@@ -131,7 +132,7 @@ def test_json_lines_cut_off_in_the_last_row_lose_that_row_and_say_so(tmp_path: P
     assert refusal(tmp_path, line + line[:-7] + "\n" + line).startswith(":2: not a JSON object: ")
 
 
-@pytest.mark.parametrize(
+@every(
     ("row", "message"),
     [
         ("1.5,12.5,44", ": input: '12.5'; must be a whole number of tokens, at most 1,000,000,000"),
@@ -150,7 +151,7 @@ def test_a_malformed_row_is_refused_with_its_line(tmp_path: Path, row: str, mess
     assert refusal(tmp_path, f"{PLAIN}1,2,3\n{row}\n4,5,6\n").startswith(f":3{message}")
 
 
-@pytest.mark.parametrize(
+@every(
     ("content", "message"),
     [
         ("", ": empty"),
@@ -207,7 +208,7 @@ def test_a_benchmark_without_arrivals_has_the_rate_of_its_completions(tmp_path: 
     assert any("no arrival times" in note for note in notes)
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "message"),
     [
         ("", "no requests with tokens; 0 rows"),

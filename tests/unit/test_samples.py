@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from every import every
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.reading import parse_samples
@@ -61,7 +62,7 @@ HITS = STATS.replace("hit rate: 0.0%", "hit rate: 40.0%, External prefix cache h
 VERSION = "(APIServer pid=1) INFO 02-19 23:50:00 [api_server.py:1839] vLLM API server version {}\n"
 
 
-@pytest.mark.parametrize(
+@every(
     ("version", "prefill"),
     [
         (VERSION.format("0.11.0"), 1.2),
@@ -203,7 +204,7 @@ def test_splitwise_measurements_give_a_prompt_and_a_token_sample_for_each_row() 
     assert rows(first) == [(1026, 1024, 2, 0.4), (1152, 0, 2, 0.05)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("lines", "given"),
     [
         (("Concurrency,TPOT (ms),input_tokens,output tokens\n", "32,20,1000,199\n"), {}),
@@ -267,7 +268,7 @@ def test_a_last_row_that_was_cut_off_is_counted() -> None:
         one('{"kv_tokens": 1000, "iteration_ms": 12}\n', '{"kv_tok\n')
 
 
-@pytest.mark.parametrize(
+@every(
     ("lines", "message"),
     [
         ((), "file: empty"),

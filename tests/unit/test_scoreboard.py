@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ def run(*bounds: Bound, rows: Sequence[Row] = ROWS, files: tuple[str, ...] = ())
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("over", "kind", "error", "most", "configurations"),
     [
         # of Llama on A 0.1, 0.2, 0.3; of Llama on B 0.5; of Qwen 0.5, 0.5
@@ -106,7 +107,7 @@ def test_failures_are_shown_as_failures() -> None:
     assert "TPOT all median 3 50% 50% 60% PASS" in shown
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@every("width", [40, 60, 80, 120])
 def test_what_nobody_asked_for_neither_passes_nor_fails(width: int) -> None:
     long = "TPOT where most of all requests wait"  # so that cells wrap
     bounds = Bound(quantity=long, must=0.6, recorded=0.6), Bound(quantity=long, recorded=0.6)

@@ -6,6 +6,7 @@ from unittest.mock import ANY
 
 import numpy as np
 import pytest
+from every import every
 from tiers import at_night
 
 from kvplan.analysis.split import served, sides, split_rps
@@ -78,7 +79,7 @@ def test_no_number_of_gpus_helps_where_nothing_is_served() -> None:
         fewest_gpus(MODEL, 50, [parse_slo("itl_s.p99 <= 7 ms")], lambda model: slow)
 
 
-@pytest.mark.parametrize("kinds", [(1, 1), (2, 1), (1, 4), (2, 4), (3, 2)])
+@every("kinds", [(1, 1), (2, 1), (1, 4), (2, 4), (3, 2)])
 def test_splits_of_replicas_of_several_gpus_are_those_that_leave_no_room(kinds: tuple[int, int]) -> None:
     """Of all pairs that fit, those to neither side of which a replica can be added, prefill ascending."""
     one, other = (Hardware(LAW, replace(REPLICA, gpus=gpus)) for gpus in kinds)

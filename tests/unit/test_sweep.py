@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tomli
+from every import every
 
 from kvplan.errors import EngineError, UsageError
 from kvplan.profile import schema
@@ -39,7 +40,7 @@ def values(*texts: str, sample: str | None = None, seed: int = 0) -> list[tuple[
     return list(stretch(axes, drawn, 0, count))
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         ("gpu.memory_tokens=20k:400k:20", [20_000 * i for i in range(1, 21)]),
@@ -110,7 +111,7 @@ def test_ten_million_points_are_not_enumerated_to_be_counted() -> None:
     assert last == (2.0,)
 
 
-@pytest.mark.parametrize(
+@every(
     ("patterns", "expected"),
     [
         (["load.headroom", "load.head*", "load.headroom"], ["load.headroom"]),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from every import every
 
 import kvplan.ingest
 from kvplan.errors import UsageError
@@ -71,7 +72,7 @@ def test_a_file_that_is_broken_is_refused(tmp_path: Path, read: Callable[[Path],
         assert refusal(b"\xff\xfe" + text.encode()) == "must be text in UTF-8"
 
 
-@pytest.mark.parametrize("read", [*(read for read, _ in READERS.values()), read_object])
+@every("read", [*(read for read, _ in READERS.values()), read_object])
 def test_what_cannot_be_opened_is_refused(tmp_path: Path, read: Callable[[Path], object]) -> None:
     with pytest.raises(UsageError, match="none: cannot be read: No such file or directory"):
         read(tmp_path / "none")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli
+from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.trace import identities as memory
@@ -167,7 +168,7 @@ def test_texts_of_conversations_are_no_traffic(tmp_path: Path, content: str) -> 
         prefixes(tmp_path, content)
 
 
-@pytest.mark.parametrize("hashes", [["a"], [[1]], [1.5], [2**70]])
+@every("hashes", [["a"], [[1]], [1.5], [2**70]])
 def test_hashes_must_be_whole_numbers(tmp_path: Path, hashes: list[Any]) -> None:
     content = mooncake([(0, 9, 1, [1]), (1, 9, 1, hashes), (2, 9, 1, [1])])
     with pytest.raises(ProfileError, match=r":2: hash_ids: must be a list of whole numbers"):

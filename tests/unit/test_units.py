@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from kvplan.units import (
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "seconds"),
     [
         ("14.5 ms", 0.0145),
@@ -38,7 +39,7 @@ def test_times_are_read_in_seconds_and_rounded_once(text: str, seconds: float) -
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "amount"),
     [
         ("5.05 GiB", math.floor(Fraction(505, 100) * 2**30)),
@@ -59,7 +60,7 @@ NOT_TIMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", NOT_TIMES)
+@every("text", NOT_TIMES)
 def test_what_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"us, ms, s, min, h|too large"):
         parse_seconds(text)
@@ -86,7 +87,7 @@ def test_any_text_is_a_finite_time_or_refused(text: str) -> None:
         assert math.isfinite(parse_seconds(text))
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "text"),
     [
         (0, "0 s"),
@@ -106,7 +107,7 @@ def test_times_are_written_in_the_unit_that_suits_them(value: float, text: str) 
     assert format_seconds(value) == text
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "digits", "text"),
     [
         (0, 4, "0"),
@@ -139,7 +140,7 @@ def test_rates_and_percentages_carry_their_unit() -> None:
     assert format_percent(-0.034, signed=True) == "-3.4%"
 
 
-@pytest.mark.parametrize("form", [format_number, format_tokens, format_seconds, format_rate, format_percent])
+@every("form", [format_number, format_tokens, format_seconds, format_rate, format_percent])
 def test_what_does_not_exist_is_a_dash(form) -> None:
     assert form(None) == "–"
 
