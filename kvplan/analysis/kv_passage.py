@@ -213,8 +213,10 @@ class Passage(NamedTuple):
         return math.exp(float(np.interp(-log_exceeded, -self.log_exceeded, logarithms)) + beyond)
 
     def log_allowed(self, probability: float) -> float:
-        """Logarithm of P(KV > M) with which any overflow has a probability below 1."""
-        return float(np.interp(-math.log(probability), -self.log_any, self.log_exceeded))
+        """Logarithm of P(KV > M) with which any overflow has a probability, above 0 and at most 1."""
+        log_any = math.log(probability)
+        beyond = min(log_any - float(self.log_any[-1]), 0.0)
+        return float(np.interp(-log_any, -self.log_any, self.log_exceeded)) + beyond
 
 
 def passage(speed: float, iterations: float) -> Passage:
