@@ -117,6 +117,8 @@ def _squared_changes(held: StageWeights, lag: int) -> FloatArray:
 def usage_changes(model: ServingModel) -> UsageChanges:
     """Lay out the changes of KV usage of a model with Λ < 1; requests of like first weight and length are one.
 
+    Prompts longer than the token budget count from their last part on.
+
     References
     ----------
     New, theory §7: the spectrum Σ λ_i·τ*·|W_i + G·V_i/(1 - H)|² less Σ λ_i·τ*·|W_i|²; §9 step 7 where arrivals cluster:

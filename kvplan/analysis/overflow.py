@@ -33,6 +33,7 @@ _ROUNDING = 1e-9
 _VACUOUS = 0.5  # a bound on a probability that says nothing
 _LEAST_WORK = 0.01  # Λ; below, the law at constant iteration time is off by less than others at their best
 _LEAST_STD = 1e-140  # tokens; squares of less underflow
+_MAX_JUMP = 1 << 22  # pages; for longer requests the saddlepoint alone is used
 _LIKELY = 0.1  # levels that are exceeded more often may be below the mean
 _MOST_PROMPTS, _FEWEST_CLUSTERS = 0.5, 4
 _MOST_WATERMARK = 1.0  # an engine cannot keep more than all of its blocks free
@@ -162,8 +163,9 @@ def usage_scale(model: ServingModel) -> UsageScale:
     mix, tau = model.mix, iteration_time(model)
     assert tau is not None
     return UsageScale(
-        mean=float(mix.rate_rps @ mix.held.footprint) * tau,
-        std_without_feedback=math.sqrt(float(mix.rate_rps @ mix.held.squares)) * math.sqrt(tau),
+        mean=float(mix.rate_rps @ mix.footprint) * tau,
+        std_without_feedback=math.sqrt(float(mix.rate_rps @ (mix.held.squares + mix.partial.held_squares)))
+        * math.sqrt(tau),
         largest=float(mix.held.largest.max()),
     )
 
@@ -221,7 +223,11 @@ def usage_pmf_of(model: ServingModel) -> UsagePmf | None:
     assert tau is not None
     if model.arrivals.cv > 1:
         return None
-    return usage_pmf(model.mix.held, model.mix.rate_rps * tau)
+    mix, page = model.mix, model.replica.block_tokens
+    if mix.held.largest.max() > _MAX_JUMP * page:
+        return None
+    by_pages = mix.by_pages(mix.rate_rps * tau)
+    return usage_pmf(by_pages[:: round(mix.lattice_tokens / page)], mix.lattice_tokens)
 
 
 class _Tails(NamedTuple):
@@ -236,7 +242,7 @@ class _Tails(NamedTuple):
 
 def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails | None:
     """None where floats do not reach."""
-    lattice = model.mix.held.lattice_tokens
+    lattice = model.mix.lattice_tokens
     level = (model.replica.capacity_tokens // lattice + 0.5) * lattice
     grid, at, stretch = usage_law(model)
     if at.std_without_feedback < _LEAST_STD:
@@ -274,7 +280,7 @@ def _required(model: ServingModel, level: float, *, enough: bool) -> int:
 
     Levels and probabilities are interpolated apart, so that at the memory of the model the two can differ by a page.
     """
-    lattice, capacity = model.mix.held.lattice_tokens, model.replica.capacity_tokens
+    lattice, capacity = model.mix.lattice_tokens, model.replica.capacity_tokens
     required = max(math.ceil(level / lattice - 0.5), 0) * lattice if level > 0 else 0.0
     required = min(required, capacity) if enough else max(required, (capacity // lattice + 1) * lattice)
     return round(max(required, usage_scale(model).largest))

@@ -179,6 +179,13 @@ def notes(
             f"Pages of {replica.block_tokens} tokens: memory counts whole pages, time the tokens read. An engine may "
             "keep a page to itself."
         )
+    if model.mix.partial.exist:
+        found.append(
+            f"Prompts longer than the token budget of {format_tokens(replica.max_num_batched_tokens)} have a seat and "
+            "memory over several iterations, and count so in load (not what a prefix cache finds), equilibrium, "
+            "saturation, rate_cap, wait and safety_buffer; stability, worst_cycle and nested_wait take prompts whole. "
+            "Engines compute one prompt at a time: near the limit of the budget memory in use varies less than said."
+        )
     if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
         found.append(
             "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after a preemption."

@@ -15,7 +15,7 @@ from tiers import examples
 from kvplan.analysis.equilibrium import load
 from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
 from kvplan.analysis.kv_passage import passage, usage_changes
-from kvplan.analysis.kv_tail import UsagePmf, pmf_tail, usage_pmf
+from kvplan.analysis.kv_tail import pmf_tail, usage_pmf
 from kvplan.analysis.overflow import (
     FlowControl,
     SafetyBuffer,
@@ -183,10 +183,7 @@ def direct_pmf(first: FloatArray, stages: Any, per_stage: FloatArray, size: int)
 )
 def test_the_exact_pmf_is_the_direct_convolution(rows: list[tuple[int, int, float]]) -> None:
     first, stages, per_stage = (np.array(column) for column in zip(*rows, strict=True))
-    pmf = usage_pmf(Weights(first.astype(float), stages), per_stage)
-    assert pmf is not None
-    if pmf.step > 1:  # all weights share a divisor
-        pmf = UsagePmf(1.0, np.pad(pmf.probability[:, None], ((0, 0), (0, int(pmf.step) - 1))).ravel())
+    pmf = usage_pmf(Weights(first.astype(float), stages).by_pages(per_stage), 1.0)
     expected = direct_pmf(first, stages, per_stage, 60)
     size = min(60, pmf.probability.size)
     assert pmf.probability[:size] == pytest.approx(expected[:size], abs=1e-14)
@@ -197,9 +194,8 @@ def test_the_exact_pmf_is_the_direct_convolution(rows: list[tuple[int, int, floa
 
 def test_a_coarser_lattice_keeps_the_tail() -> None:
     first, stages, per_stage = np.array([1155.0, 300.0]), np.array([211, 40]), np.array([0.15, 0.4])
-    fine, coarse = (usage_pmf(Weights(first, stages), per_stage, max_points=n) for n in (1 << 20, 1 << 13))
-    assert fine is not None
-    assert coarse is not None
+    requests = Weights(first, stages).by_pages(per_stage)
+    fine, coarse = (usage_pmf(requests, 1.0, max_points=n) for n in (1 << 20, 1 << 13))
     assert fine.step == 1.0
     assert coarse.step > 8
     for level in (30_000.5, 60_000.5, 80_000.5):
