@@ -239,7 +239,7 @@ def rate_cap(model: ServingModel) -> RateCap:
     capped = replace(model, replica=replace(model.replica, max_num_seqs=concurrency))
     rates = np.array([c.rate_rps for c in model.classes])
     shares = rates / rates.sum()
-    footprint = sum_by(mix.class_index, mix.share * mix.held.footprint) / shares
+    footprint = sum_by(mix.class_index, mix.share * mix.footprint) / shares
     budgets = None if tau is None else integer_budgets(rates * tau, footprint, model.replica.capacity_tokens)
     return RateCap(
         per_iteration=full.admissions_per_iteration,

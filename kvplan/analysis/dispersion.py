@@ -64,7 +64,7 @@ def stay_s(model: ServingModel) -> float:
     from kvplan.analysis.equilibrium import iteration_time, time_alone
 
     tau = iteration_time(model)
-    return time_alone(model) if tau is None else tau * float(model.mix.share @ model.mix.stages)
+    return time_alone(model) if tau is None else tau * float(model.mix.share @ model.mix.iterations)
 
 
 def excess_dispersion(model: ServingModel) -> float:

@@ -6,6 +6,8 @@ a rate λ is the least x = λ·τ(x); memory is full at x = n*; and no rate abov
 
 Where a prefix cache finds what requests have in common, `kvplan.analysis.cached_equilibrium` answers instead.
 
+A prompt longer than the token budget keeps a seat and memory while it is computed (`kvplan.model.partial`).
+
 Every formula works on one model and on many side by side alike (`kvplan.model.serving`): there it is a column of
 numbers, rounded as each of them alone.
 """
@@ -54,7 +56,7 @@ class PerRequest(NamedTuple):
     steepest_s
         Seconds that it adds to very large iterations (Λ over Σλ); `work_s` where the law is linear.
     iterations
-        Iterations it stays, n.
+        Iterations it stays, n, those with parts of a prompt longer than the token budget included, as above.
     computed_tokens
         All tokens the engine computes for it: prompt (unless ready-made) and decode steps.
     """
@@ -84,18 +86,18 @@ def per_request(model: ServingModel) -> PerRequest:
 
 def _amounts(mix: Mix) -> tuple[Any, Any, Any]:
     """What each row adds to iterations: KV tokens read, prefill tokens and sequences."""
-    return mix.read.footprint, mix.prefill_tokens, mix.sequences
+    return mix.context, mix.prefill_tokens, mix.sequences
 
 
 def _costs(mix: Mix, timing: Timing) -> PerRequest:
     work = mix.mean(timing.linear(*_amounts(mix)))
     return PerRequest(
-        held=mix.mean(mix.held.footprint),
-        read=mix.mean(mix.read.footprint),
+        held=mix.mean(mix.footprint),
+        read=mix.mean(mix.context),
         prefill_tokens=mix.mean(mix.prefill_tokens),
         work_s=work,
         steepest_s=work if timing.is_linear else mix.mean(timing.work(*_amounts(mix))),
-        iterations=mix.mean(mix.stages),
+        iterations=mix.mean(mix.iterations),
         computed_tokens=mix.mean(mix.computed_tokens),
         decode_tokens=mix.mean(mix.decode_tokens),
     )
@@ -107,7 +109,7 @@ def _costs(mix: Mix, timing: Timing) -> PerRequest:
 def prompts_of(mix: Mix, replica: Replica, admissions: float) -> Prompts:
     """The prefill tokens of an iteration that admits so many requests on average, each with its own prompt."""
     room = replica.max_num_batched_tokens
-    sequences = admissions * float(mix.share @ mix.stages)
+    sequences = admissions * float(mix.share @ mix.iterations)
     return Prompts(
         admissions * mix.of_classes(mix.share),
         mix.of_classes(mix.share * mix.prefill_tokens) / mix.of_classes(mix.share),
@@ -455,7 +457,7 @@ def _equilibrium(model: Model, cost: PerRequest, names: Sequence[str]) -> Equili
     mix, offered, tau = model.mix, model.total_rate_rps, _iteration_time(model, cost)
     exists = tau == tau
     kv_tokens = offered * cost.held * tau
-    in_flight = mix.of_classes(mix.rate_rps * mix.stages) * tau
+    in_flight = mix.of_classes(mix.rate_rps * mix.iterations) * tau
     per_stage = model.class_rates_rps * tau
     return Equilibrium(
         kv_tokens=kv_tokens,
@@ -525,8 +527,10 @@ def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
 
 
 def _alike(model: ServingModel) -> bool:
-    """Whether the requests of each class have one prompt length, and weigh a token more at each stage."""
-    return model.is_plain and not any(c.prompts for c in model.classes)
+    """Whether the requests of each class have one prompt, computed whole, and weigh a token more at each stage."""
+    most = model.replica.max_num_batched_tokens
+    whole = most is None or all(c.input_tokens <= most for c in model.classes)
+    return model.is_plain and whole and not any(c.prompts for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import tangent
-from kvplan.model import FloatArray, IntArray, ServingModel, StageWeights, TabledWeights, Weights, sum_by
+from kvplan.model import FloatArray, IntArray, Mix, ServingModel, StageWeights, TabledWeights, Weights, sum_by
 
 _FINENESS = 20  # cells grow by 1/20 of the time passed: deviations to 2e-3, required memory to 1e-3
 _PRESENT_GROUPS = 24
@@ -94,10 +94,12 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     of the groups.
     """
     mix, law = model.mix, tangent(model)
-    first, token_s = first_read(mix.read), law.per_kv_token_s
-    rate, stages = mix.rate_rps, mix.stages.astype(np.float64)
+    token_s, rate = law.per_kv_token_s, mix.rate_rps
+    stages = mix.iterations.astype(np.float64)
+    # with parts of prompts, as if context grew evenly over all iterations
+    first = mix.context / stages - (stages - 1) / 2 if mix.partial.exist else first_read(mix.read)
     prefill_s = law.per_prefill_token_s * mix.prefill_tokens
-    work_s = token_s * mix.read.footprint + law.per_sequence_s * mix.sequences
+    work_s = token_s * mix.context + law.per_sequence_s * mix.sequences
     slack = 1 - float(rate @ (work_s + prefill_s))
     longest = float(stages.max())
     edge = cell_edges(longest * (1 + _RELAXATIONS / slack), fineness)
@@ -111,8 +113,8 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     staying = everyone[:, :, None] - _left(alike, stages, amounts, edge)
     staying *= staying[0] > _ROUNDING * everyone[0][:, None]
     present, (first_weight, present_prefill) = _means(staying)
-    if isinstance(mix.held, TabledWeights):
-        held = _tabled(mix.held, rate, alike, edge)
+    if isinstance(mix.held, TabledWeights) or mix.partial.exist:
+        held = _cumulated(mix, alike, edge)
     else:
         held = first_weight + middle + _unfilled(mix.held, rate, alike, edge)
     n_present = present.shape[0]
@@ -148,7 +150,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     implicit = np.where(width > 1, own[..., 0] + slope[:, 0] * own[..., 1], 0.0)
     return ClusterGrid(
         fixed_time_s=law.fixed_s,
-        lattice_tokens=mix.held.lattice_tokens,
+        lattice_tokens=mix.lattice_tokens,
         longest=longest,
         edge=edge,
         rate=np.ascontiguousarray(np.vstack([present, left]).T),
@@ -251,13 +253,18 @@ def _unfilled(held: Weights, rate: FloatArray, group: IntArray, edge: FloatArray
     return _of_those_present(held.stages, rate, group, edge, alike.ravel(), of_group, each)
 
 
-def _tabled(held: TabledWeights, rate: FloatArray, group: IntArray, edge: FloatArray) -> FloatArray:
+def _cumulated(mix: Mix, group: IntArray, edge: FloatArray) -> FloatArray:
     """Memory of those present, averaged over each group and cell; shape (n_groups, n_cells)."""
-    (of_group, kind), alike = np.unique(np.stack([group, held.kind]), axis=1, return_inverse=True)
-    until = np.minimum(edge, held.table.shape[1]).astype(np.int64)
-    total = np.pad(np.cumsum(held.table, axis=1), ((0, 0), (1, 0)))[kind][:, until]
+    held, partial = mix.held, mix.partial
+    rows = np.stack([group, held.kind, partial.iterations])
+    (of_group, kind, before), alike = np.unique(rows, axis=1, return_inverse=True)
+    before = before.astype(np.int64)[:, None]
+    until = np.minimum(edge, mix.iterations.max()).astype(np.int64)
+    after = np.clip(until - before, 0, held.stages.max())
+    total = partial.until(partial.held_by_part, np.minimum(until, before))
+    total = total + np.where(after > 0, held.of(kind[:, None], np.maximum(after, 1)).footprint, 0.0)
     each = np.diff(total) / np.maximum(np.diff(until), 1)
-    return _of_those_present(held.stages, rate, group, edge, alike.ravel(), of_group, each)
+    return _of_those_present(mix.iterations, mix.rate_rps, group, edge, alike.ravel(), of_group, each)
 
 
 def _of_those_present(

@@ -117,6 +117,8 @@ def _squared_changes(held: StageWeights, lag: int) -> FloatArray:
 def usage_changes(model: ServingModel) -> UsageChanges:
     """Lay out the changes of KV usage of a model with Λ < 1; requests of like first weight and length are one.
 
+    Prompts longer than the token budget count from their last part on.
+
     References
     ----------
     New, theory §7: the spectrum Σ λ_i·τ*·|W_i + G·V_i/(1 - H)|² less Σ λ_i·τ*·|W_i|²; §9 step 7 where arrivals cluster:
@@ -213,8 +215,10 @@ class Passage(NamedTuple):
         return math.exp(float(np.interp(-log_exceeded, -self.log_exceeded, logarithms)) + beyond)
 
     def log_allowed(self, probability: float) -> float:
-        """Logarithm of P(KV > M) with which any overflow has a probability below 1."""
-        return float(np.interp(-math.log(probability), -self.log_any, self.log_exceeded))
+        """Logarithm of P(KV > M) with which any overflow has a probability, above 0 and at most 1."""
+        log_any = math.log(probability)
+        beyond = min(log_any - float(self.log_any[-1]), 0.0)
+        return float(np.interp(-log_any, -self.log_any, self.log_exceeded)) + beyond
 
 
 def passage(speed: float, iterations: float) -> Passage:

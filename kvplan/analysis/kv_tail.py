@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.kv_cumulants import ClusterGrid, cumulants
-from kvplan.model import FloatArray, StageWeights
+from kvplan.model import FloatArray
 
 _FARTHEST = 38.6  # standard deviations: the normal tail there is 1e-325
 _LEAST_LOG = -745.0  # of the smallest float
@@ -32,7 +32,6 @@ _BISECTIONS = 60
 _PMF_POINTS = 1 << 16
 _PMF_STANDARD_DEVIATIONS = 40
 _PMF_LARGEST_JUMPS = 8
-_MAX_JUMP = 1 << 22  # pages; for longer requests the saddlepoint alone is used
 _FARTHEST_MEAN = 0.5  # of the exact one: where it is not within an eighth, sums have left floats
 PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
 
@@ -357,20 +356,15 @@ class UsagePmf:
         return np.where(tail > PMF_NOISE, np.minimum(tail, 1.0), 0.0)
 
 
-def usage_pmf(held: StageWeights, per_stage: FloatArray, *, max_points: int = _PMF_POINTS) -> UsagePmf | None:
+def usage_pmf(requests: FloatArray, step: float, *, max_points: int = _PMF_POINTS) -> UsagePmf:
     """Distribution of KV usage at constant iteration time: a compound Poisson law, by one FFT.
 
     Parameters
     ----------
-    per_stage : ndarray, shape (n_rows,)
-        Mean number of requests at each stage, λ τ*.
+    requests : ndarray, shape (n_sizes,)
+        Mean numbers of those that hold 0, step, 2·step, … tokens.
     max_points
         Above, the lattice is coarsened: a jump between two of its points goes to both in shares that keep its mean.
-
-    Returns
-    -------
-    UsagePmf or None
-        None where a request holds more than four million pages.
 
     References
     ----------
@@ -378,28 +372,23 @@ def usage_pmf(held: StageWeights, per_stage: FloatArray, *, max_points: int = _P
 
     Examples
     --------
-    >>> from kvplan.model import Weights
-    >>> ones = Weights(np.array([1.0]), np.array([1]))
-    >>> usage_pmf(ones, np.array([2.0])).probability[:3].round(6).tolist()
+    >>> usage_pmf(np.array([0.0, 2.0]), 1.0).probability[:3].round(6).tolist()
     [0.135335, 0.270671, 0.270671]
     """
-    lattice, largest = held.lattice_tokens, float(held.largest.max())
-    if largest > _MAX_JUMP * float(held.block_tokens):
-        return None
-    mean, std = float(per_stage @ held.footprint), math.sqrt(float(per_stage @ held.squares))
-    span = (mean + _PMF_STANDARD_DEVIATIONS * std + _PMF_LARGEST_JUMPS * largest) / lattice + 2
+    sizes = np.arange(requests.size)
+    mean, std = float(requests @ sizes), math.sqrt(float(requests @ sizes**2))
+    span = mean + _PMF_STANDARD_DEVIATIONS * std + _PMF_LARGEST_JUMPS * (sizes.size - 1) + 2
     stride = max(1, math.ceil(span / max_points))
     size = 1 << math.ceil(math.log2(span / stride + 1))
 
-    intensity = held.by_pages(per_stage)[:: round(lattice / float(held.block_tokens))]
-    place = np.arange(intensity.size) / stride
+    place = sizes / stride
     below = place.astype(np.int64)
-    upper_share = intensity * (place - below)
-    jumps = np.bincount(below, intensity - upper_share, size)[:size]
+    upper_share = requests * (place - below)
+    jumps = np.bincount(below, requests - upper_share, size)[:size]
     jumps += np.bincount(below + 1, upper_share, size)[:size]
     spectrum = np.fft.rfft(jumps)
     probability = np.maximum(np.fft.irfft(np.exp(spectrum - jumps.sum()), size), 0.0)
-    return UsagePmf(stride * lattice, probability)
+    return UsagePmf(stride * step, probability)
 
 
 def pmf_tail(pmf: UsagePmf, level: float, probabilities: Sequence[float]) -> Tail:

@@ -33,14 +33,10 @@ _ROUNDING = 1e-9
 _VACUOUS = 0.5  # a bound on a probability that says nothing
 _LEAST_WORK = 0.01  # Λ; below, the law at constant iteration time is off by less than others at their best
 _LEAST_STD = 1e-140  # tokens; squares of less underflow
-_LIKELY = math.log(
-    0.1
-)  # nearer to the mean than the estimate is validated; levels of more may be below the mean
-# where the estimate of any overflow is validated (theory §7)
-_LEAST_DELTA, _MOST_DELTA = 0.01, 0.9
-_FEWEST_IN_FLIGHT = 4
+_MAX_JUMP = 1 << 22  # pages; for longer requests the saddlepoint alone is used
+_LIKELY = 0.1  # levels that are exceeded more often may be below the mean
 _MOST_PROMPTS, _FEWEST_CLUSTERS = 0.5, 4
-_VALIDATED_STD = (2, 4)
+_MOST_WATERMARK = 1.0  # an engine cannot keep more than all of its blocks free
 
 
 class TailMethod(StrEnum):
@@ -48,13 +44,6 @@ class TailMethod(StrEnum):
 
     SADDLEPOINT = "saddlepoint"
     EXACT_PMF = "exact_pmf"
-
-
-class RiskBasis(StrEnum):
-    """What the memory that is required for δ goes by."""
-
-    ESTIMATE = "estimate"
-    BOUND = "bound"
 
 
 class SafetyBuffer(NamedTuple):
@@ -75,13 +64,11 @@ class SafetyBuffer(NamedTuple):
     overflow_probability_horizon_bound
         It is this at most, and at most 1: the sum over iterations.
     required_kv_tokens
-        Smallest memory, in whole pages, with which the probability of any overflow in the horizon is δ at most, but
-        enough for the longest request.
-    required_kv_basis
-        That probability is the estimate where it is validated, else the bound.
+        Smallest memory, in whole pages, with which the estimated probability of any overflow in the horizon is δ at
+        most, but enough for the longest request: no more than M exactly where `overflow_probability_horizon` <= δ.
     watermark_fraction
         (required - M*)/M: what to keep free above the mean usage, as a fraction of blocks; negative where an
-        overflow is so welcome that less than the mean is enough.
+        overflow is so welcome that less than the mean is enough, None where it would be more than all blocks.
     theorem_bound
         FC's bound of the expected overflows in the horizon; None where the mean does not fit.
     theorem_bound_is_vacuous
@@ -98,7 +85,6 @@ class SafetyBuffer(NamedTuple):
     passage_rate: float | None
     overflow_probability_horizon_bound: float | None
     required_kv_tokens: int | None
-    required_kv_basis: RiskBasis | None
     watermark_fraction: float | None
     theorem_bound: float | None
     theorem_bound_is_vacuous: bool | None
@@ -139,25 +125,26 @@ def safety_buffer(
     """
     tau = iteration_time(model)
     if tau is None:
-        return SafetyBuffer(*[None] * 13)
+        return SafetyBuffer(*[None] * 12)
     iterations = max(1.0, horizon_s / tau)
     mean, memory = usage_scale(model).mean, model.replica.memory_tokens
     found = _tails(model, delta, iterations)
     if found is None:
-        return SafetyBuffer(*[None] * 13)
+        return SafetyBuffer(*[None] * 12)
     log_probability = found.reported.log_probability
     probability, by_saddlepoint = math.exp(log_probability), log_probability == found.smooth.log_probability
-    required, basis = _required(model, delta, found)
+    any_overflow = found.usual.any_overflow(log_probability)
+    required = _required(model, found.reported.levels[0], enough=any_overflow <= delta)
+    watermark = (required - mean) / memory
     bound = flow_control_bound(flow_control(model, iterations, budgets))
     return SafetyBuffer(
         kv_std_tokens=found.std,
         overflow_probability_per_iteration=probability,
-        overflow_probability_horizon=found.usual.any_overflow(log_probability),
+        overflow_probability_horizon=any_overflow,
         passage_rate=found.usual.rate(log_probability),
         overflow_probability_horizon_bound=min(1.0, iterations * probability),
         required_kv_tokens=required,
-        required_kv_basis=basis,
-        watermark_fraction=(required - mean) / memory,
+        watermark_fraction=watermark if watermark <= _MOST_WATERMARK else None,
         theorem_bound=bound,
         theorem_bound_is_vacuous=bound is None or bound >= _VACUOUS,
         saddlepoint_probability=math.exp(found.smooth.log_probability),
@@ -176,8 +163,9 @@ def usage_scale(model: ServingModel) -> UsageScale:
     mix, tau = model.mix, iteration_time(model)
     assert tau is not None
     return UsageScale(
-        mean=float(mix.rate_rps @ mix.held.footprint) * tau,
-        std_without_feedback=math.sqrt(float(mix.rate_rps @ mix.held.squares)) * math.sqrt(tau),
+        mean=float(mix.rate_rps @ mix.footprint) * tau,
+        std_without_feedback=math.sqrt(float(mix.rate_rps @ (mix.held.squares + mix.partial.held_squares)))
+        * math.sqrt(tau),
         largest=float(mix.held.largest.max()),
     )
 
@@ -235,11 +223,15 @@ def usage_pmf_of(model: ServingModel) -> UsagePmf | None:
     assert tau is not None
     if model.arrivals.cv > 1:
         return None
-    return usage_pmf(model.mix.held, model.mix.rate_rps * tau)
+    mix, page = model.mix, model.replica.block_tokens
+    if mix.held.largest.max() > _MAX_JUMP * page:
+        return None
+    by_pages = mix.by_pages(mix.rate_rps * tau)
+    return usage_pmf(by_pages[:: round(mix.lattice_tokens / page)], mix.lattice_tokens)
 
 
 class _Tails(NamedTuple):
-    """What is known about the tail: at M, and at the probabilities that δ allows by the bound and by the estimate."""
+    """What is known about the tail: at M, and at the probability that δ allows."""
 
     std: float
     usual: Passage
@@ -250,27 +242,27 @@ class _Tails(NamedTuple):
 
 def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails | None:
     """None where floats do not reach."""
-    lattice = model.mix.held.lattice_tokens
+    lattice = model.mix.lattice_tokens
     level = (model.replica.capacity_tokens // lattice + 0.5) * lattice
-    (grid, at, stretch), log_bound = usage_law(model), math.log(delta) - math.log(iterations)
+    grid, at, stretch = usage_law(model)
     if at.std_without_feedback < _LEAST_STD:
         nothing = Tail(-math.inf, (-math.inf, -math.inf))
         return _Tails(at.std_without_feedback, passage(1.0, iterations), nothing, None, nothing)
-    table = saddlepoint_table(grid, at, with_left=level < at.mean * stretch or log_bound > _LIKELY)
+    table = saddlepoint_table(grid, at, with_left=level < at.mean * stretch or delta > _LIKELY)
     if not table.theta.size:
         return None
     std = table.std * stretch
     usual = passage(passage_speed(model, std), iterations)
-    log_allowed = (log_bound, min(usual.log_allowed(min(delta, _MOST_DELTA)), _LIKELY))
-    smooth = saddlepoint_tail(table, level / stretch, log_allowed)
+    log_allowed = usual.log_allowed(delta)
+    smooth = saddlepoint_tail(table, level / stretch, [log_allowed])
     smooth = Tail(smooth.log_probability, tuple(x * stretch for x in smooth.levels))
     if (pmf := usage_pmf_of(model)) is None:
         return _Tails(std, usual, smooth, None, smooth)
-    exact = pmf_tail(pmf, level, [math.exp(p) for p in log_allowed])
+    exact = pmf_tail(pmf, level, [math.exp(log_allowed)])
     pairs = [(smooth.log_probability, exact.log_probability), *zip(smooth.levels, exact.levels, strict=True)]
     if not _has_feedback(model):
         # exact, as far as it reaches
-        reaches = [p > math.log(PMF_NOISE) for p in (exact.log_probability, *log_allowed)]
+        reaches = [p > math.log(PMF_NOISE) for p in (exact.log_probability, log_allowed)]
         pairs = [(e if there else s, e) for (s, e), there in zip(pairs, reaches, strict=True)]
     reported, *levels = map(max, pairs)
     return _Tails(std, usual, smooth, exact, Tail(reported, tuple(levels)))
@@ -283,25 +275,15 @@ def _has_feedback(model: ServingModel) -> bool:
     return tangent(model).fixed_s < (1 - _LEAST_WORK) * tau
 
 
-def _required(model: ServingModel, delta: float, found: _Tails) -> tuple[int, RiskBasis]:
-    """Memory required for δ, and by what."""
-    by_bound, by_estimate = found.reported.levels
-    scale, tau, mix = usage_scale(model), iteration_time(model), model.mix
-    assert tau is not None
-    nearest, farthest = (scale.mean + k * found.std for k in _VALIDATED_STD)
-    in_flight = float(mix.rate_rps @ mix.stages) * tau
-    level, basis = by_bound, RiskBasis.BOUND
-    # what keeps a smaller δ, or the estimate small at more memory, is enough
-    by_estimate = max(by_estimate, nearest)
-    poisson = model.arrivals.cv <= 1
-    validated = (
-        poisson and delta >= _LEAST_DELTA and in_flight >= _FEWEST_IN_FLIGHT and not has_doubtful_tail(model)
-    )
-    if validated and by_estimate < min(by_bound, farthest):
-        level, basis = by_estimate, RiskBasis.ESTIMATE
-    lattice = mix.held.lattice_tokens
-    steps = math.ceil(level / lattice - 0.5) if level > 0 else 0
-    return round(max(steps * lattice, scale.largest)), basis
+def _required(model: ServingModel, level: float, *, enough: bool) -> int:
+    """Memory that exceeds a level; at most what the model has if that is `enough`, else more than it.
+
+    Levels and probabilities are interpolated apart, so that at the memory of the model the two can differ by a page.
+    """
+    lattice, capacity = model.mix.lattice_tokens, model.replica.capacity_tokens
+    required = max(math.ceil(level / lattice - 0.5), 0) * lattice if level > 0 else 0.0
+    required = min(required, capacity) if enough else max(required, (capacity // lattice + 1) * lattice)
+    return round(max(required, usage_scale(model).largest))
 
 
 def _tangent_work(model: ServingModel) -> float:

@@ -65,7 +65,7 @@ def speculative(model: ServingModel) -> Speculative | None:
     numbers = range(len(drafts.accepted) + 1) if len(drafts.accepted) * longest**1.5 <= _MOST_WORK else ()
     return Speculative(
         tokens_per_iteration=drafts.mean,
-        iterations_mean=per_request(model).iterations,
+        iterations_mean=float(model.mix.mean(model.mix.stages)),
         speed_up=sustainable_rate(model)[1] / sustainable_rate(plain)[1],
         itl_speed_up=None if between is None or before is None else before / between,
         break_even_sequences=sequences,
@@ -106,7 +106,7 @@ def _between_tokens(model: ServingModel) -> float | None:
     tau, cost = iteration_time(model), per_request(model)
     if tau is None or model.total_rate_rps > sustainable_rate(model)[1] or cost.decode_tokens <= 1:
         return None
-    return tau * (cost.iterations - 1) / (cost.decode_tokens - 1)
+    return tau * float(model.mix.mean(model.mix.stages) - 1) / (cost.decode_tokens - 1)
 
 
 def _worth(model: ServingModel) -> tuple[float, float]:

@@ -140,7 +140,9 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
     model = model.on(fleet.prefill_on)
     mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
     tokens = mix.computed_tokens - mix.stages + 1
-    held: FloatArray = mix.held.at_start * np.maximum(1.0, tokens / budget)
+    held = np.maximum(
+        mix.held.at_start * np.maximum(1.0, tokens / budget), mix.held.at_start + mix.partial.held
+    )
     share = mix.of_classes(mix.share)
     lengths = mix.of_classes(mix.share * mix.prefill_tokens) / share
 
@@ -149,9 +151,9 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
 
     return replace(
         _replica(model),
-        read=mix.mean(mix.read.at_start),
+        read=mix.mean(mix.read.at_start + mix.partial.read),
         prefill_tokens=mix.mean(mix.prefill_tokens),
-        sequences=1.0,
+        sequences=mix.mean(1.0 + mix.partial.iterations),
         held=mix.mean(held),
         waiting=_waiting(model, fleet),
         link_s=mix.mean(transfers_s(model, fleet)),

@@ -141,12 +141,12 @@ def class_means(model: ServingModel) -> ClassMeans:
     """Mean costs of one request of each class (theory §1, §2)."""
     mix, timing, rate = model.mix, model.timing, model.class_rates_rps
     weight = mix.rate_rps / rate[mix.class_index]
-    linear = timing.linear(mix.read.footprint, mix.prefill_tokens, mix.sequences)
+    linear = timing.linear(mix.context, mix.prefill_tokens, mix.sequences)
     return ClassMeans(
         rate_rps=rate,
         work_s=mix.of_classes(weight * linear),
-        held=mix.of_classes(weight * mix.held.footprint),
-        iterations=mix.of_classes(weight * mix.stages),
+        held=mix.of_classes(weight * mix.footprint),
+        iterations=mix.of_classes(weight * mix.iterations),
         prefill_tokens=mix.of_classes(weight * mix.prefill_tokens),
         timing=timing,
     )

@@ -220,7 +220,9 @@ def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: f
     kind, cycle = mixed_cycle(model, stable=attracts_all(model, stability))
     per_iteration, rps = full.admissions_per_iteration, full.throughput_rps
     if cycle is not None:
-        per_iteration, rps = cycle.throughput, cycle_throughput_rps(model, cycle)
+        # the cycle admits whole prompts, which is more where the token budget is less than one
+        per_iteration = min(cycle.throughput, full.admissions_per_iteration)
+        rps = cycle_throughput_rps(model, cycle) * (per_iteration / cycle.throughput)
     _, sustainable = sustainable_rate(model)
     low = recovers_up_to_rps or 0.0
     return WorstCycle(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from kvplan.analysis.equilibrium import is_time
 from kvplan.analysis.latency import ClassLatency, Distribution, Latency
 from kvplan.analysis.nested import NestedWait
-from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
+from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.records import Lever
 from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
@@ -668,17 +668,17 @@ def _safety_buffer(report: Report, basis: Basis) -> Iterator[Block]:
     if buffer.kv_std_tokens is None:
         yield Paragraph(_NO_EQUILIBRIUM)
         return
-    too_much = (buffer.watermark_fraction or 0) + (report.equilibrium.kv_utilization or 0) > 1
-    watermark = "more than memory has" if too_much else format_percent(buffer.watermark_fraction)
-    required = basis if buffer.required_kv_basis is RiskBasis.BOUND else Basis.ESTIMATED
+    free = buffer.watermark_fraction
+    too_much = free is None or free + (report.equilibrium.kv_utilization or 0) > 1
+    watermark = "more than memory has" if too_much else format_percent(free)
     horizon, bound = buffer.overflow_probability_horizon, buffer.overflow_probability_horizon_bound
     rows = (
         ("Spread of KV cache usage", _unit(buffer.kv_std_tokens, "tokens"), basis),
         ("Overflow, per iteration", _probability(buffer.overflow_probability_per_iteration), basis),
         ("Any overflow in the horizon, about", _probability(horizon), Basis.ESTIMATED),
         ("Any overflow in the horizon, at most", _probability(bound), basis),
-        ("Required memory", _unit(buffer.required_kv_tokens, "tokens"), required),
-        ("Watermark", watermark, required),
+        ("Required memory", _unit(buffer.required_kv_tokens, "tokens"), Basis.ESTIMATED),
+        ("Watermark", watermark, Basis.ESTIMATED),
         ("Per iteration, by saddlepoint", _probability(buffer.saddlepoint_probability), basis),
         ("Per iteration, by compound Poisson", _probability(buffer.exact_pmf_probability), basis),
     )

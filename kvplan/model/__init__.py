@@ -4,6 +4,7 @@
 `classes`        a class of requests; the traffic as arrays, one row a prompt and decode length
 `weights`        what a request reads and holds at each of its stages
 `kv_layout`      what it holds where layers keep KV of several kinds
+`partial`        prompts longer than the token budget of an iteration
 `timing`         how long an iteration takes
 `prompts`        how many prefill tokens an iteration computes
 `replica`        memory, pages, limits; what a plan should guarantee

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.model.arrays import FloatArray, IntArray, sum_by
+from kvplan.model.partial import PartialPrompts
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.model.weights import StageWeights
@@ -93,13 +94,15 @@ class Mix:
     decode_tokens : ndarray, tokens
         With drafts the mean of those who stay so long.
     stages : ndarray of int64
-        Iterations n that a request of the row stays.
+        Iterations n that a request of the row stays, from the one that ends its prompt.
     prefill_tokens : ndarray of float64, tokens
         Prefill work of a fresh request: s, or 0 where prompts arrive ready-made.
     computed_tokens : ndarray of int64, tokens
         All that the engine computes for a fresh request.
     sequences : ndarray of float64
         Iterations as time counts them: all that it stays, but for what drafts cost, which is not in the first.
+    partial
+        What comes before `stages` where prompts are longer than the token budget of an iteration.
     read, held
         Context that a request reads at each stage, which costs time; memory that it holds.
     rate_rps : ndarray of float64, requests/s
@@ -116,8 +119,37 @@ class Mix:
     sequences: FloatArray
     read: StageWeights
     held: StageWeights
+    partial: PartialPrompts
     rate_rps: FloatArray
     share: FloatArray
+
+    @property
+    def iterations(self) -> IntArray:
+        """Iterations that a request of each row has a seat: its stages, and those with parts of its prompt."""
+        return self.stages + self.partial.iterations
+
+    @property
+    def footprint(self) -> FloatArray:
+        """Memory that it holds in all of them, KV token-iterations: S in theory §2, in whole pages."""
+        return self.held.footprint + self.partial.held
+
+    @property
+    def lattice_tokens(self) -> float:
+        """Largest number of tokens that memory held is a multiple of, of every row in every iteration."""
+        page = float(self.held.block_tokens)
+        pages = np.append(self.partial.held_by_part, self.held.lattice_tokens) / page
+        return float(np.gcd.reduce(pages.astype(np.int64))) * page
+
+    def by_pages(self, amount: FloatArray) -> FloatArray:
+        """`amount` of each row times its iterations with p pages, summed over rows; shape (most pages + 1,)."""
+        found = self.held.by_pages(amount)
+        pages = (self.partial.held_by_part / self.held.block_tokens).astype(np.int64)
+        return found + np.bincount(pages, self.partial.present(amount), found.size)
+
+    @property
+    def context(self) -> FloatArray:
+        """Context that it reads in all of them, KV token-iterations."""
+        return self.read.footprint + self.partial.read
 
     def mean(self, amounts: FloatArray | IntArray) -> Any:
         """Mean over the requests: a number, or a column of shape (n_models, 1) for models side by side."""

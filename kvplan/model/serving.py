@@ -16,6 +16,7 @@ from kvplan.model.drafts import Drafts, Stays, stays
 from kvplan.model.engine import Engine
 from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.kv_layout import KvLayout
+from kvplan.model.partial import PartialPrompts, no_partial_prompts, partial_prompts
 from kvplan.model.provenance import MeasuredRange, Provenance
 from kvplan.model.replica import Replica, held_by_stage
 from kvplan.model.timing import Timing
@@ -123,7 +124,8 @@ class ServingModel:
         index, inputs = (
             np.repeat(v, lengths) for v in ([i for i, _, _ in kinds], [p.tokens for *_, p in kinds])
         )
-        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum())
+        partial = partial_prompts(self.replica, inputs)
+        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum(), partial)
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -167,7 +169,10 @@ class SideBySide:
 
 
 def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
-    """Models with the same number of decode lengths in each class, and one prefill convention."""
+    """Models with the same number of decode lengths in each class, and one prefill convention.
+
+    The token budget of none of them is less than a prompt.
+    """
     replicas = [model.replica for model in models]
     columns: dict[str, Any] = {
         name: np.array([getattr(r, name) or math.nan for r in replicas], dtype=np.float64)[:, None]
@@ -190,7 +195,9 @@ def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
     shares = rates / np.array([row.sum() for row in rates])[:, None]
     inputs = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)[:, index]
     return SideBySide(
-        mix=_mix(replica, index, inputs, np.concatenate(decode, axis=1), rates, shares),
+        mix=_mix(
+            replica, index, inputs, np.concatenate(decode, axis=1), rates, shares, no_partial_prompts(inputs)
+        ),
         timing=Timing.side_by_side([model.timing for model in models]),
         replica=replica,
         total_rate_rps=np.array([[model.total_rate_rps] for model in models]),
@@ -205,7 +212,13 @@ def _rows(values: Sequence[tuple[float, ...]]) -> FloatArray:
 
 
 def _mix(
-    replica: Replica, index: IntArray, inputs: IntArray, decode: IntArray, rate: FloatArray, share: FloatArray
+    replica: Replica,
+    index: IntArray,
+    inputs: IntArray,
+    decode: IntArray,
+    rate: FloatArray,
+    share: FloatArray,
+    partial: PartialPrompts,
 ) -> Mix:
     prefill = replica.prefill
     stages = stage_count(prefill, decode)
@@ -217,9 +230,10 @@ def _mix(
         stages=stages,
         prefill_tokens=prefill_work(prefill, inputs),
         computed_tokens=computed_tokens(prefill, inputs, stages),
-        sequences=stages.astype(np.float64),
+        sequences=(stages + partial.iterations).astype(np.float64),
         read=read,
         held=held,
+        partial=partial,
         rate_rps=rate,
         share=share,
     )
@@ -260,6 +274,7 @@ def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
         n = law.means.shape[1]
         read[row, :n], held[row, :n] = law.means
         read[row, n:], held[row, n:] = law.means[:, -1:]
+    partial = partial_prompts(replica, inputs)
     return Mix(
         class_index=index,
         input_tokens=inputs,
@@ -267,9 +282,10 @@ def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
         stages=stages,
         prefill_tokens=prefill_work(prefill, inputs),
         computed_tokens=computed_tokens(prefill, inputs, stages, drafts.tokens),
-        sequences=drafts.verified(stages.astype(np.float64), model.timing),
+        sequences=drafts.verified(stages.astype(np.float64), model.timing) + partial.iterations,
         read=TabledWeights(read, kind, stages),
         held=TabledWeights(held, kind, stages, replica.block_tokens),
+        partial=partial,
         rate_rps=rate,
         share=rate / rate.sum(),
     )

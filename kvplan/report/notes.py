@@ -7,7 +7,7 @@ from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import eviction_is_impossible, never_grows
 from kvplan.analysis.dispersion import excess_dispersion, stay_s
 from kvplan.analysis.equilibrium import saturation
-from kvplan.analysis.overflow import RiskBasis, SafetyBuffer, clusters_held, has_doubtful_tail
+from kvplan.analysis.overflow import SafetyBuffer, clusters_held, has_doubtful_tail
 from kvplan.analysis.records import Load
 from kvplan.analysis.stability import UNCERTIFIED, Stability
 from kvplan.analysis.wait import Wait
@@ -179,6 +179,13 @@ def notes(
             f"Pages of {replica.block_tokens} tokens: memory counts whole pages, time the tokens read. An engine may "
             "keep a page to itself."
         )
+    if model.mix.partial.exist:
+        found.append(
+            f"Prompts longer than the token budget of {format_tokens(replica.max_num_batched_tokens)} have a seat and "
+            "memory over several iterations, and count so in load (not what a prefix cache finds), equilibrium, "
+            "saturation, rate_cap, wait and safety_buffer; stability, worst_cycle and nested_wait take prompts whole. "
+            "Engines compute one prompt at a time: near the limit of the budget memory in use varies less than said."
+        )
     if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
         found.append(
             "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after a preemption."
@@ -266,41 +273,32 @@ def _not_these(model: ServingModel) -> str:
 
 def _of_buffer(model: ServingModel, plan: Plan, buffer: SafetyBuffer) -> Iterator[str]:
     horizon, delta = format_seconds(plan.horizon_s), format_number(plan.delta)
-    if model.arrivals.cv > 1:
-        yield from _of_clusters(model, horizon, delta)
-        return
-    required = (
-        f"the required memory keeps the estimate at {delta}"
-        if buffer.required_kv_basis is RiskBasis.ESTIMATE
-        else f"the required memory lies there, and keeps the bound at {delta}"
-    )
+    clusters = model.arrivals.cv > 1
     yield (
-        f"safety_buffer: Poisson arrivals. The probability of any overflow within {horizon} is an estimate: two thirds "
-        "to three times what simulations have, with four or more requests in memory and memory 2 to 4 standard "
-        f"deviations above the mean. Elsewhere it is not validated; {required}."
+        f"safety_buffer: {_clusters(model) if clusters else 'Poisson arrivals'}. The probability of any overflow "
+        f"within {horizon}, and the memory that keeps it at {delta}, are estimates: simulations have 0.3 to 1.7 times "
+        "the probability. The bound at most adds up iterations, and is up to 100 times what simulations have."
+        + (" theorem_bound is for independent arrivals." if clusters else "")
     )
-    if has_doubtful_tail(model):
+    if buffer.watermark_fraction is None:
         yield (
-            "safety_buffer: prompts take more than half of all time, and few at a time bring what is in memory: "
-            "probabilities of overflow can be several times too small."
+            "safety_buffer.watermark_fraction: null, since the buffer would be more than the memory: "
+            f"{format_tokens(buffer.required_kv_tokens)} tokens are required where there are "
+            f"{format_tokens(model.replica.memory_tokens)}."
+        )
+    if has_doubtful_tail(model) or (clusters and clusters_held(model) < _FEW_CLUSTERS):
+        yield (
+            "safety_buffer: few prompts or clusters of them at a time bring what is in memory: probabilities of "
+            "overflow can be several times too small; kvplan simulate shows them."
         )
 
 
-def _of_clusters(model: ServingModel, horizon: str, delta: str) -> Iterator[str]:
-    """What the buffer and the bounds are worth where arrivals cluster."""
+def _clusters(model: ServingModel) -> str:
     index = format_number(1 + excess_dispersion(model), 3)
     whose = " (its trace clusters in its own way)" if model.arrivals.trace is not None else ""
-    few = clusters_held(model) < _FEW_CLUSTERS or has_doubtful_tail(model)
-    worth = "0.6 to 1.2 times what simulations have"
-    if few:
-        worth = (
-            "up to ten times too small, with so few clusters in memory at a time; kvplan simulate shows them"
-        )
-    yield (
-        f"safety_buffer: gamma arrivals of cv {format_number(model.arrivals.cv, 3)}{whose}, whose counts over a stay "
-        f"of {format_seconds(stay_s(model))} have {index} times the variance of Poisson ones. Probabilities per "
-        f"iteration are {worth}. The estimate of any overflow within {horizon} is validated for Poisson arrivals only: "
-        f"the required memory keeps the bound at {delta}. theorem_bound is for independent arrivals."
+    return (
+        f"gamma arrivals of cv {format_number(model.arrivals.cv, 3)}{whose}, whose counts over a stay of "
+        f"{format_seconds(stay_s(model))} have {index} times the variance of Poisson ones"
     )
 
 

@@ -6,7 +6,7 @@ from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import engine_never_evicts, eviction_is_impossible, never_grows
 from kvplan.analysis.equilibrium import per_request, running_at_most, saturation
 from kvplan.analysis.goodput import Goodput
-from kvplan.analysis.overflow import RiskBasis, SafetyBuffer
+from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.records import Load
 from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import UNCERTIFIED, Stability
@@ -185,11 +185,10 @@ def _at_these_rates(
             "memory exactly. vLLM keeps a block for itself and can: one sequence less or one block more excludes that."
         )
     elif buffer is not None and (buffer.overflow_probability_horizon or 0) > plan.delta:
-        at_most = " at most" if buffer.required_kv_basis is RiskBasis.BOUND else ""
         found.append(
             f"Expect preemptions now and then: about {format_percent(buffer.overflow_probability_horizon)} for any "
             f"within {format_seconds(plan.horizon_s)}; {format_tokens(buffer.required_kv_tokens)} tokens of memory "
-            f"would keep that to {format_percent(plan.delta)}{at_most}."
+            f"would keep that to {format_percent(plan.delta)}."
         )
     elif local.recovery_iterations is not None:
         time = format_seconds(local.recovery_iterations * saturation(model).iteration_time_s)

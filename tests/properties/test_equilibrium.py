@@ -18,12 +18,20 @@ from kvplan.analysis.equilibrium import (
     strongest_levers,
     sustainable_rate,
 )
-from kvplan.model import Prefill, ServingModel, Timing
+from kvplan.model import Prefill, RequestClass, ServingModel, Timing
 
 
 def scaled(model: ServingModel, factor: float) -> ServingModel:
     """The same traffic, `factor` times as fast."""
     return replace(model, classes=tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes))
+
+
+def with_parts(model: ServingModel, c: RequestClass, weights: list[int]) -> list[int]:
+    """Tokens in every iteration: full budgets of a long prompt one by one, then the papers' weights."""
+    budget = model.replica.max_num_batched_tokens
+    if budget is None or model.replica.prefill is not Prefill.FUSED:
+        return weights
+    return [*range(budget, c.input_tokens, budget), *weights]
 
 
 def demand(model: ServingModel) -> dict[str, Fraction]:
@@ -40,7 +48,7 @@ def demand(model: ServingModel) -> dict[str, Fraction]:
         decoded = {"disaggregated": d, "inline": d, "fused": max(d - 1, d - c.input_tokens)}[
             model.replica.prefill
         ]
-        page = model.replica.block_tokens
+        page, weights = model.replica.block_tokens, with_parts(model, c, weights)
         each = {
             "held": sum(-(-w // page) * page for w in weights),
             "work": d1 * sum(weights) + d2 * prompt + d3 * len(weights),
@@ -123,7 +131,7 @@ def test_the_binding_limit_is_met_exactly_and_no_other_is_passed(model: ServingM
     assert all(amount <= limit * (1 + 1e-9) for amount, limit in used.values() if limit is not None)
 
 
-@given(models())
+@given(models(limits=True))
 def test_the_equilibrium_reproduces_itself(model: ServingModel) -> None:
     """An iteration over what is in flight takes τ*, and τ* of arrivals per stage is what is in flight."""
     cost = demand(model)
@@ -133,7 +141,7 @@ def test_the_equilibrium_reproduces_itself(model: ServingModel) -> None:
     tau = found.iteration_time_s
     kv = prefill = sequences = 0.0
     for c, _, weights, share in request_rows(model):
-        per_stage = model.total_rate_rps * float(share) * tau
+        per_stage, weights = model.total_rate_rps * float(share) * tau, with_parts(model, c, weights)
         kv += per_stage * sum(weights)
         sequences += per_stage * len(weights)
         prefill += 0 if model.replica.prefill is Prefill.DISAGGREGATED else per_stage * c.input_tokens
@@ -144,7 +152,9 @@ def test_the_equilibrium_reproduces_itself(model: ServingModel) -> None:
     assert found.kv_tokens == pytest.approx(float(cost["held"]) * tau, rel=1e-9)
     assert found.prompt_iterations_per_s == pytest.approx(float(cost["iterations"]), rel=1e-9)
     by_class = {
-        c.name: sum(model.total_rate_rps * float(p) * tau * len(w) for _, _, w, p in rows)
+        c.name: sum(
+            model.total_rate_rps * float(p) * tau * len(with_parts(model, c, w)) for _, _, w, p in rows
+        )
         for c, rows in groupby(request_rows(model), key=lambda row: row[0])
     }
     assert [o.name for o in found.classes] == [c.name for c in model.classes]

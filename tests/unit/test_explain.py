@@ -351,7 +351,6 @@ def test_the_safety_buffer_is_calculated_from_its_fields(chance: float, rate: fl
         "overflow_probability_horizon": 1 - (1 - chance) * math.exp(-(1000.0 / tau - 1) * rate),
         "overflow_probability_horizon_bound": min(1.0, chance * 1000.0 / tau),
         "required_kv_tokens": held + 3000,
-        "required_kv_basis": "bound",
         "watermark_fraction": 3000 / 40_000,
         "theorem_bound": None,
     }

@@ -30,8 +30,7 @@ def _any_overflow(e: Evidence) -> str:
 
 
 def _required(e: Evidence) -> str:
-    risk = {"estimate": "P(any in T)", "bound": f"{_iterations(e)}·P(K > M)"}
-    return f"smallest M with {risk[at(e.document, 'safety_buffer.required_kv_basis')]} ≤ {e('delta')}"
+    return f"smallest M with P(any in T) ≤ {e('delta')}"
 
 
 def _theorem_bound(e: Evidence) -> str:
@@ -72,8 +71,7 @@ SAFETY_BUFFER = Block(
             formula="1 − (1 − P)·exp(−(max(1, T/τ*) − 1)·rate), rate = min(P, 1.15·(1 − P)/t(u)), "
             "t(u) = (1/c)·∫ Φ²/φ dy to u = Φ⁻¹(1 − P), c = E(K_(t+m) − K_t)²/(2m·σ²), m = 1/(9c)",
             here=_any_overflow,
-            source="new: passage of KV cache usage in normal scores; .01 to .9 within 2/3 to 3 times simulations, for "
-            "memory 2 to 4 standard deviations above the mean",
+            source="new: passage of KV cache usage in normal scores; 0.6 to 3.5 times what simulations have",
             symbol="P(any in T)",
             most=1.0,
             absent=NO_EQUILIBRIUM,
@@ -98,23 +96,14 @@ SAFETY_BUFFER = Block(
         ),
         Record(
             "safety_buffer.required_kv_tokens",
-            "Memory with which an overflow within the horizon has probability δ at most, in whole pages.",
-            formula="smallest M >= max(s + d) with P(any in T) <= δ where the estimate is validated, else with "
-            "max(1, T/τ*)·P(K > M) <= δ",
+            "Memory with which an overflow within the horizon has the estimated probability δ at most, in whole pages.",
+            formula="smallest M >= max(s + d) with P(any in T) <= δ",
             here=_required,
             source="new",
             unit="tokens",
             absent=NO_EQUILIBRIUM,
+            basis="estimated",
             whole=True,
-        ),
-        Record(
-            "safety_buffer.required_kv_basis",
-            "What the required memory goes by: the estimate of any overflow within the horizon where it is validated "
-            "(δ of .01 and more, four or more requests in memory, 2 to 4 standard deviations above the mean), else the "
-            "bound.",
-            absent=NO_EQUILIBRIUM,
-            kind=Kind.TEXT,
-            allowed=("estimate", "bound"),
         ),
         Record(
             "safety_buffer.watermark_fraction",
@@ -124,7 +113,8 @@ SAFETY_BUFFER = Block(
                 f"({e('safety_buffer.required_kv_tokens')} − {e('equilibrium.kv_tokens')}) / {e('M')}"
             ),
             source="new",
-            absent=NO_EQUILIBRIUM,
+            absent="The buffer would be more than the memory, or there is no equilibrium.",
+            basis="estimated",
         ),
         Record(
             "safety_buffer.theorem_bound",

@@ -1,0 +1,100 @@
+"""Prompts longer than the token budget: what a request has a seat and memory for before its last part is computed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvplan.model.arrays import FloatArray, IntArray
+from kvplan.model.replica import Replica
+from kvplan.model.weights import Prefill
+
+
+@dataclass(frozen=True)
+class PartialPrompts:
+    """Iterations that compute a part of a prompt and not its end; arrays of shape (n_rows,) but for the last two.
+
+    Attributes
+    ----------
+    iterations : ndarray of int64
+        c = ⌈s/T_b⌉ - 1, T_b the token budget of an iteration; 0 where the budget takes the prompt whole.
+    held_by_part, read_by_part : ndarray, shape (most iterations,), tokens
+        Memory and context of a request with 1, 2, … full budgets of its prompt computed, alike for all rows.
+    """
+
+    iterations: IntArray
+    held_by_part: FloatArray
+    read_by_part: FloatArray
+
+    @property
+    def exist(self) -> bool:
+        """Whether there are any."""
+        return bool(self.held_by_part.size)
+
+    @property
+    def held(self) -> FloatArray:
+        """Memory, KV token-iterations."""
+        return self.until(self.held_by_part, self.iterations)
+
+    @property
+    def held_squares(self) -> FloatArray:
+        """Sum of squares of the memory held in each of them."""
+        return self.until(self.held_by_part**2, self.iterations)
+
+    @property
+    def read(self) -> FloatArray:
+        """Context, KV token-iterations."""
+        return self.until(self.read_by_part, self.iterations)
+
+    def present(self, amount: FloatArray) -> FloatArray:
+        """`amount` of the rows that go on after each part, summed; shape (most iterations,).
+
+        Examples
+        --------
+        >>> parts = partial_prompts(Replica(9_000, max_num_batched_tokens=10), np.array([10, 15, 25]))
+        >>> parts.present(np.array([1.0, 2.0, 3.0])).tolist()
+        [5.0, 3.0]
+        """
+        leaving = np.bincount(self.iterations, amount, self.held_by_part.size + 1)
+        return np.asarray(np.cumsum(leaving[:0:-1])[::-1])
+
+    @staticmethod
+    def until(by_part: FloatArray, iterations: IntArray) -> FloatArray:
+        """Sums over so many of the first of them."""
+        return np.append(0.0, np.cumsum(by_part))[iterations]
+
+
+def partial_prompts(replica: Replica, input_tokens: IntArray) -> PartialPrompts:
+    """Lay out the parts of prompts of these lengths, `fused` and longer than the token budget.
+
+    An engine computes prompts one after the other, so that at most one is in progress at a time, and those that wait
+    hold nothing. On average as many requests are in progress as if all were computed side by side: each is for c
+    iterations, and by Little's law only that counts.
+
+    References
+    ----------
+    New: n + c iterations and S + T_b·c(c + 1)/2 KV token-iterations, in whole pages, for a request of n and S.
+
+    Examples
+    --------
+    >>> parts = partial_prompts(Replica(9_000, 16, max_num_batched_tokens=1_000), np.array([900, 1_000, 2_500]))
+    >>> parts.iterations.tolist(), parts.held.tolist(), parts.read.tolist()
+    ([0, 0, 2], [0.0, 0.0, 3008.0], [0.0, 0.0, 3000.0])
+    """
+    budget, layout = replica.max_num_batched_tokens, replica.layout
+    if budget is None or replica.prefill is not Prefill.FUSED:
+        return no_partial_prompts(input_tokens)
+    iterations = np.maximum(-(-input_tokens // budget) - 1, 0)
+    computed = budget * np.arange(1, int(iterations.max()) + 1)
+    if layout is None:
+        held, read = replica.held_first(computed), computed
+        return PartialPrompts(iterations, held.astype(np.float64), read.astype(np.float64))
+    held = layout.pool_tokens(computed - budget, computed)
+    return PartialPrompts(
+        iterations, held.astype(np.float64), layout.read_tokens(computed.astype(np.float64))
+    )
+
+
+def no_partial_prompts(input_tokens: IntArray) -> PartialPrompts:
+    """The parts of prompts that are all computed whole."""
+    none = np.zeros(0)
+    return PartialPrompts(np.zeros(input_tokens.shape, dtype=np.int64), none, none)
