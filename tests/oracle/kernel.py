@@ -409,6 +409,4 @@ def simulate(
             decoders += 1
         t += 1
 
-    return Ended(
-        status, now, t, completed, evictions, lost_tokens, held, read, running_s, queued, waiting
-    )
+    return Ended(status, now, t, completed, evictions, lost_tokens, held, read, running_s, queued, waiting)

@@ -63,9 +63,7 @@ def replay(system: System, arrivals: Any, tokens: Any, iterations: Any) -> tuple
     return ended, first_s, finish_s, evicted
 
 
-def live(
-    system: System, *, rate_rps: float | None = None, requests: int = 200_000, seed: int = 0
-) -> Live:
+def live(system: System, *, rate_rps: float | None = None, requests: int = 200_000, seed: int = 0) -> Live:
     """Run at a rate for as long as so many requests arrive, after a warm-up of a fifth of that or more."""
     rate = rate_rps or system.rate_rps
     span = requests / rate
@@ -102,7 +100,9 @@ def live(
             figures |= {f"{name}.{p}": float(v) for p, v in zip(PERCENTILES, values, strict=True)}
     figures |= _of_gaps(gaps)
     late = finish_s > (warm + end) / 2
-    halves = tuple(float(ttft[done & part].mean()) if (done & part).any() else math.nan for part in (~late, late))
+    halves = tuple(
+        float(ttft[done & part].mean()) if (done & part).any() else math.nan for part in (~late, late)
+    )
     return Live(
         figures=figures,
         halves=(halves[0], halves[1]),

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -207,9 +206,10 @@ def test_what_the_oracle_does_not_know_is_refused() -> None:
     some = ServingModel((RequestClass("a", 3, (10,), (1.0,), 1.0),), LAW, Replica(1000))
     with pytest.raises(Unsupported, match="greedy"):
         System.of(some, policy="greedy")
+    trace = Recorded(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+    recorded = replace(some, arrivals=ArrivalProcess(trace=trace))
     with pytest.raises(Unsupported, match="trace"):
-        trace = Recorded(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-        System.of(replace(some, arrivals=ArrivalProcess(trace=trace)))
+        System.of(recorded)
 
 
 def test_footprints_add_up_blocks() -> None:

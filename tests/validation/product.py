@@ -1,10 +1,12 @@
 """What kvplan says: the only module here that asks it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.model import ServingModel
+from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.study.recovery import recovery
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def sustainable_rps(model: ServingModel) -> float:
 
 def recovers_up_to_rps(model: ServingModel) -> float:
     """The largest offered rate that is called stable."""
-    raise NotImplementedError
+    return recovery(model, Plan(), _settings(model)).rate_rps
 
 
 def operating_point(model: ServingModel) -> Point:
@@ -71,8 +73,10 @@ def advice(model: ServingModel) -> list[Advice]:
 
 def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
     """The same mix at another rate."""
-    from dataclasses import replace
-
     factor = rate_rps / model.total_rate_rps
     classes: Any = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
     return replace(model, classes=classes)
+
+
+def _settings(model: ServingModel) -> Settings:
+    return Settings("vllm" if model.replica.prefill is Prefill.FUSED else "greedy", {})

@@ -62,7 +62,12 @@ def text(number: int) -> str:
     if rng.random() < 0.15:
         timing |= {"d5": per_prompt * rng.uniform(0.3, 2), "knee_tokens": int(rng.integers(64, 1024))}
     lines = ["schema = 1", f'name = "{RANDOM} {number}"', "[gpu]"]
-    gpu = {"memory_tokens": memory, "block_tokens": block, "max_num_seqs": seats, "max_num_batched_tokens": budget}
+    gpu = {
+        "memory_tokens": memory,
+        "block_tokens": block,
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": budget,
+    }
     lines += [f"{key} = {value}" for key, value in gpu.items() if value]
     lines += ["prefix_caching = false", f'prefill = "{convention}"', "[timing]"]
     lines += [f"{key} = {value!r}" for key, value in timing.items()]

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 from oracle import System, truth
+
 from validation import product
 from validation.profiles import Case
 from validation.truths import Truths
@@ -87,10 +88,22 @@ def table(judged: list[Row]) -> str:
         f"within {low:+.0%} … {high:+.0%}  {inside / len(judged):.1%}; "
         f"off by {offs[0]:+.2%} … {offs[-1]:+.2%}, {offs[len(offs) // 2]:+.2%} in the median",
     ]
-    for row in judged:
-        if row.wrong_stable or row.needless_cap or not low <= row.off <= high:
-            lines.append(
-                f"  {row.name:32} says {row.said:.5g}, true {row.true:.5g} ± {row.se:.2g} "
-                f"({row.start}), sustainable {row.sustainable:.5g}: {row.off:+.2%}"
-            )
+    lines += [
+        f"  {row.name:32} says {row.said:.5g}, true {row.true:.5g} ± {row.se:.2g} ({row.start}), "
+        f"sustainable {row.sustainable:.5g}: {row.off:+.2%}"
+        for row in judged
+        if row.wrong_stable or row.needless_cap or not low <= row.off <= high
+    ]
     return "\n".join(lines)
+
+
+def broken(judged: list[Row]) -> bool:
+    """Whether a promise is."""
+    low, high = WITHIN
+    inside = sum(low <= row.off <= high for row in judged)
+    needless = sum(row.needless_cap for row in judged)
+    return (
+        any(row.wrong_stable for row in judged)
+        or needless > 0.01 * len(judged)
+        or inside < 0.95 * len(judged)
+    )
