@@ -1,0 +1,125 @@
+"""A profile as the oracle sees it: requests by share, and what binds them."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvplan.model import Prefill, ServingModel
+from oracle.kernel import UNLIMITED, Law, Rules
+
+POLICIES = ("vllm", "greedy")
+ADMISSIONS = ("whole-prompt", "first-chunk")
+
+
+class Unsupported(Exception):  # noqa: N818
+    """The profile has something that the oracle does not know."""
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """Requests of a mix on a replica.
+
+    Attributes
+    ----------
+    tokens, iterations : ndarray of int64, shape (n_rows,)
+        What a request weighs in its first iteration, and the iterations after its prompt is computed in chunks.
+    share : ndarray, shape (n_rows,)
+        Of the requests; sums to 1.
+    cv
+        Of the gaps between arrivals, which follow a gamma law.
+    """
+
+    tokens: Any
+    iterations: Any
+    share: Any
+    rules: Rules
+    law: Law
+    rate_rps: float
+    cv: float
+    overhead_s: float
+
+    @classmethod
+    def of(
+        cls,
+        model: ServingModel,
+        *,
+        policy: str | None = None,
+        admission: str = "whole-prompt",
+        watermark: float = 0.0,
+        max_num_seqs: int | None = None,
+    ) -> "System":
+        """The system of a model; by default `vllm` where prompts are fused, and `greedy` where they are not."""
+        replica, timing = model.replica, model.timing
+        fused = replica.prefill is Prefill.FUSED
+        policy = policy or ("vllm" if fused else "greedy")
+        _refuse(model, policy, admission, fused)
+        mix, b = model.mix, replica.block_tokens
+        inline, ready_made = replica.prefill is Prefill.INLINE, replica.prefill is Prefill.DISAGGREGATED
+        blocks = replica.memory_tokens // b - (1 if fused else 0)
+        seats = max_num_seqs or replica.max_num_seqs or UNLIMITED
+        budget = replica.max_num_batched_tokens if fused and replica.max_num_batched_tokens else UNLIMITED
+        rules = Rules(
+            blocks,
+            b,
+            int(watermark * blocks),
+            min(seats, UNLIMITED),
+            budget,
+            int(not fused),
+            int(inline),
+            int(ready_made),
+            int(admission == "first-chunk"),
+        )
+        law = Law(*(float(c) for c in timing.constants))
+        tokens = mix.input_tokens.astype(np.int64)
+        tokens = np.maximum(tokens, 1) if fused else tokens + int(ready_made)
+        iterations = np.asarray(mix.decode_tokens).astype(np.int64) + int(inline)
+        return cls(
+            tokens,
+            iterations,
+            mix.share / mix.share.sum(),
+            rules,
+            law,
+            model.total_rate_rps,
+            model.arrivals.cv,
+            model.request_overhead_s,
+        )
+
+    def with_rules(self, **rules: int) -> "System":
+        """With other rules."""
+        return replace(self, rules=self.rules._replace(**rules))
+
+    @property
+    def prompts(self) -> Any:
+        """Prompt tokens of each row."""
+        return self.tokens - self.rules.ready_made
+
+    @property
+    def stay(self) -> Any:
+        """Iterations of each row, those that compute chunks of a long prompt included."""
+        return self.iterations + -(-self.tokens // self.rules.budget) - 1 if self._chunks else self.iterations
+
+    @property
+    def _chunks(self) -> bool:
+        return self.rules.budget < UNLIMITED
+
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
+        """Tokens and iterations of n requests, each drawn by itself."""
+        row = np.searchsorted(np.cumsum(self.share)[:-1], rng.random(n), side="right")
+        return self.tokens[row], self.iterations[row]
+
+
+def _refuse(model: ServingModel, policy: str, admission: str, fused: bool) -> None:
+    if policy not in POLICIES or admission not in ADMISSIONS or (policy == "vllm") != fused:
+        raise Unsupported(f"{policy}, {admission}, {model.replica.prefill}")
+    known = {
+        "layers of several kinds": model.replica.layout is None,
+        "drafts": model.drafts is None,
+        "a fleet": model.fleet is None,
+        "a schedule": model.schedule is None,
+        "a trace": model.arrivals.trace is None,
+        "sessions": all(c.sessions is None for c in model.classes),
+        "prefixes in common": not model.finds_prefixes,
+    }
+    if missing := [name for name, fine in known.items() if not fine]:
+        raise Unsupported(", ".join(missing))

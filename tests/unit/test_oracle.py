@@ -1,0 +1,218 @@
+"""The oracle against the slow simulator on small cases, request by request, and its own ways of counting."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import slow_simulator
+from oracle import System, Unsupported, live, replay, truth
+from oracle.kernel import footprint
+from oracle.saturated import residents, starts
+
+from kvplan.model import ArrivalProcess, Prefill, Recorded, Replica, RequestClass, ServingModel, Timing
+from kvplan.simulation.requests import Requests
+
+LAW = Timing(0.01, 1e-6, 2e-5, 1e-4, 3e-4, 4e-5, 40)
+
+
+def model(prefill: Prefill, rng: np.random.Generator) -> ServingModel:
+    """Some traffic on a small replica, on which it fits."""
+    block = int(rng.choice([1, 4, 16]))
+    classes = tuple(
+        RequestClass(
+            f"c{i}",
+            int(rng.integers(0 if prefill is not Prefill.FUSED else 1, 60)),
+            tuple(sorted({int(d) for d in rng.integers(1, 50, size=3)})),
+            (1.0,) * 3,
+            1.0,
+        )
+        for i in range(int(rng.integers(1, 4)))
+    )
+    classes = tuple(replace(c, decode_weights=(1.0,) * len(c.decode_tokens)) for c in classes)
+    longest = max(c.max_tokens for c in classes)
+    memory = int((longest + 2 * block) * rng.uniform(1, 4)) + 2 * block
+    seats = int(rng.integers(3, 20)) if rng.random() < 0.5 else None
+    budget = int(rng.integers(20, 80)) if prefill is Prefill.FUSED and rng.random() < 0.7 else None
+    if budget is not None and seats is None:
+        seats = 20
+    replica = Replica(memory, block, prefill, seats, budget, prefix_caching=False)
+    return ServingModel(classes, LAW, replica)
+
+
+@pytest.mark.parametrize("prefill", list(Prefill))
+def test_requests_fare_as_in_the_slow_simulator(prefill: Prefill) -> None:
+    """Times of the first and the last token, evictions of each, iterations, tokens lost."""
+    evictions = 0
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        some = model(prefill, rng)
+        watermark = float(rng.choice([0.0, 0.1])) if prefill is Prefill.FUSED else 0.0
+        system = System.of(some, watermark=watermark)
+        row = rng.choice(system.share.size, 60, p=system.share)
+        arrivals = np.cumsum(rng.exponential(rng.choice([0.0, 0.02, 0.2]), 60))
+        inputs, decodes = some.mix.input_tokens[row], some.mix.decode_tokens[row]
+        ended, first, finish, evicted = replay(system, arrivals, system.tokens[row], system.iterations[row])
+        requests = Requests(arrivals, inputs, np.asarray(decodes), np.zeros(60, np.int64))
+        policy = "vllm" if prefill is Prefill.FUSED else "greedy"
+        settings = {"watermark": watermark} if policy == "vllm" else {}
+        expected = slow_simulator.simulate(policy, requests, LAW, some.replica, settings)
+        assert evicted.tolist() == expected.evictions, seed
+        assert (ended.iterations, ended.lost_tokens) == (expected.iterations, expected.recomputed_tokens)
+        np.testing.assert_allclose(first, np.array(expected.first_token_s, float), rtol=1e-9)
+        np.testing.assert_allclose(finish, np.array(expected.finish_s, float), rtol=1e-9)
+        evictions += sum(expected.evictions)
+    assert evictions > 1000
+
+
+class FirstChunk(slow_simulator.Vllm):
+    """Only what is granted at once has to fit."""
+
+    def admit_from_the_queue(self) -> None:
+        seats = self.replica.max_num_seqs or math.inf
+        while self.queue and self.budget > 0 and len(self.resident) < seats:
+            request = self.queue[0]
+            chunk = int(min(request.input_tokens + request.generated, self.budget))
+            blocks = math.ceil(chunk / self.block)
+            if blocks > self.free_blocks():
+                return
+            self.resident.append(self.queue.pop(0))
+            request.blocks = blocks
+            self.grant(request, chunk)
+
+
+def test_requests_fare_as_in_the_slow_simulator_where_the_first_chunk_is_admitted() -> None:
+    evictions, differ = 0, 0
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        some = model(Prefill.FUSED, rng)
+        system = System.of(some, admission="first-chunk")
+        row = rng.choice(system.share.size, 40, p=system.share)
+        arrivals = np.cumsum(rng.exponential(0.01, 40))
+        ended, _, finish, evicted = replay(system, arrivals, system.tokens[row], system.iterations[row])
+        inputs, decodes = some.mix.input_tokens[row], np.asarray(some.mix.decode_tokens)[row]
+        requests = Requests(arrivals, inputs, decodes, np.zeros(40, np.int64))
+        expected = FirstChunk(requests, LAW, some.replica, {}).run(None)
+        assert evicted.tolist() == expected.evictions, seed
+        assert (ended.iterations, ended.lost_tokens) == (expected.iterations, expected.recomputed_tokens)
+        np.testing.assert_allclose(finish, np.array(expected.finish_s, float), rtol=1e-9)
+        evictions += ended.evictions
+        whole = replay(System.of(some), arrivals, system.tokens[row], system.iterations[row])[0]
+        differ += whole.evictions != ended.evictions
+    assert evictions > 500
+    assert differ > 10
+
+
+# -- rates under a backlog --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefill", list(Prefill))
+def test_the_smooth_count_is_that_of_completions(prefill: Prefill) -> None:
+    """Of 60,000 requests at once, over the time until the last but a hundredth are done."""
+    some = ServingModel(
+        (RequestClass("a", 30, (5, 20), (1.0, 2.0), 1.0), RequestClass("b", 8, (40,), (1.0,), 1.0)),
+        LAW,
+        Replica(900, 4, prefill, prefix_caching=False),
+    )
+    system = System.of(some)
+    known = truth(system)
+    tokens, iterations = system.draw(60_000, np.random.default_rng(5))
+    _, _, finish, evicted = replay(system, np.zeros(60_000), tokens, iterations)
+    assert evicted.mean() > 0.02
+    done = np.sort(finish)
+    counted = (done.size * 0.98) / (done[int(done.size * 0.99)] - done[int(done.size * 0.01)])
+    assert known.settled
+    assert known.rate_rps == pytest.approx(counted, rel=0.006)
+
+
+def test_one_length_keeps_the_worst_cycle_of_the_papers() -> None:
+    """s = 2, d = 3: M/(d(s + d)) an iteration (SIC), from every start."""
+    some = ServingModel(
+        (RequestClass("a", 2, (3,), (1.0,), 1.0),), Timing(1.0), Replica(6000, 1, Prefill.DISAGGREGATED)
+    )
+    assert truth(System.of(some)).rate_rps == pytest.approx(400, rel=1e-9)
+
+
+def test_the_worst_start_counts() -> None:
+    """A known mix that stays at .76 of the fluid rate from a flood, and at .85 from other starts."""
+    lengths, shares = (2, 10, 19, 99), (0.1934, 0.1892, 0.5049, 0.1125)
+    some = ServingModel(
+        (RequestClass("a", 4, lengths, shares, 1.0),), Timing(5.309e-3), Replica(156_558, 16, Prefill.INLINE)
+    )
+    known = truth(System.of(some), times_longer=4)
+    assert (known.start, known.settled) == ("flood", True)
+    assert known.rate_rps == pytest.approx(23_592, rel=0.005)
+    assert all(run.rate_rps > 26_000 for run in known.starts if run.start != "flood")
+
+
+@pytest.mark.parametrize("prefill", list(Prefill))
+def test_starts_fill_the_memory(prefill: Prefill) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        system = System.of(model(prefill, rng))
+        for period in (None, 7.0):
+            tokens, iterations, age = residents(system, period, rng)
+            assert ((age >= 1) & (age < iterations)).all()
+            assert (np.diff(age) <= 0).all()
+            assert -(-(tokens + age - 1) // system.rules.block).sum() <= system.rules.blocks
+            assert tokens.size <= system.rules.seats
+            assert period is None or ((age - 1) % 7 == 0).all()
+
+
+def test_pulses_have_the_periods_of_the_lengths() -> None:
+    some = ServingModel(
+        (RequestClass("a", 5, (12, 30), (1.0, 1.0), 1.0),), LAW, Replica(500, 1, Prefill.DISAGGREGATED)
+    )
+    periods = {name: period for name, period in starts(System.of(some)).items() if period}
+    assert periods == {"pulse-gcd": 6, "pulse-mean": 21, "pulse-half": 15}
+
+
+# -- latencies at a rate ----------------------------------------------------------------------------------------
+
+
+def test_little_s_law_holds() -> None:
+    """Running and waiting are rate times stay and wait; gaps are those of the tokens."""
+    some = ServingModel(
+        (RequestClass("a", 30, (5, 20), (1.0, 2.0), 1.0),),
+        LAW,
+        Replica(600, 4, prefix_caching=False),
+    )
+    system = System.of(some)
+    rate = 0.8 * truth(system, times_longer=2).rate_rps
+    seen = live(replace(system, overhead_s=0.5), rate_rps=rate, requests=100_000)
+    in_system = rate * (seen.figures["e2e_s.mean"] - 0.5)
+    assert seen.preemptions_per_request > 0.01
+    assert seen.running + seen.waiting == pytest.approx(in_system, rel=0.02)
+    assert seen.completed / seen.seconds == pytest.approx(rate, rel=0.02)
+    after_first = seen.figures["e2e_s.mean"] - seen.figures["ttft_s.mean"]
+    assert seen.figures["itl_s.mean"] * (15 - 1) == pytest.approx(after_first, rel=0.01)
+
+
+def test_a_replica_with_one_seat_is_a_queue_with_one_server() -> None:
+    """Mean waits of M/D/1, and of deterministic arrivals none."""
+    some = ServingModel(
+        (RequestClass("a", 3, (10,), (1.0,), 1.0),), Timing(0.01), Replica(1000, 1, max_num_seqs=1)
+    )
+    load, service = 0.6, 0.1
+    wait = load * service / (2 * (1 - load))
+    seen = live(System.of(some), rate_rps=load / service, requests=300_000)
+    assert seen.figures["ttft_s.mean"] == pytest.approx(wait + 0.01, rel=0.03)
+    assert seen.figures["tpot_s.p99"] == pytest.approx(0.01)
+    regular = replace(some, arrivals=ArrivalProcess(cv=0.0))
+    assert live(System.of(regular), rate_rps=load / service).figures["ttft_s.p99"] == pytest.approx(0.01)
+
+
+def test_what_the_oracle_does_not_know_is_refused() -> None:
+    some = ServingModel((RequestClass("a", 3, (10,), (1.0,), 1.0),), LAW, Replica(1000))
+    with pytest.raises(Unsupported, match="greedy"):
+        System.of(some, policy="greedy")
+    trace = Recorded(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+    recorded = replace(some, arrivals=ArrivalProcess(trace=trace))
+    with pytest.raises(Unsupported, match="trace"):
+        System.of(recorded)
+
+
+def test_footprints_add_up_blocks() -> None:
+    for block in (1, 4, 16):
+        blocks = np.cumsum([-(-tokens // block) for tokens in range(1, 100)])
+        assert [footprint(tokens, block) for tokens in range(100)] == [0, *blocks.tolist()]

@@ -1,0 +1,43 @@
+"""The command: judge one promise on profiles, and print what breaks it."""
+
+import argparse
+import sys
+from itertools import chain
+from pathlib import Path
+from tempfile import gettempdir
+from time import monotonic
+
+from validation import verdict
+from validation.profiles import in_directory, random_cases
+from validation.truths import Truths
+
+PROMISES = {"verdict": verdict}
+
+
+def main() -> int:
+    """Judge until the profiles or the time are used up; 1 where a promise is broken."""
+    parser = argparse.ArgumentParser(prog="validation", description=__doc__)
+    parser.add_argument("promise", choices=PROMISES)
+    parser.add_argument("--profiles", type=Path, help="a directory of profiles")
+    parser.add_argument("--random", type=int, default=0, help="how many random ones")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first random one")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="how long")
+    parser.add_argument(
+        "--truths", type=Path, default=Path(gettempdir()) / "kvplan-truths.json", help="where truths are kept"
+    )
+    options = parser.parse_args()
+    cases = chain(
+        in_directory(options.profiles) if options.profiles else (),
+        random_cases(options.first, options.random),
+    )
+    promise, judged, started = PROMISES[options.promise], [], monotonic()
+    for row in promise.rows(cases, Truths(options.truths)):
+        judged.append(row)
+        if monotonic() - started > options.seconds:
+            break
+    print(promise.table(judged))
+    return int(promise.broken(judged))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""What kvplan says: the only module here that asks it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.study.recovery import recovery
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with its interval; `high` None: without an upper end."""
+
+    value: float
+    low: float
+    high: float | None
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures at a rate: keys such as `ttft_s.p95`; none where the status is growing."""
+
+    status: str
+    reason: str | None
+    figures: dict[str, Figure]
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The largest rate within an objective, and the rates between which it lies."""
+
+    rate_rps: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Settings that go together; `ttft_p95_s` at the offered rate without and with them."""
+
+    settings: dict[str, float]
+    sustains_offered: bool
+    ttft_p95_s: tuple[float, float] | None
+
+
+def sustainable_rps(model: ServingModel) -> float:
+    """The rate that memory and limits allow without evictions."""
+    return sustainable_rate(model)[1]
+
+
+def recovers_up_to_rps(model: ServingModel) -> float:
+    """The largest offered rate that is called stable."""
+    return recovery(model, Plan(), _settings(model)).rate_rps
+
+
+def operating_point(model: ServingModel) -> Point:
+    """Figures of a model at its rate."""
+    raise NotImplementedError
+
+
+def goodput(model: ServingModel, objective: str, limit_s: float) -> Goodput:
+    """The search for one objective, such as `ttft_s.p95`."""
+    raise NotImplementedError
+
+
+def advice(model: ServingModel) -> list[Advice]:
+    """What is printed."""
+    raise NotImplementedError
+
+
+def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
+    """The same mix at another rate."""
+    factor = rate_rps / model.total_rate_rps
+    classes: Any = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
+    return replace(model, classes=classes)
+
+
+def _settings(model: ServingModel) -> Settings:
+    return Settings("vllm" if model.replica.prefill is Prefill.FUSED else "greedy", {})
