@@ -224,6 +224,7 @@ def valid(rng: np.random.Generator) -> Table:
         "gate": {"require": [f"{rng.choice(KEYS)} >= 0"], "accept": ["gpu", "timing", "workload"]},
         "prefix": {"hit_curve": [[_whole(rng, 1e6), 0.1], [10**7, 0.6]]},
         "fleet": _fleet(rng),
+        "engine": _engine(rng) if gpu.get("prefill", "fused") == "fused" else {},
     }
     for key, table in optional.items():
         if table and (key == "workload" or rng.random() < 0.15):
@@ -235,6 +236,15 @@ def _fleet(rng: np.random.Generator) -> Table:
     if rng.random() < 0.5:
         return {"replicas": _whole(rng, 1e4)}
     return {"prefill": _whole(rng, 1e4), "decode": _whole(rng, 1e4)}
+
+
+def _engine(rng: np.random.Generator) -> Table:
+    one: Table = {"name": str(rng.choice(["vllm", "sglang", "trtllm"]))}
+    if one["name"] != "sglang":
+        one["admission"] = str(rng.choice(["whole-prompt", "first-chunk"]))
+    if one["name"] == "vllm":
+        one["watermark"] = float(rng.choice([0.0, 0.02, 0.3]))
+    return one
 
 
 def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
