@@ -317,18 +317,6 @@ def attracts_all(model: ServingModel, stability: Stability) -> bool:
     )
 
 
-def collapsed_cycles(model: ServingModel) -> list[Cycle]:
-    """All cycles that collapsed states may end in.
-
-    A single cohort is the worst of one class; what else is fixed in closed form may not be the only attractor.
-    """
-    known = closed_form(model)
-    closed = [] if known is None or known[1] is None else [known[1]]
-    if known is not None and known[0] is not CycleKind.PULSE:
-        return closed
-    return [*closed, *simulate_collapsed(model)]
-
-
 def simulate_collapsed(model: ServingModel, max_steps: int | None = None) -> list[Cycle]:
     """Where the fluid map settles from each of several collapsed states.
 

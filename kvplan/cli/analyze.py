@@ -1,4 +1,4 @@
-"""`kvplan analyze`: what the formulas say."""
+"""`kvplan analyze`: the report of a replica."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -13,10 +13,8 @@ from kvplan.cli.common import (
     Profile,
     Slos,
     option,
-    progress_bar,
     read,
     say,
-    say_compiling,
     terminal,
     with_slos,
 )
@@ -27,9 +25,7 @@ if TYPE_CHECKING:
     from kvplan.layout.elements import Document
     from kvplan.model import ServingModel
     from kvplan.plots.catalogue import Plot
-    from kvplan.profile.reading import Profile as Loaded
     from kvplan.report.assembly import Report
-    from kvplan.report.formula_check import Runs
 
 
 class Format(StrEnum):
@@ -52,12 +48,6 @@ def analyze(
     profile: Profile = None,
     format: Annotated[Format, typer.Option("--format", help="Format of the report.")] = Format.TEXT,
     output: Output = None,
-    simulate: Annotated[
-        bool,
-        typer.Option(
-            "--simulate", help="Simulate the profile too, and show the figures beside the formulas."
-        ),
-    ] = False,
     slo: Slos = None,
     section: Annotated[
         list[str] | None,
@@ -82,30 +72,16 @@ def analyze(
 
         drawing.require()
     loaded = with_slos(read(profile, output), slo)
-    result, runs = _simulated(loaded) if simulate else (kvplan.analyze(loaded), None)
+    result = kvplan.analyze(loaded)
     plots: tuple[Plot, ...] = ()
     if plot is not None or format is Format.HTML:
         from kvplan.plots import catalogue
 
-        plots = catalogue.build(result, loaded.model, loaded.plan, runs)
+        plots = catalogue.build(result, loaded.model, loaded.plan)
     text = _rendered(result, loaded.model, format, output, section, plots)
     if plot is not None:
         _write_plots(plots, plot, plot_format)
     write_result(text, output)
-
-
-def _simulated(profile: "Loaded") -> "tuple[Report, Runs]":
-    """The report with simulated figures, its verdict confirmed, and the runs that the figures are from."""
-    from kvplan.report import formula_check
-    from kvplan.report.assembly import ProfileIdentity, report_of
-    from kvplan.report.confirmation import Confirmed
-
-    found = Confirmed(profile.model, profile.plan, always=True)
-    result = report_of(found, ProfileIdentity(profile.name, profile.sha256))
-    with progress_bar() as progress:
-        runs = formula_check.simulate(found.model, profile.plan, progress=progress, announce=say_compiling)
-    figures = formula_check.figures(result, runs, found.model)
-    return result._replace(simulation=figures), runs
 
 
 def _write_plots(plots: "tuple[Plot, ...]", folder: Path, format: PlotFormat) -> None:

@@ -18,10 +18,8 @@ from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
-from kvplan.report.confirmation import Confirmed
 from kvplan.report.inputs import assumed, band_notes, doubts
 from kvplan.report.keys import Kind, Record
-from kvplan.units import format_number
 
 _MEASURED_BY = {"gpu": "import log", "timing": "calibrate", "workload": "fit"}
 
@@ -219,21 +217,13 @@ def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
 def _notes(profile: Profile, subject: Subject, results: Sequence[Result]) -> Iterator[str]:
     analyses = subject.analyses
     yield from doubts(analyses.model)
-    gated = any(result.key.path[0] in ("goodput", "latency") for result in results)
-    if profile.plan.slos and not gated and profile.model.fleet is None:
-        good, offered = analyses.goodput, analyses.load.offered_rps
-        if good.missed_at(offered):
-            yield (
-                f"{good.binding} of [slo] is missed: {format_number(offered)} requests/s are offered, goodput is "
-                f"{format_number(good.rate_rps)}. To gate that: goodput.rate_rps >= {format_number(offered)}."
-            )
     if profile.model.measured.band is not None:
-        yield from band_notes(analyses.model, analyses.load, analyses.verdict.drains_up_to_rps)
+        yield from band_notes(analyses.model, analyses.load, analyses.verdict.recovers_up_to_rps or 0.0)
 
 
 def report_of(profile: Profile) -> Analyses:
     """The blocks of a profile's report, each computed when it is asked for."""
-    return Confirmed(profile.model, profile.plan)
+    return Analyses(profile.model, profile.plan)
 
 
 class _Demand(NamedTuple):
@@ -348,7 +338,7 @@ def read_report(data: bytes, source: str) -> dict[str, Any]:
 
     Examples
     --------
-    >>> read_report(b'{"schema_version": 1, "load": {"headroom": 0.5}}', "old.json")["load"]
+    >>> read_report(b'{"schema_version": 2, "load": {"headroom": 0.5}}', "old.json")["load"]
     {'headroom': 0.5}
     """
     try:

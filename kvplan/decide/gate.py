@@ -12,7 +12,7 @@ from kvplan.errors import UsageError
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
 from kvplan.report.keys import BLOCKS, Kind
 from kvplan.report.words import Status
-from kvplan.units import format_seconds, rounded
+from kvplan.units import rounded
 from kvplan.version import __version__
 
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -76,17 +76,6 @@ class Subject:
             case ("verdict", "binding"):
                 return self.analyses.binding
         return value_of(key, self.block)
-
-    def ends(self, key: Key) -> tuple[float, float] | None:
-        """Between which values a percentile lies that falls into a gap of the law of latencies; None for all others."""
-        first, *rest = key.path
-        if first != "latency":
-            return None
-        beside = self.block("latency")
-        for part in rest[:-1]:
-            beside = _entry(key, beside, part)
-        found = beside.get(f"{rest[-1]}_range") if isinstance(beside, dict) else None
-        return None if found is None else (found[0], found[1])
 
     def doubt(self, key: Key) -> str:
         """Why the value of a key proves nothing; empty where it does."""
@@ -187,20 +176,10 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
     if doubt and subject.block("stability")[requirement.key.path[-1]] is None:
         return Judgement("uncertified", None, False, doubt)  # null because nothing is proved
     got = subject.value(requirement.key)
-    if (ends := subject.ends(requirement.key)) and isinstance(wanted, int | float):
-        return _between(requirement, ends, wanted)
     passed = _COMPARE[requirement.symbol](got, wanted) and not doubt
     if isinstance(got, bool | str) or isinstance(wanted, bool | str):
         return Judgement(got, None, passed, doubt)
     return Judgement(got, _margin(requirement.symbol, got, wanted), passed, doubt)
-
-
-def _between(requirement: Requirement, ends: tuple[float, float], wanted: float) -> Judgement:
-    """By the end that is worse: the other is no more likely than that."""
-    worst = min(ends, key=lambda got: _margin(requirement.symbol, got, wanted))
-    sides = {_COMPARE[requirement.symbol](got, wanted) for got in ends}
-    doubt = f"anywhere from {format_seconds(ends[0])} to {format_seconds(ends[1])}" if len(sides) > 1 else ""
-    return Judgement(worst, _margin(requirement.symbol, worst, wanted), sides == {True}, doubt)
 
 
 def _margin(symbol: str, got: float, wanted: float) -> float:

@@ -19,7 +19,6 @@ from kvplan.analysis.concurrency import engine_max_num_seqs
 from kvplan.analysis.equilibrium import load, load_times
 from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.records import Load, Saturation
-from kvplan.analysis.recovery import Recovery
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.decide.gate import Judgement, Subject, holds, judgement
@@ -30,6 +29,7 @@ from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
 from kvplan.report.prefix_cache import good_rps
+from kvplan.study.recovery import Recovery
 from kvplan.units import BYTE_UNITS
 
 MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, is no remedy
@@ -262,7 +262,8 @@ class _SameCache(_Searched):
     @cached_property
     def _good_rps(self) -> float:
         cache = self._like.prefix_cache
-        return good_rps(self.model) if cache is None else cache.good_rps
+        good = None if cache is None else cache.sustainable_rps.good
+        return good_rps(self.model) if good is None else good
 
 
 class _SameMix(Analyses):
@@ -299,10 +300,6 @@ class _SameReplica(_SameMix):
     @cached_property
     def recovery(self) -> Recovery:
         return self._like.recovery
-
-    @cached_property
-    def confirmed_up_to_rps(self) -> float | None:
-        return self._like.confirmed_up_to_rps
 
 
 # ---------------------------------------------------------------------------------- writing into a profile

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.analysis.fleet import FleetFigures, Winner, between_tokens_s, fleet_figures, one_replica
-from kvplan.analysis.goodput import Goodput
-from kvplan.analysis.latency import latency
+from kvplan.analysis.fleet import FleetFigures, Winner, between_tokens_s, fleet_figures
 from kvplan.analysis.split import Sides, best_split, even_budget, served, sides, together_rps
 from kvplan.decide.sizing import Estimate, Measure, Measured, missed, scaled, search
 from kvplan.errors import UsageError
@@ -321,7 +319,7 @@ def default_requests(model: ServingModel, gpus: int) -> int:
 def _formulas(model: ServingModel, fleet: Fleet, slos: Sequence[Slo], gpus: int) -> FleetFigures:
     whole = replace(model, fleet=fleet)
     limits = {slo.key: slo.bound for slo in slos}
-    found = fleet_figures(whole, limits, latency(one_replica(whole)), Goodput(), gpus=gpus)
+    found = fleet_figures(whole, limits, gpus=gpus)
     assert found is not None
     return found
 

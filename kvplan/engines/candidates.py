@@ -11,7 +11,7 @@ from kvplan.engines.base import LIMITS, Engine, Kind, Setting, Value
 from kvplan.engines.collapse import protecting_cap
 from kvplan.model import ServingModel
 from kvplan.report.assembly import Report
-from kvplan.report.verdict import requests_in_memory, running_beside_spread
+from kvplan.report.verdict import requests_in_memory
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.paired import Variant
 from kvplan.units import format_seconds, format_tokens
@@ -100,7 +100,7 @@ def running(report: Report, model: ServingModel) -> Iterator[Value]:
     if spread is not None:
         rules.append(
             (
-                float(running_beside_spread(model, spread)),
+                math.floor(held * (1 - spread / model.replica.memory_tokens)),
                 "safety_buffer.kv_std_tokens",
                 f"so many fit on average beside one standard deviation of usage ({format_tokens(spread)} tokens)",
             )

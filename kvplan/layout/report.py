@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from kvplan.analysis.equilibrium import is_time
-from kvplan.analysis.latency import ClassLatency, Distribution, Latency
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.records import Lever
@@ -28,11 +27,12 @@ from kvplan.layout.elements import (
     table,
     words,
 )
-from kvplan.report.assembly import SIMULATED_OVERFLOW, Report
+from kvplan.report.assembly import Report
 from kvplan.report.inputs import headroom_range_text, range_text
 from kvplan.report.prefix_cache import CacheBlock
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
+from kvplan.study.operating_point import Distribution, Latency, Status, WorstPart
 from kvplan.units import (
     ABSENT,
     format_bytes,
@@ -49,7 +49,6 @@ _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
 _NOT_BESIDE = "Not {} beside drafts or layers of several kinds."
 _NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
-_OFFERED = {"poisson": "Poisson", "gamma": "in clumps as the profile says", "trace": "as its trace has them"}
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
 _LEVERS = {
     "memory_tokens": "KV memory",
@@ -60,7 +59,6 @@ _LEVERS = {
     "d4": "d4 (√sequences)",
     "d5": "d5 (beyond the knee)",
 }
-_PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 _LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
@@ -85,7 +83,6 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     ('Headroom', '+11.1%', 'theorem')
     """
     asked = {
-        "simulation": report.simulation,
         "kv_layout": report.kv_layout,
         "speculative": report.speculative,
         "fleet": report.fleet,
@@ -134,10 +131,9 @@ def _summary(report: Report) -> Table:
         loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
     rows = (
         ("Headroom", headroom, sources["load"].kind),
-        ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), _how_recovery_is_known(report)),
+        ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), sources["verdict"].kind),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         *_latency_in_short(report),
-        *_goodput_in_short(report),
         *_fleet_in_short(report),
         *_cost_in_short(report),
         *(
@@ -151,23 +147,23 @@ def _summary(report: Report) -> Table:
 def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
     found, basis = report.latency, report.sources["latency"].kind
     if found.reason is not None:
-        yield "Latency", f"{found.reason}; kvplan simulate has it", basis
+        yield "Latency", found.reason, basis
         return
-    for name, one in _times(found):
+    for name, key, one in _times(found):
         if one.mean is not None:
-            figures = (f"{figure} {_percentile(one, figure)}" for figure in ("mean", "p95", "p99"))
+            figures = (f"{figure} {_known(found, key, figure)}" for figure in ("mean", "p95", "p99"))
             yield name, ", ".join(figures), basis
 
 
-def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
-    found = report.goodput
-    if found.rate_rps is not None:
-        value = f"{_rps(found.rate_rps)} by {found.binding}"
-        yield "Goodput", value, report.sources["goodput"].kind
-    elif found.reason is not None:
-        known = "" if found.at_least_rps is None else f"at least {_rps(found.at_least_rps)}; "
-        value = f"{known}beyond the closed form, kvplan size simulates"
-        yield "Goodput", value, report.sources["goodput"].kind
+def _known(found: Latency, key: str, figure: str) -> str:
+    """A figure, with its interval where that is wide."""
+    value = format_seconds(getattr(getattr(found, key), figure))
+    if f"{key}.{figure}" not in found.unsettled:
+        return value
+    low, high = found.ci95[f"{key}.{figure}"]
+    return (
+        f"{value} ({format_seconds(low)} to {ABSENT if high is None else format_seconds(high)}: not settled)"
+    )
 
 
 def _fleet_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
@@ -189,28 +185,19 @@ def _cost_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
         yield "Cost", said, report.sources["cost"].kind
 
 
-def _times(found: Latency | ClassLatency) -> tuple[tuple[str, Distribution], ...]:
-    return ("TTFT", found.ttft_s), ("ITL", found.itl_s), ("E2E", found.e2e_s)
-
-
-def _percentile(one: Distribution, name: str) -> str:
-    """A figure, or its range where it falls into a gap of the law."""
-    ends = getattr(one, f"{name}_range", None)
-    if ends is None:
-        return format_seconds(getattr(one, name))
-    low, high = map(format_seconds, ends)
-    return f"{low} to {high}"
+def _times(found: Latency | WorstPart) -> tuple[tuple[str, str, Distribution], ...]:
+    return (
+        ("TTFT", "ttft_s", found.ttft_s),
+        ("ITL", "itl_s", found.itl_s),
+        ("TPOT", "tpot_s", found.tpot_s),
+        ("E2E", "e2e_s", found.e2e_s),
+    )
 
 
 def _lever(lever: Lever) -> str:
     """What to change, as an operator would: limits are raised, times shortened."""
     how = "shorter" if is_time(lever.name) else "more"
     return f"10% {how} {_LEVERS.get(lever.name, lever.name)} serves {format_percent(lever.gain, signed=True)}"
-
-
-def _how_recovery_is_known(report: Report) -> Basis:
-    known = report.sources["verdict"].kind
-    return Basis.ESTIMATED if known is Basis.COMPUTED else known  # its factors are fitted
 
 
 def _load(report: Report, basis: Basis) -> Iterator[Block]:
@@ -260,35 +247,46 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
 def _latency(report: Report, basis: Basis) -> Iterator[Block]:
     found = report.latency
     if found.reason is not None:
-        yield Paragraph(f"No closed form: {found.reason}. `kvplan simulate` has the figures.")
+        yield Paragraph(f"None: {found.reason}.")
         return
-    columns = tuple(map(number, _PERCENTILES))
-    yield _rows((Column("Time"), *columns), basis, _percentile_rows(found))
+    if found.status is Status.UNDECIDED:
+        yield Paragraph("The runs cannot tell whether the queue is steady: too close to saturation.")
+    yield _rows((Column("Time"), *map(number, Distribution._fields)), basis, _time_rows(found))
+    if found.unsettled:
+        wide = (f"{key} {' to '.join(map(format_seconds, found.ci95[key]))}" for key in found.unsettled)
+        yield Paragraph(f"Not settled, by their 95 % intervals: {'; '.join(wide)}.")
+    for cliff in found.cliffs:
+        low, high = format_seconds(cliff.low_s), format_seconds(cliff.high_s)
+        yield Paragraph(f"{cliff.key} sits on a cliff: {low} to {high}.")
+    if found.worst_part is not None:
+        begin, end = format_seconds(found.worst_part.begin_s), format_seconds(found.worst_part.end_s)
+        yield Paragraph(f"In the worst 24th part, {begin} to {end}:")
+        yield _rows((Column("Time"), *map(number, Distribution._fields)), basis, _time_rows(found.worst_part))
     if len(found.classes) > 1:
         yield Paragraph("By class:")
         yield _rows(
-            (_CLASS, Column("Time"), *columns),
+            (_CLASS, Column("Time"), *map(number, Distribution._fields)),
             basis,
-            ((c.name, *row) for c in found.classes for row in _percentile_rows(c)),
+            (
+                (c.name, name, *map(format_seconds, one))
+                for c in found.classes
+                for name, one in (("TTFT", c.ttft_s), ("TPOT", c.tpot_s), ("E2E", c.e2e_s))
+                if one.mean is not None
+            ),
         )
+    yield _figures(
+        basis,
+        ("Running requests", format_number(found.running)),
+        ("Waiting requests", format_number(found.waiting)),
+        ("KV tokens", format_tokens(found.kv_tokens_mean)),
+        ("Preemptions of a request", format_number(found.preemptions_per_request)),
+    )
 
 
-def _percentile_rows(found: Latency | ClassLatency) -> Iterator[tuple[str, ...]]:
-    for name, one in _times(found):
+def _time_rows(found: Latency | WorstPart) -> Iterator[tuple[str, ...]]:
+    for name, _, one in _times(found):
         if one.mean is not None:
-            yield name, *(_percentile(one, figure) for figure in _PERCENTILES)
-
-
-def _goodput(report: Report, basis: Basis) -> Iterator[Block]:
-    found = report.goodput
-    if found.rate_rps is None:
-        yield Paragraph(
-            "No objectives are set: [slo] in the profile, or --slo."
-            if found.reason is None
-            else f"None: {found.reason}."
-        )
-        return
-    yield _figures(basis, ("Goodput", _rps(found.rate_rps)), ("Limited by", found.binding or ABSENT))
+            yield name, *map(format_seconds, one)
 
 
 def _cost(report: Report, basis: Basis) -> Iterator[Block]:
@@ -503,12 +501,7 @@ def _stability(report: Report, basis: Basis) -> Iterator[Block]:
         ("Smallest stable input, asymptotic", _unit(smallest.asymptotic, "tokens")),
     )
     yield Paragraph(local.advice)
-    status, rates = (
-        report.verdict.status,
-        (report.verdict.recovers_up_to_rps, report.verdict.confirmed_up_to_rps),
-    )
-    drains_up_to = min((rate for rate in rates if rate is not None), default=None)
-    if (why := beside_spectrum(status, local, drains_up_to)) is not None:
+    if (why := beside_spectrum(report.verdict.status, local, report.verdict.recovers_up_to_rps)) is not None:
         yield Paragraph(why)
 
 
@@ -703,37 +696,6 @@ def _theorem_bound(buffer: SafetyBuffer) -> str:
     return f"FC Theorem 3.6 bounds the overflows in the horizon by {bound} ({Basis.THEOREM.value}{vacuous})."
 
 
-def _simulation(report: Report, basis: Basis) -> Iterator[Block]:
-    from kvplan.report.formula_check import TAIL_FACTOR, TOLERANCE  # brings the simulator with it
-
-    simulation = report.simulation
-    assert simulation is not None
-    agreement = {True: "agrees", False: "differs", None: "cannot tell"}
-    yield _rows(
-        (words("Figure"), *map(number, ("Formula", "Simulated", "95% interval")), Column("")),
-        basis,
-        (
-            (
-                row["figure"],
-                (_probability if row["figure"] == SIMULATED_OVERFLOW else format_number)(row["formula"]),
-                format_number(row["simulated"]),
-                ABSENT if row["ci95"] is None else " to ".join(map(format_number, row["ci95"])),
-                ABSENT if row["formula"] is None else agreement[row["agrees"]],
-            )
-            for row in simulation["comparison"]
-        ),
-    )
-    requests = format_number(simulation["arrivals"]["requests"])
-    offered = _OFFERED[simulation["arrivals"]["kind"]]
-    seeds = "one seed" if len(simulation["seeds"]) == 1 else f"{len(simulation['seeds'])} seeds"
-    yield Paragraph(
-        f"{requests} requests at the offered rates, {offered}, and many all at once; {seeds}, "
-        "of each run the steady part. A formula agrees where the whole interval is within "
-        f"{format_percent(TOLERANCE)} of it (the tail of KV: a factor of {TAIL_FACTOR}), and differs where all of "
-        "the interval is further off. Else the runs cannot tell: they are too short, or vary too much."
-    )
-
-
 def _sources(report: Report, _: Basis) -> Iterator[Block]:
     rows = ((key, source.kind.value, source.source) for key, source in report.sources.items())
     yield _cut((Column("Block"), _BASIS, words("Source")), rows)
@@ -747,7 +709,6 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
     "latency": ("Latency", _latency),
-    "goodput": ("Goodput", _goodput),
     "fleet": ("Fleet: split or together", _fleet),
     "cost": ("Cost", _cost),
     "saturation": ("Saturation", _saturation),
@@ -760,7 +721,6 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "wait": ("WAIT thresholds", _wait),
     "nested_wait": ("Nested WAIT", _nested_wait),
     "safety_buffer": ("Safety buffer", _safety_buffer),
-    "simulation": ("Simulation", _simulation),
     "sources": ("Sources", _sources),
     "notes": ("Notes", _notes),
 }

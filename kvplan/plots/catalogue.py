@@ -1,7 +1,7 @@
 """The plots of a report in words: title, basis, caption, and what somebody who does not see them should know."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,6 @@ from kvplan.report.assembly import Report
 from kvplan.report.words import Basis
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
-if TYPE_CHECKING:
-    from kvplan.report.formula_check import Runs
-    from kvplan.simulation.experiments.study import Study
-
 KEYS = (
     "rate-throughput",
     "equilibrium-kv",
@@ -26,8 +22,6 @@ KEYS = (
     "roots",
     "nested-segments",
     "kv-density",
-    "timeline-offered",
-    "timeline-saturated",
 )
 
 
@@ -46,8 +40,8 @@ class Plot(NamedTuple):
     data: data.ReportData | None
 
 
-def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" = None) -> tuple[Plot, ...]:
-    """Every plot of a report about a model, in the order of its sections; `runs` is what `analyze --simulate` ran.
+def build(report: Report, model: ServingModel, plan: Plan) -> tuple[Plot, ...]:
+    """Every plot of a report about a model, in the order of its sections.
 
     Examples
     --------
@@ -71,7 +65,7 @@ def build(report: Report, model: ServingModel, plan: Plan, runs: "Runs | None" =
         _segments(report, cold, plan),
         _density(report, cold),
     ]
-    return (*found, *(_timelines(runs, model) if runs is not None else ()))
+    return tuple(found)
 
 
 def shares(report: Report) -> bool:
@@ -299,34 +293,6 @@ def _density(report: Report, model: ServingModel) -> Plot:
         kind,
         " ".join(said),
         f"Mean {format_tokens(found.mean_tokens)} tokens, required with the buffer {required}, capacity {capacity}.",
-        found,
-    )
-
-
-def _timelines(runs: "Runs", model: ServingModel) -> Iterator[Plot]:
-    memory = model.replica.memory_tokens
-    for key, study, when in (
-        ("timeline-offered", runs.offered, "Poisson arrivals at the offered rates"),
-        ("timeline-saturated", runs.full, "all requests waiting at the start"),
-    ):
-        yield _timeline(key, data.timeline(study, memory), study, when)
-
-
-def _timeline(key: str, found: data.Timeline, study: "Study", when: str) -> Plot:
-    numbers = "; ".join(
-        f"{result.policy}: KV {format_tokens(result.kv_tokens.mean)} tokens on average, queue "
-        f"{format_tokens(result.queue.peak)} at most"
-        for result in study.results
-    )
-    said = [f"{format_tokens(found.requests)} requests, seed {found.seed}. Capacity dashed."]
-    said += [f"The lines of {' and '.join(group)} are the same." for group in found.alike]
-    return Plot(
-        key,
-        "simulation",
-        f"Memory and queue over time, {when}",
-        Basis.SIMULATED,
-        " ".join(said),
-        f"{numbers}; capacity {format_tokens(found.capacity_tokens)} tokens.",
         found,
     )
 

@@ -17,8 +17,7 @@ from kvplan.plots.prefix_cache import CacheBranches, CacheHits
 from kvplan.report.assembly import Report
 
 if TYPE_CHECKING:
-    from kvplan.simulation.experiments.study import Study
-    from kvplan.simulation.outcome import Outcome
+    pass
 
 MOST_ROOTS = 400
 _FAR = 4.0  # times the middle of a plot: beyond, the profile's own rate is named in the caption instead
@@ -293,73 +292,6 @@ def segment_memory(model: ServingModel, report: Report, plan: Plan) -> SegmentMe
     return found if np.isfinite(found.required_tokens).all() else None
 
 
-@dataclass(frozen=True)
-class Run:
-    """State over time under one policy; lines through the points pass every extreme.
-
-    Attributes
-    ----------
-    kv_time_s, kv_tokens : ndarray, shape (n_kv_points,)
-    waiting_time_s, waiting : ndarray, shape (n_waiting_points,)
-    """
-
-    policy: str
-    kv_time_s: FloatArray
-    kv_tokens: IntArray
-    waiting_time_s: FloatArray
-    waiting: IntArray
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Simulated memory and queue over time."""
-
-    runs: tuple[Run, ...]
-    capacity_tokens: int
-    requests: int
-    seed: int
-
-    @property
-    def alike(self) -> tuple[tuple[str, ...], ...]:
-        """Policies whose lines are the same, those of each such group together."""
-        groups: dict[tuple[bytes, ...], list[str]] = {}
-        for run in self.runs:
-            lines = (run.kv_time_s, run.kv_tokens, run.waiting_time_s, run.waiting)
-            groups.setdefault(tuple(line.tobytes() for line in lines), []).append(run.policy)
-        return tuple(tuple(group) for group in groups.values() if len(group) > 1)
-
-
-def timeline(study: "Study", capacity_tokens: int) -> Timeline:
-    """The record of the first seed of each policy, thinned so that no peak is lost."""
-    runs = tuple(
-        _run(result.policy, outcome) for result, outcome in zip(study.results, study.first, strict=True)
-    )
-    return Timeline(runs, capacity_tokens, study.requests, study.seeds[0])
-
-
-def _run(policy: str, outcome: "Outcome") -> Run:
-    series = outcome.series
-    kv, waiting = extremes(series.kv_tokens, _TIME_BINS), extremes(series.waiting, _TIME_BINS)
-    return Run(
-        policy, series.time_s[kv], series.kv_tokens[kv], series.time_s[waiting], series.waiting[waiting]
-    )
-
-
-def extremes(values: IntArray, bins: int) -> IntArray:
-    """Positions of the first, the last, and of the least and the largest value in each of so many equal parts.
-
-    Examples
-    --------
-    >>> extremes(np.array([1, 5, 2, 2, 2, 0, 3]), 2).tolist()
-    [0, 1, 5, 6]
-    """
-    if values.size == 0:
-        return np.empty(0, dtype=np.int64)
-    parts = np.array_split(np.arange(values.size), min(bins, values.size))
-    found = {int(part[pick(values[part])]) for part in parts for pick in (np.argmin, np.argmax)}
-    return np.array(sorted(found | {0, values.size - 1}))
-
-
 ReportData = (
     RateThroughput
     | EquilibriumCurve
@@ -369,5 +301,4 @@ ReportData = (
     | UsageDensity
     | Roots
     | SegmentMemory
-    | Timeline
 )

@@ -167,10 +167,6 @@ def _drawn(content: PlotData) -> "Figure":
 
     figure = Figure(figsize=_SIZE, layout="constrained")
     match content:
-        case data.Timeline():
-            figure.set_figheight(1.3 * _SIZE[1])
-            _timeline(figure, content)
-            return figure
         case data.Roots():
             _roots(figure, content)
             return figure
@@ -340,24 +336,6 @@ def _segments(axes: "Axes", content: data.SegmentMemory) -> None:
     axes.set_ylim(0, 1.1 * top)
     axes.grid(visible=False, axis="x")
     _thousands(axes.yaxis)
-
-
-def _timeline(figure: "Figure", content: data.Timeline) -> None:
-    above, below = figure.subplots(2, 1, sharex=True)
-    for number, run in enumerate(content.runs):
-        colour = LIGHT[_POLICY_COLOURS[number % len(_POLICY_COLOURS)]]
-        thickness = _POLICY_WIDTHS[number % len(_POLICY_WIDTHS)]
-        style = {"color": colour, "linewidth": thickness, "label": run.policy}
-        above.plot(run.kv_time_s, run.kv_tokens, **style)
-        below.plot(run.waiting_time_s, run.waiting, **style)
-    _capacity(above, content.capacity_tokens)
-    above.set(ylabel="KV, tokens")
-    below.set(xlabel="time, s", ylabel="queue, requests")
-    above.set_ylim(0, 1.08 * content.capacity_tokens)
-    below.set_ylim(bottom=0)
-    _thousands(above.yaxis)
-    _thousands(below.yaxis)
-    _legend(figure, above)
 
 
 def _capacity(axes: "Axes", tokens: int) -> None:

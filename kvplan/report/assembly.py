@@ -1,4 +1,4 @@
-"""The report: results of every analysis → the schema_version 1 document that other programs read.
+"""The report: results of every analysis → the schema_version 2 document that other programs read.
 
 `analyze` collects the frozen results, `to_document` turns them into the JSON contract, key for key. Some results
 carry more than the contract names, for text and Markdown only: their records (`kvplan.report.keys`) say so.
@@ -17,13 +17,10 @@ from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, strongest_levers, sustainable_rate
 from kvplan.analysis.fleet import fleet_figures, one_replica
-from kvplan.analysis.goodput import Goodput, goodput
-from kvplan.analysis.latency import Latency, latency
 from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.analysis.overflow import SafetyBuffer, safety_buffer
 from kvplan.analysis.prefix_cache import population_of
 from kvplan.analysis.records import Equilibrium, Lever, Load, Saturation
-from kvplan.analysis.recovery import Recovery, recovery
 from kvplan.analysis.speculative import Speculative, speculative
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.wait import Wait, wait
@@ -39,10 +36,13 @@ from kvplan.report.notes import Source, notes, sources
 from kvplan.report.prefix_cache import CacheBlock, cache_block, collapse_actions
 from kvplan.report.verdict import actions, summary
 from kvplan.report.words import Status
+from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.study.fleet import timed
+from kvplan.study.operating_point import Latency, OperatingPoint, operating_point
+from kvplan.study.recovery import Recovery, recovery
 from kvplan.version import __version__
 
-SCHEMA_VERSION = 1
-SIMULATED_OVERFLOW = "KV above memory, per iteration"  # the row of the simulation that is a probability
+SCHEMA_VERSION = 2
 
 _BESIDE_CONTRACT = frozenset(
     key.removesuffix("[]") for key, record in REGISTRY.items() if not record.in_contract
@@ -59,27 +59,18 @@ class ProfileIdentity(NamedTuple):
 class Verdict(NamedTuple):
     """The answer in a word, the limit that binds, a sentence with the numbers, and up to which rate backlogs drain.
 
-    `confirmed_up_to_rps` is None unless whole requests were simulated (`kvplan.report.confirmation`).
+    `recovers_settled` is False where the runs that measured that rate were cut short.
     """
 
     status: Status
     binding: str
     summary: str
     recovers_up_to_rps: float | None
-    confirmed_up_to_rps: float | None = None
-
-    @property
-    def drains_up_to_rps(self) -> float:
-        """The smaller of the two, where there are two; 0 where none is known."""
-        confirmed = math.inf if self.confirmed_up_to_rps is None else self.confirmed_up_to_rps
-        return min(self.recovers_up_to_rps or 0.0, confirmed)
+    recovers_settled: bool
 
 
 class Report(NamedTuple):
-    """Everything `kvplan analyze` says about a profile; fields in the order of the contract.
-
-    `simulation` is None unless asked for: `kvplan.report.formula_check` adds it.
-    """
+    """Everything `kvplan analyze` says about a profile; fields in the order of the contract."""
 
     schema_version: int
     kvplan_version: str
@@ -97,13 +88,11 @@ class Report(NamedTuple):
     safety_buffer: SafetyBuffer
     inputs: Inputs
     latency: Latency
-    goodput: Goodput
     cost: Cost | None
     prefix_cache: CacheBlock | None
     speculative: Speculative | None
     kv_layout: LayoutBlock | None
     fleet: FleetBlock | None
-    simulation: dict[str, Any] | None
     sources: dict[str, Source]
     notes: tuple[str, ...]
     actions: tuple[str, ...]
@@ -146,13 +135,11 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         safety_buffer=found.safety_buffer,
         inputs=found.inputs,
         latency=found.latency,
-        goodput=found.goodput,
         cost=found.cost,
         prefix_cache=found.prefix_cache,
         speculative=found.speculative,
         kv_layout=found.kv_layout,
         fleet=found.fleet,
-        simulation=None,
         sources=found.sources,
         notes=found.notes,
         actions=found.actions,
@@ -182,14 +169,11 @@ class Analyses:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The answer in a word; from load, stability, worst cycle and finite memory."""
-        status, confirmed = self.status, self.confirmed_up_to_rps
-        words = summary(
-            status, self.binding, self.load, self.recovery, confirmed, self.cold, self.prefix_cache
-        )
+        """The answer in a word; from the load, and what a saturated replica serves."""
+        words = summary(self.status, self.binding, self.load, self.recovery, self.prefix_cache)
         if self.whole.fleet is not None:
             words = f"One of {self.whole.fleet.size} replicas, prefill and decode together: {words}"
-        return Verdict(status, self.binding, words, self.recovery.rate_rps, confirmed)
+        return Verdict(self.status, self.binding, words, self.recovery.rate_rps, self.recovery.settled)
 
     @cached_property
     def binding(self) -> str:
@@ -204,18 +188,12 @@ class Analyses:
             return self.load.offered_rps > self.load.sustainable_rps
         if cache.users is not None and cache.good_users is not None:
             return cache.users > cache.good_users
-        return self.load.offered_rps > cache.good_rps
+        good = cache.sustainable_rps.good
+        return good is not None and self.load.offered_rps > good
 
     @cached_property
     def status(self) -> Status:
-        """The answer in a word; what takes longest to know is asked last, and only where it decides."""
-        if self.known_status is Status.STABLE and (rate := self.confirmed_up_to_rps) is not None:
-            return Status.STABLE if self.load.offered_rps <= rate else Status.NEEDS_CAP
-        return self.known_status
-
-    @cached_property
-    def known_status(self) -> Status:
-        """The same by the formulas alone."""
+        """The answer in a word; what has to be simulated is asked last, and only where it decides."""
         if self.overloaded:
             return Status.OVERLOADED
         if self.prefix_cache is not None and self.prefix_cache.collapse_possible:
@@ -227,28 +205,22 @@ class Analyses:
         return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
 
     @cached_property
-    def confirmed_up_to_rps(self) -> float | None:
-        """What simulations of whole requests say; none are made here (`kvplan.report.confirmation`)."""
-        return None
-
-    @cached_property
     def recovery(self) -> Recovery:
-        """Up to which rate greedy admission recovers from any backlog; with a prefix cache, at most what is guaranteed.
+        """Up to which rate the replica recovers from any backlog; with a prefix cache, at most what is guaranteed.
 
         Of what the replica serves with a cold cache preemptions leave a part; so they do of what users ask.
         """
         found = self._cold_recovery
         if not self.model.finds_prefixes or found.rate_rps is None:
             return found
-        most = self.load.sustainable_rps
         cached = cached_replica(self.model)
         if cached.users is None:
-            return found._replace(rate_rps=min(found.rate_rps, most))
+            return found._replace(rate_rps=min(found.rate_rps, self.load.sustainable_rps))
         return found._replace(rate_rps=population_of(cached, self._recovered_part).guaranteed_rps)
 
     @cached_property
     def _cold_recovery(self) -> Recovery:
-        return recovery(self.cold, self.stability)
+        return recovery(self.cold, self.plan, engine_settings(self.model))
 
     @property
     def _recovered_part(self) -> float:
@@ -325,15 +297,14 @@ class Analyses:
         return inputs(self.model)
 
     @cached_property
-    def latency(self) -> Latency:
-        """TTFT, ITL and E2E at the offered rate."""
-        return latency(self.model)
+    def operating_point(self) -> OperatingPoint:
+        """What runs at the offered rate show."""
+        return operating_point(self.whole, self.plan)
 
-    @cached_property
-    def goodput(self) -> Goodput:
-        """The largest rate that meets the objectives of the plan; nothing where it has none."""
-        limits = self.plan.limits
-        return goodput(self.model, limits) if limits else Goodput()
+    @property
+    def latency(self) -> Latency:
+        """TTFT, ITL, TPOT and E2E at the offered rate."""
+        return self.operating_point.latency
 
     @cached_property
     def cost(self) -> Cost | None:
@@ -356,8 +327,10 @@ class Analyses:
         """What the fleet serves with prefill and decode apart, or together."""
         if self.whole.fleet is None:
             return None
-        found = fleet_figures(self.whole, self.plan.limits, self.latency, self.goodput)
-        return fleet_block(found, proved=self.model.timing.is_linear)
+        found = fleet_figures(self.whole, self.plan.limits)
+        return fleet_block(
+            timed(found, self.whole, self.plan, self.latency), proved=self.model.timing.is_linear
+        )
 
     @cached_property
     def sources(self) -> dict[str, Source]:
@@ -377,7 +350,7 @@ class Analyses:
             self.wait,
             self.safety_buffer,
             self.peak,
-            self.verdict.drains_up_to_rps,
+            self.verdict.recovers_up_to_rps or 0.0,
             self.cold,
             self.prefix_cache,
         )
@@ -391,14 +364,11 @@ class Analyses:
             self.cold,
             self.load,
             self.stability,
-            self.rate_cap,
             self.plan,
-            self.safety_buffer,
+            None if self.model.finds_prefixes else self.safety_buffer,
             self.peak,
             self.recovery,
             self.cache_actions,
-            good=self.goodput if self.whole.fleet is None else Goodput(),
-            warm=self.model.finds_prefixes,
         )
 
     @cached_property

@@ -164,8 +164,7 @@ def _of_states(cached: CachedReplica, block: CacheBlock) -> _Rows:
     yield "rate_unstable", "λ", "rate at the unstable state", unstable and unstable.rate_rps
     yield "tau_unstable", "τ", "its iteration time, s", unstable and unstable.iteration_time_s
     yield "stable_states", "", "stable states", sum(state.stable for state in block.branches)
-    few = " guaranteed" if block.good_rps == block.sustainable_rps.guaranteed else " by a warm cache"
-    yield "most", "", f"requests/s served{few}", block.good_rps
+    yield "most", "", "requests/s served by a warm cache", block.sustainable_rps.good
 
 
 def _found(cached: CachedReplica, rate: float, tau: float, age: float) -> _Found:

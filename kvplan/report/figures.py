@@ -23,7 +23,6 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.fluid_map import Cycle
 from kvplan.analysis.overflow import flow_control
 from kvplan.analysis.records import Sensitivity
-from kvplan.analysis.recovery import recovery
 from kvplan.analysis.wait import class_means
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind, WorstCycle, closed_form
 from kvplan.model import Plan, Prefill, ServingModel
@@ -213,7 +212,6 @@ def _after_changes(model: ServingModel) -> Iterator[tuple[str, Figure]]:
 
 def _of_cycle(model: ServingModel, report: Report) -> dict[str, Figure]:
     cycle = report.worst_cycle
-    worst = recovery(model, report.stability)
     return {
         **_of_pulse(model),
         "tau_w": Figure(
@@ -221,8 +219,6 @@ def _of_cycle(model: ServingModel, report: Report) -> dict[str, Figure]:
             "mean iteration time of the cycle, s",
             cycle.throughput_per_iteration / cycle.throughput_rps if cycle.throughput_rps else None,
         ),
-        "x_low": Figure("x_low", "completions per iteration that whole requests keep", worst.throughput),
-        "tau_low": Figure("τ_low", "iteration time while they do, s", worst.iteration_time_s),
     }
 
 

@@ -75,14 +75,9 @@ def _budget(found: FleetFigures) -> str:
 
 
 def _goodputs(found: FleetFigures) -> str:
-    """What objectives leave of that, where closed forms know."""
-    known = (found.split.goodput_rps, found.together.goodput_rps)
-    said = []
-    for name, value, least in zip(("split", "together"), known, found.at_least_rps, strict=True):
-        if value is not None:
-            said.append(f"{name} {format_rate(value, 'requests')}")
-        elif least > 0:
-            said.append(f"{name} at least {format_rate(least, 'requests')}")
+    """What objectives leave of that."""
+    known = ("split", found.split.goodput_rps), ("together", found.together.goodput_rps)
+    said = [f"{name} {format_rate(value, 'requests')}" for name, value in known if value is not None]
     return f"Within all objectives: {', '.join(said)}." if said else ""
 
 
@@ -119,9 +114,8 @@ def _better(found: FleetFigures) -> str:
 def fleet_notes(fleet: Fleet) -> tuple[str, ...]:
     """What the figures of a fleet are about, and what they assume."""
     return (
-        f"Every block but `fleet` is about one of {fleet.size} replicas that prefill and decode, and gets requests at "
-        "random.",
-        "fleet: rates are fluid limits, goodput and times those of replicas to which requests come at random. A router "
-        "that looks at load does better; prompts that come in lumps make tails longer than a limit on iterations says. "
-        "Memory held for transfers counts in rates only.",
+        f"Every block but latency, goodput, cost and fleet is about one of {fleet.size} replicas that prefill and "
+        "decode, and gets requests at random.",
+        "fleet: rates are fluid limits; memory held for transfers counts in them. Times are simulated behind the "
+        "router of the profile, of the other way on the same GPUs too.",
     )

@@ -60,7 +60,6 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             )
         ),
     }[cycle.kind]
-    validated = timing.is_linear and replica.max_num_batched_tokens is None
     waits = "queue bounds for several classes" if len(model.classes) > 1 else "exact queue of one class"
     windows = ""
     if model.schedule is not None:
@@ -72,9 +71,8 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     )
     return {
         "verdict": Source(
-            "load, worst_cycle, stability and finite memory taken together; recovers_up_to: new, factors fitted to "
-            "simulations",
-            Basis.COMPUTED if validated else Basis.ASSUMPTION,
+            "the load against what a saturated replica serves from the worst of several collapsed states: new",
+            Basis.SIMULATED,
         ),
         "load": cached,
         "equilibrium": cached,
@@ -105,11 +103,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             Basis.COMPUTED,
         ),
         "latency": Source(
-            "new: laws of iteration times as clusters of requests, their transforms inverted; E2E percentiles: gamma",
-            Basis.COMPUTED,
-        ),
-        "goodput": Source(
-            "new: the largest rate whose latencies in closed form meet the objectives", Basis.COMPUTED
+            "runs at the offered rate after a warm-up, intervals by batches of them: new", Basis.SIMULATED
         ),
         "cost": Source("arithmetic; the price is the profile's", Basis.COMPUTED),
         "prefix_cache": Source(
@@ -123,7 +117,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
             Basis.COMPUTED,
         ),
         "fleet": Source(
-            "new: limits of each kind of replica, fluid; goodput and times: those of one replica, routed at random",
+            "new: limits of each kind of replica, fluid; times: runs at the offered rate",
             Basis.COMPUTED if model.fleet is None else Basis.ESTIMATED,
         ),
     }
@@ -201,10 +195,6 @@ def notes(
         found.append(
             f"The worst cycle is the least of several that the fluid map ends on: {format_tokens(cycle.iterations)} "
             f"iterations, {ended}."
-        )
-    if not (model.timing.is_linear and replica.max_num_batched_tokens is None):
-        found.append(
-            "verdict.recovers_up_to_rps: not validated for d4, d5 and token budgets; greedy admits whole prompts."
         )
     if any(c.kind is None for c in cycle.classes):
         long = len(model.classes) * model.mix.held.stages.max() > MOST_STAGES

@@ -9,11 +9,9 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.host_tier import host_tier
 from kvplan.analysis.prefix_cache import (
     CacheState,
-    SustainableRates,
     population_of,
     prefix_cache,
     recovered_share,
-    streams_in_memory,
     sustainable_rates,
 )
 from kvplan.analysis.records import Load
@@ -22,7 +20,6 @@ from kvplan.report.inputs import sustainable_text
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
-TOO_FEW_STREAMS = 50  # in memory, below which swings visit the collapsed state whatever a warm cache serves
 _CAP = 0.6  # of the separatrix: between what the warm state runs and where it is lost
 _PATIENCE = 1 / 8  # of the characteristic time, after which what they wait for is gone
 _MOST_MEMORY = 64  # times what there is
@@ -82,22 +79,11 @@ class CacheBlock(NamedTuple):
     users: int | None = None
     good_users: float | None = None
 
-    @property
-    def good_rps(self) -> float:
-        """Above it the replica is overloaded: with few streams in memory, what is guaranteed."""
-        return _good_rps(self.streams_in_memory, self.sustainable_rps)
-
-
-def _good_rps(streams: float | None, rates: SustainableRps | SustainableRates) -> float:
-    few = streams is not None and streams < TOO_FEW_STREAMS
-    rate = rates.guaranteed if few else rates.good
-    return math.inf if rate is None else rate
-
 
 def good_rps(model: ServingModel) -> float:
-    """`CacheBlock.good_rps` of open arrivals that have prefixes in common, in half the time of the block."""
-    cached = cached_replica(model)
-    return _good_rps(streams_in_memory(cached), sustainable_rates(cached))
+    """What a warm cache sustains of open arrivals that have prefixes in common, in half the time of the block."""
+    rate = sustainable_rates(cached_replica(model)).good
+    return math.inf if rate is None else rate
 
 
 def cache_block(model: ServingModel) -> CacheBlock | None:
@@ -174,11 +160,9 @@ def overload_summary(cache: CacheBlock, offered: Load) -> str:
         good = format_number(cache.good_users)
         return f"{format_number(cache.users)} users, and a replica for {good}: the others wait."
     rates = _rates(offered)
-    excess = format_percent(offered.offered_rps / cache.good_rps - 1)
-    if cache.good_rps != cache.sustainable_rps.good:
-        few = format_number(cache.streams_in_memory, 2)
-        return f"{rates}: {excess} more than is sure to be served, and memory holds only {few} streams."
-    return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(cache.good_rps)}."
+    most = cache.sustainable_rps.good or math.inf
+    excess = format_percent(offered.offered_rps / most - 1)
+    return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(most)}."
 
 
 def users_summary(cache: CacheBlock) -> str:
@@ -284,14 +268,9 @@ def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
                 "longer."
             )
     streams = cache.streams_in_memory
-    if streams is not None and streams < TOO_FEW_STREAMS:
-        found.append(
-            f"prefix_cache: memory holds only {format_number(streams, 2)} streams. Below {TOO_FEW_STREAMS} swings "
-            "visit the collapsed state by themselves: plan with the guaranteed rate, as this report does."
-        )
-    elif streams is not None and streams < FEW_STREAMS:
+    if streams is not None and streams < FEW_STREAMS:
         found.append(
             f"prefix_cache: memory holds only {format_number(streams, 2)} streams; below {FEW_STREAMS} a warm cache is "
-            "lost by itself from about four fifths of the good rate on."
+            "lost by itself from about four fifths of the good rate on: analyze --trial shows how long it lasts."
         )
     return tuple(found)

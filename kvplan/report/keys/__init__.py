@@ -10,7 +10,6 @@ from functools import cache
 from kvplan.report.keys.cost import COST
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
 from kvplan.report.keys.fleet import FLEET
-from kvplan.report.keys.goodput import GOODPUT
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
 from kvplan.report.keys.kv_layout import KV_LAYOUT
 from kvplan.report.keys.latency import LATENCY
@@ -23,7 +22,7 @@ from kvplan.report.keys.safety_buffer import SAFETY_BUFFER
 from kvplan.report.keys.saturation import SATURATION
 from kvplan.report.keys.speculative import SPECULATIVE
 from kvplan.report.keys.stability import STABILITY
-from kvplan.report.keys.tail import ACTIONS, INPUTS, NOTES, SIMULATION, SOURCES, source_records
+from kvplan.report.keys.tail import ACTIONS, INPUTS, NOTES, SOURCES, source_records
 from kvplan.report.keys.wait import WAIT
 from kvplan.report.keys.worst_cycle import WORST_CYCLE
 
@@ -47,13 +46,11 @@ BLOCKS: Mapping[str, Block] = {
         SAFETY_BUFFER,
         INPUTS,
         LATENCY,
-        GOODPUT,
         COST,
         PREFIX_CACHE,
         SPECULATIVE,
         KV_LAYOUT,
         FLEET,
-        SIMULATION,
         SOURCES,
         NOTES,
     )
@@ -78,8 +75,8 @@ def gateable() -> Mapping[str, Record]:
 
     Examples
     --------
-    >>> gateable()["load.headroom"].kind, "simulation" in gateable()
-    (<Kind.NUMBER: 'a number'>, False)
+    >>> gateable()["load.headroom"].kind
+    <Kind.NUMBER: 'a number'>
     """
     of_their_own = {
         f"{key}[]" if record.kind is Kind.PAIR else key: record

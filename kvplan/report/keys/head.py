@@ -11,7 +11,7 @@ def _status(e: Evidence) -> str:
         case Status.OVERLOADED:
             return f"offered {e(offered)} > {e(sustainable)} sustainable"
         case Status.STABLE:
-            return f"offered {e(offered)} ≤ {e(recovers)}, up to which greedy admission recovers"
+            return f"offered {e(offered)} ≤ {e(recovers)}, up to which backlogs drain"
         case _:
             known = "unknown" if e.document["verdict"]["recovers_up_to_rps"] is None else e(recovers)
             return f"recovers up to {known} < offered {e(offered)} ≤ {e(sustainable)} sustainable"
@@ -24,10 +24,6 @@ def _warm_status(e: Evidence) -> str:
     if e.document["prefix_cache"]["collapse_possible"]:
         return f"offered {offered} ≤ {e('most')}, guaranteed {e(guaranteed)}, and a collapse is possible"
     return _status(e)
-
-
-def _recovers(e: Evidence) -> str:
-    return f"smallest of {e('load.sustainable_rps')} and 0.985·{e('x_low')}/{e('tau_low')}"
 
 
 def radius(e: Evidence) -> str:
@@ -66,17 +62,16 @@ VERDICT = Block(
     (
         Record(
             "verdict.status",
-            "Whether the load fits, and whether greedy admission recovers by itself.",
-            formula="overloaded: offered > sustainable; stable: otherwise, and greedy admission recovers from any "
-            "backlog at the offered rate (verdict.recovers_up_to_rps); needs_cap: the rest",
+            "Whether the load fits, and whether the replica recovers by itself from any backlog in random order.",
+            formula="overloaded: offered > sustainable; stable: otherwise, and offered ≤ verdict.recovers_up_to_rps; "
+            "needs_cap: the rest",
             here=_status,
             source="WAIT Prop. 1, 2; finite memory new",
             kind=Kind.TEXT,
             allowed=tuple(Status),
             warm=Warm(
-                "overloaded: offered > the good rate, or with fewer than 50 streams in memory > the guaranteed one; "
-                "needs_cap: otherwise, and the cache can collapse or greedy admission is not known to recover "
-                "(verdict.recovers_up_to_rps); stable: the rest",
+                "overloaded: offered > the good rate; needs_cap: otherwise, and the cache can collapse or offered > "
+                "verdict.recovers_up_to_rps; stable: the rest",
                 _warm_status,
             ),
         ),
@@ -97,30 +92,26 @@ VERDICT = Block(
         Record("verdict.summary", "The verdict in one sentence with its numbers.", kind=Kind.TEXT),
         Record(
             "verdict.recovers_up_to_rps",
-            "Largest offered rate at which greedy admission recovers from any backlog; 0 if none is known. Estimated: "
-            "its factors 0.985, 1.15 and 1.5 are fitted to simulations of whole requests.",
-            formula="smallest of α·Σλ and 0.985·x_low/τ_low, x_low = n*·(r − 1.15·(G + D)/M): what the worst cycle "
-            "keeps, less the gap that the next request does not fit into and what fluctuations preempt; α·Σλ where "
-            "nothing can be evicted",
-            here=_recovers,
+            "Largest offered rate at which any backlog in random order drains, from the worst of several collapsed "
+            "states: a flood, requests of all ages, pulses. For the profile's engine and its admission.",
+            formula="smallest of the sustainable rate and X − max(3·SE, 0.5 %·X), X the rate that a saturated replica "
+            "was seen to serve; the sustainable rate where nothing is ever preempted",
+            here=lambda e: "",
             source="new",
             unit="requests/s",
-            basis="estimated",
-            absent="The lengths are too many and too long for the fluid map's budget.",
+            basis="simulated",
+            absent="The engine does not run what the profile has.",
             warm=Warm(
-                "smallest of the guaranteed rate and 0.985·x_low/τ_low of a cache that finds only what is always in "
-                "use; of users, the same part of what they ask",
-                lambda e: "" if e.figures["users"].value else _recovers(e),
-                "The lengths are too many and too long for the fluid map's budget.",
+                "smallest of the guaranteed rate and X − max(3·SE, 0.5 %·X) of a cache that finds only what is always "
+                "in use; of users, the same part of what they ask",
+                absent="The engine does not run what the profile has.",
             ),
         ),
         Record(
-            "verdict.confirmed_up_to_rps",
-            "Smallest rate that whole requests were served at in simulations from collapsed states.",
-            formula="the smallest over the starts",
-            source="new: greedy admission of whole requests",
-            unit="requests/s",
-            absent="Nothing was simulated: check and analyze --simulate do where the worst cycle comes from the map.",
+            "verdict.recovers_settled",
+            "Whether the runs that measured it sufficed; if not, it may be too low.",
+            source="new",
+            kind=Kind.TRUTH,
             basis="simulated",
         ),
     ),

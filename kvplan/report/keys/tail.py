@@ -9,7 +9,6 @@ _KNOWLEDGE = (
     "estimated",
     "assumed",
 )  # of `kvplan.model.provenance`, which brings numpy
-_NOT_SIMULATED = "Only a simulation can fill this block, and none was asked for."
 
 
 def _input(name: str, what: str) -> Record:
@@ -35,20 +34,6 @@ INPUTS = Block(
     ),
     has_source=False,
 )
-SIMULATION = Block(
-    "simulation",
-    "The simulator's figures beside the formulas.",
-    (
-        Record(
-            "simulation",
-            "The simulator's figures, where asked for.",
-            absent=_NOT_SIMULATED,
-            kind=Kind.TABLE,
-        ),
-    ),
-    absent=_NOT_SIMULATED,
-    has_source=False,
-)
 SOURCES = Block(
     "sources",
     "Where the numbers of each block come from.",
@@ -57,8 +42,8 @@ SOURCES = Block(
             "sources",
             "For each block how its numbers are known, and from where.",
             formula="theorem: a published formula; computed: beyond the papers, or numerical with a certificate; "
-            "simulated: the fluid model iterated; estimated: with factors fitted to simulations; assumption: from the "
-            "profile, or observed",
+            "simulated: measured on runs, or the fluid map iterated; estimated: with factors fitted to simulations; "
+            "assumption: from the profile, or observed",
             kind=Kind.TABLE,
         ),
     ),
