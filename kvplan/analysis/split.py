@@ -153,7 +153,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
         _replica(model),
         read=mix.mean(mix.read.at_start + mix.partial.read),
         prefill_tokens=mix.mean(mix.prefill_tokens),
-        sequences=mix.mean(1.0 + mix.partial.iterations),
+        sequences=mix.mean(mix.partial.iterations + np.ones(mix.share.size)),
         held=mix.mean(held),
         waiting=_waiting(model, fleet),
         link_s=mix.mean(transfers_s(model, fleet)),

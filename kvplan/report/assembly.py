@@ -220,7 +220,7 @@ class Analyses:
 
     @cached_property
     def _cold_recovery(self) -> Recovery:
-        return recovery(self.cold, self.plan, engine_settings(self.model))
+        return recovery(self.cold, engine_settings(self.model))
 
     @property
     def _recovered_part(self) -> float:

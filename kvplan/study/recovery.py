@@ -7,12 +7,15 @@ and pulses of requests at the same age. Preempted requests find nothing of thems
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS, all_fit, engine_never_evicts
 from kvplan.analysis.equilibrium import saturation, sustainable_rate
+from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
 from kvplan.simulation.backlog import Backlog, Means, picked
@@ -26,6 +29,7 @@ from kvplan.study.estimates import Ratio, ratio
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
 _BATCHES = 20  # of a run, of which the first half is dropped
 _BUDGET = 3_000_000  # completions and evictions of all runs
+_ITERATIONS = 20_000_000  # of their first lengths
 _PRECISE = 0.003  # standard error at which a start is settled, and how far apart two quarters may be
 _AGREE, _ERRORS = 0.015, 4.0  # how near to the least a start has to be to count with it
 _MARGIN, _SURE = 0.005, 3.0  # below what was measured, relative and in standard errors
@@ -54,16 +58,19 @@ class Recovery(NamedTuple):
         The worst, in words; empty where no run was needed.
     settled
         Whether the budget sufficed.
+    reason
+        Why there is no rate; None where there is.
     """
 
-    rate_rps: float
+    rate_rps: float | None
     served_rps: float | None = None
     standard_error_rps: float = 0.0
     start: str = ""
     settled: bool = True
+    reason: str | None = None
 
 
-def recovery(model: ServingModel, plan: Plan, settings: Settings) -> Recovery:
+def recovery(model: ServingModel, settings: Settings) -> Recovery:
     """Largest offered rate at which a replica recovers from a backlog in random order, whatever state it is in.
 
     Parameters
@@ -80,14 +87,17 @@ def recovery(model: ServingModel, plan: Plan, settings: Settings) -> Recovery:
     >>> from kvplan.model import Prefill, Replica, RequestClass
     >>> mix = tuple(RequestClass(str(s), s, (d,), (1.0,), r) for s, d, r in ((50, 40, 3.0), (60, 80, 7.0)))
     >>> model = ServingModel(mix, Timing(0.01, 1e-7), Replica(30_000, prefill=Prefill.INLINE))
-    >>> found = recovery(model, Plan(), Settings("greedy", {}))
+    >>> found = recovery(model, Settings("greedy", {}))
     >>> 285 < found.rate_rps < 292 and found.settled  # 353 are sustainable
     True
     """
-    sustainable = sustainable_rate(model)[1]
     if _never_evicts(model, settings):
-        return Recovery(sustainable)
-    return Saturated(model, plan, settings).recovery(model.timing, sustainable)
+        return Recovery(sustainable_rate(model)[1])
+    try:
+        saturated = _saturated(_mix_alone(model), settings.policy, tuple(sorted(settings.given.items())))
+    except UsageError as refused:
+        return Recovery(None, reason=str(refused))
+    return saturated.recovery(model)
 
 
 def _never_evicts(model: ServingModel, settings: Settings) -> bool:
@@ -97,66 +107,91 @@ def _never_evicts(model: ServingModel, settings: Settings) -> bool:
     return fits and (budget is None or max(p.tokens for c in model.classes for p in c.kinds) <= budget)
 
 
+def _mix_alone(model: ServingModel) -> ServingModel:
+    """What the runs of a saturated replica depend on: all but rates, and of timing the knee alone.
+
+    With drafts the timing stays, since what they cost differs from sequence to sequence.
+    """
+    total = model.total_rate_rps
+    return ServingModel(
+        classes=tuple(replace(c, rate_rps=float(f"{c.rate_rps / total:.12g}")) for c in model.classes),
+        timing=model.timing if model.drafts else Timing(1.0, knee_tokens=model.timing.knee_tokens),
+        replica=model.replica,
+        drafts=model.drafts,
+    )
+
+
+@lru_cache(maxsize=8)
+def _saturated(
+    model: ServingModel, policy: str, given: tuple[tuple[str, tuple[float, ...]], ...]
+) -> "Saturated":
+    return Saturated(model, Settings(policy, dict(given)))
+
+
 class Saturated:
     """Runs of a saturated replica from several starts, each gone on with until the least is known.
 
     They depend on lengths, shares, memory and limits, but not on rates, nor on timing except for its knee. What one
-    timing law needed of them does not change what another one sees.
+    model needed of them does not change what another one sees.
     """
 
-    def __init__(self, model: ServingModel, plan: Plan, settings: Settings) -> None:
-        self._model = model
-        full, mix = saturation(model), model.mix
-        stages, seats = mix.mean(mix.stages), model.replica.max_num_seqs or math.inf
-        admissions = min(full.admissions_per_iteration, seats / stages)
+    def __init__(self, model: ServingModel, settings: Settings) -> None:
+        mix, seats = model.mix, model.replica.max_num_seqs or math.inf
+        stages = mix.mean(mix.stages)
+        admissions = min(saturation(model).admissions_per_iteration, seats / stages)
         longest = _quantile(mix.stages, mix.share, _LONGEST)
-        wanted = max(_FEWEST, _STAYS * longest * admissions, _FILLS * stages * admissions)
+        wanted = max(_FEWEST / admissions, _STAYS * longest, _FILLS * stages)
         starts = list(_starts(model, settings.policy, admissions))
-        most = _BUDGET / len(starts)
+        most = min(_BUDGET / admissions, _ITERATIONS) / len(starts)
         self._cut = wanted > most
-        width = math.ceil(min(wanted, most) / admissions / _BATCHES)
+        width = math.ceil(min(wanted, most) / _BATCHES)
         self._starts = [
-            _Start(name, Backlog(model, plan, _uncached(settings), [*_SEED, place], *running), width)
+            _Start(name, Backlog(model, Plan(), _uncached(settings), [*_SEED, place], *running), width)
             for place, (name, running) in enumerate(starts)
         ]
-        tau = full.iteration_time_s
-        prompts = model.timing.d2 * full.admissions_per_iteration * mix.mean(mix.prefill_tokens) / tau
-        self._weights = _weights(
-            self._starts[0].run.means(), prompts, by_memory=sustainable_rate(model)[0] in _MEMORY
-        )
 
-    def recovery(self, timing: Timing, sustainable_rps: float) -> Recovery:
-        """The rate under a timing law."""
+    def recovery(self, model: ServingModel) -> Recovery:
+        """The rate at the timing of a model that has this mix."""
+        weights, timing = self._weights(model), model.timing
         levels = [0] * len(self._starts)
         at_once(lambda start: start.reach(0), self._starts)
         while True:
-            rates = [
-                s.rate(level, timing, self._weights) for s, level in zip(self._starts, levels, strict=True)
-            ]
+            pairs = list(zip(self._starts, levels, strict=True))
+            rates = [start.rate(level, timing, weights) for start, level in pairs]
             near = _near_least(rates)
-            open_ = [i for i in near if not self._starts[i].is_settled(levels[i], timing, self._weights)]
-            spent = sum(s.cost(level) for s, level in zip(self._starts, levels, strict=True))
-            if (
-                not open_
-                or self._cut
-                or spent + sum(self._starts[i].cost(levels[i]) for i in open_) > _BUDGET
-            ):
+            unsettled = [i for i in near if not pairs[i][0].is_settled(levels[i], timing, weights)]
+            spent = sum(start.cost(level) for start, level in pairs)
+            doubled = spent + sum(self._starts[i].cost(levels[i]) for i in unsettled)
+            if not unsettled or self._cut or doubled > _BUDGET:
                 break
-            for i in open_:
+            for i in unsettled:
                 levels[i] += 1
-            at_once(lambda i: self._starts[i].reach(levels[i]), open_)
+            at_once(lambda i: self._starts[i].reach(levels[i]), unsettled)
         least = min(near, key=lambda i: rates[i].value)
         agree = [i for i in near if rates[i].value <= (1 + _AGREE) * rates[least].value]
-        parts = [self._starts[i].batches(levels[i], timing, self._weights) for i in agree]
+        parts = [self._starts[i].batches(levels[i], timing, weights) for i in agree]
         served = ratio([amounts for amounts, _ in parts], [seconds for _, seconds in parts])
         below = max(_SURE * served.standard_error, _MARGIN * served.value)
         return Recovery(
-            max(min(sustainable_rps, served.value - below), 0.0),
+            max(min(sustainable_rate(model)[1], served.value - below), 0.0),
             served.value,
             served.standard_error,
             self._starts[least].name,
-            settled=not open_ and not self._cut,
+            settled=not unsettled and not self._cut,
         )
+
+    def _weights(self, model: ServingModel) -> Means:
+        """What a block-iteration, a token emitted and a prompt token count for, in requests.
+
+        Time goes into prompts by one share, and by the other into what is served while memory, or the seats, are full.
+        """
+        means, full = self._starts[0].run.means(), saturation(model)
+        prompts = full.admissions_per_iteration * model.mix.mean(model.mix.prefill_tokens)
+        share = model.timing.d2 * prompts / full.iteration_time_s if means.prompt_tokens > 0 else 0.0
+        of_prompts = share / means.prompt_tokens if share else 0.0
+        if sustainable_rate(model)[0] in _MEMORY:
+            return Means((1 - share) / means.footprint, 0.0, of_prompts)
+        return Means(0.0, (1 - share) / means.tokens, of_prompts)
 
 
 class _Start:
@@ -207,17 +242,6 @@ def _near_least(rates: Sequence[Ratio]) -> list[int]:
         for i, r in enumerate(rates)
         if r.value - least.value <= _ERRORS * math.hypot(r.standard_error, least.standard_error)
     ]
-
-
-def _weights(means: Means, prompts: float, *, by_memory: bool) -> Means:
-    """What a block-iteration, a token emitted and a prompt token count for, in requests.
-
-    Time goes into prompts by the share `prompts`, and into what is served while memory, or the seats, are full.
-    """
-    share = min(max(prompts, 0.0), 1.0) if means.prompt_tokens > 0 else 0.0
-    footprint = (1 - share) / means.footprint if by_memory else 0.0
-    tokens = 0.0 if by_memory else (1 - share) / means.tokens
-    return Means(footprint, tokens, share / means.prompt_tokens if share else 0.0)
 
 
 def _uncached(settings: Settings) -> Settings:
