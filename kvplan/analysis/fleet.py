@@ -250,7 +250,8 @@ def prefill_replica(model: ServingModel, replicas: int) -> ServingModel:
     """One of so many replicas that compute prompts, as a replica whose requests emit one token."""
     part = with_part_of_users(model, 1 / replicas)
     classes = tuple(
-        replace(c, decode_tokens=(1,), decode_weights=(1.0,), sessions=None) for c in part.classes
+        replace(c, decode_tokens=(1,), decode_weights=(1.0,), decode_law=None, sessions=None)
+        for c in part.classes
     )
     return replace(part, classes=classes, arrivals=model.arrivals.split(replicas), fleet=None)
 
@@ -281,6 +282,8 @@ def decode_replica(model: ServingModel, replicas: int) -> ServingModel | None:
                 decode_weights=tuple(weights.values()),
                 rate_rps=c.rate_rps * sum(weights.values()) / sum(c.decode_weights),
                 sessions=None,
+                input_law=None,
+                decode_law=None,
             )
             classes.append(later)
     if not classes:

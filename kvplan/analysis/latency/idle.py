@@ -57,6 +57,8 @@ def _in_parts(model: ServingModel) -> ServingModel:
             c,
             input_tokens=prompt.tokens,
             prompts=(),
+            input_law=None,
+            decode_law=None,
             rate_rps=c.rate_rps * prompt.share,
             decode_tokens=tuple(d + (prompt.tokens - 1) // budget for d in c.decode_tokens),
         )
