@@ -139,11 +139,12 @@ def _lognormal(most: int, of: str, value: object) -> Lengths:
         sigma = given["sigma"]
         mean = given["median"] * math.exp(sigma**2 / 2)
     else:
-        raise refusal(f"needs {pairs}; not {' and '.join(given) or 'an empty table'}")
+        raise refusal(f"needs {pairs}; not {', '.join(given) or 'an empty table'}")
     mean, sigma = (float(f"{parameter:.{_DIGITS}g}") for parameter in (mean, sigma))
     if (longest := longest_lognormal(mean, sigma)) > most:
-        limit = f"must be at most {format_tokens(most)}{of}"
-        raise refusal(f"the longest, its quantile .9999, {limit}, not {longest:,.0f}")
+        raise refusal(
+            f"the longest (its quantile .9999) must be at most {format_tokens(most)}, not {longest:,.0f}"
+        )
     return Lengths.lognormal(mean, sigma)
 
 
@@ -157,7 +158,7 @@ def _weights(most: int, of: str, value: dict[str, object]) -> dict[int, float]:
         if not re.fullmatch("[1-9][0-9]{0,6}", key) or int(key) > most:
             allowed = f"a whole number{of} from 1 to {format_tokens(most)}"
             if key[:1].isalpha():
-                allowed += f", or its law one of {', '.join(_NAMED)}"
+                raise refusal(f"no law of lengths; {did_you_mean(key, _NAMED, 'laws are')}", key)
             raise refusal(f"the length must be {allowed}, not {shown(key)}", key)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not TINY <= weight <= HUGE:
             raise refusal(f"the weight must be {_WEIGHTS}, not {shown(weight)}", key)

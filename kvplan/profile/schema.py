@@ -79,7 +79,7 @@ _MOST_STEPS = 1000
 _MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a few
 _MOST_SESSIONS = 32
 _MOST_REUSED = 32  # classes that ask again, each after a gap of its own
-_MOST_LENGTHS = 20_000  # of all classes together
+_MOST_PAIRS = 100_000  # of an input and a decode length, of all classes together
 _MOST_TABLED = 2 * 10**6  # prompts times the longest output: tables of what no formula says
 _DEAREST_DRAFTS = 1e6  # of d0, which could not be told beside them
 _LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for each number of drafts
@@ -1004,9 +1004,9 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     tables: list[Class | Session] = [*document.classes, *document.sessions]
     distinct = len({d for table in tables for d in table.outputs.values.tolist()})
     lengths = sum(c.inputs.values.size * c.outputs.values.size for c in document.classes)
-    if lengths > _MOST_LENGTHS:
+    if lengths > _MOST_PAIRS:
         seen = f"{lengths} pairs of an input and a decode length in all that formulas count"
-        yield Problem(("classes",), f"{seen}; must be at most {_MOST_LENGTHS}")
+        yield Problem(("classes",), f"{seen}; must be at most {_MOST_PAIRS}")
     if distinct and (document.plan.segments or 1) > distinct:
         yield Problem(
             ("plan", "segments"),

@@ -149,6 +149,14 @@ PROFILES = {
     "an engine": GOOD.replace("inline", "fused").replace(
         "[plan]", '[engine]\nname = "trtllm"\nadmission = "first-chunk"\n[plan]'
     ),
+    "laws of lengths": GOOD.replace("1155", "{ lognormal = { mean = 900, cv = 0.5 } }").replace(
+        "{ 50 = 0.2, 200 = 0.8 }", "{ lognormal = { median = 90.5, sigma = 0.8 } }"
+    ),
+    "other laws": GOOD.replace("1155", "{ geometric = 90.5 }").replace(
+        "{ 50 = 0.2, 200 = 0.8 }", "{ uniform = [9, 400] }"
+    ),
+    "weights of inputs": GOOD.replace("1155", "{ 50 = 1, 900 = 0.5 }"),
+    "no prompt": GOOD.replace("1155", "0").replace('"inline"', '"fused"'),
     "one length": GOOD.replace("{ 50 = 0.2, 200 = 0.8 }", "211").replace("= 2\n", "= 1\n"),
 }
 
