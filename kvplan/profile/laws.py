@@ -19,7 +19,7 @@ from kvplan.units import TIME_UNITS, format_number, format_tokens, parse_seconds
 
 MAX_INPUT_TOKENS = 10**9
 MAX_DECODE_TOKENS = 1_000_000
-MAX_INPUTS, MAX_OUTPUTS = 16, 256  # lengths of each that formulas count, with the moments of the law
+MAX_INPUTS, MAX_OUTPUTS = 16, 1024  # lengths of each that formulas count, with the moments of the law
 MAX_TURNS = 10_000
 MAX_MEMORY_TOKENS = 10**12
 TINY, HUGE = 1e-12, 1e12  # far outside anything real, and near enough that no figure overflows
