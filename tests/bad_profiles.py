@@ -206,7 +206,7 @@ BAD = {
     "two laws": edit("= 211", "= { uniform = [1, 2], geometric = 3 }", 15, "classes[0].decode", "must be one law"),
     "law and weights": edit("50 = 0.2", "geometric = 3", 21, "classes[1].decode", "must be one law, or weights"),
     "uniform backwards": edit("1155", "{ uniform = [9, 3] }", 14, "classes[0].input.uniform", "not [9, 3]"),
-    "uniform from 0": edit("1155", "{ uniform = [0, 3] }", 14, "classes[0].input.uniform", "a whole number of tokens from 1"),
+    "uniform from 0": edit("1155", "{ uniform = [0, 3] }", 14, "classes[0].input.uniform", "must be a whole number"),
     "uniform of three": edit("1155", "{ uniform = [1, 2, 3] }", 14, "classes[0].input.uniform", "such as [40, 200]"),
     "geometric below 1": edit("1155", "{ geometric = 0.5 }", 14, "classes[0].input.geometric", "from 1 to 28,571"),
     "lognormal of a number": lognormal("400", "must be a table of mean and cv, or median and sigma"),
