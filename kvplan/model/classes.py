@@ -68,6 +68,21 @@ class RequestClass:
         return self.prompts or (Prompt(self.input_tokens, 1.0),)
 
     @property
+    def inputs(self) -> Lengths:
+        """The law that runs draw prompts from."""
+        if self.input_law is not None:
+            return self.input_law
+        tokens, shares = np.array(sorted(self.kinds)).T
+        return Lengths(tokens.astype(np.int64), shares)
+
+    @property
+    def outputs(self) -> Lengths:
+        """The law that runs draw decode lengths from."""
+        if self.decode_law is not None:
+            return self.decode_law
+        return Lengths(np.array(self.decode_tokens, dtype=np.int64), np.array(self.decode_weights))
+
+    @property
     def max_tokens(self) -> int:
         """KV tokens of the longest request just before it completes, s + d."""
         if self.sessions is not None:

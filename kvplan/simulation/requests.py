@@ -25,8 +25,6 @@ _PIECE = 1 << 18  # requests that are drawn at a time
 _MOST_DRAFTED = 10**8  # output tokens
 _WORTH_A_GUIDE = 100  # draws for each end of a distribution
 
-_Law = tuple[Sequence[int] | IntArray, Sequence[float] | FloatArray]  # lengths and their weights
-
 
 class Drafted(NamedTuple):
     """What speculative decoding emits, drawn beforehand.
@@ -292,11 +290,7 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
     >>> lengths(model, np.array([0, 1, 0]), np.random.default_rng(0)).tolist()
     [7, 8, 7]
     """
-    laws: list[_Law] = [
-        (c.decode_tokens, c.decode_weights) if c.decode_law is None else _law(c.decode_law)
-        for c in model.classes
-    ]
-    return _drawn(laws, class_index, rng)
+    return _drawn([c.outputs for c in model.classes], class_index, rng)
 
 
 def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
@@ -304,25 +298,15 @@ def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Ge
     if not any(c.prompts for c in model.classes):
         each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
         return each.astype(_numbers(class_index.size, each))[class_index]
-    laws: list[_Law] = [
-        ([p.tokens for p in c.kinds], [p.share for p in c.kinds])
-        if c.input_law is None
-        else _law(c.input_law)
-        for c in model.classes
-    ]
-    return _drawn(laws, class_index, rng)
+    return _drawn([c.inputs for c in model.classes], class_index, rng)
 
 
-def _law(law: Lengths) -> _Law:
-    return law.values, law.weights
-
-
-def _drawn(laws: Sequence[_Law], class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """A value for each request from the law of its class: values and their weights."""
-    values = np.concatenate([np.array(own, dtype=np.int64) for own, _ in laws])
+def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator) -> IntArray:
+    """A value for each request from the law of its class."""
+    values = np.concatenate([law.values for law in laws])
     # law by law: a class and a chance are one position on a line, class i from i to i + 1
-    ends = np.concatenate([i + _cumulative(weights) for i, (_, weights) in enumerate(laws)])
-    last = np.cumsum([len(own) for own, _ in laws]) - 1
+    ends = np.concatenate([i + _cumulative(law.weights) for i, law in enumerate(laws)])
+    last = np.cumsum([law.values.size for law in laws]) - 1
 
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]

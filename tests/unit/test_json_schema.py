@@ -181,7 +181,7 @@ BEYOND_JSON_SCHEMA = {
     *("range backwards", "blocks larger than memory", "shares below 1", "shares above 1 by little"),
     *("class twice", "no prompt inline", "class larger than memory", "class larger than memory in blocks"),
     *("uniform backwards", "lognormal too long for anything", "lognormal too long for the memory"),
-    *("shared beyond the shortest input", "reuse of inputs that vary"),
+    *("lognormal mean of no number", "shared beyond the shortest input", "reuse of inputs that vary"),
     *("more segments than lengths", "steps out of order", "two steps at once", "step after the period"),
     *("factor of no class", "class that never arrives", "peak after the period"),
 }

@@ -11,6 +11,7 @@ from oracles import stage_weights
 from scipy import integrate, stats  # type: ignore[import-untyped]
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
+from kvplan.analysis.stability import stability, survival_weights
 from kvplan.api import analyze
 from kvplan.formats import json as json_format
 from kvplan.ingest.profile_text import Part, composed, timing_text
@@ -251,6 +252,11 @@ def test_load_and_equilibrium_are_those_of_every_pair(inputs: str, decode: str, 
     every = whole(model, law_of(inputs), law_of(decode))
     assert sustainable_rate(model)[1] == pytest.approx(sustainable_rate(every)[1], rel=close)
     assert per_request(model).held == pytest.approx(per_request(every).held, rel=close)
+    assert survival_weights(model) == pytest.approx(every.mix.held.survival(every.mix.share), rel=1e-11)
+    mine, exact = stability(model), stability(every)
+    assert mine.spectral_radius == pytest.approx(exact.spectral_radius, abs=1e-9)
+    assert (mine.gcd, mine.stable, mine.unstable_modes) == (exact.gcd, exact.stable, exact.unstable_modes)
+    assert mine.min_stable_input_tokens == exact.min_stable_input_tokens
 
 
 def test_a_table_of_few_inputs_is_counted_out() -> None:
