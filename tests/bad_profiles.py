@@ -65,6 +65,11 @@ def scheduled(table: str, line: int, key: str, says: str) -> Bad:
     return edit("[plan]", table, line, f"workload.schedule{key}", says)
 
 
+def lognormal(parameters: str, says: str, inside: str = "") -> Bad:
+    """The good profile with a log-normal input."""
+    return edit("1155", f"{{ lognormal = {parameters} }}", 14, f"classes[0].input.lognormal{inside}", says)
+
+
 def measured(value: str, key: str, says: str) -> Bad:
     """A measured range of the timing."""
     return edit('d1 = "0.25 us"', f"measured = {value}", 10, f"timing.measured{key}", says)
@@ -122,7 +127,7 @@ BAD = {
     "word as a switch": edit(
         "= 16", '= 16\nprefix_caching = "on"', 7, "gpu.prefix_caching", "must be true or false, not 'on'"
     ),
-    "tokens as a boolean": edit("1155", "true", 14, "classes[0].input", "a whole number, not true"),
+    "tokens as a boolean": edit("1155", "true", 14, "classes[0].input", "a whole number of tokens, a table"),
     "rate as a string": edit("rate = 1.5", 'rate = "1.5"', 16, "classes[0].rate", "a number, not '1.5'"),
     "rate as a boolean": edit("rate = 1.5", "rate = false", 16, "classes[0].rate", "a number, not false"),
     "decode as a float": edit("= 211", "= 211.5", 15, "classes[0].decode", "not 211.5"),
@@ -181,8 +186,8 @@ BAD = {
     "rate 0": edit("rate = 1.5", "rate = 0", 16, "classes[0].rate", "must be at least 1e-300, not 0"),
     "d0 = 0": edit('"14.5 ms"', "0.0", 9, "timing.d0", "must be at least 1e-12, not 0.0"),
     "negative d1": edit('"0.25 us"', '"-1 us"', 10, "timing.d1", "must be at least 0, not '-1 us'"),
-    "negative input": edit("1155", "-1", 14, "classes[0].input", "must be at least 0, not -1"),
-    "input beyond the bound": edit("1155", "1_000_000_001", 14, "classes[0].input", "at most 1,000,000,000"),
+    "negative input": edit("1155", "-1", 14, "classes[0].input", "from 0 to 1,000,000,000, not -1"),
+    "input beyond the bound": edit("1155", "1_000_000_001", 14, "classes[0].input", "from 0 to 1,000,000,000"),
     "memory beyond the bound": edit("40_000", "1_000_000_000_001", 5, "gpu.memory_tokens", "1,000,000,000,000"),
     "no memory at all": edit("40_000", "0", 5, "gpu.memory_tokens", "must be at least 1, not 0"),
     "decode 0": edit("= 211", "= 0", 15, "classes[0].decode", "from 1 to 1,000,000"),
@@ -194,6 +199,44 @@ BAD = {
     "weight 0": edit("50 = 0.2", "50 = 0", 21, "classes[1].decode.50", "not 0"),
     "enormous weight": edit("200 = 0.8", "200 = 1e308", 21, "classes[1].decode.200", "not 1e+308"),
     "no lengths": edit("{ 50 = 0.2, 200 = 0.8 }", "{}", 21, "classes[1].decode", "at least one length = weight"),
+    "law misspelt": edit(
+        "{ 50 = 0.2, 200 = 0.8 }", "{ lognorml = { mean = 9, cv = 1 } }", 21, "classes[1].decode.lognorml",
+        "no law of lengths; did you mean lognormal?"
+    ),
+    "two laws": edit("= 211", "= { uniform = [1, 2], geometric = 3 }", 15, "classes[0].decode", "must be one law"),
+    "law and weights": edit("50 = 0.2", "geometric = 3", 21, "classes[1].decode", "must be one law, or weights"),
+    "uniform backwards": edit("1155", "{ uniform = [9, 3] }", 14, "classes[0].input.uniform", "not [9, 3]"),
+    "uniform from 0": edit("1155", "{ uniform = [0, 3] }", 14, "classes[0].input.uniform", "must be a whole number"),
+    "uniform of three": edit("1155", "{ uniform = [1, 2, 3] }", 14, "classes[0].input.uniform", "such as [40, 200]"),
+    "geometric below 1": edit("1155", "{ geometric = 0.5 }", 14, "classes[0].input.geometric", "from 1 to 28,571"),
+    "lognormal of a number": lognormal("400", "must be a table of mean and cv, or median and sigma"),
+    "lognormal of nothing": lognormal("{}", "needs mean and cv, or median and sigma; not an empty table"),
+    "lognormal without a spread": lognormal("{ mean = 9 }", "not mean"),
+    "lognormal with mean and median": lognormal("{ mean = 9, median = 8, cv = 1 }", "not mean, median, cv"),
+    "lognormal with mean and sigma": lognormal("{ mean = 9, sigma = 1 }", "needs mean and cv, or median and sigma"),
+    "lognormal of an unknown": lognormal("{ mean = 9, sd = 1 }", "unknown key; known here: mean, cv", ".sd"),
+    "lognormal mean below 1": lognormal("{ mean = 0.9, cv = 1 }", "from 1 to 1,000,000, not 0.9", ".mean"),
+    "lognormal mean of text": lognormal('{ mean = "9", cv = 1 }', "not '9'", ".mean"),
+    "lognormal mean of no number": lognormal("{ mean = nan, cv = 1 }", "not nan", ".mean"),
+    "lognormal without spread": lognormal("{ mean = 9, cv = 0 }", "from 0.001 to 1,000, not 0", ".cv"),
+    "lognormal of negative sigma": lognormal("{ median = 9, sigma = -1 }", "from 0.001 to 10, not -1", ".sigma"),
+    "lognormal too long for anything": lognormal(
+        "{ mean = 90_000, cv = 2 }", "the longest (its quantile .9999) must be at most 1,000,000, not 4,5"
+    ),
+    "lognormal too long for the memory": Bad(
+        GOOD.replace("1155", "{ lognormal = { mean = 4000, cv = 0.95 } }").encode(),
+        12, "classes[0]", "(input 57,337 + decode 211, in blocks of 16), and memory holds 40,000",
+    ),
+    "shared beyond the shortest input": Bad(
+        GOOD.replace("1155", "{ uniform = [500, 900] }\nshared = 600").encode(),
+        15, "classes[0].shared", "at most the shortest input, 500 tokens, not 600; in [[sessions]] with turns = 1",
+    ),
+    "reuse of inputs that vary": Bad(
+        GOOD.replace(
+            "1155", '{ uniform = [500, 900] }\nreuse = { tokens = 9, share = 0.5, gap = { law = "fixed", value = 1 } }'
+        ).encode(),
+        15, "classes[0].reuse", "not modelled where input varies",
+    ),
     "weight in a table over lines": edit(
         "{ 50 = 0.2, 200 = 0.8 }", "{\n 50 = 1,\n 60 = 1, # }\n\n 70 = 0,\n}", 25, "classes[1].decode.70", "not 0"
     ),

@@ -87,4 +87,5 @@ def _stranger(c: RequestClass, parts: list[tuple[float, int]]) -> RequestClass:
     mean = round(sum(p.share * p.tokens for p in prompts))
     own = prompts if len(prompts) > 1 else ()
     longest = c.max_tokens - min(found for _, found in parts)
-    return replace(c, input_tokens=mean, prompts=own, longest=longest, shared=(), reuse=None, sessions=None)
+    strange = replace(c, shared=(), reuse=None, sessions=None, input_law=None)
+    return replace(strange, input_tokens=mean, prompts=own, longest=longest)

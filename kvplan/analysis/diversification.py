@@ -99,7 +99,7 @@ def diversification(model: ServingModel, placement: Placement) -> Diversificatio
 def _with_limit(model: ServingModel, index: int, step: int) -> ServingModel | None:
     one = model.classes[index]
     decode = one.decode_tokens[0] + step
-    if len(one.decode_tokens) > 1 or decode < 1 or one.input_tokens + decode > model.replica.memory_tokens:
+    if len(one.decode_tokens) > 1 or decode < 1 or one.max_tokens + step > model.replica.memory_tokens:
         return None
     limited = replace(one, decode_tokens=(decode,))
     return replace(model, classes=(*model.classes[:index], limited, *model.classes[index + 1 :]))

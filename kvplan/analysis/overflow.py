@@ -365,7 +365,7 @@ def flow_control(model: ServingModel, iterations: float, budgets: Sequence[int] 
         rates = np.array([c.rate_rps for c in model.classes])
         per_class = sum_by(mix.class_index, mix.rate_rps * mix.held.footprint) / rates
         largest_budget, mean = sum(budgets), float(np.array(budgets) @ per_class)
-    longest = max(max(c.input_tokens, c.decode_tokens[-1]) for c in model.classes)
+    longest = max(int(model.mix.input_tokens.max()), *(c.decode_tokens[-1] for c in model.classes))
     return FlowControl(iterations, model.replica.memory_tokens, mean, largest_budget, longest)
 
 

@@ -24,6 +24,7 @@ from kvplan.analysis.roots import (
     largest_root,
 )
 from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, TabledWeights, survival
+from kvplan.model.weights import first_tokens, prompt_stages
 from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
@@ -92,7 +93,7 @@ def nothing_else_attracts(stages: IntArray, *, stable: bool, certified: bool, ra
 def is_quick(model: ServingModel) -> bool:
     """The same of a proved stable equilibrium, by a count: whether no root is further out, whatever the radius is."""
     radius = 1 - 1 / (_QUICK * int(model.mix.stages.max()))
-    weights = model.mix.held.survival(model.mix.share)
+    weights = survival_weights(model)
     return radius > 0 and count_outside(weights, radius, relative_error=survival_error(model)) == 0
 
 
@@ -153,7 +154,42 @@ def rounding_error(stages: IntArray) -> float:
 
 def survival_error(model: ServingModel) -> float:
     """Bound on the relative error of a model's survival weights, all together where they are means over a law."""
-    return rounding_error(model.mix.stages) if model.drafts is None else _LAW_ERROR
+    means = model.drafts is not None or _has_laws(model)
+    return _LAW_ERROR if means else rounding_error(model.mix.stages)
+
+
+def _has_laws(model: ServingModel) -> bool:
+    """Whether there are more lengths than `mix` has, whose survival weights a formula says."""
+    return model.is_plain and any(c.input_law or c.decode_law for c in model.classes)
+
+
+def survival_weights(model: ServingModel) -> FloatArray:
+    """Memory held at each stage by the requests still there, tokens per admission; shape (most stages,).
+
+    Of every length of laws, since fewer leave gaps that the smallest modes feel. Inputs and outputs are independent,
+    so a weight is P(n > k) times the mean of a + k tokens in whole pages, which only the residue of a changes.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> survival_weights(ServingModel((RequestClass("a", 2, (3,), (1.0,), 1.0),), Timing(1.0), Replica(100))).tolist()
+    [3.0, 4.0, 5.0]
+    """
+    mix = model.mix
+    if not _has_laws(model):
+        return mix.held.survival(mix.share)
+    prefill, page = model.replica.prefill, model.replica.block_tokens
+    to_full = np.fft.rfft(-np.arange(page) % page)
+    weights = np.zeros(int(mix.stages.max()))
+    for c in model.classes:
+        first = first_tokens(prefill, c.inputs.values)
+        residues = np.fft.rfft(np.bincount(first % page, c.inputs.probabilities, page))
+        more = np.fft.irfft(residues.conj() * to_full, page)  # to the end of a page, at stages 0, 1, … of one
+        present = np.append(np.ones(prompt_stages(prefill)), c.outputs.at_least())
+        stage = np.arange(present.size)
+        held = c.inputs.probabilities @ first + stage + more[stage % page]
+        weights[: present.size] += c.rate_rps / model.total_rate_rps * present * held
+    return weights
 
 
 def exact_survival_weights(model: ServingModel) -> list[int]:
@@ -294,9 +330,8 @@ def _horner(coefficients: ComplexArray, t: FloatArray) -> ComplexArray:
 
 def model_spectrum(model: ServingModel, *, radius: bool = True) -> Spectrum:
     """`spectrum` of the survival polynomial of a model's mix; a single stage has no roots and is stable."""
-    mix = model.mix
-    weights = mix.held.survival(mix.share)
-    if model.drafts is not None:
+    mix, weights = model.mix, survival_weights(model)
+    if model.drafts is not None or _has_laws(model):
         return spectrum(weights, relative_error=_LAW_ERROR, radius=radius)
     if never_grows(model):
         return _of_falling(weights, int(np.gcd.reduce(mix.held.drops)), rounding_error(mix.stages))
@@ -338,10 +373,11 @@ def stability(model: ServingModel, *, advised: bool = True) -> Stability:
     >>> round(result.spectral_radius, 6), result.stable, round(result.recovery_iterations, -2)
     (0.999963, True, 27000.0)
     """
-    found, inputs = model_spectrum(model), min_stable_input(model)
+    every = _with_every_length(model)
+    found, inputs = model_spectrum(model), min_stable_input(every)
     change = _stabilising_change(model) if advised and found.certified and not found.stable else None
     return Stability(
-        gcd=int(np.gcd.reduce(model.mix.stages)),
+        gcd=int(np.gcd.reduce(every.mix.stages)),
         spectral_radius=found.radius,
         radius_certified=found.radius_certified,
         unstable_modes=found.unstable_modes,
@@ -352,6 +388,24 @@ def stability(model: ServingModel, *, advised: bool = True) -> Stability:
         advice=_advice(found, inputs, change),
         stabilising_change=change,
     )
+
+
+def _with_every_length(model: ServingModel) -> ServingModel:
+    """The model with all decode lengths of its laws; of inputs that vary their mean, since the two are independent."""
+    if not _has_laws(model):
+        return model
+    classes = tuple(
+        replace(
+            c,
+            decode_tokens=tuple(c.outputs.values.tolist()),
+            decode_weights=tuple(c.outputs.weights.tolist()),
+            prompts=(),
+            input_law=None,
+            decode_law=None,
+        )
+        for c in model.classes
+    )
+    return replace(model, classes=classes)
 
 
 def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:

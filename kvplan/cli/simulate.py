@@ -28,6 +28,7 @@ from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from kvplan.model import ServingModel
+    from kvplan.profile.reading import Profile as Loaded
     from kvplan.simulation.requests import Requests
 
 
@@ -137,8 +138,10 @@ def simulate(
         ),
     ] = None,
     slo: Slos = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Number of runs, each with a seed of its own.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="First of the seeds.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Number of runs, each with a seed of its own. Default: 1.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="First of the seeds. Default: 0.")] = None,
     series: Annotated[
         Path | None,
         option(
@@ -158,7 +161,11 @@ def simulate(
     format: Annotated[TableFormat, typer.Option("--format", help="Format of the result.")] = TableFormat.TEXT,
     output: Output = None,
 ) -> None:
-    """Simulate scheduling policies side by side on the same arrivals."""
+    """Simulate a profile at its own rates, or with options scheduling policies side by side on the same arrivals."""
+    given = (policy, setting, arrivals, cv, concurrency, burst, trace, requests, horizon, burst_sessions)
+    if all(option is None for option in (*given, seeds, seed, series)) and not hindsight:
+        _operating_point(with_slos(read(profile, output), slo), format, output)
+        return
     from kvplan.formats import csv, json
     from kvplan.layout import simulation as tables
     from kvplan.simulation.experiments import options, study
@@ -191,7 +198,7 @@ def simulate(
     fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
     if load.trace is not None:
         fixed = "the trace of the profile" if trace is None else "--trace"
-    all_seeds = options.seeds(seed, seeds, without_chance=fixed)
+    all_seeds = options.seeds(seed or 0, 1 if seeds is None else seeds, without_chance=fixed)
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     if hindsight and loaded.model.fleet is not None:
@@ -221,6 +228,26 @@ def simulate(
     if found.interrupted:
         say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None) -> None:
+    """The same figures as in the report of the profile."""
+    from kvplan.formats import csv, json
+    from kvplan.layout import operating_point as table
+    from kvplan.study.operating_point import operating_point
+
+    point = operating_point(loaded.model, loaded.plan)
+    if format is TableFormat.CSV:
+        write_result(csv.operating_point(point), output)
+        return
+    text = rendered(
+        DocumentFormat(format.value),
+        output,
+        lambda: json.operating_point(point, loaded),
+        lambda: [table.build(point, loaded.name)],
+        loaded.sha256,
+    )
+    write_result(text, output)
 
 
 def _is_split(model: "ServingModel") -> bool:

@@ -5,6 +5,7 @@ from io import StringIO
 
 from kvplan.layout.simulation import figure
 from kvplan.simulation.experiments.study import Study
+from kvplan.study.operating_point import OperatingPoint
 
 _SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions")
 
@@ -20,6 +21,17 @@ def study(found: Study) -> str:
             writer.writerow(
                 (result.policy, key, "" if value is None else repr(value), *(interval or ("", "")))
             )
+    return out.getvalue()
+
+
+def operating_point(point: OperatingPoint) -> str:
+    """The figures of a profile at its own rates, with their intervals."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("policy", "figure", "value", "ci95_low", "ci95_high"))
+    for key, value, interval in point.figures():
+        ends = ("", "") if interval is None else interval
+        writer.writerow((point.policy, key, "" if value is None else repr(value), *ends))
     return out.getvalue()
 
 

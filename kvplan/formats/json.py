@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kvplan.simulation.experiments.paired import Gains
     from kvplan.simulation.experiments.pools import Runs
     from kvplan.simulation.experiments.study import Study
+    from kvplan.study.operating_point import OperatingPoint
 
     Owner = Profile | ProfileIdentity
 
@@ -109,6 +110,29 @@ def simulate(found: "Study", profile: "Owner", bounds: "Sequence[StudyBound]" = 
     if bounds:
         document["hindsight"] = {one.figure: _fields(one, "bound", "proven", "gap") for one in bounds}
     return document
+
+
+def operating_point(point: "OperatingPoint", profile: "Owner") -> Document:
+    """A profile at its own rates, as one policy is written; `runs` were made in all."""
+    from kvplan.report.assembly import plain
+
+    served, latency = point.served, plain(point.latency)
+    intervals = {"throughput_rps": [served.low, served.high], **latency.pop("ci95")}
+    return {
+        **_document(profile),
+        "arrivals": {"kind": point.arrivals, "requests": point.requests, "horizon_s": None},
+        "runs": point.runs,
+        "policies": [
+            {
+                "policy": point.policy,
+                "parameters": dict(point.parameters),
+                "throughput_rps": served.value,
+                "iteration_time_s": point.iteration_s.value,
+                **latency,
+                "ci95": intervals,
+            }
+        ],
+    }
 
 
 # --------------------------------------------------------------------------------------------- check, diff

@@ -375,7 +375,7 @@ def _fitting(base: Profile, parts: Sequence[Part]) -> list[RequestClass]:
     return [
         c
         for c in base.model.classes
-        if replica.largest_held(c.input_tokens + 1, c.input_tokens + max(c.decode_tokens))
+        if replica.largest_held(c.max_tokens - c.decode_tokens[-1] + 1, c.max_tokens)
         <= replica.capacity_tokens
     ]
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.model.arrays import FloatArray, IntArray, sum_by
+from kvplan.model.lengths import Lengths
 from kvplan.model.partial import PartialPrompts
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
@@ -26,11 +27,11 @@ class RequestClass:
     Attributes
     ----------
     input_tokens
-        Prompt length s; of `sessions` the mean, to a whole token.
+        Prompt length s; where prompts differ the mean, to a whole token.
     decode_tokens
         Distinct decode lengths d, ascending.
     decode_weights
-        Weight of each length as written in the profile; not normalised.
+        Weight of each length, in the proportion written in the profile; not normalised.
     rate_rps
         Arrival rate λ, requests/s.
     shared
@@ -43,6 +44,9 @@ class RequestClass:
         Prompts that differ, in place of `input_tokens` alone.
     longest
         KV tokens of the longest request just before it completes, where prompts are means of several.
+    input_law, decode_law
+        What runs draw from, where `prompts` and `decode_tokens` are fewer lengths that formulas count with; None: there
+        are no others.
     """
 
     name: str
@@ -55,11 +59,28 @@ class RequestClass:
     sessions: Sessions | None = None
     prompts: tuple[Prompt, ...] = ()
     longest: int = 0
+    input_law: Lengths | None = None
+    decode_law: Lengths | None = None
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:
         """Prompts by length."""
         return self.prompts or (Prompt(self.input_tokens, 1.0),)
+
+    @property
+    def inputs(self) -> Lengths:
+        """The law that runs draw prompts from."""
+        if self.input_law is not None:
+            return self.input_law
+        tokens, shares = np.array(sorted(self.kinds)).T
+        return Lengths(tokens.astype(np.int64), shares)
+
+    @property
+    def outputs(self) -> Lengths:
+        """The law that runs draw decode lengths from."""
+        if self.decode_law is not None:
+            return self.decode_law
+        return Lengths(np.array(self.decode_tokens, dtype=np.int64), np.array(self.decode_weights))
 
     @property
     def max_tokens(self) -> int:

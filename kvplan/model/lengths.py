@@ -6,16 +6,22 @@ does, whatever the lengths are.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.model.arrays import FloatArray, IntArray
+from kvplan.model.arrays import FloatArray, IntArray, as_written
+from kvplan.model.gaps import normal
 
 _BEYOND = 1e-15  # probability at which a law without an end is cut
+_LONGEST, _SCORE = (
+    0.9999,
+    3.719016485455709,
+)  # quantile at which a log-normal law is cut; of a standard normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +32,15 @@ class Lengths:
     ----------
     values : ndarray of int64, shape (n,), ascending
     weights : ndarray, shape (n,)
-        Probabilities.
+        In proportion to the probabilities; of weights as written, whole numbers without a common factor, so that laws
+        are equal however they are written.
 
     Examples
     --------
     >>> Lengths.uniform(4, 6).mean, Lengths.of({50: 1.0, 200: 3.0}).mean, round(Lengths.geometric(6.0).mean, 12)
     (5.0, 162.5, 6.0)
+    >>> Lengths.uniform(4, 6) == Lengths.of({4: 0.2, 5: 0.2, 6: 0.2})
+    True
     """
 
     values: IntArray
@@ -41,14 +50,13 @@ class Lengths:
     def of(cls, weights: Mapping[int, float]) -> "Lengths":
         """Lengths with weights, which need not sum to 1."""
         values = sorted(weights)
-        weight = np.array([weights[v] for v in values], dtype=np.float64)
-        return cls(np.array(values, dtype=np.int64), weight / weight.sum())
+        return cls(np.array(values, dtype=np.int64), _lowest_terms([weights[v] for v in values]))
 
     @classmethod
     def uniform(cls, low: int, high: int) -> "Lengths":
         """Every whole number from low to high, both included."""
         values = np.arange(low, high + 1, dtype=np.int64)
-        return cls(values, np.full(values.size, 1 / values.size))
+        return cls(values, np.ones(values.size))
 
     @classmethod
     def geometric(cls, mean: float) -> "Lengths":
@@ -57,50 +65,125 @@ class Lengths:
             return cls.of({1: 1.0})
         more = 1 - 1 / mean
         values = np.arange(1, math.ceil(math.log(_BEYOND) / math.log(more)) + 1, dtype=np.int64)
-        weights: FloatArray = np.power(more, values - 1.0)
-        return cls(values, weights / weights.sum())
+        return cls(values, np.power(more, values - 1.0))
+
+    @classmethod
+    def lognormal(cls, mean: float, sigma: float) -> "Lengths":
+        """Whole numbers, at least 1, whose logarithms are about normal.
+
+        A log-normal number below its quantile .9999, times what gives it this mean, rounded.
+
+        Examples
+        --------
+        >>> law = Lengths.lognormal(400.0, 0.8)
+        >>> round(law.mean, 6), law.longest, round(longest_lognormal(400.0, 0.8))
+        (400.0, 5701, 5701)
+        """
+        return _lognormal(mean, sigma)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Lengths):
+            return NotImplemented
+        return np.array_equal(self.values, other.values) and np.array_equal(self.weights, other.weights)
+
+    def __hash__(self) -> int:
+        return hash((self.values.size, self.longest, float(self.weights[0])))
+
+    @cached_property
+    def probabilities(self) -> FloatArray:
+        """Of each value; they sum to 1."""
+        shares: FloatArray = self.weights / self.weights.sum()
+        return shares
 
     @property
     def mean(self) -> float:
         """Mean."""
-        return float(self.weights @ self.values)
+        return float(self.probabilities @ self.values)
+
+    @property
+    def shortest(self) -> int:
+        """Least value."""
+        return int(self.values[0])
 
     @property
     def longest(self) -> int:
         """Largest value."""
         return int(self.values[-1])
 
-    def grouped(self, groups: int) -> "Lengths":
-        """A law with the same mean and fewer lengths: neighbours in groups of about one size, at most so many.
+    def at_most(self, points: int) -> "Lengths":
+        """A law of at most so many of these lengths, with the same mean and longest, and about the same variance.
 
-        A group whose mean is between two whole numbers is both of them.
+        The law is cut into strata, and each is replaced by two whole lengths: its longest, and the one that keeps the
+        mean and the variance (Gauss-Radau). The second is rounded down, so that the variance is never too small, nor
+        E e^θs for any θ > 0. Strata are as fine as the cube root of the probabilities is large, which is where a
+        given number of them is worth most (Panter and Dite).
+
+        Parameters
+        ----------
+        points
+            An even number. A law that has no more lengths is returned as it is.
 
         Examples
         --------
-        >>> fewer = Lengths.uniform(1, 9).grouped(2)
+        >>> fewer = Lengths.uniform(1, 100).at_most(4)
         >>> fewer.values.tolist(), round(fewer.mean, 12)
-        ([2, 3, 7], 5.0)
+        ([17, 50, 67, 100], 50.5)
         """
-        if self.values.size <= groups:
+        if self.values.size <= points:
             return self
-        middle = np.cumsum(self.weights) - self.weights / 2
-        group = np.minimum(middle * groups, groups - 1).astype(np.int64)
-        weight = np.bincount(group, self.weights, groups)
-        there = weight > 0
-        weight, mean = (
-            weight[there],
-            np.bincount(group, self.weights * self.values, groups)[there] / weight[there],
-        )
-        low = np.floor(mean).astype(np.int64)
-        values = np.concatenate([low, low + 1])
-        found = np.bincount(values, np.concatenate([weight * (low + 1 - mean), weight * (mean - low)]))
-        kept = np.flatnonzero(found)
-        return Lengths(kept, found[kept] / found[kept].sum())
+        share, place = self.probabilities, np.cbrt(self.probabilities)
+        middle = np.cumsum(place) - place / 2
+        stratum = np.floor(middle * (points // 2) / place.sum())
+        begin = np.flatnonzero(np.diff(stratum, prepend=-1.0))
+        size = np.diff(begin, append=share.size)
+        mass = np.add.reduceat(share, begin)
+        mean = np.add.reduceat(share * self.values, begin) / mass
+        variance = np.add.reduceat(share * (self.values - np.repeat(mean, size)) ** 2, begin) / mass
+        first, last = self.values[begin], self.values[begin + size - 1]
+        several = (size > 1) & (mean < last)
+        unit = np.gcd.reduce(self.values)  # low stays in step, so that the lengths have no less in common
+        low = np.floor((mean - variance / np.where(several, last - mean, 1.0)) / unit) * unit
+        low = low.clip(first, last)
+        upper = np.where(several, (mean - low) / np.where(several, last - low, 1.0), 1.0).clip(0.0, 1.0)
+        values = np.stack([low.astype(np.int64), last], axis=1).ravel()
+        weights = np.stack([mass * (1 - upper), mass * upper], axis=1).ravel()
+        return Lengths(values[weights > 0], weights[weights > 0])
 
     def at_least(self) -> FloatArray:
         """P(length ≥ 1), P(length ≥ 2), …; shape (largest value,)."""
-        mass = np.bincount(self.values, self.weights).astype(np.float64, copy=False)
+        mass = np.bincount(self.values, self.probabilities).astype(np.float64, copy=False)
         return np.cumsum(mass[::-1])[::-1][1:]
+
+
+def longest_lognormal(mean: float, sigma: float) -> float:
+    """Tokens of the longest, before it is rounded, of a log-normal law."""
+    return _median(mean, sigma) * math.exp(sigma * _SCORE)
+
+
+def _median(mean: float, sigma: float) -> float:
+    """The median that gives what is left below the quantile this mean."""
+    return mean * math.exp(-(sigma**2) / 2) * _LONGEST / float(normal(np.array(_SCORE - sigma)))
+
+
+@lru_cache(maxsize=64)
+def _lognormal(mean: float, sigma: float) -> Lengths:
+    values = np.arange(1, max(1, math.floor(longest_lognormal(mean, sigma) + 0.5)) + 1, dtype=np.int64)
+    score = np.log((values[:-1] + 0.5) / _median(mean, sigma)) / sigma
+    reached = np.concatenate([normal(score), [_LONGEST]])
+    shortest = int(np.argmax(reached > _BEYOND))
+    return Lengths(values[shortest:], np.diff(reached[shortest:], prepend=0.0))
+
+
+def _lowest_terms(weights: Sequence[float]) -> FloatArray:
+    """Whole numbers in proportion to decimals as written; shares where these are too many digits for floats."""
+    exact = [as_written(w) for w in weights]
+    scale = math.lcm(*(w.denominator for w in exact))
+    whole = [w.numerator * (scale // w.denominator) for w in exact]
+    content = math.gcd(*whole)
+    if max(whole) // content < 2**53:
+        return np.array([w // content for w in whole], dtype=np.float64)
+    total = sum(whole)
+    return np.array([w / total for w in whole])
 
 
 class Moments(NamedTuple):

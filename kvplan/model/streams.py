@@ -124,13 +124,14 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
     def mean(amounts: FloatArray) -> float:
         return float(rate @ amounts) / float(rate.sum())
 
-    prompt = one.input_tokens
-    shared = shared_pages(one.shared, prompt, b)
-    left = (prompt + mix.decode_tokens[rows] - 1) // b * b
+    prompts = mix.input_tokens[rows]
+    prompt = mean(prompts)
+    shared = shared_pages(one.shared, int(prompts.min()), b)
+    left = (prompts + mix.decode_tokens[rows] - 1) // b * b
     asked, again = 0.0, np.zeros(left.size)
     if reuse is not None:
         wanted = left * reuse.tokens if isinstance(reuse.tokens, float) else np.minimum(left, reuse.tokens)
-        asked, again = reuse.share, np.minimum(wanted, prompt - 1) // b * b
+        asked, again = reuse.share, np.minimum(wanted, prompts - 1) // b * b
     alone = 1 - sum(p.weight for p in shared)
     parts = [(alone, 0), *((p.weight, p.tokens) for p in shared)]
 
@@ -144,8 +145,8 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
         read=mean(mix.read.footprint[rows]),
         held=mean(mix.held.footprint[rows]),
         held_squares=mean(mix.held.squares[rows]),
-        prompt=float(prompt),
-        prompt_squares=float(prompt) ** 2,
+        prompt=prompt,
+        prompt_squares=mean(prompts.astype(np.float64) ** 2),
         prefill=mean(mix.prefill_tokens[rows]),
         computed=mean(mix.computed_tokens[rows]),
         decode=mean(mix.decode_tokens[rows]),
@@ -157,7 +158,7 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
         from_arrival=reuse is not None and reuse.from_arrival,
         shared=shared,
         prompts=(
-            PromptKind(1 - asked, prompt, common),
+            *(PromptKind((1 - asked) * kind.share, kind.tokens, common) for kind in one.kinds),
             PromptKind(asked, prompt, common + private(again, 1)),
         ),
     )
@@ -193,10 +194,12 @@ def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_
     b = block_tokens
     going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
     mean_turns = float(going.sum())
-    first = Paged.of(sessions.first.values + sessions.shared, sessions.first.weights, b)
-    decode = Paged.of(sessions.decode.values, sessions.decode.weights, b)
-    computed = Paged.of(sessions.decode.values - 1, sessions.decode.weights, b)  # the last token never is
-    grown = decode + Paged.of(sessions.user.values, sessions.user.weights, b)
+    first = Paged.of(sessions.first.values + sessions.shared, sessions.first.probabilities, b)
+    decode = Paged.of(sessions.decode.values, sessions.decode.probabilities, b)
+    computed = Paged.of(
+        sessions.decode.values - 1, sessions.decode.probabilities, b
+    )  # the last token never is
+    grown = decode + Paged.of(sessions.user.values, sessions.user.probabilities, b)
     prompt = first + grown.total(going / mean_turns)
     continued = first + grown.total(np.append(going[1:], 0.0) / mean_turns)
     tokens = prompt.plain()

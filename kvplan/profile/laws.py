@@ -1,5 +1,6 @@
 """Laws of lengths and gaps, and what requests have in common, as a profile writes them down."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,18 +13,21 @@ from pydantic_core import PydanticCustomError
 
 from kvplan.errors import UsageError, did_you_mean, shown
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
-from kvplan.model.lengths import Lengths
+from kvplan.model.lengths import Lengths, longest_lognormal
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.units import TIME_UNITS, format_number, format_tokens, parse_seconds, quantity_pattern
 
+MAX_INPUT_TOKENS = 10**9
 MAX_DECODE_TOKENS = 1_000_000
+MAX_INPUTS, MAX_OUTPUTS = 16, 1024  # lengths of each that formulas count, with the moments of the law
 MAX_TURNS = 10_000
 MAX_MEMORY_TOKENS = 10**12
 TINY, HUGE = 1e-12, 1e12  # far outside anything real, and near enough that no figure overflows
 _WEIGHTS = f"a number from {format_number(TINY)} to {format_number(HUGE)}"
 _TAIL = 35  # a geometric law is cut at so many times its mean
 _MOST_VALUES = 1000  # of a list
-_MOST_SIGMA = 10.0
+_LEAST_SPREAD, _MOST_CV, _MOST_SIGMA = 1e-3, 1000.0, 10.0
+_DIGITS = 12  # of a law's parameters: what is left of either spelling once it is turned into the other
 
 Check = Callable[[object], Any]
 
@@ -93,20 +97,19 @@ def _time(least: float, value: object) -> float:
 # ----------------------------------------------------------------------------------------------- lengths
 
 
-def _lengths(most: int, of: str, value: object) -> Lengths:
-    """One length, weights by length, or a law by its name."""
+_FORMS = "a table of length = weight, { uniform = [low, high] }, { geometric = mean } or { lognormal = { mean, cv } }"
+
+
+def _lengths(least: int, longest: int, most: int, of: str, value: object) -> Lengths:
+    """A single length, from the least to the longest; or weights by length or a law by its name, up to the most."""
     if not isinstance(value, dict):
-        allowed = f"a whole number{of} from 1 to {format_tokens(most)}"
-        if type(value) is not int or not 1 <= value <= most:
-            raise refusal(
-                f"must be {allowed}, a table of length = weight, {{ uniform = [low, high] }} or "
-                f"{{ geometric = mean }}, not {shown(value)}"
-            )
-        return Lengths.of({value: 1.0})
-    if "uniform" in value or "geometric" in value:
+        if type(value) is not int:
+            raise refusal(f"must be a whole number{of}, {_FORMS}, not {shown(value)}")
+        return Lengths.of({_whole(least, longest, of, value): 1.0})
+    if law := next((name for name in _NAMED if name in value), None):
         if len(value) > 1:
             raise refusal(f"must be one law, or weights by length; not {' and '.join(map(shown, value))}")
-        return _inside(partial(_NAMED[next(iter(value))], most, of), *value.values(), *value)  # type: ignore[no-any-return]
+        return _inside(partial(_NAMED[law], most, of), value[law], law)  # type: ignore[no-any-return]
     return Lengths.of(_weights(most, of, value))
 
 
@@ -123,7 +126,29 @@ def _geometric(most: int, of: str, value: object) -> Lengths:
     return Lengths.geometric(_number(1, most // _TAIL, value))
 
 
-_NAMED = {"uniform": _uniform, "geometric": _geometric}
+def _lognormal(most: int, of: str, value: object) -> Lengths:
+    pairs = "mean and cv, or median and sigma"
+    if not isinstance(value, dict):
+        raise refusal(f"must be a table of {pairs}, such as {{ mean = 400, cv = 0.95 }}, not {shown(value)}")
+    center = partial(_number, 1, most)
+    cv, sigmas = (partial(_number, _LEAST_SPREAD, limit) for limit in (_MOST_CV, _MOST_SIGMA))
+    given = _keys(value, {}, {"mean": center, "cv": cv, "median": center, "sigma": sigmas})
+    if set(given) == {"mean", "cv"}:
+        mean, sigma = given["mean"], math.sqrt(math.log1p(given["cv"] ** 2))
+    elif set(given) == {"median", "sigma"}:
+        sigma = given["sigma"]
+        mean = given["median"] * math.exp(sigma**2 / 2)
+    else:
+        raise refusal(f"needs {pairs}; not {', '.join(given) or 'an empty table'}")
+    mean, sigma = (float(f"{parameter:.{_DIGITS}g}") for parameter in (mean, sigma))
+    if (longest := longest_lognormal(mean, sigma)) > most:
+        raise refusal(
+            f"the longest (its quantile .9999) must be at most {format_tokens(most)}, not {longest:,.0f}"
+        )
+    return Lengths.lognormal(mean, sigma)
+
+
+_NAMED = {"uniform": _uniform, "geometric": _geometric, "lognormal": _lognormal}
 
 
 def _weights(most: int, of: str, value: dict[str, object]) -> dict[int, float]:
@@ -132,6 +157,8 @@ def _weights(most: int, of: str, value: dict[str, object]) -> dict[int, float]:
         # One spelling only: two spellings of a length would be two keys.
         if not re.fullmatch("[1-9][0-9]{0,6}", key) or int(key) > most:
             allowed = f"a whole number{of} from 1 to {format_tokens(most)}"
+            if key[:1].isalpha():
+                raise refusal(f"no law of lengths; {did_you_mean(key, _NAMED, 'laws are')}", key)
             raise refusal(f"the length must be {allowed}, not {shown(key)}", key)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not TINY <= weight <= HUGE:
             raise refusal(f"the weight must be {_WEIGHTS}, not {shown(weight)}", key)
@@ -141,42 +168,26 @@ def _weights(most: int, of: str, value: dict[str, object]) -> dict[int, float]:
     return weights
 
 
-def decode_weights(value: object) -> dict[int, float]:
-    """Weight of each decode length, ascending; a single length has weight 1, and many of a law are put in groups."""
-    if isinstance(value, dict) and not any(name in value for name in _NAMED):
-        return dict(sorted(_weights(MAX_DECODE_TOKENS, _TOKENS, value).items()))
-    return by_weight(_lengths(MAX_DECODE_TOKENS, _TOKENS, value))
-
-
-def by_weight(law: Lengths) -> dict[int, float]:
-    """Weights of a law by length, in groups where it has very many lengths."""
-    grouped = law.grouped(MAX_LENGTHS)
-    return dict(zip(grouped.values.tolist(), grouped.weights.tolist(), strict=True))
-
-
-MAX_LENGTHS = 256  # groups of a class's decode lengths, each at its mean
 _TOKENS = " of tokens"
 
 
-def _lengths_schema(most: int) -> JsonDict:
+def _lengths_schema(least: int, longest: int, most: int) -> JsonDict:
     length: JsonDict = {"type": "integer", "minimum": 1, "maximum": most}
+    center: JsonDict = {"type": "number", "minimum": 1, "maximum": most}
+    lognormal: JsonDict = {
+        "anyOf": [
+            _table({"mean": center, "cv": _spread(_MOST_CV)}),
+            _table({"median": center, "sigma": _spread(_MOST_SIGMA)}),
+        ]
+    }
     digits = len(str(most)) - 2  # of what is less than a power of ten
     pattern = f"^([1-9][0-9]{{0,{digits}}}|{most})$"
     return {
         "anyOf": [
-            length,
-            {
-                "type": "object",
-                "properties": {"uniform": {"type": "array", "items": length, "minItems": 2, "maxItems": 2}},
-                "required": ["uniform"],
-                "additionalProperties": False,
-            },
-            {
-                "type": "object",
-                "properties": {"geometric": {"type": "number", "minimum": 1, "maximum": most // _TAIL}},
-                "required": ["geometric"],
-                "additionalProperties": False,
-            },
+            {"type": "integer", "minimum": least, "maximum": longest},
+            _table({"uniform": {"type": "array", "items": length, "minItems": 2, "maxItems": 2}}),
+            _table({"geometric": {"type": "number", "minimum": 1, "maximum": most // _TAIL}}),
+            _table({"lognormal": lognormal}),
             {
                 "type": "object",
                 "patternProperties": {pattern: {"type": "number", "minimum": TINY, "maximum": HUGE}},
@@ -187,13 +198,30 @@ def _lengths_schema(most: int) -> JsonDict:
     }
 
 
-def _law(most: int, of: str) -> Any:
-    return Annotated[Any, PlainValidator(partial(_lengths, most, of)), WithJsonSchema(_lengths_schema(most))]
+def _spread(most: float) -> JsonDict:
+    return {"type": "number", "minimum": _LEAST_SPREAD, "maximum": most}
 
 
-Tokens = _law(MAX_DECODE_TOKENS, _TOKENS)
-Turns = _law(MAX_TURNS, "")
-DECODE_SCHEMA = _lengths_schema(MAX_DECODE_TOKENS)
+def _table(properties: JsonDict) -> JsonDict:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+def _law(least: int, longest: int, most: int, of: str) -> Any:
+    return Annotated[
+        Any,
+        PlainValidator(partial(_lengths, least, longest, most, of)),
+        WithJsonSchema(_lengths_schema(least, longest, most)),
+    ]
+
+
+Input = _law(0, MAX_INPUT_TOKENS, MAX_DECODE_TOKENS, _TOKENS)
+Tokens = _law(1, MAX_DECODE_TOKENS, MAX_DECODE_TOKENS, _TOKENS)
+Turns = _law(1, MAX_TURNS, MAX_TURNS, "")
 
 
 # -------------------------------------------------------------------------------------------------- gaps

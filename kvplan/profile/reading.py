@@ -30,7 +30,6 @@ from kvplan.model import (
 from kvplan.model.fleet import Fleet
 from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
-from kvplan.profile.laws import by_weight
 from kvplan.profile.positions import line_at, offsets, written
 from kvplan.units import format_seconds
 
@@ -381,23 +380,36 @@ def _request_class(table: schema.Class, workload: schema.Workload | None) -> Req
     if workload is not None and workload.rate is not None and table.share is not None:
         # In decimals and rounded once, so that as_written() gives back the product of what was written.
         rate = float(as_written(table.share) * as_written(workload.rate))
-    decode = tuple(table.decode), tuple(table.decode.values())
-    return RequestClass(table.name, table.input, *decode, rate, table.shared or (), table.reuse)
+    inputs, outputs = table.inputs, table.outputs
+    prompts = zip(inputs.values.tolist(), inputs.probabilities.tolist(), strict=True)
+    return RequestClass(
+        name=table.name,
+        input_tokens=round(inputs.mean),
+        decode_tokens=tuple(outputs.values.tolist()),
+        decode_weights=tuple(outputs.weights.tolist()),
+        rate_rps=rate,
+        shared=table.shared or (),
+        reuse=table.reuse,
+        prompts=() if inputs.values.size == 1 else tuple(Prompt(*prompt) for prompt in prompts),
+        input_law=None if inputs is table.input else table.input,
+        decode_law=None if outputs is table.decode else table.decode,
+    )
 
 
 def _turns(table: schema.Session) -> RequestClass:
     """The class that the turns of sessions are; of a closed population the rate follows from the whole model."""
-    law, decode = table.law, by_weight(table.decode)
+    law, outputs = table.law, table.outputs
     prompts = tuple(Prompt(round(tokens), share) for share, tokens in law.prompts)
     mean = sum(prompt.share * prompt.tokens for prompt in prompts)
     return RequestClass(
         name=table.name,
         input_tokens=round(mean),
-        decode_tokens=tuple(decode),
-        decode_weights=tuple(decode.values()),
+        decode_tokens=tuple(outputs.values.tolist()),
+        decode_weights=tuple(outputs.weights.tolist()),
         rate_rps=(table.rate or 1.0) * law.turns.mean,
         sessions=law,
         prompts=prompts,
+        decode_law=None if outputs is table.decode else table.decode,
     )
 
 

@@ -31,22 +31,23 @@ from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, Prefi
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.lengths import Lengths
 from kvplan.model.offload import Offload
 from kvplan.model.provenance import Range
 from kvplan.model.sessions import Sessions
 from kvplan.profile.laws import (
-    DECODE_SCHEMA,
     HUGE,
+    MAX_INPUTS,
     MAX_MEMORY_TOKENS,
+    MAX_OUTPUTS,
     TINY,
     GapLaw,
     HitCurve,
+    Input,
     Reused,
     Shared,
     Tokens,
     Turns,
-    by_weight,
-    decode_weights,
     refusal,
     seconds,
 )
@@ -78,7 +79,7 @@ _MOST_STEPS = 1000
 _MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a few
 _MOST_SESSIONS = 32
 _MOST_REUSED = 32  # classes that ask again, each after a gap of its own
-_MOST_LENGTHS = 20_000  # of all classes together
+_MOST_PAIRS = 200_000  # of an input and a decode length, of all classes together
 _MOST_TABLED = 2 * 10**6  # prompts times the longest output: tables of what no formula says
 _DEAREST_DRAFTS = 1e6  # of d0, which could not be told beside them
 _LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for each number of drafts
@@ -241,11 +242,6 @@ _Bandwidth = Annotated[
     Field(ge=1, le=1e18),
     BeforeValidator(_bandwidth),
     WithJsonSchema({"type": "string", "pattern": quantity_pattern(BANDWIDTH_UNITS)}),
-]
-_Decode = Annotated[
-    dict[int, float],
-    PlainValidator(decode_weights),
-    WithJsonSchema(DECODE_SCHEMA),
 ]
 _Factor = Annotated[float, BeforeValidator(_factor), WithJsonSchema(_FACTOR_SCHEMA)]
 _Factors = Annotated[dict[str, float], BeforeValidator(_factors), WithJsonSchema(_FACTORS_SCHEMA)]
@@ -561,13 +557,16 @@ class _Timing(_Table):
 
 
 class Class(_Table):
-    """Requests with one input length and one or several decode lengths."""
+    """Requests whose input and decode lengths have laws of their own, independent of each other."""
 
     model_config = ConfigDict(title="Class of requests")
 
     name: _Name = _about("What the report calls the class; unique.")
-    input: Annotated[int, Field(ge=0, le=10**9)] = _about("Prompt length, tokens.")
-    decode: _Decode = _about("Generated tokens: one length, or a table of length = weight.")
+    input: Input = _about(
+        "Prompt length, tokens: a number, length = weight, { uniform = [low, high] }, { geometric = mean }, or "
+        "{ lognormal = { mean, cv } }, or { median, sigma }, cut at the quantile .9999 and scaled to the mean."
+    )
+    decode: Tokens = _about("Generated tokens; like input.")
     rate: _Rate | None = _about("Arrivals, requests/s; where no [workload] gives the total.", None)
     share: Annotated[float, Field(ge=TINY, le=1)] | None = _about(
         "Share of [workload] rate; the shares of all classes sum to 1.", None
@@ -582,6 +581,16 @@ class Class(_Table):
         "share (probability), gap (a law of times), from (completion, or arrival).",
         None,
     )
+
+    @property
+    def inputs(self) -> Lengths:
+        """Prompt lengths that formulas count."""
+        return self.input.at_most(MAX_INPUTS)  # type: ignore[no-any-return]
+
+    @property
+    def outputs(self) -> Lengths:
+        """Decode lengths that formulas count."""
+        return self.decode.at_most(MAX_OUTPUTS)  # type: ignore[no-any-return]
 
 
 class Session(_Table):
@@ -598,8 +607,7 @@ class Session(_Table):
         "Leading tokens common to all sessions: system prompt, tools.", 0
     )
     first: Tokens = _about(
-        "Tokens of the first prompt beyond shared: a number, length = weight, { uniform = [low, high] } or "
-        "{ geometric = mean }."
+        "Tokens of the first prompt beyond shared; a number or a law, like decode of a class."
     )
     user: Tokens = _about("Tokens that each further turn adds; like first.")
     decode: Tokens = _about("Generated tokens of each answer; like first.")
@@ -608,6 +616,11 @@ class Session(_Table):
         "From an answer to the next turn: a law of times, exponential (mean), lognormal (median, sigma), fixed (value) "
         "or quantiles (values)."
     )
+
+    @property
+    def outputs(self) -> Lengths:
+        """Decode lengths that formulas count."""
+        return self.decode.at_most(MAX_OUTPUTS)  # type: ignore[no-any-return]
 
     @property
     def law(self) -> Sessions:
@@ -895,7 +908,7 @@ def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
     Parameters
     ----------
     values
-        As `check_values` gives them: times in seconds, ``decode`` as weights by length. None takes a key away.
+        As `check_values` gives them: times in seconds, laws of lengths as `Lengths`. None takes a key away.
 
     Raises
     ------
@@ -988,13 +1001,12 @@ def _conflicts(document: Document) -> Iterator[Problem]:
     yield from _schedule_conflicts(document)
     yield from _class_conflicts(document)
     yield from _session_conflicts(document)
-    distinct = len(
-        {d for c in document.classes for d in c.decode}
-        | {d for one in document.sessions for d in by_weight(one.decode)}
-    )
-    lengths = sum(len(c.decode) for c in document.classes)
-    if lengths > _MOST_LENGTHS:
-        yield Problem(("classes",), f"{lengths} decode lengths in all; must be at most {_MOST_LENGTHS}")
+    tables: list[Class | Session] = [*document.classes, *document.sessions]
+    distinct = len({d for table in tables for d in table.outputs.values.tolist()})
+    lengths = sum(c.inputs.values.size * c.outputs.values.size for c in document.classes)
+    if lengths > _MOST_PAIRS:
+        seen = f"{lengths} pairs of an input and a decode length in all that formulas count"
+        yield Problem(("classes",), f"{seen}; must be at most {_MOST_PAIRS}")
     if distinct and (document.plan.segments or 1) > distinct:
         yield Problem(
             ("plan", "segments"),
@@ -1179,13 +1191,14 @@ def _offload_conflicts(document: Document) -> Iterator[Problem]:
 
 def _table_conflicts(document: Document) -> Iterator[Problem]:
     """Beside layers of several kinds and drafts there is a table of each prompt at each stage."""
-    longest, drafts = [max(c.decode) for c in document.classes], document.speculative
+    longest, drafts = [c.decode.longest for c in document.classes], document.speculative
     if not longest or not (drafts or document.gpu.kv):
         return
-    beside, rows = "[[gpu.kv]]", len({c.input for c in document.classes})
+    beside = "[[gpu.kv]]"
+    rows = len({n for c in document.classes for n in c.inputs.values.tolist()})
     most, total, what = _LONGEST_TABLED, max(longest), "the longest"
     if drafts is not None:
-        beside, rows = "[speculative]", len(document.classes)
+        beside, rows = "[speculative]", sum(c.inputs.values.size for c in document.classes)
         most, total = _LONGEST_DRAFTED // (len(drafts.accepted) + 1), sum(longest)
         what = "the longest of each class together"
     if total > most:
@@ -1333,20 +1346,27 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
     if sum(c.reuse is not None for c in document.classes) > _MOST_REUSED:
         yield Problem(("classes",), f"must be at most {_MOST_REUSED} with reuse")
     for i, c in enumerate(document.classes):
-        if gpu.prefill is Prefill.INLINE and c.input == 0:
+        if gpu.prefill is Prefill.INLINE and c.input.shortest == 0:
             yield Problem(("classes", i, "input"), 'must be at least 1 where prefill = "inline", not 0')
+        varied = "shortest " if c.input.values.size > 1 else ""
+        if c.reuse is not None and varied:
+            why = "not modelled where input varies; give input as a number, or use [[sessions]]"
+            yield Problem(("classes", i, "reuse"), why)
         for prompt in c.shared or ():
-            if prompt.tokens > c.input:
-                limit = f"the input, {format_tokens(c.input)} tokens"
-                yield Problem(("classes", i, "shared"), f"must be at most {limit}, not {prompt.tokens}")
+            if prompt.tokens > c.input.shortest:
+                limit = f"the {varied}input, {format_tokens(c.input.shortest)} tokens"
+                why = f"must be at most {limit}, not {prompt.tokens}"
+                if varied:
+                    why += "; in [[sessions]] with turns = 1 first is beyond what they share"
+                yield Problem(("classes", i, "shared"), why)
     requests = [
         *(
             (
                 ("classes", i),
                 c.name,
-                c.input + (gpu.prefill is not Prefill.INLINE),
-                c.input + max(c.decode),
-                f"input {format_tokens(c.input)} + decode {format_tokens(max(c.decode))}",
+                c.input.longest + (gpu.prefill is not Prefill.INLINE),
+                c.input.longest + c.decode.longest,
+                f"input {format_tokens(c.input.longest)} + decode {format_tokens(c.decode.longest)}",
             )
             for i, c in enumerate(document.classes)
         ),

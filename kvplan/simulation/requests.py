@@ -16,6 +16,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.drafts import Drafts
+from kvplan.model.lengths import Lengths
 from kvplan.model.schedule import Course, Steps
 from kvplan.simulation.prefixes import Prefixes, Turns
 
@@ -251,8 +252,8 @@ def saturated(model: ServingModel, rng: np.random.Generator, *, requests: int) -
 def interleaved(model: ServingModel, *, requests: int) -> Requests:
     """All there at time 0, classes and decode lengths in turns by share: no chance in it.
 
-    The first k requests are a class's share of k to within 2, whatever k; likewise the decode lengths among the
-    requests of a class.
+    The first k requests are a class's share of k to within 2, whatever k; likewise the pairs of a prompt and a decode
+    length that formulas count among the requests of a class.
 
     Examples
     --------
@@ -266,9 +267,10 @@ def interleaved(model: ServingModel, *, requests: int) -> Requests:
     inputs = np.empty(requests, dtype=np.int64)
     for index, c in enumerate(model.classes):
         mine = np.flatnonzero(kind == index)
-        decode[mine] = np.array(c.decode_tokens)[_interleaved(c.decode_weights, mine.size)]
-        prompts = _interleaved([p.share for p in c.kinds], mine.size)
-        inputs[mine] = np.array([p.tokens for p in c.kinds])[prompts]
+        weights = np.outer([p.share for p in c.kinds], c.decode_weights)
+        prompt, length = np.unravel_index(_interleaved(weights.ravel().tolist(), mine.size), weights.shape)
+        decode[mine] = np.array(c.decode_tokens)[length]
+        inputs[mine] = np.array([p.tokens for p in c.kinds])[prompt]
     return Requests(np.zeros(requests), inputs, decode, kind)
 
 
@@ -288,7 +290,7 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
     >>> lengths(model, np.array([0, 1, 0]), np.random.default_rng(0)).tolist()
     [7, 8, 7]
     """
-    return _drawn([(c.decode_tokens, c.decode_weights) for c in model.classes], class_index, rng)
+    return _drawn([c.outputs for c in model.classes], class_index, rng)
 
 
 def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
@@ -296,18 +298,15 @@ def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Ge
     if not any(c.prompts for c in model.classes):
         each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
         return each.astype(_numbers(class_index.size, each))[class_index]
-    laws = [([p.tokens for p in c.kinds], [p.share for p in c.kinds]) for c in model.classes]
-    return _drawn(laws, class_index, rng)
+    return _drawn([c.inputs for c in model.classes], class_index, rng)
 
 
-def _drawn(
-    laws: Sequence[tuple[Sequence[int], Sequence[float]]], class_index: IntArray, rng: np.random.Generator
-) -> IntArray:
-    """A value for each request from the law of its class: values and their weights."""
-    values = np.concatenate([np.array(own, dtype=np.int64) for own, _ in laws])
+def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator) -> IntArray:
+    """A value for each request from the law of its class."""
+    values = np.concatenate([law.values for law in laws])
     # law by law: a class and a chance are one position on a line, class i from i to i + 1
-    ends = np.concatenate([i + _cumulative(weights) for i, (_, weights) in enumerate(laws)])
-    last = np.cumsum([len(own) for own, _ in laws]) - 1
+    ends = np.concatenate([i + _cumulative(law.weights) for i, law in enumerate(laws)])
+    last = np.cumsum([law.values.size for law in laws]) - 1
 
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]
@@ -454,7 +453,7 @@ def _with_lengths(
     return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
 
 
-def _cumulative(amounts: Sequence[float]) -> FloatArray:
+def _cumulative(amounts: Sequence[float] | FloatArray) -> FloatArray:
     """Running sums over the sum; the last is 1."""
     sums = np.cumsum(amounts)
     return np.asarray(sums / sums[-1])

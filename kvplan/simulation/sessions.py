@@ -431,7 +431,7 @@ def _drawn_by_kind(laws: Sequence[Lengths], kind: IntArray, rng: np.random.Gener
     drawn = np.empty(kind.size, dtype=np.int64)
     for index, law in enumerate(laws):
         mine = np.flatnonzero(kind == index)
-        drawn[mine] = rng.choice(law.values, mine.size, p=law.weights / law.weights.sum())
+        drawn[mine] = rng.choice(law.values, mine.size, p=law.probabilities)
     return drawn
 
 

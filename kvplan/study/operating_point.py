@@ -125,14 +125,30 @@ class Latency(NamedTuple):
 class OperatingPoint(NamedTuple):
     """What a profile does at its own rates.
 
-    `served` is in requests/s, `iteration_s` the mean time of an iteration; `requests` came in all runs together.
+    `served` is in requests/s, `iteration_s` the mean time of an iteration; `requests` came in all runs together. The
+    policy and its parameters are those of the profile's engine, `arrivals` is the kind of arrivals.
     """
 
+    policy: str
+    parameters: Mapping[str, object]
+    arrivals: str
     latency: Latency
     served: Estimate
     iteration_s: Estimate
     requests: int
     runs: int
+
+    def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
+        """Keys, values and 95 % intervals of all figures of the whole."""
+        latency = self.latency
+        yield "throughput_rps", self.served.value, (self.served.low, self.served.high)
+        yield "iteration_time_s", self.iteration_s.value, (self.iteration_s.low, self.iteration_s.high)
+        for time in LATENCIES:
+            for figure in FIGURES:
+                key = f"{time}.{figure}"
+                yield key, getattr(getattr(latency, time), figure), latency.ci95.get(key)
+        for key in ("preemptions_per_request", "running", "waiting", "kv_tokens_mean"):
+            yield key, getattr(latency, key), latency.ci95.get(key)
 
 
 def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
@@ -150,10 +166,18 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
     >>> point.latency.status.value, round(point.latency.itl_s.mean, 3)
     ('steady', 0.01)
     """
-    seen = observe(model, plan, engine_settings(model), lambda found: not unsettled(found.sample))
-    requests, _ = seen.sample.work
+    settings = engine_settings(model)
+    seen = observe(model, plan, settings, lambda found: not unsettled(found.sample))
+    sample = seen.sample
     return OperatingPoint(
-        _latency(seen, model), seen.sample.rate(), seen.sample.iteration_s(), requests, len(seen.windows)
+        settings.policy,
+        settings.given,
+        Load().on(model).name,
+        _latency(seen, model),
+        sample.rate(),
+        sample.iteration_s(),
+        sample.work[0],
+        len(seen.windows),
     )
 
 

@@ -14,6 +14,7 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
+from kvplan.model.lengths import Lengths
 from kvplan.profile import laws, schema
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of
@@ -75,7 +76,8 @@ def _point(document: schema.Document, axes: Sequence[Axis], values: Sequence[Num
     changes: dict[KeyPath, object] = {}
     for axis, value in zip(axes, values, strict=True):
         of_class = axis.path[0] == "classes"
-        changes[axis.path] = {value: 1.0} if of_class and axis.path[-1] == "decode" else value
+        is_length = of_class and axis.path[-1] in ("input", "decode")
+        changes[axis.path] = Lengths.of({int(value): 1.0}) if is_length else value
     if ("gpu", "memory_tokens") in changes:  # takes the place of what says the same
         changes |= {("gpu", "memory"): None, ("gpu", "kv_bytes_per_token"): None}
     try:

@@ -149,6 +149,14 @@ PROFILES = {
     "an engine": GOOD.replace("inline", "fused").replace(
         "[plan]", '[engine]\nname = "trtllm"\nadmission = "first-chunk"\n[plan]'
     ),
+    "laws of lengths": GOOD.replace("1155", "{ lognormal = { mean = 900, cv = 0.5 } }").replace(
+        "{ 50 = 0.2, 200 = 0.8 }", "{ lognormal = { median = 90.5, sigma = 0.8 } }"
+    ),
+    "other laws": GOOD.replace("1155", "{ geometric = 90.5 }").replace(
+        "{ 50 = 0.2, 200 = 0.8 }", "{ uniform = [9, 400] }"
+    ),
+    "weights of inputs": GOOD.replace("1155", "{ 50 = 1, 900 = 0.5 }"),
+    "no prompt": GOOD.replace("1155", "0").replace('"inline"', '"fused"'),
     "one length": GOOD.replace("{ 50 = 0.2, 200 = 0.8 }", "211").replace("= 2\n", "= 1\n"),
 }
 
@@ -172,6 +180,8 @@ BEYOND_JSON_SCHEMA = {
     *("too large a time", "more memory than there is", "memory for less than a token", "horizon 0"),
     *("range backwards", "blocks larger than memory", "shares below 1", "shares above 1 by little"),
     *("class twice", "no prompt inline", "class larger than memory", "class larger than memory in blocks"),
+    *("uniform backwards", "lognormal too long for anything", "lognormal too long for the memory"),
+    *("lognormal mean of no number", "shared beyond the shortest input", "reuse of inputs that vary"),
     *("more segments than lengths", "steps out of order", "two steps at once", "step after the period"),
     *("factor of no class", "class that never arrives", "peak after the period"),
 }

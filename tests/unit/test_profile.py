@@ -127,7 +127,7 @@ def test_every_feature_reaches_the_model() -> None:
     )
     assert profile.model.classes == (
         RequestClass("chat", 1155, (211,), (1.0,), 0.12),
-        RequestClass("code", 2000, (50, 200, 400), (0.2, 0.5, 3.0), 0.18),
+        RequestClass("code", 2000, (50, 200, 400), (2.0, 5.0, 30.0), 0.18),
     )
 
 
@@ -228,5 +228,7 @@ def test_many_classes_and_lengths_are_loaded() -> None:
     many = "".join(f'[[classes]]\nname = "{i}"\ninput = 1\ndecode = 1\nrate = 1\n' for i in range(1_000))
     assert len(parsed(head + many).model.classes) == 1_000
     lengths = ", ".join(f"{d} = 1" for d in range(1, 2_001))
-    model = parsed(SMALL.replace("= 100", "= 10_000").replace("= 4", f"= {{ {lengths} }}")).model
-    assert model.classes[0].decode_tokens == tuple(range(1, 2_001))
+    (one,) = parsed(SMALL.replace("= 100", "= 10_000").replace("= 4", f"= {{ {lengths} }}")).model.classes
+    assert one.decode_law is not None
+    assert one.decode_law.values.tolist() == list(range(1, 2_001))
+    assert one.decode_tokens[-1] == 2_000

@@ -10,6 +10,7 @@ import tomli
 from every import every
 
 from kvplan.errors import EngineError, UsageError
+from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.reading import parse_profile
 from kvplan.sweeps import executors, run
@@ -219,7 +220,9 @@ def test_cells_of_any_name_and_text_can_be_read_back() -> None:
 
 def test_a_changed_document_is_checked_as_a_profile_is() -> None:
     document = schema.check(TABLES)
-    changed = schema.replaced(document, {("timing", "d0"): 1.0, ("classes", 2, "input"): 5})
+    changed = schema.replaced(
+        document, {("timing", "d0"): 1.0, ("classes", 2, "input"): Lengths.of({5: 1.0})}
+    )
     tables = {**TABLES, "timing": {"d0": 1.0}}
     tables["classes"] = [*TABLES["classes"][:2], {**TABLES["classes"][2], "input": 5}]
     assert changed == schema.check(tables)
