@@ -34,7 +34,7 @@ GIVEN = {  # where the default follows from decode lengths or the plan, or keeps
 }
 ROOMY = Replica(120, block_tokens=2)
 TIGHT = Replica(40, block_tokens=2)
-every_policy = pytest.mark.parametrize("name", list(POLICIES))
+every_policy = every("name", list(POLICIES))
 
 
 def crowd(decode: list[int], arrival_s: list[float] | None = None) -> Requests:
@@ -110,7 +110,7 @@ def test_every_module_is_a_policy_under_its_own_name_with_a_second_opinion() -> 
 
 
 @every_policy
-@pytest.mark.parametrize("limit", sorted(LIMITS))
+@every("limit", sorted(LIMITS))
 def test_a_limit_of_the_profile_changes_a_run_where_the_policy_keeps_it(name: str, limit: str) -> None:
     free, limited = (
         run(name, crowd(LENGTHS), replica)

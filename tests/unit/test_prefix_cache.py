@@ -1,24 +1,19 @@
 """The states of a prefix cache: theory §8's values, its map written out, and simulations from the rules alone."""
 
-import heapq
 import math
-import random
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from cached import AGENT_LAW, AGENT_MEMORY, THINK, agents, mapped_time, one_class, root
+from cached import AGENT_LAW, AGENT_MEMORY, agents, mapped_time, one_class, root
 from every import every
-from session_simulator import serve_sessions
 
 from kvplan.analysis.cache_states import CachedReplica
 from kvplan.analysis.equilibrium import load, sustainable_rates
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache, recovered_share
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
+from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
@@ -276,144 +271,3 @@ def test_headroom_counts_users() -> None:
     assert found.load_factor_max is not None
     more = asked_by(round(40 * found.load_factor_max))
     assert with_rates_of_users(more).total_rate_rps == pytest.approx(found.sustainable_rps, rel=0.02)
-
-
-# -- against simulations from the rules alone ------------------------------------------------------------------
-
-
-def draws(gap: Gap, rng: random.Random) -> Callable[[], float]:
-    """Random think times."""
-    if isinstance(gap, Exponential):
-        return lambda: rng.expovariate(1 / gap.mean_s)
-    if isinstance(gap, Lognormal):
-        return lambda: rng.lognormvariate(math.log(gap.median_s), gap.sigma)
-    return lambda: rng.choice(gap.values_s)
-
-
-@pytest.mark.parametrize(
-    ("gap", "part"),
-    [
-        (THINK, 0.9),
-        (Exponential(16.0), 0.95),
-        (Quantiles((16.0,)), 0.85),
-        *(
-            pytest.param(gap, part, marks=pytest.mark.nightly)
-            for gap, part in (
-                (THINK, 0.6),
-                (THINK, 0.98),
-                (Exponential(16.0), 0.3),
-                (Exponential(16.0), 0.8),
-                (Quantiles((16.0,)), 0.6),
-            )
-        ),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, float) else str(value),
-)
-def test_sessions_hit_and_take_what_theory_says(gap: Gap, part: float) -> None:
-    """Four agent replicas in one, 968 streams, so that a good state that is near its end lasts."""
-    law = Timing(0.015, *(constant / 4 for constant in AGENT_LAW.constants[1:4]))
-    memory, rng = 4 * AGENT_MEMORY, random.Random(5)
-    good = prefix_cache(agents(1.0, gap=gap, memory=memory, page=1, law=law)).sustainable_rps.good
-    measured = serve_sessions(
-        sessions_per_s=good * part / 16,
-        first=lambda: rng.randint(4000, 12000),
-        user=lambda: rng.randint(300, 1500),
-        decode=lambda: rng.randint(40, 200),
-        turns=lambda: rng.randint(8, 24),
-        think=draws(gap, rng),
-        arrival=lambda: rng.expovariate(1.0),
-        memory=memory,
-        timing=law,
-        horizon_s=2000.0,
-        skip_s=700.0,
-    )
-    # at the rate that the draw came to: a session is many requests, and their number varies
-    found = prefix_cache(agents(measured.requests_per_s, gap=gap, memory=memory, page=1, law=law)).warm
-    assert found is not None
-    assert found.hit_ratio == pytest.approx(measured.hit_ratio, abs=0.015)
-    assert found.prefill_tokens_per_s == pytest.approx(measured.prefill_per_s, rel=0.04)
-    assert found.iteration_time_s == pytest.approx(measured.seconds, rel=0.03)
-    assert found.kv_unique_tokens == pytest.approx(measured.kv, rel=0.05)
-
-
-@pytest.mark.nightly
-def test_with_few_streams_fluctuations_cost_hits() -> None:
-    """A third of an agent replica, 80 streams: first order is off by more than .006, second by less."""
-    law = Timing(0.015, *(constant * 3 for constant in AGENT_LAW.constants[1:4]))
-    memory, rng = AGENT_MEMORY // 3, random.Random(7)
-    measured = serve_sessions(
-        sessions_per_s=3.3 / 16,
-        first=lambda: rng.randint(4000, 12000),
-        user=lambda: rng.randint(300, 1500),
-        decode=lambda: rng.randint(40, 200),
-        turns=lambda: rng.randint(8, 24),
-        think=draws(Exponential(16.0), rng),
-        arrival=lambda: rng.expovariate(1.0),
-        memory=memory,
-        timing=law,
-        horizon_s=9000.0,
-        skip_s=1000.0,
-    )
-    rate = measured.requests_per_s
-    found = prefix_cache(agents(rate, gap=Exponential(16.0), memory=memory, page=1, law=law))
-    assert found.warm is not None
-    assert found.expected is not None
-    assert found.streams_in_memory == pytest.approx(80.6, abs=0.1)
-    assert abs(found.expected.hit_ratio - measured.hit_ratio) < 0.006
-    assert found.warm.hit_ratio - measured.hit_ratio > 0.006
-
-
-def least_recently_used(
-    weights: np.ndarray, rate: float, stay: float, tokens: int, own: int, memory: int
-) -> float:
-    """Hit ratio of shared prompts with a fixed stay: whole pieces in order of release, room made at the oldest."""
-    rng, now, used, stock = random.Random(3), 0.0, 0, 0
-    holders = [0] * weights.size
-    kept: OrderedDict[int, int] = OrderedDict()
-    leaving: list[tuple[float, int]] = []
-    hits = looked = pieces = 0
-    chosen = rng.choices(range(weights.size), weights.tolist(), k=120_000)
-    for request, prompt in enumerate(chosen):
-        now += rng.expovariate(rate)
-        while leaving and leaving[0][0] <= now:
-            _, left = heapq.heappop(leaving)
-            used -= own
-            holders[left] -= 1
-            pieces += 1
-            kept[-pieces] = own  # nobody asks for it
-            stock += own
-            if not holders[left]:
-                used -= tokens
-                kept[left] = tokens
-                stock += tokens
-        found = tokens if holders[prompt] else kept.pop(prompt, 0)
-        if not holders[prompt]:
-            stock -= found
-            used += tokens
-        used += own
-        holders[prompt] += 1
-        heapq.heappush(leaving, (now + stay, prompt))
-        while kept and used + stock > memory:
-            oldest = next(iter(kept))
-            gone = min(kept[oldest], used + stock - memory)
-            stock -= gone
-            kept[oldest] -= gone
-            if not kept[oldest]:
-                del kept[oldest]
-        if request > 20_000:
-            looked += 1
-            hits += found / tokens
-    return hits / looked
-
-
-@pytest.mark.parametrize(("prompts", "memory"), [(1, 30_000), (200, 60_000), (200, 150_000)])
-def test_shared_prompts_hit_as_theory_says(prompts: int, memory: int) -> None:
-    """Iterations take 10 ms whatever they do: 4 requests/s stay .5 s, with prompts by Zipf's law."""
-    weights = 1 / np.arange(1, prompts + 1)
-    weights /= weights.sum()
-    shared = tuple(SharedPrompt(1000, float(w)) for w in weights)
-    cached = one_class(4.0, *shared, s=1250, n=50, memory=memory, law=Timing(0.01))
-    found = prefix_cache(cached).warm
-    assert found is not None
-    measured = least_recently_used(weights, 4.0, 0.5, 1000, 299, memory)
-    assert found.hit_ratio * 1250 / 1000 == pytest.approx(measured, abs=0.01)
