@@ -58,6 +58,7 @@ class Observation(NamedTuple):
     trend: Trend
     windows: tuple[Window, ...]
     work_s: float
+    is_replay: bool = False  # of a trace: nobody knows how it would have come otherwise
 
 
 class Distribution(NamedTuple):
@@ -150,7 +151,11 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
     >>> point.latency.status.value, round(point.latency.itl_s.mean, 3)
     ('steady', 0.01)
     """
-    seen = observe(model, plan, engine_settings(model), lambda found: not unsettled(found.sample))
+
+    def settled(seen: Observation) -> bool:
+        return seen.trend is Trend.STEADY and not unsettled(seen.sample)
+
+    seen = observe(model, plan, engine_settings(model), settled)
     requests, _ = seen.sample.work
     return OperatingPoint(
         _latency(seen, model), seen.sample.rate(), seen.sample.iteration_s(), requests, len(seen.windows)
@@ -171,7 +176,7 @@ def observe(
     Parameters
     ----------
     enough
-        Asked after each round in which the queue is steady.
+        Asked after each round.
     stream
         Runs of different streams have different seeds.
     budget_s
@@ -204,7 +209,7 @@ def observe(
         seen = Observation(
             Sample.of(windows, spans.width_s if period is None else period), judged, tuple(windows), work
         )
-        if judged is Trend.GROWING or work + 2 * last > budget_s or (judged is Trend.STEADY and enough(seen)):
+        if judged is Trend.GROWING or work + 2 * last > budget_s or enough(seen):
             return seen
         length *= 2
 
@@ -233,7 +238,7 @@ def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed
 
 
 def _replayed(model: ServingModel, plan: Plan, settings: Settings) -> Observation:
-    """One replay of a trace; nobody knows how it would have come otherwise."""
+    """One replay of a trace."""
     load = Load().on(model)
     assert load.trace is not None
     arrival_s = load.trace.arrival_s
@@ -242,7 +247,7 @@ def _replayed(model: ServingModel, plan: Plan, settings: Settings) -> Observatio
     spans = Spans(begin_s, max(end_s - begin_s, 1e-9) / _PARTS, _PARTS)
     seen = _run(model, plan, settings, spans, 0)
     judged = Trend.GROWING if seen.stuck else trend(seen.least, model.total_rate_rps * seen.width_s)
-    return Observation(Sample.of([seen], seen.width_s * _PARTS), judged, (seen,), 0.0)
+    return Observation(Sample.of([seen], seen.width_s * _PARTS), judged, (seen,), 0.0, True)
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:
