@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
+from kvplan.model.lengths import Lengths
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation import engine
 from kvplan.simulation.policies import POLICIES
@@ -141,7 +142,7 @@ class Backlog:
         self._model, self._plan, self._settings, self._seed = model, plan, settings, seed
         self._policy, self._residents, self._pieces = POLICIES[settings.policy], residents, list[Requests]()
         self.stuck = False
-        replica, shortest = model.replica, min(p.tokens for c in model.classes for p in c.kinds)
+        replica, shortest = model.replica, min(int(c.inputs.values.min()) for c in model.classes)
         most = min(
             replica.memory_tokens // max(shortest, 1), replica.max_num_seqs or _MOST_WAITING, _MOST_WAITING
         )
@@ -149,7 +150,7 @@ class Backlog:
         at_once = max(engine.ROWS, 2 * self._most_waiting) + (0 if ages is None else ages.size)
         requests, setup = self._drawn(2 * at_once)
         self._rows = Rows(requests, setup, replica, at_once)
-        decode = max(c.decode_tokens[-1] for c in model.classes)
+        decode = max(c.outputs.longest for c in model.classes)
         stages = int(stage_count(replica.prefill, np.array([decode]))[0])
         self._state = new_state(
             requests,
@@ -214,11 +215,16 @@ class Backlog:
 
     def means(self) -> Means:
         """What `Mark` sums up, of a request of the traffic in the mean over its law."""
-        mix, engine_counts = replace(self._model, drafts=None).mix, self._policy.engine
-        first = first_tokens(self._model.replica.prefill, mix.input_tokens)
-        first = np.maximum(mix.input_tokens, 1) if engine_counts else first
-        served = footprint(self._state, first, mix.stages)
-        return Means(mix.mean(served), mix.mean(mix.stages), mix.mean(mix.input_tokens))
+        found = np.zeros(3)
+        for c, share in zip(self._model.classes, self._model.class_rates_rps, strict=True):
+            inputs, outputs = c.inputs, c.outputs
+            first = first_tokens(self._model.replica.prefill, inputs.values)
+            first = np.maximum(inputs.values, 1) if self._policy.engine else first
+            stages = stage_count(self._model.replica.prefill, outputs.values)
+            chance = outputs.weights / outputs.weights.sum()
+            both = _mean_footprint(self._state, Lengths(first, inputs.weights), Lengths(stages, chance))
+            found += share * np.array([both, stages @ chance, inputs.mean])
+        return Means(*(found / self._model.total_rate_rps).tolist())
 
     def _drawn(self, count: int) -> tuple[Requests, Setup]:
         """The residents and at least so many more, the first always the same; and what the policy makes of them."""
@@ -272,6 +278,16 @@ def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
     """Σ ⌈u/b⌉ over u < tokens."""
     whole, rest = np.divmod(np.maximum(tokens.astype(np.float64) - 1, 0), block)
     return np.asarray(block * whole * (whole + 1) / 2 + rest * (whole + 1))
+
+
+def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
+    """Mean block-iterations of requests whose first tokens and stages are independent, over every pair of them."""
+    sums = np.convolve(np.bincount(first.values, first.weights), np.bincount(stages.values, stages.weights))
+    zero = np.zeros(1, dtype=np.int64)
+    ends, begins = np.flatnonzero(sums), first.values
+    after = footprint(s, np.broadcast_to(zero, ends.shape), ends)
+    before = footprint(s, np.broadcast_to(zero, begins.shape), begins)
+    return float(sums[ends] @ after - first.weights @ before)
 
 
 def _in_progress(s: State) -> tuple[IntArray, IntArray]:

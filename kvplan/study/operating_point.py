@@ -58,6 +58,7 @@ class Observation(NamedTuple):
     trend: Trend
     windows: tuple[Window, ...]
     work_s: float
+    is_replay: bool = False  # of a trace: nobody knows how it would have come otherwise
 
 
 class Distribution(NamedTuple):
@@ -166,8 +167,11 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
     >>> point.latency.status.value, round(point.latency.itl_s.mean, 3)
     ('steady', 0.01)
     """
+    def settled(seen: Observation) -> bool:
+        return seen.trend is Trend.STEADY and not unsettled(seen.sample)
+
     settings = engine_settings(model)
-    seen = observe(model, plan, settings, lambda found: not unsettled(found.sample))
+    seen = observe(model, plan, settings, settled)
     sample = seen.sample
     return OperatingPoint(
         settings.policy,
@@ -195,7 +199,7 @@ def observe(
     Parameters
     ----------
     enough
-        Asked after each round in which the queue is steady.
+        Asked after each round.
     stream
         Runs of different streams have different seeds.
     budget_s
@@ -228,7 +232,7 @@ def observe(
         seen = Observation(
             Sample.of(windows, spans.width_s if period is None else period), judged, tuple(windows), work
         )
-        if judged is Trend.GROWING or work + 2 * last > budget_s or (judged is Trend.STEADY and enough(seen)):
+        if judged is Trend.GROWING or work + 2 * last > budget_s or enough(seen):
             return seen
         length *= 2
 
@@ -257,7 +261,7 @@ def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed
 
 
 def _replayed(model: ServingModel, plan: Plan, settings: Settings) -> Observation:
-    """One replay of a trace; nobody knows how it would have come otherwise."""
+    """One replay of a trace."""
     load = Load().on(model)
     assert load.trace is not None
     arrival_s = load.trace.arrival_s
@@ -266,7 +270,7 @@ def _replayed(model: ServingModel, plan: Plan, settings: Settings) -> Observatio
     spans = Spans(begin_s, max(end_s - begin_s, 1e-9) / _PARTS, _PARTS)
     seen = _run(model, plan, settings, spans, 0)
     judged = Trend.GROWING if seen.stuck else trend(seen.least, model.total_rate_rps * seen.width_s)
-    return Observation(Sample.of([seen], seen.width_s * _PARTS), judged, (seen,), 0.0)
+    return Observation(Sample.of([seen], seen.width_s * _PARTS), judged, (seen,), 0.0, True)
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:

@@ -195,6 +195,12 @@ class Sample:
         counts = [np.bincount(w.batch, w.evictions, w.batches).astype(np.float64) for w in self.windows]
         return around(ratio(counts, self._done()))
 
+    def recomputed(self) -> Estimate | None:
+        """Share of all computed tokens that were computed before, run by run; None where none was computed."""
+        again = [np.array([float(w.recomputed_tokens)]) for w in self.windows]
+        tokens = [np.array([float(w.computed_tokens)]) for w in self.windows]
+        return around(ratio(again, tokens)) if any(t[0] for t in tokens) else None
+
     def _done(self) -> list[FloatArray]:
         return [np.bincount(w.batch, minlength=w.batches).astype(np.float64) for w in self.windows]
 

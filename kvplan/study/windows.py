@@ -37,6 +37,8 @@ class Window:
         Requests that came, before the window and in it.
     iterations
         Executed in all.
+    recomputed_tokens, computed_tokens
+        In all iterations, before the window too.
     stuck
         Nothing could complete any more.
     """
@@ -51,6 +53,8 @@ class Window:
     gaps: IntArray
     arrived: int
     iterations: int
+    recomputed_tokens: int
+    computed_tokens: int
     stuck: bool
 
     @property
@@ -110,5 +114,7 @@ def window(requests: Requests, run: Outcome, spans: Spans) -> Window:
         gaps=run.spans.gaps,
         arrived=int(np.count_nonzero(run.arrival_s <= run.end_s)),
         iterations=run.iterations,
+        recomputed_tokens=run.recomputed_tokens,
+        computed_tokens=run.computed_tokens,
         stuck=run.ending is Ending.LIVELOCK,
     )

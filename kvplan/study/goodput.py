@@ -1,0 +1,198 @@
+"""Goodput: the largest rate at which all objectives hold, found by runs at one rate after another.
+
+An idle replica is tried first, then its capacity, then what lies between, by halves. Each rate has seeds of its own, so
+that a rare event in some runs does not decide about all rates.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
+from kvplan.model import Plan, ServingModel
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.study.judging import Trend
+from kvplan.study.objectives import Decision, Objective, State, decisions, overall
+from kvplan.study.operating_point import BUDGET_S, Observation, observe
+from kvplan.study.sample import QUANTILES, Cliff
+
+_IDLE = 0.01  # of what is sustainable
+_MORE = 1.25  # times the rate, while all holds
+_MOST = 40  # rates that are tried above what is sustainable
+_PRECISE = 0.01  # relative width of the bracket
+_AROUND = 4  # more rates on either side of one that stays open
+_PART = 0.3  # of the work of an operating point, for each rate
+
+
+class Goodput(NamedTuple):
+    """The largest rate at which all objectives hold, requests/s.
+
+    Attributes
+    ----------
+    rate_rps
+        Interpolated; 0 where even an idle replica misses one. Of a schedule, or of a trace, its mean rate.
+    low, high
+        The largest rate that was seen to hold and the least that was seen to miss; None where everything held.
+    binding
+        Key of the objective that is missed first as the rate rises, or the limit of the sustainable rate.
+    cliff
+        Seconds between which the binding figure moves, at that rate, for a per cent of the requests; None elsewhere.
+    """
+
+    rate_rps: float
+    low: float
+    high: float | None
+    binding: str
+    cliff: Cliff | None = None
+
+
+class _Probe(NamedTuple):
+    """Runs at a rate, and how the objectives stand there."""
+
+    rate_rps: float
+    decided: tuple[Decision, ...]
+    seen: Observation
+
+    @property
+    def state(self) -> State:
+        return overall(self.decided)
+
+    @property
+    def excess(self) -> float:
+        """Of the objective that is used most; infinite where the queue grows."""
+        if self.seen.trend is Trend.GROWING:
+            return math.inf
+        return max(d.excess for d in self.decided)
+
+
+class _Search:
+    """The rates tried so far."""
+
+    def __init__(
+        self, model: ServingModel, plan: Plan, settings: Settings, objectives: Sequence[Objective]
+    ) -> None:
+        self._model, self._plan, self._settings, self._objectives = model, plan, settings, objectives
+        self.probes: list[_Probe] = []
+
+    def __call__(self, rate_rps: float) -> State:
+        """How all objectives stand at a rate."""
+        model = _at(self._model, rate_rps / self._model.total_rate_rps)
+
+        def decided(seen: Observation) -> bool:
+            return overall(decisions(seen, self._objectives)) is not State.OPEN
+
+        seen = observe(
+            model,
+            self._plan,
+            self._settings,
+            decided,
+            stream=1 + len(self.probes),
+            budget_s=_PART * BUDGET_S,
+        )
+        probe = _Probe(model.total_rate_rps, decisions(seen, self._objectives), seen)
+        self.probes.append(probe)
+        return probe.state
+
+    @property
+    def low(self) -> float:
+        """The largest rate that holds, below all where a limit was exceeded: short runs may miss what is rare."""
+        exceeded = min((p.rate_rps for p in self.probes if p.excess > 0), default=math.inf)
+        held = (p.rate_rps for p in self.probes if p.state is State.HOLDS)
+        return max((rate for rate in held if rate < exceeded), default=0.0)
+
+    @property
+    def high(self) -> float | None:
+        """The least rate that misses."""
+        return min((p.rate_rps for p in self.probes if p.state is State.MISSES), default=None)
+
+    def open_between(self) -> list[float]:
+        """Rates between them that stay open, ascending."""
+        high = math.inf if self.high is None else self.high
+        return sorted(
+            p.rate_rps for p in self.probes if self.low < p.rate_rps < high and p.state is State.OPEN
+        )
+
+
+def goodput(
+    model: ServingModel, plan: Plan, settings: Settings, objectives: Sequence[Objective]
+) -> Goodput | None:
+    """Find the largest rate of this mix at which all objectives hold; None where there are none.
+
+    All rates of the model grow alike. Of users there are more or fewer, whole ones, and the rate is what they ask at in
+    equilibrium; a schedule keeps its shape, and a trace is replayed faster or slower.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model.slo import parse_slo
+    >>> chat = RequestClass("chat", 200, (100,), (1.0,), 5.0)
+    >>> model = ServingModel((chat,), Timing(0.01, 1e-7, 5e-5), Replica(100_000))
+    >>> goodput(model, Plan(), Settings("vllm", {}), [parse_slo("ttft_s.p95 <= 1 ms")]).rate_rps
+    0.0
+    """
+    if not objectives:
+        return None
+    search = _Search(model, plan, settings, objectives)
+    limit, most = sustainable_rate(one_replica(model))
+    most *= 1 if model.fleet is None else model.fleet.size
+    if search(_IDLE * most) is State.MISSES:
+        return _result(search, limit)
+    rate = most
+    for _ in range(_MOST):
+        if search(rate) is not State.HOLDS:
+            break
+        rate *= _MORE
+    if search.high is not None or search.open_between():
+        _narrow(search)
+    return _result(search, limit)
+
+
+def _narrow(search: _Search) -> None:
+    """Halve what lies between the largest rate that holds and the least that misses, around what stays open."""
+    while search.high is not None and not search.open_between() and search.high > (1 + _PRECISE) * search.low:
+        search((search.low + search.high) / 2)
+    for _ in range(_AROUND):
+        if (open_ := search.open_between()) and open_[0] > (1 + _PRECISE) * search.low:
+            search((search.low + open_[0]) / 2)
+    for _ in range(_AROUND):
+        open_ = search.open_between()
+        if not open_:
+            return
+        if search.high is None:
+            search(_MORE * open_[-1])
+        elif search.high > (1 + _PRECISE) * open_[-1]:
+            search((open_[-1] + search.high) / 2)
+
+
+def _at(model: ServingModel, factor: float) -> ServingModel:
+    part = with_part_of_users(model, factor)
+    return with_rates_of_users(part) if users_of(part) else part
+
+
+def _result(search: _Search, limit: str) -> Goodput:
+    low, high = search.low, search.high
+    bracket = sorted(
+        (p for p in search.probes if low <= p.rate_rps <= (high or math.inf)), key=lambda p: p.rate_rps
+    )
+    last = bracket[-1]
+    worst = max(last.decided, key=lambda d: d.excess)
+    binding = worst.key if worst.excess > 0 else limit
+    rate = _crossing(bracket) if low > 0 else 0.0
+    nearest = min(bracket, key=lambda p: abs(p.rate_rps - rate))
+    time, _, figure = binding.partition(".")
+    cliff = nearest.seen.sample.cliff(time, figure) if figure in QUANTILES else None
+    return Goodput(rate, low, high, binding, cliff)
+
+
+def _crossing(bracket: Sequence[_Probe]) -> float:
+    """Where the excess passes 0, in the logarithm of the rate; the middle where one end has none."""
+    for below, above in pairwise(bracket):
+        if above.excess > 0:
+            part = 0.5
+            if below.excess > -math.inf and above.excess < math.inf:
+                part = -below.excess / (above.excess - below.excess)
+            return below.rate_rps * math.exp(part * math.log(above.rate_rps / below.rate_rps))
+    return bracket[-1].rate_rps
