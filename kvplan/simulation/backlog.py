@@ -282,12 +282,12 @@ def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
 
 def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
     """Mean block-iterations of requests whose first tokens and stages are independent, over every pair of them."""
-    sums = np.convolve(np.bincount(first.values, first.weights), np.bincount(stages.values, stages.weights))
-    zero = np.zeros(1, dtype=np.int64)
-    ends, begins = np.flatnonzero(sums), first.values
-    after = footprint(s, np.broadcast_to(zero, ends.shape), ends)
-    before = footprint(s, np.broadcast_to(zero, begins.shape), begins)
-    return float(sums[ends] @ after - first.weights @ before)
+    one, other = (np.bincount(law.values, law.weights) for law in (first, stages))
+    size = one.size + other.size - 1
+    sums = np.fft.irfft(np.fft.rfft(one, 2 * size) * np.fft.rfft(other, 2 * size))[:size]
+    nothing = np.zeros(1, dtype=np.int64)
+    after, before = (footprint(s, nothing, tokens) for tokens in (np.arange(size), first.values))
+    return float(sums @ after - first.weights @ before)
 
 
 def _in_progress(s: State) -> tuple[IntArray, IntArray]:

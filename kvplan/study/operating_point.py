@@ -167,6 +167,7 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
     >>> point.latency.status.value, round(point.latency.itl_s.mean, 3)
     ('steady', 0.01)
     """
+
     def settled(seen: Observation) -> bool:
         return seen.trend is Trend.STEADY and not unsettled(seen.sample)
 
