@@ -30,7 +30,10 @@ _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and filling
 _BATCHES = 20  # of a run, of which the first half is dropped
 _BUDGET = 3_000_000  # completions and evictions of all runs
 _ITERATIONS = 20_000_000  # of their first lengths
-_PRECISE = 0.003  # standard error at which a start is settled, and how far apart two quarters may be
+_PRECISE, _STEADY = (
+    0.0025,
+    0.003,
+)  # standard error at which a start is settled; how far apart two quarters may be
 _AGREE, _ERRORS = 0.015, 4.0  # how near to the least a start has to be to count with it
 _MARGIN, _SURE = 0.005, 3.0  # below what was measured, relative and in standard errors
 _SAMPLE = 1 << 12  # requests from which residents are drawn
@@ -101,10 +104,10 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
 
 
 def _never_evicts(model: ServingModel, settings: Settings) -> bool:
-    """Whether formulas say all: the most that run at once fit at their longest, and no prompt is computed in parts."""
+    """Whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration, too."""
     fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
-    budget = model.replica.max_num_batched_tokens
-    return fits and (budget is None or max(p.tokens for c in model.classes for p in c.kinds) <= budget)
+    seats, budget = model.replica.max_num_seqs or 0, model.replica.max_num_batched_tokens
+    return fits and (budget is None or seats * max(c.inputs.longest for c in model.classes) <= budget)
 
 
 def _mix_alone(model: ServingModel) -> ServingModel:
@@ -141,7 +144,7 @@ class Saturated:
         admissions = min(saturation(model).admissions_per_iteration, seats / stages)
         longest = _quantile(mix.stages, mix.share, _LONGEST)
         wanted = max(_FEWEST / admissions, _STAYS * longest, _FILLS * stages)
-        starts = list(_starts(model, settings.policy, admissions))
+        starts = list(_starts(model, settings.policy))
         most = min(_BUDGET / admissions, _ITERATIONS) / len(starts)
         self._cut = wanted > most
         width = math.ceil(min(wanted, most) / _BATCHES)
@@ -230,7 +233,7 @@ class _Start:
         known = ratio([amounts], [times])
         halves = zip(np.split(amounts, 2), np.split(times, 2), strict=True)
         first, second = (float(a.sum() / t.sum()) for a, t in halves)
-        near = max(2 * _SURE * known.standard_error, _PRECISE * known.value)
+        near = max(2 * _SURE * known.standard_error, _STEADY * known.value)
         return known.standard_error <= _PRECISE * known.value and abs(first - second) <= near
 
 
@@ -251,23 +254,21 @@ def _uncached(settings: Settings) -> Settings:
     return Settings(settings.policy, {**settings.given, "prefix_caching": (0.0,)})
 
 
-def _starts(
-    model: ServingModel, policy: str, admissions: float
-) -> Iterator[tuple[str, tuple[Requests, IntArray] | tuple[()]]]:
+def _starts(model: ServingModel, policy: str) -> Iterator[tuple[str, tuple[Requests, IntArray] | tuple[()]]]:
     """States to begin with, by name: who runs, oldest first, and for how many iterations already."""
     yield "a flood", ()
     if policy not in _AGED:
         return
     stages = model.mix.stages
-    draws = _DRAWS if np.unique(stages).size == 1 and model.drafts is None else 1
-    for draw in range(draws):
-        aged = _stationary(model, np.random.default_rng([*_SEED, 100 + draw]), policy)
-        if aged is not None:
-            yield "requests of all ages", aged
+    for draw in range(_DRAWS if np.unique(stages).size == 1 and model.drafts is None else 1):
+        if (running := _aged(model, np.random.default_rng([*_SEED, 100 + draw]), policy)) is not None:
+            yield "requests of all ages", running
     mean, longest = round(model.mix.mean(stages)), int(stages.max())
     for period in sorted({int(np.gcd.reduce(stages)), mean, longest // 2}):
-        if 1 < period < longest:
-            pulses = _pulses(model, np.random.default_rng([*_SEED, 200 + period]), policy, period, admissions)
+        if not 1 < period < longest:
+            continue
+        pulses = _aged(model, np.random.default_rng([*_SEED, 200, period]), policy, period)
+        if pulses is not None:
             yield f"pulses every {period:,} iterations", pulses
 
 
@@ -279,30 +280,20 @@ def _sample(model: ServingModel, rng: np.random.Generator, count: int) -> tuple[
     return requests, stage_count(model.replica.prefill, requests.iterations())
 
 
-def _stationary(
-    model: ServingModel, rng: np.random.Generator, policy: str
+def _aged(
+    model: ServingModel, rng: np.random.Generator, policy: str, period: int = 1
 ) -> tuple[Requests, IntArray] | None:
-    """As many requests as fit, each at any of its ages alike; None where all leave after one iteration."""
+    """As many requests as fit, each at any of its ages 1, 1 + period, … alike; None where all leave too early."""
     requests, stages = _sample(model, rng, _SAMPLE)
-    if stages.max() < 2:
+    ages_open = (stages - 2) // period + 1  # how many ages a request can have
+    if ages_open.max() < 1:
         return None
     room = int(model.replica.memory_tokens / max(model.mix.mean(model.mix.input_tokens), 1)) + _SAMPLE
-    chance = (stages - 1) / (stages - 1).sum()
-    which = rng.choice(stages.size, size=min(room, model.replica.max_num_seqs or room), p=chance)
-    ages = rng.integers(1, stages[which])
+    which = rng.choice(
+        stages.size, size=min(room, model.replica.max_num_seqs or room), p=ages_open / ages_open.sum()
+    )
+    ages = 1 + period * rng.integers(0, ages_open[which])
     return _fitting(model, picked(requests, which), ages, policy)
-
-
-def _pulses(
-    model: ServingModel, rng: np.random.Generator, policy: str, period: int, admissions: float
-) -> tuple[Requests, IntArray]:
-    """As many requests as fit, in pulses a period apart: of those that were admitted together, who lives so long."""
-    size = max(1, round(admissions * period))
-    requests, stages = _sample(model, rng, size * -(-int(model.mix.stages.max()) // period))
-    pulse = np.arange(stages.size) // size
-    ages = 1 + pulse * period
-    alive = np.flatnonzero(ages < stages)
-    return _fitting(model, picked(requests, alive), ages[alive], policy)
 
 
 def _fitting(
