@@ -232,9 +232,13 @@ def _per_rate(queue: float | None, rate_rps: float) -> float | None:
     return None if queue is None else queue / rate_rps
 
 
-def rate_cap(model: ServingModel) -> RateCap:
-    """Admission limits for the mix: the fluid cap n* and its integer form (SIC 5.1, FC Theorem 3.3)."""
+def rate_cap(model: ServingModel, *, arrivals_known: bool = True) -> RateCap:
+    """Admission limits for the mix: the fluid cap n* and its integer form (SIC 5.1, FC Theorem 3.3).
+
+    Waits are those of Poisson arrivals: there are none for others, nor where arrivals are not known.
+    """
     full, tau, mix = saturation(model), iteration_time(model), model.mix
+    poisson = arrivals_known and model.arrivals.is_poisson
     concurrency = engine_max_num_seqs(model)
     capped = replace(model, replica=replace(model.replica, max_num_seqs=concurrency))
     rates = np.array([c.rate_rps for c in model.classes])
@@ -249,7 +253,7 @@ def rate_cap(model: ServingModel) -> RateCap:
                 name=c.name,
                 per_iteration=full.admissions_per_iteration * float(share),
                 integer_budget=budgets.admissions[i] if budgets else None,
-                mean_wait_s=_per_rate(budgets.mean_queue[i] if budgets else None, c.rate_rps),
+                mean_wait_s=_per_rate(budgets.mean_queue[i] if budgets and poisson else None, c.rate_rps),
             )
             for i, (c, share) in enumerate(zip(model.classes, shares, strict=True))
         ),

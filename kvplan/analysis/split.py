@@ -140,7 +140,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
     model = model.on(fleet.prefill_on)
     mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
     tokens = mix.computed_tokens - mix.stages + 1
-    held = np.maximum(
+    held: FloatArray = np.maximum(
         mix.held.at_start * np.maximum(1.0, tokens / budget), mix.held.at_start + mix.partial.held
     )
     share = mix.of_classes(mix.share)
@@ -153,7 +153,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
         _replica(model),
         read=mix.mean(mix.read.at_start + mix.partial.read),
         prefill_tokens=mix.mean(mix.prefill_tokens),
-        sequences=mix.mean(mix.partial.iterations + np.ones(mix.share.size)),
+        sequences=mix.mean(mix.partial.iterations + 1),
         held=mix.mean(held),
         waiting=_waiting(model, fleet),
         link_s=mix.mean(transfers_s(model, fleet)),

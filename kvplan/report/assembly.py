@@ -271,12 +271,17 @@ class Analyses:
     @cached_property
     def rate_cap(self) -> RateCap:
         """Admission limits against preemptions."""
-        return rate_cap(self.cold)
+        return rate_cap(self.cold, arrivals_known=self._arrivals_known)
+
+    @property
+    def _arrivals_known(self) -> bool:
+        """Whether no request follows an answer, as the next turn of a session does; the cold model does not tell."""
+        return all(c.sessions is None for c in self.model.classes)
 
     @cached_property
     def wait(self) -> Wait:
         """WAIT thresholds."""
-        return wait(self.cold)
+        return wait(self.cold, arrivals_known=self._arrivals_known)
 
     @cached_property
     def nested_wait(self) -> NestedWait:

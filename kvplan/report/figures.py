@@ -376,12 +376,22 @@ def _of_class(model: ServingModel, index: int, report: Report) -> Figures:
         ),
         **({} if model.timing.is_linear else {"F_cycle": Figure("F", law_text.REST, rest)}),
         **_of_pulse(alone),
-        "queue": Figure(
-            "E[W]",
-            "mean number waiting when an iteration starts, those it admits included",
-            report.wait.classes[index].queue_bound,
+        "batch_wait": Figure(
+            "w", "mean wait of a full batch for those before it, s", _batch_wait_s(report, index)
+        ),
+        "dispersion": Figure(
+            "I_i",
+            "variance over mean of the arrivals of the class in long times, 1 at least for several classes",
+            report.wait.classes[index].dispersion,
         ),
     }
+
+
+def _batch_wait_s(report: Report, index: int) -> float | None:
+    found, rate = report.wait.classes[index], report.load.offered_rps
+    if found.mean_wait_bound_s is None or found.threshold is None or len(report.wait.classes) > 1:
+        return None
+    return found.mean_wait_bound_s - (found.threshold - 1) / (2 * rate)
 
 
 def _of_segments(report: Report) -> Iterator[Figures]:

@@ -228,8 +228,8 @@ def notes(
             )
         if model.is_plain:
             found.append(
-                f"nested_wait: for Poisson arrivals{_not_these(model)}, an overflow within "
-                f"{format_seconds(plan.horizon_s)} has probability {format_number(plan.delta)} at most."
+                "nested_wait: however requests arrive, if their lengths are independent of each other, an overflow "
+                f"within {format_seconds(plan.horizon_s)} has probability {format_number(plan.delta)} at most."
             )
         found += _of_buffer(model, plan, buffer)
     waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
@@ -240,8 +240,10 @@ def notes(
         )
         found.append(
             f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
-            f"for Poisson arrivals{_not_these(model)} and a constant iteration time{near}."
+            f"for Poisson arrivals and a constant iteration time{near}."
         )
+    if waiting.feasible:
+        found += _of_waits(model, waiting)
     if model.arrivals.trace is not None:
         found.append(
             f"Simulations replay the trace of the profile, {format_tokens(model.arrivals.trace.arrival_s.size)} "
@@ -257,8 +259,15 @@ def _not_cached(model: ServingModel) -> Iterator[str]:
         yield "What requests have in common counts for nothing here: prefix_caching = false."
 
 
-def _not_these(model: ServingModel) -> str:
-    return "" if model.arrivals.is_poisson else " (the profile's are not)"
+def _of_waits(model: ServingModel, waiting: Wait) -> Iterator[str]:
+    if any(c.dispersion is None for c in waiting.classes):
+        yield (
+            "wait: no waits and latencies, since arrivals replay a trace or follow the answers of sessions; "
+            "kvplan simulate --policy wait has them."
+        )
+    elif not model.arrivals.is_poisson:
+        law = "exact for a class alone" if len(model.classes) == 1 else "bounds, held by all simulations made"
+        yield f"wait: waits and latencies are those of gamma gaps of cv {format_number(model.arrivals.cv, 3)}, {law}."
 
 
 def _of_buffer(model: ServingModel, plan: Plan, buffer: SafetyBuffer) -> Iterator[str]:

@@ -13,9 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan.analysis import wait as wait_module
+from kvplan.analysis.batch_queue import batch_wait_s
 from kvplan.analysis.equilibrium import iteration_time, load, sustainable_rates
 from kvplan.analysis.wait import GUARD, ClassMeans, mean_wait, queue_at_start, smallest_thresholds, wait
-from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import ArrivalProcess, Prefill, Recorded, Replica, RequestClass, ServingModel, Timing
 
 
 def finite(result: Any) -> bool:
@@ -226,14 +227,23 @@ def test_the_queue_of_one_class_is_that_of_its_markov_chain(arrivals: float, thr
 
 
 def simulated_waits(
-    rates: tuple[float, ...], thresholds: tuple[int, ...], d0: float, each: tuple[float, ...], seed: int
+    rates: tuple[float, ...],
+    thresholds: tuple[int, ...],
+    d0: float,
+    each: tuple[float, ...],
+    seed: int,
+    cv: float = 1.0,
 ) -> tuple[float, float]:
     """Mean wait of the first class and its standard error (32 batches), from arrivals and the rule itself.
 
-    A class takes part when its threshold is waiting; an iteration lasts d0 plus what each taking part adds.
+    A class takes part when its threshold is waiting; an iteration lasts d0 plus what each taking part adds. Gaps
+    between all arrivals are gamma, and each takes its class at random.
     """
     rng = np.random.default_rng(seed)
-    arrivals = [np.cumsum(rng.exponential(1 / r, 60_000)) for r in rates]
+    total, count = sum(rates), 60_000 * len(rates)
+    every = np.cumsum(rng.gamma(1 / cv**2, cv**2 / total, count))
+    kind = rng.choice(len(rates), count, p=[r / total for r in rates])
+    arrivals = [every[kind == i] for i in range(len(rates))]
     taken = [0] * len(rates)
     waits: list[float] = []
     now = 0.0
@@ -261,3 +271,87 @@ def test_the_wait_of_several_classes_is_within_its_bound(rates: tuple[float, flo
     thresholds, each = (3, 3), (0.4, 0.4)
     found, error = simulated_waits(rates, thresholds, 0.2, each, seed=7)
     assert found - 4.5 * error < mean_wait(rates[0], 1.0, 3, alone=False)
+
+
+@pytest.mark.parametrize("cv", [0.4, 1.5, 3.0])
+@pytest.mark.parametrize(("rate", "threshold"), [(0.7, 1), (2.4, 3), (5.0, 8)])
+def test_the_wait_of_one_class_with_gamma_gaps_is_what_it_takes_in_simulation(
+    rate: float, threshold: int, cv: float
+) -> None:
+    found, error = simulated_waits((rate,), (threshold,), 1.0, (0.0,), seed=threshold, cv=cv)
+    exact = mean_wait(rate, 1.0, threshold, alone=True, dispersion=cv**2)
+    assert abs(found - exact) < 4.5 * error
+    assert (
+        abs(found - mean_wait(rate, 1.0, threshold, alone=True)) > 4.5 * error
+    )  # Poisson arrivals wait otherwise
+
+
+@pytest.mark.parametrize("rates", [(2.0, 2.0), (2.6, 0.4), (0.5, 2.5)])
+@pytest.mark.parametrize("cv", [2.0, 5.0])
+def test_the_bound_for_several_classes_is_scaled_by_the_dispersion_of_each(
+    rates: tuple[float, float], cv: float
+) -> None:
+    """A class that takes a share p of arrivals has a dispersion of 1 + p(cv² - 1) in long times."""
+    found, error = simulated_waits(rates, (3, 3), 0.2, (0.4, 0.4), seed=7, cv=cv)
+    dispersion = 1 + rates[0] / sum(rates) * (cv**2 - 1)
+    assert found - 4.5 * error < mean_wait(rates[0], 1.0, 3, alone=False, dispersion=dispersion)
+
+
+def test_the_bound_for_poisson_arrivals_does_not_hold_for_clusters() -> None:
+    found, error = simulated_waits((2.6, 0.4), (3, 3), 0.2, (0.4, 0.4), seed=7, cv=5.0)
+    assert found - 4.5 * error > mean_wait(2.6, 1.0, 3, alone=False)
+
+
+@given(st.floats(0.05, 0.999), st.integers(1, 60), st.floats(1e-6, 1e6))
+def test_batches_of_poisson_arrivals_wait_for_what_is_left_over(
+    utilisation: float, threshold: int, rate: float
+) -> None:
+    """(Q + Poisson(a) - n)⁺ are left, and by Little's law the wait is their number over the rate."""
+    service = utilisation * threshold / rate
+    left = queue_at_start(rate * service, threshold, alone=True) - threshold
+    assert batch_wait_s(rate, 1.0, threshold, service) * rate == pytest.approx(left, rel=1e-4, abs=1e-9)
+
+
+@given(st.floats(0.01, 100.0), st.integers(1, 10**6), st.floats(1e-9, 1.0), st.floats(1e-9, 1e9))
+def test_batches_wait_no_longer_than_the_bound(cv: float, threshold: int, spare: float, rate: float) -> None:
+    """Daley's bound for GI/D/1 queues; and what gamma gaps add to a full queue is a share of it near 1."""
+    load_of_it = 1 - spare
+    assume(load_of_it > 0)
+    found = batch_wait_s(rate, cv, threshold, load_of_it * threshold / rate)
+    bound = load_of_it * (2 - load_of_it) * cv**2 / (2 * spare * rate)
+    assert 0 <= found <= bound * (1 + 1e-5)
+    if spare < 1e-3 and threshold < cv**2:
+        assert found > 0.9 * bound
+
+
+@pytest.mark.parametrize("cv", [0.5, 4.0])
+def test_waits_of_a_model_are_those_of_its_gaps(cv: float) -> None:
+    poisson = ServingModel(
+        tuple(RequestClass(str(d), 10, (d,), (1.0,), 5.0 * d) for d in (10, 30)),
+        Timing(0.01, 1e-6),
+        Replica(10**6),
+    )
+    clustered = dataclasses.replace(poisson, arrivals=ArrivalProcess(cv))
+    before, after = wait(poisson), wait(clustered)
+    assert before.thresholds == after.thresholds
+    for one, other, share in zip(before.classes, after.classes, (0.25, 0.75), strict=True):
+        assert one.dispersion == 1
+        assert other.dispersion == pytest.approx(max(1.0, 1 + share * (cv**2 - 1)))
+        assert other.mean_wait_bound_s is not None
+        assert one.mean_wait_bound_s is not None
+        assert other.latency_s is not None
+        assert one.latency_s is not None
+        longer = other.mean_wait_bound_s - one.mean_wait_bound_s
+        assert longer >= 0
+        assert other.latency_s - one.latency_s == pytest.approx(longer, abs=1e-12)
+
+
+def test_arrivals_that_no_law_describes_have_no_waits() -> None:
+    model = one_class(50.0)
+    trace = Recorded(np.arange(3.0), np.full(3, 10), np.full(3, 10))
+    for found in (
+        wait(dataclasses.replace(model, arrivals=ArrivalProcess(trace=trace))),
+        wait(model, arrivals_known=False),
+    ):
+        assert found.thresholds == wait(model).thresholds
+        assert [(c.mean_wait_bound_s, c.latency_s, c.dispersion) for c in found.classes] == [(None,) * 3]

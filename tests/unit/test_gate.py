@@ -11,7 +11,7 @@ import pytest
 from contract import KEYS
 from every import every
 from lxml import etree
-from shipped import report
+from shipped import profile, report
 from strategies import mix_model
 
 from kvplan.decide import check as checking
@@ -208,6 +208,15 @@ def test_a_report_is_judged(text: str, got: object, margin: float | None, passed
         pytest.approx(margin, abs=1e-12) if margin is not None else None,
         passed,
     )
+
+
+def test_a_wait_that_is_not_known_is_refused() -> None:
+    """Turns of sessions follow answers: a bound for Poisson arrivals would say nothing about them."""
+    given = profile("agents-collapse")
+    found = Subject(ProfileIdentity(given.name, ""), Analyses(given.model, given.plan))
+    for field in ("mean_wait_bound_s", "latency_s"):
+        with pytest.raises(UsageError, match=r"null in this report.*sessions"):
+            judge(parse(f"wait.classes[0].{field} < 10 h"), found)
 
 
 @every(

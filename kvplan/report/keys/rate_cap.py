@@ -67,9 +67,9 @@ RATE_CAP = Block(
         ),
         Record(
             "rate_cap.classes[].mean_wait_s",
-            "Mean wait for admission under the budgets.",
+            "Mean wait for admission under the budgets, of Poisson arrivals.",
             unit="s",
-            absent=_NO_BUDGETS,
+            absent=f"{_NO_BUDGETS} Arrivals that are not Poisson have none.",
             in_contract=False,
         ),
         Record(

@@ -5,6 +5,11 @@ from kvplan.report.keys.equilibrium import NO_EQUILIBRIUM
 from kvplan.report.keys.evidence import Evidence
 from kvplan.report.keys.record import Block, Kind, Record, class_name
 
+_NO_WAIT = (
+    "Arrivals replay a trace or follow the answers of sessions, so that only a simulation knows how long they wait; or "
+    "there is no equilibrium."
+)
+
 
 def _threshold(e: Evidence) -> str:
     return f"⌊{e('rate')}·{e('wait.iteration_time_s', 12)}⌋ + 1"
@@ -13,9 +18,9 @@ def _threshold(e: Evidence) -> str:
 def _mean_wait(e: Evidence) -> str:
     threshold = e.here("threshold")
     if len(e.document["wait"]["classes"]) == 1:
-        return f"({e('queue', 9)} − ({threshold} + 1)/2) / {e('rate')}"
+        return f"({threshold} − 1)/(2·{e('rate')}) + {e('batch_wait')}"
     arrivals = f"{e('rate')}·{e('wait.iteration_time_s', 12)}"
-    return f"(2·{threshold} + {arrivals}/(2·({threshold} − {arrivals}))) / {e('rate')}"
+    return f"(2·{threshold} + {e('dispersion')}·{arrivals}/(2·({threshold} − {arrivals}))) / {e('rate')}"
 
 
 def _latency(e: Evidence) -> str:
@@ -93,11 +98,12 @@ WAIT = Block(
         Record(
             "wait.classes[].mean_wait_bound_s",
             "Bound on the mean wait before the first iteration; exact for one class.",
-            formula="several classes: (2n + a/(2(n − a)))/λ with a = λ·ΔT; one class: (E[W] − (n + 1)/2)/λ",
+            formula="several classes: (2n + I·a/(2(n − a)))/λ with a = λ·ΔT, I the index of dispersion of "
+            "arrivals; one class: (n − 1)/2λ + w, w the wait of a batch for those before it",
             here=_mean_wait,
-            source="WAIT-s Lemma C.6; the exact queue new",
+            source="WAIT-s Lemma C.6; the exact queue, and gamma gaps, new",
             unit="s",
-            absent=NO_EQUILIBRIUM,
+            absent=_NO_WAIT,
             of_worst_window=True,
         ),
         Record(
@@ -107,7 +113,7 @@ WAIT = Block(
             here=_latency,
             source="WAIT-s Theorem 4.1",
             unit="s",
-            absent=NO_EQUILIBRIUM,
+            absent=_NO_WAIT,
             of_worst_window=True,
         ),
         Record(
@@ -122,10 +128,9 @@ WAIT = Block(
             of_worst_window=True,
         ),
         Record(
-            "wait.classes[].queue_bound",
-            "Bound on the mean number waiting when an iteration starts; exact for one class.",
-            unit="requests",
-            absent=NO_EQUILIBRIUM,
+            "wait.classes[].dispersion",
+            "Variance over mean of the arrivals of the class in long times, 1 at least for several classes.",
+            absent=_NO_WAIT,
             in_contract=False,
         ),
         Record(
