@@ -15,7 +15,7 @@ from kvplan.analysis.population import users_of, with_part_of_users, with_rates_
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.judging import Trend
-from kvplan.study.objectives import Decision, Objective, State, decisions, overall
+from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, Observation, observe
 from kvplan.study.sample import QUANTILES, Cliff
 
@@ -23,6 +23,7 @@ _IDLE = 0.01  # of what is sustainable
 _MORE = 1.25  # times the rate, while all holds
 _MOST = 40  # rates that are tried above what is sustainable
 _PRECISE = 0.01  # relative width of the bracket
+_NEAR = 0.9  # of a rate that misses, from which runs are long before all is said to hold: avalanches are rare
 _AROUND = 4  # more rates on either side of one that stays open
 _PART = 0.3  # of the work of an operating point, for each rate
 
@@ -80,9 +81,12 @@ class _Search:
     def __call__(self, rate_rps: float) -> State:
         """How all objectives stand at a rate."""
         model = _at(self._model, rate_rps / self._model.total_rate_rps)
+        is_near = self.high is not None and rate_rps > _NEAR * self.high
 
         def decided(seen: Observation) -> bool:
-            return overall(decisions(seen, self._objectives)) is not State.OPEN
+            state = overall(decisions(seen, self._objectives))
+            long_enough = seen.sample.completed >= LONG or not is_near
+            return state is State.MISSES or (state is State.HOLDS and long_enough)
 
         seen = observe(
             model,
@@ -107,6 +111,12 @@ class _Search:
     def high(self) -> float | None:
         """The least rate that misses."""
         return min((p.rate_rps for p in self.probes if p.state is State.MISSES), default=None)
+
+    @property
+    def below_high(self) -> float:
+        """The largest rate that does not miss, below those that do."""
+        high = math.inf if self.high is None else self.high
+        return max(p.rate_rps for p in self.probes if p.rate_rps < high)
 
     def open_between(self) -> list[float]:
         """Rates between them that stay open, ascending."""
@@ -157,14 +167,12 @@ def _narrow(search: _Search) -> None:
     for _ in range(_AROUND):
         if (open_ := search.open_between()) and open_[0] > (1 + _PRECISE) * search.low:
             search((search.low + open_[0]) / 2)
-    for _ in range(_AROUND):
-        open_ = search.open_between()
-        if not open_:
-            return
+    for _ in range(_AROUND if search.open_between() else 0):
+        below = search.below_high
         if search.high is None:
-            search(_MORE * open_[-1])
-        elif search.high > (1 + _PRECISE) * open_[-1]:
-            search((open_[-1] + search.high) / 2)
+            search(_MORE * below)
+        elif search.high > (1 + _PRECISE) * below:
+            search((below + search.high) / 2)
 
 
 def _at(model: ServingModel, factor: float) -> ServingModel:

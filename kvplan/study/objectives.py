@@ -20,10 +20,10 @@ from kvplan.study.operating_point import BUDGET_S, Observation, observe
 from kvplan.study.sample import ITL, QUANTILES, Estimate, Sample
 
 _LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
-_SHORT, _SHORT_BELOW = 3.0, 34_000  # times as wide again, of so few completions
+_SHORT = 3.0  # times as wide again, of fewer completions than `LONG`
+LONG = 34_000
 _ROUNDING = 1e-9  # relative, by which a time that is exactly the limit may exceed it
 _HALF_BIN = math.exp(0.5 / GAPS_IN_E)  # gaps in the bin of the limit are within it
-RECOMPUTED = "recomputed_share"
 
 
 class State(StrEnum):
@@ -126,7 +126,7 @@ def overall(decided: Sequence[Decision]) -> State:
 def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Decision:
     time, _, figure = key.partition(".")
     allowed = 1 - QUANTILES[figure] if figure in QUANTILES else 1.0
-    shown = sample.recomputed() if key == RECOMPUTED else sample.estimate(time, figure)
+    shown = sample.figure(key)
     if shown is None:
         if seen.trend is Trend.GROWING:
             state = State.MISSES
@@ -140,7 +140,7 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
     if seen.is_replay:
         width = 0.0
     else:
-        width *= _LOOKS * (_SHORT if sample.completed < _SHORT_BELOW else 1.0)
+        width *= _LOOKS * (_SHORT if sample.completed < LONG else 1.0)
     state = _state(share, width, allowed * (1 + _ROUNDING), seen)
     if seen.trend is Trend.GROWING:
         return Decision(key, limit, state, None, None, None, share, width, allowed)

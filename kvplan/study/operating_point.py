@@ -194,6 +194,8 @@ def observe(
     *,
     stream: int = 0,
     budget_s: float = BUDGET_S,
+    requests: int | None = None,
+    runs: int = RUNS,
 ) -> Observation:
     """Run a profile in rounds until enough is known, the queue grows, or the work is used up.
 
@@ -205,6 +207,10 @@ def observe(
         Runs of different streams have different seeds.
     budget_s
         Counted work of all runs.
+    requests
+        In each run of the first round, at least; None: as many as the budget makes reasonable.
+    runs
+        Of a round.
     """
     if model.arrivals.trace is not None:
         return _replayed(model, plan, settings)
@@ -212,7 +218,9 @@ def observe(
     warm, period = warm_up_s(alone), None if model.schedule is None else model.schedule.period_s
     heavy, length = _factor(model, settings), max(_REQUESTS / rate, 2 * life_s(alone))
     iterations = (1 if model.fleet is None else model.fleet.size) / typical_iteration_s(alone)
-    if heavy * RUNS * (warm + length) * (rate * _REQUEST_S + iterations * _ITERATION_S) > budget_s / 8:
+    if requests is not None:
+        length = max(requests / rate, 2 * life_s(alone))
+    elif heavy * runs * (warm + length) * (rate * _REQUEST_S + iterations * _ITERATION_S) > budget_s / 8:
         length = max(_FEW_REQUESTS / rate, 2 * life_s(alone))
     if period is not None:
         length = math.ceil(length / period) * period
@@ -222,11 +230,11 @@ def observe(
         batches = BATCHES if period is None else _PARTS * round(length / period)
         spans = _spans(max(warm, _CUT * length), length / batches, batches, aligned=period is not None)
         first = 1_000 * stream + len(windows)
-        made = at_once(partial(_run, model, plan, settings, spans), range(first, first + RUNS))
+        made = at_once(partial(_run, model, plan, settings, spans), range(first, first + runs))
         windows += made
         last = heavy * sum(_REQUEST_S * w.arrived + _ITERATION_S * w.iterations for w in made)
         work += last
-        may_grow = len(windows) > 2 * RUNS or min(w.arrived for w in made) >= _MAY_GROW
+        may_grow = len(windows) > 2 * runs or min(w.arrived for w in made) >= _MAY_GROW
         judged = together([trend(w.least, rate * w.width_s, may_grow=may_grow) for w in made])
         if any(w.stuck for w in made):
             judged = Trend.GROWING

@@ -174,6 +174,11 @@ class Sample:
             return None
         return around(times.mean()) if figure == "mean" else _percentile(times, QUANTILES[figure])
 
+    def figure(self, key: str) -> Estimate | None:
+        """A figure by its key, such as ``ttft_s.p95``, or ``recomputed_share``; None where there is none."""
+        time, _, figure = key.partition(".")
+        return self.estimate(time, figure) if figure else self._recomputed()
+
     def cliff(self, time: str, figure: str) -> Cliff | None:
         """Where a percentile falls into a gap of its law: between iterations with and without a prompt, say."""
         times, share = self.times(time), QUANTILES[figure]
@@ -195,7 +200,7 @@ class Sample:
         counts = [np.bincount(w.batch, w.evictions, w.batches).astype(np.float64) for w in self.windows]
         return around(ratio(counts, self._done()))
 
-    def recomputed(self) -> Estimate | None:
+    def _recomputed(self) -> Estimate | None:
         """Share of all computed tokens that were computed before, run by run; None where none was computed."""
         again = [np.array([float(w.recomputed_tokens)]) for w in self.windows]
         tokens = [np.array([float(w.computed_tokens)]) for w in self.windows]

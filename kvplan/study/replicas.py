@@ -1,0 +1,153 @@
+"""Whether a number of replicas keeps the objectives of a demand, by runs that are long enough to tell.
+
+A fleet to which requests come at random is judged by one of its replicas, which gets each with probability 1/N, of
+arrivals that cluster, or were recorded, as the model says. Where the router looks, or knows sessions, all replicas are
+simulated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
+from kvplan.analysis.worst_window import at_rates
+from kvplan.model import Plan, ServingModel
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.slo import KEYS
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.study.judging import Trend
+from kvplan.study.objectives import Decision, Objective, State, decisions, overall
+from kvplan.study.operating_point import BUDGET_S, RUNS, Observation, observe
+from kvplan.study.sample import Estimate
+
+MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
+_LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often
+_MOST_ITERATIONS = 250_000  # of one request on every simulated replica; of long ones fewer stand for all
+
+
+class Kept(NamedTuple):
+    """What runs of some replicas say.
+
+    Attributes
+    ----------
+    decided
+        Of each objective.
+    figures
+        All of `kvplan.model.slo.KEYS` that there are, by key; none where the queue grows.
+    """
+
+    trend: Trend
+    decided: tuple[Decision, ...]
+    figures: Mapping[str, Estimate]
+
+    @property
+    def state(self) -> State:
+        """Of all objectives together, and of the queue, which has to be steady."""
+        return _state(self.trend, self.decided)
+
+
+def keeps(
+    model: ServingModel,
+    plan: Plan,
+    settings: Settings,
+    objectives: Sequence[Objective],
+    *,
+    stream: int = 0,
+    budget_s: float = BUDGET_S,
+    requests: int | None = None,
+    runs: int = RUNS,
+) -> Kept:
+    """Decide whether replicas keep the objectives, with longer and longer runs; too short ones leave it open.
+
+    Parameters
+    ----------
+    model
+        What `stand_in` makes of a number of replicas.
+    objectives
+        Where there are none, the queue alone decides.
+    requests
+        Of each run of the first round, at least; None: few.
+    runs
+        Of a round.
+    """
+
+    def is_decided(seen: Observation) -> bool:
+        return _state(seen.trend, decisions(seen, objectives)) is not State.OPEN
+
+    seen = observe(
+        model, plan, settings, is_decided, stream=stream, budget_s=budget_s, requests=requests, runs=runs
+    )
+    return Kept(seen.trend, decisions(seen, objectives), dict(_figures(seen)))
+
+
+def _state(trend: Trend, decided: Sequence[Decision]) -> State:
+    if trend is Trend.GROWING:
+        return State.MISSES
+    return State.OPEN if trend is Trend.UNDECIDED and not decided else overall(decided)
+
+
+def _figures(seen: Observation) -> list[tuple[str, Estimate]]:
+    if seen.trend is Trend.GROWING:
+        return []
+    found = [(key, seen.sample.figure(key)) for key in KEYS]
+    return [(key, figure) for key, figure in found if figure is not None]
+
+
+def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
+    """The same mix at another total rate, constant; of users as many more or fewer, whole ones.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60))
+    >>> scaled(model, 0.5).total_rate_rps
+    0.5
+    """
+    factor = rate_rps / model.total_rate_rps
+    if users_of(model):
+        return with_rates_of_users(with_part_of_users(replace(model, schedule=None), factor))
+    return at_rates(model, [c.rate_rps * factor for c in model.classes])
+
+
+def stand_in(
+    model: ServingModel, rate_rps: float, replicas: int, router: Routing | None = None
+) -> ServingModel:
+    """What is simulated for so many replicas that share a total rate.
+
+    Without a router one of them, to which requests are sent at random, and the turns of its sessions; else all, of more
+    than `most_simulated` so many with their part of the arrivals at random.
+
+    Examples
+    --------
+    >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
+    >>> clumps = ArrivalProcess(cv=3.0)
+    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60), arrivals=clumps)
+    >>> found = stand_in(model, 8.0, 4)
+    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9)
+    (2.0, 3.0)
+    >>> found = stand_in(model, 8.0, 128, Routing.LEAST_KV)
+    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9), found.fleet.size
+    (4.0, 5.0, 64)
+    """
+    size = 1 if router is None else min(replicas, most_simulated(model))
+    fleet = None if router is None or size == 1 else Fleet(replicas=size, routing=router)
+    part = scaled(replace(model, fleet=fleet), rate_rps * size / replicas)
+    return replace(part, arrivals=model.arrivals.split(replicas / size))
+
+
+def most_simulated(model: ServingModel) -> int:
+    """How many replicas of a fleet are simulated at most: fewer than 64 where requests take thousands of iterations.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> def outputs(tokens: int) -> ServingModel:
+    ...     return ServingModel((RequestClass("a", 5, (tokens,), (1.0,), 2.0),), Timing(1.0), Replica(10**6))
+    >>> most_simulated(outputs(2000)), most_simulated(outputs(25_000)), most_simulated(outputs(900_000))
+    (64, 16, 16)
+    """
+    mix, budget = model.mix, model.replica.max_num_batched_tokens
+    iterations = mix.mean(mix.stages)
+    if budget is not None:
+        iterations += mix.mean(mix.prefill_tokens) / budget
+    return min(max(int(_MOST_ITERATIONS / (1 + iterations)), _LEAST_SIMULATED), MOST_SIMULATED)
