@@ -214,7 +214,7 @@ def mean_iteration_time(
 def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:
     """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
 
-    Above the rate up to which a backlog drains lies the danger zone (`kvplan.analysis.recovery`).
+    Above the rate up to which a backlog drains lies the danger zone (`kvplan.study.recovery`).
     """
     full = saturation(model)
     kind, cycle = mixed_cycle(model, stable=attracts_all(model, stability))

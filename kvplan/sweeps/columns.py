@@ -17,7 +17,6 @@ from kvplan.report.keys import Kind, gateable
 from kvplan.simulation.metrics import ClassResult, PolicyResult
 
 DEFAULT = (
-    "verdict.status",
     "verdict.binding",
     "load.offered_rps",
     "load.sustainable_rps",

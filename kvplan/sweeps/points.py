@@ -20,6 +20,7 @@ from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
+from kvplan.study.recovery import Recovery
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.vary import Axis, Number, stretch
 from kvplan.version import __version__
@@ -114,6 +115,8 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
     if _shares_stability(sweep):
         cold = with_cold_cache(one_replica(point.model))
         known["stability"] = _stability(_with_room(cold))
+    if not _rests_on_recovery(sweep):
+        known["recovery"] = Recovery(None, reason="no column asks for it")
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}
     error = None
@@ -141,6 +144,15 @@ _ANY_TIMING = Timing(1.0)
 def _shares_stability(sweep: Sweep) -> bool:
     names = {column.name for column in sweep.columns}
     return "stability.advice" not in names and any(c.block in _ON_STABILITY for c in sweep.columns)
+
+
+@lru_cache(maxsize=8)
+def _rests_on_recovery(sweep: Sweep) -> bool:
+    """Whether a column is of what a saturated replica serves, which takes runs."""
+    return any(
+        (c.block in ("verdict", "notes") and c.path != ("binding",)) or "danger_zone_rps" in c.path
+        for c in sweep.columns
+    )
 
 
 def _with_room(model: ServingModel) -> ServingModel:
