@@ -32,7 +32,7 @@ from kvplan.report.fleet import FleetBlock, fleet_block, fleet_notes
 from kvplan.report.inputs import Inputs, caveat, inputs
 from kvplan.report.keys import REGISTRY
 from kvplan.report.kv_layout import LayoutBlock, layout_block
-from kvplan.report.notes import Source, notes, sources
+from kvplan.report.notes import Source, beside_runs, notes, sources
 from kvplan.report.prefix_cache import CacheBlock, cache_block, collapse_actions
 from kvplan.report.verdict import actions, summary
 from kvplan.report.words import Status
@@ -358,6 +358,7 @@ class Analyses:
             self.verdict.recovers_up_to_rps or 0.0,
             self.cold,
             self.prefix_cache,
+            None if self.whole.fleet is not None else beside_runs(self.equilibrium, self.operating_point),
         )
         return said if self.whole.fleet is None else (*said, *fleet_notes(self.whole.fleet))
 

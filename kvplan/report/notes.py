@@ -8,7 +8,7 @@ from kvplan.analysis.concurrency import eviction_is_impossible, never_grows
 from kvplan.analysis.dispersion import excess_dispersion, stay_s
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import SafetyBuffer, clusters_held, has_doubtful_tail
-from kvplan.analysis.records import Load
+from kvplan.analysis.records import Equilibrium, Load
 from kvplan.analysis.stability import UNCERTIFIED, Stability
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import MOST_STAGES, CycleKind, WorstCycle
@@ -18,8 +18,10 @@ from kvplan.report.inputs import band_notes, extrapolations, origins_note, state
 from kvplan.report.prefix_cache import CacheBlock, cache_notes
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
 from kvplan.report.words import Basis
+from kvplan.study.operating_point import OperatingPoint
 from kvplan.units import format_number, format_seconds, format_tokens
 
+_LITTLE = 0.02  # by which a formula may be off runs
 _FEW_CLUSTERS = 2  # in memory at a time; below, the law of their usage was never near that simulated
 
 
@@ -136,6 +138,7 @@ def notes(
     drains_up_to_rps: float,
     cold: ServingModel,
     cache: CacheBlock | None,
+    beside_runs: str | None,
 ) -> tuple[str, ...]:
     """What was assumed, what is not modelled, and what to beware of."""
     replica = model.replica
@@ -148,6 +151,7 @@ def notes(
         f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "
         "replicas.",
         *(_not_cached(model) if cache is None else cache_notes(cache, model)),
+        *([] if beside_runs is None else [beside_runs]),
     ]
     model = cold
     held = requests_in_memory(model)
@@ -252,6 +256,20 @@ def notes(
     if varying is not None:
         found += _of_schedule(varying, offered, waiting)
     return tuple(found)
+
+
+def beside_runs(state: Equilibrium, point: OperatingPoint) -> str | None:
+    """Where the formula of the iteration time is outside the interval of runs, and more than a little off."""
+    formula, seen = state.iteration_time_s, point.iteration_s
+    if formula is None or point.latency.status in ("growing", "undecided"):
+        return None
+    if seen.low <= formula <= seen.high or abs(formula / seen.value - 1) <= _LITTLE:
+        return None
+    low, high = format_seconds(seen.low), format_seconds(seen.high)
+    return (
+        f"equilibrium: an iteration takes {format_seconds(formula)} by the formula, which knows no fluctuations, and "
+        f"{format_seconds(seen.value)} ({low} to {high}) in runs."
+    )
 
 
 def _not_cached(model: ServingModel) -> Iterator[str]:
