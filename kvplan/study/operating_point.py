@@ -377,10 +377,17 @@ def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
     """The 24th part with the longest mean TTFT; None where rates do not vary."""
     if model.schedule is None and model.arrivals.trace is None:
         return None
-    width = seen.windows[0].width_s
-    parts = [Sample(tuple(w.only(part, _PARTS) for w in seen.windows)) for part in range(_PARTS)]
+    parts = [
+        Sample(tuple(w.only(_place(w, model, part), _PARTS) for w in seen.windows)) for part in range(_PARTS)
+    ]
     means = [part.estimate("ttft_s", "mean") for part in parts]
     worst = max(range(_PARTS), key=lambda i: -math.inf if (mean := means[i]) is None else mean.value)
-    begin = seen.windows[0].begin_s + worst * width
-    begin = begin if model.schedule is None else begin % model.schedule.period_s
+    width = seen.windows[0].width_s
+    begin = worst * width + (seen.windows[0].begin_s if model.schedule is None else 0.0)
     return WorstPart(begin, begin + width, *(_distribution(parts[worst], time) for time in LATENCIES))
+
+
+def _place(of: Window, model: ServingModel, part: int) -> int:
+    """The first batch of a window that belongs to a part: of a schedule's period, parts are counted from its start."""
+    begun = 0 if model.schedule is None else round(of.begin_s / of.width_s)
+    return (part - begun) % _PARTS
