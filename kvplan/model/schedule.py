@@ -7,7 +7,7 @@ Time is in seconds from the start of a period.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -292,6 +292,21 @@ class Steps:
         kept = np.append(True, np.diff(factors) != 0)
         return StepCourse(self.period_s, np.array(self.starts_s)[kept], factors[kept])
 
+    def later(self, seconds: float) -> "Steps":
+        """The same, seen from so much later on.
+
+        >>> Steps(24.0, (0.0, 8.0), ((1.0,), (2.0,))).later(6.0)
+        Steps(period_s=24.0, starts_s=(0.0, 2.0, 18.0), factors=((1.0,), (2.0,), (1.0,)))
+        """
+        seconds %= self.period_s
+        steps = {
+            (start - seconds) % self.period_s: row
+            for start, row in zip(self.starts_s, self.factors, strict=True)
+        }
+        now = max(start for start in self.starts_s if start <= seconds)
+        steps[0.0] = self.factors[self.starts_s.index(now)]
+        return Steps(self.period_s, tuple(sorted(steps)), tuple(steps[start] for start in sorted(steps)))
+
     def mixes(self) -> tuple[tuple[float, ...], ...]:
         """Factors of the classes in proportion, where anybody arrives: each mix once; one where classes agree."""
         found = {tuple(f / max(row) for f in row): None for row in self.factors if max(row) > 0}
@@ -314,6 +329,10 @@ class Sinusoid:
     def course(self, weights: Sequence[float]) -> SineCourse:
         """The mean factor of the classes, however weighted."""
         return SineCourse(self.period_s, self.amplitude, self.peak_s)
+
+    def later(self, seconds: float) -> "Sinusoid":
+        """The same, seen from so much later on."""
+        return replace(self, peak_s=(self.peak_s - seconds) % self.period_s)
 
     def mixes(self) -> tuple[tuple[float, ...], ...]:
         """Factors of the classes in proportion: none that differ."""

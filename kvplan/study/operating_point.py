@@ -8,11 +8,14 @@ same profile gives the same bytes everywhere.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
+from kvplan.analysis.equilibrium import per_request
 from kvplan.analysis.fleet import one_replica
+from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
@@ -29,6 +32,9 @@ RUNS = 2  # of a round
 _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
 _CUT = 0.2  # of the window, before it, at least
 _PARTS = 24  # of a day
+_PARTS_S = (86_400.0, 3_600.0, 600.0)  # of a schedule that is too long
+_MOST_REQUESTS, _MOST_OF_PERIOD = 5_000_000, 2_000_000  # of a run; of a period that is run as a whole
+_GOLDEN = (math.sqrt(5) - 1) / 2
 _REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
 _DRAFTS, _LAYERS, _SGLANG = 8.0, 3.0, 3.0  # times as much work
 _MAY_GROW = 10_000  # requests of a run, or the third round, from which it may be called growing
@@ -171,13 +177,18 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
     def settled(seen: Observation) -> bool:
         return seen.trend is Trend.STEADY and not unsettled(seen.sample)
 
-    settings = engine_settings(model)
-    seen = observe(model, plan, settings, settled)
+    settings, arrivals = engine_settings(model), Load().on(model).name
+    try:
+        seen = observe(model, plan, settings, settled)
+    except UsageError as refused:
+        none = Estimate(math.nan, math.nan, math.nan)
+        latency = Latency(Status.UNDECIDED, str(refused))
+        return OperatingPoint(settings.policy, settings.given, arrivals, latency, none, none, 0, 0)
     sample = seen.sample
     return OperatingPoint(
         settings.policy,
         settings.given,
-        Load().on(model).name,
+        arrivals,
         _latency(seen, model),
         sample.rate(),
         sample.iteration_s(),
@@ -215,15 +226,16 @@ def observe(
     if model.arrivals.trace is not None:
         return _replayed(model, plan, settings)
     alone, rate = one_replica(model), model.total_rate_rps
-    warm, period = warm_up_s(alone), None if model.schedule is None else model.schedule.period_s
-    heavy, length = _factor(model, settings), max(_REQUESTS / rate, 2 * life_s(alone))
-    iterations = (1 if model.fleet is None else model.fleet.size) / typical_iteration_s(alone)
+    warm, period, life = warm_up_s(alone), _period_s(model), life_s(alone)
+    heavy, length = _factor(model, settings), max(_REQUESTS / rate, 2 * life)
     if requests is not None:
-        length = max(requests / rate, 2 * life_s(alone))
-    elif heavy * runs * (warm + length) * (rate * _REQUEST_S + iterations * _ITERATION_S) > budget_s / 8:
-        length = max(_FEW_REQUESTS / rate, 2 * life_s(alone))
+        length = max(requests / rate, 2 * life)
+    elif heavy * runs * _work_s(alone, rate, warm + length) > budget_s / 8:
+        length = max(_FEW_REQUESTS / rate, 2 * life)
     if period is not None:
         length = math.ceil(length / period) * period
+    if rate * (warm + length) > _MOST_REQUESTS:
+        raise UsageError(f"{rate * (warm + length):.3g} requests in a run; {_MOST_REQUESTS:,} is the most")
     windows: list[Window] = []
     work = 0.0
     while True:
@@ -238,12 +250,39 @@ def observe(
         judged = together([trend(w.least, rate * w.width_s, may_grow=may_grow) for w in made])
         if any(w.stuck for w in made):
             judged = Trend.GROWING
+        elif judged is Trend.GROWING and model.schedule is not None and period != model.schedule.period_s:
+            judged = Trend.UNDECIDED  # a part of a period may well grow
         seen = Observation(
             Sample.of(windows, spans.width_s if period is None else period), judged, tuple(windows), work
         )
         if judged is Trend.GROWING or work + 2 * last > budget_s or enough(seen):
             return seen
         length *= 2
+
+
+def _period_s(model: ServingModel) -> float | None:
+    """What is seen as a whole: a schedule's period; of one with too many requests a day, an hour or less of it."""
+    if model.schedule is None:
+        return None
+    period = model.schedule.period_s
+    parts = [period, *(part for part in _PARTS_S if part < period and (period / part).is_integer())]
+    return next((part for part in parts if model.total_rate_rps * part <= _MOST_OF_PERIOD), parts[-1])
+
+
+def _seen_from(model: ServingModel, seed: int) -> ServingModel:
+    """The model from some time of its schedule on, where that is not run as a whole: evenly spread over the seeds."""
+    if model.schedule is None or (part := _period_s(model)) is None or part == model.schedule.period_s:
+        return model
+    place = int(seed * _GOLDEN % 1 * (model.schedule.period_s / part))
+    return replace(model, schedule=model.schedule.later(place * part))
+
+
+def _work_s(one: ServingModel, rate_rps: float, seconds: float) -> float:
+    """Counted work of a run, about: iterations are those of full replicas, or of requests that are alone."""
+    requests = rate_rps * seconds
+    replicas = rate_rps / one.total_rate_rps
+    iterations = min(replicas * seconds / typical_iteration_s(one), requests * per_request(one).iterations)
+    return _REQUEST_S * requests + _ITERATION_S * iterations
 
 
 def _factor(model: ServingModel, settings: Settings) -> float:
@@ -262,6 +301,7 @@ def _spans(begin_s: float, width_s: float, count: int, *, aligned: bool) -> Span
 
 def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed: int) -> Window:
     end_s = spans.begin_s + spans.number * spans.width_s
+    model = _seen_from(model, seed)
     load = Load(requests=None, horizon_s=end_s).on(model)
     names = tuple(c.name for c in model.classes) if load.trace is None else ("trace",)
     requests = generate(model, load, seed)
