@@ -135,7 +135,7 @@ def notes(
     waiting: Wait,
     buffer: SafetyBuffer,
     varying: Peak | None,
-    drains_up_to_rps: float,
+    recovers_up_to_rps: float,
     cold: ServingModel,
     cache: CacheBlock | None,
     beside_runs: str | None,
@@ -145,7 +145,7 @@ def notes(
     found = [
         *origins_note(model.provenance),
         *extrapolations(model.measured, tuple(states(model))),
-        *band_notes(model, offered, drains_up_to_rps),
+        *band_notes(model, offered, recovers_up_to_rps),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "

@@ -48,7 +48,7 @@ def summary(
     )
 
 
-def beside_spectrum(status: Status, local: Stability, drains_up_to_rps: float | None) -> str | None:
+def beside_spectrum(status: Status, local: Stability, recovers_up_to_rps: float | None) -> str | None:
     """Why the status is not what the spectrum says; None where it is, or where too much is offered anyway.
 
     The spectrum is that of the full equilibrium in the fluid model, the status is about the offered rate.
@@ -56,9 +56,9 @@ def beside_spectrum(status: Status, local: Stability, drains_up_to_rps: float | 
     if status is Status.OVERLOADED or (status is Status.STABLE) == local.stable:
         return None
     drains = "is not known to drain"
-    if drains_up_to_rps is not None:
+    if recovers_up_to_rps is not None:
         sure = "drains" if status is Status.STABLE else "is sure to drain only"
-        drains = f"{sure} up to {format_number(drains_up_to_rps)} requests/s"
+        drains = f"{sure} up to {format_number(recovers_up_to_rps)} requests/s"
     return (
         f"The status is {status} all the same: this is about small disturbances of a full replica, the status about "
         f"any backlog at the offered rate, which {drains}."

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from every import every
+from oracle.saturated import Means, served
+from oracle.system import System
 from oracles import stationary_mean_queue
-from saturated_greedy import EMPTY, Server, measure
 from strategies import mix_model
 
 from kvplan.analysis.admission import integer_budgets, mean_queue, rate_cap
@@ -66,22 +67,28 @@ def test_fluid_losses(row: dict[str, Any]) -> None:
     assert round(100 * worst_cycle(model, stability(model), None).loss, row["digits"]) == row["percent"]
 
 
+def greedy(model: ServingModel) -> System:
+    """The oracle's view of a model under greedy admission, which restarts what it evicts and reserves no block."""
+    blocks = model.replica.memory_tokens // model.replica.block_tokens
+    return System.of(model).with_rules(restart=1, blocks=blocks)
+
+
 @pytest.mark.parametrize("row", CYCLES["saturated"], ids=lambda row: row["source"])
 def test_mixes_lose_more_to_a_pool_of_long_requests(row: dict[str, Any]) -> None:
     """From a flood, in the fluid map and by whole requests; the report says the worst of several starts."""
     model = mix_model(*row["rows"], memory=row["memory"], block_tokens=row["block"], prefill=row["prefill"])
-    mix, server = model.mix, Server.of(model)
-    n_star = server.pages / server.mean_footprint
-    served = measure(server, EMPTY, 0, completions=1_000_000)
-    assert 4 * served.standard_error_rps < 0.03 * n_star
-    whole = served.rate_rps / n_star  # an iteration takes a second
+    system, mix = greedy(model), model.mix
+    n_star = Means.of(system).admissions
+    flood = served(system, Means.of(system), "flood", None, 1_000_000, seed=0)
+    assert 4 * flood.se < 0.03 * n_star
+    whole = flood.rate_rps / n_star  # an iteration takes a second
     assert whole == pytest.approx(row["whole"], abs=0.012)
-    system = fluid_map(mix.held, mix.share, mix.input_tokens.astype(float), model.replica.capacity_tokens)
-    assert system.eviction_free_throughput == pytest.approx(n_star, rel=1e-12)
-    flood = find_attractor(system, np.zeros(system.size))
-    assert flood.settled
-    assert flood.throughput / n_star == pytest.approx(row["map"], abs=2e-3)
-    assert flood.throughput / n_star == pytest.approx(whole, abs=0.015)
+    fluid = fluid_map(mix.held, mix.share, mix.input_tokens.astype(float), model.replica.capacity_tokens)
+    assert fluid.eviction_free_throughput == pytest.approx(n_star, rel=1e-12)
+    collapsed = find_attractor(fluid, np.zeros(fluid.size))
+    assert collapsed.settled
+    assert collapsed.throughput / n_star == pytest.approx(row["map"], abs=2e-3)
+    assert collapsed.throughput / n_star == pytest.approx(whole, abs=0.015)
     found = worst_cycle(model, stability(model), None)
     assert found.kind is CycleKind.SIMULATED
     assert 1 - found.loss == pytest.approx(row["map"], abs=6e-3)

@@ -8,7 +8,6 @@ import small_runs
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
-from layered_campaign import FIRST, campaign, table
 from small_runs import Case, bytes_of
 from tiers import examples
 
@@ -270,20 +269,3 @@ def test_compiled_and_plain_runs_leave_the_same_bytes(seed: int, tokens: int, me
     replica = Replica(memory, block_tokens=4, max_num_batched_tokens=50)
     case = Case(with_what_they_emit(some, drafts, rng), drafts.slowed(Timing(1.0, d1=0.01)), replica, {})
     assert bytes_of(small_runs.run(name, case)) == bytes_of(small_runs.run(name, case, compile=True))
-
-
-# ------------------------------------------------------------------------------------------------- the verdicts
-
-
-@pytest.mark.parametrize("of", ["drafts", "both"])
-def test_a_few_verdicts_survive_whole_requests(of: str) -> None:
-    found = campaign(range(4), 3000, of)
-    assert not [row for row in found if row.wrongly_stable], table(found)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("of", ["drafts", "both"])
-def test_two_hundred_verdicts_survive_whole_requests(of: str) -> None:
-    found = campaign(range(FIRST, FIRST + 200), of=of)
-    assert sum(row.stable for row in found) >= 100
-    assert not [row for row in found if row.wrongly_stable], table(found)

@@ -10,14 +10,12 @@ import pytest
 import small_runs
 from hypothesis import example, given
 from hypothesis import strategies as st
-from layered_campaign import FIRST, campaign, table
 from oracles import SlowMap
 from small_runs import Case, agree, bytes_of
 from tiers import examples
 
 from kvplan.analysis.equilibrium import equilibrium, saturation
 from kvplan.analysis.fluid_map import FluidMap, collapsed_starts, fluid_map, run
-from kvplan.analysis.latency import latency
 from kvplan.analysis.worst_cycle import CycleKind, pulse_cycle
 from kvplan.model import FloatArray, Plan, Replica, RequestClass, ServingModel, TabledWeights, Timing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
@@ -281,25 +279,9 @@ def test_what_falls_has_none(layout: KvLayout) -> None:
 
 
 @pytest.mark.parametrize("load", [0.4, 0.75])
-def test_iterations_and_latencies_are_those_simulated(load: float) -> None:
-    """Where held and read differ: to a percent, latencies to three."""
+def test_iterations_are_those_simulated(load: float) -> None:
+    """Where held and read differ: to a percent."""
     full = model(WINDOWS, 40_000, 1.0, 60, 150)
     at = replace(full, classes=(replace(full.classes[0], rate_rps=load * saturation(full).throughput_rps),))
     runs = study.study(at, Plan(), Load(requests=20_000), options.chosen(["vllm"], []), [0])
-    simulated, said = runs.results[0], latency(at)
-    assert simulated.iteration_time_s == pytest.approx(equilibrium(at).iteration_time_s, rel=0.01)
-    assert said.ttft_s.mean == pytest.approx(simulated.ttft_s.mean, rel=0.03)
-    assert said.itl_s.mean == pytest.approx(simulated.itl_s.mean, rel=0.03)
-    assert said.e2e_s.p99 == pytest.approx(simulated.e2e_s.p99, rel=0.04)
-
-
-def test_a_few_verdicts_survive_whole_requests() -> None:
-    found = campaign(range(8), 3000)
-    assert not [row for row in found if row.wrongly_stable], table(found)
-
-
-@pytest.mark.nightly
-def test_two_hundred_verdicts_survive_whole_requests() -> None:
-    found = campaign(range(FIRST, FIRST + 200))
-    assert sum(row.stable for row in found) >= 100
-    assert not [row for row in found if row.wrongly_stable], table(found)
+    assert runs.results[0].iteration_time_s == pytest.approx(equilibrium(at).iteration_time_s, rel=0.01)

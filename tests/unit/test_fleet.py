@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 from strategies import one_class
 
-from kvplan.analysis.equilibrium import per_request
-from kvplan.analysis.fleet import (
-    FleetFigures,
-    Winner,
-    decode_replica,
-    fleet_figures,
-    one_replica,
-    prefill_replica,
-)
-from kvplan.analysis.goodput import Goodput, goodput
-from kvplan.analysis.latency import latency
+from kvplan.analysis.fleet import FleetFigures, Winner, fleet_figures, one_replica
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.split import served, sides, transfers_s
 from kvplan.model import ArrivalProcess, Plan, Prefill, Prompt, Replica, RequestClass, ServingModel, Timing
@@ -30,6 +20,8 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
 from kvplan.report.assembly import Analyses
+from kvplan.study.fleet import timed
+from kvplan.study.operating_point import operating_point
 
 LAW = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
 SPLIT = Fleet(5, 3, transfer_bytes_per_s=20e9, bytes_per_token=131_072)
@@ -37,8 +29,7 @@ SPLIT = Fleet(5, 3, transfer_bytes_per_s=20e9, bytes_per_token=131_072)
 
 def fleet(model: ServingModel, **limits: float) -> FleetFigures:
     wanted = {key.replace("__", "."): bound for key, bound in limits.items()}
-    one = one_replica(model)
-    found = fleet_figures(model, wanted, latency(one), goodput(one, wanted) if wanted else Goodput())
+    found = fleet_figures(model, wanted)
     assert found is not None
     return found
 
@@ -69,42 +60,44 @@ def test_users_of_a_fleet_ask_as_fast_as_their_parts_on_single_replicas() -> Non
     assert one_replica(all_of_them).classes[0].sessions == law
 
 
-def test_sides_are_the_same_as_replicas_of_their_own() -> None:
+def by_hand(model: ServingModel) -> dict[str, tuple[float, ...]]:
+    """Of prefill, decode and both: sequences, KV read, prompt tokens and seconds of work a request, stage by stage."""
+    law, rows = model.timing, []
+    for c in model.classes:
+        for decode, weight in zip(c.decode_tokens, c.decode_weights, strict=True):
+            rows.append((c.rate_rps * weight / sum(c.decode_weights), c.input_tokens, decode))
+    total, found = sum(rate for rate, *_ in rows), {}
+    for side, first, last in (("prefill", 1, 1), ("decode", 2, None), ("together", 1, None)):
+        sums = np.zeros(3)
+        for rate, prompt, decode in rows:
+            stages = range(first, (last or decode) + 1)
+            sums += (
+                np.array(
+                    [len(stages), sum(prompt + k for k in stages), prompt if first == 1 else 0.0], dtype=float
+                )
+                * rate
+                / total
+            )
+        sequences, read, computed = sums
+        found[side] = (sequences, read, computed, law.d1 * read + law.d2 * computed + law.d3 * sequences)
+    return found
+
+
+def test_sides_do_what_their_stages_do() -> None:
     """With answers of one token among them, which leave after the prompt."""
     model = replace(
         chat(), classes=(one_class(2000, (1, 200, 400), 60.0), one_class(300, 50, 20.0, name="b"))
     )
-    found = sides(model, SPLIT)
-    first, later = prefill_replica(model, 5), decode_replica(model, 3)
-    assert later is not None
-    assert first.total_rate_rps == pytest.approx(80 / 5)
-    assert later.total_rate_rps == pytest.approx((60 * 2 / 3 + 20) / 3)
-    cost = per_request(first)
-    assert (cost.read, cost.prefill_tokens) == pytest.approx(
-        (found.prefill.read, found.prefill.prefill_tokens)
-    )
-    assert cost.work_s == pytest.approx(found.prefill.work_s)
-    cost, passed = per_request(later), 60 / 80
-    assert cost.iterations * passed == pytest.approx(found.decode.sequences)
-    assert cost.read * passed == pytest.approx(found.decode.read)
-    assert cost.work_s * passed == pytest.approx(found.decode.work_s)
-    assert cost.held * passed == pytest.approx(found.decode.held)
-
-
-def test_a_budget_limits_the_sequences_that_decode() -> None:
-    later = decode_replica(chat(max_num_seqs=9000), 3)
-    assert later is not None
-    assert (later.replica.max_num_seqs, later.replica.max_num_batched_tokens) == (8192, None)
-    assert decode_replica(replace(chat(), classes=(one_class(100, 1),)), 3) is None
+    found, known = sides(model, SPLIT), by_hand(model)
+    for name, side in (("prefill", found.prefill), ("decode", found.decode), ("together", found.together)):
+        said = (side.sequences, side.read, side.prefill_tokens, side.work_s)
+        assert said == pytest.approx(known[name]), name
 
 
 def test_only_what_goes_on_is_moved() -> None:
     """Of answers of 1 and of 200 tokens half, and of layers of several kinds what the blocks of a prompt hold."""
     model = replace(chat(), classes=(one_class(2000, (1, 200), 60.0),))
-    first = latency(prefill_replica(model, 5)).ttft_s.mean
-    found = fleet(model).split.ttft_s
-    assert first is not None
-    assert found == pytest.approx(first + 0.5 * SPLIT.transfer_s(2000))
+    assert sides(model, SPLIT).prefill.link_s == pytest.approx(0.5 * SPLIT.transfer_s(2000))
     layers = (Layers(Attention.FULL, 10, 8192), Layers(Attention.WINDOW, 50, 8192, window=1024))
     mixed = replace(chat(), replica=replace(chat().replica, layout=KvLayout(layers, 16)))
     held = 6 * 2000  # in whole blocks of six groups of ten layers
@@ -168,7 +161,9 @@ def test_times_of_a_split_are_those_of_a_plain_simulation() -> None:
     one = one_class(900, 30, 12.0)
     apart = Fleet(1, 1, transfer_bytes_per_s=1e9, bytes_per_token=20_000)
     model = ServingModel((one,), LAW, Replica(10**6, max_num_batched_tokens=1024), fleet=apart)
-    found = fleet(model).split
+    whole = timed(fleet(model), model, Plan(), operating_point(model, Plan()).latency)
+    assert whole is not None
+    found = whole.split
     runs = [Simulated(model, apart.transfer_s(900), 4000, seed) for seed in range(4)]
     assert apart.transfer_s(900) == pytest.approx(0.018)
     assert found.ttft_s == pytest.approx(np.mean([np.mean(run.ttft) for run in runs]), rel=0.03)
@@ -182,30 +177,6 @@ def test_who_wins_depends_on_the_limit() -> None:
         found = fleet(chat(), tpot_s__mean=factor * crossing.itl_s)  # of which there is no closed form
         assert (found.winner, found.split.goodput_rps, found.together.goodput_rps) == (winner, None, None)
     assert fleet(chat()).winner is Winner.TOGETHER
-
-
-def test_goodput_decides_where_it_is_known() -> None:
-    """Prompts of whole iterations make the tail of the gaps together: far fewer than by the mean of iterations."""
-    found = fleet(chat(), itl_s__p99=0.1)
-    assert found.split.rate_rps is not None
-    assert found.together.rate_rps is not None
-    assert found.together.goodput_rps is not None
-    assert found.split.rate_rps < found.together.rate_rps
-    assert found.together.goodput_rps < found.at_least_rps[0]
-    assert found.winner is Winner.SPLIT
-
-
-def test_each_side_keeps_its_own_objectives() -> None:
-    """Rates of one replica of each side, times as many: the smaller."""
-    found = fleet(chat(), ttft_s__p95=0.35, itl_s__p99=0.018)
-    first, later = prefill_replica(chat(), 5), decode_replica(chat(), 3)
-    assert later is not None
-    one = goodput(first, {"ttft_s.p95": 0.35 - SPLIT.transfer_s(2000)}).rate_rps
-    other = goodput(later, {"itl_s.p99": 0.018}).rate_rps
-    assert one is not None
-    assert other is not None
-    assert found.split.goodput_rps == pytest.approx(min(5 * one, 3 * other))
-    assert fleet(chat(), ttft_s__p95=0.01).split.goodput_rps == 0.0
 
 
 def test_together_the_best_split_of_as_many_gpus_stands_beside() -> None:

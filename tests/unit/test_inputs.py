@@ -166,9 +166,9 @@ def test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_
         (plain := analyze(offered, name="n", sha256="")).verdict.status,
         plain.load.sustainable_rps,
     )
-    found = verdicts_in(
-        (least, most), middle.load.offered_rps, middle.load.sustainable_rps, middle.verdict.drains_up_to_rps
-    )
+    recovers = middle.verdict.recovers_up_to_rps
+    assert recovers is not None
+    found = verdicts_in((least, most), middle.load.offered_rps, middle.load.sustainable_rps, recovers)
     assert [found[-1][0], found[0][0]] == [one.verdict.status for one in ends]
     changes = any("the verdict changes" in note for note in middle.notes)
     assert changes == (ends[0].verdict.status != ends[1].verdict.status)

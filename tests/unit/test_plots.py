@@ -26,7 +26,6 @@ from kvplan.plots.fleet import FleetRates
 from kvplan.plots.palette import LIGHT
 from kvplan.plots.prefix_cache import CacheBranches, cache_branches, cache_hits
 from kvplan.report.assembly import analyze
-from kvplan.report.formula_check import simulate
 from kvplan.report.prefix_cache import cache_block
 from kvplan.report.words import Status
 
@@ -178,49 +177,6 @@ def test_the_report_has_the_cheapest_number_of_segments(name: str) -> None:
     assert (np.diff(found.count) > 0).all()
 
 
-def test_a_thinned_record_keeps_every_peak() -> None:
-    values = np.random.default_rng(5).integers(0, 1000, 4096)
-    kept = data.extremes(values, 200)
-    assert kept.size <= 402
-    assert (np.diff(kept) > 0).all()
-    for part in np.array_split(np.arange(values.size), 200):
-        mine = kept[(kept >= part[0]) & (kept <= part[-1])]
-        assert values[mine].max() == values[part].max()
-        assert values[mine].min() == values[part].min()
-    assert data.extremes(np.empty(0, dtype=np.int64), 5).size == 0
-
-
-def test_the_timeline_is_the_first_run_of_each_policy() -> None:
-    given = profile("paper-sic-limit-cycle")
-    runs = simulate(given.model, given.plan, requests=2000)
-    found = catalogue.build(report("paper-sic-limit-cycle"), given.model, given.plan, runs)
-    offered, full = (plot for plot in found if plot.section == "simulation")
-    for plot, study in ((offered, runs.offered), (full, runs.full)):
-        assert isinstance(plot.data, data.Timeline)
-        assert plot.basis == "simulated"
-        assert [run.policy for run in plot.data.runs] == ["greedy", "rate-limited"]
-        for run, outcome in zip(plot.data.runs, study.first, strict=True):
-            assert run.kv_tokens.max() == outcome.series.kv_tokens.max() <= 600
-            assert run.waiting.max() == outcome.series.waiting.max()
-            assert (np.diff(run.kv_time_s) > 0).all()
-        inline_svg(plot)
-
-
-def outcome_like(policy: str, *queue: int) -> data.Run:
-    time = np.arange(len(queue), dtype=np.float64)
-    return data.Run(policy, time, np.zeros(len(queue), dtype=np.int64), time, np.array(queue))
-
-
-def test_lines_that_are_the_same_are_known() -> None:
-    one, other, like_one = (
-        outcome_like("a", 0, 1, 2),
-        outcome_like("b", 0, 1, 3),
-        outcome_like("c", 0, 1, 2),
-    )
-    assert data.Timeline((one, other, like_one), 9, 3, 0).alike == (("a", "c"),)
-    assert data.Timeline((one, other), 9, 3, 0).alike == ()
-
-
 AGENTS = profile("agents-collapse").model
 
 
@@ -368,20 +324,6 @@ def test_an_offered_rate_far_beyond_is_said_and_leaves_the_plot_readable() -> No
     assert "far above the plot" in curve.caption
     assert not rate.data.shows_offered
     assert not curve.data.shows_offered
-
-
-def test_policies_that_do_the_same_are_said_to() -> None:
-    """Where memory is never short, a cap of admissions and none differ in nothing."""
-    roomy = mix_model((5, 4, 0.01), memory=100_000, timing=Timing(1.0))
-    runs = simulate(roomy, Plan(), requests=50)
-    *_, offered, _ = catalogue.build(analyze(roomy, name="n", sha256=""), roomy, Plan(), runs)
-    assert isinstance(offered.data, data.Timeline)
-    kv = [run.kv_tokens.tolist() for run in offered.data.runs]
-    assert kv[0] == kv[1]
-    assert offered.caption.endswith("The lines of greedy and rate-limited are the same.")
-    drawn = inline_svg(offered)
-    widths = set(re.findall(r"stroke-width: ([\d.]+)", drawn))
-    assert {"2.6", "1.1"} <= widths, "each is to be seen beside the other"
 
 
 def test_a_capacity_beyond_the_plot_is_told_with_its_distance() -> None:

@@ -278,7 +278,7 @@ def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) ->
 
 
 @every(
-    ("status", "drains_up_to_rps", "said"),
+    ("status", "recovers_up_to_rps", "said"),
     [
         ("needs_cap", 2.5, "which greedy admission is sure to drain only up to 2.5 requests/s."),
         ("needs_cap", None, "which greedy admission is not known to drain."),
@@ -287,9 +287,9 @@ def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) ->
     ],
 )
 def test_a_stable_spectrum_does_not_make_a_replica_recover(
-    status: str, drains_up_to_rps: float | None, said: str | None
+    status: str, recovers_up_to_rps: float | None, said: str | None
 ) -> None:
-    found = beside_spectrum(Status(status), _report(NEARLY_CRITICAL).stability, drains_up_to_rps)
+    found = beside_spectrum(Status(status), _report(NEARLY_CRITICAL).stability, recovers_up_to_rps)
     assert found is None if said is None else found is not None and found.endswith(said)
 
 
