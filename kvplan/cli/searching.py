@@ -4,14 +4,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvplan.cli.common import say
 from kvplan.units import format_number
 
 if TYPE_CHECKING:
-    from kvplan.decide.sizing import Measure, Measured, SoFar, Tell
+    from kvplan.decide.sizing import SoFar, Tell
     from kvplan.model import ServingModel
+
+_Measured = TypeVar("_Measured")
+
+
+class _Watch(Protocol):
+    def __call__(
+        self, label: str, measure: "Callable[[ServingModel], _Measured]", /
+    ) -> "Callable[[ServingModel], _Measured]": ...
+
 
 ALL_OF_TRACE = "--requests does not go with a profile whose trace is replayed, all of it"
 
@@ -28,7 +37,7 @@ def once(announce: Callable[[str, bool], None]) -> Callable[[str, bool], None]:
 
 
 @contextmanager
-def watching() -> "Iterator[Callable[[str, Measure], Measure]]":
+def watching() -> "Iterator[_Watch]":
     """What is being simulated, on standard error if that is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda label, measure: measure
@@ -38,8 +47,10 @@ def watching() -> "Iterator[Callable[[str, Measure], Measure]]":
 
     with Console(stderr=True).status("") as line:
 
-        def watch(label: str, measure: "Measure") -> "Measure":
-            def told(model: "ServingModel") -> "Measured":
+        def watch(
+            label: str, measure: "Callable[[ServingModel], _Measured]"
+        ) -> "Callable[[ServingModel], _Measured]":
+            def told(model: "ServingModel") -> "_Measured":
                 replicas = 1 if model.fleet is None else model.fleet.size
                 rate = format_number(model.total_rate_rps / replicas)
                 line.update(Text(f"{label}: simulating {rate} requests/s a replica"))

@@ -29,7 +29,7 @@ from kvplan.cli.common import (
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
 from kvplan.cli.prices import labels_of, price_of_gpus, prices_of
-from kvplan.cli.searching import ALL_OF_TRACE, once, telling, watching
+from kvplan.cli.searching import ALL_OF_TRACE, telling, watching
 from kvplan.cli.splitting import compare_split, gpus_of
 from kvplan.errors import UsageError
 from kvplan.units import format_number, parse_time
@@ -155,8 +155,9 @@ def size(
         int | None,
         option(
             "--requests",
-            help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000; with "
-            "--split a thousand for each replica, and from 6,000 to 60,000.",
+            help="Number of requests in each of the first runs, which then get longer until they decide. Default: ten "
+            "times what memory holds, and from 2,000 to 20,000; with --split of each run, a thousand for each replica, "
+            "and from 6,000 to 60,000.",
         ),
     ] = None,
     seeds: Seeds = 5,
@@ -291,7 +292,6 @@ def _sizing(
     from kvplan.decide.sizing import MOST_REQUESTS, simulated
     from kvplan.engines.advice import default_requests
     from kvplan.report.verdict import requests_in_memory
-    from kvplan.simulation.experiments.options import seeds as chosen
 
     check_runs(seeds, requests)
     routers = [_router(one.model, router) for one in given]
@@ -317,16 +317,8 @@ def _sizing(
         requests or default_requests(one.model) if trace is None else trace.arrival_s.size
         for one, trace in zip(loaded, traces, strict=True)
     ]
-    announce = once(say_compiling)
     measures = [
-        simulated(
-            one.plan,
-            policy,
-            requests=count,
-            most_requests=MOST_REQUESTS,
-            seeds=chosen(0, seeds),
-            announce=announce,
-        )
+        simulated(one.plan, policy, slos, requests=count, most_requests=MOST_REQUESTS, runs=seeds)
         for one, count in zip(loaded, sizes, strict=True)
     ]
     with watching() as watch, telling() as tell:

@@ -43,7 +43,7 @@ def compare_split(
 ) -> None:
     """Search, and write what was found; the arguments are those of the command."""
     from kvplan.decide.crossing import limited, lines
-    from kvplan.decide.sizing import simulated
+    from kvplan.decide.fixed_runs import simulated
     from kvplan.decide.splitting import (
         default_requests,
         fewest_gpus,

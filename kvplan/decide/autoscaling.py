@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvplan.decide.fixed_runs import Estimate, figures_of
 from kvplan.decide.fleet import Fleet as Needed
-from kvplan.decide.sizing import Estimate, figures_of
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing

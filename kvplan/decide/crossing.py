@@ -26,7 +26,7 @@ from kvplan.analysis.split import (
     sides,
     together_rps,
 )
-from kvplan.decide.sizing import Measure
+from kvplan.decide.fixed_runs import Measure
 from kvplan.decide.splitting import (
     LEAST_BUDGET,
     NEAR,

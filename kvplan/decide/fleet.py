@@ -11,11 +11,9 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.decide.sizing import (
     Capacity,
     Measure,
-    Measured,
     Size,
     Tell,
     capacity_rps,
-    scaled,
     size,
     tell_nobody,
 )
@@ -24,6 +22,7 @@ from kvplan.model import ArrivalProcess, ServingModel
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo
 from kvplan.report.inputs import doubts
+from kvplan.study.replicas import Kept, scaled
 from kvplan.units import format_number
 
 HOURS = 24  # into so many parts a sinusoid is cut
@@ -143,9 +142,9 @@ def fleet(
             )
         model = with_part_of_users(model, rate_rps / model.total_rate_rps)
     known: dict[ServingModel, Size] = {}
-    runs: dict[tuple[object, ...], Measured] = {}
+    runs: dict[tuple[object, ...], Kept] = {}
 
-    def once(one: ServingModel) -> Measured:
+    def once(one: ServingModel) -> Kept:
         """Parts of one mix share idle replicas, and sizes at which a replica gets the same, but for rounding."""
         key = (
             *((c.name, f"{c.rate_rps:.12g}") for c in one.classes),  # rates of users follow from how many

@@ -7,8 +7,9 @@ from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.host_tier import longest_wait_s
 from kvplan.analysis.prefix_cache import full_rate
 from kvplan.decide.fleet import Fleet, Way, Weighed
-from kvplan.decide.sizing import capacity_rps, scaled
+from kvplan.decide.sizing import capacity_rps
 from kvplan.model import ServingModel
+from kvplan.study.replicas import scaled
 
 
 def weighed(
@@ -36,15 +37,16 @@ def weighed(
     --------
     >>> from functools import partial
     >>> from kvplan.decide.fleet import fleet
-    >>> from kvplan.decide.sizing import Measured
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> from kvplan.model.gaps import Exponential
     >>> from kvplan.model.offload import Offload
     >>> from kvplan.model.reuse import Reuse
+    >>> from kvplan.study.judging import Trend
+    >>> from kvplan.study.replicas import Kept
     >>> one = RequestClass("a", 3000, (200,), (1.0,), 19.0, reuse=Reuse(3000, 0.8, Exponential(60.0)))
     >>> replica = Replica(400_000, offload=Offload(800_000, 5e-6, overlap=False))
     >>> model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), replica)
-    >>> steady = lambda one: Measured(True, {})
+    >>> steady = lambda one: Kept(Trend.STEADY, (), {})
     >>> sized = partial(fleet, rate_rps=None, headroom=0, slos=[], measure=steady)
     >>> found = weighed(model, sized(model), sized, (2.5, 2.6))
     >>> [(way.fleet.heaviest.replicas, found.worth_per_hour(way)) for way in found.ways]

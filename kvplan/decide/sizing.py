@@ -1,36 +1,29 @@
 """How many replicas a demand needs: closed form first, then confirmed at that size and refuted at one less.
 
-A fleet to which requests come at random is judged by one of its replicas, which gets each with probability 1/N, of
-arrivals that cluster, or were recorded, as the model says. Where the router looks, or knows sessions, all replicas are
-simulated. A size is enough if the formulas sustain that rate, the simulated queue does not grow, and every objective
-holds up to the upper end of its 95 % interval. More replicas are assumed never to make anything worse: that lets the
+A size is enough if the formulas sustain that rate, and runs, as long as it takes, show that the queue is steady and
+every objective holds (`kvplan.study.replicas`). More replicas are assumed never to make anything worse: that lets the
 search skip sizes.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import equilibrium, load, sustainable_rate, time_alone
-from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
-from kvplan.analysis.worst_window import at_rates
+from kvplan.analysis.population import users_of
 from kvplan.decide.routing import Routing, routing
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
-from kvplan.model.fleet import Fleet
 from kvplan.model.fleet import Routing as Router
-from kvplan.model.slo import KEYS, Slo
+from kvplan.model.slo import Slo
+from kvplan.study.judging import Trend
+from kvplan.study.objectives import State
+from kvplan.study.replicas import Kept, keeps, most_simulated, scaled, stand_in
 from kvplan.units import format_number, format_seconds
 
-if TYPE_CHECKING:
-    from kvplan.simulation.metrics import PolicyResult
-
 MAX_REPLICAS = 10**6
-MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
-_LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often
-_MOST_ITERATIONS = 250_000  # of one request on every simulated replica; of long ones fewer stand for all
 _FURTHEST_GUESS = 4  # times what the formulas ask for
 MOST_REQUESTS = 60_000  # of a run of a fleet, unless more are asked for of each replica
 QUEUE = "queue"  # what is missed where the simulated queue grows
@@ -39,21 +32,6 @@ HYSTERESIS = (
 )
 _IDLE = 1e-4  # share of time in which an all but idle replica has anything to do
 _ROUNDING = 1e-9  # relative, of a load that is exactly what is sustainable
-
-
-class Estimate(NamedTuple):
-    """A simulated figure and its 95 % interval; the interval is the figure itself where there is none."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Measured(NamedTuple):
-    """One replica, simulated: whether its queue stays, and the figures of `KEYS` that it has."""
-
-    steady: bool
-    figures: Mapping[str, Estimate]
 
 
 class Probe(NamedTuple):
@@ -65,7 +43,7 @@ class Probe(NamedTuple):
     replicas: int
     rate_rps: float
     load: float
-    measured: Measured
+    kept: Kept
     missed: tuple[str, ...]
 
     @property
@@ -150,7 +128,7 @@ class Size(NamedTuple):
     binding: str
     reason: str
     probes: tuple[Probe, ...]
-    idle: Measured | None
+    idle: Kept | None
     thresholds: Thresholds | None
     users: tuple[int, int] | None = None
     routing: Routing | None = None
@@ -170,73 +148,13 @@ class SoFar(NamedTuple):
     probes: tuple[Probe, ...]
 
 
-Measure = Callable[[ServingModel], Measured]
+Measure = Callable[[ServingModel], Kept]
 Capacity = Callable[[ServingModel], float]  # requests/s that a replica sustains
 Tell = Callable[[SoFar], None]
 
 
 def tell_nobody(_: SoFar) -> None:
     """For searches that nobody interrupts."""
-
-
-def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
-    """The same mix at another total rate, constant; of users as many more or fewer, whole ones.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60))
-    >>> scaled(model, 0.5).total_rate_rps
-    0.5
-    """
-    factor = rate_rps / model.total_rate_rps
-    if users_of(model):
-        return with_rates_of_users(with_part_of_users(replace(model, schedule=None), factor))
-    return at_rates(model, [c.rate_rps * factor for c in model.classes])
-
-
-def stand_in(
-    model: ServingModel, rate_rps: float, replicas: int, router: Router | None = None
-) -> ServingModel:
-    """What is simulated for so many replicas that share a total rate.
-
-    Without a router one of them, to which requests are sent at random, and the turns of its sessions; else all, of more
-    than `most_simulated` so many with their part of the arrivals at random.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> clumps = ArrivalProcess(cv=3.0)
-    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60), arrivals=clumps)
-    >>> found = stand_in(model, 8.0, 4)
-    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9)
-    (2.0, 3.0)
-    >>> found = stand_in(model, 8.0, 128, Router.LEAST_KV)
-    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9), found.fleet.size
-    (4.0, 5.0, 64)
-    """
-    size = 1 if router is None else min(replicas, most_simulated(model))
-    fleet = None if router is None or size == 1 else Fleet(replicas=size, routing=router)
-    part = scaled(replace(model, fleet=fleet), rate_rps * size / replicas)
-    return replace(part, arrivals=model.arrivals.split(replicas / size))
-
-
-def most_simulated(model: ServingModel) -> int:
-    """How many replicas of a fleet are simulated at most: fewer than 64 where requests take thousands of iterations.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> def outputs(tokens: int) -> ServingModel:
-    ...     return ServingModel((RequestClass("a", 5, (tokens,), (1.0,), 2.0),), Timing(1.0), Replica(10**6))
-    >>> most_simulated(outputs(2000)), most_simulated(outputs(25_000)), most_simulated(outputs(900_000))
-    (64, 16, 16)
-    """
-    mix, budget = model.mix, model.replica.max_num_batched_tokens
-    iterations = mix.mean(mix.stages)
-    if budget is not None:
-        iterations += mix.mean(mix.prefill_tokens) / budget
-    return min(max(int(_MOST_ITERATIONS / (1 + iterations)), _LEAST_SIMULATED), MOST_SIMULATED)
 
 
 def idle_replica(model: ServingModel) -> ServingModel:
@@ -291,14 +209,14 @@ def size(
     A replica that sustains 10 requests/s and answers after 1/(10 - rate) seconds.
 
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))
-    >>> def measure(one: ServingModel) -> Measured:
-    ...     delay = 1 / max(10 - one.total_rate_rps, 1e-9)
-    ...     return Measured(one.total_rate_rps < 10, {"ttft_s.mean": Estimate(delay, delay, delay)})
-    >>> found = size(model, demand_rps=35, headroom=0, slos=[], measure=measure)
-    >>> found.closed_form, found.replicas, found.binding
-    (4, 4, 'kv_memory')
     >>> from kvplan.model.slo import parse_slo
+    >>> from kvplan.study.objectives import Decision
+    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))
+    >>> def measure(one: ServingModel) -> Kept:
+    ...     delay = 1 / max(10 - one.total_rate_rps, 1e-9)
+    ...     state = State.HOLDS if delay <= 0.2 else State.MISSES
+    ...     decision = Decision("ttft_s.mean", 0.2, state, delay, delay, delay, delay / 0.2, 0.0, 1.0)
+    ...     return Kept(Trend.STEADY, (decision,), {})
     >>> found = size(model, demand_rps=35, headroom=0, slos=[parse_slo("ttft_s.mean <= 0.2")], measure=measure)
     >>> found.closed_form, found.replicas, found.binding
     (4, 7, 'ttft_s.mean <= 0.2')
@@ -314,8 +232,8 @@ def size(
     def enough(replicas: int) -> bool:
         if replicas not in tried:
             rate = needed / replicas
-            measured = measure(stand_in(model, needed, replicas, router))
-            tried[replicas] = Probe(replicas, rate, rate / sustainable, measured, missed(measured, slos))
+            kept = measure(stand_in(model, needed, replicas, router))
+            tried[replicas] = Probe(replicas, rate, rate / sustainable, kept, missed(kept, slos))
             tell(SoFar(demand_rps, least, tuple(tried.values())))
         return tried[replicas].enough
 
@@ -391,16 +309,25 @@ def search(low: int, enough: Callable[[int], bool], guess: int = 0) -> int | Non
     return high
 
 
-def missed(measured: Measured, slos: Sequence[Slo]) -> tuple[str, ...]:
-    """What does not hold in simulation: `QUEUE`, texts of objectives."""
-    queue = () if measured.steady else (QUEUE,)
-    return (*queue, *(slo.text for slo in slos if not slo.holds(_estimate(measured, slo).high)))
+def missed(kept: Kept, slos: Sequence[Slo]) -> tuple[str, ...]:
+    """Name what runs do not show to hold: `QUEUE`, texts of objectives.
 
-
-def _estimate(measured: Measured, slo: Slo) -> Estimate:
-    if slo.key not in measured.figures:
-        raise UsageError(f"--slo {slo.text!r}: no simulated request has that figure, so it cannot be judged")
-    return measured.figures[slo.key]
+    Raises
+    ------
+    UsageError
+        An objective on a figure that no request has.
+    """
+    if kept.trend is Trend.GROWING:
+        return (QUEUE,)
+    for slo, decision in zip(slos, kept.decided, strict=True):
+        if decision.value is None and decision.state is State.HOLDS:
+            raise UsageError(
+                f"--slo {slo.text!r}: no simulated request has that figure, so it cannot be judged"
+            )
+    steady = kept.trend is Trend.STEADY
+    fails = (State.MISSES, State.OPEN) if steady else (State.MISSES,)
+    texts = (slo.text for slo, d in zip(slos, kept.decided, strict=True) if d.state in fails)
+    return (*(() if steady else (QUEUE,)), *texts)
 
 
 def idle_rate(model: ServingModel) -> float:
@@ -408,17 +335,17 @@ def idle_rate(model: ServingModel) -> float:
     return _IDLE / time_alone(model)
 
 
-def _why_never(model: ServingModel, idle: Measured, slos: Sequence[Slo]) -> str:
+def _why_never(model: ServingModel, idle: Kept, slos: Sequence[Slo]) -> str:
     """Why more replicas do not help; empty if they can."""
-    if not idle.steady:
+    if idle.trend is not Trend.STEADY:
         return "a replica that is all but idle already has a queue that grows"
-    for slo in slos:
-        found = _estimate(idle, slo)
-        if slo.holds(found.high):
+    for slo, decision in zip(slos, idle.decided, strict=True):
+        if decision.state is State.HOLDS:
             continue
-        alone = f"{slo.text}: a replica that is all but idle has {slo.written(found.mean)}"
-        ends = f"{slo.written(found.low)} to {slo.written(found.high)}"
-        if slo.holds(found.low):
+        alone = f"{slo.text}: a replica that is all but idle has {slo.written(decision.value)}"
+        if decision.state is State.OPEN:
+            most = "more" if decision.high is None else slo.written(decision.high)
+            ends = f"{slo.written(decision.low)} to {most}"
             return (
                 f"{alone} (95% interval {ends}), too close to tell; more requests or seeds make it narrower"
             )
@@ -474,7 +401,7 @@ def _thresholds(
         kv_utilization=_utilization(model, rate),
         down_rate_rps=down,
         down_kv_utilization=_utilization(model, less) if less > 0 else None,
-        waiting=None if waits is None else rate * (waits.mean - model.request_overhead_s),
+        waiting=None if waits is None else rate * (waits.value - model.request_overhead_s),
         confirmed=confirmed,
     )
 
@@ -497,17 +424,17 @@ def requests_of_run(requests: int, replicas: int, most: int = MOST_REQUESTS) -> 
 def simulated(
     plan: Plan,
     policy: str,
+    slos: Sequence[Slo],
     *,
-    requests: int,
+    requests: int | None = None,
+    runs: int,
     most_requests: int = 0,
-    seeds: Sequence[int],
-    announce: Callable[[str, bool], None] | None = None,
-    compile: bool | None = None,
 ) -> Measure:
     """How `size` measures in earnest: a policy on the arrivals of the model, the same seeds for every size.
 
-    The policy has its defaults; `requests` are those of one run of one replica, or of a fleet where `most_requests`
-    does not allow as many for each of its replicas; of a trace all.
+    The policy has its defaults. Rounds of so many runs get longer until they decide; `requests` are those of a run of
+    the first round and one replica, or of a fleet where `most_requests` does not allow as many for each of its
+    replicas; of a trace all.
 
     Raises
     ------
@@ -518,42 +445,22 @@ def simulated(
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> model = ServingModel((RequestClass("a", 5, (2,), (1.0,), 0.01),), Timing(1.0), Replica(60))
-    >>> found = simulated(Plan(), "vllm", requests=20, seeds=[0, 1])(model)
-    >>> found.steady, found.figures["tpot_s.mean"].mean
-    (True, 1.0)
+    >>> kept = simulated(Plan(), "vllm", [], requests=200, runs=2)(model)
+    >>> kept.trend.value, kept.figures["tpot_s.mean"].value
+    ('steady', 1.0)
     """
-    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.experiments.options import chosen
-    from kvplan.simulation.experiments.study import study
-    from kvplan.simulation.metrics import RunStatus
     from kvplan.simulation.policies import POLICIES
 
-    settings = chosen([policy], [])
+    settings = chosen([policy], [])[policy]
     if POLICIES[policy].gathers:
         raise UsageError(
             f"--policy {policy}: has requests wait for others, so that more replicas can be slower"
         )
 
-    def measure(model: ServingModel) -> Measured:
+    def measure(model: ServingModel) -> Kept:
         size = 1 if model.fleet is None else model.fleet.size
-        load = Load(requests=requests_of_run(requests, size, most_requests))
-        found = study(model, plan, load, settings, seeds, announce=announce, compile=compile)
-        if found.interrupted:
-            raise KeyboardInterrupt
-        result = found.results[0]
-        return Measured(result.status is RunStatus.STEADY, figures_of(result))
+        first = None if requests is None else requests_of_run(requests, size, most_requests)
+        return keeps(model, plan, settings, slos, requests=first, runs=runs)
 
     return measure
-
-
-def figures_of(result: "PolicyResult") -> dict[str, Estimate]:
-    """Those of `KEYS` that a simulation has."""
-    figures = {}
-    for key in KEYS:
-        block, _, name = key.partition(".")
-        value = getattr(result, block)
-        value = getattr(value, name) if name else value
-        if value is not None:
-            low, high = result.ci95[key] or (value, value)
-            figures[key] = Estimate(value, low, high)
-    return figures

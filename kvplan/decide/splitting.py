@@ -14,13 +14,15 @@ from typing import NamedTuple
 
 from kvplan.analysis.fleet import FleetFigures, Winner, between_tokens_s, fleet_figures
 from kvplan.analysis.split import Sides, best_split, even_budget, served, sides, together_rps
-from kvplan.decide.sizing import Estimate, Measure, Measured, missed, scaled, search
+from kvplan.decide.fixed_runs import Estimate, Measure, Measured, missed
+from kvplan.decide.sizing import search
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
 from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.slo import Slo
 from kvplan.profile.reading import Profile
 from kvplan.report.fleet import fleet_block
+from kvplan.study.replicas import scaled
 from kvplan.units import format_rate, format_tokens
 
 MOST_GPUS = 4096

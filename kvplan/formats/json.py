@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvplan.decide.fleet import Sizing, Weighed
     from kvplan.decide.mixing import Comparison, Contender
     from kvplan.decide.remedy import Remedy
-    from kvplan.decide.sizing import Measured, Size
+    from kvplan.decide.sizing import Size
     from kvplan.decide.splitting import Candidate as Way
     from kvplan.decide.splitting import Fewest
     from kvplan.engines.advice import Advice
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kvplan.simulation.experiments.pools import Runs
     from kvplan.simulation.experiments.study import Study
     from kvplan.study.operating_point import OperatingPoint
+    from kvplan.study.replicas import Kept
 
     Owner = Profile | ProfileIdentity
 
@@ -80,7 +81,8 @@ def _fields(value: object, *names: str) -> Document:
 
 
 def _mean(mean: float, low: float, high: float) -> Document:
-    return {"mean": mean, "ci95": [low, high] if low < high else None}
+    ends = [low, high if high < math.inf else None]
+    return {"mean": mean, "ci95": ends if low < high else None}
 
 
 # ------------------------------------------------------------------------------------------------ simulate
@@ -420,12 +422,12 @@ def _size(one: "Size") -> Document:
             {
                 **_fields(probe, "replicas", "rate_rps", "load", "enough"),
                 "missed": list(probe.missed),
-                **_measured(probe.measured),
+                **_kept(probe.kept),
             }
             for probe in one.probes
         ],
         "router": one.router,
-        "idle": None if one.idle is None else _measured(one.idle),
+        "idle": None if one.idle is None else _kept(one.idle),
         "thresholds": None if one.thresholds is None else one.thresholds._asdict(),
         "users": None if one.users is None else dict(zip(("demand", "guaranteed"), one.users, strict=True)),
         "routing": None
@@ -434,9 +436,9 @@ def _size(one: "Size") -> Document:
     }
 
 
-def _measured(measured: "Measured") -> Document:
-    figures = {key: _mean(*value) for key, value in measured.figures.items()}
-    return {"steady": measured.steady, "figures": figures}
+def _kept(kept: "Kept") -> Document:
+    figures = {key: _mean(f.value, f.low, f.high) for key, f in kept.figures.items()}
+    return {"steady": kept.trend == "steady", "figures": figures}
 
 
 # ----------------------------------------------------------------------------------------------------- mix

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvplan.decide.autoscaling import AT_ONCE, AUTOSCALED, FIXED, LOOK_S, SCHEDULED, WINDOW_S, Day
-from kvplan.decide.sizing import HYSTERESIS, Estimate
+from kvplan.decide.fixed_runs import Estimate
+from kvplan.decide.sizing import HYSTERESIS
 from kvplan.layout.elements import Bullets, Column, Paragraph, Section, Table, number, replicas, table
 from kvplan.model.slo import Slo
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds

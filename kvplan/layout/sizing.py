@@ -9,7 +9,6 @@ from kvplan.decide.sizing import (
     HYSTERESIS,
     MOST_REQUESTS,
     QUEUE,
-    Measured,
     Probe,
     Size,
     SoFar,
@@ -29,6 +28,9 @@ from kvplan.layout.elements import (
     table,
     words,
 )
+from kvplan.study.judging import Trend
+from kvplan.study.objectives import State
+from kvplan.study.replicas import Kept
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _USUAL = ("ttft_s.p95", "tpot_s.mean", "e2e_s.p95")
@@ -149,7 +151,7 @@ def _deciding(found: Sizing, one: Size) -> str:
     if probe is None:
         return ABSENT
     key = next((slo.key for slo in found.slos if slo.text == one.binding), None)
-    return f"{format_percent(probe.load)} load" if key is None else _figure(probe.measured, key)
+    return f"{format_percent(probe.load)} load" if key is None else _figure(probe.kept, key)
 
 
 def _shown(found: Sizing) -> tuple[str, ...]:
@@ -255,7 +257,15 @@ def so_far(found: SoFar) -> str:
 
 
 def _missed(probe: Probe) -> str:
-    return ", ".join("the queue grows" if what == QUEUE else f"{what} missed" for what in probe.missed)
+    open_keys = {d.key for d in probe.kept.decided if d.state is State.OPEN}
+    growing = probe.kept.trend is Trend.GROWING
+
+    def said(what: str) -> str:
+        if what == QUEUE:
+            return "the queue grows" if growing else "the queue may grow"
+        return f"{what} {'open' if what.split()[0] in open_keys else 'missed'}"
+
+    return ", ".join(map(said, probe.missed))
 
 
 def _unseen(probe: Probe) -> bool:
@@ -287,7 +297,7 @@ def _tried(one: Size, shown: Sequence[str]) -> Table:
             f"{probe.replicas:,}",
             format_number(probe.rate_rps),
             format_percent(probe.load),
-            *(_figure(probe.measured, key) for key in shown),
+            *(_figure(probe.kept, key) for key in shown),
             _verdict(one, probe),
         )
         for probe in one.probes
@@ -297,9 +307,9 @@ def _tried(one: Size, shown: Sequence[str]) -> Table:
     return table(columns, rows)
 
 
-def _figure(measured: Measured, key: str) -> str:
-    found = measured.figures.get(key)
-    return ABSENT if found is None else format_seconds(found.mean)
+def _figure(kept: Kept, key: str) -> str:
+    found = kept.figures.get(key)
+    return ABSENT if found is None else format_seconds(found.value)
 
 
 def _one_more(one: Size, gpus: int, shown: Sequence[str]) -> Iterator[str]:
@@ -312,9 +322,9 @@ def _one_more(one: Size, gpus: int, shown: Sequence[str]) -> Iterator[str]:
     spare = [format_percent(p.replicas * one.sustainable_rps / one.demand_rps - 1) for p in (here, more)]
     said = [f"headroom from {spare[0]} to {spare[1]}"]
     said += [
-        f"{_title(key)} from {_figure(here.measured, key)} to {_figure(more.measured, key)}"
+        f"{_title(key)} from {_figure(here.kept, key)} to {_figure(more.kept, key)}"
         for key in shown
-        if key in here.measured.figures and key in more.measured.figures
+        if key in here.kept.figures and key in more.kept.figures
     ]
     what = "GPU" if gpus == 1 else f"replica ({gpus:,} GPUs)"
     yield f"One more {what} buys {', '.join(said)}."
@@ -406,8 +416,8 @@ def notes(found: Sizing) -> tuple[str, ...]:
         *(_AT_RANDOM,) * bool(by_one),
         *_routed(found),
         *_arrivals(found),
-        f"Simulated: policy {found.policy}, {runs} requests of one replica, {found.seeds} seeds, from an empty "
-        "replica; an objective holds if the upper end of its 95% interval does.",
+        f"Simulated: policy {found.policy}, rounds of {found.seeds} runs after a warm-up, at first of {runs} requests "
+        "of one replica, then longer until every objective holds or misses; one that stays open counts as missed.",
         "More replicas are assumed never to make a figure worse; sizes that this skips were not simulated.",
         *(_OF_BOUND,)
         * any(offer.tier is not None and len(offer.tier.ways) > _UNBOUNDED for offer in found.offers),

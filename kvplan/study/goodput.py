@@ -23,7 +23,7 @@ _IDLE = 0.01  # of what is sustainable
 _MORE = 1.25  # times the rate, while all holds
 _MOST = 40  # rates that are tried above what is sustainable
 _PRECISE = 0.01  # relative width of the bracket
-_NEAR = 0.9  # of a rate that misses, from which runs are long before all is said to hold: avalanches are rare
+_NEAR = 0.8  # of a rate that misses, from which runs are long before all is said to hold: avalanches are rare
 _AROUND = 4  # more rates on either side of one that stays open
 _PART = 0.3  # of the work of an operating point, for each rate
 

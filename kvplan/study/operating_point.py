@@ -224,7 +224,7 @@ def observe(
         Of a round.
     """
     if model.arrivals.trace is not None:
-        return _replayed(model, plan, settings)
+        return _replayed(model, plan, settings, 1 if model.arrivals.share == 1 else runs)
     alone, rate = one_replica(model), model.total_rate_rps
     warm, period, life = warm_up_s(alone), _period_s(model), life_s(alone)
     heavy, length = _factor(model, settings), max(_REQUESTS / rate, 2 * life)
@@ -309,17 +309,20 @@ def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed
     return window(requests, job.run(lambda _: True, None, True), spans)
 
 
-def _replayed(model: ServingModel, plan: Plan, settings: Settings) -> Observation:
-    """One replay of a trace."""
+def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) -> Observation:
+    """One replay of a trace; of a part of it at random several."""
     load = Load().on(model)
     assert load.trace is not None
     arrival_s = load.trace.arrival_s
     end_s, alone = float(arrival_s[-1]), one_replica(model)
     begin_s = min(warm_up_s(alone), _CUT * end_s)
     spans = Spans(begin_s, max(end_s - begin_s, 1e-9) / _PARTS, _PARTS)
-    seen = _run(model, plan, settings, spans, 0)
-    judged = Trend.GROWING if seen.stuck else trend(seen.least, model.total_rate_rps * seen.width_s)
-    return Observation(Sample.of([seen], seen.width_s * _PARTS), judged, (seen,), 0.0, True)
+    made = at_once(partial(_run, model, plan, settings, spans), range(runs))
+    width_s = made[0].width_s
+    judged = together([trend(w.least, model.total_rate_rps * width_s) for w in made])
+    if any(w.stuck for w in made):
+        judged = Trend.GROWING
+    return Observation(Sample.of(made, width_s * _PARTS), judged, tuple(made), 0.0, is_replay=True)
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:
