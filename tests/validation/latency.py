@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from oracle import System, live
-from oracle.live import step_s
 
 from validation import product
 from validation.profiles import Case
@@ -18,7 +17,7 @@ STEADY_UP_TO = 0.9  # of what the replica recovers to
 COVERAGE, LEAST = (0.92, 0.99), 0.88  # pooled over latencies, and of each figure
 MOST_UNSETTLED = 8  # profiles at the fraction .7
 _BIN = 5e-4  # of the oracle's gaps
-_FEWEST, _MOST, _ITERATIONS = 100_000, 1_000_000, 1.5e8
+_LONGER, _FEWEST, _MOST = 20, 100_000, 8_000_000  # requests, as many times those that are judged
 
 
 @dataclass(frozen=True)
@@ -41,25 +40,23 @@ class Row:
         return [k for k in keys if self.said.figures[k] is None or self.said.intervals[k] is None]
 
 
-def known(case: Case, rate_rps: float, truths: Truths) -> dict[str, Any]:
-    """The truth about a profile at a rate."""
+def known(case: Case, rate_rps: float, judged: int, truths: Truths) -> dict[str, Any]:
+    """The truth about a profile at a rate, from a run that is longer than one of so many requests that is judged."""
+    requests = min(_MOST, max(_FEWEST, _LONGER * judged))
 
     def compute() -> dict[str, Any]:
-        system = System.of(case.model)
-        at_once = max(1.0, 1 / (rate_rps * step_s(system, rate_rps)))  # iterations a request
-        requests = int(min(_MOST, max(_FEWEST, _ITERATIONS / at_once)))
-        seen = live(system, rate_rps=rate_rps, requests=requests)
+        seen = live(System.of(case.model), rate_rps=rate_rps, requests=requests)
         over_time = {
             "preemptions_per_request": seen.preemptions_per_request,
             "running": seen.running,
-            "waiting": seen.waiting,
-            "queued": seen.queued,
+            "waiting": seen.queued,
             "kv_tokens_mean": seen.kv_tokens,
             "throughput_rps": seen.completed / seen.seconds,
         }
         return {"figures": seen.figures | over_time, "halves": seen.halves, "requests": requests}
 
-    return truths.get(f"latency:{case.name}:{case.digest}:{rate_rps:.6g}", compute)
+    key = f"latency:{case.name}:{case.digest}:{rate_rps:.6g}"
+    return truths.get(key, compute, lambda record: bool(record["requests"] >= requests))
 
 
 def rows(cases: Iterable[Case], truths: Truths) -> Iterator[Row]:
@@ -74,7 +71,7 @@ def rows(cases: Iterable[Case], truths: Truths) -> Iterator[Row]:
             truth: dict[str, Any] = {}
             inside = {}
             if said.status != "growing":
-                truth = known(case, rate, truths)
+                truth = known(case, rate, said.requests, truths)
                 for key, interval in said.intervals.items():
                     if interval is not None and key in truth["figures"]:
                         low, high = interval

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
-from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study import goodput as search
 from kvplan.study import operating_point as study
 from kvplan.study.recovery import recovery
@@ -49,7 +49,7 @@ def sustainable_rps(model: ServingModel) -> float:
 
 def recovers_up_to_rps(model: ServingModel) -> float:
     """The largest offered rate that is called stable."""
-    return recovery(model, Plan(), _settings(model)).rate_rps
+    return recovery(model, engine_settings(model)).rate_rps
 
 
 def operating_point(model: ServingModel) -> Point:
@@ -68,7 +68,7 @@ def operating_point(model: ServingModel) -> Point:
 
 def goodput(model: ServingModel, key: str, limit_s: float) -> Goodput:
     """The search for one objective, such as `ttft_s.p95`."""
-    found = search.goodput(model, Plan(), _settings(model), [parse_slo(f"{key} <= {limit_s!r} s")])
+    found = search.goodput(model, Plan(), engine_settings(model), [parse_slo(f"{key} <= {limit_s!r} s")])
     assert found is not None
     return Goodput(found.rate_rps, found.low, found.high)
 
@@ -88,7 +88,3 @@ def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
     factor = rate_rps / model.total_rate_rps
     classes: Any = tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model.classes)
     return replace(model, classes=classes)
-
-
-def _settings(model: ServingModel) -> Settings:
-    return Settings("vllm" if model.replica.prefill is Prefill.FUSED else "greedy", {})
