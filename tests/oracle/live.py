@@ -69,12 +69,12 @@ def live(system: System, *, rate_rps: float | None = None, requests: int = 200_0
     span = requests / rate
     warm = max(span / 5, warm_up_s(system, rate))
     end = warm + span
-    rng = np.random.default_rng([seed, 77])
+    gaps_rng, lengths_rng = (np.random.default_rng([seed, stream]) for stream in (77, 78))
     n = int(rate * end + 8 * math.sqrt(rate * end) * max(1.0, system.cv)) + 100
-    arrivals = np.cumsum(_gaps(system, rate, n, rng))
+    arrivals = np.cumsum(_gaps(system, rate, n, gaps_rng))
     if arrivals[-1] < end:
         raise RuntimeError("too few arrivals")
-    tokens, iterations = system.draw(n, rng)
+    tokens, iterations = system.draw(n, lengths_rng)
     gaps = np.zeros(GAP_BINS, np.int64)
     first_s, finish_s, evicted = np.zeros(n), np.zeros(n), np.zeros(n, np.int64)
     ended = simulate(
@@ -118,17 +118,26 @@ def live(system: System, *, rate_rps: float | None = None, requests: int = 200_0
     )
 
 
-def warm_up_s(system: System, rate: float) -> float:
-    """Ten stays of the longest requests, in iterations as long as those of a full replica."""
-    means = Means.of(system)
-    share = system.share
+def step_s(system: System, rate: float) -> float:
+    """Mean time of an iteration in the fluid without evictions, at most that of a full replica."""
+    means, law, share = Means.of(system), system.law, system.share
     read = float(share @ (system.iterations * system.tokens + system.iterations**2 / 2))
     stay = float(share @ system.stay)
-    step, law = system.law.d0, system.law
-    full = seconds(law, means.admissions * read, means.admissions * means.prompt, means.admissions * stay)
+
+    def at(admissions: float) -> float:
+        return seconds(law, admissions * read, admissions * means.prompt, admissions * stay)
+
+    step, full = law.d0, at(means.admissions)
     for _ in range(200):
-        step = min(seconds(law, rate * step * read, rate * step * means.prompt, rate * step * stay), full)
-    return 3 * means.longest * step * min(step / law.d0, 10) if law.d0 > 0 else 10 * means.longest * step
+        step = min(at(rate * step), full)
+    return step
+
+
+def warm_up_s(system: System, rate: float) -> float:
+    """Three stays of the longest requests; up to ten times that where work and not time fills the iterations."""
+    step = step_s(system, rate)
+    slower = min(step / system.law.d0, 10) if system.law.d0 > 0 else 10
+    return 3 * Means.of(system).longest * step * slower
 
 
 def _gaps(system: System, rate: float, n: int, rng: np.random.Generator) -> Any:

@@ -7,11 +7,11 @@ from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic
 
-from validation import verdict
+from validation import goodput, latency, verdict
 from validation.profiles import in_directory, random_cases
 from validation.truths import Truths
 
-PROMISES = {"verdict": verdict}
+PROMISES = {"verdict": verdict, "latency": latency, "goodput": goodput}
 
 
 def main() -> int:

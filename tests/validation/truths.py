@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VERSION = 1  # of the oracle: truths of another are found again
+VERSION = 2  # of the oracle: truths of another are found again
 
 
 class Truths:
@@ -16,10 +16,15 @@ class Truths:
         self.path = path
         self._known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
 
-    def get(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The record of a key, computed where there is none."""
+    def get(
+        self,
+        key: str,
+        compute: Callable[[], dict[str, Any]],
+        enough: Callable[[dict[str, Any]], bool] = lambda _: True,
+    ) -> dict[str, Any]:
+        """The record of a key, computed where there is none that is good enough."""
         key = f"{VERSION}:{key}"
-        if key not in self._known:
+        if key not in self._known or not enough(self._known[key]):
             self._known[key] = compute()
             beside = self.path.with_suffix(".new")
             beside.write_text(json.dumps(self._known, indent=0), "utf-8")
