@@ -1,0 +1,219 @@
+"""How long a burst is felt: the time until the queue that it leaves is gone, measured.
+
+A standard burst comes upon a replica that serves its offered rate: four times that rate for a minute, or for the mean
+stay in a full replica where that is longer. With sessions three times as many new sessions as come in two minutes
+begin at once. Afterwards requests come at the offered rate again.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.equilibrium import per_request, saturation, sustainable_rate
+from kvplan.analysis.fleet import one_replica
+from kvplan.model import ArrivalProcess, Plan, ServingModel
+from kvplan.model.schedule import Steps
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.runner import at_once
+from kvplan.simulation.open_run import OpenRun
+from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests, with_drafts
+from kvplan.simulation.sessions import Burst, merged, stream_of_sessions
+from kvplan.study.warm_up import life_s, typical_iteration_s
+
+DAY_S = 86_400.0
+SEEDS = 3
+_TIMES, _LEAST_S = 4.0, 60.0  # the offered rate while the burst lasts, and how long at least
+_SESSIONS_S, _SESSIONS_TIMES = 120.0, 3.0  # sessions of so many seconds, so many times, at once
+_MOST_REQUESTS = 1_000_000  # of a run
+_WORK_S, _REQUEST_S, _ITERATION_S = 1.0, 1e-6, 20e-9  # of a run, counted
+_STEPS = 8  # looks at the queue in the time for which it has to be empty
+_NEAR, _LONGER = 0.85, 8.0  # the highest load of which the first horizon is guessed; how much longer the next one is
+_LOOK_STAYS, _LOOK_REQUESTS = 20.0, 2_000.0  # after the burst, before the queue is judged
+_PIECES, _ERRORS = 16, 3.0  # of the time in which it is judged; standard errors of its slope
+
+
+class Drain(NamedTuple):
+    """Time from the end of a standard burst until its queue is gone.
+
+    Attributes
+    ----------
+    burst_requests
+        Expected in the burst; of sessions with all their turns.
+    seconds, low, high
+        The median of the runs, and the least and the most of them; None: not within what was simulated.
+    reason
+        Why there is no time; empty where there is one.
+    """
+
+    burst_requests: float
+    seconds: float | None
+    low: float | None
+    high: float | None
+    reason: str = ""
+
+
+class _Course(NamedTuple):
+    """When the burst begins and ends, for how long the queue has to be empty, and how fast it becomes shorter at most."""
+
+    begin_s: float
+    end_s: float
+    quiet_s: float
+    step_s: float
+    sessions: int
+    fastest_rps: float
+
+
+class _Run(NamedTuple):
+    """Seconds after the burst, infinite where the queue is not gone, and what was simulated of them."""
+
+    drained_s: float
+    simulated_s: float
+    grows: bool
+
+
+def drain(model: ServingModel, plan: Plan) -> Drain:
+    """Time until a standard burst is gone: until the queue stays empty for a mean stay, or for a session's life.
+
+    Of a fleet one replica with its share is looked at; rates are those of the classes, whatever a schedule makes of
+    them; of a trace requests come at random. A queue is empty that somebody finds empty again and again, eight times
+    in that time: a request that waits for an iteration, or for the prompt before it, is no queue.
+
+    References
+    ----------
+    New. Below .9 of what a saturated replica serves it is the queue over the difference of the rates.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
+    >>> drain(model, Plan())
+    Drain(burst_requests=2400.0, seconds=0.0, low=0.0, high=0.0, reason='')
+    """
+    alone = replace(one_replica(model), schedule=None)
+    if alone.arrivals.trace is not None:
+        alone = replace(alone, arrivals=ArrivalProcess())
+    course = _course(alone)
+    runs = at_once(partial(_drained, alone, plan, engine_settings(model), course), range(SEEDS))
+    times = sorted(run.drained_s for run in runs)
+    middle = times[SEEDS // 2]
+    return Drain(
+        _requests(alone, course),
+        *(None if math.isinf(t) else t for t in (middle, times[0], times[-1])),
+        reason=_reason(runs) if math.isinf(middle) else "",
+    )
+
+
+def _course(model: ServingModel) -> _Course:
+    full = saturation(model)
+    stay_s = full.iteration_time_s * per_request(model).iterations
+    begin_s = life_s(model)
+    kinds = [(c, c.sessions) for c in model.classes if c.sessions is not None]
+    if not kinds:
+        return _Course(begin_s, begin_s + max(_LEAST_S, stay_s), stay_s, stay_s / _STEPS, 0, full.throughput_rps)
+    turn_s = typical_iteration_s(model) * per_request(model).iterations
+    life = max(s.turns.mean * (s.think.mean_s + turn_s) for _, s in kinds)
+    rate = sum(c.rate_rps / s.turns.mean for c, s in kinds)
+    sessions = round(_SESSIONS_TIMES * _SESSIONS_S * rate)
+    return _Course(begin_s, begin_s, max(stay_s, life), stay_s / _STEPS, sessions, full.throughput_rps)
+
+
+def _requests(model: ServingModel, course: _Course) -> float:
+    if not course.sessions:
+        return _TIMES * model.total_rate_rps * (course.end_s - course.begin_s)
+    rates = [(c.rate_rps, c.rate_rps / c.sessions.turns.mean) for c in model.classes if c.sessions is not None]
+    return course.sessions * sum(turns for turns, _ in rates) / sum(begun for _, begun in rates)
+
+
+def _reason(runs: list[_Run]) -> str:
+    if sum(run.grows for run in runs) > SEEDS // 2:
+        return "the queue does not become shorter, or too slowly for a day"
+    hours = min(run.simulated_s for run in runs if math.isinf(run.drained_s)) / 3600
+    return "not within a day" if hours > 23.9 else f"not within the {hours:.2g} h that were simulated"
+
+
+def _drained(model: ServingModel, plan: Plan, settings: Settings, course: _Course, seed: int) -> _Run:
+    rate = model.total_rate_rps
+    most_s = min(course.end_s + DAY_S, max(_MOST_REQUESTS / rate, course.end_s + 2 * course.quiet_s))
+    horizon_s = course.end_s + _first_s(model, course)
+    while True:
+        horizon_s = min(horizon_s, most_s)
+        requests = _drawn(model, course, horizon_s, seed)
+        names = tuple(c.name for c in model.classes)
+        run = OpenRun(Scenario(model, plan, requests, names, seed), settings, horizon_s)
+        found = _watched(run, course, rate, horizon_s, most_s)
+        if found.drained_s < math.inf or found.grows or horizon_s == most_s or run.stuck:
+            return found
+        if found.simulated_s < horizon_s - course.end_s - course.quiet_s:  # the work is used up
+            return found
+        horizon_s = course.end_s + _LONGER * (horizon_s - course.end_s)
+
+
+def _first_s(model: ServingModel, course: _Course) -> float:
+    """How long it takes about if nothing is lost to evictions, and half as long again."""
+    load = min(model.total_rate_rps / sustainable_rate(model)[1], _NEAR)
+    burst_s = course.end_s - course.begin_s or _SESSIONS_TIMES * _SESSIONS_S
+    return 2 * course.quiet_s + 1.5 * burst_s * max(_TIMES * load - 1, 0.0) / (1 - load)
+
+
+def _drawn(model: ServingModel, course: _Course, horizon_s: float, seed: int) -> Requests:
+    load = Load(requests=None, horizon_s=horizon_s)
+    kinds = [(i, c.sessions) for i, c in enumerate(model.classes) if c.sessions is not None]
+    burst = Burst(course.sessions, course.begin_s)
+    if any(s.users is None for _, s in kinds):
+        return generate(model, load._replace(burst_sessions=burst), seed)
+    if kinds:  # all of users, who are joined by others
+        others, rng = [replace(s, users=None) for _, s in kinds], np.random.default_rng([seed, 2])
+        rates = [model.classes[i].rate_rps / s.turns.mean for i, s in kinds]
+        more = stream_of_sessions(others, rates, rng, requests=None, horizon_s=0.0, burst=burst)
+        more = replace(more, class_index=np.array([i for i, _ in kinds])[more.class_index])
+        found = merged([generate(replace(model, drafts=None), load, seed), more])
+        return found if model.drafts is None else with_drafts(found, model.drafts, rng)
+    own = len(model.classes)
+    steps = ((1.0,) * own, (_TIMES,) * own, (1.0,) * own)
+    schedule = Steps(horizon_s, (0.0, course.begin_s, course.end_s), steps)
+    return generate(replace(model, schedule=schedule), load, seed)
+
+
+def _watched(run: OpenRun, course: _Course, rate: float, horizon_s: float, most_s: float) -> _Run:
+    """Go on until the queue is gone, or surely stays."""
+    step_s = course.step_s
+    queue = run.on(course.end_s)
+    empty_s: float | None = None  # since when it is
+    times, least = [queue.end_s], [queue.waiting]
+    look_s = max(_LOOK_STAYS * course.quiet_s, _LOOK_REQUESTS / rate)
+    doubts = 0
+    while not run.ended:
+        before = queue
+        wide = max(step_s, before.waiting / (_STEPS * course.fastest_rps))
+        queue = run.on(before.end_s + wide)
+        if queue.least > 0:
+            empty_s = None
+        elif empty_s is None:
+            empty_s = before.end_s if wide == step_s else queue.end_s
+        if empty_s is not None and queue.end_s - empty_s >= course.quiet_s:
+            return _Run(max(empty_s - course.end_s, 0.0), queue.end_s - course.end_s, False)
+        times.append(queue.end_s)
+        least.append(queue.least)
+        passed = queue.end_s - course.end_s
+        if queue.completed * _REQUEST_S + queue.iterations * _ITERATION_S > _WORK_S:
+            break
+        if passed >= look_s:
+            look_s *= 2
+            doubts = doubts + 1 if _stays(times, least, course.end_s + DAY_S) else 0
+            if doubts == 2:
+                return _Run(math.inf, passed, True)
+    return _Run(math.inf, queue.end_s - course.end_s, run.stuck)
+
+
+def _stays(times: list[float], least: list[int], end_s: float) -> bool:
+    """Whether the queue will not be gone by then, even if it falls as fast as is plausible from the second half."""
+    begin, now = (times[0] + times[-1]) / 2, times[-1]
+    at = np.interp(np.linspace(begin, now, _PIECES + 1), times, least)
+    more = np.diff(at)
+    fastest = float(more.mean() - _ERRORS * more.std(ddof=1) / math.sqrt(_PIECES))
+    return float(at[-1]) + fastest * (end_s - now) * _PIECES / (now - begin) > 0
