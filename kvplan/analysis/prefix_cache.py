@@ -126,7 +126,7 @@ class PrefixCache(NamedTuple):
         None where it does not exist.
     streams_in_memory
         How many releases memory holds, M/E[L]; None where nothing private is reused. Below some 100 fluctuations
-        count, below 50 only the guaranteed rate can be planned with.
+        count, and near the good rate a warm cache is lost by itself.
     """
 
     sustainable_rps: SustainableRates

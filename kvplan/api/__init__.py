@@ -1,6 +1,6 @@
 """What programs and notebooks call; everything heavy is imported when a function is called."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 TYPE_CHECKING = False  # as type checkers know it; to import `typing` takes most of what `import kvplan` does
 if TYPE_CHECKING:
@@ -45,8 +45,17 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
     return with_trace(load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO()))
 
 
-def analyze(profile: "Profile") -> "Report":
+def analyze(
+    profile: "Profile", *, trial: bool = False, progress: Callable[[float], None] | None = None
+) -> "Report":
     """Everything that `kvplan analyze` says, as nested named tuples; blocks and fields are the keys of its JSON.
+
+    Parameters
+    ----------
+    trial
+        Whether to run the replica where a burst can empty its prefix cache, which takes seconds.
+    progress
+        Told what part of these runs is done.
 
     Raises
     ------
@@ -63,7 +72,14 @@ def analyze(profile: "Profile") -> "Report":
     from kvplan.report import assembly
 
     profile = arguments.profile(profile)
-    return assembly.analyze(profile.model, name=profile.name, sha256=profile.sha256, plan=profile.plan)
+    return assembly.analyze(
+        profile.model,
+        name=profile.name,
+        sha256=profile.sha256,
+        plan=profile.plan,
+        trial=trial,
+        progress=progress,
+    )
 
 
 def simulate(

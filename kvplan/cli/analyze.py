@@ -13,6 +13,7 @@ from kvplan.cli.common import (
     Profile,
     Slos,
     option,
+    progress_bar,
     read,
     say,
     terminal,
@@ -58,6 +59,13 @@ def analyze(
             autocompletion=completion.sections,
         ),
     ] = None,
+    trial: Annotated[
+        bool,
+        typer.Option(
+            "--trial",
+            help="Also run the replica where a burst can empty its prefix cache, to see how long that lasts.",
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         option("--plot", metavar="DIR", help="Also draw the plots, each to a file in this folder."),
@@ -72,7 +80,8 @@ def analyze(
 
         drawing.require()
     loaded = with_slos(read(profile, output), slo)
-    result = kvplan.analyze(loaded)
+    with progress_bar() as progress:
+        result = kvplan.analyze(loaded, trial=trial, progress=progress)
     plots: tuple[Plot, ...] = ()
     if plot is not None or format is Format.HTML:
         from kvplan.plots import catalogue

@@ -15,6 +15,7 @@ from kvplan.cli.common import (
     Output,
     argument,
     option,
+    progress_bar,
     refuse_overwriting,
     rendered,
     replaying,
@@ -187,7 +188,10 @@ def _checked(
         loaded = replaying(load_profile(name, stdin=standard_input()))
     except ProfileError as error:
         return checking.unusable(file, error)
-    return checking.check(loaded, file, required, baseline, accepted=accepted, alone=alone)
+    with progress_bar() as progress:
+        return checking.check(
+            loaded, file, required, baseline, accepted=accepted, alone=alone, progress=progress
+        )
 
 
 def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.decide.gate import Judgement, Subject, holds, judge, value_of
+from kvplan.decide.gate import Judgement, Subject, holds, is_of_trial, judge, value_of
 from kvplan.decide.remedy import Remedy, remedies
 from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_number
 from kvplan.errors import ExitCode, ProfileError, UsageError
@@ -20,6 +20,7 @@ from kvplan.profile.reading import Profile
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.inputs import assumed, band_notes, doubts
 from kvplan.report.keys import Kind, Record
+from kvplan.simulation.experiments.runner import Progress
 
 _MEASURED_BY = {"gpu": "import log", "timing": "calibrate", "workload": "fit"}
 
@@ -158,8 +159,11 @@ def check(
     *,
     accepted: Collection[str] = (),
     alone: bool = True,
+    progress: Progress | None = None,
 ) -> Checked:
     """Judge a profile by its own requirements, by others, and by an earlier report.
+
+    `progress` is told how far runs are that take seconds.
 
     Parts that are assumed are refused, except those that the profile or `accepted` names. Where no other profile is
     compared with the same baseline, the name there need not be this one's.
@@ -176,7 +180,8 @@ def check(
     >>> check(profile, None, [], accepted=["workload"]).problems[0].message
     'tool-calls-h100: nothing is required of it: [gate] require is empty, and no --require or --tolerance is given'
     """
-    subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile))
+    identity = ProfileIdentity(profile.name, profile.sha256)
+    subject = Subject(identity, report_of(profile, progress), tries=True)
     results: list[Result] = []
     problems = list(_refused(profile, {*profile.accepted, *accepted}))
     for demand in _demands(profile, required, baseline, alone):
@@ -221,9 +226,9 @@ def _notes(profile: Profile, subject: Subject, results: Sequence[Result]) -> Ite
         yield from band_notes(analyses.model, analyses.load, analyses.verdict.recovers_up_to_rps or 0.0)
 
 
-def report_of(profile: Profile) -> Analyses:
+def report_of(profile: Profile, progress: Progress | None = None) -> Analyses:
     """The blocks of a profile's report, each computed when it is asked for."""
-    return Analyses(profile.model, profile.plan)
+    return Analyses(profile.model, profile.plan, progress=progress)
 
 
 class _Demand(NamedTuple):
@@ -270,17 +275,22 @@ def _required(requirement: Requirement, origin: Origin, line: int | None, subjec
 def _with_remedies(
     profile: Profile, subject: Subject, results: Sequence[Result]
 ) -> tuple[tuple[Result, ...], tuple[Remedy, ...]]:
-    """The results with the remedies of each, and those of all at once where several fail."""
-    known = [r.requirement for r in results if r.requirement is not None]
+    """The results with the remedies of each, and those of all at once where several fail.
+
+    No change is tried on a warm prefix cache: requirements on that have no remedies, and no say in those of others.
+    """
+    demanded = [r.requirement for r in results if r.requirement is not None]
+    known = [requirement for requirement in demanded if not is_of_trial(requirement.key)]
     met = [requirement for requirement in known if holds(requirement, subject)]
     failed = [requirement for requirement in known if requirement not in met]
     answered = tuple(
         _located(profile, replace(r, remedies=remedies(profile, subject, [r.requirement, *met])))
-        if r.requirement is not None and not r.judgement.passed
+        if r.requirement in known and not r.judgement.passed
         else r
         for r in results
     )
-    return answered, remedies(profile, subject, known) if len(failed) > 1 else ()
+    at_once = len(failed) > 1 and all(holds(r, subject) for r in demanded if r not in known)
+    return answered, remedies(profile, subject, known) if at_once else ()
 
 
 def _located(profile: Profile, result: Result) -> Result:

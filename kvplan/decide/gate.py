@@ -43,11 +43,15 @@ class Judgement:
 
 
 class Subject:
-    """The report that requirements are about, block by block as they are asked for."""
+    """The report that requirements are about, block by block as they are asked for.
 
-    def __init__(self, identity: ProfileIdentity, analyses: Analyses) -> None:
+    With `tries`, who asks for a trial of the prefix cache has it made; without, it has no value.
+    """
+
+    def __init__(self, identity: ProfileIdentity, analyses: Analyses, *, tries: bool = False) -> None:
         self.identity = identity
         self.analyses = analyses
+        self.tries = tries
         self._blocks: dict[str, Any] = {}
 
     def block(self, name: str) -> Any:
@@ -75,6 +79,8 @@ class Subject:
                 return str(self.analyses.status)
             case ("verdict", "binding"):
                 return self.analyses.binding
+            case ("prefix_cache", "trial", _) if self.tries:
+                return value_of(key, lambda name: plain(self.analyses.tried_prefix_cache, name))
         return value_of(key, self.block)
 
     def doubt(self, key: Key) -> str:
@@ -87,6 +93,11 @@ class Subject:
         if key.path[-1] in _RADIUS and not local.radius_certified:
             return "the value of the spectral radius is not certified"
         return ""
+
+
+def is_of_trial(key: Key) -> bool:
+    """Whether a key is about runs that are made for who asks alone."""
+    return key.path[:2] == ("prefix_cache", "trial")
 
 
 def value_of(key: Key, block: Callable[[str], Any]) -> Value:

@@ -134,6 +134,7 @@ def _summary(report: Report) -> Table:
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), sources["verdict"].kind),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         *_latency_in_short(report),
+        *_trial_in_short(report),
         *_fleet_in_short(report),
         *_cost_in_short(report),
         *(
@@ -153,6 +154,12 @@ def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
         if one.mean is not None:
             figures = (f"{figure} {_known(found, key, figure)}" for figure in ("mean", "p95", "p99"))
             yield name, ", ".join(figures), basis
+
+
+def _trial_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    cache = report.prefix_cache
+    if cache is not None and cache.trial.summary is not None:
+        yield "Warm cache, tried", cache.trial.summary, Basis.SIMULATED
 
 
 def _known(found: Latency, key: str, figure: str) -> str:

@@ -33,13 +33,15 @@ from kvplan.report.inputs import Inputs, caveat, inputs
 from kvplan.report.keys import REGISTRY
 from kvplan.report.kv_layout import LayoutBlock, layout_block
 from kvplan.report.notes import Source, beside_runs, notes, sources
-from kvplan.report.prefix_cache import CacheBlock, cache_block, collapse_actions
+from kvplan.report.prefix_cache import CacheBlock, cache_block, collapse_actions, with_trial
 from kvplan.report.verdict import actions, summary
 from kvplan.report.words import Status
+from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study.fleet import timed
 from kvplan.study.operating_point import Latency, OperatingPoint, operating_point
 from kvplan.study.recovery import Recovery, recovery
+from kvplan.study.warm_cache import warm_cache
 from kvplan.version import __version__
 
 SCHEMA_VERSION = 2
@@ -99,10 +101,19 @@ class Report(NamedTuple):
     caveat: str
 
 
-def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = None) -> Report:
+def analyze(
+    model: ServingModel,
+    *,
+    name: str,
+    sha256: str,
+    plan: Plan | None = None,
+    trial: bool = False,
+    progress: Progress | None = None,
+) -> Report:
     """Run every analysis on a model; `name` and `sha256` are those of the profile that it was read from.
 
-    `plan` says what Nested WAIT and the safety buffer should guarantee; None takes the defaults of a profile.
+    `plan` says what Nested WAIT and the safety buffer should guarantee; None takes the defaults of a profile. `trial`
+    asks for runs of a warm prefix cache, which take seconds; `progress` is told how far they are.
 
     Examples
     --------
@@ -113,11 +124,12 @@ def analyze(model: ServingModel, *, name: str, sha256: str, plan: Plan | None = 
     >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
     (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
     """
-    return report_of(Analyses(model, plan or Plan()), ProfileIdentity(name, sha256))
+    analyses = Analyses(model, plan or Plan(), progress=progress)
+    return report_of(analyses, ProfileIdentity(name, sha256), trial=trial)
 
 
-def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
-    """All blocks of a model's analyses."""
+def report_of(found: "Analyses", profile: ProfileIdentity, *, trial: bool = False) -> Report:
+    """All blocks of a model's analyses; `trial`: runs of a warm prefix cache among them."""
     return Report(
         schema_version=SCHEMA_VERSION,
         kvplan_version=__version__,
@@ -136,7 +148,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity) -> Report:
         inputs=found.inputs,
         latency=found.latency,
         cost=found.cost,
-        prefix_cache=found.prefix_cache,
+        prefix_cache=found.tried_prefix_cache if trial else found.prefix_cache,
         speculative=found.speculative,
         kv_layout=found.kv_layout,
         fleet=found.fleet,
@@ -151,7 +163,8 @@ class Analyses:
     """Every analysis of a model, each run when it is first asked for: the blocks of a report by their names.
 
     Of a fleet all but its own block are about one replica, with what a router sends there at random. `known` are blocks
-    that another model is known to share, by name; they are not computed again.
+    that another model is known to share, by name; they are not computed again. `progress` is told how far runs are that
+    take seconds.
 
     Examples
     --------
@@ -161,8 +174,16 @@ class Analyses:
     9.0
     """
 
-    def __init__(self, model: ServingModel, plan: Plan, known: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        model: ServingModel,
+        plan: Plan,
+        known: Mapping[str, object] | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
         self.whole = model
+        self.progress = progress
         self.model = one_replica(model)
         self.plan = plan
         self.__dict__.update(known or {})  # where a cached property keeps what it has found
@@ -237,6 +258,12 @@ class Analyses:
     def prefix_cache(self) -> CacheBlock | None:
         """What the prefix cache finds; None where there is none."""
         return cache_block(self.model)
+
+    @cached_property
+    def tried_prefix_cache(self) -> CacheBlock | None:
+        """The same, with runs of a warm cache at the offered rate where a burst can empty it."""
+        cache = self.prefix_cache
+        return None if cache is None else with_trial(cache, warm_cache(self.model, self.plan, self.progress))
 
     @cached_property
     def load(self) -> Load:

@@ -17,6 +17,7 @@ from kvplan.analysis.prefix_cache import (
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
 from kvplan.report.inputs import sustainable_text
+from kvplan.study.warm_cache import Trial
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
@@ -49,6 +50,19 @@ class CollapsedState(NamedTuple):
     iteration_time_s: float | None = None
 
 
+class TrialState(NamedTuple):
+    """What runs of a warm cache at the offered rate showed, where they were asked for.
+
+    Beside the contract, `summary` says it in words.
+    """
+
+    runs: int | None = None
+    lasted: int | None = None
+    survived_burst: int | None = None
+    hit_ratio: float | None = None
+    summary: str | None = None
+
+
 class CacheBlock(NamedTuple):
     """The report's `prefix_cache`: all None but the recovered share where requests have nothing in common.
 
@@ -74,6 +88,7 @@ class CacheBlock(NamedTuple):
     preemption_recovered_share: float = 0.0
     host: HostState = HostState()
     sustainable_rps_without_host: SustainableRps = SustainableRps()
+    trial: TrialState = TrialState()
     branches: tuple[CacheState, ...] = ()
     capacity_tokens: int = 0
     users: int | None = None
@@ -82,8 +97,7 @@ class CacheBlock(NamedTuple):
 
 def good_rps(model: ServingModel) -> float:
     """What a warm cache sustains of open arrivals that have prefixes in common, in half the time of the block."""
-    rate = sustainable_rates(cached_replica(model)).good
-    return math.inf if rate is None else rate
+    return sustainable_rates(cached_replica(model)).good
 
 
 def cache_block(model: ServingModel) -> CacheBlock | None:
@@ -132,6 +146,42 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
     )
 
 
+def with_trial(cache: CacheBlock, trial: Trial | None) -> CacheBlock:
+    """The block with what runs showed; None: there was nothing to try."""
+    return (
+        cache if trial is None else cache._replace(trial=TrialState(*trial[:4], summary=trial_summary(trial)))
+    )
+
+
+def trial_summary(trial: Trial) -> str:
+    """What runs showed, in a clause.
+
+    Examples
+    --------
+    >>> trial_summary(Trial(5, 5, 0, 0.94, 10_000.0, 70, True, None, 12.2))
+    'served 10,000 s at hit ratio 94% in 5 of 5 runs; one burst of 70 sessions ends it: then 12.2 requests/s are served'
+    >>> trial_summary(Trial(5, 1, 0, 0.94, 10_000.0, 70, True, 5400.0, 12.2))
+    'a warm cache lasts about 1.5 h, then the replica serves 12.2 requests/s; 1 of 5 runs of 10,000 s ended warm'
+    """
+    runs, length, then = (
+        trial.runs,
+        f"{trial.seconds:,.0f} s",
+        f"{format_number(trial.served_rps)} requests/s",
+    )
+    ended = f"{trial.lasted} of {runs} runs of {length} ended warm"
+    if trial.lasts_s == 0:
+        return f"from empty the cache does not become warm, and the replica serves {then}; {ended}"
+    if trial.lasts_s is not None:
+        lasts = f"a warm cache lasts about {format_seconds(trial.lasts_s, 2)}"
+        return f"{lasts}, then the replica serves {then}; {ended}"
+    served = f"served {length} at hit ratio {format_percent(trial.hit_ratio)} in {runs} of {runs} runs"
+    burst = f"burst of {trial.burst:,} {'sessions' if trial.of_sessions else 'requests that nobody asks for again'}"
+    ends = runs - trial.survived_burst
+    if not ends:
+        return f"{served}, and after a {burst}"
+    return f"{served}; one {burst} ends it{f' in {ends} of {runs}' * (ends < runs)}: then {then} are served"
+
+
 def collapse_summary(cache: CacheBlock, offered: Load) -> str:
     """The verdict in a sentence where a burst can empty the cache for good."""
     good, end = cache.sustainable_rps.good, cache.collapsed
@@ -160,7 +210,8 @@ def overload_summary(cache: CacheBlock, offered: Load) -> str:
         good = format_number(cache.good_users)
         return f"{format_number(cache.users)} users, and a replica for {good}: the others wait."
     rates = _rates(offered)
-    most = cache.sustainable_rps.good or math.inf
+    most = cache.sustainable_rps.good
+    assert most is not None
     excess = format_percent(offered.offered_rps / most - 1)
     return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(most)}."
 

@@ -13,6 +13,11 @@ _NOTHING = "Requests have nothing in common, or no state of a warm cache serves 
 _NO_COLLAPSE = "Requests have nothing in common, or no collapsed state exists at the offered rate."
 _NOT_SHARED = "Requests have nothing in common."
 _NO_HOST = "The profile has no host tier, or requests have nothing in common"
+_NOT_TRIED = (
+    "Nobody asked for it: kvplan analyze --trial, or a requirement that kvplan check judges. Or no burst can empty the "
+    "cache at the offered rate, a warm one does not serve it either, or hits follow a measured curve."
+)
+_RUNS = "new, runs of the block-exact simulator"
 _TWO_TIERS = "new, theory of host tiers: two characteristic times"
 
 
@@ -41,6 +46,13 @@ def _host(
 ) -> Record:
     return Record(
         f"prefix_cache.{name}", meaning, formula, here, _TWO_TIERS, symbol=symbol, unit=unit, absent=absent
+    )
+
+
+def _trial(name: str, meaning: str, absent: str = _NOT_TRIED, *, whole: bool = True) -> Record:
+    key, most = f"prefix_cache.trial.{name}", math.inf if whole else 1.0
+    return Record(
+        key, meaning, source=_RUNS, unit="", absent=absent, whole=whole, most=most, basis="simulated"
     )
 
 
@@ -192,8 +204,8 @@ PREFIX_CACHE = Block(
         ),
         _state(
             "streams_in_memory",
-            "How many requests' private leavings memory holds; below 100 fluctuations count, below 50 only the "
-            "guaranteed rate can be planned with.",
+            "How many requests' private leavings memory holds; below 100 fluctuations count, and near the good rate a "
+            "warm cache is lost by itself.",
             "M/L̄",
             lambda e: f"{e('M', 9)} / {e('left', 9)}",
             absent="Requests reuse nothing of their own.",
@@ -259,6 +271,26 @@ PREFIX_CACHE = Block(
             "max over x of x/τ(x), x admissions an iteration",
             unit="requests/s",
             absent=f"{_NO_HOST}.",
+        ),
+        _trial("runs", "Runs of a warm cache at the offered rate, and as many with a burst."),
+        _trial("lasted", "Of them, how many without a burst were warm in the end."),
+        _trial(
+            "survived_burst",
+            "How many were warm in the end in spite of a burst of new sessions, or of requests that nobody asks for "
+            "again, that fill memory once.",
+        ),
+        _trial(
+            "hit_ratio",
+            "Share of the prompt tokens found in the runs that lasted without a burst.",
+            f"{_NOT_TRIED} Or no run lasted.",
+            whole=False,
+        ),
+        Record(
+            "prefix_cache.trial.summary",
+            "What the runs showed, in words.",
+            kind=Kind.TEXT,
+            absent=_NOT_TRIED,
+            in_contract=False,
         ),
         Record(
             "prefix_cache.branches",
