@@ -135,6 +135,8 @@ def _summary(report: Report) -> Table:
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         *_latency_in_short(report),
         *_trial_in_short(report),
+        *_goodput_in_short(report),
+        *_after_a_burst(report),
         *_fleet_in_short(report),
         *_cost_in_short(report),
         *(
@@ -171,6 +173,31 @@ def _known(found: Latency, key: str, figure: str) -> str:
     return (
         f"{value} ({format_seconds(low)} to {ABSENT if high is None else format_seconds(high)}: not settled)"
     )
+
+
+def _goodput_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found = report.goodput
+    if found is not None:
+        between = (
+            ""
+            if found.high is None
+            else f", between {format_number(found.low)} and {format_number(found.high)}"
+        )
+        value = f"{_rps(found.rate_rps)} by {found.binding}{between}"
+        yield "Goodput", value, report.sources["goodput"].kind
+
+
+def _after_a_burst(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    found = report.verdict.drain
+    if found.burst_requests is None:
+        return
+    burst = f"of {format_number(found.burst_requests, 3)} requests"
+    if found.seconds is None:
+        yield "After a burst", f"{burst}: {found.reason}", Basis.SIMULATED
+        return
+    low, high = format_seconds(found.low), "more" if found.high is None else format_seconds(found.high)
+    value = f"{burst}: normal in {format_seconds(found.seconds)} ({low} to {high})"
+    yield "After a burst", value, Basis.SIMULATED
 
 
 def _fleet_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
@@ -294,6 +321,23 @@ def _time_rows(found: Latency | WorstPart) -> Iterator[tuple[str, ...]]:
     for name, _, one in _times(found):
         if one.mean is not None:
             yield name, *map(format_seconds, one)
+
+
+def _goodput(report: Report, basis: Basis) -> Iterator[Block]:
+    found = report.goodput
+    if found is None:
+        yield Paragraph("No objectives are set: [slo] in the profile, or --slo.")
+        return
+    yield _figures(
+        basis,
+        ("Goodput", _rps(found.rate_rps)),
+        ("Held up to", _rps(found.low)),
+        ("Missed from", _rps(found.high)),
+        ("Limited by", found.binding),
+    )
+    if found.cliff is not None:
+        low, high = map(format_seconds, found.cliff)
+        yield Paragraph(f"{found.binding} sits on a cliff there: {low} to {high}.")
 
 
 def _cost(report: Report, basis: Basis) -> Iterator[Block]:
@@ -716,6 +760,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Report, Basis], Iterator[Block]]]] =
     "load": ("Load", _load),
     "equilibrium": ("Equilibrium", _equilibrium),
     "latency": ("Latency", _latency),
+    "goodput": ("Goodput", _goodput),
     "fleet": ("Fleet: split or together", _fleet),
     "cost": ("Cost", _cost),
     "saturation": ("Saturation", _saturation),

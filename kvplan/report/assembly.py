@@ -26,7 +26,9 @@ from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.wait import Wait, wait
 from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
 from kvplan.analysis.worst_window import Peak, peak
+from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.model.slo import TIMES
 from kvplan.report.cost import Cost, cost
 from kvplan.report.fleet import FleetBlock, fleet_block, fleet_notes
 from kvplan.report.inputs import Inputs, caveat, inputs
@@ -38,7 +40,9 @@ from kvplan.report.verdict import actions, summary
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.study.drain import Drain, drain
 from kvplan.study.fleet import timed
+from kvplan.study.goodput import Goodput, goodput
 from kvplan.study.operating_point import Latency, OperatingPoint, operating_point
 from kvplan.study.recovery import Recovery, recovery
 from kvplan.study.warm_cache import warm_cache
@@ -69,6 +73,7 @@ class Verdict(NamedTuple):
     summary: str
     recovers_up_to_rps: float | None
     recovers_settled: bool
+    drain: Drain
 
 
 class Report(NamedTuple):
@@ -90,6 +95,7 @@ class Report(NamedTuple):
     safety_buffer: SafetyBuffer
     inputs: Inputs
     latency: Latency
+    goodput: Goodput | None
     cost: Cost | None
     prefix_cache: CacheBlock | None
     speculative: Speculative | None
@@ -147,6 +153,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity, *, trial: bool = Fals
         safety_buffer=found.safety_buffer,
         inputs=found.inputs,
         latency=found.latency,
+        goodput=found.goodput,
         cost=found.cost,
         prefix_cache=found.tried_prefix_cache if trial else found.prefix_cache,
         speculative=found.speculative,
@@ -194,7 +201,18 @@ class Analyses:
         words = summary(self.status, self.binding, self.load, self.recovery, self.prefix_cache)
         if self.whole.fleet is not None:
             words = f"One of {self.whole.fleet.size} replicas, prefill and decode together: {words}"
-        return Verdict(self.status, self.binding, words, self.recovery.rate_rps, self.recovery.settled)
+        recovers = self.recovery
+        return Verdict(self.status, self.binding, words, recovers.rate_rps, recovers.settled, self.drain)
+
+    @cached_property
+    def drain(self) -> Drain:
+        """How long a standard burst is felt."""
+        if self.overloaded:
+            return Drain(None, None, None, None, "more is offered than can be served")
+        try:
+            return drain(self.whole, self.plan)
+        except UsageError as refused:
+            return Drain(None, None, None, None, str(refused))
 
     @cached_property
     def binding(self) -> str:
@@ -337,6 +355,12 @@ class Analyses:
     def latency(self) -> Latency:
         """TTFT, ITL, TPOT and E2E at the offered rate."""
         return self.operating_point.latency
+
+    @cached_property
+    def goodput(self) -> Goodput | None:
+        """The largest rate at which the objectives of the plan hold; None where it has none."""
+        slos = [slo for slo in self.plan.slos if slo.key.partition(".")[0] in TIMES]
+        return goodput(self.whole, self.plan, engine_settings(self.model), slos)
 
     @cached_property
     def cost(self) -> Cost | None:

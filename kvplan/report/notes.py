@@ -107,6 +107,9 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         "latency": Source(
             "runs at the offered rate after a warm-up, intervals by batches of them: new", Basis.SIMULATED
         ),
+        "goodput": Source(
+            "runs at one rate after another, objectives decided by shares: new", Basis.SIMULATED
+        ),
         "cost": Source("arithmetic; the price is the profile's", Basis.COMPUTED),
         "prefix_cache": Source(
             "new: Che's approximation, and iteration times that depend on what is found; preemption_recovered_share: "

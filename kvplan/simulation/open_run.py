@@ -77,7 +77,9 @@ class OpenRun:
             self._rows.number.size,
         )
         longest = most_stages(scenario.requests, setup, model.replica.prefill)
-        self._patience = engine.PATIENCE * (longest + int(scenario.requests.input_tokens.max(initial=1))) + 1000
+        self._patience = (
+            engine.PATIENCE * (longest + int(scenario.requests.input_tokens.max(initial=1))) + 1000
+        )
         self._loop = engine.PROGRAM.compiled(policy.form_batch, type(self._state).__name__)
         self.ended = False  # by the horizon, by the last completion, or stuck
         self.stuck = False

@@ -32,7 +32,10 @@ _SESSIONS_S, _SESSIONS_TIMES = 120.0, 3.0  # sessions of so many seconds, so man
 _MOST_REQUESTS = 1_000_000  # of a run
 _WORK_S, _REQUEST_S, _ITERATION_S = 1.0, 1e-6, 20e-9  # of a run, counted
 _STEPS = 8  # looks at the queue in the time for which it has to be empty
-_NEAR, _LONGER = 0.85, 8.0  # the highest load of which the first horizon is guessed; how much longer the next one is
+_NEAR, _LONGER = (
+    0.85,
+    8.0,
+)  # the highest load of which the first horizon is guessed; how much longer the next one is
 _LOOK_STAYS, _LOOK_REQUESTS = 20.0, 2_000.0  # after the burst, before the queue is judged
 _PIECES, _ERRORS = 16, 3.0  # of the time in which it is judged; standard errors of its slope
 
@@ -50,7 +53,7 @@ class Drain(NamedTuple):
         Why there is no time; empty where there is one.
     """
 
-    burst_requests: float
+    burst_requests: float | None
     seconds: float | None
     low: float | None
     high: float | None
@@ -58,7 +61,7 @@ class Drain(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """When the burst begins and ends, for how long the queue has to be empty, and how fast it becomes shorter at most."""
+    """When the burst begins and ends, how long the queue has to be empty, and how fast it becomes shorter at most."""
 
     begin_s: float
     end_s: float
@@ -101,11 +104,8 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
     runs = at_once(partial(_drained, alone, plan, engine_settings(model), course), range(SEEDS))
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]
-    return Drain(
-        _requests(alone, course),
-        *(None if math.isinf(t) else t for t in (middle, times[0], times[-1])),
-        reason=_reason(runs) if math.isinf(middle) else "",
-    )
+    seconds, low, high = (None if math.isinf(t) else t for t in (middle, times[0], times[-1]))
+    return Drain(_requests(alone, course), seconds, low, high, "" if seconds is not None else _reason(runs))
 
 
 def _course(model: ServingModel) -> _Course:
@@ -114,7 +114,9 @@ def _course(model: ServingModel) -> _Course:
     begin_s = life_s(model)
     kinds = [(c, c.sessions) for c in model.classes if c.sessions is not None]
     if not kinds:
-        return _Course(begin_s, begin_s + max(_LEAST_S, stay_s), stay_s, stay_s / _STEPS, 0, full.throughput_rps)
+        return _Course(
+            begin_s, begin_s + max(_LEAST_S, stay_s), stay_s, stay_s / _STEPS, 0, full.throughput_rps
+        )
     turn_s = typical_iteration_s(model) * per_request(model).iterations
     life = max(s.turns.mean * (s.think.mean_s + turn_s) for _, s in kinds)
     rate = sum(c.rate_rps / s.turns.mean for c, s in kinds)
@@ -125,7 +127,9 @@ def _course(model: ServingModel) -> _Course:
 def _requests(model: ServingModel, course: _Course) -> float:
     if not course.sessions:
         return _TIMES * model.total_rate_rps * (course.end_s - course.begin_s)
-    rates = [(c.rate_rps, c.rate_rps / c.sessions.turns.mean) for c in model.classes if c.sessions is not None]
+    rates = [
+        (c.rate_rps, c.rate_rps / c.sessions.turns.mean) for c in model.classes if c.sessions is not None
+    ]
     return course.sessions * sum(turns for turns, _ in rates) / sum(begun for _, begun in rates)
 
 

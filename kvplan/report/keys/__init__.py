@@ -10,6 +10,7 @@ from functools import cache
 from kvplan.report.keys.cost import COST
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
 from kvplan.report.keys.fleet import FLEET
+from kvplan.report.keys.goodput import GOODPUT
 from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
 from kvplan.report.keys.kv_layout import KV_LAYOUT
 from kvplan.report.keys.latency import LATENCY
@@ -46,6 +47,7 @@ BLOCKS: Mapping[str, Block] = {
         SAFETY_BUFFER,
         INPUTS,
         LATENCY,
+        GOODPUT,
         COST,
         PREFIX_CACHE,
         SPECULATIVE,

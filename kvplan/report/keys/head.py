@@ -114,5 +114,25 @@ VERDICT = Block(
             kind=Kind.TRUTH,
             basis="simulated",
         ),
+        Record(
+            "verdict.drain.burst_requests",
+            "Requests of a standard burst: four times the offered rate for a minute, or for the mean stay in a full "
+            "replica if that is longer; of sessions three times those of two minutes, all at once.",
+            source="new",
+            absent="The engine does not run what the profile has.",
+        ),
+        *(
+            Record(
+                f"verdict.drain.{key}",
+                f"{words} of the time until a standard burst is gone: until its queue stays empty for a mean stay, or "
+                "for a session's life.",
+                source="new",
+                unit="s",
+                basis="simulated",
+                absent="It is not gone within what was run, a day at most: verdict.drain.reason says why.",
+            )
+            for key, words in (("seconds", "Median over runs"), ("low", "Least"), ("high", "Most"))
+        ),
+        Record("verdict.drain.reason", "Why there is no time; empty where there is one.", kind=Kind.TEXT),
     ),
 )
