@@ -73,11 +73,13 @@ class Window:
         if times <= 1:
             return self
         first = np.arange(0, self.batches, times)
+        sums = np.add.reduceat(self.sums, first, axis=0)
+        sums[:, LEAST_WAITING] = np.minimum.reduceat(self.least, first)
         return replace(
             self,
             width_s=times * self.width_s,
             batch=self.batch // times,
-            sums=np.add.reduceat(self.sums, first, axis=0),
+            sums=sums,
             gaps=np.add.reduceat(self.gaps, first, axis=0),
         )
 
