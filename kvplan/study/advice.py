@@ -8,6 +8,7 @@ is measured once more, on requests that had no part in the choice.
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from kvplan.analysis.cold_cache import with_cold_cache
@@ -22,6 +23,7 @@ from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.estimates import Ratio
 from kvplan.study.judging import Trend
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe, unsettled
+from kvplan.study.protection import SEATS, Gained, Setting, protection
 from kvplan.study.recovery import (
     BATCHES,
     Recovery,
@@ -34,7 +36,7 @@ from kvplan.study.recovery import (
     weights_of,
 )
 
-WATERMARK, SEATS = "watermark", ("max_num_seqs", "max_running_requests")  # parameters of policies
+WATERMARK = "watermark"  # parameter of policies
 NOTHING_HELPS = "no setting tried sustains this; lower the rate or add memory"
 _WATERMARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _SEATS = tuple(n / 10 for n in range(4, 14))  # of the requests that memory holds
@@ -52,13 +54,6 @@ _SEARCH, _PAIR, _PAIRS = (
 _OBSERVE_S, _P95 = 0.2, "ttft_s.p95"  # counted work at the offered rate; the figure that it goes on for
 _SEED, _FRESH = (39, 1), (39, 2)
 _STREAM = 3  # of seeds at the offered rate
-
-
-class Setting(NamedTuple):
-    """A parameter of the engine's policy, and its value."""
-
-    name: str
-    value: float
 
 
 class Advice(NamedTuple):
@@ -87,56 +82,88 @@ class Advice(NamedTuple):
 _Variant = tuple[ServingModel, Settings]
 
 
-def tried_settings(
-    model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoint
-) -> tuple[Advice, ...]:
+def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoint) -> tuple[Advice, ...]:
     """Settings that serve more under a backlog, or let the replica recover at its rate, best first; empty: none does.
 
-    Parameters
-    ----------
-    base
-        What is served as it is, of one replica.
-    point
-        What is seen at the offered rate as it is.
+        What ends the collapse of a prefix cache comes first, where the offered rate can bring one about.
 
-    References
-    ----------
-    New. The best watermark of 39 replicas that do not recover gained 1.3 % in the median, 28 % at most.
+        Parameters
+        ----------
+        base
+            What one replica serves as it is.
+        point
+            What is seen at the offered rate as it is.
+
+        References
+        ----------
+        New. The best watermark of 39 replicas that may not recover gained 1.3 % in the median, 28 % at most.
+
+        Examples
+        --------
+        >>> from kvplan.model import Replica, RequestClass, Timing
+        >>> from kvplan.study.operating_point import operating_point
+        >>> from kvplan.study.protection import SEATS, Gained, Setting, protection
+    from kvplan.study.recovery import recovery
+        >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
+        >>> advice(model, Plan(), recovery(model, engine_settings(model)), operating_point(model, Plan()))
+        ()
     """
     alone, settings = with_cold_cache(one_replica(model)), engine_settings(model)
-    offered = alone.total_rate_rps
+    limits = protection(model, plan)
+    tried = [] if limits is None else [limits]
+    if _may_gain(alone, base):
+        tried += _tried(alone, settings, base, but_seats=limits is not None)
+    return tuple(filter(None, (_advice(model, plan, settings, gained, point) for gained in tried)))
+
+
+def _may_gain(alone: ServingModel, base: Recovery) -> bool:
+    """Whether a replica does not recover, or loses much of what is sustainable to evictions."""
     if base.rate_rps is None or base.served_rps is None:
-        return ()
-    recovers = base.rate_rps >= offered
-    if recovers and base.served_rps >= (1 - _LOSS) * sustainable_rate(alone)[1]:
-        return ()
-    means = Backlog(alone, plan, uncached(settings), [*_SEED]).means()
-    found = []
+        return False
+    return base.rate_rps < alone.total_rate_rps or base.served_rps < (1 - _LOSS) * sustainable_rate(alone)[1]
+
+
+def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats: bool) -> list[Gained]:
+    """The best value of each parameter, if it gains; best first."""
+    assert base.served_rps is not None
+    offered, found = alone.total_rate_rps, []
+    means = Backlog(alone, Plan(), uncached(settings), [*_SEED]).means()
     for name, values in _knobs(alone, settings):
+        if not values or (but_seats and name in SEATS):
+            continue
         best = _best((alone, settings), name, values, means)
-        gain = _gain((alone, settings), _with(alone, settings, best), means)
-        could = base.served_rps * (1 + gain.value) >= offered
+        gain = _gain((alone, settings), _with(alone, settings, (best,)), means)
         gains = gain.value > max(_GAIN, _SURE * gain.standard_error)
-        if not gains and (recovers or not could):
-            continue
-        sustains = could and _sustains(*_with(alone, settings, best))
-        if not gains and not sustains:
-            continue
-        seen = _at_offered_rate(model, plan, settings, best)
-        if seen.trend is Trend.GROWING and point.latency.status is not Status.GROWING:
-            continue
-        p95 = None if seen.trend is Trend.GROWING else seen.sample.estimate("ttft_s", "p95")
-        found.append(
-            Advice(
-                (best,),
-                gain.value,
-                sustains,
-                _SINCE.get(name),
-                point.latency.ttft_s.p95,
-                None if p95 is None else p95.value,
-            )
-        )
-    return tuple(sorted(found, key=lambda one: (one.sustains_offered, one.gain_backlogged), reverse=True))
+        could = base.served_rps * (1 + gain.value + _SURE * gain.standard_error) >= offered
+        sustains = could and _sustains(*_with(alone, settings, (best,)))
+        if gains or (sustains and base.rate_rps is not None and base.rate_rps < offered):
+            found.append(Gained((best,), gain.value, sustains))
+    return sorted(found, key=lambda one: (one.sustains, one.gain), reverse=True)
+
+
+def _advice(
+    model: ServingModel, plan: Plan, settings: Settings, gained: Gained, point: OperatingPoint
+) -> Advice | None:
+    """What settings cost at the offered rate; None where they are what makes the queue grow there."""
+
+    def known(seen: Observation) -> bool:
+        return seen.trend is Trend.STEADY and _P95 not in unsettled(seen.sample)
+
+    changed, given = _with(model, settings, gained.settings)
+    seen = observe(changed, plan, given, known, stream=_STREAM, budget_s=_OBSERVE_S)
+    grows = seen.trend is Trend.GROWING
+    if grows and point.latency.status is not Status.GROWING:
+        return None
+    p95 = None if grows else seen.sample.estimate("ttft_s", "p95")
+    since = next((_SINCE[s.name] for s in gained.settings if s.name in _SINCE), None)
+    return Advice(
+        gained.settings,
+        gained.gain,
+        gained.sustains,
+        since,
+        point.latency.ttft_s.p95,
+        None if p95 is None else p95.value,
+    )
 
 
 def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[float]]]:
@@ -154,11 +181,14 @@ def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[
             yield name, [float(n) for n in sorted(seats) if n <= most and n != now]
 
 
-def _with(model: ServingModel, settings: Settings, setting: Setting) -> _Variant:
-    """A replica with a setting; what limits its seats stands in the model, where analyses see it."""
-    if setting.name in SEATS:
-        return replace(model, replica=replace(model.replica, max_num_seqs=int(setting.value))), settings
-    return model, Settings(settings.policy, {**settings.given, setting.name: (setting.value,)})
+def _with(model: ServingModel, settings: Settings, changes: tuple[Setting, ...]) -> _Variant:
+    """A replica with other settings; what limits its seats stands in the model, where analyses see it."""
+    for name, value in changes:
+        if name in SEATS:
+            model = replace(model, replica=replace(model.replica, max_num_seqs=int(value)))
+        else:
+            settings = Settings(settings.policy, {**settings.given, name: (value,)})
+    return model, settings
 
 
 class _Flood:
@@ -184,7 +214,7 @@ def _best(replica: _Variant, name: str, values: list[float], means: Means) -> Se
     def measure(some: list[float], level: int) -> None:
         for value in some:
             if value not in runs:
-                runs[value] = _Flood(_with(*replica, Setting(name, value)), _SEED, _SEARCH)
+                runs[value] = _Flood(_with(*replica, (Setting(name, value),)), _SEED, _SEARCH)
         found = at_once(lambda value: runs[value].rate(level, means).value, some)
         rates.update(zip(some, found, strict=True))
 
@@ -214,7 +244,7 @@ def _gain(without: _Variant, variant: _Variant, means: Means) -> Ratio:
     """What is served more from a flood, relative, on requests that had no part in the choice."""
     runs = [_Flood(each, _FRESH, _PAIR) for each in (without, variant)]
     for level in range(_SHORT, _SHORT + _LONGER + 1):
-        before, after = at_once(lambda run: run.rate(level, means), runs)
+        before, after = at_once(partial(_Flood.rate, level=level, means=means), runs)
         value = after.value / before.value - 1 if before.value > 0 else math.inf
         error = (1 + value) * math.hypot(
             *(r.standard_error / r.value if r.value > 0 else 0.0 for r in (before, after))
@@ -230,13 +260,3 @@ def _sustains(model: ServingModel, settings: Settings) -> bool:
     if never_evicts(model, settings):
         return sustainable_rate(model)[1] >= model.total_rate_rps
     return Saturated(model, settings).sustains(model)
-
-
-def _at_offered_rate(model: ServingModel, plan: Plan, settings: Settings, best: Setting) -> Observation:
-    """The whole fleet as it is, but for the setting, until its TTFT p95 is known."""
-
-    def known(seen: Observation) -> bool:
-        return seen.trend is Trend.STEADY and _P95 not in unsettled(seen.sample)
-
-    changed, given = _with(model, settings, best)
-    return observe(changed, plan, given, known, stream=_STREAM, budget_s=_OBSERVE_S)

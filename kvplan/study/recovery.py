@@ -245,7 +245,7 @@ def _near_least(rates: Sequence[Ratio]) -> list[int]:
 
 def admissions_per_iteration(model: ServingModel) -> float:
     """What memory or the seats allow."""
-    stages, seats = model.mix.mean(model.mix.stages), model.replica.max_num_seqs or math.inf
+    stages, seats = float(model.mix.mean(model.mix.stages)), model.replica.max_num_seqs or math.inf
     return min(saturation(model).admissions_per_iteration, seats / stages)
 
 
@@ -253,11 +253,12 @@ def iterations_wanted(model: ServingModel) -> float:
     """Of a run from one start, at first."""
     mix = model.mix
     longest = _quantile(mix.stages, mix.share, _LONGEST)
-    return max(_FEWEST / admissions_per_iteration(model), _STAYS * longest, _FILLS * mix.mean(mix.stages))
+    stages = float(mix.mean(mix.stages))
+    return max(_FEWEST / admissions_per_iteration(model), _STAYS * longest, _FILLS * stages)
 
 
 def weights_of(model: ServingModel, means: Means) -> Means:
-    """What a block-iteration, a token emitted and a prompt token count for, in requests, of which a request has `means`.
+    """What a block-iteration, a token emitted and a prompt token count for, in requests, which have `means` of them.
 
     Time goes into prompts by one share, and by the other into what is served while memory, or the seats, are full.
     """
