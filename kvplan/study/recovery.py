@@ -27,7 +27,7 @@ from kvplan.simulation.residents import blocks_needed
 from kvplan.study.estimates import Ratio, ratio
 
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
-_BATCHES = 20  # of a run, of which the first half is dropped
+BATCHES = 20  # of a run, of which the first half is dropped
 _BUDGET = 3_000_000  # completions and evictions of all runs
 _ITERATIONS = 20_000_000  # of their first lengths
 _PRECISE, _STEADY = (
@@ -94,7 +94,7 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
     >>> 285 < found.rate_rps < 292 and found.settled  # 353 are sustainable
     True
     """
-    if _never_evicts(model, settings):
+    if never_evicts(model, settings):
         return Recovery(sustainable_rate(model)[1])
     try:
         saturated = _saturated(_mix_alone(model), settings.policy, tuple(sorted(settings.given.items())))
@@ -103,7 +103,7 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
     return saturated.recovery(model)
 
 
-def _never_evicts(model: ServingModel, settings: Settings) -> bool:
+def never_evicts(model: ServingModel, settings: Settings) -> bool:
     """Whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration, too."""
     fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
     seats, budget = model.replica.max_num_seqs or 0, model.replica.max_num_batched_tokens
@@ -139,23 +139,19 @@ class Saturated:
     """
 
     def __init__(self, model: ServingModel, settings: Settings) -> None:
-        mix, seats = model.mix, model.replica.max_num_seqs or math.inf
-        stages = mix.mean(mix.stages)
-        admissions = min(saturation(model).admissions_per_iteration, seats / stages)
-        longest = _quantile(mix.stages, mix.share, _LONGEST)
-        wanted = max(_FEWEST / admissions, _STAYS * longest, _FILLS * stages)
+        admissions, wanted = admissions_per_iteration(model), iterations_wanted(model)
         starts = list(_starts(model, settings.policy))
         most = min(_BUDGET / admissions, _ITERATIONS) / len(starts)
         self._cut = wanted > most
-        width = math.ceil(min(wanted, most) / _BATCHES)
+        width = math.ceil(min(wanted, most) / BATCHES)
         self._starts = [
-            _Start(name, Backlog(model, Plan(), _uncached(settings), [*_SEED, place], *running), width)
+            Start(name, Backlog(model, Plan(), uncached(settings), [*_SEED, place], *running), width)
             for place, (name, running) in enumerate(starts)
         ]
 
     def recovery(self, model: ServingModel) -> Recovery:
         """The rate at the timing of a model that has this mix."""
-        weights, timing = self._weights(model), model.timing
+        weights, timing = weights_of(model, self._starts[0].run.means()), model.timing
         levels = [0] * len(self._starts)
         at_once(lambda start: start.reach(0), self._starts)
         while True:
@@ -183,21 +179,21 @@ class Saturated:
             settled=not unsettled and not self._cut,
         )
 
-    def _weights(self, model: ServingModel) -> Means:
-        """What a block-iteration, a token emitted and a prompt token count for, in requests.
+    def sustains(self, model: ServingModel) -> bool:
+        """Whether that is at least what the model offers: mostly decided by runs of the first length."""
+        at_once(lambda start: start.reach(0), self._starts)
+        weights = weights_of(model, self._starts[0].run.means())
+        rates = [start.rate(0, model.timing, weights) for start in self._starts]
+        offered, errors = model.total_rate_rps, [_SURE * r.standard_error for r in rates]
+        if any(r.value + error < offered for r, error in zip(rates, errors, strict=True)):
+            return False
+        clear = all(r.value - error > (1 + _AGREE) * offered for r, error in zip(rates, errors, strict=True))
+        return offered <= sustainable_rate(model)[1] and (
+            clear or (self.recovery(model).rate_rps or 0.0) >= offered
+        )
 
-        Time goes into prompts by one share, and by the other into what is served while memory, or the seats, are full.
-        """
-        means, full = self._starts[0].run.means(), saturation(model)
-        prompts = full.admissions_per_iteration * model.mix.mean(model.mix.prefill_tokens)
-        share = model.timing.d2 * prompts / full.iteration_time_s if means.prompt_tokens > 0 else 0.0
-        of_prompts = share / means.prompt_tokens if share else 0.0
-        if sustainable_rate(model)[0] in _MEMORY:
-            return Means((1 - share) / means.footprint, 0.0, of_prompts)
-        return Means(0.0, (1 - share) / means.tokens, of_prompts)
 
-
-class _Start:
+class Start:
     """A run, cut into batches of equally many iterations at each of its lengths, which double level by level."""
 
     def __init__(self, name: str, run: Backlog, width: int) -> None:
@@ -206,20 +202,20 @@ class _Start:
 
     def reach(self, level: int) -> None:
         """Run on until there are the batches of a level."""
-        while len(self._marks) <= _BATCHES << level and not self.run.stuck:
+        while len(self._marks) <= BATCHES << level and not self.run.stuck:
             self._marks.append(self.run.on(self._width))
 
     def cost(self, level: int) -> int:
         """Completions and evictions until then."""
-        end = self._marks[min(_BATCHES << level, len(self._marks) - 1)]
+        end = self._marks[min(BATCHES << level, len(self._marks) - 1)]
         return end.completed + end.evicted
 
     def batches(self, level: int, timing: Timing, weights: Means) -> tuple[FloatArray, FloatArray]:
         """Of the second half of the batches of a level requests served, and seconds."""
         if self.run.stuck:
-            return np.zeros(_BATCHES // 2), np.ones(_BATCHES // 2)
-        marks = np.array(self._marks[: (_BATCHES << level) + 1 : 1 << level], dtype=np.float64)
-        sums = np.diff(marks, axis=0)[_BATCHES // 2 :]
+            return np.zeros(BATCHES // 2), np.ones(BATCHES // 2)
+        marks = np.array(self._marks[: (BATCHES << level) + 1 : 1 << level], dtype=np.float64)
+        sums = np.diff(marks, axis=0)[BATCHES // 2 :]
         return sums[:, : len(weights)] @ np.array(weights), self.run.seconds(sums, timing)
 
     def rate(self, level: int, timing: Timing, weights: Means) -> Ratio:
@@ -247,7 +243,35 @@ def _near_least(rates: Sequence[Ratio]) -> list[int]:
     ]
 
 
-def _uncached(settings: Settings) -> Settings:
+def admissions_per_iteration(model: ServingModel) -> float:
+    """What memory or the seats allow."""
+    stages, seats = float(model.mix.mean(model.mix.stages)), model.replica.max_num_seqs or math.inf
+    return min(saturation(model).admissions_per_iteration, seats / stages)
+
+
+def iterations_wanted(model: ServingModel) -> float:
+    """Of a run from one start, at first."""
+    mix = model.mix
+    longest = _quantile(mix.stages, mix.share, _LONGEST)
+    stages = float(mix.mean(mix.stages))
+    return max(_FEWEST / admissions_per_iteration(model), _STAYS * longest, _FILLS * stages)
+
+
+def weights_of(model: ServingModel, means: Means) -> Means:
+    """What a block-iteration, a token emitted and a prompt token count for, in requests, which have `means` of them.
+
+    Time goes into prompts by one share, and by the other into what is served while memory, or the seats, are full.
+    """
+    full = saturation(model)
+    prompts = full.admissions_per_iteration * model.mix.mean(model.mix.prefill_tokens)
+    share = model.timing.d2 * prompts / full.iteration_time_s if means.prompt_tokens > 0 else 0.0
+    of_prompts = share / means.prompt_tokens if share else 0.0
+    if sustainable_rate(model)[0] in _MEMORY:
+        return Means((1 - share) / means.footprint, 0.0, of_prompts)
+    return Means(0.0, (1 - share) / means.tokens, of_prompts)
+
+
+def uncached(settings: Settings) -> Settings:
     """The same without a prefix cache: that preempted requests find nothing of themselves is a little pessimistic."""
     if "prefix_caching" not in POLICIES[settings.policy].parameters:
         return settings

@@ -152,7 +152,7 @@ def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None
         return None
     begin_s, length_s = _times(model, found.warm)
     spans, warmth = Spans(begin_s, length_s / _PARTS, _PARTS), _warmth(cached, found.warm, length_s)
-    burst = math.ceil(model.replica.capacity_tokens / max(cached.left, model.replica.block_tokens))
+    burst = burst_size(cached)
     seeds = range(_SEED, _SEED + RUNS)
     rows = [at_once(partial(_run, model, plan, spans, warmth, size), seeds) for size in (0, burst)]
     alone, after = run_to_the_end(rows, progress, compile=True)
@@ -191,19 +191,30 @@ def _warmth(cached: CachedReplica, warm: CacheState, length_s: float) -> _Warmth
     return _Warmth(found / cached.mean("prompt"), waiting if cached.users is None else math.inf)
 
 
+def burst_size(cached: CachedReplica) -> int:
+    """Sessions, or requests that nobody asks for again, that fill memory once with what they leave."""
+    return math.ceil(cached.replica.capacity_tokens / max(cached.left, cached.replica.block_tokens))
+
+
 def _begins_sessions(model: ServingModel) -> bool:
     return any(c.sessions is not None and c.sessions.users is None for c in model.classes)
 
 
-def _run(model: ServingModel, plan: Plan, spans: Spans, warmth: _Warmth, burst: int, seed: int) -> _Run:
-    end_s = spans.begin_s + spans.number * spans.width_s
+def with_burst(model: ServingModel, end_s: float, burst: int, at_s: float, seed: int) -> Requests:
+    """The requests until a time, with a burst among them: of new sessions, or else of strangers."""
     load, sessions = Load(requests=None, horizon_s=end_s), _begins_sessions(model)
     if sessions and burst:
-        load = load._replace(burst_sessions=Burst(burst, spans.begin_s))
+        load = load._replace(burst_sessions=Burst(burst, at_s))
     requests = generate(model, load, seed)
     if not sessions and burst:
         strangers = saturated(model, np.random.default_rng([seed, 1]), requests=burst)
-        requests = merged([requests, replace(strangers, arrival_s=np.full(burst, spans.begin_s))])
+        requests = merged([requests, replace(strangers, arrival_s=np.full(burst, at_s))])
+    return requests
+
+
+def _run(model: ServingModel, plan: Plan, spans: Spans, warmth: _Warmth, burst: int, seed: int) -> _Run:
+    end_s = spans.begin_s + spans.number * spans.width_s
+    requests = with_burst(model, end_s, burst, spans.begin_s, seed)
     scenario = Scenario(model, plan, requests, tuple(c.name for c in model.classes), seed)
     return _Run(Job(engine_settings(model), scenario, end_s, spans), spans, warmth)
 
@@ -215,8 +226,8 @@ def _course(requests: Requests, run: Outcome, spans: Spans, warmth: _Warmth) -> 
     def by_part(time_s: FloatArray, amount: FloatArray) -> FloatArray:
         part = np.floor((time_s - spans.begin_s) / spans.width_s)
         inside = np.flatnonzero((part >= 0) & (part < spans.number))
-        total: FloatArray = np.bincount(part[inside].astype(np.int64), amount[inside], spans.number)
-        return total
+        total = np.bincount(part[inside].astype(np.int64), amount[inside], spans.number)
+        return np.asarray(total, dtype=np.float64)
 
     prompts = by_part(run.first_token_s, requests.input_tokens.astype(np.float64))
     hits = by_part(run.first_token_s, run.found.hit_tokens.astype(np.float64))
