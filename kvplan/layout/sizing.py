@@ -13,7 +13,6 @@ from kvplan.decide.sizing import (
     Size,
     SoFar,
     Thresholds,
-    requests_of_run,
 )
 from kvplan.layout import autoscaling
 from kvplan.layout.elements import (
@@ -47,7 +46,6 @@ _OF_BOUND = (
     "is a gateway or client that gives up whoever waits longer, not the engine, and is not part of these runs."
 )
 _UNBOUNDED = 2  # ways to weigh a host tier: without and with it, whatever waits
-_SHORT_TURNS = 3  # runs of fewer times what memory holds mostly fill it
 
 
 def build(found: Sizing, *, compare: bool = False, day: Day | None = None) -> list[Section]:
@@ -472,29 +470,15 @@ def _arrivals(found: Sizing) -> Iterator[str]:
 
 
 def _too_short(found: Sizing) -> Iterator[str]:
-    """Where runs could not see a queue grow."""
-    for offer, requests in zip(found.offers, found.requests, strict=True):
+    """Where runs did not see a queue grow that the formulas say grows."""
+    for offer in found.offers:
         sizes = [offer.fleet.heaviest, *(hour.size for hour in offer.fleet.hours if hour.size is not None)]
-        unseen = any(_unseen(p) and not _is_warm(one, p) for one in sizes for p in one.probes)
-        of_one = _of_one_replica(offer, requests)
-        if of_one >= _SHORT_TURNS * offer.held and not unseen:
-            continue
-        of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
-        yield (
-            f"{of_it}Memory holds some {format_number(offer.held, 2)} requests. Runs of {of_one:,} can be too short "
-            "to see a queue grow; below a few times what memory holds they cannot refute a size, and the formulas "
-            "alone do." + " --requests makes them longer." * (offer.arrivals.trace is None)
-        )
-
-
-def _of_one_replica(offer: Offer, requests: int) -> int:
-    """How many of the requests of a run come to a replica."""
-    one = offer.fleet.heaviest
-    count = one.replicas or one.closed_form
-    if offer.arrivals.trace is not None:
-        return requests // count
-    simulated = min(count, one.most_simulated)
-    return requests if one.router is None else requests_of_run(requests, simulated) // simulated
+        if any(_unseen(p) and not _is_warm(one, p) for one in sizes for p in one.probes):
+            of_it = f"{offer.label}: " if len(found.offers) > 1 else ""
+            yield (
+                f"{of_it}Memory holds some {format_number(offer.held, 2)} requests: little more than is sustainable "
+                "fills it too slowly for these runs to see, and the formulas alone refute such a size."
+            )
 
 
 def _cost(value: float | None) -> str:

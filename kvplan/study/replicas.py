@@ -16,7 +16,7 @@ from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import KEYS
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.judging import Trend
-from kvplan.study.objectives import Decision, Objective, State, decisions, overall
+from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, RUNS, Observation, observe
 from kvplan.study.sample import Estimate
 
@@ -57,7 +57,9 @@ def keeps(
     requests: int | None = None,
     runs: int = RUNS,
 ) -> Kept:
-    """Decide whether replicas keep the objectives, with longer and longer runs; too short ones leave it open.
+    """Decide whether replicas keep the objectives, with longer and longer runs.
+
+    Short runs, in which a queue has no time to grow and what is rare does not happen, confirm nothing.
 
     Parameters
     ----------
@@ -72,7 +74,8 @@ def keeps(
     """
 
     def is_decided(seen: Observation) -> bool:
-        return _state(seen.trend, decisions(seen, objectives)) is not State.OPEN
+        state = _state(seen.trend, decisions(seen, objectives))
+        return state is State.MISSES or (state is State.HOLDS and seen.sample.completed >= LONG)
 
     seen = observe(
         model, plan, settings, is_decided, stream=stream, budget_s=budget_s, requests=requests, runs=runs

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kept import kept
 from matplotlib.figure import Figure
 
 import kvplan
 from kvplan.cli.app import main
 from kvplan.decide.fleet import Hour, Offer, Sizing, fleet
-from kvplan.decide.sizing import Estimate, Measured, scaled
 from kvplan.model import ServingModel
 from kvplan.model.slo import parse_slo
 from kvplan.plots import charts, drawing, planning
 from kvplan.report.assembly import analyze
+from kvplan.study.replicas import Kept, scaled
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.results import read
 
@@ -184,9 +185,9 @@ def test_steps_are_where_one_more_replica_is_needed() -> None:
     profile = kvplan.load(NAME)
     sustainable = kvplan.analyze(profile).load.sustainable_rps
 
-    def measure(model: ServingModel) -> Measured:
+    def measure(model: ServingModel) -> Kept:
         delay = 1 / max(sustainable - model.total_rate_rps, 1e-9)
-        return Measured(True, {"ttft_s.mean": Estimate(delay, delay, delay)})
+        return kept(True, {"ttft_s.mean": delay}, slos)
 
     slos = (parse_slo("ttft_s.mean <= 0.05"),)
     demand = 3.5 * sustainable

@@ -10,19 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kept import kept
 from tiers import examples
 
 from kvplan.decide import autoscaling
 from kvplan.decide.autoscaling import AT_ONCE, AUTOSCALED, FIXED, SCHEDULED, day, most_waiting, period
+from kvplan.decide.fixed_runs import Estimate
 from kvplan.decide.fleet import Fleet as Needed
 from kvplan.decide.fleet import fleet
-from kvplan.decide.sizing import Estimate, Measured
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Routing
 from kvplan.model.schedule import Steps
 from kvplan.model.slo import parse_slo
 from kvplan.simulation.fleet.scaling import Autoscaler, Lifetime, reactive, scheduled
+from kvplan.study.replicas import Kept
 
 MINUTES = st.lists(st.integers(0, 90), min_size=3, max_size=30)  # arrivals in each minute
 
@@ -143,9 +145,9 @@ MODEL = ServingModel((CHAT,), Timing(0.02, 0.0, 1e-4), Replica(3000, block_token
 PLAN = Plan(slos=(parse_slo("ttft_s.p95 <= 300 ms"),))
 
 
-def never(model: ServingModel) -> Measured:
+def never(model: ServingModel) -> Kept:
     """Where replicas are known to do what the formulas say."""
-    return Measured(True, {"ttft_s.mean": Estimate(0.0, 0.0, 0.0)})
+    return kept(True, {"ttft_s.mean": 0.0})
 
 
 def needs(model: ServingModel, add: float) -> Needed:

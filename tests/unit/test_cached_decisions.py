@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from every import every
+from kept import kept
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.population import users_of, with_part_of_users
@@ -16,7 +17,7 @@ from kvplan.decide.fleet import fleet
 from kvplan.decide.remedy import Lever
 from kvplan.decide.requirement import parse
 from kvplan.decide.routing import routing
-from kvplan.decide.sizing import Measured, scaled, size
+from kvplan.decide.sizing import size
 from kvplan.engines import EngineName, engine
 from kvplan.engines.advice import Advice, advise, default_requests
 from kvplan.engines.base import Kind
@@ -28,6 +29,7 @@ from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Report, analyze
 from kvplan.simulation.experiments import paired
 from kvplan.simulation.experiments.paired import Variant
+from kvplan.study.replicas import Kept, scaled
 
 AGENTS = """
 schema = 1
@@ -71,8 +73,8 @@ def reported(arrive: str = "rate = 0.834", gpu: str = "") -> Report:
     return analyze(agents(arrive, gpu).model, name="n", sha256="")
 
 
-def steady(model: ServingModel) -> Measured:
-    return Measured(True, {})
+def steady(model: ServingModel) -> Kept:
+    return kept(True)
 
 
 # ------------------------------------------------------------------------------------------------------ settings
@@ -199,9 +201,9 @@ def test_the_guaranteed_rate_decides_how_many_replicas() -> None:
 def test_replicas_get_whole_users_who_are_all_there() -> None:
     seen: list[int] = []
 
-    def measure(model: ServingModel) -> Measured:
+    def measure(model: ServingModel) -> Kept:
         seen.append(users_of(model))
-        return Measured(True, {})
+        return kept(True)
 
     model = agents("users = 601").model
     found = fleet(model, rate_rps=None, headroom=0, slos=[], measure=measure).heaviest
@@ -222,7 +224,7 @@ def test_a_demand_of_less_than_one_user_is_refused() -> None:
             rate_rps=model.total_rate_rps / 201,
             headroom=0.0,
             slos=(),
-            measure=lambda _: Measured(True, {}),
+            measure=steady,
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvplan.decide.crossing import Lines, lines, where_crossed
-from kvplan.decide.sizing import Estimate, Measured
+from kvplan.decide.fixed_runs import Estimate, Measured
 from kvplan.errors import UsageError
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.model.slo import parse_slo

@@ -10,7 +10,7 @@ from every import every
 from tiers import at_night
 
 from kvplan.analysis.split import served, sides, split_rps
-from kvplan.decide.sizing import Estimate, Measured, scaled, simulated
+from kvplan.decide.fixed_runs import Estimate, Measured, simulated
 from kvplan.decide.splitting import (
     Candidate,
     Splitting,
@@ -25,6 +25,7 @@ from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Hardware, Routing
 from kvplan.model.slo import Slo, parse_slo
+from kvplan.study.replicas import scaled
 
 CHAT = RequestClass("chat", 2000, (200,), (1.0,), 60.0)
 LAW, REPLICA = Timing(8e-3, 0.04e-6, 25e-6, 15e-6), Replica(450_000, 16, max_num_batched_tokens=8192)
