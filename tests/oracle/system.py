@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from kvplan.model import Prefill, ServingModel
+from kvplan.model.engine import Admission, Engine, EngineName
 from oracle.kernel import UNLIMITED, Law, Rules
-
-POLICIES = ("vllm", "greedy")
-ADMISSIONS = ("whole-prompt", "first-chunk")
 
 
 class Unsupported(Exception):  # noqa: N818
@@ -44,16 +42,20 @@ class System:
         cls,
         model: ServingModel,
         *,
-        policy: str | None = None,
-        admission: str = "whole-prompt",
-        watermark: float = 0.0,
+        admission: Admission | None = None,
+        watermark: float | None = None,
         max_num_seqs: int | None = None,
     ) -> "System":
-        """The system of a model; by default `vllm` where prompts are fused, and `greedy` where they are not."""
+        """The system of a model: `vllm` where prompts are fused, and `greedy` where they are not.
+
+        Admission, watermark and seats are the model's where they are not given.
+        """
         replica, timing = model.replica, model.timing
         fused = replica.prefill is Prefill.FUSED
-        policy = policy or ("vllm" if fused else "greedy")
-        _refuse(model, policy, admission, fused)
+        engine = model.engine or Engine()
+        admission = admission or engine.admission
+        watermark = engine.watermark if watermark is None else watermark
+        _refuse(model)
         mix, b = model.mix, replica.block_tokens
         inline, ready_made = replica.prefill is Prefill.INLINE, replica.prefill is Prefill.DISAGGREGATED
         blocks = replica.memory_tokens // b - (1 if fused else 0)
@@ -68,7 +70,7 @@ class System:
             int(not fused),
             int(inline),
             int(ready_made),
-            int(admission == "first-chunk"),
+            int(admission is Admission.FIRST_CHUNK),
         )
         law = Law(*(float(c) for c in timing.constants))
         tokens = mix.input_tokens.astype(np.int64)
@@ -109,10 +111,9 @@ class System:
         return self.tokens[row], self.iterations[row]
 
 
-def _refuse(model: ServingModel, policy: str, admission: str, fused: bool) -> None:
-    if policy not in POLICIES or admission not in ADMISSIONS or (policy == "vllm") != fused:
-        raise Unsupported(f"{policy}, {admission}, {model.replica.prefill}")
+def _refuse(model: ServingModel) -> None:
     known = {
+        "another engine": model.engine is None or model.engine.name is EngineName.VLLM,
         "layers of several kinds": model.replica.layout is None,
         "drafts": model.drafts is None,
         "a fleet": model.fleet is None,

@@ -11,6 +11,7 @@ from oracle.kernel import footprint
 from oracle.saturated import residents, starts
 
 from kvplan.model import ArrivalProcess, Prefill, Recorded, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.engine import Admission, Engine, EngineName
 from kvplan.simulation.requests import Requests
 
 LAW = Timing(0.01, 1e-6, 2e-5, 1e-4, 3e-4, 4e-5, 40)
@@ -86,7 +87,7 @@ def test_requests_fare_as_in_the_slow_simulator_where_the_first_chunk_is_admitte
     for seed in range(80):
         rng = np.random.default_rng(seed)
         some = model(Prefill.FUSED, rng)
-        system = System.of(some, admission="first-chunk")
+        system = System.of(some, admission=Admission.FIRST_CHUNK)
         row = rng.choice(system.share.size, 40, p=system.share)
         arrivals = np.cumsum(rng.exponential(0.01, 40))
         ended, _, finish, evicted = replay(system, arrivals, system.tokens[row], system.iterations[row])
@@ -204,8 +205,9 @@ def test_a_replica_with_one_seat_is_a_queue_with_one_server() -> None:
 
 def test_what_the_oracle_does_not_know_is_refused() -> None:
     some = ServingModel((RequestClass("a", 3, (10,), (1.0,), 1.0),), LAW, Replica(1000))
-    with pytest.raises(Unsupported, match="greedy"):
-        System.of(some, policy="greedy")
+    other = replace(some, engine=Engine(EngineName.SGLANG))
+    with pytest.raises(Unsupported, match="engine"):
+        System.of(other)
     trace = Recorded(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
     recorded = replace(some, arrivals=ArrivalProcess(trace=trace))
     with pytest.raises(Unsupported, match="trace"):

@@ -2,13 +2,15 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic
 
+from kvplan.model.engine import Admission, Engine
 from validation import goodput, latency, verdict
-from validation.profiles import in_directory, random_cases
+from validation.profiles import Case, in_directory, of_engine, random_cases
 from validation.truths import Truths
 
 PROMISES = {"verdict": verdict, "latency": latency, "goodput": goodput}
@@ -21,15 +23,20 @@ def main() -> int:
     parser.add_argument("--profiles", type=Path, help="a directory of profiles")
     parser.add_argument("--random", type=int, default=0, help="how many random ones")
     parser.add_argument("--first", type=int, default=0, help="the number of the first random one")
+    parser.add_argument(
+        "--first-chunk", action="store_true", help="on an engine that admits by the first chunk"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="how long")
     parser.add_argument(
         "--truths", type=Path, default=Path(gettempdir()) / "kvplan-truths.json", help="where truths are kept"
     )
     options = parser.parse_args()
-    cases = chain(
+    cases: Iterable[Case] = chain(
         in_directory(options.profiles) if options.profiles else (),
         random_cases(options.first, options.random),
     )
+    if options.first_chunk:
+        cases = of_engine(cases, Engine(admission=Admission.FIRST_CHUNK))
     promise, judged, started = PROMISES[options.promise], [], monotonic()
     for row in promise.rows(cases, Truths(options.truths)):
         judged.append(row)

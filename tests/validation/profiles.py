@@ -1,7 +1,7 @@
 """Profiles to judge: those of a directory, and plausible ones that follow from a number."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from kvplan.model import ServingModel
+from kvplan.model import Prefill, ServingModel
+from kvplan.model.engine import Engine
 from kvplan.profile.reading import load_profile, parse_profile
 
 RANDOM = "random"
@@ -23,6 +24,15 @@ class Case:
     name: str
     model: ServingModel
     digest: str
+
+
+def of_engine(cases: Iterable[Case], engine: Engine) -> Iterator[Case]:
+    """Those whose prompts an engine computes, on another one."""
+    for case in cases:
+        if case.model.replica.prefill is Prefill.FUSED:
+            yield replace(
+                case, name=f"{case.name}:{engine.admission}", model=replace(case.model, engine=engine)
+            )
 
 
 def in_directory(directory: Path) -> Iterator[Case]:
