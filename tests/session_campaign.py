@@ -57,8 +57,8 @@ def profile(number: int) -> ServingModel:
     one = RequestClass(
         name="agent",
         input_tokens=round(sum(share * tokens for share, tokens in law.prompts)),
-        decode_tokens=tuple(law.decode.grouped(64).values.tolist()),
-        decode_weights=tuple(law.decode.grouped(64).weights.tolist()),
+        decode_tokens=tuple(law.decode.at_most(64).values.tolist()),
+        decode_weights=tuple(law.decode.at_most(64).weights.tolist()),
         rate_rps=1.0,
         sessions=law,
         prompts=tuple(Prompt(round(tokens), share) for share, tokens in law.prompts),

@@ -350,6 +350,8 @@ OTHER: dict[str, dict[str, Any]] = {
         "sessions": Sessions(*[Lengths.uniform(20, 60)] * 3, Lengths.uniform(1, 3), Exponential(2.0)),
         "prompts": (Prompt(300, 0.5), Prompt(900, 0.5)),
         "longest": 9_000,
+        "input_law": Lengths.uniform(300, 900),
+        "decode_law": Lengths.uniform(10, 120),
     },
     "plan": {
         "delta": 0.2,
@@ -381,6 +383,11 @@ UNMOVED = {
     ("class", "longest", "simulate"): "requests are as long as their prompts say",
     **{
         ("class", "longest", what): "no part in the blocks that are compared"
+        for what in ("side by side", "sweep")
+    },
+    **{
+        ("class", law, what): "formulas count the prompts and decode lengths given for it, but in stability"
+        for law in ("input_law", "decode_law")
         for what in ("side by side", "sweep")
     },
     ("plan", "segments", "explain"): "which segments come of it is in the report",
