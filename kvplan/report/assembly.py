@@ -29,6 +29,7 @@ from kvplan.analysis.worst_window import Peak, peak
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import TIMES
+from kvplan.report.advice import advice_actions
 from kvplan.report.cost import Cost, cost
 from kvplan.report.fleet import FleetBlock, fleet_block, fleet_notes
 from kvplan.report.inputs import Inputs, caveat, inputs
@@ -40,6 +41,7 @@ from kvplan.report.verdict import actions, summary
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.study.advice import Advice, advice
 from kvplan.study.drain import Drain, drain
 from kvplan.study.fleet import timed
 from kvplan.study.goodput import Goodput, goodput
@@ -101,6 +103,7 @@ class Report(NamedTuple):
     speculative: Speculative | None
     kv_layout: LayoutBlock | None
     fleet: FleetBlock | None
+    advice: tuple[Advice, ...]
     sources: dict[str, Source]
     notes: tuple[str, ...]
     actions: tuple[str, ...]
@@ -159,6 +162,7 @@ def report_of(found: "Analyses", profile: ProfileIdentity, *, trial: bool = Fals
         speculative=found.speculative,
         kv_layout=found.kv_layout,
         fleet=found.fleet,
+        advice=found.advice,
         sources=found.sources,
         notes=found.notes,
         actions=found.actions,
@@ -414,6 +418,14 @@ class Analyses:
         return said if self.whole.fleet is None else (*said, *fleet_notes(self.whole.fleet))
 
     @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """Settings that were tried and gain."""
+        try:
+            return advice(self.whole, self.plan, self._cold_recovery, self.operating_point)
+        except UsageError:  # the engine does not run what the profile has
+            return ()
+
+    @cached_property
     def actions(self) -> tuple[str, ...]:
         """What to do, most important first."""
         return actions(
@@ -425,16 +437,16 @@ class Analyses:
             None if self.model.finds_prefixes else self.safety_buffer,
             self.peak,
             self.recovery,
-            self.cache_actions,
+            (*advice_actions(self.advice), *self.cache_actions),
         )
 
     @cached_property
     def cache_actions(self) -> tuple[str, ...]:
-        """What keeps the prefix cache from collapsing; nothing where it cannot."""
+        """What excludes a collapse of the prefix cache; nothing where it cannot collapse."""
         cache = self.prefix_cache
         if cache is None or not cache.collapse_possible or self.status is not Status.NEEDS_CAP:
             return ()
-        return collapse_actions(cache, self.model, self.load)
+        return collapse_actions(self.model, self.load)
 
     @cached_property
     def caveat(self) -> str:

@@ -110,6 +110,9 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
         "goodput": Source(
             "runs at one rate after another, objectives decided by shares: new", Basis.SIMULATED
         ),
+        "advice": Source(
+            "tried by simulation on this profile, remeasured on fresh requests: new", Basis.SIMULATED
+        ),
         "cost": Source("arithmetic; the price is the profile's", Basis.COMPUTED),
         "prefix_cache": Source(
             "new: Che's approximation, and iteration times that depend on what is found; preemption_recovered_share: "

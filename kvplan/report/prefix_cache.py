@@ -222,25 +222,9 @@ def users_summary(cache: CacheBlock) -> str:
     return f"{users} users, and a replica for {good}; so near to that, preemptions can keep it from clearing a backlog."
 
 
-def collapse_actions(cache: CacheBlock, model: ServingModel, offered: Load) -> tuple[str, ...]:
-    """What keeps a replica from collapsing, most important first."""
+def collapse_actions(model: ServingModel, offered: Load) -> tuple[str, ...]:
+    """What excludes a collapse, beside settings that end one."""
     found = []
-    cap, wait, limit = running_cap(cache), patience_s(cache), model.replica.max_num_seqs
-    bound = "for long" if wait is None else f"longer than {format_seconds(wait, 2)}"
-    if (queue := cache.host.longest_wait_s) is not None:
-        found.append(
-            f"give up requests that wait longer than {format_seconds(queue, 2)}: from there on the host tier brings a "
-            "full replica back by itself, without a cap."
-        )
-    elif cap is not None:
-        found.append(
-            f"cap running requests at {cap} (vLLM --max-num-seqs, SGLang --max-running-requests) and give up those "
-            f"that wait {bound}: both, since neither alone brings a collapsed cache back."
-        )
-    elif limit is not None and cache.hit_ratio is not None:
-        found.append(
-            f"give up requests that wait {bound}: max_num_seqs = {limit} alone does not bring a collapsed cache back."
-        )
     replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
     if replicas > 1:
         found.append(
@@ -248,7 +232,7 @@ def collapse_actions(cache: CacheBlock, model: ServingModel, offered: Load) -> t
         )
     if (memory := enough_memory(model)) is not None:
         found.append(f"give the KV cache {format_tokens(memory)} tokens: then it cannot collapse.")
-    return tuple(f"Or {text}" if i else text[0].upper() + text[1:] for i, text in enumerate(found))
+    return tuple(text[0].upper() + text[1:] for text in found)
 
 
 def running_cap(cache: CacheBlock) -> int | None:

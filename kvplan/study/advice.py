@@ -85,28 +85,27 @@ _Variant = tuple[ServingModel, Settings]
 def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoint) -> tuple[Advice, ...]:
     """Settings that serve more under a backlog, or let the replica recover at its rate, best first; empty: none does.
 
-        What ends the collapse of a prefix cache comes first, where the offered rate can bring one about.
+    What ends the collapse of a prefix cache comes first, where the offered rate can bring one about.
 
-        Parameters
-        ----------
-        base
-            What one replica serves as it is.
-        point
-            What is seen at the offered rate as it is.
+    Parameters
+    ----------
+    base
+        What one replica serves as it is.
+    point
+        What is seen at the offered rate as it is.
 
-        References
-        ----------
-        New. The best watermark of 39 replicas that may not recover gained 1.3 % in the median, 28 % at most.
+    References
+    ----------
+    New. The best watermark of 39 replicas that may not recover gained 1.3 % in the median, 28 % at most.
 
-        Examples
-        --------
-        >>> from kvplan.model import Replica, RequestClass, Timing
-        >>> from kvplan.study.operating_point import operating_point
-        >>> from kvplan.study.protection import SEATS, Gained, Setting, protection
-    from kvplan.study.recovery import recovery
-        >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
-        >>> advice(model, Plan(), recovery(model, engine_settings(model)), operating_point(model, Plan()))
-        ()
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.study.operating_point import operating_point
+    >>> from kvplan.study.recovery import recovery
+    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
+    >>> advice(model, Plan(), recovery(model, engine_settings(model)), operating_point(model, Plan()))
+    ()
     """
     alone, settings = with_cold_cache(one_replica(model)), engine_settings(model)
     limits = protection(model, plan)

@@ -7,6 +7,7 @@ A new key of the report is its computation and its record. Nothing heavy is impo
 from collections.abc import Mapping
 from functools import cache
 
+from kvplan.report.keys.advice import ADVICE
 from kvplan.report.keys.cost import COST
 from kvplan.report.keys.equilibrium import EQUILIBRIUM
 from kvplan.report.keys.fleet import FLEET
@@ -53,6 +54,7 @@ BLOCKS: Mapping[str, Block] = {
         SPECULATIVE,
         KV_LAYOUT,
         FLEET,
+        ADVICE,
         SOURCES,
         NOTES,
     )
