@@ -7,6 +7,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
 from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.study import advice as tried
 from kvplan.study import goodput as search
 from kvplan.study import operating_point as study
 from kvplan.study.recovery import recovery
@@ -35,11 +36,11 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Advice:
-    """Settings that go together; `ttft_p95_s` at the offered rate without and with them."""
+    """Settings that go together, what they gain under a backlog, and TTFT p95 with them at the offered rate."""
 
     settings: dict[str, float]
-    sustains_offered: bool
-    ttft_p95_s: tuple[float, float] | None
+    gain_backlogged: float
+    ttft_p95_s: float | None
 
 
 def sustainable_rps(model: ServingModel) -> float:
@@ -75,7 +76,11 @@ def goodput(model: ServingModel, key: str, limit_s: float) -> Goodput:
 
 def advice(model: ServingModel) -> list[Advice]:
     """What is printed."""
-    raise NotImplementedError
+    base, point = recovery(model, engine_settings(model)), study.operating_point(model, Plan())
+    return [
+        Advice({s.name: s.value for s in found.settings}, found.gain_backlogged, found.ttft_p95_s_with)
+        for found in tried.advice(model, Plan(), base, point)
+    ]
 
 
 def without_cache(model: ServingModel) -> ServingModel:
