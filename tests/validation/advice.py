@@ -11,7 +11,7 @@ from validation.profiles import Case
 from validation.truths import Truths
 
 MOST_LOST = 0.01  # of what is served
-_REQUESTS = 300_000
+_REQUESTS = 2_000_000
 _NEAR = 0.25  # of the TTFT that is printed: p95 near saturation
 
 
