@@ -51,9 +51,8 @@ _SEARCH, _PAIR, _PAIRS = (
     12_000,
     120_000,
 )  # completions of a run at most; of runs in pairs; of all of those
-_OBSERVE_S, _P95 = 0.2, "ttft_s.p95"  # counted work at the offered rate; the figure that it goes on for
+_OBSERVE_S, _P95 = 0.5, "ttft_s.p95"  # counted work at the offered rate; the figure that it goes on for
 _SEED, _FRESH = (39, 1), (39, 2)
-_STREAM = 3  # of seeds at the offered rate
 
 
 class Advice(NamedTuple):
@@ -68,7 +67,7 @@ class Advice(NamedTuple):
     needs_version
         Of the engine; None: any.
     ttft_p95_s_without, ttft_p95_s_with
-        At the offered rate; None where the queue grows.
+        At the offered rate, by runs with the same arrivals; None where the queue grows.
     """
 
     settings: tuple[Setting, ...]
@@ -126,6 +125,7 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
     """The best value of each parameter, if it gains; best first."""
     assert base.served_rps is not None
     offered, found = alone.total_rate_rps, []
+    recovers = (base.rate_rps or 0.0) >= offered
     means = Backlog(alone, Plan(), uncached(settings), [*_SEED]).means()
     for name, values in _knobs(alone, settings):
         if not values or (but_seats and name in SEATS):
@@ -134,8 +134,10 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
         gain = _gain((alone, settings), _with(alone, settings, (best,)), means)
         gains = gain.value > max(_GAIN, _SURE * gain.standard_error)
         could = base.served_rps * (1 + gain.value + _SURE * gain.standard_error) >= offered
+        if not gains and (recovers or not could):
+            continue
         sustains = could and _sustains(*_with(alone, settings, (best,)))
-        if gains or (sustains and base.rate_rps is not None and base.rate_rps < offered):
+        if gains or sustains:
             found.append(Gained((best,), gain.value, sustains))
     return sorted(found, key=lambda one: (one.sustains, one.gain), reverse=True)
 
@@ -149,7 +151,7 @@ def _advice(
         return seen.trend is Trend.STEADY and _P95 not in unsettled(seen.sample)
 
     changed, given = _with(model, settings, gained.settings)
-    seen = observe(changed, plan, given, known, stream=_STREAM, budget_s=_OBSERVE_S)
+    seen = observe(changed, plan, given, known, budget_s=_OBSERVE_S)
     grows = seen.trend is Trend.GROWING
     if grows and point.latency.status is not Status.GROWING:
         return None
