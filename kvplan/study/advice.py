@@ -22,7 +22,7 @@ from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.estimates import Ratio
 from kvplan.study.judging import Trend
-from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe, unsettled
+from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
 from kvplan.study.protection import SEATS, Gained, Setting, protection
 from kvplan.study.recovery import (
     BATCHES,
@@ -51,7 +51,7 @@ _SEARCH, _PAIR, _PAIRS = (
     12_000,
     120_000,
 )  # completions of a run at most; of runs in pairs; of all of those
-_OBSERVE_S, _P95 = 0.5, "ttft_s.p95"  # counted work at the offered rate; the figure that it goes on for
+_OBSERVE_S, _KNOWN = 0.5, 0.1  # counted work at the offered rate; how near TTFT p95 has to be known
 _SEED, _FRESH = (39, 1), (39, 2)
 
 
@@ -148,7 +148,8 @@ def _advice(
     """What settings cost at the offered rate; None where they are what makes the queue grow there."""
 
     def known(seen: Observation) -> bool:
-        return seen.trend is Trend.STEADY and _P95 not in unsettled(seen.sample)
+        p95 = seen.sample.estimate("ttft_s", "p95")
+        return seen.trend is Trend.STEADY and p95 is not None and p95.relative_width <= _KNOWN
 
     changed, given = _with(model, settings, gained.settings)
     seen = observe(changed, plan, given, known, budget_s=_OBSERVE_S)

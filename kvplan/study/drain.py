@@ -150,7 +150,7 @@ def _drained(model: ServingModel, plan: Plan, settings: Settings, course: _Cours
         requests = _drawn(model, course, horizon_s, seed)
         names = tuple(c.name for c in model.classes)
         run = OpenRun(Scenario(model, plan, requests, names, seed), settings, horizon_s)
-        found = _watched(run, course, rate, horizon_s, most_s)
+        found = _watched(run, course, rate)
         if found.drained_s < math.inf or found.grows or horizon_s == most_s or run.stuck:
             return found
         if found.simulated_s < horizon_s - course.end_s - course.quiet_s:  # the work is used up
@@ -184,9 +184,8 @@ def _drawn(model: ServingModel, course: _Course, horizon_s: float, seed: int) ->
     return generate(replace(model, schedule=schedule), load, seed)
 
 
-def _watched(run: OpenRun, course: _Course, rate: float, horizon_s: float, most_s: float) -> _Run:
+def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
     """Go on until the queue is gone, or surely stays."""
-    step_s = course.step_s
     queue = run.on(course.end_s)
     empty_s: float | None = None  # since when it is
     times, least = [queue.end_s], [queue.waiting]
@@ -194,12 +193,12 @@ def _watched(run: OpenRun, course: _Course, rate: float, horizon_s: float, most_
     doubts = 0
     while not run.ended:
         before = queue
-        wide = max(step_s, before.waiting / (_STEPS * course.fastest_rps))
+        wide = max(course.step_s, before.waiting / (_STEPS * course.fastest_rps))
         queue = run.on(before.end_s + wide)
         if queue.least > 0:
             empty_s = None
         elif empty_s is None:
-            empty_s = before.end_s if wide == step_s else queue.end_s
+            empty_s = before.end_s if wide == course.step_s else queue.end_s
         if empty_s is not None and queue.end_s - empty_s >= course.quiet_s:
             return _Run(max(empty_s - course.end_s, 0.0), queue.end_s - course.end_s, False)
         times.append(queue.end_s)
