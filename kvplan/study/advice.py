@@ -46,11 +46,8 @@ _GAIN, _SURE = 0.02, 3.0  # that a setting has to bring, and by how many standar
 _SHORT = 2  # halvings of the first runs
 _HALVINGS = 3  # of the steps about the best
 _LONGER = 3  # doublings of the runs in pairs
-_SEARCH, _PAIR, _PAIRS = (
-    6_000,
-    12_000,
-    120_000,
-)  # completions of a run at most; of runs in pairs; of all of those
+_SEARCH = 6_000  # completions of a run while the best is looked for, at most
+_PAIR, _PAIRS = 80_000, 200_000  # of a run in pairs at first; completions and evictions of all of those
 _OBSERVE_S, _KNOWN = 0.5, 0.1  # counted work at the offered rate; how near TTFT p95 has to be known
 _SEED, _FRESH = (39, 1), (39, 2)
 
