@@ -123,12 +123,13 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
     assert base.served_rps is not None
     offered, found = alone.total_rate_rps, []
     recovers = (base.rate_rps or 0.0) >= offered
-    means = Backlog(alone, Plan(), uncached(settings), [*_SEED]).means()
+    # the same for all, so that what chance does to one run it does to the other
+    weights = weights_of(alone, Backlog(alone, Plan(), uncached(settings), [*_SEED]).means())
     for name, values in _knobs(alone, settings):
         if not values or (but_seats and name in SEATS):
             continue
-        best = _best((alone, settings), name, values, means)
-        gain = _gain((alone, settings), _with(alone, settings, (best,)), means)
+        best = _best((alone, settings), name, values, weights)
+        gain = _gain((alone, settings), _with(alone, settings, (best,)), weights)
         gains = gain.value > max(_GAIN, _SURE * gain.standard_error)
         could = base.served_rps * (1 + gain.value + _SURE * gain.standard_error) >= offered
         if not gains and (recovers or not could):
@@ -194,18 +195,19 @@ class _Flood:
     """A flooded replica, and what it serves."""
 
     def __init__(self, variant: _Variant, seed: tuple[int, ...], completions: float) -> None:
-        self._model, settings = variant
-        admissions = admissions_per_iteration(self._model)
-        width = math.ceil(min(iterations_wanted(self._model), completions / admissions) / BATCHES / 2**_SHORT)
-        self.start = Start("", Backlog(self._model, Plan(), uncached(settings), [*seed]), width)
+        model, settings = variant
+        admissions = admissions_per_iteration(model)
+        width = math.ceil(min(iterations_wanted(model), completions / admissions) / BATCHES / 2**_SHORT)
+        self.start = Start("", Backlog(model, Plan(), uncached(settings), [*seed]), width)
+        self._timing = model.timing
 
-    def rate(self, level: int, means: Means) -> Ratio:
+    def rate(self, level: int, weights: Means) -> Ratio:
         """Requests served in a second, by a run of this level."""
         self.start.reach(level)
-        return self.start.rate(level, self._model.timing, weights_of(self._model, means))
+        return self.start.rate(level, self._timing, weights)
 
 
-def _best(replica: _Variant, name: str, values: list[float], means: Means) -> Setting:
+def _best(replica: _Variant, name: str, values: list[float], weights: Means) -> Setting:
     """The value that serves most from a flood, all with the same requests."""
     runs: dict[float, _Flood] = {}
     rates: dict[float, float] = {}
@@ -214,7 +216,7 @@ def _best(replica: _Variant, name: str, values: list[float], means: Means) -> Se
         for value in some:
             if value not in runs:
                 runs[value] = _Flood(_with(*replica, (Setting(name, value),)), _SEED, _SEARCH)
-        found = at_once(lambda value: runs[value].rate(level, means).value, some)
+        found = at_once(lambda value: runs[value].rate(level, weights).value, some)
         rates.update(zip(some, found, strict=True))
 
     left = values
@@ -239,11 +241,11 @@ def _between(values: list[float], best: float, *, whole: bool) -> list[float]:
     return [v for v in rounded if v not in (0.0, *values)]
 
 
-def _gain(without: _Variant, variant: _Variant, means: Means) -> Ratio:
+def _gain(without: _Variant, variant: _Variant, weights: Means) -> Ratio:
     """What is served more from a flood, relative, on requests that had no part in the choice."""
     runs = [_Flood(each, _FRESH, _PAIR) for each in (without, variant)]
     for level in range(_SHORT, _SHORT + _LONGER + 1):
-        before, after = at_once(partial(_Flood.rate, level=level, means=means), runs)
+        before, after = at_once(partial(_Flood.rate, level=level, weights=weights), runs)
         value = after.value / before.value - 1 if before.value > 0 else math.inf
         error = (1 + value) * math.hypot(
             *(r.standard_error / r.value if r.value > 0 else 0.0 for r in (before, after))
