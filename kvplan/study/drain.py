@@ -32,11 +32,10 @@ _SESSIONS_S, _SESSIONS_TIMES = 120.0, 3.0  # sessions of so many seconds, so man
 _MOST_REQUESTS = 1_000_000  # of a run
 _WORK_S, _REQUEST_S, _ITERATION_S = 1.0, 1e-6, 20e-9  # of a run, counted
 _STEPS = 8  # looks at the queue in the time for which it has to be empty
-_NEAR, _LONGER = (
-    0.85,
-    8.0,
-)  # the highest load of which the first horizon is guessed; how much longer the next one is
-_LOOK_STAYS, _LOOK_REQUESTS = 20.0, 2_000.0  # after the burst, before the queue is judged
+_NEAR = 0.85  # the highest load of which the first horizon is guessed
+_LONGER = 4.0  # times so long is the next one
+# after the burst, before the queue is judged: mean stays, times for which it has to be empty, requests
+_LOOK_STAYS, _LOOK_QUIET, _LOOK_REQUESTS = 20.0, 4.0, 2_000.0
 _PIECES, _ERRORS = 16, 3.0  # of the time in which it is judged; standard errors of its slope
 
 
@@ -189,7 +188,7 @@ def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
     queue = run.on(course.end_s)
     empty_s: float | None = None  # since when it is
     times, least = [queue.end_s], [queue.waiting]
-    look_s = max(_LOOK_STAYS * course.quiet_s, _LOOK_REQUESTS / rate)
+    look_s = max(_LOOK_STAYS * _STEPS * course.step_s, _LOOK_QUIET * course.quiet_s, _LOOK_REQUESTS / rate)
     doubts = 0
     while not run.ended:
         before = queue
