@@ -37,7 +37,6 @@ from kvplan.study.recovery import (
 )
 
 WATERMARK = "watermark"  # parameter of policies
-NOTHING_HELPS = "no setting tried sustains this; lower the rate or add memory"
 _WATERMARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _SEATS = tuple(n / 10 for n in range(4, 14))  # of the requests that memory holds
 _SINCE = {WATERMARK: "vLLM of June 2026 (pull request 44594)"}
