@@ -27,11 +27,10 @@ from kvplan.study.protection import SEATS, Gained, Setting, protection
 from kvplan.study.recovery import (
     BATCHES,
     Recovery,
-    Saturated,
     Start,
     admissions_per_iteration,
     iterations_wanted,
-    never_evicts,
+    sustains,
     uncached,
     weights_of,
 )
@@ -133,9 +132,9 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
         could = base.served_rps * (1 + gain.value + _SURE * gain.standard_error) >= offered
         if not gains and (recovers or not could):
             continue
-        sustains = could and _sustains(*_with(alone, settings, (best,)))
-        if gains or sustains:
-            found.append(Gained((best,), gain.value, sustains))
+        drains = could and sustains(*_with(alone, settings, (best,)))
+        if gains or drains:
+            found.append(Gained((best,), gain.value, drains))
     return sorted(found, key=lambda one: (one.sustains, one.gain), reverse=True)
 
 
@@ -253,10 +252,3 @@ def _gain(without: _Variant, variant: _Variant, weights: Means) -> Ratio:
         if abs(value - _GAIN) > _SURE * error or 2 * spent > _PAIRS:
             break
     return Ratio(value, error, min(before.degrees, after.degrees))
-
-
-def _sustains(model: ServingModel, settings: Settings) -> bool:
-    """Whether a backlog drains at the offered rate, from every start."""
-    if never_evicts(model, settings):
-        return sustainable_rate(model)[1] >= model.total_rate_rps
-    return Saturated(model, settings).sustains(model)

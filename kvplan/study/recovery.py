@@ -18,7 +18,7 @@ from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
-from kvplan.simulation.backlog import Backlog, Means, picked
+from kvplan.simulation.backlog import Backlog, Mark, Means, picked
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
@@ -36,6 +36,7 @@ _PRECISE, _STEADY = (
 )  # standard error at which a start is settled; how far apart two quarters may be
 _AGREE, _ERRORS = 0.015, 4.0  # how near to the least a start has to be to count with it
 _MARGIN, _SURE = 0.005, 3.0  # below what was measured, relative and in standard errors
+_GLANCES = ((1 / 8, 0.1), (1.0, 0.015))  # at parts of the first length: how far the offered rate has to be
 _SAMPLE = 1 << 12  # requests from which residents are drawn
 _DRAWS = 8  # of ages where there is one length
 _LONGEST = 0.9999  # quantile of the stays that counts as the longest
@@ -103,6 +104,27 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
     return saturated.recovery(model)
 
 
+def sustains(model: ServingModel, settings: Settings) -> bool:
+    """Whether `recovery` is at least what a model offers, mostly decided by shorter runs.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass
+    >>> one = RequestClass("a", 20, (5,), (1.0,), 10.0)
+    >>> sustains(ServingModel((one,), Timing(0.01), Replica(10_000)), Settings("greedy", {}))
+    True
+    """
+    offered = model.total_rate_rps
+    if offered > sustainable_rate(model)[1]:
+        return False
+    if never_evicts(model, settings):
+        return True
+    for part, near in _GLANCES:
+        if (sure := Saturated(model, settings, part).far_from(model, near)) is not None:
+            return sure
+    return (recovery(model, settings).rate_rps or 0.0) >= offered
+
+
 def never_evicts(model: ServingModel, settings: Settings) -> bool:
     """Whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration, too."""
     fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
@@ -138,8 +160,8 @@ class Saturated:
     model needed of them does not change what another one sees.
     """
 
-    def __init__(self, model: ServingModel, settings: Settings) -> None:
-        admissions, wanted = admissions_per_iteration(model), iterations_wanted(model)
+    def __init__(self, model: ServingModel, settings: Settings, part: float = 1.0) -> None:
+        admissions, wanted = admissions_per_iteration(model), part * iterations_wanted(model)
         starts = list(_starts(model, settings.policy))
         most = min(_BUDGET / admissions, _ITERATIONS) / len(starts)
         self._cut = wanted > most
@@ -179,18 +201,18 @@ class Saturated:
             settled=not unsettled and not self._cut,
         )
 
-    def sustains(self, model: ServingModel) -> bool:
-        """Whether that is at least what the model offers: mostly decided by runs of the first length."""
+    def far_from(self, model: ServingModel, near: float) -> bool | None:
+        """Whether runs of the first length serve more than a model offers, from every start, or less from some.
+
+        None where that is not sure, or what is served is nearer to the offer than this share.
+        """
         at_once(lambda start: start.reach(0), self._starts)
-        weights = weights_of(model, self._starts[0].run.means())
+        weights, offered = weights_of(model, self._starts[0].run.means()), model.total_rate_rps
         rates = [start.rate(0, model.timing, weights) for start in self._starts]
-        offered, errors = model.total_rate_rps, [_SURE * r.standard_error for r in rates]
-        if any(r.value + error < offered for r, error in zip(rates, errors, strict=True)):
+        if any(r.value + _SURE * r.standard_error < (1 - near) * offered for r in rates):
             return False
-        clear = all(r.value - error > (1 + _AGREE) * offered for r, error in zip(rates, errors, strict=True))
-        return offered <= sustainable_rate(model)[1] and (
-            clear or (self.recovery(model).rate_rps or 0.0) >= offered
-        )
+        clear = all(r.value - _SURE * r.standard_error > (1 + near) * offered for r in rates)
+        return True if clear else None
 
 
 class Start:
@@ -198,25 +220,32 @@ class Start:
 
     def __init__(self, name: str, run: Backlog, width: int) -> None:
         self.name, self.run, self._width = name, run, width
-        self._marks = [run.mark()]
+        self._marks: dict[int, Mark] = {}
+        self._last = 0  # place of the last
 
     def reach(self, level: int) -> None:
         """Run on until there are the batches of a level."""
-        while len(self._marks) <= BATCHES << level and not self.run.stuck:
-            self._marks.append(self.run.on(self._width))
+        for place in self._places(level):
+            if place > self._last and not self.run.stuck:
+                self._marks[place] = self.run.on((place - self._last) * self._width)
+                self._last = place
 
     def cost(self, level: int) -> int:
         """Completions and evictions until then."""
-        end = self._marks[min(BATCHES << level, len(self._marks) - 1)]
+        end = self._marks.get(BATCHES << level, self._marks[self._last])
         return end.completed + end.evicted
 
     def batches(self, level: int, timing: Timing, weights: Means) -> tuple[FloatArray, FloatArray]:
         """Of the second half of the batches of a level requests served, and seconds."""
         if self.run.stuck:
             return np.zeros(BATCHES // 2), np.ones(BATCHES // 2)
-        marks = np.array(self._marks[: (BATCHES << level) + 1 : 1 << level], dtype=np.float64)
-        sums = np.diff(marks, axis=0)[BATCHES // 2 :]
+        sums = np.diff(np.array([self._marks[place] for place in self._places(level)]), axis=0)
         return sums[:, : len(weights)] @ np.array(weights), self.run.seconds(sums, timing)
+
+    @staticmethod
+    def _places(level: int) -> range:
+        """Ends of the batches of a level that count, and the beginning of the first, in batches of the first level."""
+        return range(BATCHES << level >> 1, (BATCHES << level) + 1, 1 << level)
 
     def rate(self, level: int, timing: Timing, weights: Means) -> Ratio:
         """Requests served in a second."""
