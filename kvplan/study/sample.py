@@ -21,9 +21,12 @@ from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.state import (
     GAPS,
     GAPS_IN_E,
+    KV_S,
+    RUNNING_S,
     SHORTEST_GAP_S,
     SPAN_BUSY_S,
     STEPS,
+    WAITING_S,
 )
 from kvplan.study.estimates import Ratio, ratio
 from kvplan.study.windows import Window
@@ -33,6 +36,7 @@ _GAP_S: FloatArray = SHORTEST_GAP_S * np.exp((np.arange(GAPS) + 0.5) / GAPS_IN_E
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 FIGURES = ("mean", *QUANTILES)
 ITL = "itl_s"
+OVER_TIME = {"running": RUNNING_S, "waiting": WAITING_S, "kv_tokens_mean": KV_S}  # means over time
 _STEEP, _CLIFF_BINS, _EMPTY = 1.5, 12, 0.1  # a cliff: a factor, and how empty one of so many bins between is
 
 
@@ -175,9 +179,13 @@ class Sample:
         return around(times.mean()) if figure == "mean" else _percentile(times, QUANTILES[figure])
 
     def figure(self, key: str) -> Estimate | None:
-        """A figure by its key, such as ``ttft_s.p95``, or ``recomputed_share``; None where there is none."""
+        """A figure by its key: ``ttft_s.p95``, ``waiting``, ``recomputed_share``, say; None where there is none."""
         time, _, figure = key.partition(".")
-        return self.estimate(time, figure) if figure else self._recomputed()
+        if figure:
+            return self.estimate(time, figure)
+        if key in OVER_TIME:
+            return self.over_time(OVER_TIME[key])
+        return self.evictions() if key == "preemptions_per_request" else self._recomputed()
 
     def cliff(self, time: str, figure: str) -> Cliff | None:
         """Where a percentile falls into a gap of its law: between iterations with and without a prompt, say."""
