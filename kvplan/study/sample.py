@@ -190,9 +190,11 @@ class Sample:
     def cliff(self, time: str, figure: str) -> Cliff | None:
         """Where a percentile falls into a gap of its law: between iterations with and without a prompt, say."""
         times, share = self.times(time), QUANTILES[figure]
+        if times.total == 0:
+            return None
         near = min(0.01, (1 - share) / 2)
         low, high = times.quantile(share - near)[0], times.quantile(share + near)[1]
-        if times.total == 0 or high <= _STEEP * low:
+        if high <= _STEEP * low:
             return None
         between = times.counts(np.geomspace(low, high, _CLIFF_BINS + 1))
         return Cliff(low, high) if between.min() < _EMPTY * 2 * near * times.total / _CLIFF_BINS else None
