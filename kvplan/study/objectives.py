@@ -23,7 +23,7 @@ _LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
 _SHORT = 3.0  # times as wide again, of fewer completions than `LONG`
 LONG = 34_000
 _ROUNDING = 1 + 1e-6  # times the limit: what exceeds it by less is the limit, but for the clock's digits
-_HALF_BIN = math.exp(0.5 / GAPS_IN_E)  # times the limit of gaps, which are only known to be in a bin
+_HALF_BIN = math.exp(0.5 / GAPS_IN_E)  # times the limit of a mean of gaps, each of which is known to that
 
 
 class State(StrEnum):
@@ -133,8 +133,10 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
         else:
             state = State.HOLDS if sample.times("e2e_s").total else State.OPEN
         return Decision(key, limit, state, None, None, None, 0.0, 0.0, allowed)
-    bound = limit * (_HALF_BIN if time == ITL else _ROUNDING)
-    share, width = _share_above(sample, time, bound) if figure in QUANTILES else _over_limit(shown, bound)
+    if figure in QUANTILES:
+        share, width = _share_above(sample, time, limit * _ROUNDING)
+    else:
+        share, width = _over_limit(shown, limit * (_HALF_BIN if time == ITL else _ROUNDING))
     if seen.is_replay:
         width = 0.0
     else:

@@ -37,6 +37,8 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 FIGURES = ("mean", *QUANTILES)
 ITL = "itl_s"
 OVER_TIME = {"running": RUNNING_S, "waiting": WAITING_S, "kv_tokens_mean": KV_S}  # means over time
+_EDGE = 1e-6  # of a bin: at its end
+_ALONE = 0.1  # what neighbouring bins hold, of one whose gaps are all alike
 _STEEP, _CLIFF_BINS, _EMPTY = 1.5, 12, 0.1  # a cliff: a factor, and how empty one of so many bins between is
 
 
@@ -118,8 +120,15 @@ class _Gaps:
         return ratio([w.gaps @ _GAP_S for w in self._windows], self.sizes)
 
     def share_above(self, limit: float) -> Ratio:
-        first = int(np.searchsorted(_GAP_S, limit, side="right"))
-        return ratio([w.gaps[:, first:].sum(axis=1).astype(np.float64) for w in self._windows], self.sizes)
+        """Of the bin that the limit is in, a part, as if gaps were even in it; none if they are all alike."""
+        place = math.log(limit / SHORTEST_GAP_S) * GAPS_IN_E
+        first = min(max(math.floor(place + _EDGE), 0), GAPS - 2)
+        part = min(max(first + 1 - place, 0.0), 1.0)
+        before, here, after = np.diff(self._below)[[max(first - 1, 0), first, first + 1]]
+        if part < 1 - _EDGE and before + after < _ALONE * here:
+            part = 0.0
+        beyond = [w.gaps[:, first + 1 :].sum(axis=1) + part * w.gaps[:, first] for w in self._windows]
+        return ratio(beyond, self.sizes)
 
     def quantile(self, share: float) -> tuple[float, float]:
         """The ends of the bin that it is in."""
