@@ -1,5 +1,7 @@
 """Objectives decided by runs: shares and means of a queue whose laws are known, and of made-up windows."""
 
+import math
+from collections.abc import Mapping
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +14,15 @@ from hypothesis import strategies as st
 from single_server import SERVICE_S, mean_ttft_s, rate_of_mean_ttft, server, share_above
 from tiers import examples
 
-from kvplan.decide.requirement import parse_key
+from kvplan.decide.gate import Subject, judge
+from kvplan.decide.requirement import parse, parse_key
 from kvplan.decide.simulated import standing
 from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.arrivals import Recorded
 from kvplan.model.slo import Slo, parse_slo
-from kvplan.report.assembly import Analyses
+from kvplan.report.assembly import Analyses, ProfileIdentity
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.simulation.state import GAPS
+from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 from kvplan.study.goodput import Goodput, goodput
 from kvplan.study.judging import Trend
 from kvplan.study.objectives import Decision, State, decide, decisions, overall
@@ -32,8 +35,8 @@ VLLM = Settings("vllm", {})
 BATCHES = 16
 
 
-def window(beyond: list[int], size: int) -> Window:
-    """Batches of so many requests, of which these many take 2 s and the others 1 s."""
+def window(beyond: list[int], size: int, gaps: Mapping[int, int] | None = None) -> Window:
+    """Batches of so many requests, of which these many take 2 s and the others 1 s; gaps by bin."""
     late = np.concatenate([np.arange(size) < count for count in beyond])
     values = np.where(late, 2.0, 1.0)
     return Window(
@@ -44,7 +47,7 @@ def window(beyond: list[int], size: int) -> Window:
         class_index=np.zeros(values.size, np.int64),
         evictions=np.zeros(values.size, np.int64),
         sums=np.zeros((len(beyond), 12)),
-        gaps=np.zeros((len(beyond), GAPS), np.int64),
+        gaps=np.tile(np.bincount(list(gaps or [0]), list((gaps or {0: 0}).values()), GAPS), (len(beyond), 1)),
         arrived=values.size,
         iterations=1,
         recomputed_tokens=0,
@@ -98,6 +101,17 @@ def test_a_replay_has_no_interval() -> None:
     assert (found.width, found.low, found.high) == (0, None, None)
     assert found.state is State.HOLDS
     assert decided(once, "ttft_s.p99 <= 1.5 s").state is State.MISSES
+
+
+def test_the_bin_of_a_limit_counts_in_part_unless_its_gaps_are_all_alike() -> None:
+    """Three bins of 100 gaps and a limit a quarter into the middle one; then only that one."""
+    limit = SHORTEST_GAP_S * math.exp(5000.25 / GAPS_IN_E)
+    even = decided(seen(window([0] * 4, 10, {4999: 100, 5000: 100, 5001: 100})), f"itl_s.p90 <= {limit!r}")
+    assert even.share == pytest.approx(175 / 300, abs=1e-3)
+    alike = decided(seen(window([0] * 4, 10, {5000: 100})), f"itl_s.p90 <= {limit!r}")
+    assert alike.share == 0
+    beyond = decided(seen(window([0] * 4, 10, {5001: 100})), f"itl_s.p90 <= {limit!r}")
+    assert beyond.share == 1
 
 
 def test_a_figure_that_no_request_has_is_never_exceeded() -> None:
@@ -323,3 +337,33 @@ def test_other_keys_are_not_decided_by_runs() -> None:
     analyses = Analyses(server(70.0), Plan())
     keys = ["load.headroom", "latency.worst_part.ttft_s.p95", "goodput.low"]
     assert [standing(parse_key(key), 1.0, analyses, tries=True) for key in keys] == [None] * 3
+
+
+def judged(model: ServingModel, text: str, *slos: str) -> tuple[bool, str]:
+    analyses = Analyses(model, Plan(slos=tuple(map(parse_slo, slos))))
+    found = judge(parse(text), Subject(ProfileIdentity("n", ""), analyses, tries=True))
+    return found.passed, found.doubt
+
+
+def test_what_is_open_fails_and_says_how_wide_it_is() -> None:
+    mean_ms = 1e3 * mean_ttft_s(70.0)
+    passed, doubt = judged(server(70.0), f"latency.ttft_s.mean <= {mean_ms!r} ms")
+    assert not passed
+    assert doubt.startswith("still open, from 21.")
+    passed, doubt = judged(server(70.0), f"latency.ttft_s.mean >= {mean_ms!r} ms")
+    assert not passed
+    assert judged(server(70.0), f"latency.ttft_s.mean >= {0.9 * mean_ms!r} ms") == (True, "")
+
+
+def test_a_queue_that_grows_fails_every_limit() -> None:
+    analyses = Analyses(server(130.0), Plan())
+    found = judge(parse("latency.ttft_s.p50 <= 1 h"), Subject(ProfileIdentity("n", ""), analyses, tries=True))
+    assert (found.got, found.margin, found.passed) == ("growing", None, False)
+
+
+def test_goodput_is_required_of_a_rate_between_what_holds_and_what_misses() -> None:
+    """An M/D/1 has a mean TTFT of 20 ms at 66.7 requests/s."""
+    slo = "ttft_s.mean <= 20 ms"
+    assert judged(server(70.0), "goodput.rate_rps >= 66", slo)[0]
+    assert not judged(server(70.0), "goodput.rate_rps >= 67.5", slo)[0]
+    assert judged(server(70.0), "goodput.rate_rps <= 67.5", slo)[0]
