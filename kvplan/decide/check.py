@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.decide.gate import Judgement, Subject, holds, is_of_trial, judge, value_of
+from kvplan.decide.gate import Judgement, Subject, holds, is_costly, judge, value_of
 from kvplan.decide.remedy import Remedy, remedies
 from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_number
 from kvplan.errors import ExitCode, ProfileError, UsageError
@@ -277,10 +277,11 @@ def _with_remedies(
 ) -> tuple[tuple[Result, ...], tuple[Remedy, ...]]:
     """The results with the remedies of each, and those of all at once where several fail.
 
-    No change is tried on a warm prefix cache: requirements on that have no remedies, and no say in those of others.
+    No change is tried on a warm prefix cache, nor for goodput: requirements on these have no remedies, and no say in
+    those of others.
     """
     demanded = [r.requirement for r in results if r.requirement is not None]
-    known = [requirement for requirement in demanded if not is_of_trial(requirement.key)]
+    known = [requirement for requirement in demanded if not is_costly(requirement.key)]
     met = [requirement for requirement in known if holds(requirement, subject)]
     failed = [requirement for requirement in known if requirement not in met]
     answered = tuple(

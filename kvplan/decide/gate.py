@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplan.analysis.stability import UNCERTIFIED
-from kvplan.decide.requirement import Key, Named, Requirement, Value, quoted
+from kvplan.decide.requirement import Key, KeyPath, Named, Requirement, Value, quoted
+from kvplan.decide.simulated import GOODPUT, Standing, standing
 from kvplan.errors import UsageError
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
 from kvplan.report.keys import BLOCKS, Kind
 from kvplan.report.words import Status
+from kvplan.study.objectives import State
+from kvplan.study.operating_point import Status as Growth
 from kvplan.units import rounded
 from kvplan.version import __version__
 
@@ -25,6 +28,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 _RADIUS = frozenset({"spectral_radius", "recovery_iterations"})
 _CERTIFIED = _RADIUS | {"stable", "unstable_modes"}
+_LIMITS = ("<", "<=", ">", ">=")
 _LEAST_DIGITS = 4  # that are shown
 
 
@@ -45,7 +49,8 @@ class Judgement:
 class Subject:
     """The report that requirements are about, block by block as they are asked for.
 
-    With `tries`, who asks for a trial of the prefix cache has it made; without, it has no value.
+    With `tries`, who asks for a trial of the prefix cache has it made, and limits of simulated figures are decided by
+    runs that are long enough to tell; without, a trial has no value, and the intervals of the report decide.
     """
 
     def __init__(self, identity: ProfileIdentity, analyses: Analyses, *, tries: bool = False) -> None:
@@ -53,6 +58,7 @@ class Subject:
         self.analyses = analyses
         self.tries = tries
         self._blocks: dict[str, Any] = {}
+        self._standings: dict[tuple[KeyPath, float], Standing | None] = {}
 
     def block(self, name: str) -> Any:
         """One block of the report as the contract has it."""
@@ -83,6 +89,12 @@ class Subject:
                 return value_of(key, lambda name: plain(self.analyses.tried_prefix_cache, name))
         return value_of(key, self.block)
 
+    def standing(self, key: Key, limit: float) -> Standing | None:
+        """How a simulated figure stands to a limit; None where the key is about none."""
+        if (key.path, limit) not in self._standings:
+            self._standings[key.path, limit] = standing(key, limit, self.analyses, tries=self.tries)
+        return self._standings[key.path, limit]
+
     def doubt(self, key: Key) -> str:
         """Why the value of a key proves nothing; empty where it does."""
         if key.path[0] != "stability" or key.path[-1] not in _CERTIFIED:
@@ -95,9 +107,9 @@ class Subject:
         return ""
 
 
-def is_of_trial(key: Key) -> bool:
-    """Whether a key is about runs that are made for who asks alone."""
-    return key.path[:2] == ("prefix_cache", "trial")
+def is_costly(key: Key) -> bool:
+    """Whether a key takes so many runs that they are made for who asks alone, and not for every remedy."""
+    return key.path[:2] == ("prefix_cache", "trial") or key.path == GOODPUT
 
 
 def value_of(key: Key, block: Callable[[str], Any]) -> Value:
@@ -186,11 +198,28 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
     doubt = subject.doubt(requirement.key)
     if doubt and subject.block("stability")[requirement.key.path[-1]] is None:
         return Judgement("uncertified", None, False, doubt)  # null because nothing is proved
+    if requirement.symbol in _LIMITS and isinstance(wanted, int | float):
+        stands = subject.standing(requirement.key, float(wanted))
+        if stands is not None:
+            return _by_runs(requirement, stands, float(wanted), subject)
     got = subject.value(requirement.key)
     passed = _COMPARE[requirement.symbol](got, wanted) and not doubt
     if isinstance(got, bool | str) or isinstance(wanted, bool | str):
         return Judgement(got, None, passed, doubt)
     return Judgement(got, _margin(requirement.symbol, got, wanted), passed, doubt)
+
+
+def _by_runs(requirement: Requirement, stands: Standing, wanted: float, subject: Subject) -> Judgement:
+    state, symbol = stands.state, requirement.symbol
+    passed = state is (State.HOLDS if symbol in ("<", "<=") else State.MISSES)
+    if requirement.key.path[0] == "latency" and subject.analyses.latency.status is Growth.GROWING:
+        return Judgement(str(Growth.GROWING), None, passed)
+    got = subject.value(requirement.key)
+    assert not isinstance(got, bool | str)
+    margin = _margin(symbol, got, wanted)
+    if stands.value is not None and state is not State.OPEN and (margin >= 0) != passed:
+        margin = _margin(symbol, stands.value, wanted)  # longer runs than those of the report
+    return Judgement(got, margin, passed, stands.doubt)
 
 
 def _margin(symbol: str, got: float, wanted: float) -> float:

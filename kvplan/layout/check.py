@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvplan.decide.check import Checked, Origin, Outcome, Result
-from kvplan.decide.gate import is_of_trial, telling_digits
+from kvplan.decide.gate import is_costly, telling_digits
 from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
@@ -11,6 +11,7 @@ from kvplan.units import ABSENT, format_number, format_percent, format_rate, for
 _FEW = 8  # profiles; of more, those that pass have a line each
 _MAX_CHANGES = 8  # of a remedy that are written out
 _DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and profile shows what moved"
+_NO_RATE = "no change is tried, for each would take a search; the rate to offer is the goodput itself"
 _NOT_KNOWN = (
     "no change of rates, memory or limits makes an input better known; measure it, and say so in [provenance]"
 )
@@ -59,7 +60,7 @@ def _section(checked: Checked) -> Section:
     if remarks := [line for result in checked.results for line in _remarks(result)]:
         blocks.append(Bullets(tuple(remarks)))
     failed = [r for r in checked.results if not r.judgement.passed and r.requirement is not None]
-    if len(failed) > 1 and not any(is_of_trial(r.key) for r in failed):
+    if len(failed) > 1 and not any(is_costly(r.key) for r in failed):
         blocks.append(Bullets((f"All of them together: {remedies_text(checked.remedies)}.",)))
     if checked.notes:
         blocks.append(Bullets(checked.notes))
@@ -150,8 +151,8 @@ def advice_text(result: Result) -> str:
     """What is said to do about a requirement that fails."""
     if result.key.path[0] == "inputs":
         return _NOT_KNOWN
-    if is_of_trial(result.key):
-        return _NOT_TRIED
+    if is_costly(result.key):
+        return _NO_RATE if result.key.path[0] == "goodput" else _NOT_TRIED
     return _DRIFTED if result.requirement is None else remedies_text(result.remedies)
 
 

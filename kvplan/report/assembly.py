@@ -28,7 +28,7 @@ from kvplan.analysis.worst_cycle import WorstCycle, worst_cycle
 from kvplan.analysis.worst_window import Peak, peak
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.model.slo import TIMES
+from kvplan.model.slo import TIMES, Slo
 from kvplan.report.advice import advice_actions
 from kvplan.report.cost import Cost, cost
 from kvplan.report.fleet import FleetBlock, fleet_block, fleet_notes
@@ -363,8 +363,12 @@ class Analyses:
     @cached_property
     def goodput(self) -> Goodput | None:
         """The largest rate at which the objectives of the plan hold; None where it has none."""
-        slos = [slo for slo in self.plan.slos if slo.key.partition(".")[0] in TIMES]
-        return goodput(self.whole, self.plan, engine_settings(self.model), slos)
+        return goodput(self.whole, self.plan, engine_settings(self.model), self.objectives)
+
+    @property
+    def objectives(self) -> tuple[Slo, ...]:
+        """Those of the plan that are about latencies."""
+        return tuple(slo for slo in self.plan.slos if slo.key.partition(".")[0] in TIMES)
 
     @cached_property
     def cost(self) -> Cost | None:

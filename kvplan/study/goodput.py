@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
+from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.judging import Trend
@@ -78,9 +79,11 @@ class _Search:
         self._model, self._plan, self._settings, self._objectives = model, plan, settings, objectives
         self.probes: list[_Probe] = []
 
-    def __call__(self, rate_rps: float) -> State:
-        """How all objectives stand at a rate."""
-        model = _at(self._model, rate_rps / self._model.total_rate_rps)
+    def __call__(self, rate_rps: float) -> _Probe:
+        """How all objectives stand at a rate; of users, about there."""
+        model = at_rate(self._model, rate_rps)
+        if (known := next((p for p in self.probes if p.rate_rps == model.total_rate_rps), None)) is not None:
+            return known
         is_near = self.high is not None and rate_rps > _NEAR * self.high
 
         def decided(seen: Observation) -> bool:
@@ -98,7 +101,7 @@ class _Search:
         )
         probe = _Probe(model.total_rate_rps, decisions(seen, self._objectives), seen)
         self.probes.append(probe)
-        return probe.state
+        return probe
 
     @property
     def low(self) -> float:
@@ -129,10 +132,11 @@ class _Search:
 def goodput(
     model: ServingModel, plan: Plan, settings: Settings, objectives: Sequence[Objective]
 ) -> Goodput | None:
-    """Find the largest rate of this mix at which all objectives hold; None where there are none.
+    """Find the largest rate of this mix at which all objectives hold.
 
-    All rates of the model grow alike. Of users there are more or fewer, whole ones, and the rate is what they ask at in
-    equilibrium; a schedule keeps its shape, and a trace is replayed faster or slower.
+    None where there are none, or the engine does not run what the model has. All rates of the model grow alike. Of
+    users there are more or fewer, whole ones, and the rate is what they ask at in equilibrium; a schedule keeps its
+    shape, and a trace is replayed faster or slower.
 
     Examples
     --------
@@ -146,37 +150,50 @@ def goodput(
     if not objectives:
         return None
     search = _Search(model, plan, settings, objectives)
+    try:
+        return _searched(search, model)
+    except UsageError:
+        return None
+
+
+def _searched(search: _Search, model: ServingModel) -> Goodput:
     limit, most = sustainable_rate(one_replica(model))
     most *= 1 if model.fleet is None else model.fleet.size
-    if search(_IDLE * most) is State.MISSES:
-        return _result(search, limit)
-    rate = most
-    for _ in range(_MOST):
-        if search(rate) is not State.HOLDS:
-            break
-        rate *= _MORE
-    if search.high is not None or search.open_between():
+    if search(_IDLE * most).state is not State.MISSES:
+        rate = most
+        for _ in range(_MOST):
+            if search(rate).state is not State.HOLDS:
+                break
+            rate *= _MORE
         _narrow(search)
     return _result(search, limit)
 
 
 def _narrow(search: _Search) -> None:
     """Halve what lies between the largest rate that holds and the least that misses, around what stays open."""
-    while search.high is not None and not search.open_between() and search.high > (1 + _PRECISE) * search.low:
-        search((search.low + search.high) / 2)
+    tried = 0
+    while search.high is not None and not search.open_between() and tried < len(search.probes):
+        tried = len(search.probes)
+        _halve(search, search.low, search.high)
     for _ in range(_AROUND):
-        if (open_ := search.open_between()) and open_[0] > (1 + _PRECISE) * search.low:
-            search((search.low + open_[0]) / 2)
+        if open_ := search.open_between():
+            _halve(search, search.low, open_[0])
     for _ in range(_AROUND if search.open_between() else 0):
         below = search.below_high
         if search.high is None:
             search(_MORE * below)
-        elif search.high > (1 + _PRECISE) * below:
-            search((below + search.high) / 2)
+        else:
+            _halve(search, below, search.high)
 
 
-def _at(model: ServingModel, factor: float) -> ServingModel:
-    part = with_part_of_users(model, factor)
+def _halve(search: _Search, low: float, high: float) -> None:
+    if high > (1 + _PRECISE) * low:
+        search((low + high) / 2)
+
+
+def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
+    """The same mix at another rate, as `goodput` varies it; of users the rate is only about that."""
+    part = with_part_of_users(model, rate_rps / model.total_rate_rps)
     return with_rates_of_users(part) if users_of(part) else part
 
 
@@ -188,7 +205,7 @@ def _result(search: _Search, limit: str) -> Goodput:
     last = bracket[-1]
     worst = max(last.decided, key=lambda d: d.excess)
     binding = worst.key if worst.excess > 0 else limit
-    rate = _crossing(bracket) if low > 0 else 0.0
+    rate = 0.0 if search.probes[0].state is State.MISSES else _crossing(bracket)
     nearest = min(bracket, key=lambda p: abs(p.rate_rps - rate))
     time, _, figure = binding.partition(".")
     cliff = nearest.seen.sample.cliff(time, figure) if figure in QUANTILES else None
@@ -201,6 +218,6 @@ def _crossing(bracket: Sequence[_Probe]) -> float:
         if above.excess > 0:
             part = 0.5
             if below.excess > -math.inf and above.excess < math.inf:
-                part = -below.excess / (above.excess - below.excess)
+                part = max(-below.excess / (above.excess - below.excess), 0.0)
             return below.rate_rps * math.exp(part * math.log(above.rate_rps / below.rate_rps))
     return bracket[-1].rate_rps

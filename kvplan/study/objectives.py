@@ -22,8 +22,8 @@ from kvplan.study.sample import ITL, QUANTILES, Estimate, Sample
 _LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
 _SHORT = 3.0  # times as wide again, of fewer completions than `LONG`
 LONG = 34_000
-_ROUNDING = 1e-9  # relative, by which a time that is exactly the limit may exceed it
-_HALF_BIN = math.exp(0.5 / GAPS_IN_E)  # gaps in the bin of the limit are within it
+_ROUNDING = 1 + 1e-6  # times the limit: what exceeds it by less is the limit, but for the clock's digits
+_HALF_BIN = math.exp(0.5 / GAPS_IN_E)  # times the limit of a mean of gaps, each of which is known to that
 
 
 class State(StrEnum):
@@ -134,14 +134,14 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
             state = State.HOLDS if sample.times("e2e_s").total else State.OPEN
         return Decision(key, limit, state, None, None, None, 0.0, 0.0, allowed)
     if figure in QUANTILES:
-        share, width = _share_above(sample, time, limit * (1 + _ROUNDING))
+        share, width = _share_above(sample, time, limit * _ROUNDING)
     else:
-        share, width = _over_limit(shown, limit)
+        share, width = _over_limit(shown, limit * (_HALF_BIN if time == ITL else _ROUNDING))
     if seen.is_replay:
         width = 0.0
     else:
         width *= _LOOKS * (_SHORT if sample.completed < LONG else 1.0)
-    state = _state(share, width, allowed * (1 + _ROUNDING), seen)
+    state = _state(share, width, allowed, seen)
     if seen.trend is Trend.GROWING:
         return Decision(key, limit, state, None, None, None, share, width, allowed)
     low, high = (None, None) if seen.is_replay else (shown.low, shown.high)
@@ -151,7 +151,7 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
 
 def _share_above(sample: Sample, time: str, limit: float) -> tuple[float, float]:
     times = sample.times(time)
-    found: Ratio = times.share_above(limit * _HALF_BIN if time == ITL else limit)
+    found: Ratio = times.share_above(limit)
     return found.value, t_quantile(found.degrees) * found.standard_error or 1 / times.total
 
 

@@ -21,9 +21,9 @@ from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.state import KV_S, RUNNING_S, WAITING_S, Spans
+from kvplan.simulation.state import Spans
 from kvplan.study.judging import Trend, together, trend
-from kvplan.study.sample import FIGURES, QUANTILES, Estimate, Sample
+from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
 from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
 from kvplan.study.windows import BATCHES, LATENCIES, Window, window
 
@@ -381,9 +381,9 @@ def _latency(seen: Observation, model: ServingModel) -> Latency:
         cliffs=tuple(_cliffs(sample)),
         worst_part=_worst_part(seen, model),
         preemptions_per_request=evictions.value,
-        running=sample.over_time(RUNNING_S).value,
-        waiting=sample.over_time(WAITING_S).value,
-        kv_tokens_mean=sample.over_time(KV_S).value,
+        running=sample.over_time(OVER_TIME["running"]).value,
+        waiting=sample.over_time(OVER_TIME["waiting"]).value,
+        kv_tokens_mean=sample.over_time(OVER_TIME["kv_tokens_mean"]).value,
     )
 
 
@@ -397,15 +397,9 @@ def _of_class(sample: Sample, name: str) -> ClassLatency:
 
 
 def _intervals(sample: Sample) -> Iterator[tuple[str, tuple[float, float | None]]]:
-    keys = [(f"{time}.{figure}", sample.estimate(time, figure)) for time in LATENCIES for figure in FIGURES]
-    keys += [
-        ("preemptions_per_request", sample.evictions()),
-        ("running", sample.over_time(RUNNING_S)),
-        ("waiting", sample.over_time(WAITING_S)),
-        ("kv_tokens_mean", sample.over_time(KV_S)),
-    ]
-    for key, found in keys:
-        if found is not None:
+    keys = [f"{time}.{figure}" for time in LATENCIES for figure in FIGURES]
+    for key in (*keys, "preemptions_per_request", *OVER_TIME):
+        if (found := sample.figure(key)) is not None:
             yield key, (found.low, None if math.isinf(found.high) else found.high)
 
 

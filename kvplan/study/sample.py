@@ -21,9 +21,12 @@ from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.state import (
     GAPS,
     GAPS_IN_E,
+    KV_S,
+    RUNNING_S,
     SHORTEST_GAP_S,
     SPAN_BUSY_S,
     STEPS,
+    WAITING_S,
 )
 from kvplan.study.estimates import Ratio, ratio
 from kvplan.study.windows import Window
@@ -33,6 +36,9 @@ _GAP_S: FloatArray = SHORTEST_GAP_S * np.exp((np.arange(GAPS) + 0.5) / GAPS_IN_E
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 FIGURES = ("mean", *QUANTILES)
 ITL = "itl_s"
+OVER_TIME = {"running": RUNNING_S, "waiting": WAITING_S, "kv_tokens_mean": KV_S}  # means over time
+_EDGE = 1e-6  # of a bin: at its end
+_ALONE = 0.1  # what neighbouring bins hold, of one whose gaps are all alike
 _STEEP, _CLIFF_BINS, _EMPTY = 1.5, 12, 0.1  # a cliff: a factor, and how empty one of so many bins between is
 
 
@@ -114,8 +120,15 @@ class _Gaps:
         return ratio([w.gaps @ _GAP_S for w in self._windows], self.sizes)
 
     def share_above(self, limit: float) -> Ratio:
-        first = int(np.searchsorted(_GAP_S, limit, side="right"))
-        return ratio([w.gaps[:, first:].sum(axis=1).astype(np.float64) for w in self._windows], self.sizes)
+        """Of the bin that the limit is in, a part, as if gaps were even in it; none if they are all alike."""
+        place = math.log(limit / SHORTEST_GAP_S) * GAPS_IN_E
+        first = min(max(math.floor(place + _EDGE), 0), GAPS - 2)
+        part = min(max(first + 1 - place, 0.0), 1.0)
+        before, here, after = np.diff(self._below)[[max(first - 1, 0), first, first + 1]]
+        if part < 1 - _EDGE and before + after < _ALONE * here:
+            part = 0.0
+        beyond = [w.gaps[:, first + 1 :].sum(axis=1) + part * w.gaps[:, first] for w in self._windows]
+        return ratio(beyond, self.sizes)
 
     def quantile(self, share: float) -> tuple[float, float]:
         """The ends of the bin that it is in."""
@@ -175,16 +188,22 @@ class Sample:
         return around(times.mean()) if figure == "mean" else _percentile(times, QUANTILES[figure])
 
     def figure(self, key: str) -> Estimate | None:
-        """A figure by its key, such as ``ttft_s.p95``, or ``recomputed_share``; None where there is none."""
+        """A figure by its key: ``ttft_s.p95``, ``waiting``, ``recomputed_share``, say; None where there is none."""
         time, _, figure = key.partition(".")
-        return self.estimate(time, figure) if figure else self._recomputed()
+        if figure:
+            return self.estimate(time, figure)
+        if key in OVER_TIME:
+            return self.over_time(OVER_TIME[key])
+        return self.evictions() if key == "preemptions_per_request" else self._recomputed()
 
     def cliff(self, time: str, figure: str) -> Cliff | None:
         """Where a percentile falls into a gap of its law: between iterations with and without a prompt, say."""
         times, share = self.times(time), QUANTILES[figure]
+        if times.total == 0:
+            return None
         near = min(0.01, (1 - share) / 2)
         low, high = times.quantile(share - near)[0], times.quantile(share + near)[1]
-        if times.total == 0 or high <= _STEEP * low:
+        if high <= _STEEP * low:
             return None
         between = times.counts(np.geomspace(low, high, _CLIFF_BINS + 1))
         return Cliff(low, high) if between.min() < _EMPTY * 2 * near * times.total / _CLIFF_BINS else None

@@ -1,0 +1,369 @@
+"""Objectives decided by runs: shares and means of a queue whose laws are known, and of made-up windows."""
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from every import every
+from hypothesis import given
+from hypothesis import strategies as st
+from single_server import SERVICE_S, mean_ttft_s, rate_of_mean_ttft, server, share_above
+from tiers import examples
+
+from kvplan.decide.gate import Subject, judge
+from kvplan.decide.requirement import parse, parse_key
+from kvplan.decide.simulated import standing
+from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.arrivals import Recorded
+from kvplan.model.slo import Slo, parse_slo
+from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
+from kvplan.study.goodput import Goodput, goodput
+from kvplan.study.judging import Trend
+from kvplan.study.objectives import Decision, State, decide, decisions, overall
+from kvplan.study.operating_point import Observation
+from kvplan.study.replicas import keeps, scaled, stand_in
+from kvplan.study.sample import Sample
+from kvplan.study.windows import Window
+
+VLLM = Settings("vllm", {})
+BATCHES = 16
+
+
+def window(beyond: list[int], size: int, gaps: Mapping[int, int] | None = None) -> Window:
+    """Batches of so many requests, of which these many take 2 s and the others 1 s; gaps by bin."""
+    late = np.concatenate([np.arange(size) < count for count in beyond])
+    values = np.where(late, 2.0, 1.0)
+    return Window(
+        begin_s=0.0,
+        width_s=10.0,
+        batch=np.repeat(np.arange(len(beyond)), size),
+        values={"ttft_s": values, "tpot_s": np.full(values.size, np.nan), "e2e_s": values},
+        class_index=np.zeros(values.size, np.int64),
+        evictions=np.zeros(values.size, np.int64),
+        sums=np.zeros((len(beyond), 12)),
+        gaps=np.tile(np.bincount(list(gaps or [0]), list((gaps or {0: 0}).values()), GAPS), (len(beyond), 1)),
+        arrived=values.size,
+        iterations=1,
+        recomputed_tokens=0,
+        computed_tokens=1,
+        stuck=False,
+    )
+
+
+def seen(*runs: Window, trend: Trend = Trend.STEADY, is_replay: bool = False) -> Observation:
+    return Observation(Sample.of(runs, 10.0), trend, runs, 0.0, is_replay)
+
+
+def decided(observation: Observation, text: str) -> Decision:
+    return decisions(observation, [parse_slo(text)])[0]
+
+
+def test_a_percentile_is_decided_by_the_share_beyond_its_limit() -> None:
+    """Of 32 batches of 2,000 half have 50 beyond the limit and half 60: 2.75%, less than 5 and more than 1."""
+    many = seen(window([50, 60] * 8, 2000), window([60, 50] * 8, 2000))
+    found = decided(many, "ttft_s.p95 <= 1.5 s")
+    assert found.share == pytest.approx(0.0275)
+    assert found.allowed == pytest.approx(0.05)
+    assert found.state is State.HOLDS
+    assert decided(many, "ttft_s.p99 <= 1.5 s").state is State.MISSES
+    assert decided(many, "ttft_s.p99 <= 2 s").share == 0  # what is exactly the limit is within it
+    assert decided(many, "ttft_s.p99 <= 2 s").state is State.HOLDS
+
+
+def test_few_completions_widen_what_is_known_three_times() -> None:
+    """The same shares of batches of 2,000 and of 200: chance is the same, and there are 64,000 and 6,400 of them."""
+    many = decided(seen(*[window([50, 60] * 8, 2000)] * 2), "ttft_s.p95 <= 1.5 s")
+    few = decided(seen(*[window([5, 6] * 8, 200)] * 2), "ttft_s.p95 <= 1.5 s")
+    assert few.share == pytest.approx(many.share)
+    assert few.width == pytest.approx(3 * many.width)
+
+
+def test_nothing_holds_unless_the_queue_is_steady() -> None:
+    runs = [window([10] * BATCHES, 2000)] * 2
+    states = {trend: decided(seen(*runs, trend=trend), "ttft_s.p95 <= 1.5 s").state for trend in Trend}
+    assert states == {
+        Trend.STEADY: State.HOLDS,
+        Trend.UNDECIDED: State.OPEN,
+        Trend.GROWING: State.MISSES,
+    }
+    assert decided(seen(*runs, trend=Trend.UNDECIDED), "ttft_s.p99 <= 0.5 s").state is State.MISSES
+
+
+def test_a_replay_has_no_interval() -> None:
+    once = seen(window([10] * BATCHES, 200), is_replay=True)
+    found = decided(once, "ttft_s.p90 <= 1.5 s")
+    assert (found.width, found.low, found.high) == (0, None, None)
+    assert found.state is State.HOLDS
+    assert decided(once, "ttft_s.p99 <= 1.5 s").state is State.MISSES
+
+
+def test_the_bin_of_a_limit_counts_in_part_unless_its_gaps_are_all_alike() -> None:
+    """Three bins of 100 gaps and a limit a quarter into the middle one; then only that one."""
+    limit = SHORTEST_GAP_S * math.exp(5000.25 / GAPS_IN_E)
+    even = decided(seen(window([0] * 4, 10, {4999: 100, 5000: 100, 5001: 100})), f"itl_s.p90 <= {limit!r}")
+    assert even.share == pytest.approx(175 / 300, abs=1e-3)
+    alike = decided(seen(window([0] * 4, 10, {5000: 100})), f"itl_s.p90 <= {limit!r}")
+    assert alike.share == 0
+    beyond = decided(seen(window([0] * 4, 10, {5001: 100})), f"itl_s.p90 <= {limit!r}")
+    assert beyond.share == 1
+
+
+def test_a_figure_that_no_request_has_is_never_exceeded() -> None:
+    found = decided(seen(window([0] * BATCHES, 200)), "tpot_s.p95 <= 1 ms")
+    assert (found.state, found.value) == (State.HOLDS, None)
+
+
+@given(st.lists(st.sampled_from(State), max_size=5))
+def test_one_that_misses_is_enough_to_miss(states: list[State]) -> None:
+    every_one = [Decision("ttft_s.p95", 1.0, s, None, None, None, 0.0, 0.0, 0.05) for s in states]
+    found = overall(every_one)
+    assert (found is State.MISSES) == (State.MISSES in states)
+    assert (found is State.HOLDS) == (set(states) <= {State.HOLDS})
+
+
+# ------------------------------------------------------------------------------------------------ a known queue
+
+
+@every("load", [0.3, 0.6, 0.85])
+def test_shares_of_a_single_server_are_those_of_erlang(load: float) -> None:
+    rate = load / SERVICE_S
+    [found] = decide(server(rate), Plan(), VLLM, [parse_slo("ttft_s.p95 <= 25 ms")])
+    truth = share_above(0.025, rate)
+    assert abs(found.share - truth) <= found.width
+    assert found.state is (State.HOLDS if truth < 0.05 else State.MISSES)
+
+
+@every("margin", [0.9, 1.1])
+def test_a_mean_is_decided_by_its_interval(margin: float) -> None:
+    limit = margin * mean_ttft_s(70.0)
+    [found] = decide(server(70.0), Plan(), VLLM, [Slo("", "ttft_s.mean", False, limit)])
+    assert found.state is (State.HOLDS if margin > 1 else State.MISSES)
+
+
+def test_a_limit_that_is_the_figure_itself_stays_open() -> None:
+    [found] = decide(server(70.0), Plan(), VLLM, [Slo("", "ttft_s.mean", False, mean_ttft_s(70.0))])
+    assert found.state is State.OPEN
+    assert abs(found.share - 1) < found.width
+
+
+def test_what_is_served_at_once_is_exactly_within_its_limit() -> None:
+    """Iterations of 10 ms whoever runs: no gap between tokens is longer, and none is shorter."""
+    model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
+    slos = [parse_slo(f"{key} <= 10 ms") for key in ("itl_s.mean", "itl_s.p99", "tpot_s.mean", "tpot_s.p99")]
+    assert {d.state for d in decide(model, Plan(), VLLM, slos)} == {State.HOLDS}
+    assert {
+        d.state for d in decide(model, Plan(), VLLM, [s.__class__("", s.key, False, 0.0099) for s in slos])
+    } == {State.MISSES}
+
+
+def test_overload_misses_every_objective() -> None:
+    slos = [parse_slo("ttft_s.p95 <= 1 h"), parse_slo("e2e_s.mean <= 1 h")]
+    found = decide(server(130.0), Plan(), VLLM, slos)
+    assert {(d.state, d.value) for d in found} == {(State.MISSES, None)}
+
+
+# ----------------------------------------------------------------------------------------------------- goodput
+
+
+@every("limit_ms", [10.5, 12, 18, 60])
+def test_goodput_of_a_single_server_is_that_of_pollaczek_and_khinchine(limit_ms: float) -> None:
+    truth = rate_of_mean_ttft(limit_ms / 1e3)
+    found = goodput(server(1.0), Plan(), VLLM, [parse_slo(f"ttft_s.mean <= {limit_ms} ms")])
+    assert found is not None
+    assert found.high is not None
+    assert found.low <= truth <= found.high
+    assert found.rate_rps == pytest.approx(truth, rel=0.03)
+    assert found.binding == "ttft_s.mean"
+
+
+def test_goodput_is_nothing_where_an_idle_replica_misses() -> None:
+    found = goodput(server(1.0), Plan(), VLLM, [parse_slo("ttft_s.p50 <= 9 ms")])
+    assert found is not None
+    assert (found.rate_rps, found.low, found.binding) == (0, 0, "ttft_s.p50")
+
+
+def test_what_is_never_missed_ends_where_the_queue_grows() -> None:
+    """Every request takes 10 ms once it is served: 100 a second are, and no objective on that binds."""
+    model = ServingModel((RequestClass("a", 1, (2,), (1.0,), 1.0),), Timing(0.01), Replica(20))
+    found = goodput(model, Plan(), VLLM, [parse_slo("tpot_s.mean <= 15 ms")])
+    assert found is not None
+    assert found.binding == "kv_memory"
+    assert found.low <= found.rate_rps <= (found.high or 0)
+
+
+def test_there_is_none_without_objectives() -> None:
+    assert goodput(server(1.0), Plan(), VLLM, []) is None
+
+
+def replayed(rate_rps: float) -> ServingModel:
+    rng = np.random.default_rng(8)
+    arrival = np.cumsum(rng.exponential(1.0, 4000))
+    ones = np.ones(4000, np.int64)
+    return ServingModel(
+        server(rate_rps).classes,
+        server(1.0).timing,
+        server(1.0).replica,
+        arrivals=ArrivalProcess(trace=Recorded(arrival - arrival[0], ones, ones)),
+    )
+
+
+def test_a_trace_is_replayed_faster_until_it_misses() -> None:
+    """The wait of each request from the one before (Lindley 1952), at rates on both sides of the one found."""
+    model = replayed(20.0)
+    found = goodput(model, Plan(), VLLM, [parse_slo("ttft_s.mean <= 20 ms")])
+    assert found is not None
+    assert found.high is not None
+    assert model.arrivals.trace is not None
+    arrival = model.arrivals.trace.arrival_s
+
+    def mean_ttft(rate: float) -> float:
+        time, wait, total = arrival * (arrival.size - 1) / arrival[-1] / rate, 0.0, 0.0
+        counted = 0
+        for before, now in pairwise(time):
+            wait = max(wait + SERVICE_S - (now - before), 0.0)
+            if now > 0.2 * time[-1]:
+                total, counted = total + wait + SERVICE_S, counted + 1
+        return total / counted
+
+    assert found.high / found.low < 1.011
+    assert mean_ttft(0.97 * found.low) < 0.02 < mean_ttft(1.03 * found.high)
+
+
+class Law(SimpleNamespace):
+    """A share beyond the limit that grows with the rate, seen through noise of a known width."""
+
+    truth: float
+    steepness: float
+    noise: float
+    tried: list[float]
+
+    def observe(self, model: ServingModel, *_: Any, stream: int, **__: Any) -> Any:
+        rate = model.total_rate_rps
+        self.tried.append(rate)
+        share = 0.05 * (rate / self.truth) ** self.steepness
+        off = float(np.random.default_rng([stream, int(1e6 * self.truth)]).uniform(-1, 1))
+        sample = SimpleNamespace(completed=10**6, cliff=lambda *_: None)
+        return SimpleNamespace(share=share + off * self.noise, trend=Trend.STEADY, sample=sample)
+
+    def decisions(self, observation: Any, objectives: Any) -> tuple[Decision, ...]:
+        share, width = observation.share, self.noise
+        state = State.OPEN
+        if share + width <= 0.05:
+            state = State.HOLDS
+        elif share - width > 0.05:
+            state = State.MISSES
+        return (Decision("ttft_s.p95", 1.0, state, None, None, None, max(share, 0.0), width, 0.05),)
+
+
+@examples(60)
+@given(st.floats(2.0, 300.0), st.floats(2.0, 40.0), st.floats(0.0, 0.01))
+def test_the_truth_is_between_what_holds_and_what_misses(
+    truth: float, steepness: float, noise: float
+) -> None:
+    law = Law(truth=truth, steepness=steepness, noise=noise, tried=[])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvplan.study.goodput.observe", law.observe)
+        patch.setattr("kvplan.study.goodput.decisions", law.decisions)
+        found = goodput(server(1.0), Plan(), VLLM, [parse_slo("ttft_s.p95 <= 1 s")])
+    assert isinstance(found, Goodput)
+    assert found.high is not None
+    assert found.low <= truth * (1 + 1e-9)
+    assert truth <= found.high * (1 + 1e-9)
+    assert found.low <= found.rate_rps <= found.high
+    assert len(law.tried) < 40
+    if noise == 0:
+        assert found.high <= 1.011 * found.low
+        assert found.rate_rps == pytest.approx(truth, rel=0.003)
+
+
+# ---------------------------------------------------------------------------------------------------- replicas
+
+
+def test_as_many_replicas_keep_an_objective_as_pollaczek_and_khinchine_say() -> None:
+    """230 requests/s with a mean TTFT of 20 ms at most, which 66.7 are served with: four replicas, not three."""
+    slos = [parse_slo("ttft_s.mean <= 20 ms")]
+    assert rate_of_mean_ttft(0.02) == pytest.approx(200 / 3)
+    states = [
+        keeps(stand_in(server(1.0), 230.0, count), Plan(), VLLM, slos, requests=10).state for count in (3, 4)
+    ]
+    assert states == [State.MISSES, State.HOLDS]
+
+
+def test_short_runs_confirm_nothing() -> None:
+    """In a few requests no queue grows; runs go on until it does, or thousands came."""
+    slos = [parse_slo("ttft_s.mean <= 1 s")]
+    kept = keeps(scaled(server(1.0), 104.0), Plan(), VLLM, slos, requests=3)
+    assert kept.state is State.MISSES
+    assert keeps(scaled(server(1.0), 104.0), Plan(), VLLM, [], requests=3).state is State.MISSES
+    short = keeps(scaled(server(1.0), 90.0), Plan(), VLLM, slos, requests=3, budget_s=1e-3)
+    assert short.state is not State.MISSES
+
+
+# -------------------------------------------------------------------------------------------------- requirements
+
+
+@every("key", ["latency.ttft_s.mean", "latency.classes[a].ttft_s.mean", "latency.classes[0].ttft_s.mean"])
+def test_a_limit_of_a_requirement_is_decided_by_runs(key: str) -> None:
+    analyses, truth = Analyses(server(70.0), Plan()), mean_ttft_s(70.0)
+    states = []
+    for limit in (0.9 * truth, truth, 1.1 * truth):
+        stands = standing(parse_key(key), limit, analyses, tries=True)
+        assert stands is not None
+        assert bool(stands.doubt) == (stands.state is State.OPEN)
+        states.append(stands.state)
+    assert states == [State.MISSES, State.OPEN, State.HOLDS]
+
+
+def test_goodput_is_at_least_a_rate_where_the_objectives_hold() -> None:
+    """An M/D/1 has a mean TTFT of 20 ms at 66.7 requests/s."""
+    analyses = Analyses(server(70.0), Plan(slos=(parse_slo("ttft_s.mean <= 20 ms"),)))
+    key = parse_key("goodput.rate_rps")
+    found = [standing(key, rate, analyses, tries=True) for rate in (50.0, 64.5, 69.0, 90.0)]
+    assert [stands and stands.state for stands in found] == [
+        State.MISSES,  # it is more than that
+        State.MISSES,
+        State.HOLDS,
+        State.HOLDS,
+    ]
+
+
+def test_other_keys_are_not_decided_by_runs() -> None:
+    analyses = Analyses(server(70.0), Plan())
+    keys = ["load.headroom", "latency.worst_part.ttft_s.p95", "goodput.low"]
+    assert [standing(parse_key(key), 1.0, analyses, tries=True) for key in keys] == [None] * 3
+
+
+def judged(model: ServingModel, text: str, *slos: str) -> tuple[bool, str]:
+    analyses = Analyses(model, Plan(slos=tuple(map(parse_slo, slos))))
+    found = judge(parse(text), Subject(ProfileIdentity("n", ""), analyses, tries=True))
+    return found.passed, found.doubt
+
+
+def test_what_is_open_fails_and_says_how_wide_it_is() -> None:
+    mean_ms = 1e3 * mean_ttft_s(70.0)
+    passed, doubt = judged(server(70.0), f"latency.ttft_s.mean <= {mean_ms!r} ms")
+    assert not passed
+    assert doubt.startswith("still open, from 21.")
+    passed, doubt = judged(server(70.0), f"latency.ttft_s.mean >= {mean_ms!r} ms")
+    assert not passed
+    assert judged(server(70.0), f"latency.ttft_s.mean >= {0.9 * mean_ms!r} ms") == (True, "")
+
+
+def test_a_queue_that_grows_fails_every_limit() -> None:
+    analyses = Analyses(server(130.0), Plan())
+    found = judge(parse("latency.ttft_s.p50 <= 1 h"), Subject(ProfileIdentity("n", ""), analyses, tries=True))
+    assert (found.got, found.margin, found.passed) == ("growing", None, False)
+
+
+def test_goodput_is_required_of_a_rate_between_what_holds_and_what_misses() -> None:
+    """An M/D/1 has a mean TTFT of 20 ms at 66.7 requests/s."""
+    slo = "ttft_s.mean <= 20 ms"
+    assert judged(server(70.0), "goodput.rate_rps >= 66", slo)[0]
+    assert not judged(server(70.0), "goodput.rate_rps >= 67.5", slo)[0]
+    assert judged(server(70.0), "goodput.rate_rps <= 67.5", slo)[0]
