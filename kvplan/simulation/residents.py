@@ -24,8 +24,10 @@ from kvplan.simulation.state import (
     HELD,
     HOLDS,
     JOINED,
+    LAST_RUN,
     LENGTH,
     NOBODY,
+    NOW,
     PASSED,
     PATH,
     PLACE,
@@ -46,6 +48,8 @@ from kvplan.simulation.state import (
     State,
     layered,
 )
+
+_NOW_S = 1.0  # above 0: minus the time of the last token stands for those who are evicted next
 
 
 def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, engine: bool) -> IntArray:
@@ -95,6 +99,7 @@ def put_residents(s: State, ages: IntArray) -> None:
     s.list[where, [HEAD, TAIL, LENGTH]] = 0, count - 1, count
     time[:, ARRIVAL] = 0.0
     time[:, FIRST_TOKEN] = np.where(stage >= s.fixed[SILENT], 0.0, math.nan)
+    s.clock[NOW] = s.clock[LAST_RUN] = _NOW_S
     group[TICK] = tick
     group[WEIGHT] = int((request[:, FIRST_WEIGHT] + stage).sum())
     first = (request[:, FIRST_WEIGHT] - request[:, START]) % s.fixed[BLOCK]
