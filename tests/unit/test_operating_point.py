@@ -149,11 +149,10 @@ def test_a_request_that_does_not_fit_ends_everything() -> None:
 
 
 def test_a_day_is_simulated_whole_and_its_worst_part_is_where_the_peak_is() -> None:
-    """An hour of a hundred seconds, two of its 24 parts at 1.2 of what fits, the others at .5."""
+    """A day of a hundred seconds, two of its 24 parts at 1.2 of what fits, the others at .5."""
     small = replace(CHAT, replica=Replica(2000, 16))
     most = sustainable_rate(small)[1]
-    factors = {0.0: 0.5, 50.0: 1.2, 58.0: 0.5}
-    day = Steps(100.0, np.array([*factors]), np.array([[*factors.values()]]))
+    day = Steps(100.0, (0.0, 50.0, 58.0), ((0.5,), (1.2,), (0.5,)))
     point = operating_point(replace(small, classes=(one_class(100, (5, 20), most),), schedule=day), Plan())
     found = point.latency
     assert found.status is not Status.GROWING
