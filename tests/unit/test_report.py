@@ -44,7 +44,7 @@ def test_the_keys_are_those_of_the_contract() -> None:
     found = document(mix_model((5, 3, 1.0), (7, 4, 1.0)))
     assert list(found) == BLOCKS
     assert keys_of(found) == set(KEYS)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert found["kvplan_version"] == __version__
     assert found["profile"] == {"name": "a test", "sha256": "0" * 64}
     assert set(found["sources"]) == {*BLOCKS[3:-3]} - {"inputs"}
