@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from oracle.saturated import truth
-from oracle.system import System
 from shipped import profile
 from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.model import ServingModel, Timing
+from kvplan.model import Timing
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.recovery import Recovery, Saturated, recovery
@@ -27,7 +25,7 @@ def test_one_length_collapses_to_the_homogeneous_cycle(input_tokens: int, decode
     found = recovery(mix_model((input_tokens, decode, 1.0), memory=multiple * cycle), GREEDY)
     assert found.served_rps == pytest.approx(multiple, rel=2e-3)
     assert found.rate_rps is not None
-    assert multiple * 0.99 < found.rate_rps <= multiple * MARGIN
+    assert found.rate_rps == pytest.approx(multiple * MARGIN, rel=2e-3)
     assert found.settled
 
 
@@ -80,29 +78,6 @@ def test_a_replica_twice_as_fast_serves_twice_as_much() -> None:
     fast, known = (recovery(replace(MIX, timing=t), Settings("vllm", {})).rate_rps for t in (half, law))
     assert known is not None
     assert fast == pytest.approx(2 * known, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        MIX,
-        mix_model((50, 40, 3.0), (60, 80, 7.0), memory=3000, prefill="inline", timing=Timing(0.01, 1e-6)),
-        mix_model((5, (12, 18, 30), 1.0), memory=700, prefill="disaggregated", timing=Timing(0.01)),
-    ],
-    ids=["vllm", "inline", "disaggregated"],
-)
-def test_an_oracle_that_shares_no_code_agrees(model: ServingModel) -> None:
-    """Within -3 … +1 % of the rate that the worst start serves in runs five times as long."""
-    found, known = recovery(model, engine_settings(model)), truth(System.of(model), seed=11, times_longer=5)
-    assert found.rate_rps is not None
-    _, sustainable = sustainable_rate(model)
-    assert 0.97 <= found.rate_rps / min(known.rate_rps, sustainable) <= 1.01
-
-
-def test_an_engine_that_cannot_run_what_a_profile_has_says_why() -> None:
-    found = recovery(mix_model((20, 5, 1.0), memory=500), Settings("vllm", {}))
-    assert (found.rate_rps, found.served_rps) == (None, None)
-    assert found.reason
 
 
 def test_a_request_that_does_not_fit_means_that_nothing_is_served() -> None:
