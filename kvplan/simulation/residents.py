@@ -1,7 +1,5 @@
 """Requests that are resident when a run begins, each at an age of its own."""
 
-import math
-
 import numpy as np
 
 from kvplan.model import IntArray, ServingModel
@@ -18,7 +16,6 @@ from kvplan.simulation.state import (
     DUE_BEFORE,
     ENTERED_AT,
     FILLED,
-    FIRST_TOKEN,
     FIRST_WEIGHT,
     HEAD,
     HELD,
@@ -36,7 +33,6 @@ from kvplan.simulation.state import (
     RING_SIZE,
     RING_START,
     SEQUENCE,
-    SILENT,
     SLOTS,
     STAGES,
     START,
@@ -94,7 +90,6 @@ def put_residents(s: State, ages: IntArray) -> None:
     request[-1, AFTER] = NOBODY
     s.list[where, [HEAD, TAIL, LENGTH]] = 0, count - 1, count
     time[:, ARRIVAL] = 0.0
-    time[:, FIRST_TOKEN] = np.where(stage >= s.fixed[SILENT], 0.0, math.nan)
     group[TICK] = tick
     group[WEIGHT] = int((request[:, FIRST_WEIGHT] + stage).sum())
     first = (request[:, FIRST_WEIGHT] - request[:, START]) % s.fixed[BLOCK]

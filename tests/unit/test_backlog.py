@@ -126,6 +126,19 @@ def test_a_backlog_goes_on_from_a_state_as_a_slow_simulator_does(
     assert (found.footprint, found.tokens, found.prompt_tokens) == slow.served()
 
 
+def test_residents_that_are_evicted_at_once_are_not_taken_for_done() -> None:
+    """As many as fit, all of one age, do not fit in the first iteration."""
+    model = mix_model((100, (20, 40), 1.0), memory=4000, prefill="fused")
+    some = picked(saturated(model, np.random.default_rng(1), requests=38), np.arange(38))
+    ages = np.full(38, 6)  # 105 tokens each are 3,990 of 3,999, and one more is too much
+    run = Backlog(model, Plan(), Settings("vllm", {"prefix_caching": (0.0,)}), SEED, some, ages)
+    slow = Slow("vllm", model, some, ages.tolist(), 2000)
+    for iterations in (1, 400):
+        found, known = run.on(iterations), slow.on(iterations)
+        assert found.evicted == known["evicted"] > 0
+        assert (found.footprint, found.tokens, found.prompt_tokens) == slow.served()
+
+
 def test_what_is_served_by_hand() -> None:
     """Input 7, decode 2: holds 8 and 9 tokens of 9, one at a time; two iterations of a second each.
 
