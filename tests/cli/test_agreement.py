@@ -41,14 +41,16 @@ def test_every_command_says_the_same(name: str, run: Run, tmp_path: Path) -> Non
     # whatever else a gate has to run for its decision
     accepted = [word for part in ("gpu", "timing", "workload") for word in ("--accept", part)]
     required = [word for key in numbers for word in ("--require", f"{key} >= 0")]
-    _, out, _ = run("check", name, "--format", "json", *accepted, *required)
+    code, out, error = run("check", name, "--format", "json", *accepted, *required)
+    assert code == 0, error
     (checked,) = json.loads(out)["profiles"]
     assert {r["key"]: r["got"] for r in checked["requirements"] if r["origin"] == "option"} == numbers
 
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report))
-    code, out, _ = run("diff", path, name, "--format", "json")
-    assert (code, json.loads(out)["changes"]) == (0, [])
+    code, out, error = run("diff", str(path), name, "--format", "json")
+    assert code == 0, error
+    assert json.loads(out)["changes"] == []
 
     for key in ("verdict.recovers_up_to_rps", "latency.ttft_s.p95"):
         _, out, _ = run("explain", key, name)
@@ -58,7 +60,7 @@ def test_every_command_says_the_same(name: str, run: Run, tmp_path: Path) -> Non
 
     table = tmp_path / "sweep.csv"
     one = ("--vary", f"plan.delta={report['safety_buffer']['delta']}", "--executor", "serial")
-    code, _, error = run("sweep", name, *one, "--columns", ",".join(KEYS), "-o", table)
+    code, _, error = run("sweep", name, *one, "--columns", ",".join(KEYS), "-o", str(table))
     assert code == 0, error
     (row,) = csv.DictReader(table.read_text().splitlines()[1:])
     assert {key: float(row[key]) for key in numbers} == numbers
