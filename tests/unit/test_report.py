@@ -228,3 +228,9 @@ def test_nothing_is_promised_of_what_is_not_modelled(beside: str) -> None:
         assert any("nested_wait: " in note for note in found["notes"]) == modelled
         assert (found["sources"]["load"]["kind"] == "theorem") == modelled
         assert any("Nested WAIT" in note for note in found["notes"]) != modelled
+
+
+def test_what_serves_nothing_is_given_no_advice() -> None:
+    """A single block, which the engine keeps for itself."""
+    found = document(mix_model((0, 1, 1.0), memory=1, prefill="fused"))
+    assert (found["verdict"]["recovers_up_to_rps"], found["advice"]) == (0, [])
