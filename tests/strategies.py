@@ -53,6 +53,7 @@ def models(
     limits: bool = False,
     timing: bool = True,
     min_memory: float = 1.0,
+    more_pages: int = 50_000,
 ) -> ServingModel:
     """Any model in which every request fits in memory."""
     prefill = draw(st.sampled_from(Prefill))
@@ -71,7 +72,7 @@ def models(
         )
     block = draw(st.sampled_from([1, 8, 16])) if blocks else 1
     longest = max(c.input_tokens + c.decode_tokens[-1] for c in classes)
-    pages = -(-longest // block) + draw(st.integers(0, 50_000))
+    pages = -(-longest // block) + draw(st.integers(0, more_pages))
     costs = (
         Timing(
             d0=draw(st.floats(1e-4, 2.0)),

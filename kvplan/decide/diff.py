@@ -83,7 +83,7 @@ def read_side(data: bytes, source: str) -> Side:
 
     Examples
     --------
-    >>> read_side(b'{"schema_version": 1, "profile": {"name": "chat"}}', "old.json").name
+    >>> read_side(b'{"schema_version": 2, "profile": {"name": "chat"}}', "old.json").name
     'chat'
     """
     if data.lstrip().startswith(b"{"):  # as no TOML begins

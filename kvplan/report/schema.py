@@ -26,6 +26,7 @@ def json_schema() -> dict[str, Any]:
         _put(root, record.key.split("."), record)
     for name, block in BLOCKS.items():
         described = root["properties"][name]
+        _let_be_null(described)
         described.setdefault("description", block.meaning)
         if block.nullable:
             described["type"] = ["object", "null"]
@@ -55,6 +56,15 @@ def _put(table: dict[str, Any], path: list[str], record: Record) -> None:
         known[name] = {**_table(), **_leaf(record, "object")}
     else:
         known[name] = _leaf(record, _type(record))
+
+
+def _let_be_null(table: dict[str, Any]) -> None:
+    """Tables below this one of which all can be null can be null themselves."""
+    for inner in table.get("properties", {}).values():
+        if inner["type"] == "object" and inner["properties"]:
+            _let_be_null(inner)
+            if all("null" in described["type"] for described in inner["properties"].values()):
+                inner["type"] = ["object", "null"]
 
 
 def _table() -> dict[str, Any]:

@@ -28,6 +28,7 @@ from kvplan.simulation.state import (
     EVICTED,
     EVICTIONS,
     FILLED,
+    FINISH,
     FIRST_WEIGHT,
     ITERATIONS,
     JOINED,
@@ -165,6 +166,7 @@ class Backlog:
             put_residents(self._state, ages)
         self._patience = engine.PATIENCE * (stages + int(model.mix.input_tokens.max())) + 1000
         self._loop = engine.PROGRAM.compiled(self._policy.form_batch, type(self._state).__name__)
+        self._left = np.zeros(2)  # footprint and tokens of those who are done and have no row any more
         self._own_weights(requests, setup)
 
     @property
@@ -192,16 +194,15 @@ class Backlog:
     def mark(self) -> Mark:
         """The totals so far."""
         s, sums, c = self._state, self._state.span[0], self._state.counter
-        self._rows.keep((s,))
-        done = np.flatnonzero(self._rows.finish_s >= 0)
+        done = self._done()
         row, emitted = _in_progress(s)
         under_way = footprint(s, s.request[row, FIRST_WEIGHT], emitted)
         fresh = np.count_nonzero((s.request[:, PLACE] == 0) & (s.request[:, EVICTIONS] == 0))
         begun = self._rows.requests.arrival_s.size - int(c[ROWLESS] + c[RELEASED] - c[JOINED] + fresh)
         return Mark(
-            footprint=float(self._footprints[done].sum() + under_way.sum()),
-            tokens=float(self._totals[done].sum() + emitted.sum()),
-            prompt_tokens=float(self._rows.requests.input_tokens[:begun].sum()),
+            footprint=float(self._left[0] + self._footprints[done].sum() + under_way.sum()),
+            tokens=float(self._left[1] + self._totals[done].sum() + emitted.sum()),
+            prompt_tokens=float(self._prompts[begun]),
             busy_s=float(sums[SPAN_BUSY_S]),
             iterations=float(sums[STEPS]),
             context=float(sums[CONTEXT]),
@@ -251,17 +252,24 @@ class Backlog:
             s.counter[ROWLESS] += more
             s.fixed[ALL] += more
             self._own_weights(requests, setup)
-        c = s.counter
+        c, done = s.counter, self._done()
         (self._state,), c[JOINED], c[RELEASED] = self._rows.refilled((s,), int(c[ROWLESS]))
+        left = np.setdiff1d(done, self._rows.number)
+        self._left += self._footprints[left].sum(), self._totals[left].sum()
         c[ROWLESS] -= c[RELEASED] - c[JOINED]
 
+    def _done(self) -> IntArray:
+        """Those who are done and have a row."""
+        return self._rows.number[self._state.time[:, FINISH] >= 0]
+
     def _own_weights(self, requests: Requests, setup: Setup) -> None:
-        """What each request emits, and the block-iterations of that."""
+        """What each request emits, the block-iterations of that, and the prompts of all before each."""
         first, stages = stage_weights(requests, self._model.replica.prefill)
         if setup.first_weight is not None and setup.stages is not None:
             first, stages = setup.first_weight, setup.stages
         self._totals = stages if requests.drafted is None else requests.decode_tokens
         self._footprints = footprint(self._state, first, self._totals)
+        self._prompts = np.concatenate([[0], np.cumsum(requests.input_tokens)])
 
 
 def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:

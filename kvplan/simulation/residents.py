@@ -1,7 +1,5 @@
 """Requests that are resident when a run begins, each at an age of its own."""
 
-import math
-
 import numpy as np
 
 from kvplan.model import IntArray, ServingModel
@@ -18,16 +16,13 @@ from kvplan.simulation.state import (
     DUE_BEFORE,
     ENTERED_AT,
     FILLED,
-    FIRST_TOKEN,
     FIRST_WEIGHT,
     HEAD,
     HELD,
     HOLDS,
     JOINED,
-    LAST_RUN,
     LENGTH,
     NOBODY,
-    NOW,
     PASSED,
     PATH,
     PLACE,
@@ -38,7 +33,6 @@ from kvplan.simulation.state import (
     RING_SIZE,
     RING_START,
     SEQUENCE,
-    SILENT,
     SLOTS,
     STAGES,
     START,
@@ -48,8 +42,6 @@ from kvplan.simulation.state import (
     State,
     layered,
 )
-
-_NOW_S = 1.0  # above 0: minus the time of the last token stands for those who are evicted next
 
 
 def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, engine: bool) -> IntArray:
@@ -98,8 +90,6 @@ def put_residents(s: State, ages: IntArray) -> None:
     request[-1, AFTER] = NOBODY
     s.list[where, [HEAD, TAIL, LENGTH]] = 0, count - 1, count
     time[:, ARRIVAL] = 0.0
-    time[:, FIRST_TOKEN] = np.where(stage >= s.fixed[SILENT], 0.0, math.nan)
-    s.clock[NOW] = s.clock[LAST_RUN] = _NOW_S
     group[TICK] = tick
     group[WEIGHT] = int((request[:, FIRST_WEIGHT] + stage).sum())
     first = (request[:, FIRST_WEIGHT] - request[:, START]) % s.fixed[BLOCK]

@@ -244,7 +244,7 @@ def _gain(without: _Variant, variant: _Variant, weights: Means) -> Ratio:
     runs = [_Flood(each, _FRESH, _PAIR) for each in (without, variant)]
     for level in range(_SHORT, _SHORT + _LONGER + 1):
         before, after = at_once(partial(_Flood.rate, level=level, weights=weights), runs)
-        value = after.value / before.value - 1 if before.value > 0 else math.inf
+        value = after.value / before.value - 1 if before.value > 0 else math.inf if after.value > 0 else 0.0
         error = (1 + value) * math.hypot(
             *(r.standard_error / r.value if r.value > 0 else 0.0 for r in (before, after))
         )

@@ -98,7 +98,7 @@ vllm:request_generation_tokens_count{model_name="m"} 100.0
 vllm:request_generation_tokens_sum{model_name="m"} 30000.0
 """
 _BASELINE = json.dumps(
-    {"schema_version": 1, "kvplan_version": "0", "load": {"sustainable_rps": 12.5, "headroom": 0.2}}
+    {"schema_version": 2, "kvplan_version": "0", "load": {"sustainable_rps": 12.5, "headroom": 0.2}}
 ).encode()
 
 _FIT = ("fit", "{file}")

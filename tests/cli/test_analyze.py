@@ -59,7 +59,7 @@ def test_json_has_the_same_bytes_whatever_the_hash_seed(name: str) -> None:
         for seed in ("1", "2")
     )
     assert first == second
-    assert json.loads(first)["schema_version"] == 1
+    assert json.loads(first)["schema_version"] == 2
 
 
 def test_output_to_a_file_is_what_standard_output_shows(tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def test_drift_from_a_baseline(good: Path, tmp_path: Path) -> None:
     [
         ("", "not JSON"),
         ("[]", "no schema_version"),
-        ('{"schema_version": 2}', "must be 1"),
-        ('{"schema_version": 1}', "not in this report"),
+        ('{"schema_version": 1}', "must be 2"),
+        ('{"schema_version": 2}', "not in this report"),
     ],
 )
 def test_a_baseline_that_is_no_report_is_exit_code_two(

@@ -168,7 +168,7 @@ def test_a_prompt_of_ten_thousand_parts_is_still_simulated(run: Run, tmp_path: P
 
 def test_files_that_mean_nothing_are_refused_in_one_line(run: Run, tmp_path: Path) -> None:
     baseline, table, metrics = (tmp_path / name for name in ("before.json", "table.csv", "now.prom"))
-    baseline.write_text('{"schema_version": 1, "load": {"sustainable_rps": 1, "sustainable_rps": 54}}')
+    baseline.write_text('{"schema_version": 2, "load": {"sustainable_rps": 1, "sustainable_rps": 54}}')
     table.write_text("a" * 200_000 + "\n1\n")
     metrics.write_text(
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588"} 1\n'

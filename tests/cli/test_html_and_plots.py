@@ -29,14 +29,6 @@ def test_a_page_has_its_plots_and_the_same_bytes(tmp_path: Path) -> None:
     assert len(text.encode()) < 500_000
 
 
-def test_simulated_runs_are_plotted(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert main(["analyze", "paper-sic-limit-cycle", "--simulate", "--format", "html", "-o", str(page)]) == 0
-    text = page.read_text("utf-8")
-    assert text.count("Memory and queue over time") == 4  # two plots, each with its caption and its label
-    assert len(text.encode()) < 500_000
-
-
 def test_only_the_plots_of_chosen_sections(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["analyze", NAME, "--format", "html", "--section", "stability", "-o", str(page)]) == 0

@@ -78,8 +78,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def made(name: str) -> Path:
         given, path = str(profile) if name == "names" else name, folder / f"{name}.html"
-        simulate = ["--simulate"] if name.startswith("paper") else []
-        assert main(["analyze", given, "--format", "html", "-o", str(path), *simulate]) == 0
+        assert main(["analyze", given, "--format", "html", "-o", str(path)]) == 0
         return path
 
     return made
@@ -167,8 +166,7 @@ ACTIVE = """
 BELOW = "getComputedStyle(document.elementFromPoint(5, 5)).position"
 
 
-@pytest.mark.parametrize("more", [[], *at_night(["--simulate"])])
-def test_a_name_is_text_and_nothing_else(more: list[str], browser: Browser, tmp_path: Path) -> None:
+def test_a_name_is_text_and_nothing_else(browser: Browser, tmp_path: Path) -> None:
     def page(name: str, names: Sequence[str]) -> Path:
         profile, path = tmp_path / f"{name}.toml", tmp_path / f"{name}.html"
         classes = (
@@ -177,7 +175,7 @@ def test_a_name_is_text_and_nothing_else(more: list[str], browser: Browser, tmp_
         )
         head = "schema = 1\ngpu.memory_tokens = 41_408\ntiming = { d0 = 0.0145, d1 = 2.5e-7 }\n"
         profile.write_text(f"name = {json.dumps(names[0])}\n{head}{''.join(classes)}")
-        assert main(["analyze", str(profile), "--format", "html", "-o", str(path), *more]) == 0
+        assert main(["analyze", str(profile), "--format", "html", "-o", str(path)]) == 0
         return path
 
     browser.complaints.clear()

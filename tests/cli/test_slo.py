@@ -47,7 +47,7 @@ def test_an_objective_of_the_command_line_takes_the_place_of_the_profiles(run: R
 
 
 def test_drafts_have_goodput_and_latency_per_iteration(run: Run) -> None:
-    """Iterations of a request take longer than one with nobody: d0 and what five drafts of EAGLE-3 cost."""
+    """Gaps between tokens that are not of one iteration take longer than one with nobody: d0 and five drafts."""
     found = document(run, "analyze", "eagle-3-h100", "--slo", "itl_s.mean <= 20 ms")
     assert found["latency"]["itl_s"]["mean"] > 7.07e-3 + 1.28e-3 + 5 * 1.02e-3
     assert found["goodput"]["binding"] == "itl_s.mean"
@@ -56,8 +56,7 @@ def test_drafts_have_goodput_and_latency_per_iteration(run: Run) -> None:
 
 def test_without_objectives_and_price_there_is_neither(run: Run) -> None:
     found = document(run, "analyze", "tool-calls-h100")
-    assert found["goodput"] == dict.fromkeys(("rate_rps", "binding", "reason", "at_least_rps"))
-    assert found["cost"] is None
+    assert (found["goodput"], found["cost"]) == (None, None)
 
 
 def test_latency_and_goodput_can_be_gated(run: Run, profile: str) -> None:
@@ -73,7 +72,8 @@ def test_an_objective_that_is_missed_is_said(run: Run, profile: str) -> None:
     """An iteration that computes a prompt takes 24 ms + 800 · 60 µs = 72 ms; more than one gap in a hundred has one."""
     slo = "itl_s.p99 <= 65 ms"
     good = document(run, "analyze", profile, "--slo", slo)["goodput"]
-    assert good["rate_rps"] == good["at_least_rps"] < 4
+    assert good["low"] <= good["rate_rps"] <= good["high"] < 4
+    assert good["binding"] == "itl_s.p99"
     code, out, _ = run("analyze", profile, "--slo", slo)
     assert code == 0
     assert "above which itl_s.p99 is missed" in " ".join(out.split())
@@ -86,31 +86,30 @@ def test_an_objective_that_is_missed_is_said(run: Run, profile: str) -> None:
     assert "is missed" not in run(*stable, "--require", "goodput.rate_rps >= 0.1")[1]
 
 
-def test_what_is_only_known_from_below_is_said_so(run: Run, profile: str) -> None:
-    """Objectives so loose that the closed forms end, near saturation, before one is missed."""
+def test_objectives_that_nothing_misses_leave_the_capacity(run: Run, profile: str) -> None:
+    """A queue that grows misses every objective, however loose."""
     found = document(run, "analyze", profile, "--slo", "ttft_s.p95 <= 1 h", "--slo", "itl_s.p99 <= 1 h")
-    assert found["goodput"]["rate_rps"] is None
-    assert 4 < found["goodput"]["at_least_rps"] < found["load"]["sustainable_rps"]
-    args = ("check", profile, "--accept", "timing", "--require")
-    Path(profile).write_text(PROFILE.replace("300 ms", "1 h").replace("0.12", "3600"))
-    assert run(*args, "goodput.at_least_rps >= 4")[0] == 0
+    good, most = found["goodput"], found["load"]["sustainable_rps"]
+    assert 0.8 * most < good["low"] <= good["rate_rps"] <= good["high"] < 1.3 * most
 
 
-def test_a_percentile_in_a_gap_passes_no_gate_inside_it(run: Run, tmp_path: Path) -> None:
+def test_a_percentile_in_a_gap_is_said_to_sit_on_a_cliff(run: Run, tmp_path: Path) -> None:
     """Of 199 gaps of an answer, those in which another's 3,000-token prompt is computed last 192 ms, others 12."""
     path = tmp_path / "gap.toml"
     path.write_text(
         'schema = 1\nname = "gap"\ngpu = { memory_tokens = 200_000 }\ntiming = { d0 = "12 ms", d2 = "60 us" }\n'
         'classes = [{ name = "a", input = 3000, decode = 200, rate = 0.68 }]\n'
     )
-    low, high = document(run, "analyze", str(path))["latency"]["itl_s"]["p99_range"]
-    assert (low, high) == (pytest.approx(0.012), pytest.approx(0.192, rel=0.01))
+    cliffs = {cliff["key"]: cliff for cliff in document(run, "analyze", str(path))["latency"]["cliffs"]}
+    found = cliffs["itl_s.p99"]
+    assert (found["low_s"], found["high_s"]) == (
+        pytest.approx(0.012, rel=0.01),
+        pytest.approx(0.192, rel=0.01),
+    )
     check = ("check", str(path), "--accept", "timing", "--require")
-    for bound, code in ((0.9 * high, 1), (1.1 * high, 0)):
-        found, *_ = run(*check, f"latency.itl_s.p99 <= {bound:.5f}")
-        assert found == code
-    assert "anywhere from" in run(*check, "latency.itl_s.p99 <= 100 ms")[1]
-    assert run(*check, f"latency.itl_s.p99 >= {1.1 * low:.5f}")[0] == 1
+    for bound, code in ((0.1, 1), (0.22, 0)):
+        result, *_ = run(*check, f"latency.itl_s.p99 <= {bound}")
+        assert result == code
 
 
 def test_a_simulation_counts_who_is_served_within_them(run: Run, profile: str) -> None:

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from kvplan.model import FloatArray
 from kvplan.simulation.intervals import t_quantile
@@ -73,6 +74,11 @@ def test_intervals_hold_the_truth_as_often_as_they_say(phi: float, least: float)
         found = ratio(runs, [np.ones(16)] * 2)
         hits += abs(found.value - 10) <= t_quantile(found.degrees) * found.standard_error
     assert least <= hits / 1000 <= 0.99
+
+
+def test_students_t_is_that_of_scipy() -> None:
+    for degrees in (*range(1, 100), 1000, 4999):
+        assert t_quantile(degrees) == pytest.approx(stdtrit(degrees, 0.975), rel=1e-13)
 
 
 # ------------------------------------------------------------------------------------------------- the queue

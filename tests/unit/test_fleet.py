@@ -105,7 +105,10 @@ def test_only_what_goes_on_is_moved() -> None:
 
 
 class Simulated:
-    """One prefill and one decode replica, and a link that moves one request at a time: plain and slow."""
+    """One prefill and one decode replica, and a link that moves one request at a time: plain and slow.
+
+    The decode replica fetches what is ready between two of its iterations.
+    """
 
     def __init__(self, model: ServingModel, transfer_s: float, requests: int, seed: int) -> None:
         rng, only = np.random.default_rng(seed), model.classes[0]
@@ -113,8 +116,7 @@ class Simulated:
         arrivals = np.cumsum(rng.exponential(1 / model.total_rate_rps, requests)).tolist()
         prompt, output = only.input_tokens, only.decode_tokens[0]
         self.ttft, self.gaps = [], 0.0
-        ready: list[float] = []
-        free = 0.0
+        computed: deque[tuple[float, float]] = deque()  # when it came, and when its prompt was done
         waiting: deque[list[float]] = deque()
         now, i = 0.0, 0
         while i < requests or waiting:
@@ -135,17 +137,18 @@ class Simulated:
             now += law(read, budget - room if budget < math.inf else prompt * len(done), sequences)
             for one in done:
                 waiting.remove(one)
+                computed.append((one[0], now))
+        coming, running = deque[float](), list[list[float]]()
+        now = free = 0.0
+        while computed or coming or running:
+            while computed and computed[0][1] <= now:
                 free = max(now, free) + transfer_s
-                self.ttft.append(free - one[0])
-                ready.append(free)
-        running: list[list[float]] = []
-        now, i = 0.0, 0
-        while i < requests or running:
-            while i < requests and ready[i] <= now:
-                running.append([ready[i], 0])
-                i += 1
+                self.ttft.append(free - computed.popleft()[0])
+                coming.append(free)
+            while coming and coming[0] <= now:
+                running.append([coming.popleft(), 0])
             if not running:
-                now = ready[i]
+                now = min([one for _, one in list(computed)[:1]] + list(coming)[:1])
                 continue
             now += law(sum(prompt + 1 + k for _, k in running), 0.0, len(running))
             for one in running:

@@ -196,7 +196,7 @@ def test_any_name_can_be_written_and_read(name: str) -> None:
         ("verdict.binding == kv_memory", "kv_memory", None, True),
         ("verdict.binding != kv_memory", "kv_memory", None, False),
         ("equilibrium.classes[class 0].per_stage < 10", 8.0, 2.0, True),
-        ("schema_version == 1", 1, 0.0, True),
+        ("schema_version == 2", 2, 0.0, True),
         ("profile.name == small", "small", None, True),
         ("stability.stable == false", False, None, True),
     ],
@@ -477,7 +477,7 @@ def test_where_there_is_no_remedy_that_is_said() -> None:
 
 def baseline(*tolerances: str, **load: object) -> Baseline:
     document = {
-        "schema_version": 1,
+        "schema_version": 2,
         "profile": {"name": "small"},
         "load": {"headroom": 0.5, **load},
         "stability": {"certified": True, "spectral_radius": 1.0},
@@ -577,10 +577,10 @@ def test_a_drift_that_no_fall_can_exceed_is_refused(share: str, meant: str) -> N
         b"schema = 1",
         b"[]",
         b"{}",
-        b'{"schema_version": 2}',
+        b'{"schema_version": 1}',
         b'{"schema_version": true}',
-        b'{"schema_version": "1"}',
-        b'{"schema_version": 1, "load": NaN}',
+        b'{"schema_version": "2"}',
+        b'{"schema_version": 2, "load": NaN}',
         b"\xff\xfe\xff",
         b"[" * 100_000,
         b'{"schema_version": ' + b"1" * 5000 + b"}",
@@ -720,7 +720,7 @@ def test_junit_is_valid_and_counts_right() -> None:
 
 
 def side(**blocks: object) -> diff.Side:
-    return diff.Side("a.json", {"schema_version": 1, "profile": {"name": "a", "sha256": ""}, **blocks})
+    return diff.Side("a.json", {"schema_version": 2, "profile": {"name": "a", "sha256": ""}, **blocks})
 
 
 def test_a_difference_is_found_and_ordered_by_its_effect() -> None:

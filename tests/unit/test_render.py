@@ -124,7 +124,7 @@ def test_json_keeps_what_the_report_found() -> None:
     )  # 0.985 of the cycle's at most, of thousands of requests little less
     assert high == pytest.approx(20_000 / 18.5)
     assert [c["name"] for c in cycle["classes"]] == ["short", "long"]
-    assert parsed["schema_version"] == 1
+    assert parsed["schema_version"] == 2
     assert parsed["simulation"] is None
 
 

@@ -42,4 +42,5 @@ GOODPUT = Block(
         ),
     ),
     absent="No objectives are set: [slo] in the profile, or --slo.",
+    nullable=True,
 )

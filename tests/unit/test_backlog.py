@@ -1,0 +1,205 @@
+"""Saturated runs from given states, against a slow simulator that goes on from the same state."""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import slow_simulator
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import mix_model
+from tiers import examples
+
+from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
+from kvplan.simulation.backlog import Backlog, Mark, joined, picked
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.requests import Requests, saturated
+from kvplan.simulation.residents import blocks_needed
+
+SEED = [7]
+LAW = Timing(0.5, 2e-3, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=20.0)
+
+
+def waiting(model: ServingModel, count: int) -> Requests:
+    """Those who wait in a backlog with this seed: the same, however many."""
+    rng = np.random.default_rng([*SEED, 0])
+    return picked(saturated(model, rng, requests=1 << 12), np.arange(count))
+
+
+class Slow:
+    """A backlog request by request, which begins with some that run already."""
+
+    def __init__(self, policy: str, model: ServingModel, residents: Requests, ages: Any, number: int) -> None:
+        everybody = joined([residents, waiting(model, number)])
+        kind = slow_simulator.POLICIES[policy]
+        self.run = kind(everybody, model.timing, model.replica, {"watermark": 0.0, "admission": 0.0})
+        self.model, self.engine = model, policy == "vllm"
+        self.run.queue, self.run.to_come = list(self.run.all), []
+        for request, age in zip(self.run.all, ages, strict=False):
+            self.run.queue.remove(request)
+            self.run.resident.append(request)
+            if self.engine:
+                request.generated, request.computed = age, request.input_tokens + age - 1
+                request.blocks = -(-request.computed // model.replica.block_tokens)
+            else:
+                request.stage = age
+
+    def served(self) -> tuple[float, float, float]:
+        """Blocks of every stage that is not lost, those stages, and the prompts of all who ever began."""
+        footprint = stages = prompts = 0.0
+        for request in self.run.all:
+            first = max(request.input_tokens, 1) if self.engine else request.first_weight
+            passed = request.generated if self.engine else request.stage
+            if request.finish_s is not None:
+                passed = request.decode_tokens if self.engine else request.stages
+            footprint += sum(-(-(first + k) // self.model.replica.block_tokens) for k in range(passed))
+            stages += passed
+            if request in self.run.resident or request.finish_s is not None or request.evictions:
+                prompts += request.input_tokens
+        return footprint, stages, prompts
+
+    def on(self, iterations: int) -> dict[str, float]:
+        """What is done in so many iterations: seconds, and the amounts that iterations are made of."""
+        run, law = self.run, self.model.timing
+        total = dict.fromkeys(("busy_s", "context", "prefill", "sequences", "completed", "evicted"), 0.0)
+        for _ in range(iterations):
+            batch = run.form(drain=False)
+            work = run.execute(batch)
+            beyond = max(0.0, work.prefill_tokens + work.sequences - law.knee_tokens)
+            total["busy_s"] += (
+                law.d0 + law.d1 * work.kv_tokens + law.d2 * work.prefill_tokens + law.d3 * work.sequences
+            )
+            total["busy_s"] += law.d4 * work.sequences**0.5 + law.d5 * beyond
+            total["context"] += work.kv_tokens
+            total["prefill"] += work.prefill_tokens
+            total["sequences"] += work.sequences
+            for request in work.leaving:
+                request.finish_s = 0.0
+                run.resident.remove(request)
+            total["completed"] += len(work.leaving)
+        total["evicted"] = sum(request.evictions for request in run.all)
+        return total
+
+
+def state(model: ServingModel, policy: str, seed: int) -> tuple[Requests, Any]:
+    """Requests at random ages, as many as fit; oldest first."""
+    rng = np.random.default_rng(seed)
+    some = saturated(model, rng, requests=40)
+    stages = some.decode_tokens + (model.replica.prefill is Prefill.INLINE)
+    lives = np.flatnonzero(stages > 1)
+    some, stages = picked(some, lives), stages[lives]
+    ages = rng.integers(1, stages)
+    held = np.cumsum(blocks_needed(model, some, ages, engine=policy == "vllm"))
+    room = model.replica.memory_tokens // model.replica.block_tokens - 1
+    fit = int(np.searchsorted(held, room, side="right"))
+    order = np.argsort(-ages[:fit], kind="stable")
+    return picked(some, order), ages[order]
+
+
+CASES = st.tuples(
+    st.sampled_from(["disaggregated", "inline", "fused", "vllm"]),
+    st.sampled_from([1, 3, 4]),
+    st.integers(60, 300),
+    st.integers(0, 1000),
+)
+
+
+@given(CASES, st.sampled_from([((2, 3, 1.0),), ((5, (4, 9), 1.0), (0, 7, 2.0)), ((8, (1, 12, 30), 1.0),)]))
+@examples(25)
+def test_a_backlog_goes_on_from_a_state_as_a_slow_simulator_does(
+    case: tuple[str, int, int, int], rows: tuple[Any, ...]
+) -> None:
+    kind, block, memory, seed = case
+    policy, prefill = ("vllm", "fused") if kind == "vllm" else ("greedy", kind)
+    model = mix_model(*rows, memory=memory, block_tokens=block, prefill=prefill, timing=LAW)
+    residents, ages = state(model, policy, seed)
+    given = {"prefix_caching": (0.0,)} if policy == "vllm" else {}
+    run = Backlog(model, Plan(), Settings(policy, given), SEED, residents, ages)
+    slow = Slow(policy, model, residents, ages.tolist(), 2000)
+    found, known = run.on(40), slow.on(40)
+    assert run.never_ran_dry
+    assert (found.iterations, found.completed, found.evicted) == (40, known["completed"], known["evicted"])
+    for name in ("context", "prefill", "sequences", "busy_s"):
+        assert getattr(found, name) == pytest.approx(known[name], rel=1e-12), name
+    assert (found.footprint, found.tokens, found.prompt_tokens) == slow.served()
+
+
+def test_residents_that_are_evicted_at_once_are_not_taken_for_done() -> None:
+    """As many as fit, all of one age, do not fit in the first iteration."""
+    model = mix_model((100, (20, 40), 1.0), memory=4000, prefill="fused")
+    some = picked(saturated(model, np.random.default_rng(1), requests=38), np.arange(38))
+    ages = np.full(38, 6)  # 105 tokens each are 3,990 of 3,999, and one more is too much
+    run = Backlog(model, Plan(), Settings("vllm", {"prefix_caching": (0.0,)}), SEED, some, ages)
+    slow = Slow("vllm", model, some, ages.tolist(), 2000)
+    for iterations in (1, 400):
+        found, known = run.on(iterations), slow.on(iterations)
+        assert found.evicted == known["evicted"] > 0
+        assert (found.footprint, found.tokens, found.prompt_tokens) == slow.served()
+
+
+def test_what_is_served_by_hand() -> None:
+    """Input 7, decode 2: holds 8 and 9 tokens of 9, one at a time; two iterations of a second each.
+
+    A footprint of 17 token-iterations, two tokens, a prompt of 7; the half that is under way after 3 iterations too.
+    """
+    model = mix_model((7, 2, 0.1), memory=9)
+    run = Backlog(model, Plan(), Settings("greedy", {}), SEED)
+    assert run.means() == pytest.approx((17.0, 2.0, 7.0))
+    assert run.on(2)[:4] == (17.0, 2.0, 7.0, 2.0)
+    assert run.on(1)[:4] == (17.0 + 8, 3.0, 14.0, 3.0)
+    assert run.on(9)[:4] == (6 * 17.0, 12.0, 42.0, 12.0)
+
+
+def test_what_is_lost_is_not_served() -> None:
+    """Input 2, decode 3 in 12 tokens (theory: greedy serves .8 of M/12 at its worst): by fractions, in blocks of one.
+
+    Served are completions alone, whatever was computed again: rate times footprint, over a whole number of cycles.
+    """
+    model = mix_model((2, 3, 1.0), memory=12)
+    run = Backlog(model, Plan(), Settings("greedy", {}), SEED)
+    before, after = run.on(3000), run.on(30_000)
+    per_iteration = Fraction(after.completed - before.completed, 30_000)
+    footprint = (after.footprint - before.footprint) / 30_000
+    assert footprint == pytest.approx(float(per_iteration) * 12, rel=1e-3)
+    assert after.evicted > before.evicted
+
+
+def test_runs_that_are_gone_on_with_are_those_made_at_once() -> None:
+    """And draw the same requests, however many are asked for at a time."""
+    model = mix_model((5, (4, 9), 1.0), (0, 7, 2.0), memory=300, timing=LAW)
+    pieces, whole = (Backlog(model, Plan(), Settings("greedy", {}), SEED) for _ in range(2))
+    for _ in range(10):
+        marked = pieces.on(700)
+    assert marked == pytest.approx(whole.on(7000), rel=1e-12)
+    assert marked.completed > 2 * 4096  # beyond the requests that were drawn at first
+
+
+def rows_of(run: Backlog, parts: int, iterations: int) -> FloatArray:
+    marks = [run.mark(), *(run.on(iterations) for _ in range(parts))]
+    return np.diff(np.array(marks, dtype=np.float64), axis=0)
+
+
+def test_time_under_another_law_is_that_of_a_run_under_it() -> None:
+    """A saturated replica does the same whatever its iterations take; only the knee is part of the sums."""
+    model = mix_model((5, (4, 9), 1.0), (3, 7, 2.0), memory=300, prefill="fused", timing=LAW)
+    other = Timing(0.01, 5e-4, 0.0, 1e-3, 7e-3, 9e-3, knee_tokens=20.0)
+    settings = Settings("greedy", {})
+    run, known = (Backlog(replace(model, timing=law), Plan(), settings, SEED) for law in (LAW, other))
+    found = run.seconds(rows_of(run, 5, 300), other)
+    sums = rows_of(known, 5, 300)
+    assert found == pytest.approx(sums[:, Mark._fields.index("busy_s")], rel=1e-12)
+
+
+def test_the_queue_never_runs_dry() -> None:
+    """Where the replica takes thousands at once, and they all leave together."""
+    run = Backlog(mix_model((0, 2, 1.0), memory=6000), Plan(), Settings("greedy", {}), SEED)
+    assert run.on(60).completed > 60 * 2000 / 2
+    assert run.never_ran_dry
+
+
+def test_a_replica_that_can_serve_nobody_is_stuck() -> None:
+    run = Backlog(mix_model((3, (2, 40), 1.0), memory=20), Plan(), Settings("greedy", {}), SEED)
+    run.on(10_000)
+    assert run.stuck

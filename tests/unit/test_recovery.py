@@ -1,0 +1,85 @@
+"""What a saturated replica serves at least: known cycles, known limits, and an oracle that shares no code."""
+
+from dataclasses import replace
+
+import pytest
+from shipped import profile
+from strategies import mix_model
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.model import Timing
+from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.study.recovery import Recovery, Saturated, recovery
+
+GREEDY = Settings("greedy", {})
+MARGIN = 1 - 0.005  # what is taken off a rate that is known exactly
+
+
+@pytest.mark.parametrize(
+    ("input_tokens", "decode", "multiple"), [(2, 3, 4), (2, 3, 400), (5, 7, 50), (0, 9, 30)]
+)
+def test_one_length_collapses_to_the_homogeneous_cycle(input_tokens: int, decode: int, multiple: int) -> None:
+    """Service-induced congestion: M/(d(s + d)) an iteration, however large a memory of whole cycles is."""
+    cycle = decode * (input_tokens + decode)
+    found = recovery(mix_model((input_tokens, decode, 1.0), memory=multiple * cycle), GREEDY)
+    assert found.served_rps == pytest.approx(multiple, rel=2e-3)
+    assert found.rate_rps is not None
+    assert found.rate_rps == pytest.approx(multiple * MARGIN, rel=2e-3)
+    assert found.settled
+
+
+def test_the_limit_cycle_of_the_paper() -> None:
+    """M = 600: 40/s in the worst cycle, 50/s in equilibrium."""
+    model = profile("paper-sic-limit-cycle").model
+    found = recovery(model, engine_settings(model))
+    assert engine_settings(model) == GREEDY
+    assert found.served_rps == pytest.approx(40.0, rel=1e-3)
+    assert found.rate_rps == pytest.approx(40.0 * MARGIN, rel=1e-3)
+    assert sustainable_rate(model)[1] == pytest.approx(50.0)
+
+
+def test_where_nothing_is_ever_evicted_the_sustainable_rate_is_served() -> None:
+    """As many as may run fit at their longest: no run says more, and none is made."""
+    for prefill, settings in (("disaggregated", GREEDY), ("fused", Settings("vllm", {}))):
+        model = mix_model((10, (5, 20), 1.0), memory=40 * 30 + 1, prefill=prefill, max_num_seqs=40)
+        assert recovery(model, settings) == Recovery(sustainable_rate(model)[1])
+        less = replace(model, replica=replace(model.replica, memory_tokens=30 * 30))
+        assert recovery(less, settings).served_rps is not None
+
+
+MIX = mix_model(
+    (20, (10, 25), 3.0), (60, 8, 1.0), memory=1500, prefill="fused", timing=Timing(0.01, 1e-6, 1e-5, 1e-5)
+)
+LAWS = [Timing(0.01, 1e-6, 1e-5, 1e-5), Timing(0.002, 1e-5, 0.0, 1e-4), Timing(1.0)]
+
+
+def test_what_other_timings_needed_changes_nothing() -> None:
+    """Asked in any order, or twice, a law is given the same rate; and the one of runs made for it alone."""
+    shared, vllm = Saturated(MIX, Settings("vllm", {})), Settings("vllm", {})
+    models = [replace(MIX, timing=law) for law in LAWS]
+    first = [shared.recovery(model) for model in models]
+    again = [shared.recovery(model) for model in reversed(models)]
+    assert first == again[::-1]
+    assert first == [Saturated(model, vllm).recovery(model) for model in models]
+    assert first == [recovery(model, vllm) for model in models]
+
+
+def test_the_rate_does_not_depend_on_what_is_offered() -> None:
+    for factor in (0.01, 100.0):
+        offered = replace(MIX, classes=tuple(replace(c, rate_rps=factor * c.rate_rps) for c in MIX.classes))
+        found, known = (recovery(model, Settings("vllm", {})) for model in (offered, MIX))
+        assert found.rate_rps == pytest.approx(known.rate_rps, rel=1e-9)
+
+
+def test_a_replica_twice_as_fast_serves_twice_as_much() -> None:
+    law = MIX.timing
+    half = Timing(law.d0 / 2, law.d1 / 2, law.d2 / 2, law.d3 / 2)
+    fast, known = (recovery(replace(MIX, timing=t), Settings("vllm", {})).rate_rps for t in (half, law))
+    assert known is not None
+    assert fast == pytest.approx(2 * known, rel=1e-9)
+
+
+def test_a_request_that_does_not_fit_means_that_nothing_is_served() -> None:
+    found = recovery(mix_model((3, (2, 40), 1.0), memory=20), GREEDY)
+    assert found.rate_rps == 0.0
