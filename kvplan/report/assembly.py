@@ -442,6 +442,7 @@ class Analyses:
             self.peak,
             self.recovery,
             (*advice_actions(self.advice), *self.cache_actions),
+            None if self.whole.fleet is not None else self.goodput,
         )
 
     @cached_property

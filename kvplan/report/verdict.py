@@ -13,6 +13,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.report.inputs import sustainable_text
 from kvplan.report.prefix_cache import CacheBlock, collapse_summary, overload_summary, users_summary
 from kvplan.report.words import Status
+from kvplan.study.goodput import Goodput
 from kvplan.study.recovery import Recovery
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
@@ -80,7 +81,7 @@ def actions(
     varying: Peak | None,
     recovers: Recovery,
     tried: tuple[str, ...] = (),
-    missed: str | None = None,
+    goodput: Goodput | None = None,
 ) -> tuple[str, ...]:
     """What to do, most important first; each fits a line or two of the first screen.
 
@@ -90,18 +91,26 @@ def actions(
         None where a prefix cache holds less than it is for.
     tried
         What was tried by simulation, in words.
-    missed
-        What to do about an objective that is missed.
+    goodput
+        Up to which rate all objectives hold; None without any.
     """
-    usual = (
-        *tried,
-        *_at_these_rates(status, model, offered, local, plan, buffer, recovers, tried=bool(tried)),
+    usual = tuple(_at_these_rates(status, model, offered, local, plan, buffer, recovers, tried=bool(tried)))
+    at_peak = None if varying is None else _at_peak(varying, status, recovers.rate_rps or 0.0)
+    urgent = [at_peak, _for_objectives(goodput, offered, status), *tried]
+    first = tuple(action for action in urgent if action is not None)
+    return first + tuple(action for action in usual if not (first and action.startswith(_NOTHING)))
+
+
+def _for_objectives(goodput: Goodput | None, offered: Load, status: Status) -> str | None:
+    """What to do about an objective that is missed at the offered rate; an overloaded replica misses them anyway."""
+    if goodput is None or status is Status.OVERLOADED or offered.offered_rps <= goodput.rate_rps:
+        return None
+    if goodput.rate_rps == 0:
+        return f"Loosen {goodput.binding}, or shorten iterations: even an idle replica misses it."
+    return (
+        f"Bring the load below {format_number(goodput.rate_rps)} requests/s, above which {goodput.binding} is missed, "
+        "or serve it with more replicas: kvplan size finds how many."
     )
-    first = None if varying is None else _at_peak(varying, status, recovers.rate_rps or 0.0)
-    urgent = [action for action in (first, missed) if action is not None]
-    if not urgent:
-        return usual
-    return *urgent, *(action for action in usual if not action.startswith(_NOTHING))
 
 
 def _at_these_rates(
