@@ -37,7 +37,8 @@ _PRECISE, _STEADY = (
 _AGREE, _ERRORS = 0.015, 4.0  # how near to the least a start has to be to count with it
 _MARGIN, _SURE = 0.005, 3.0  # below what was measured, relative and in standard errors
 _GLANCES = ((1 / 8, 0.1), (1.0, 0.015))  # at parts of the first length: how far the offered rate has to be
-_SAMPLE = 1 << 12  # requests from which residents are drawn
+_MOST_HELD = 200_000  # requests in memory
+_SAMPLE, _ENOUGH = 1 << 12, 2  # requests from which residents are drawn; times those that memory holds
 _DRAWS = 8  # of ages where there is one length
 _LONGEST = 0.9999  # quantile of the stays that counts as the longest
 _AGED = (
@@ -97,6 +98,9 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
     """
     if never_evicts(model, settings):
         return Recovery(sustainable_rate(model)[1])
+    held = admissions_per_iteration(model) * float(model.mix.mean(model.mix.stages))
+    if held > _MOST_HELD:
+        return Recovery(None, reason=f"memory holds some {held:,.0f} requests, more than are simulated")
     try:
         saturated = _saturated(_mix_alone(model), settings.policy, tuple(sorted(settings.given.items())))
     except UsageError as refused:
@@ -341,10 +345,8 @@ def _aged(
     ages_open = (stages - 2) // period + 1  # how many ages a request can have
     if ages_open.max() < 1:
         return None
-    room = int(model.replica.memory_tokens / max(model.mix.mean(model.mix.input_tokens), 1)) + _SAMPLE
-    which = rng.choice(
-        stages.size, size=min(room, model.replica.max_num_seqs or room), p=ages_open / ages_open.sum()
-    )
+    held = admissions_per_iteration(model) * float(model.mix.mean(model.mix.stages))
+    which = rng.choice(stages.size, size=_ENOUGH * int(held) + _SAMPLE, p=ages_open / ages_open.sum())
     ages = 1 + period * rng.integers(0, ages_open[which])
     return _fitting(model, picked(requests, which), ages, policy)
 
