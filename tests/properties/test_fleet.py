@@ -41,7 +41,7 @@ def simulated(
 ) -> Outcome:
     requests = generate(model, load, seed)
     scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes), seed)
-    job = Job(Settings(policy, {k: (v,) for k, v in given.items()}), scenario, load.horizon_s, open_s)
+    job = Job(Settings(policy, {k: (v,) for k, v in given.items()}), scenario, load.horizon_s, open_s=open_s)
     return job.run(lambda done: True, None, compile)
 
 

@@ -17,7 +17,9 @@ from kvplan.analysis import equilibrium
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import (
+    Admission,
     ArrivalProcess,
+    Engine,
     Knowledge,
     MeasuredRange,
     Origin,
@@ -368,6 +370,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "arrivals": ArrivalProcess(cv=3.0),
         "drafts": Drafts(2, (0.7, 0.4), 1e-3, 1e-5),
         "fleet": Fleet(1, 2),
+        "engine": Engine(admission=Admission.FIRST_CHUNK),
     },
 }
 TAKEN_APART = {

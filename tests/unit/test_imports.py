@@ -20,6 +20,7 @@ LAYERS = (
     {"analysis"},
     {"profile"},
     {"simulation"},
+    {"study"},
     {"report"},
     {"decide"},
     {"engines"},
@@ -34,7 +35,7 @@ LAYERS = (
     {"__main__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-CORE = ("model", "analysis", "simulation")
+CORE = ("model", "analysis", "simulation", "study")
 NOT_IN_THE_CORE = {"pydantic", "typer", "rich", "pathlib"}
 
 
