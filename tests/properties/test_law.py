@@ -17,9 +17,9 @@ from kvplan.analysis import equilibrium
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import (
-    Admission,
     ArrivalProcess,
     Engine,
+    EngineName,
     Knowledge,
     MeasuredRange,
     Origin,
@@ -370,7 +370,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "arrivals": ArrivalProcess(cv=3.0),
         "drafts": Drafts(2, (0.7, 0.4), 1e-3, 1e-5),
         "fleet": Fleet(1, 2),
-        "engine": Engine(admission=Admission.FIRST_CHUNK),
+        "engine": Engine(EngineName.SGLANG),
     },
 }
 TAKEN_APART = {
@@ -430,6 +430,10 @@ UNMOVED = {
         for what in ("side by side", "sweep", "simulate")
     },
     ("cached replica", "offload", "explain"): "what it finds is in the report's figures, which are explained",
+    **{
+        ("model", "engine", what): "formulas alone, in which it has no part"
+        for what in ("side by side", "sweep")
+    },
     ("model", "fleet", "side by side"): "given one replica, whose share of the requests is taken before",
     **{("timing", name, "side by side"): "linear laws only" for name in ("d4", "d5", "knee_tokens")},
 }
