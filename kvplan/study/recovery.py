@@ -241,7 +241,7 @@ class Start:
 
     def batches(self, level: int, timing: Timing, weights: Means) -> tuple[FloatArray, FloatArray]:
         """Of the second half of the batches of a level requests served, and seconds."""
-        if self.run.stuck:
+        if self.run.stuck and self._last <= BATCHES << level:
             return np.zeros(BATCHES // 2), np.ones(BATCHES // 2)
         sums = np.diff(np.array([self._marks[place] for place in self._places(level)]), axis=0)
         return sums[:, : len(weights)] @ np.array(weights), self.run.seconds(sums, timing)
